@@ -22,10 +22,10 @@ from codechat.core.errors import RunError
 from codechat.distributed import dist
 from codechat.models import generate
 from codechat.models.gpt import GPT
-from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
 from codechat.text.call_grammar import CallGrammar
 from codechat.text.tokenizer import Tokenizer
+from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 
 def mask_seconds(grammar: CallGrammar, tok: Tokenizer, tools: tuple[str, ...], room: int) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.settings import JudgeBench
 from codechat.core.errors import RunError
-from codechat.sandbox.pool import Pool, Program
+from codechat_lab.sandbox.pool import Pool, Program
 
 DIGITS = 6  # characters of a value in a script, with what stands between two
 CODE = "def ordered(values):\n    return sorted(values)\n"

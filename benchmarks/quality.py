@@ -32,12 +32,12 @@ from benchmarks.settings import QualityBench
 from codechat.core import config
 from codechat.data import corpus
 from codechat.distributed import dist
-from codechat.launch.recipes import RECIPES
 from codechat.models import optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.pretrain import PretrainConfig, bits_per_byte
 from codechat.text import tokenizer
+from codechat_lab.launch.recipes import RECIPES
 
 TICKS = 1_000_000  # steps of the schedule; the current one is the elapsed share of the time
 WARMUP_SHARE = 0.02

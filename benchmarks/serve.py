@@ -28,12 +28,12 @@ from benchmarks import measure
 from benchmarks.settings import ServeBench
 from codechat.core.errors import RunError
 from codechat.distributed import dist
-from codechat.inference import serve
-from codechat.inference.engine import Engine, Request
 from codechat.models import generate, loading
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import tokenizer
+from codechat_lab.serve import serve
+from codechat_lab.serve.engine import Engine, Request
 
 START_S = 60
 

@@ -10,7 +10,7 @@ from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, nearest
 from codechat.models.config import PRESETS, GPTConfig
-from codechat.tasks.toolbox.catalogue import TOOLS
+from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 OFFERED = ("square", "reverse_text", "days_between", "color_channel")  # functions of the toolbox
 

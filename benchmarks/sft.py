@@ -28,8 +28,8 @@ from codechat.distributed import dist, hardware
 from codechat.models import loading, lora, optim
 from codechat.models.config import LORA_TARGETS, GPTConfig
 from codechat.models.gpt import GPT
-from codechat.tasks.toolbox import dialogues
 from codechat.text import tokenizer
+from codechat_lab.tasks.toolbox import dialogues
 
 
 def batches(cfg: SFTBench) -> tuple[GPTConfig, list[Batch]]:

@@ -25,8 +25,8 @@ from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.sources import read_jsonl
 from codechat.rl import losses, preference_losses
 from codechat.rl.advantages import group_advantages, zero_variance
-from codechat.tasks.reasoning import answers
-from codechat.tasks.reasoning.task import ALPACA
+from codechat_lab.tasks.reasoning import answers
+from codechat_lab.tasks.reasoning.task import ALPACA
 
 LossType = Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"]
 INSTRUCTION = ALPACA.replace("{question}", "{instruction}") + "{response}"

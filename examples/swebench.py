@@ -32,9 +32,9 @@ from xml.etree import ElementTree
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.sources import rows_of
 from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
-from codechat.tasks.repair import edits
-from codechat.tasks.repair import task as scoring
-from codechat.tasks.repair.generator import FORMAT
+from codechat_lab.tasks.repair import edits
+from codechat_lab.tasks.repair import task as scoring
+from codechat_lab.tasks.repair.generator import FORMAT
 
 COLUMNS = ("instance_id", "repo", "base_commit", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS")
 FAILING, PASSING = COLUMNS[-2:]

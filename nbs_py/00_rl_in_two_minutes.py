@@ -55,13 +55,18 @@ from IPython.display import display
 from torch.nn.utils.rnn import pad_sequence
 
 # %%
-from codechat import GPT, GPTConfig, advantages, chat, conversations, losses, optim, rollout, tokenizer
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
+from codechat.rl import advantages, losses, rollout
+from codechat.text import chat, tokenizer
+from codechat.data import conversations
+from codechat.models import optim
 from codechat.core.atomic_files import json_lines, write_atomic
-from codechat.labs.reward_starts import reshaped
+from codechat_lab.instruments.reward_starts import reshaped
 from codechat.models import generate
-from codechat.reports import run_frames
-from codechat.reports.style import OKABE_ITO, finish, new_figure
-from codechat.reports.token_attribution import gradient_norms
+from codechat_lab.reports import run_frames
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
+from codechat_lab.instruments.token_attribution import gradient_norms
 from codechat.tasks import load
 from codechat.tasks.base import Problem
 from codechat.text.token_view import token_texts, visible

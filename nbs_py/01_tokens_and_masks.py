@@ -44,9 +44,13 @@ from itertools import groupby
 import pandas as pd
 import torch
 
-from codechat import DataError, GPT, GPTConfig, chat, token_attribution, token_view, tokenizer
-from codechat.labs.loss_exercises import check_cases
-from codechat.reports.style import OKABE_ITO, new_figure
+from codechat.core.errors import DataError
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
+from codechat.text import chat, token_view, tokenizer
+from codechat_lab.instruments import token_attribution
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports.style import OKABE_ITO, new_figure
 
 torch.set_num_threads(1)  # a second thread only slows a model this small
 tok = tokenizer.load(spec)

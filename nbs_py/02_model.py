@@ -51,9 +51,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from codechat import GPT, GPTConfig, PRESETS, gpt, optim
-from codechat.labs.loss_exercises import check_cases
-from codechat.reports.style import OKABE_ITO, new_figure
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig, PRESETS
+from codechat.models import gpt, optim
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports.style import OKABE_ITO, new_figure
 
 BLUE, ORANGE, GREEN, VERMILION = map(OKABE_ITO.get, "blue orange green vermilion".split())
 torch.set_num_threads(1)  # a second thread only slows a model this small

@@ -54,16 +54,21 @@ import numpy as np
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, conversations, corpus, run_frames, sources, synthetic, tokenizer
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
+from codechat.data import conversations, corpus, sources
+from codechat_lab.reports import run_frames
+from codechat_lab.data import synthetic
+from codechat.text import tokenizer
 from codechat.models import attention
-from codechat.reports.style import OKABE_ITO, new_figure
+from codechat_lab.reports.style import OKABE_ITO, new_figure
 
 # %%
-from codechat import DataError
-from codechat.labs.loss_exercises import check_cases
-from codechat.tasks.toolbox import catalogue, dialogues, drills
-from codechat.tasks.toolbox.problems import draw
-from codechat.tasks.toolbox.values import is_shared
+from codechat.core.errors import DataError
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.tasks.toolbox import catalogue, dialogues, drills
+from codechat_lab.tasks.toolbox.problems import draw
+from codechat_lab.tasks.toolbox.values import is_shared
 
 torch.set_num_threads(1)  # models this small only wait for a second one
 tok = tokenizer.load(spec)

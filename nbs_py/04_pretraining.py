@@ -42,11 +42,18 @@ import numpy as np
 import pandas as pd
 import torch
 
-from codechat import GPT, PRESETS, GPTConfig, corpus, gpu_specs, hardware, optim, plots, pretrain, run_frames, tokenizer
-from codechat.labs.loss_exercises import check_cases
+from codechat.models.gpt import GPT
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.data import corpus
+from codechat.distributed import gpu_specs, hardware
+from codechat.models import optim
+from codechat_lab.reports import plots, run_frames
+from codechat import pretrain
+from codechat.text import tokenizer
+from codechat_lab.instruments.loss_exercises import check_cases
 from codechat.models.generate import sample
 from codechat.models.loading import load_model
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat.runs import paths
 
 

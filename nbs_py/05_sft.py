@@ -42,12 +42,18 @@ import pandas as pd
 import torch
 from IPython.display import HTML
 
-from codechat import GPT, GPTConfig, behaviour_probes, chat, conversations, optim, plots, run_frames, tokenizer
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
+from codechat.evaluation import behaviour_probes
+from codechat.text import chat, tokenizer
+from codechat.data import conversations
+from codechat.models import optim
+from codechat_lab.reports import plots, run_frames
 from codechat.evaluation.intervals import Interval, wilson_interval
-from codechat.labs.loss_exercises import check_cases
-from codechat.reports.style import OKABE_ITO, finish, new_figure
-from codechat.reports.token_attribution import gradient_share, xray_mask, xray_values
-from codechat.tasks.toolbox import dialogues, drills
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
+from codechat_lab.instruments.token_attribution import gradient_share, xray_mask, xray_values
+from codechat_lab.tasks.toolbox import dialogues, drills
 
 # %%
 metrics, evals = (run_frames.stage_rows(source, "sft", table) for table in ("metrics", "evals"))

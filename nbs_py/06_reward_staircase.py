@@ -51,12 +51,15 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from codechat import chat, diagnose, plots, tasks
-from codechat.labs import reward_starts
-from codechat.labs.reward_starts import SHAPES, reshaped
-from codechat.reports import dense_rewards
-from codechat.reports.style import OKABE_ITO, SHAPE_COLOURS, finish, label_of_tier, new_figure
-from codechat.tasks.funcall import STAIRCASES, score_call
+from codechat.text import chat
+from codechat.evaluation import diagnose
+from codechat_lab.reports import plots
+from codechat import tasks
+from codechat_lab.instruments import reward_starts
+from codechat_lab.instruments.reward_starts import SHAPES, reshaped
+from codechat_lab.reports import dense_rewards
+from codechat_lab.reports.style import OKABE_ITO, SHAPE_COLOURS, finish, label_of_tier, new_figure
+from codechat_lab.tasks.funcall import STAIRCASES, score_call
 
 # %% [markdown]
 # ## Does it help, and when?
@@ -298,7 +301,7 @@ def quoted(name, arguments):
 
 # %%
 from codechat.tasks.base import shuffled
-from codechat.tasks.toolbox.problems import draw
+from codechat_lab.tasks.toolbox.problems import draw
 
 problems = shuffled(draw("train", 400, seed, shares={"call": 1}), 400, seed)  # one call each
 tasks.check_reference_solutions(task, problems).require()
@@ -413,7 +416,7 @@ def partial_reward(m, n, e):
 
 
 # %%
-from codechat.labs.loss_exercises import check_cases
+from codechat_lab.instruments.loss_exercises import check_cases
 
 tries = {(m, 6, e): {**{f"a{i}": i + 100 for i in range(m)}, **{f"x{i}": 0 for i in range(e)}} for m in range(6) for e in (0, 1, 3, 9)}
 check_cases(partial_reward, *((case, score_call(chat.format_call("f", t), {"name": "f", "arguments": expected}).reward) for case, t in tries.items()))

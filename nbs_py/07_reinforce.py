@@ -42,15 +42,22 @@ import pandas as pd
 import torch
 from IPython.display import HTML
 
-from codechat import GPT, GPTConfig, advantages, chat, conversations, losses, optim, plots, reinforce, rollout, run_frames, tokenizer
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
+from codechat.rl import advantages, losses, rollout
+from codechat.text import chat, tokenizer
+from codechat.data import conversations
+from codechat.models import optim
+from codechat_lab.reports import plots, run_frames
+from codechat import reinforce
 from codechat.core.atomic_files import read_rows
-from codechat.labs.loss_exercises import check_cases
+from codechat_lab.instruments.loss_exercises import check_cases
 from codechat.models.generate import Completion
-from codechat.reports import dense_rewards
-from codechat.reports.style import OKABE_ITO, finish, first_and_last, new_figure, outer_legend
-from codechat.reports.token_attribution import gradient_share, xray_values
+from codechat_lab.reports import dense_rewards
+from codechat_lab.reports.style import OKABE_ITO, finish, first_and_last, new_figure, outer_legend
+from codechat_lab.instruments.token_attribution import gradient_share, xray_values
 from codechat.tasks import load
-from codechat.tasks.toolbox import dialogues, problems
+from codechat_lab.tasks.toolbox import dialogues, problems
 
 # %%
 metrics, evals, samples = (run_frames.stage_rows(source, "rl", table) for table in ("metrics", "evals", "samples"))

@@ -40,10 +40,11 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from codechat import intervals, plots, run_frames
+from codechat.evaluation import intervals
+from codechat_lab.reports import plots, run_frames
 from codechat.evaluation.intervals import Interval, estimate_pass_at_k
-from codechat.labs.loss_exercises import check_cases
-from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure, outer_legend
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports.style import OKABE_ITO, colour_of, finish, new_figure, outer_legend
 from codechat.tasks import load
 
 # %%

@@ -55,10 +55,11 @@ import inspect
 import pandas as pd
 import torch
 
-from codechat import advantages, exact_gradients, losses
-from codechat.labs.exact_gradients import ESTIMATORS, World, cosine, expectation, group_gradients
-from codechat.labs.loss_exercises import check_cases
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.rl import advantages, losses
+from codechat_lab.instruments import exact_gradients
+from codechat_lab.instruments.exact_gradients import ESTIMATORS, World, cosine, expectation, group_gradients
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 # %% [markdown]
 # ## A world that can be enumerated

@@ -51,11 +51,11 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.colors import ListedColormap
 
-from codechat.reports.style import OKABE_ITO, finish, new_figure
-from codechat.sandbox import codec
-from codechat.sandbox.pool import Pool, Program, attempts, choose
-from codechat.tasks.coding import rewards
-from codechat.tasks.coding.task import CodingTask, Problem
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
+from codechat_lab.sandbox import codec
+from codechat_lab.sandbox.pool import Pool, Program, attempts, choose
+from codechat_lab.tasks.coding import rewards
+from codechat_lab.tasks.coding.task import CodingTask, Problem
 
 # %%
 print("untrusted programs run behind:", choose(isolation))  # SandboxUnavailable where nothing holds
@@ -294,7 +294,7 @@ def tiered_reward(passed, tests):
 
 
 # %%
-from codechat.labs.loss_exercises import check_cases
+from codechat_lab.instruments.loss_exercises import check_cases
 
 tier = lambda k, n: "all_passed" if k == n else "some_passed" if k else "none_passed"
 check_cases(tiered_reward, *(((k, n), rewards.tiered(tier(k, n), k, n)) for n in (1, 3, 4) for k in range(n + 1)))

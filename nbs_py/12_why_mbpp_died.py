@@ -51,14 +51,21 @@ from itertools import combinations
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, diagnose, generate, losses, plots, run_frames, tasks, tokenizer
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
+from codechat.evaluation import diagnose
+from codechat.models import generate
+from codechat.rl import losses
+from codechat_lab.reports import plots, run_frames
+from codechat import tasks
+from codechat.text import tokenizer
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import bootstrap_interval, wilson_interval
-from codechat.labs.loss_exercises import check_cases
-from codechat.reports.style import OKABE_ITO, finish, new_figure, outer_legend
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure, outer_legend
 from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.runs.paths import ROOT, find_run
-from codechat.tasks.coding.rewards import TIERS, tiered
+from codechat_lab.tasks.coding.rewards import TIERS, tiered
 
 # %%
 gpt2, kept = tokenizer.load("gpt2"), run_frames.frozen_dir() / "mbpp"

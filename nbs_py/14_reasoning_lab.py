@@ -51,13 +51,17 @@ import inspect
 
 import pandas as pd
 
-from codechat import config, expert_iteration, intervals, paths, run_frames, tasks
+from codechat.core import config
+from codechat import expert_iteration, tasks
+from codechat.evaluation import intervals
+from codechat.runs import paths
+from codechat_lab.reports import run_frames
 from codechat.core import registry
 from codechat.core.atomic_files import read_rows
-from codechat.labs.loss_exercises import check_cases
-from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure
-from codechat.tasks.reasoning import rewards
-from codechat.tasks.reasoning.answers import equivalent
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports.style import OKABE_ITO, colour_of, finish, new_figure
+from codechat_lab.tasks.reasoning import rewards
+from codechat_lab.tasks.reasoning.answers import equivalent
 
 kept, task = run_frames.frozen_dir() / "reasoning", tasks.load("reasoning")
 TERMS = ("correctness", "integer", "strict_format", "soft_format", "tags")

@@ -55,11 +55,15 @@ import math
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, chars as lab, chars_learning, config, run_frames, style
-from codechat.labs.loss_exercises import check_cases
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
+from codechat_lab.chars import lab as lab, learning as chars_learning
+from codechat.core import config
+from codechat_lab.reports import run_frames, style
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat.runs.paths import ROOT
-from codechat.tasks import chars
+from codechat_lab.chars import task as chars
 
 kept = ROOT / "reports" / "frozen" / "chars"
 

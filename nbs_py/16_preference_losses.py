@@ -53,10 +53,11 @@ import math
 import pandas as pd
 import torch
 
-from codechat import preference, preference_losses as pl
-from codechat.labs.exact_gradients import World
-from codechat.labs.loss_exercises import check_cases
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat import preference
+from codechat.rl import preference_losses as pl
+from codechat_lab.instruments.exact_gradients import World
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 KINDS = ("dpo", "ipo", "kto", "cpo", "orpo", "simpo")
 COLOURS = dict(zip(KINDS, ("blue", "sky", "green", "orange", "vermilion", "purple")))

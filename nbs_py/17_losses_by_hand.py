@@ -34,7 +34,7 @@ seed = 0
 import torch
 import torch.nn.functional as F
 
-from codechat.labs.loss_exercises import CORRECT, EMPTY, EXERCISES, check
+from codechat_lab.instruments.loss_exercises import CORRECT, EMPTY, EXERCISES, check
 
 torch.manual_seed(seed)
 found = {}

@@ -43,9 +43,10 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
-from codechat import GPT, GPTConfig
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
 from codechat.models import attention, generate
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 torch.manual_seed(seed)
 shape = GPTConfig(depth=2, n_embd=64, n_head=4, block_size=prompt_tokens + new_tokens, vocab_size=512)
@@ -266,7 +267,7 @@ def nucleus(probabilities, top_p):
 
 
 # %%
-from codechat.labs.loss_exercises import check_cases
+from codechat_lab.instruments.loss_exercises import check_cases
 
 p = logits.softmax(-1)
 check_cases(nucleus, *(((p.flip(0), top), int((truncated(logits, 1.0, top_p=top) > 0).sum())) for top in (0.1, 0.5, 0.8, 0.95)))

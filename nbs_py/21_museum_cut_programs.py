@@ -40,9 +40,13 @@ import contextlib
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, chat, generate, optim, tokenizer
-from codechat.reports.style import OKABE_ITO, finish, new_figure
-from codechat.tasks import load, micro
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
+from codechat.text import chat, tokenizer
+from codechat.models import generate, optim
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
+from codechat.tasks import load
+from codechat_lab.tasks import micro
 from codechat.tasks.base import score_all
 
 # %%

@@ -49,12 +49,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from codechat import DataError, chat
+from codechat.core.errors import DataError
+from codechat.text import chat
 from codechat.data.chat_formats import glaive_turns
-from codechat.reports.style import OKABE_ITO, finish, label_of_tier, new_figure
+from codechat_lab.reports.style import OKABE_ITO, finish, label_of_tier, new_figure
 from codechat.tasks import check_reference_solutions, load
-from codechat.tasks.toolbox.problems import draw
-from codechat.tasks import funcall
+from codechat_lab.tasks.toolbox.problems import draw
+from codechat_lab.tasks import funcall
 
 
 # %% [markdown]

@@ -35,11 +35,11 @@ isolation = "auto"
 import pandas as pd
 import torch
 
-from codechat import advantages
-from codechat.reports.style import OKABE_ITO, finish, new_figure
-from codechat.sandbox.pool import Pool, Program
+from codechat.rl import advantages
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
+from codechat_lab.sandbox.pool import Pool, Program
 from codechat.tasks import Problem
-from codechat.tasks.coding.task import CodingTask
+from codechat_lab.tasks.coding.task import CodingTask
 
 # %% [markdown]
 # ## Eight answers to one problem

@@ -47,10 +47,17 @@ import io
 import pandas as pd
 import torch
 
-from codechat import DataError, GPT, GPTConfig, contamination, conversations, evaluate, optim, tokenizer
+from codechat.core.errors import DataError
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
+from codechat.evaluation import contamination, evaluate
+from codechat.data import conversations
+from codechat.models import optim
+from codechat.text import tokenizer
 from codechat.data.public_rows import reject_benchmark_rows
-from codechat.reports.style import OKABE_ITO, finish, new_figure
-from codechat.tasks import load, micro
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
+from codechat.tasks import load
+from codechat_lab.tasks import micro
 
 # %%
 tok, task = tokenizer.load("gpt2:1024"), load("micro", levels=[level], reward="binary")

@@ -51,8 +51,16 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from codechat import GPT, chat, config, diagnose, errors, exact_gradients, generate, grpo, losses, optim, paths, run, tasks, tokenizer
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.models.gpt import GPT
+from codechat.text import chat, tokenizer
+from codechat.core import config, errors
+from codechat.evaluation import diagnose
+from codechat_lab.instruments import exact_gradients
+from codechat.models import generate, optim
+from codechat import grpo, tasks
+from codechat.rl import losses
+from codechat.runs import paths, run
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks.toy import ToyTask
 
 # %%

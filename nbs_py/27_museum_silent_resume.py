@@ -49,8 +49,11 @@ from pathlib import Path
 
 import torch
 
-from codechat import CheckpointError, checkpoint, config, paths, reinforce, run
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.core.errors import CheckpointError
+from codechat.runs import checkpoint, paths, run
+from codechat.core import config
+from codechat import reinforce
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 run.ROOT = paths.ROOT = Path(tempfile.mkdtemp())  # these runs are temporary
 

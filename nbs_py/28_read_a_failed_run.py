@@ -45,8 +45,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from codechat import config, paths, reinforce, run, tasks
-from codechat.reports.style import OKABE_ITO, finish, label_of, new_figure
+from codechat.core import config
+from codechat.runs import paths, run
+from codechat import reinforce, tasks
+from codechat_lab.reports.style import OKABE_ITO, finish, label_of, new_figure
 from codechat.tasks.toy import CLASSES, ToyTask
 
 # %%

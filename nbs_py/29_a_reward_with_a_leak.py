@@ -48,12 +48,17 @@ import torch
 from IPython.display import display
 
 # %%
-from codechat import GPT, GPTConfig, advantages, chat, conversations, optim, rollout
-from codechat.labs import reward_starts
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
+from codechat.rl import advantages, rollout
+from codechat.text import chat
+from codechat.data import conversations
+from codechat.models import optim
+from codechat_lab.instruments import reward_starts
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks import check_reference_solutions, check_reward
 from codechat.tasks.base import Problem, Score
-from codechat.tasks.funcall import FuncallTask
+from codechat_lab.tasks.funcall import FuncallTask
 
 tok, rng = reward_starts.vocabulary(), random.Random(seed)
 MOST = 64  # tokens of an answer: room for nearly three calls

@@ -42,11 +42,14 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from codechat import GPTConfig, articles, chat, intervals, run_frames
+from codechat.models.config import GPTConfig
+from codechat_lab.reports import articles, run_frames
+from codechat.text import chat
+from codechat.evaluation import intervals
 from codechat.core.atomic_files import read_rows
 from codechat.models.generate import sample
 from codechat.models.loading import load_model
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 kept = run_frames.frozen_dir()
 problems, arms, costs = (pd.DataFrame(read_rows(kept / f"reading_{name}.jsonl")) for name in ("problems", "arms", "costs"))

@@ -41,12 +41,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from codechat import chat, intervals
+from codechat.text import chat
+from codechat.evaluation import intervals
 from codechat.core.atomic_files import read_rows
 from codechat.models.generate import sample
 from codechat.models.loading import load_model
-from codechat.reports import articles, run_frames
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat_lab.reports import articles, run_frames
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat.text.call_grammar import prompt_grammar
 
 

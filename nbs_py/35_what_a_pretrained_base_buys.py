@@ -37,10 +37,10 @@ seed = 0
 import numpy as np
 import pandas as pd
 
-from codechat import articles, run_frames
+from codechat_lab.reports import articles, run_frames
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation import intervals
-from codechat.reports.style import OKABE_ITO, finish, new_figure, outer_legend
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure, outer_legend
 from codechat.runs import paths
 
 # %%

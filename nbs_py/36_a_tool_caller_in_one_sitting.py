@@ -36,7 +36,7 @@ import sys
 
 import pandas as pd
 
-from codechat import articles, run_frames
+from codechat_lab.reports import articles, run_frames
 from codechat.core.atomic_files import read_rows
 from codechat.runs.paths import find_run
 

@@ -33,8 +33,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
 
-from codechat import PRESETS, GPTConfig, articles, plots, run_frames
-from codechat.reports.style import GREY, OKABE_ITO, colour_of, draw_published, draw_smoothed, finish, label_of, new_figure
+from codechat.models.config import PRESETS, GPTConfig
+from codechat_lab.reports import articles, plots, run_frames
+from codechat_lab.reports.style import (
+    GREY,
+    OKABE_ITO,
+    colour_of,
+    draw_published,
+    draw_smoothed,
+    finish,
+    label_of,
+    new_figure,
+)
 from codechat.runs.paths import ROOT
 
 

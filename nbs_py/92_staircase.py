@@ -29,14 +29,32 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import PercentFormatter
 
-from codechat import articles, chat, plots, run_frames, style, tokenizer
+from codechat_lab.reports import articles, plots, run_frames, style
+from codechat.text import chat, tokenizer
 from codechat.evaluation.intervals import wilson_interval
-from codechat.reports import dense_rewards
-from codechat.reports.style import (GREY, OKABE_ITO, SHAPE_COLOURS, add_note, colour_of, dash_of, draw_published, draw_smoothed, errors_of, finish, label_of_run,
-                                    label_of_tier, new_figure, outer_legend, seeds_note, span_of, stack_bars)  # fmt: skip
+from codechat_lab.reports import dense_rewards
+from codechat_lab.reports.style import (
+    GREY,
+    OKABE_ITO,
+    SHAPE_COLOURS,
+    add_note,
+    colour_of,
+    dash_of,
+    draw_published,
+    draw_smoothed,
+    errors_of,
+    finish,
+    label_of_run,
+    label_of_tier,
+    new_figure,
+    outer_legend,
+    seeds_note,
+    span_of,
+    stack_bars,
+)  # fmt: skip
 from codechat.runs.paths import ROOT
-from codechat.tasks.funcall import TIERS
-from codechat.tasks.toolbox.problems import draw
+from codechat_lab.tasks.funcall import TIERS
+from codechat_lab.tasks.toolbox.problems import draw
 
 
 

@@ -37,11 +37,20 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from codechat import articles, plots, run_frames
+from codechat_lab.reports import articles, plots, run_frames
 from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
 from codechat.evaluation.intervals import share_difference, wilson_interval
-from codechat.reports.run_frames import in_points, with_settings
-from codechat.reports.style import GREY, OKABE_ITO, colour_of, finish, label_of_run, new_figure, outer_legend, stack_bars
+from codechat_lab.reports.run_frames import in_points, with_settings
+from codechat_lab.reports.style import (
+    GREY,
+    OKABE_ITO,
+    colour_of,
+    finish,
+    label_of_run,
+    new_figure,
+    outer_legend,
+    stack_bars,
+)
 from codechat.runs import checkpoint
 from codechat.runs.paths import ROOT
 

@@ -18,13 +18,13 @@ from ranks import train_on_ranks
 from codechat.core import config, registry
 from codechat.core.errors import RunError
 from codechat.data import corpus
-from codechat.launch import recipes, runner
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths, run
 from codechat.tasks import toy
 from codechat.text import tokenizer
 from codechat.training.session import Session
+from codechat_lab.launch import recipes, runner
 
 # what another process measures differently
 TIMED = {"time", "mfu"} | {name for name, unit in run.METRICS.items() if unit in ("s", "tokens/s", "MB")}

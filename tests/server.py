@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from codechat.inference import serve
-from codechat.inference.serve import ServeConfig
+from codechat_lab.serve import serve
+from codechat_lab.serve.serve import ServeConfig
 
 
 @dataclass

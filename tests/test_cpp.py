@@ -13,11 +13,11 @@ import torch
 from random_models import perturbed
 
 from codechat.formats import hf_format
-from codechat.labs import chars
 from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.tasks import chars as text_task
+from codechat_lab.chars import lab as chars
+from codechat_lab.chars import task as text_task
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("cmake", "g++")

@@ -118,7 +118,7 @@ def commands(page: Path) -> list[list[str]]:
     return found + [[words[1], *words[words.index("--") + 1 :]] for words in found if "--" in words]
 
 
-SHEETS = sorted((ROOT / "codechat/recipes").glob("*.txt"))  # command lines to copy
+SHEETS = sorted((ROOT / "codechat_lab/recipes").glob("*.txt"))  # command lines to copy
 
 
 @pytest.mark.parametrize("page", [page for page in [*PAGES, *SHEETS] if commands(page)], ids=title)

@@ -18,7 +18,7 @@ import yaml
 from importlinter.cli import lint_imports
 
 from codechat.core.registry import COMMANDS, PREPARATIONS
-from codechat.reports import notebooks
+from codechat_lab.reports import notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -152,7 +152,7 @@ def test_ci_runs_make_test_only() -> None:
 
 
 # tests/formats/test_release.py has their limits
-RELEASED = re.compile(r"codechat/released/[\w-]+/checkpoints/step_\d+/(\w+\.safetensors|meta\.json)")
+RELEASED = re.compile(r"codechat_lab/released/[\w-]+/checkpoints/step_\d+/(\w+\.safetensors|meta\.json)")
 
 
 def test_nothing_large_is_committed() -> None:
@@ -259,7 +259,7 @@ def test_help_of_every_command_imports_only_what_is_quick() -> None:
 def test_chatting_imports_torch_without_its_compiler_and_sharding() -> None:
     """Together they take longer than torch."""
     heavy = ["torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy"]
-    program = "from codechat.inference import terminal; from codechat.models import generate, loading; loading.load_model('released/nano'); "
+    program = "from codechat_lab.serve import terminal; from codechat.models import generate, loading; loading.load_model('released/nano'); "
     program += f"print([m for m in {heavy} if m in sys.modules])"
     assert foreign(program)[1].strip() == "[]"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from codechat.reports import build, notebooks
+from codechat_lab.reports import build, notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow

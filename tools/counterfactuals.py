@@ -36,8 +36,8 @@ from codechat.evaluation.intervals import wilson_interval
 from codechat.models import loading
 from codechat.runs.run import Run
 from codechat.tasks.base import Message, Problem
-from codechat.tasks.toolbox import catalogue, dialogues
 from codechat.text import chat
+from codechat_lab.tasks.toolbox import catalogue, dialogues
 
 OUTCOMES = ("follows", "ignores", "other")
 SWAPS = ("tools_off", "tools_on", "tool_swapped", "tool_renamed", "value_swapped")

@@ -10,10 +10,10 @@ from __future__ import annotations
 import pandas as pd
 
 from codechat.core.atomic_files import json_lines, read_rows, write_atomic
-from codechat.reports import run_frames
-from codechat.reports.run_frames import STRATA, Frames
 from codechat.runs import paths
 from codechat.runs.run import Run
+from codechat_lab.reports import run_frames
+from codechat_lab.reports.run_frames import STRATA, Frames
 
 STAGES = ("pretrain", "sft", "diagnose", "rl", "choose", "evaluate")
 DATA = ("corpus", "sft")

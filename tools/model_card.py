@@ -19,9 +19,9 @@ from codechat.core import config
 from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError
-from codechat.reports.run_frames import STRATA
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
+from codechat_lab.reports.run_frames import STRATA
 
 NATURAL = {
     "natural/toolbox/right": ("tools: right call with right arguments", "natural/toolbox/n"),

@@ -26,9 +26,9 @@ from nbformat import NotebookNode
 
 from codechat.core.atomic_files import write_atomic
 from codechat.core.errors import DataError, MissingFile, nearest
-from codechat.reports import html, notebooks
-from codechat.reports.notebooks import NotebookError, code_cells, is_template
 from codechat.runs import paths
+from codechat_lab.reports import html, notebooks
+from codechat_lab.reports.notebooks import NotebookError, code_cells, is_template
 
 MAX_BYTES = 300_000
 RESULT = re.compile(r"\*\*Result\.\*\*(.*?)(?=\n\n\*\*|\Z)", re.S)  # of the first cell, its table included

@@ -30,7 +30,6 @@ from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist
-from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.models import loading
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
@@ -38,8 +37,9 @@ from codechat.rl import rollout
 from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs.run import Run
-from codechat.tasks.funcall import TIERS
 from codechat.text import chat
+from codechat_lab.instruments.reward_starts import SHAPES, reshaped
+from codechat_lab.tasks.funcall import TIERS
 
 PARTS = ("prose", "tag", "form", "name", "arguments", "end")
 _CALL = re.compile(

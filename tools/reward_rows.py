@@ -3,7 +3,7 @@
     python tools/reward_rows.py starts --out reports/frozen/thesis.jsonl
     python tools/reward_rows.py rates --out reports/frozen/rates.jsonl --seeds 3 4
 
-starts: every reward from every start of `codechat.labs.reward_starts`, with the same requests and settings. AdamW divides
+starts: every reward from every start of `codechat_lab.instruments.reward_starts`, with the same requests and settings. AdamW divides
 a constant factor of the reward out; what remains is how the rewards weigh groups against each other.
 rates: learning rate, group size and temperature at equal compute: 1,152 completions a run, 48 an update, so a larger
 group means fewer requests. The reward is binary: a group carries a gradient where its answers differ. Every learning
@@ -30,11 +30,11 @@ from typing import Any
 import torch
 
 from codechat.core.atomic_files import append_rows, read_rows
-from codechat.labs import reward_starts
-from codechat.labs.reward_starts import SHAPES, STARTS, Setting, backward, reshaped, update
 from codechat.models import optim
 from codechat.models.gpt import GPT
 from codechat.rl.advantages import group_advantages, zero_variance
+from codechat_lab.instruments import reward_starts
+from codechat_lab.instruments.reward_starts import SHAPES, STARTS, Setting, backward, reshaped, update
 
 COMPLETIONS, PER_UPDATE = 1152, 48
 LRS, GROUP_SIZES, TEMPERATURES = (2e-4, 1e-3, 5e-3), (2, 8, 24), (0.5, 1.0, 1.5)

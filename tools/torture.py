@@ -85,8 +85,8 @@ RECIPE = """
 import sys
 from codechat import cli
 from codechat.core.registry import COMMANDS
-from codechat.launch import runner
-from codechat.launch.recipes import RECIPES, Recipe, Stage
+from codechat_lab.launch import runner
+from codechat_lab.launch.recipes import RECIPES, Recipe, Stage
 home = sys.argv.pop(1)
 model = dict(depth=2, n_embd=32, n_head=2, block_size=64)
 steps = dict(max_steps=30, save_every=5, device_batch_size=2)
@@ -595,11 +595,11 @@ def targets(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
     from codechat.core import config
     from codechat.data import conversations
     from codechat.data.prepared import Row  # noqa: F401  (the room loads before the first file is timed)
-    from codechat.inference import protocol
     from codechat.sft import SFTConfig
-    from codechat.tasks.funcall import score_call
-    from codechat.tasks.toolbox.prepare import CallsConfig, prepare_calls
     from codechat.text import chat
+    from codechat_lab.serve import protocol
+    from codechat_lab.tasks.funcall import score_call
+    from codechat_lab.tasks.toolbox.prepare import CallsConfig, prepare_calls
 
     talk = {"id": "a", "domain": "calls", "meta": {}, "messages": [{"role": "user", "content": "add 1"}, {"role": "assistant", "content": chat.format_call("add", {"a": 1})}]}  # fmt: skip
     openai = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}], "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}  # fmt: skip

@@ -23,7 +23,7 @@ from codechat.core.processes import alone
 from codechat.core.registry import PREPARATIONS
 from codechat.data import conversations
 from codechat.data.sources import Ledger, Row, digest
-from codechat.data.synthetic import SPLITS as SPLITS
+from codechat.data.splits import SPLITS as SPLITS
 from codechat.text import chat, token_view, tokenizer
 
 MANIFEST = "manifest.json"

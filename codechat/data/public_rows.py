@@ -12,8 +12,9 @@ from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats, preference_rows, sources
 from codechat.data.conversations import DOMAINS
 from codechat.data.sources import Document, Ledger, Row, digest
-from codechat.data.synthetic import parsed, split_of
+from codechat.data.splits import split_of
 from codechat.text import chat
+from codechat.text.python_source import parsed
 
 DOCUMENT_COLUMNS = (("code",), ("content",), ("text",))
 INSTRUCTION_COLUMNS = tuple(form.columns for form in chat_formats.FORMS)

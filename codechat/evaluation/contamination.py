@@ -23,11 +23,11 @@ from codechat import tasks
 from codechat.core.errors import UserError
 from codechat.data import conversations, corpus, preference_rows
 from codechat.data.sources import read_jsonl
-from codechat.data.synthetic import parsed
 from codechat.runs.paths import ROOT
 from codechat.tasks.base import Problem
-from codechat.tasks.coding.answer_text import same_name
 from codechat.text import tokenizer
+from codechat.text.python_source import parsed
+from codechat_lab.tasks.coding.answer_text import same_name
 
 PIECE = 1 << 18  # tokens decoded at a time
 OVERLAP = 256  # tokens that two pieces share, so that no match is cut in two

@@ -24,7 +24,7 @@ from codechat.evaluation.evaluate import EvaluateConfig, run_evaluation
 from codechat.evaluation.results import TaskResult, read_per_problem
 from codechat.runs.run import Run
 from codechat.tasks.base import row_of
-from codechat.tasks.coding.rewards import PARSEABLE, RUNNABLE
+from codechat_lab.tasks.coding.rewards import PARSEABLE, RUNNABLE
 
 DEAD_BELOW, WEAK_BELOW = 0.01, 0.05  # pass@1
 MIN_TIERED = 0.1  # mean tiered reward of a problem that is kept although nothing solves it

@@ -36,7 +36,7 @@ _PACKAGE = Path(codechat.__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
 # runs/, data/ and reports/ of this process are below it: its folder, or the checkout of this package where that lies inside
 ROOT = _CHECKOUT if _CHECKOUT and Path.cwd().is_relative_to(_CHECKOUT) else Path.cwd()
-RELEASED = "released"  # codechat/released/NAME: runs that come with the package
+RELEASED = "released"  # codechat_lab/released/NAME: runs that come with the package
 SHIPPED = _CHECKOUT or _PACKAGE / "shipped"  # nbs_py/ and reports/ as they came with the package
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 STEP = re.compile(r"\.?step_(\d+)(\.old)?")

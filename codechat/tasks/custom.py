@@ -30,7 +30,7 @@ from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.data.sources import digest, hash_rows, local_rows
-from codechat.data.synthetic import split_of, spread
+from codechat.data.splits import split_of, spread
 from codechat.tasks.base import SPLITS, BaseTask, Problem, Score
 
 Row = Mapping[str, Any]

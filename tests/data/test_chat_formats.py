@@ -7,9 +7,10 @@ import pytest
 from jsonl import prepare, rows_of, write
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.data import chat_formats, conversations, public_rows, sources, synthetic
+from codechat.data import chat_formats, conversations, public_rows, sources
 from codechat.data.sources import Ledger
 from codechat.text import chat, tokenizer
+from codechat_lab.data import synthetic
 
 # sets of ../shared/rows -> the function that their rows call
 SHARED_SETS = [

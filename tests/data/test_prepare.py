@@ -10,15 +10,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from codechat.data.splits import SPLITS
 from jsonl import prepare as run
 from jsonl import rows_of, write
 
 from codechat.core.errors import DataError, UserError
-from codechat.data import conversations, corpus, public_rows, sources, synthetic
-from codechat.data.prepared import SPLITS, tools_style
+from codechat.data import conversations, corpus, public_rows, sources
+from codechat.data.prepared import tools_style
 from codechat.data.sources import Ledger
 from codechat.evaluation.behaviour_probes import CELLS, cell_of
 from codechat.text import chat, tokenizer
+from codechat_lab.data import synthetic
 
 BYTES = tokenizer.load("bytes")
 SMALL = ("--max-examples", 60, "--copies", 30, "--problems", 40, "--eval-examples", 20, "--probes", 3)

@@ -13,7 +13,7 @@ from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats, public_rows, sources
 from codechat.tasks.base import SPLITS
 from codechat.tasks.custom import RowsTask
-from codechat.tasks.funcall import FuncallTask
+from codechat_lab.tasks.funcall import FuncallTask
 
 Rows = list[dict[str, Any]]
 

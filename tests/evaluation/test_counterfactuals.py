@@ -10,8 +10,8 @@ from contracts import write_rows
 
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, row_of
-from codechat.tasks.toolbox import catalogue, problems
 from codechat.text import chat, tokenizer
+from codechat_lab.tasks.toolbox import catalogue, problems
 
 RNG = random.Random(0)
 

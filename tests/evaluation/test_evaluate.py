@@ -25,10 +25,10 @@ from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, Score
-from codechat.tasks.funcall import NAMED
-from codechat.tasks.toolbox import catalogue, problems
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL, ToyTask
 from codechat.text import chat, tokenizer
+from codechat_lab.tasks.funcall import NAMED
+from codechat_lab.tasks.toolbox import catalogue, problems
 
 Policy = tuple[GPT, tokenizer.Tokenizer]
 FEW = ["--max-new-tokens", "8", "--limit", "8"]

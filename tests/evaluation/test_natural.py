@@ -11,14 +11,15 @@ from contracts import write_rows
 
 from codechat.core import config, registry
 from codechat.core.registry import COMMANDS
-from codechat.evaluation import contamination, natural
+from codechat.evaluation import contamination
 from codechat.evaluation.contamination import request
-from codechat.launch.recipes import RECIPES
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
-from codechat.tasks.natural import NaturalTask
-from codechat.tasks.toolbox import catalogue
 from codechat.text import chat
+from codechat_lab.instruments import natural
+from codechat_lab.launch.recipes import RECIPES
+from codechat_lab.tasks.natural import NaturalTask
+from codechat_lab.tasks.toolbox import catalogue
 
 TASK = NaturalTask()
 BY_ID = {p.id: p for p in TASK.problems()}

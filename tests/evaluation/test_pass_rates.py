@@ -11,8 +11,8 @@ from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.core.registry import COMMANDS
 from codechat.evaluation import diagnose, pass_rates, results
 from codechat.runs.run import Run
-from codechat.sandbox.pool import SandboxUnavailable, shared_pool
 from codechat.tasks.base import Problem
+from codechat_lab.sandbox.pool import SandboxUnavailable, shared_pool
 
 
 def test_both_verdicts_stand_beside_each_other() -> None:

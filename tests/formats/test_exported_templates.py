@@ -14,11 +14,11 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 from test_hf_format import FOREIGN, write_tokenizer
 
 from codechat.formats import exchange
-from codechat.inference import protocol
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import chat, tokenizer
+from codechat_lab.serve import protocol
 
 MODEL = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=8192, vocab_size=512))
 # whose tokenizer, and the tags

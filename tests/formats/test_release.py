@@ -19,9 +19,9 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
-from codechat.sandbox.pool import Program, shared_pool
-from codechat.tasks.coding.answer_text import extract
 from codechat.text import tokenizer
+from codechat_lab.sandbox.pool import Program, shared_pool
+from codechat_lab.tasks.coding.answer_text import extract
 
 SHIPPED = Path(codechat.__file__).parent / paths.RELEASED
 LIMITS = {"nano": 6_000_000, "mini": 30_000_000, "smollm2-tools": 12_000_000}
@@ -93,7 +93,7 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
     assert cli.main([*words, "--ckpt", "own/sft"]) == 2 and not given.exists()
     assert cli.main([*words, "--ckpt", "tools/sft", "--rank", "3"]) in (0, None)
     fetched = []
-    monkeypatch.setattr("codechat.data.download.download", lambda cfg: fetched.append(cfg.name) or theirs)
+    monkeypatch.setattr("codechat_lab.data.download.download", lambda cfg: fetched.append(cfg.name) or theirs)
     for _ in range(2):
         loaded = loading.load_model(given)
         for name, weight in tuned.state_dict().items():
@@ -135,7 +135,7 @@ def test_an_adapter_in_float8_keeps_numbers_beyond_its_range_in_bfloat16(
         tuned.norm.weight += scale
     with Run.create("tools/sft", {"lr": 1e-3}, kind="sft") as run:
         checkpoint.save(run.path, 9, model=tuned, meta=base.meta)
-    monkeypatch.setattr("codechat.data.download.download", lambda cfg: theirs)
+    monkeypatch.setattr("codechat_lab.data.download.download", lambda cfg: theirs)
     words = "export --format adapter --rank 2 --dtype float8_e4m3fn --ckpt tools/sft --out".split()
     assert cli.main([*words, str(tmp_path / "eight")]) in (0, None)
     assert "3 of 3 tensors in bfloat16, since float8_e4m3fn does not hold" in capsys.readouterr().out
@@ -161,7 +161,7 @@ def test_a_shipped_model_is_small_whole_and_described(name: str, home: Path) -> 
 def test_a_shipped_model_answers_the_examples_of_the_page(
     name: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = resources.files("codechat.inference").joinpath("page.html").read_text(encoding="utf-8")
+    page = resources.files("codechat_lab.serve").joinpath("page.html").read_text(encoding="utf-8")
     square, days, code = json.loads(re.search(r"const EXAMPLES = (\[.*\]);", page)[1])
     for request, call, answer in [(square, '"square", "arguments": {"x": 12}', "144"), (days, '"days_between"', "60")]:
         cli.main(["tools", "--ckpt", f"released/{name}", "--user", request])

@@ -184,8 +184,8 @@ def test_a_batch_prepared_ahead_waits_for_nothing() -> None:
 
 @pytest.mark.gpu
 def test_the_planner_meets_the_reserved_memory_of_2b() -> None:
-    from codechat.launch import planner, step_memory
     from codechat.models.config import PRESETS, GPTConfig
+    from codechat_lab.instruments import planner, step_memory
 
     cfg = GPTConfig(**PRESETS["2b"])
     dtype = str(dist.compute_dtype(DEVICE)).removeprefix("torch.")

@@ -9,9 +9,9 @@ from server import Running, Serving
 from taught import TOK, learn, new_model
 
 from codechat import cli
-from codechat.inference import engine
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
+from codechat_lab.serve import engine
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from codechat.inference import terminal
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.tasks.toolbox.catalogue import TOOLS, respond
 from codechat.text import chat, tokenizer
 from codechat.text.tool_functions import load_executors
+from codechat_lab.serve import terminal
+from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "my_tools.py"
 TOK = tokenizer.load("gpt2:512")

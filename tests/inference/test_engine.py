@@ -14,13 +14,13 @@ import torch
 
 from codechat.core.errors import RunError
 from codechat.distributed import sharding
-from codechat.inference.engine import Engine, Job, Overloaded, Request
 from codechat.models import attention, generate
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Truncation, row_key
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import tokenizer
+from codechat_lab.serve.engine import Engine, Job, Overloaded, Request
 
 ARCHITECTURES = [dict(), dict(pos="learned", mlp="gelu"), dict(n_kv_head=1, mlp="swiglu", qk_norm=True, tied=False)]
 ARCHITECTURES += [dict(attention="mla")]

@@ -14,16 +14,16 @@ from taught import CALL, CODE, SQUARE, TOK
 
 from codechat.core.errors import DataError
 from codechat.data import chat_formats
-from codechat.inference import protocol
-from codechat.inference.app import error_response, json_response
-from codechat.inference.engine import Detokenizer, Job, Request, stable_text
-from codechat.inference.protocol import ApiError, ChatRequest, Message
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
-from codechat.tasks.toolbox import problems
 from codechat.text import chat, tokenizer
 from codechat.text.tool_calls import as_openai
+from codechat_lab.serve import protocol
+from codechat_lab.serve.app import error_response, json_response
+from codechat_lab.serve.engine import Detokenizer, Job, Request, stable_text
+from codechat_lab.serve.protocol import ApiError, ChatRequest, Message
+from codechat_lab.tasks.toolbox import problems
 
 MODEL = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=2048, vocab_size=512))
 LOADED = LoadedModel(MODEL, TOK, "reserved", {}, Path())

@@ -27,12 +27,12 @@ from taught import ANSWER, CALL, CODE, REQUEST, SQUARE, TOK, TOOL, exchange
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.core.http_client import read_key
-from codechat.inference import serve
-from codechat.inference.serve import ServeConfig
 from codechat.models import generate, loading
 from codechat.runs.run import Run
-from codechat.tasks.toolbox.catalogue import TOOLS, respond
 from codechat.text import chat
+from codechat_lab.serve import serve
+from codechat_lab.serve.serve import ServeConfig
+from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -15,13 +15,13 @@ from taught import CALL, CODE, EXAMPLE, REQUEST, STEPS, TOK, WORDS, call, exchan
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import public_rows
 from codechat.data.sources import Ledger, local_rows
-from codechat.inference import terminal
-from codechat.inference.terminal import ChatConfig, LocalModel, ToolChat, ToolsConfig
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
-from codechat.tasks.toolbox.catalogue import family
 from codechat.text import chat
 from codechat.text.tool_functions import executors_of, load_executors
+from codechat_lab.serve import terminal
+from codechat_lab.serve.terminal import ChatConfig, LocalModel, ToolChat, ToolsConfig
+from codechat_lab.tasks.toolbox.catalogue import family
 
 UNREADABLE = chat.CALL_TAG + ' {"name": "square", "arg'
 

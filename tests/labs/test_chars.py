@@ -15,12 +15,12 @@ from random_models import randomise
 
 from codechat.core import config
 from codechat.core.registry import COMMANDS
-from codechat.labs import chars as loop
-from codechat.labs import chars_learning as learning
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import run
-from codechat.tasks import chars
+from codechat_lab.chars import lab as loop
+from codechat_lab.chars import learning as learning
+from codechat_lab.chars import task as chars
 
 VERSE = "".join(
     f"the {a} of {b}\nand {b} is no {a}\n"

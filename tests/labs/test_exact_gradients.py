@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from codechat.labs import exact_gradients as lab
-from codechat.labs.exact_gradients import ESTIMATORS, Groups, Loss, World, cosine, expectation, kl_in_loss
 from codechat.rl import losses
+from codechat_lab.instruments import exact_gradients as lab
+from codechat_lab.instruments.exact_gradients import ESTIMATORS, Groups, Loss, World, cosine, expectation, kl_in_loss
 
 WORLD = World(length=3, reward=lambda text: lab.staircase(text, "ab"))
 THETA, REFERENCE = WORLD.policy(seed=1), WORLD.policy(seed=2)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from raising import raising
 
-from codechat.labs.loss_exercises import CORRECT, EMPTY, EXERCISES, check, check_cases
+from codechat_lab.instruments.loss_exercises import CORRECT, EMPTY, EXERCISES, check, check_cases
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "nbs_py"
 

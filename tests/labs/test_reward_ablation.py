@@ -10,7 +10,6 @@ import torch
 from random_models import randomise
 
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.labs import reward_starts
 from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -19,8 +18,9 @@ from codechat.rl import rollout
 from codechat.rl.advantages import group_advantages
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
-from codechat.tasks.funcall import score_call
 from codechat.text import chat, tokenizer
+from codechat_lab.instruments import reward_starts
+from codechat_lab.tasks.funcall import score_call
 
 TOK = tokenizer.load("gpt2:512")
 GOLD = {"name": "add", "arguments": {"a": 12, "b": 7}}

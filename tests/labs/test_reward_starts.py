@@ -11,9 +11,9 @@ import reward_rows
 import torch
 from reward_rows import RL
 
-from codechat.labs import reward_starts
-from codechat.labs.reward_starts import SHAPES, Setting
 from codechat.models.gpt import GPT
+from codechat_lab.instruments import reward_starts
+from codechat_lab.instruments.reward_starts import SHAPES, Setting
 
 TINY: dict[str, Any] = dict(held_out_requests=4, samples=2, sft_steps=(1, 2, 3, 12), width=16)
 

@@ -22,13 +22,13 @@ from codechat.core.registry import LOOPS
 from codechat.evaluation.diagnose import DiagnoseConfig
 from codechat.evaluation.evaluate import EvaluateConfig
 from codechat.evaluation.pass_rates import PasskConfig
-from codechat.launch import launcher, runner
 from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run, list_runs
 from codechat.sft import SFTConfig
+from codechat_lab.launch import launcher, runner
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONFIGS = [

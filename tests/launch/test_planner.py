@@ -16,9 +16,6 @@ from codechat.core.errors import ConfigError
 from codechat.data import corpus
 from codechat.distributed import gpu_specs
 from codechat.expert_iteration import ExpertConfig
-from codechat.launch import launcher, planner, step_memory
-from codechat.launch.planner import GIB, PlanConfig
-from codechat.launch.step_memory import Peaks, Tape, measure
 from codechat.models import head, lora
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
@@ -26,6 +23,10 @@ from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
 from codechat.sft import SFTConfig
 from codechat.text import tokenizer
+from codechat_lab.instruments import planner, step_memory
+from codechat_lab.instruments.planner import GIB, PlanConfig
+from codechat_lab.instruments.step_memory import Peaks, Tape, measure
+from codechat_lab.launch import launcher
 
 TINY = GPTConfig(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257)
 LINEAR = dict(batch_gib=5.0, fixed_gib=20.0)

@@ -14,12 +14,12 @@ from test_launcher import stand_in
 from codechat.core import config
 from codechat.core.errors import ConfigError, UserError
 from codechat.core.registry import LOOPS, find
-from codechat.labs.chars import CharsConfig
-from codechat.launch import portable_scripts, runner
-from codechat.launch.recipes import bound_stages
 from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.sft import SFTConfig
+from codechat_lab.chars.lab import CharsConfig
+from codechat_lab.launch import portable_scripts, runner
+from codechat_lab.launch.recipes import bound_stages
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -25,11 +25,12 @@ from codechat.core.atomic_files import write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError, UserError
 from codechat.core.registry import COMMANDS
 from codechat.data import corpus
-from codechat.launch import launcher, planner, portable_scripts, recipes, runner
-from codechat.launch.recipes import RECIPES, SCALES, Bound, Recipe, bound_stages
-from codechat.launch.runner import RecipeConfig, RecipeLaunch
 from codechat.runs import paths
 from codechat.runs.run import Run
+from codechat_lab.instruments import planner
+from codechat_lab.launch import launcher, portable_scripts, recipes, runner
+from codechat_lab.launch.recipes import RECIPES, SCALES, Bound, Recipe, bound_stages
+from codechat_lab.launch.runner import RecipeConfig, RecipeLaunch
 
 PROJECT = Path(codechat.__file__).parents[1]
 VERSIONS = ("v1", "v2", "v3", "v5", "v6", "v7", "v7-parts", "ours", "v6-claimed")
@@ -411,7 +412,7 @@ TWO = """
 import sys
 from codechat import cli
 from codechat.core.registry import COMMANDS
-from codechat.launch import recipes, runner
+from codechat_lab.launch import recipes, runner
 recipes.SCALES["two"] = recipes.Scale({"corpus": {}, "first": dict(lr=1e-4), "second": {}}, dict(pretrain=2), None)
 sys.exit(cli.guarded(COMMANDS['run'].run, sys.argv[1:]))
 """

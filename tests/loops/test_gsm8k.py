@@ -21,8 +21,8 @@ from codechat.rl import rollout
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import Score
-from codechat.tasks.reasoning import task as reasoning
 from codechat.text import chat, tokenizer
+from codechat_lab.tasks.reasoning import task as reasoning
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -24,7 +24,6 @@ from codechat.core import config, registry
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError, RunError
 from codechat.evaluation import evaluate
-from codechat.inference import protocol, terminal
 from codechat.models import generate, loading
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.generate import Completion
@@ -32,13 +31,15 @@ from codechat.models.gpt import GPT
 from codechat.rl import advantages, rollout
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs import checkpoint, paths, run
-from codechat.tasks import base, natural, toy
+from codechat.tasks import base, toy
 from codechat.tasks.custom import RowsTask
-from codechat.tasks.toolbox import prepare
-from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
 from codechat.training import preferences, session
 from codechat.training.settings import TOY_RUN
+from codechat_lab.serve import protocol, terminal
+from codechat_lab.tasks import natural
+from codechat_lab.tasks.toolbox import prepare
+from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 
 def test_one_number_decides_a_pretraining_and_what_is_set_wins(home: Path, capsys: Any) -> None:

@@ -19,8 +19,6 @@ from codechat.evaluation import evaluate
 from codechat.evaluation.evaluate import EvaluateConfig
 from codechat.evaluation.pass_rates import FilterConfig, filter_problems
 from codechat.formats.exchange import ExportConfig, export
-from codechat.launch import launcher, runner
-from codechat.launch.runner import RecipeConfig
 from codechat.models import loading
 from codechat.reinforce import ReinforceConfig
 from codechat.rl.engines import RolloutSampler
@@ -29,6 +27,8 @@ from codechat.runs.run import Run
 from codechat.sft import SFTConfig
 from codechat.tasks import toy
 from codechat.training.session import Session
+from codechat_lab.launch import launcher, runner
+from codechat_lab.launch.runner import RecipeConfig
 
 TOY = "--task toy --limit 4 --n 1 --ks 1 --no-contamination"
 

@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
-from codechat.launch.step_memory import Tape
 from codechat.models import attention, decode_graph, generate, lora
 from codechat.models.attention import KVCache, SharedCache
 from codechat.models.config import PRESETS, GPTConfig
@@ -21,6 +20,7 @@ from codechat.models.generate import Completion, Truncation, sample, stream
 from codechat.models.gpt import GPT
 from codechat.text import chat, tokenizer
 from codechat.text.call_grammar import call_grammar
+from codechat_lab.instruments.step_memory import Tape
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]]
 STOPS = ((5,), (7, 8), (30,), (60,))

@@ -14,10 +14,10 @@ from random_models import randomise
 from codechat.core.errors import ConfigError
 from codechat.data.conversations import packed_mask
 from codechat.distributed import hardware
-from codechat.launch.step_memory import Tape
 from codechat.models import attention, gpt
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
+from codechat_lab.instruments.step_memory import Tape
 
 OPTIONS = [
     dict(),

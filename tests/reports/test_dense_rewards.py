@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 from codechat.evaluation.intervals import equal_interval
-from codechat.labs.reward_starts import SHAPES, STARTS
-from codechat.reports import dense_rewards
+from codechat_lab.instruments.reward_starts import SHAPES, STARTS
+from codechat_lab.reports import dense_rewards
 
 
 def row(seed: int, start: str, reward: str, before: list[int], after: list[int]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ import pytest
 from jupytext.config import load_jupytext_config
 
 from codechat.core.errors import DataError
-from codechat.reports import notebooks
-from codechat.reports.notebooks import NotebookError
 from codechat.runs import paths
+from codechat_lab.reports import notebooks
+from codechat_lab.reports.notebooks import NotebookError
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDS = Path(__file__).with_name("adds.txt").read_text()

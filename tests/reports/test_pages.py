@@ -11,7 +11,7 @@ from browser import Browser
 
 from codechat.core.errors import DataError
 from codechat.evaluation.intervals import estimate_pass_at_k, wilson_interval
-from codechat.reports import pages, run_frames
+from codechat_lab.reports import pages, run_frames
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "reports" / "pages"

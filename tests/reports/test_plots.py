@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from codechat.reports import plots, style
+from codechat_lab.reports import plots, style
 
 STEPS = np.arange(1, 41)
 PRETRAINING = pd.DataFrame(dict(step=STEPS, tokens=1000 * STEPS, train_loss=8 - STEPS / 10 + 0.1 * np.sin(STEPS)))

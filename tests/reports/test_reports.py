@@ -12,8 +12,8 @@ from browser import Browser
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.core.registry import COMMANDS
-from codechat.reports import articles, build, html
 from codechat.runs import paths
+from codechat_lab.reports import articles, build, html
 
 COMMITTED = Path(__file__).resolve().parents[2] / "reports"
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="

@@ -13,9 +13,9 @@ from raising import raising
 
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.registry import COMMANDS
-from codechat.reports import run_frames
 from codechat.runs import paths
 from codechat.runs.run import Run
+from codechat_lab.reports import run_frames
 
 EVALUATION = dict(task="funcall", data_dir="d", split=["test"], limit=9, n=8, ks=[1, 8], temperature=1.0, top_k=None,
                   max_new_tokens=64, probe_examples=32)  # fmt: skip

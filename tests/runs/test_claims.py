@@ -21,11 +21,11 @@ from codechat.core.atomic_files import atomic_directory
 from codechat.core.errors import ConfigError, DataError, RunError
 from codechat.data import corpus, prepared
 from codechat.data.corpus import CorpusConfig
-from codechat.launch import runner
 from codechat.runs import checkpoint, paths
 from codechat.runs.paths import runs_dir
 from codechat.runs.run import Run, list_runs
 from codechat.text import tokenizer
+from codechat_lab.launch import runner
 
 PROJECT = Path(__file__).resolve().parents[2]
 HEAD = """
@@ -168,7 +168,7 @@ for i in range(20):
 
 
 def test_a_ledger_keeps_the_entries_of_all_seeds_that_run_at_once(home: Path) -> None:
-    assert [code for code, _, _ in at_once(home, NOTES, "from codechat.launch import runner")] == [0, 0, 0]
+    assert [code for code, _, _ in at_once(home, NOTES, "from codechat_lab.launch import runner")] == [0, 0, 0]
     kept = runner.read_ledger(home / "runs" / "stages.json")
     assert kept.keys() == {f"stage-{number}-{i}" for number in range(3) for i in range(20)}
     assert [path.name for path in (home / "runs").iterdir()] == ["stages.json"]

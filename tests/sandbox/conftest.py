@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from codechat.sandbox.pool import Pool, SandboxUnavailable
+from codechat_lab.sandbox.pool import Pool, SandboxUnavailable
 
 
 @pytest.fixture(scope="module")

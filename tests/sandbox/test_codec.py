@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from codechat.sandbox import codec, seccomp
-from codechat.sandbox.codec import CodecError, decode
+from codechat_lab.sandbox import codec, seccomp
+from codechat_lab.sandbox.codec import CodecError, decode
 
 EXACT = {bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(None),
          Decimal, Fraction, deque, type, type(...), Counter, OrderedDict, defaultdict, slice, type({}.keys()), type({}.values()),

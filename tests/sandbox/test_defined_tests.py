@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from codechat.sandbox.pool import Pool, Program
+from codechat_lab.sandbox.pool import Pool, Program
 
 RIGHT = "def add(a, b):\n    return a + b"
 WRONG = "def add(a, b):\n    return 'no idea'"

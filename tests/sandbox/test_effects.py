@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from codechat.sandbox.pool import Pool, Program
+from codechat_lab.sandbox.pool import Pool, Program
 
 NOBODY = 65534
 SECRET = "a-secret-of-the-trainer"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from codechat.sandbox.pool import Pool, Program, entry_points_of
+from codechat_lab.sandbox.pool import Pool, Program, entry_points_of
 
 PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
 WORKERS, TIMES = 2, 3  # of a pool; as fast as a process for each

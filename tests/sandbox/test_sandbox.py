@@ -20,9 +20,9 @@ from test_effects import as_user, python
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.core.registry import COMMANDS
-from codechat.sandbox import codec, judge, kernel, zygote
-from codechat.sandbox import pool as pool_module
-from codechat.sandbox.pool import Pool, Program, SandboxUnavailable, Verdict, choose, entry_points_of, shared_pool
+from codechat_lab.sandbox import codec, judge, kernel, zygote
+from codechat_lab.sandbox import pool as pool_module
+from codechat_lab.sandbox.pool import Pool, Program, SandboxUnavailable, Verdict, choose, entry_points_of, shared_pool
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
@@ -304,7 +304,7 @@ def test_closing_does_not_wait_for_a_program(pool: Pool) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_all_processes_end_within_a_second_of_the_trainer(how: int, pool: Pool) -> None:
     code = (
-        "from codechat.sandbox.pool import Pool, Program\npool = Pool(1)\n"
+        "from codechat_lab.sandbox.pool import Pool, Program\npool = Pool(1)\n"
         "pool.run(Program(code='def f(): return 1', tests=['assert f() == 1']))\n"
         "future = pool.submit(Program(code='def f():\\n    while True: pass', tests=['assert f()'], timeout_s=30.0))\n"
         "while not future.running(): pass\nprint('busy', flush=True)\nfuture.result()"
@@ -349,7 +349,7 @@ def test_a_pool_serves_many_threads_and_a_fork_makes_its_own(monkeypatch: pytest
 
 def test_judge_and_zygote_load_neither_torch_nor_numpy() -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from codechat.sandbox import judge, zygote; zygote.preload()\n"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from codechat_lab.sandbox import judge, zygote; zygote.preload()\n"
         "print({m.partition('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'codechat', '__main__'})"
     )
     done = subprocess.run([sys.executable, "-s", "-S", "-P", "-c", code], capture_output=True, text=True, check=True)

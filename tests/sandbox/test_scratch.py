@@ -12,8 +12,8 @@ import pytest
 from test_effects import as_user, python
 from test_sandbox import ROOT, processes_below
 
-from codechat.sandbox import scratch
-from codechat.sandbox.pool import Pool, Program, Verdict
+from codechat_lab.sandbox import scratch
+from codechat_lab.sandbox.pool import Pool, Program, Verdict
 
 WORKERS = 2
 
@@ -174,7 +174,7 @@ def test_a_judge_that_hangs_leaves_no_folder(pool: Pool) -> None:
 
 def test_what_a_killed_trainer_left_is_removed_by_the_next(pool: Pool) -> None:
     source = (
-        "from codechat.sandbox.pool import Pool, Program\npool = Pool(1)\n"
+        "from codechat_lab.sandbox.pool import Pool, Program\npool = Pool(1)\n"
         "code = \"def f():\\n    open('x', 'w').close()\\n    while True: pass\"\n"
         "future = pool.submit(Program(code=code, tests=['assert f()'], timeout_s=30.0))\n"
         "while not pool.judges: pass\nprint(next(iter(pool.judges.values())).told['folder'], flush=True)\nfuture.result()"
@@ -233,7 +233,7 @@ def test_an_ordinary_user_has_a_folder_too() -> None:
         pytest.skip("the other tests run as an ordinary user")
     code = code_of("os.makedirs('a/b')\nopen('a/b/x', 'w').write('done')\nreturn open('a/b/x').read()")
     source = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom codechat.sandbox.pool import Pool, Program\n"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom codechat_lab.sandbox.pool import Pool, Program\n"
         f"with Pool(1) as pool:\n    for _ in range(2):\n        v = pool.run(Program(code={code!r}, tests=['assert f() == \"done\"']))\n"
         "        assert v.passed, v.reason\nprint('ok')"
     )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from codechat.sandbox.defined_tests import run_defined
-from codechat.sandbox.pool import Pool, Program
+from codechat_lab.sandbox.defined_tests import run_defined
+from codechat_lab.sandbox.pool import Pool, Program
 
 CASES = tomllib.loads(Path(__file__).with_name("values.toml").read_text())
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from codechat.tasks.reasoning.answers import boxed, choice_letter, equivalent, gsm8k_gold, last_number, stated
-from codechat.tasks.reasoning.rewards import grade
+from codechat_lab.tasks.reasoning.answers import boxed, choice_letter, equivalent, gsm8k_gold, last_number, stated
+from codechat_lab.tasks.reasoning.rewards import grade
 
 ANSWERS = json.loads(Path(__file__).with_name("answers.json").read_text(encoding="utf-8"))
 HUGE = ["9**9**9**9", "((9^64)^64)^64", "(" * 100 + "1" + ")" * 100, "\\frac" * 300, "{" * 1900, "-" * 199 + "5", "9" * 200, "sqrt(" * 39 + "2" + ")" * 39,

@@ -11,13 +11,14 @@ from contracts import small, train
 
 from codechat.models.config import GPTConfig
 from codechat.rl import episodes
-from codechat.tasks import apps, check_reference_solutions, load
-from codechat.tasks.apps import task as apps_task
-from codechat.tasks.apps import tools
-from codechat.tasks.apps.task import IDS
-from codechat.tasks.apps.tools import CLOSING, TOOLS, Store, compare
+from codechat.tasks import check_reference_solutions, load
 from codechat.tasks.base import Problem
 from codechat.text import chat, tokenizer
+from codechat_lab.tasks import apps
+from codechat_lab.tasks.apps import task as apps_task
+from codechat_lab.tasks.apps import tools
+from codechat_lab.tasks.apps.task import IDS
+from codechat_lab.tasks.apps.tools import CLOSING, TOOLS, Store, compare
 
 WORLD: dict[str, list[dict[str, Any]]] = json.loads(Path(__file__).with_name("app_world.json").read_text())
 NEW: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("app_new_rows.json").read_text())

@@ -16,10 +16,10 @@ from codechat.core.errors import ConfigError, DataError, MissingFile, RunError, 
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
-from codechat.tasks import appworld
-from codechat.tasks.appworld import NO_CODE, AppWorldEnvironment, connect
 from codechat.tasks.base import Problem
 from codechat.text import chat, tokenizer
+from codechat_lab.tasks import appworld
+from codechat_lab.tasks.appworld import NO_CODE, AppWorldEnvironment, connect
 
 TASK = "50e1ac9_1"
 INSTRUCTION = "How many songs are in my Spotify library?"

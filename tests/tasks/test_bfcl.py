@@ -15,10 +15,10 @@ from codechat.core.atomic_files import read_rows
 from codechat.core.errors import DataError
 from codechat.runs.run import Run
 from codechat.tasks.base import check_reference_solutions
-from codechat.tasks.bfcl import task as bfcl
-from codechat.tasks.bfcl.task import TIERS, BfclTask
 from codechat.text import chat, tokenizer
 from codechat.text.call_grammar import prompt_grammar
+from codechat_lab.tasks.bfcl import task as bfcl
+from codechat_lab.tasks.bfcl.task import TIERS, BfclTask
 
 TAG = "<functioncall> "
 TASK = BfclTask()

@@ -12,11 +12,11 @@ from jsonl import write
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError
-from codechat.sandbox.pool import Result, SandboxUnavailable, Verdict, shared_pool
 from codechat.tasks.base import Problem
-from codechat.tasks.coding import rewards
-from codechat.tasks.coding.answer_text import extract
-from codechat.tasks.coding.task import CodingTask
+from codechat_lab.sandbox.pool import Result, SandboxUnavailable, Verdict, shared_pool
+from codechat_lab.tasks.coding import rewards
+from codechat_lab.tasks.coding.answer_text import extract
+from codechat_lab.tasks.coding.task import CodingTask
 
 GOLD = {"code": "def add(a, b):\n    return a + b", "tests": ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"],
         "setup": "", "names": ["add"], "stub": ""}  # fmt: skip

@@ -12,11 +12,12 @@ from jsonl import rows_of, write
 from codechat import tasks
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError
-from codechat.data import command, conversations
+from codechat.data import conversations
 from codechat.evaluation import contamination
 from codechat.tasks.base import SPLITS
-from codechat.tasks.coding import prepare as coding
-from codechat.tasks.natural import read_requests
+from codechat_lab.data import command
+from codechat_lab.tasks.coding import prepare as coding
+from codechat_lab.tasks.natural import read_requests
 
 ADD = "def add(a, b):\n    return a + b"
 

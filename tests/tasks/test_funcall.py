@@ -13,9 +13,9 @@ from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.sources import local_rows
 from codechat.tasks.base import Problem, Score, check_reference_solutions
-from codechat.tasks.funcall import STAIRCASES, TIERS, FuncallTask, score_call
-from codechat.tasks.toolbox import problems
 from codechat.text import chat
+from codechat_lab.tasks.funcall import STAIRCASES, TIERS, FuncallTask, score_call
+from codechat_lab.tasks.toolbox import problems
 
 TAG = "<functioncall> "
 USER = [{"role": "user", "content": "Mix it."}]

@@ -14,12 +14,12 @@ from raising import raising
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data import command
 from codechat.tasks.base import SPLITS, Score
-from codechat.tasks.reasoning import rewards
-from codechat.tasks.reasoning import task as stories
-from codechat.tasks.reasoning.rewards import MAXIMUM, grade
-from codechat.tasks.reasoning.task import TEMPLATES
+from codechat_lab.data import command
+from codechat_lab.tasks.reasoning import rewards
+from codechat_lab.tasks.reasoning import task as stories
+from codechat_lab.tasks.reasoning.rewards import MAXIMUM, grade
+from codechat_lab.tasks.reasoning.task import TEMPLATES
 
 GOOD = "<reasoning>\n6 + 3 = 9\n9 - 2 = 7\n</reasoning>\n<answer>\n7\n</answer>"
 ANSWERS = json.loads(Path(__file__).with_name("answers.json").read_text(encoding="utf-8"))

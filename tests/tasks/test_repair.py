@@ -11,11 +11,11 @@ import pytest
 from jsonl import write
 
 from codechat import tasks
-from codechat.sandbox.pool import shared_pool
 from codechat.tasks.base import Problem
-from codechat.tasks.repair import edits, generator
-from codechat.tasks.repair import task as scoring
-from codechat.tasks.repair.edits import Change, EditError, applied, parse
+from codechat_lab.sandbox.pool import shared_pool
+from codechat_lab.tasks.repair import edits, generator
+from codechat_lab.tasks.repair import task as scoring
+from codechat_lab.tasks.repair.edits import Change, EditError, applied, parse
 
 CART = "shop/cart.py"
 FILES = {

@@ -10,16 +10,16 @@ from string import Formatter
 
 import pytest
 
-from codechat.tasks import natural
 from codechat.tasks.base import SPLITS
-from codechat.tasks.funcall import FuncallTask
-from codechat.tasks.toolbox import catalogue, values
-from codechat.tasks.toolbox.catalogue import HELD_OUT, SEEN, SERVICES, TOOLS, WORDINGS, composed, family
-from codechat.tasks.toolbox.dialogues import LEVELS, tools_system
-from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
-from codechat.tasks.toolbox.problems import draw as draw_problems
-from codechat.tasks.toolbox.problems import probes
-from codechat.tasks.toolbox.values import COMMON, NAMES, PLACES, WORDS, is_shared
+from codechat_lab.tasks import natural
+from codechat_lab.tasks.funcall import FuncallTask
+from codechat_lab.tasks.toolbox import catalogue, values
+from codechat_lab.tasks.toolbox.catalogue import HELD_OUT, SEEN, SERVICES, TOOLS, WORDINGS, composed, family
+from codechat_lab.tasks.toolbox.dialogues import LEVELS, tools_system
+from codechat_lab.tasks.toolbox.dialogues import draw as draw_dialogues
+from codechat_lab.tasks.toolbox.problems import draw as draw_problems
+from codechat_lab.tasks.toolbox.problems import probes
+from codechat_lab.tasks.toolbox.values import COMMON, NAMES, PLACES, WORDS, is_shared
 
 CALLS, HARD = {"call": 1}, {"tool": 1, "phrasing": 1}
 # Rows [tool, arguments, result], or [tool, arguments] of an error.

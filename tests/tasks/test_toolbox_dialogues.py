@@ -10,17 +10,17 @@ import pytest
 
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError
-from codechat.data import synthetic
-from codechat.tasks.funcall import FuncallTask
-from codechat.tasks.toolbox import catalogue, dialogues, drills, prepare, values
-from codechat.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SERVICES, TOOLS, family, say
-from codechat.tasks.toolbox.dialogues import Mix, informally
-from codechat.tasks.toolbox.dialogues import draw as draw_dialogues
-from codechat.tasks.toolbox.problems import draw as draw_problems
-from codechat.tasks.toolbox.problems import probes
-from codechat.tasks.toolbox.values import NAMES, WORDS, allowed
 from codechat.text import chat
 from codechat.text.tokenizer import load
+from codechat_lab.data import synthetic
+from codechat_lab.tasks.funcall import FuncallTask
+from codechat_lab.tasks.toolbox import catalogue, dialogues, drills, prepare, values
+from codechat_lab.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SERVICES, TOOLS, family, say
+from codechat_lab.tasks.toolbox.dialogues import Mix, informally
+from codechat_lab.tasks.toolbox.dialogues import draw as draw_dialogues
+from codechat_lab.tasks.toolbox.problems import draw as draw_problems
+from codechat_lab.tasks.toolbox.problems import probes
+from codechat_lab.tasks.toolbox.values import NAMES, WORDS, allowed
 
 MIX = Mix(renamed=0.5, composed=0.15, invented=0.2, chained=0.2, unfitting=0.15)
 TASK = FuncallTask()

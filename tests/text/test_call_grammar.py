@@ -11,10 +11,10 @@ import pytest
 from jsonl import rows_of
 
 from codechat.core.errors import ConfigError
-from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
 from codechat.text.call_grammar import CallGrammar, GrammarState, call_grammar, prompt_grammar
 from codechat.text.tool_schemas import tool_schema
+from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 VOCABULARIES = ("bytes", "gpt2:4096", "gpt2")
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))

@@ -14,10 +14,10 @@ import pytest
 from jsonl import rows_of
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 from codechat.text.chat import Call, format_call, parse_calls, read_call, tools_prompt
 from codechat.text.tool_calls import FORMS, READABLE, answer_text
+from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 TAG = "<functioncall> "
 # {"text" behind the tag, "name", "arguments", "form"}

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import pytest
 
 from codechat.core.errors import DataError
-from codechat.inference.terminal import Toolkit, gather
 from codechat.text import chat
 from codechat.text.tool_functions import executors_of
+from codechat_lab.serve.terminal import Toolkit, gather
 
 
 def takes(hint: Any, given: Any) -> Any:

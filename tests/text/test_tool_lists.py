@@ -8,10 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 from codechat.text.tool_calls import as_openai
 from codechat.text.tool_lists import NOTHING_FITS, described, offered_names, offered_schemas, tools_prompt
+from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 Schema = dict[str, Any]
 LISTS = ("compact", "described")

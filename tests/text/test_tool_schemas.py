@@ -10,8 +10,8 @@ import pytest
 
 from codechat.core.errors import DataError
 from codechat.data.chat_formats import schemas
-from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text.tool_schemas import listed_tools, tool_schema
+from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 Schema = dict[str, Any]
 CITY: Schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

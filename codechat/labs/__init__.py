@@ -1,1 +1,0 @@
-"""Experiments that only reports and notebooks import: character models, exact gradients, losses by hand, rewards, scaling."""

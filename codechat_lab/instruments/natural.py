@@ -1,0 +1,146 @@
+"""Checkpoints answer the task `natural`: 120 fixed prompts as people type them.
+
+    codechat natural --ckpt nano/sft nano/rl@best
+    codechat natural --ckpt nano/rl --temperature 0.5 --seed 1 --run-name natural-warm
+
+This is `evaluate` on that task, greedy; the run directory also gets `natural.jsonl`, a row per answer, and tables,
+`natural.md`. Requests that a checkpoint was trained on are also reported separately."""
+
+import html
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codechat.core.atomic_files import json_lines, write_atomic
+from codechat.distributed import dist
+from codechat.evaluation.evaluate import EvaluateConfig, run_evaluation
+from codechat.evaluation.intervals import Interval, wilson_interval
+from codechat.evaluation.results import TaskResult
+from codechat.runs.run import Run
+from codechat.tasks.base import Problem
+from codechat.text import chat
+from codechat_lab.tasks.coding.rewards import PARSEABLE
+from codechat_lab.tasks.natural import KINDS, SHORTCUT
+
+Row = dict[str, Any]
+NOT_OFFERED = "calls a name that was not offered"
+VERDICTS = json.loads(Path(__file__).with_name("natural_verdicts.json").read_text("utf-8"))  # tier -> its words
+SHARES = (  # kind, metric, its words, whether a row counts
+    ("toolbox", "right", "tool and arguments right", lambda row: row["correct"]),
+    ("toolbox", "right_tool", "right tool", lambda row: row["tier"] in ("name_only", "partial", "full")),
+    ("toolbox", "not_offered", NOT_OFFERED, lambda row: row["verdict"] == NOT_OFFERED),
+    ("unfitting", "declined", "declined", lambda row: row["correct"]),
+    ("unfitting", "not_offered", NOT_OFFERED, lambda row: row["verdict"] == NOT_OFFERED),
+    ("code", "passed", "passes all hidden tests", lambda row: row["correct"]),
+    ("code", "parses", "Python that parses", lambda row: row["tier"] in (*PARSEABLE, SHORTCUT)),
+)
+
+
+def verdict(problem: Problem, tier: str, answer: str) -> str:
+    """The tier in words. A call to another tool says whether that tool was offered."""
+    if tier == "full" and problem.meta["kind"] == "unfitting":
+        return "declined"
+    if tier != "wrong_name":
+        return VERDICTS[tier]
+    name = chat.parse_calls(answer)[0].name
+    if name is None:
+        return "unreadable call"
+    return "calls another offered tool" if name.strip() in problem.meta["tools"] else NOT_OFFERED
+
+
+def summarize(rows: Sequence[Row]) -> Iterator[tuple[str, str, int, Interval]]:
+    """(metric, its words, n, interval) of each share; where some rows of a kind were trained on, also of those and of the others."""
+    for kind, metric, words, counts in SHARES:
+        of_kind = [row for row in rows if row["kind"] == kind]
+        strata = {"": of_kind}
+        if trained := [row for row in of_kind if row["trained"]]:
+            strata |= {", not trained on": [row for row in of_kind if not row["trained"]], ", trained on": trained}
+        for stratum, some in strata.items():
+            if some:
+                suffix = {"": "", ", not trained on": "_new", ", trained on": "_trained"}[stratum]
+                share = wilson_interval(sum(map(counts, some)), len(some))
+                yield f"natural/{kind}{suffix}/{metric}", f"{kind}{stratum}: {words}", len(some), share
+
+
+def metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """Each share with its interval, natural/KIND[_STRATUM]/METRIC, and the n of each."""
+    row: dict[str, float] = {}
+    for name, _, n, share in summarize(rows):
+        row |= share.row(name) | {f"{name.rpartition('/')[0]}/n": n}
+    return row
+
+
+def summary_lines(answers: Mapping[str, Sequence[Row]]) -> list[str]:
+    """A Markdown table: a share a line, a checkpoint a column. answers: checkpoint -> rows."""
+    cells: dict[str, dict[str, str]] = {}
+    for checkpoint, rows in answers.items():
+        for _, words, n, share in summarize(rows):
+            cells.setdefault(words, {})[checkpoint] = f"{round(share.value * n)} of {n}, {share}"
+    lines = [[title, *(by.get(checkpoint, "") for checkpoint in answers)] for title, by in cells.items()]
+    return _table(["requests", *answers], lines)
+
+
+def markdown(answers: Mapping[str, Sequence[Row]], how: str) -> str:
+    """Tables for people: the shares, then each request with the answers. how: the sampling settings in words."""
+    parts = [f"# Natural requests\n\n{how}", "\n".join(summary_lines(answers))]
+    for kind in KINDS:
+        lines = []
+        for same in zip(*answers.values(), strict=True):  # the rows of one request
+            if (row := same[0])["kind"] == kind:
+                shown = [f"{_as_code(r['answer'])}<br>**{r['verdict']}{', trained on' * r['trained']}**" for r in same]
+                about = [row["id"], _escape(row["request"]), ", ".join(row["tools"]), _as_code(row["expected"])]
+                lines.append([*about, *shown])
+        parts += [f"## {kind}", "\n".join(_table(["id", "request", "tools on offer", "expected", *answers], lines))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines)]
+
+
+def _escape(text: str) -> str:
+    return html.escape(text, quote=False).replace("|", "&#124;").replace("\n", "<br>")
+
+
+def _as_code(text: str) -> str:
+    """Blanks that begin a line stay, so that Python stays readable."""
+    return f"<code>{_escape(text).replace('  ', '&nbsp; ')}</code>" if text else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaturalConfig(EvaluateConfig):
+    """Which checkpoints answer, and how they are sampled."""
+
+    run_name: str = "natural"
+    task: str = "natural"
+    n: int = 1
+    ks: tuple[int, ...] = (1,)
+    temperature: float = 0.0
+    max_new_tokens: int = 240
+
+
+def run_natural(cfg: NaturalConfig) -> Run:
+    """The evaluation with natural.jsonl and natural.md."""
+    answers: dict[str, list[Row]] = {}
+    top = f", top_k {cfg.top_k}" if cfg.top_k else ""
+    how = f"Temperature {cfg.temperature:g}{top}, at most {cfg.max_new_tokens} tokens, seed {cfg.seed}."
+
+    def judge(run: Run, result: TaskResult, which: Mapping[str, str], exposed: Mapping[str, Any]) -> dict[str, float]:
+        name = which["checkpoint"]
+        answers[name] = []
+        for problem, example in zip(result.problems, result.examples, strict=True):
+            same, kind = {k: example[k] for k in ("request", "stop", "tier", "correct")}, problem.meta["kind"]
+            row = dict(id=problem.id, kind=kind, trained=problem.meta["trained"] or problem.id in exposed)
+            row |= dict(found=list(exposed.get(problem.id, ())), tools=problem.meta["tools"], expected=example["gold"])
+            row |= dict(answer=example["completion"], verdict=verdict(problem, example["tier"], example["completion"]))
+            answers[name].append(row | same | {k: example["parts"][k] for k in ("passed", "tests") if kind == "code"})
+        if dist.is_main():
+            print(*summary_lines({name: answers[name]}), sep="\n")
+            rows = [dict(checkpoint=name, temperature=cfg.temperature) | r for name in answers for r in answers[name]]
+            write_atomic(run.path / "natural.jsonl", json_lines(rows))
+            write_atomic(run.path / "natural.md", markdown(answers, f"{how} Shares with 95 % Wilson intervals."))
+        return metrics(answers[name])
+
+    return run_evaluation(cfg, "natural", judge)

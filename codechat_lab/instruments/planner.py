@@ -1,0 +1,327 @@
+"""Estimate what a configuration needs: memory per GPU by category, hours, cost, the largest microbatch, a setting that makes it fit.
+
+    codechat plan --preset 8b --gpus 8 --gpu a800-80gb --device-batch-size 4
+    codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.recompute blocks --price 2.5
+    codechat plan sft --preset 8b --gpus 1 --gpu h200-141gb --lora-rank 16 --device-batch-size 1
+    codechat plan rl --preset 2b --gpus 1 --gpu h200-141gb --group-size 16 --max-new-tokens 512
+
+Memory comes from a step on fake tensors (`step_memory`) plus a stated reserve. A plan fits if HEADROOM and the prefetch buffers of the
+gathers remain free. Time is FLOPs per token over an assumed share (MFU) of the data sheet's peak. For RL the plan covers the memory of
+both phases but no time, because the policy decides how long completions are. With --engine, rollouts use the server's memory instead.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from codechat.core import config, registry
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, MissingFile, check_choice
+from codechat.distributed import gpu_specs, sharding
+from codechat.models import config as models
+from codechat.models import decode_graph
+from codechat.models.config import LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig
+from codechat.rl import rollout
+from codechat.runs import checkpoint
+from codechat_lab.instruments import step_memory  # modules, not names: --help then runs no torch
+
+GIB = 2**30
+# Published throughput of the system whose sizes the presets keep, both with recomputed blocks, over 312 TFLOP/s per A800 and our own
+# FLOPs per token: 8b on 8 GPUs 22.3 ktok/s = 0.48, 2b on one 7.9 ktok/s = 0.45 (its TRAINING_REPORT_8b_a88_x8, sections 2 and 7).
+MFU, MFU_SOURCE = 0.45, "the lower of two published runs on A800: 0.48 (8b, 8 GPUs), 0.45 (2b, 1 GPU)"
+# Their matrix products are faster in relation to their memory: torchtitan publishes 0.33 to 0.39 for 8B on H100, compiled, in bf16.
+HOPPER_MFU, HOPPER_SOURCE = 0.36, "torchtitan's published 8B on H100, 0.33 to 0.39; not measured here"
+HOPPER = ("h100", "h800", "h200", "b200")
+HEADROOM = 0.08  # of the usable memory: predictions may be that far below what the allocator reserves
+# An assumption, not measured here: CUDA context and NCCL buffers, then what the allocator cannot use between blocks.
+CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
+PLANNED_LOOPS = {"pretrain": "pretrain", "sft": "sft", "reinforce": "rl", "grpo": "rl", "ppo": "rl"}  # loop -> its plan
+MOST_ROWS = 256  # per microbatch, where the search ends
+PROMPT_TOKENS = 256  # of the longest prompt of RL, assumed
+STAYS, BF16 = ("weights", "optimizer states", "reference"), 2  # of a step, while RL samples; bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig(config.Settings):
+    """What to plan: the settings of a loop that cost memory or time, and the machines."""
+
+    loop: Literal["pretrain", "sft", "rl"] = opt("pretrain", "loop; sft and rl pack rows; rl samples", positional=True)
+    gpus: int = opt(8, "GPUs in all", least=1)
+    gpu: str = opt("a800-80gb", f"the GPU: {', '.join(gpu_specs.GPUS)}")
+    model: GPTConfig = opt(GPTConfig(), "architecture")
+    seq_len: int | None = opt(None, "tokens per row; none = the model's block size", least=1)
+    device_batch_size: int = opt(8, "rows per microbatch and GPU; rl: problems", least=1)
+    grad_accum: int = opt(1, "microbatches per step", least=1)
+    max_steps: int = opt(1000, "optimizer steps", least=1)
+    optimizer: Literal["adamw", "muon"] = opt("muon", "optimizer of the block matrices")
+    lora_rank: int = opt(0, "rank of low-rank updates of frozen weights; 0 = train all weights", least=0)
+    lora_targets: tuple[str, ...] = opt(LORA_CHOSEN, f"matrices with low-rank updates: {' '.join(LORA_TARGETS)}")
+    shard: bool | None = opt(None, "split weights and optimizer states over GPUs; none = where a replica does not fit")
+    shard_over: int | None = opt(None, "GPUs that hold one sharded copy; none = all up to 8, those of a node", least=1)
+    mfu: float | None = opt(None, f"share of the peak; none: {HOPPER_MFU} from H100, else {MFU}", least=0.01, most=1)
+    group_size: int = opt(16, "rl: completions per problem", least=1)
+    max_new_tokens: int = opt(64, "rl: longest completion, tokens", least=1)
+    row_tokens: int = opt(512, "rl: tokens of a packed row; more if prompt and completion need it", least=1)
+    rows: int = opt(8, "rl: packed rows per forward pass", least=1)
+    reference: bool = opt(False, "rl: a reference model stays beside the policy (GRPO with kl_coef above 0)")
+    price: float | None = opt(None, "price of a GPU-hour, in any currency")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        gpu_specs.find(self.gpu)
+        if (self.seq_len or 1) > (block := self.model.block_size) and self.loop == "pretrain":
+            raise ConfigError(f"seq_len {self.seq_len} exceeds block_size {block}; set --seq-len {block} or less")
+        if self.lora_rank and not self.adapters:
+            got = f"lora_rank {self.lora_rank} with lora_targets {' '.join(self.lora_targets) or 'none'}"
+            raise ConfigError(f"{got}; required are matrices of this model: {' '.join(LORA_TARGETS)}")
+        if self.lora_rank and self.shard and self.gpus > 1:
+            raise ConfigError(f"lora_rank {self.lora_rank} with sharded weights; set --no-shard, or --lora-rank 0")
+        if self.gpus % self.over:
+            raise ConfigError(f"shard_over {self.over} does not divide {self.gpus} GPUs; set --shard-over to a divisor")
+
+    @property
+    def share(self) -> float:
+        """MFU: as set, or what is known of the GPU."""
+        return self.mfu or (HOPPER_MFU if self.gpu.startswith(HOPPER) else MFU)
+
+    @property
+    def batch(self) -> int:
+        """Rows of a microbatch and rank."""
+        return self.rows if self.loop == "rl" else self.device_batch_size
+
+    @property
+    def length(self) -> int:
+        """Tokens of a training row."""
+        if self.loop == "rl":
+            return rollout.row_length(self.row_tokens, PROMPT_TOKENS - 1 + self.max_new_tokens)
+        return self.seq_len or self.model.block_size
+
+    @property
+    def usable_gib(self) -> float:
+        return gpu_specs.find(self.gpu).usable_gib
+
+    @property
+    def adapters(self) -> int:
+        """Parameters of the low-rank updates, which are trained in place of the weights; 0 = the weights are."""
+        return self.model.lora_params(self.lora_rank, self.lora_targets)
+
+    @property
+    def over(self) -> int:
+        """GPUs that share one copy of the weights; 1 = each holds its own. Unless `shard` is set, they share where a replica does not fit
+        the GPU, as `sharding.build` decides. Frozen weights under low-rank updates are never shared."""
+        fits = sharding.fits(self.model.n_params, self.usable_gib * GIB, self.adapters)
+        shard = self.shard if self.shard is not None else not fits
+        return (self.shard_over or min(self.gpus, 8)) if shard and self.gpus > 1 and not self.lora_rank else 1
+
+    @property
+    def flops_per_token(self) -> int:
+        """Forward and backward; a frozen matrix has no gradient of its own, which is 2 of the 6 FLOPs per weight."""
+        frozen = 2 * self.model.matmul_params if self.lora_rank else 0
+        return self.model.flops_per_token(self.length) - frozen + 6 * self.adapters
+
+    @property
+    def buffers_gib(self) -> float:
+        """What FSDP overlaps with the computation: the next block, gathered twice (the flat buffer and the weights copied out of it), and
+        the gradients of the block before, which are still being reduced in float32."""
+        return (2 * BF16 + 4) * self.model.block_matmul_params / GIB if self.over > 1 else 0.0
+
+    @property
+    def room_gib(self) -> float:
+        """What a plan may take."""
+        return self.usable_gib * (1 - HEADROOM) - self.buffers_gib
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.gpus * self.device_batch_size * self.grad_accum * self.length
+
+
+class Sampling(NamedTuple):
+    """GiB per GPU while RL samples: what stays of training, a whole copy in the compute dtype, and keys and values of the `rows` that fit
+    beside them at a time; a step needs `needed` rows, in so many batches."""
+
+    held: float
+    copy: float
+    kept: float
+    rows: int
+    needed: int
+    batches: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The result. Memory in GiB per GPU, with the reserve. knobs: {flags: GiB} of settings tried where it does not fit."""
+
+    cfg: PlanConfig
+    peaks: step_memory.Peaks
+    largest_batch: int | None = None
+    knobs: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> dict[str, float]:
+        """GiB by category at the moment that needs most, the reserve included."""
+        return with_reserve(self.peaks.largest)
+
+    @property
+    def total_gib(self) -> float:
+        return gib_with_reserve(self.peaks.total)
+
+    @property
+    def fits(self) -> bool:  # RL samples a prompt's group at a time, or all
+        return self.total_gib <= self.cfg.room_gib and (self.sampling is None or self.sampling.rows > 1)
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """The other phase of RL; None for other loops."""
+        cfg, model = self.cfg, self.cfg.model
+        if cfg.loop != "rl":
+            return None
+        held, copy = sum(self.peaks.training.get(name, 0) for name in STAYS), decode_graph.weight_bytes(model, BF16)
+        if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
+            copy += 4 * model.padded_vocab * model.n_embd
+        lengths = dict(prompt_tokens=PROMPT_TOKENS, new_tokens=cfg.max_new_tokens, samples=cfg.group_size)
+        free, needed = (cfg.usable_gib - CONTEXT_GIB) * GIB - held - copy, cfg.device_batch_size * cfg.group_size
+        fit = decode_graph.rows_in_memory(model, free, BF16, copies=False, **lengths) if free > 0 else 1
+        rows = min(fit, decode_graph.bucket(needed))
+        kept = rows * decode_graph.row_bytes(model, BF16, **lengths)
+        return Sampling(held / GIB, copy / GIB, kept / GIB, rows, needed, -(-needed // rows))
+
+    @property
+    def tokens_per_s(self) -> float:
+        peak = self.cfg.gpus * gpu_specs.find(self.cfg.gpu).bf16_flops
+        return self.cfg.share * peak / self.cfg.flops_per_token
+
+    @property
+    def hours(self) -> float:
+        return self.cfg.max_steps * self.cfg.tokens_per_step / self.tokens_per_s / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.hours * self.cfg.gpus
+
+    @property
+    def verdict(self) -> str:
+        """One line: does it fit, how long, which setting to change."""
+        cfg, phase = self.cfg, self.sampling
+        memory = f"{self.total_gib:.1f} of {cfg.usable_gib:.1f} GiB on {cfg.gpus} x {cfg.gpu}"
+        if not self.fits:
+            rl = "lower --rows, --row-tokens or --max-new-tokens, take more GPUs, or sample on a server (--engine)"
+            advice = rl if phase else "no single setting is enough: combine them, take more GPUs, or a smaller model"
+            enough = (f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= cfg.room_gib)
+            return f"does not fit: {memory}; {next(enough, advice)}"
+        if phase:
+            return f"fits: {memory} while it learns; samples {phase.rows:,} rows at a time, {phase.batches} batches a step"  # fmt: skip
+        cost = "" if cfg.price is None else f", cost {self.gpu_hours * cfg.price:,.0f}"
+        larger = (self.largest_batch or 0) > cfg.device_batch_size
+        room = f"; room for --device-batch-size {self.largest_batch}" if larger else ""
+        return f"fits: {memory}, {self.hours:,.1f} h at MFU {cfg.share}{cost}{room}"
+
+    def rows(self) -> dict[str, str]:
+        """What is printed below the verdict."""
+        cfg, evaluates = self.cfg, self.peaks.largest is self.peaks.evaluation
+        at = "an evaluation, which gathers a whole copy of the weights" if evaluates else "a training step"
+        rows = {name: f"{gib:.2f} GiB" for name, gib in self.memory.items() if gib}
+        rows |= {
+            "peak per GPU": f"{self.total_gib:.2f} of {cfg.usable_gib:.1f} GiB, in {at}; {HEADROOM:.0%} are left free",
+            "buffers of gathers ahead": f"{cfg.buffers_gib:.2f} GiB",
+            "copies of the weights": f"one on {cfg.over} GPUs" if cfg.over > 1 else "one on every GPU",
+        }
+        if phase := self.sampling:
+            gib = f"{phase.held:.2f} + {phase.copy:.2f} + {phase.kept:.2f} GiB"
+            return rows | {
+                "while it samples": f"{gib}: weights and states, a whole copy in bfloat16, keys and values",
+                "batches of a step": f"{phase.batches} for {phase.needed:,} rows, {phase.rows:,} at a time",
+            }
+        source = "as set" if cfg.mfu else MFU_SOURCE if cfg.share == MFU else HOPPER_SOURCE
+        return rows | {
+            "largest microbatch": "not searched" if self.largest_batch is None else str(self.largest_batch),
+            "tokens per step": f"{cfg.tokens_per_step:,}",
+            "tokens per second": f"{self.tokens_per_s:,.0f} at MFU {cfg.share} ({source})",
+            "time": f"{self.hours:,.2f} hours for {cfg.max_steps:,} steps, {self.gpu_hours:,.0f} GPU-hours",
+            **{flags: f"{gib:.1f} GiB" for flags, gib in self.knobs.items()},
+        }
+
+    def __str__(self) -> str:
+        cfg = self.cfg
+        trained = f", frozen, and {cfg.adapters:,} of low-rank updates" if cfg.lora_rank else ""
+        lines = [f"{cfg.model.n_params:,} parameters{trained}, {cfg.batch} x {cfg.length} tokens per GPU", self.verdict]
+        return "\n".join([*lines, *(f"  {name:<36}{text}" for name, text in self.rows().items())])
+
+    __repr__ = __str__
+
+
+def gib_with_reserve(n_bytes: float) -> float:
+    return n_bytes / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
+
+
+def with_reserve(held: step_memory.Bytes) -> dict[str, float]:
+    """Bytes by category as GiB, and the reserve."""
+    total = sum(held.values())
+    return {name: n / GIB for name, n in held.items()} | {"reserve": gib_with_reserve(total) - total / GIB}
+
+
+def make(cfg: PlanConfig, search: bool = False) -> Plan:
+    """The plan of these settings, with a setting that makes it fit where it does not. search: also the largest microbatch."""
+    plan = Plan(cfg, step_memory.measure(cfg))
+    if cfg.loop == "rl" or plan.fits and not search:  # of RL, rows and row_tokens decide
+        return plan
+    fails = lambda rows: _total(replace(cfg, device_batch_size=rows)) > cfg.room_gib  # noqa: E731
+    plan = replace(plan, largest_batch=bisect_left(range(1, MOST_ROWS + 1), True, key=fails))
+    return plan if plan.fits else replace(plan, knobs=try_knobs(plan))
+
+
+def _total(cfg: PlanConfig) -> float:
+    return gib_with_reserve(step_memory.measure(cfg).total)
+
+
+def try_knobs(plan: Plan) -> dict[str, float]:
+    """{flags: GiB per GPU} of settings that need less, cheapest first, until one fits."""
+    cfg, rows, tried = plan.cfg, max(1, plan.largest_batch or 0), {}
+    accum, recompute = -(-cfg.device_batch_size * cfg.grad_accum // rows), replace(cfg.model, recompute="blocks")
+    for flags, changes in {
+        f"--device-batch-size {rows} --grad-accum {accum}": dict(device_batch_size=rows, grad_accum=accum),
+        "--model.recompute blocks": dict(model=recompute),
+        **({} if cfg.lora_rank else {"--shard": dict(shard=True)}),
+        "--model.recompute blocks --device-batch-size 1": dict(model=recompute, device_batch_size=1),
+    }.items():
+        changed = replace(cfg, **changes)
+        if (gib := _total(changed)) < plan.total_gib:
+            tried[flags] = gib
+        if gib <= changed.room_gib:
+            break
+    return tried
+
+
+# ---- of a loop's settings
+
+
+def from_settings(cfg: Any, *, gpus: int, gpu: str, price: float | None = None) -> PlanConfig:
+    """The plan's settings for a configuration of a loop."""
+    loop = check_choice("loop to plan", registry.entry_of(cfg, registry.ENTRIES).id, PLANNED_LOOPS)
+    given = dict(loop=PLANNED_LOOPS[loop], gpus=gpus, gpu=gpu, reference=getattr(cfg, "kl_coef", 0) > 0, price=price)
+    settings = {name: getattr(cfg, name) for name in PlanConfig.__dataclass_fields__ if hasattr(cfg, name)}
+    if loop != "pretrain" and cfg.init_from:
+        with suppress(MissingFile):  # a parent that has not been trained yet
+            settings["model"] = config.from_dict(GPTConfig, checkpoint.read_meta(cfg.init_from)["model_config"])
+    return PlanConfig(**settings | given)
+
+
+RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
+
+
+def by_depth(depth: int, build: Callable[..., PlanConfig], ranks: int = 1) -> PlanConfig:
+    """the run of `codechat pretrain --depth N` on these GPUs, with the GPT-2 vocabulary"""
+    fitted = lambda chosen: build({k: v for k, v in chosen.items() if k in PlanConfig.__dataclass_fields__})  # noqa: E731
+    return models.by_depth(depth, fitted, fitted({}).gpus)
+
+
+RUN_DIALS = {"depth": by_depth}
+
+
+def main(cfg: PlanConfig) -> int:
+    """`codechat plan`; 0 where it fits, 1 where it does not."""
+    print(plan := make(cfg, search=True))
+    return 0 if plan.fits else 1

@@ -1,0 +1,249 @@
+"""Recipes: `codechat_lab/recipes/*.toml` or any file like them (docs/recipes.md), read into stages; `bind` fills in their placeholders and
+hashes them. Scales, `scales/*.toml`, replace settings of stages."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from codechat.core import config, registry
+from codechat.core.errors import ConfigError, check_choice
+from codechat.runs import checkpoint, paths  # modules, not names: --help then runs no torch
+
+FOLDER = Path(__file__).parents[1] / "recipes"
+NANO = "nano"  # the scale of a recipe as it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A configuration of the function `kind`; the other fields are the keys of docs/recipes.md."""
+
+    name: str
+    about: str
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    seeded: bool = False
+    once: bool = False
+    asked: bool = False
+    out: str = ""
+    when: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Stages in order. home: the recipe beside whose runs and data its own lie; larger: the one whose stages run at a larger scale."""
+
+    about: str
+    stages: tuple[Stage, ...]
+    home: str = ""
+    larger: str = ""
+
+    def stage(self, name: str) -> Stage:
+        return next(stage for stage in self.stages if stage.name == name)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A size of the recipes. settings: replace those of a stage, "default" takes one away, stages without any are left out; ranks: of
+    torchrun by the kind of a stage, other stages run in this process; gpu: to plan for."""
+
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    gpu: str | None = None
+
+    def ranks_of(self, stage: Stage) -> int:
+        return self.ranks.get(stage.kind, 0)
+
+
+# ---- files
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    """A toml file over the one it is `from`: stage tables and shared settings are merged by name, a key here replaces."""
+    try:
+        here = {"shared": {}, "stage": {}} | tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}; required is a recipe as docs/recipes.md shows it") from None
+    if "from" in here:
+        places = [folder / f"{here['from']}.toml" for folder in (path.parent, FOLDER)]
+        parents = [place for place in places if place.exists() and not place.samefile(path)]
+        if not parents:
+            raise ConfigError(f"{path}: from {here['from']!r}: no such recipe")
+        above = _tables(parents[0])
+        for name in here.get("without", ()):
+            above["stage"].pop(name, None)
+        for part in ("shared", "stage"):
+            here[part] = above[part] | {name: above[part].get(name, {}) | table for name, table in here[part].items()}
+    return here
+
+
+def _settings(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The table of a stage over the shared settings that it uses."""
+    settings: dict[str, Any] = {}
+    for group in tables["stage"][name].get("use", ()):
+        settings |= tables["shared"][check_choice(f"stage {name}: use", group, tables["shared"])]
+    return settings | {k: v for k, v in tables["stage"][name].items() if k != "use"}
+
+
+ATTRIBUTES = {name for name in Stage.__dataclass_fields__ if name not in ("name", "settings")}
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A recipe from its file, its stages in the file's order but behind those that they need. ConfigError names what is wrong."""
+    tables, stages, order = _tables(path), [], dict[str, None]()
+
+    def place(name: str, before: tuple[str, ...] = ()) -> None:
+        check_choice(f"{path}: a stage needs", name, tables["stage"].keys() - before)
+        for need in tables["stage"][name].get("needs", ()):
+            place(need, (*before, name))
+        order.setdefault(name)
+
+    for name in tables["stage"]:
+        place(name)
+    for name in order:
+        settings = _settings(tables, name)
+        if missing := {"about", "kind"} - settings.keys():
+            raise ConfigError(f"{path}: stage {name} has no {min(missing)}; required are about and kind")
+        about = {k: settings.pop(k) for k in ATTRIBUTES & settings.keys()}
+        stages.append(Stage(name=name, settings=settings, **about | {"needs": tuple(about.get("needs", ()))}))
+    return Recipe(tables.get("about", path.stem), tuple(stages), tables.get("home", ""), tables.get("larger", ""))
+
+
+def read_scale(path: Path) -> Scale:
+    tables = _tables(path)
+    return Scale({name: _settings(tables, name) for name in tables["stage"]}, tables["ranks"], tables.get("gpu"))
+
+
+FILES = sorted(FOLDER.glob("*.toml"), key=lambda path: (path.stem != NANO, path.stem))
+RECIPES = {path.stem: read_recipe(path) for path in FILES}
+SCALES = {NANO: Scale()} | {path.stem: read_scale(path) for path in sorted(FOLDER.glob("scales/*.toml"))}
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by its name, or by the path of its file (MY.toml)."""
+    if name.endswith(".toml"):
+        return read_recipe(Path(name))
+    return RECIPES[check_choice("recipe", name, RECIPES)]
+
+
+def find_scale(scale: str) -> Scale:
+    return SCALES[check_choice("scale", scale, SCALES)]
+
+
+def prefix_of(name: str, scale: str = NANO) -> str:
+    """Where a recipe's runs and data lie: its name, or that of its home, with the scale."""
+    return (find_recipe(name).home or Path(name).stem) + (f"-{scale}" if scale != NANO else "")
+
+
+# ---- stages with their settings
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A stage with its placeholders filled in, its configuration built, its identity hashed."""
+
+    stage: Stage
+    name: str  # in the ledger
+    cfg: Any
+    action: Callable[[Any], Any]
+    hash: str
+    when: str = ""  # pattern of files under the root
+
+    @property
+    def run_name(self) -> str | None:
+        """The run that it writes; None where it writes a folder, or nothing."""
+        return getattr(self.cfg, "run_name", None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is skipped, since the files that it needs are not there."""
+        return bool(self.when) and not any(paths.ROOT.glob(self.when))
+
+    @property
+    def done(self) -> bool:
+        """Whether its result is there: a finished run, or its output directory."""
+        if self.run_name:
+            run = paths.runs_dir() / self.run_name
+            return paths.is_run(run) and paths.read_status(run)["status"] == "finished"
+        out = getattr(self.cfg, "out", None)
+        return out is None or (paths.ROOT / out).exists()
+
+
+def bound_stages(
+    name: str, scale: str = NANO, seed: int = 0, settings: Path | None = None, base: str | None = None
+) -> list[Bound]:
+    """The stages of a recipe in order, ready to run. settings: a file of {stage: settings} that replace those of the recipe; base: a
+    checkpoint in place of its pretraining. ConfigError for what does not exist or does not fit."""
+    stages, prefix = _stages_at(name, scale), prefix_of(name, scale)
+    edited = config.read_json(settings) if settings else {}
+    for stage_name, its in edited.items():
+        check_choice("settings of stage", stage_name, [stage.name for stage in stages])
+        if not isinstance(its, Mapping):
+            raise ConfigError(f"settings of {stage_name} are {its!r}; required: {{setting: value}}")
+    replaced = _pretraining(stages) if base else set()
+    digest = _digest([checkpoint.fingerprint(checkpoint.read_meta(base))]) if base else ""
+    bound, places, parents, hashes = [], {"runs": prefix, "data": f"data/{prefix}"}, {}, {}
+    for stage in stages:
+        if seed and stage.once:
+            continue
+        entry, suffix = registry.find(stage.kind), f"-s{seed}" if seed and stage.seeded else ""
+        seeds = {"seed": seed} if suffix and hasattr(entry.config_class, "seed") else {}  # a filter draws nothing
+        place = "out" if stage.out else "run_name"
+        usual = {place: _fill(stage.out or f"{{runs}}/{stage.name}", places, {}) + suffix}
+        given = usual | _fill(edited.get(stage.name, stage.settings), places, parents)
+        places[stage.name] = given[place]
+        if stage.name in replaced:
+            parents[given[place]], hashes[stage.name] = base, digest
+            continue
+        cfg = config.from_dict(entry.config_class, given | seeds, where=f"recipe {prefix}, stage {stage.name}")
+        hashes[stage.name] = _digest([entry.id, config.config_hash(cfg), [hashes[need] for need in stage.needs]])
+        kept = replace(stage, needs=tuple(need for need in stage.needs if need not in replaced))
+        action, when = entry.load(entry.function), _fill(stage.when, places, {})
+        bound.append(Bound(kept, stage.name + suffix, cfg, action, hashes[stage.name], when))
+    if base and not (replaced and bound):
+        raise ConfigError(f"--base {base}: recipe {name} has no stage behind a pretraining; leave out --base")
+    return bound
+
+
+def _stages_at(name: str, scale: str) -> tuple[Stage, ...]:
+    """The stages of a recipe that exist at this scale, with its settings."""
+    recipe, size = find_recipe(name), find_scale(scale)
+    if scale == NANO:
+        return recipe.stages
+    there = [stage for stage in find_recipe(recipe.larger or name).stages if stage.name in size.settings]
+    if lost := {need for stage in there for need in stage.needs} - {stage.name for stage in there}:
+        raise ConfigError(f"recipe {name} has no scale {scale}: stage {min(lost)} has no settings there")
+    merged = [{**stage.settings, **size.settings[stage.name]} for stage in there]
+    kept = [{k: v for k, v in settings.items() if v != "default"} for settings in merged]
+    return tuple(replace(stage, settings=settings) for stage, settings in zip(there, kept))
+
+
+def _pretraining(stages: tuple[Stage, ...]) -> set[str]:
+    """Names of the stages that pretrain, and of those that only these need."""
+    names = {stage.name for stage in stages if stage.kind == "pretrain"}
+    for stage in reversed(stages):
+        users = {user.name for user in stages if stage.name in user.needs}
+        names |= {stage.name} if users and users <= names else set()
+    return names
+
+
+def _digest(identity: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
+
+
+def _fill(value: Any, places: Mapping[str, str], parents: Mapping[str, str]) -> Any:
+    """A setting with the places of other stages; what names a checkpoint of a run in `parents` gets the one given there."""
+    if isinstance(value, str):
+        try:
+            filled = value.format_map(places)
+        except (KeyError, ValueError) as missing:
+            raise ConfigError(f"{value!r} names no stage before it: {missing}") from None
+        return parents.get(filled.partition("@")[0], filled)
+    if isinstance(value, Mapping):
+        return {k: _fill(v, places, parents) for k, v in value.items()}
+    return [_fill(v, places, parents) for v in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,408 @@
+"""Run a recipe: its stages in order; finished ones are skipped.
+
+    codechat run nano                      every stage that is not finished
+    codechat run my.toml                   your own recipe (docs/recipes.md)
+    codechat run nano --from rl            rl and every stage after it, again; the old runs become rl.1 and so on
+    codechat run nano --force evaluate     this stage again, then the stages that need it
+    codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same data and pretraining
+    codechat run nano --base my-base       from SFT on, from a checkpoint that exists
+    codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
+    codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
+    codechat recipes                       list all recipes
+
+The ledger `runs/NAME/stages.json` holds a hash of each finished stage, over its settings and the hashes of the stages that it
+needs. A killed stage resumes from its checkpoint if its settings are the same. A stage without input files (such as GRPO after a
+filter that kept no problem) is skipped with a message.
+
+At a larger scale torchrun launches the GPU stages, detached, and the recipe follows them. Stages without a GPU, such as data, run
+first, so a machine without GPUs can prepare them. An interrupted recipe leaves GPU stages running and finds them again when you
+restart it. `codechat launch v6` runs a recipe detached: its process id and recipe.log are in runs/nano/launch/v6/ (runs/nano-8b/launch/v6/
+at --scale 8b).
+"""
+
+import itertools
+import sys
+import textwrap
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from codechat.core import config, processes
+from codechat.core.atomic_files import read_json, write_json
+from codechat.core.config import SEEDS, opt
+from codechat.core.errors import ConfigError, MissingFile, RunError, check_choice
+from codechat.runs import paths
+from codechat.runs.run import Run
+from codechat_lab.instruments import planner
+from codechat_lab.launch import launcher
+from codechat_lab.launch.recipes import FOLDER, NANO, RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeConfig(config.Settings):
+    """What to run of a recipe."""
+
+    recipe: str = opt("", "recipe, or the path of its file (MY.toml)", positional=True)
+    from_stage: str | None = opt(None, "run this stage and every stage after it again (--from)")
+    force: tuple[str, ...] = opt((), "run these stages again, and the stages that need them")
+    until: str | None = opt(None, "stop after this stage")
+    base: str | None = opt(None, "begin at SFT, from this run or checkpoint in place of its pretraining", reads="run")
+    seed: int = opt(0, "seed of the stages from SFT on; data and pretraining are shared", **SEEDS)
+    scale: str = opt(NANO, "size of the models: 2b (one GPU) or 8b (eight GPUs); nano = the recipe as it is")
+    overwrite: bool = opt(False, "delete finished runs of stages that changed or run again")
+    yes: bool = opt(False, "launch at a larger scale without asking")
+    settings: Path | None = opt(None, "json file of {stage: settings} from `codechat export-scripts`, used instead")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.settings and self.seed:
+            raise ConfigError("--settings names the runs of seed 0; leave out --seed")
+
+    @cached_property
+    def bound(self) -> list[Bound]:
+        return bound_stages(self.recipe, self.scale, self.seed, self.settings, self.base)
+
+    @property
+    def folder(self) -> Path:
+        """Where its runs lie."""
+        return paths.runs_dir() / prefix_of(self.recipe, self.scale)
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "stages.json"
+
+
+# ---- what is finished
+
+
+def read_ledger(ledger: Path) -> dict[str, dict[str, Any]]:
+    """{stage: {hash, seconds, finished_at}} of the finished stages."""
+    return read_json(ledger) if ledger.exists() else {}
+
+
+def note(ledger: Path, name: str, row: Mapping[str, Any] | None) -> None:
+    """Set the row of a stage; None removes it. Other seeds and recipes may write beside this one, so the file is read again, alone."""
+    ledger.parent.mkdir(parents=True, exist_ok=True)
+    with processes.alone(ledger.with_name(f".{ledger.name}.lock")):
+        rows = {k: v for k, v in read_ledger(ledger).items() if k != name}
+        write_json(ledger, rows | ({name: row} if row else {}))
+
+
+def is_finished(b: Bound, rows: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the stage was finished with these settings and its result is there."""
+    return rows.get(b.name, {}).get("hash") == b.hash and b.done
+
+
+def pending(cfg: RecipeConfig) -> tuple[set[str], set[str]]:
+    """Names of the stages to run (unfinished ones, forced ones, and every stage that needs one of those), and of those among them that
+    --from and --force run again."""
+    rows, names = read_ledger(cfg.ledger), [b.stage.name for b in cfg.bound]
+    requested = {name for name in (cfg.from_stage, cfg.until, *cfg.force) if name is not None}
+    for name in requested:
+        check_choice("stage", name, names)
+    for b in reversed(cfg.bound):
+        requested |= set(b.stage.needs) if b.stage.name in requested else set()
+    todo, again = set(), {*cfg.force, *(names[names.index(cfg.from_stage) :] if cfg.from_stage else ())}
+    for b in cfg.bound:
+        name, needs, forced = b.stage.name, set(b.stage.needs), b.stage.name in again
+        again |= {name} if again & needs else set()
+        if (not b.stage.asked or name in requested) and (forced or not is_finished(b, rows) or todo & needs):
+            todo.add(name)
+    return (todo & set(names[: names.index(cfg.until) + 1]) if cfg.until else todo), again
+
+
+def run_recipe(cfg: RecipeConfig) -> list[Bound]:
+    """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
+    bound, scale, console, rows = cfg.bound, find_scale(cfg.scale), Console(highlight=False), read_ledger(cfg.ledger)
+    todo, again = pending(cfg)
+    for b in bound:
+        if b.stage.name in todo and b.run_name and paths.exists(b.run_name):
+            paths.check_not_read(b.run_name, cfg, what=f"stage {b.name} would replace")
+    if scale.gpu and todo:
+        say_missing_gpus([b for b in data_first(bound, scale, todo) if b.stage.name in todo], scale)
+    if scale.ranks and todo:
+        confirm(scale, [b for b in bound if b.stage.name in todo], cfg.yes)
+    expected = {b.name: 0.0 if scale.ranks else b.stage.seconds for b in bound if b.stage.name in todo}
+    taken: dict[str, float] = {}
+    for number, b in enumerate(data_first(bound, scale, todo), 1):
+        ranks, title = scale.ranks_of(b.stage), f"[{number}/{len(bound)}] {b.name}"
+        if b.stage.name not in todo:
+            console.print(f"{title}: {'finished, skipped' if b.name in rows else 'not requested'}", style="dim")
+        elif b.waits:
+            expected[b.name] = 0.0
+            console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}")
+        else:
+            wait = f", about {left / 60:.0f} min to go" if (left := time_left(expected, taken)) else ""
+            console.rule(f"{title}{wait}: {b.stage.about}", align="left")
+            if scale.gpu and (here := gpus_here()) < ranks:
+                raise ConfigError(f"stage {b.name} needs {ranks} GPUs and there are {here}; stages that need none are finished; run the recipe "
+                                  "again on a machine that has them")  # fmt: skip
+            seconds = run_stage(b, cfg.ledger, ranks, b.stage.name in again, cfg.overwrite)
+            taken[b.name] = seconds
+            console.print(f"{title}: {seconds:.0f} s")
+    return bound
+
+
+def time_left(expected: Mapping[str, float], taken: Mapping[str, float]) -> float:
+    """Seconds for the stages to come: those that the recipe expects, times how much longer than expected the others took here. 0 = unknown."""
+    known = [name for name in taken if expected[name]]
+    pace = sum(taken[name] for name in known) / sum(expected[name] for name in known) if known else 1.0
+    return pace * sum(seconds for name, seconds in expected.items() if name not in taken)
+
+
+# ---- one stage
+
+
+def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) -> float:
+    """Run a stage and note it in the ledger; its seconds. ranks: of torchrun; 0 = in this process. again: it was requested by name, or
+    stands behind a stage that was."""
+    processes.stop.clear()
+    began = time.perf_counter()
+    path = paths.runs_dir() / (b.run_name or "")
+    if ranks and (path / "launch.sh").is_file() and launcher.lives(path):
+        launcher.attach(path)  # an earlier `codechat run` launched it
+    else:
+        lost = b.name not in read_ledger(ledger)  # killed between the end of the run and its entry in the ledger
+        settings = _resume_or_replace(b, again or lost, overwrite)
+        note(ledger, b.name, None)
+        launch_stage(settings, ranks) if ranks else b.action(settings)
+    if not b.done:
+        reason = Run.open(b.run_name).status.get("reason") if b.run_name else "no output"
+        raise RunError(f"stage {b.name} did not finish: {reason}; run the recipe again to continue")
+    seconds = time.perf_counter() - began
+    row = {"hash": b.hash, "seconds": round(seconds, 1), "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S")}
+    note(ledger, b.name, row)
+    if processes.stop.is_set():
+        raise KeyboardInterrupt(f"stage {b.name} is finished; run the recipe again to go on")
+    return seconds
+
+
+def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
+    """The stage's config: with resume where a killed run of the same settings left a checkpoint, else with overwrite.
+
+    A finished run is deleted only with `overwrite`: moved to NAME.1, NAME.2, ... where the stage is run `again`, else a ConfigError."""
+    if b.run_name is None or not paths.exists(b.run_name):
+        return b.cfg
+    old, now = Run.open(b.run_name), config.identity(b.cfg)
+    finished = old.status["status"] == "finished"
+    # of what decides the result; a run fills in its model and what is none
+    set_here = {k: v for k, v in now.items() if k in old.config and k != "model" and v is not None}
+    changes = {k: (old.config[k], v) for k, v in set_here.items() if old.config[k] != v}
+    if finished and not overwrite and not again:
+        what = ", ".join(f"{k} {a!r} -> {c!r}" for k, (a, c) in changes.items()) or "what it starts from"
+        raise ConfigError(f"stage {b.name} is finished and has changed ({what}); --from {b.stage.name} keeps its run under another name "
+                          "and runs it again, --overwrite deletes it")  # fmt: skip
+    if finished and not overwrite:
+        paths.check_not_read(b.run_name, b.cfg, what="running the stage again would rename")
+        paths.move_away(b.run_name)
+        return b.cfg
+    goes_on = hasattr(b.cfg, "resume") and not finished and bool(old.checkpoints()) and not changes
+    return replace(b.cfg, resume=True) if goes_on else replace(b.cfg, overwrite=True)
+
+
+# ---- larger scales
+
+
+def confirm(scale: Scale, bound: list[Bound], yes: bool) -> None:
+    """Print the plan of the stages to launch, and ask unless `yes`. ConfigError without a terminal to ask, or where the plan does not fit."""
+    hours = 0.0
+    for b in bound:
+        if not scale.gpu or planner.PLANNED_LOOPS.get(b.stage.kind, "rl") == "rl":
+            print(f"{b.name}: not planned, {b.stage.about}")
+            continue
+        plan = planner.make(planner.from_settings(b.cfg, gpus=scale.ranks_of(b.stage), gpu=scale.gpu))
+        print(f"{b.name}: {plan.verdict}")
+        if not plan.fits:
+            raise ConfigError(f"stage {b.name}: {plan.verdict}; the settings are in codechat_lab/recipes/scales")
+        hours += plan.hours
+    gpus = max(scale.ranks_of(b.stage) for b in bound)
+    print(f"planned: {hours:,.1f} hours on {gpus} GPUs; sampling and data come on top")
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError("no terminal to ask for a confirmation; --yes launches what is planned above")
+    if not yes and input("launch? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ConfigError("not launched; finished stages stay finished")
+
+
+def data_first(bound: list[Bound], scale: Scale, todo: set[str]) -> list[Bound]:
+    """The stages in an order in which those that need no GPU, and no pending result of one that does, come first."""
+    late: set[str] = set()
+    for b in bound:
+        if b.stage.name in todo and (scale.ranks_of(b.stage) or late & set(b.stage.needs)):
+            late.add(b.stage.name)
+    return sorted(bound, key=lambda b: b.stage.name in late)
+
+
+def say_missing_gpus(bound: list[Bound], scale: Scale) -> None:
+    """Before anything is prepared: which stages can run here where there are fewer GPUs than a stage needs. ConfigError where none can."""
+    here = gpus_here()
+    able = [b.name for b in itertools.takewhile(lambda b: scale.ranks_of(b.stage) <= here, bound)]
+    if len(able) == len(bound):
+        return
+    first = bound[len(able)]
+    lack = f"stage {first.name} needs {scale.ranks_of(first.stage)} GPUs and there are {here}"
+    if not able:
+        raise ConfigError(f"{lack}; run the recipe on a machine that has them")
+    print(f"{lack}: only {', '.join(able)} will run here; then run the recipe again on a machine that has them")
+
+
+def gpus_here() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def launch_stage(settings: Any, ranks: int) -> None:
+    """Start a stage by torchrun, detached, and follow it to its end. A stopped stage continues; any other is written again."""
+    name = settings.run_name
+    if not (getattr(settings, "resume", False) and (paths.runs_dir() / name / "launch.sh").is_file()):
+        launcher.write(replace(settings, overwrite=False), nproc=ranks, overwrite=settings.overwrite)
+    launcher.start(name)
+    state = launcher.attach(name)
+    if state["status"] != "finished":
+        raise RunError(f"stage {name} {state['status']}: {state['reason']}; see runs/{name}/launch.log, then run the recipe again to continue")  # fmt: skip
+
+
+# ---- detached
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeLaunch(RecipeConfig):
+    """A recipe and what to do with it; the options are those of `codechat run`."""
+
+    action: Literal["start", "status", "tail", "stop"] = opt("start", "what to do", positional=True)
+    now: bool = opt(False, "stop: kill instead of asking to save")
+
+    @property
+    def where(self) -> Path:
+        """Where process and log of this launch lie."""
+        return self.folder / "launch" / (Path(self.recipe).stem + (f"-s{self.seed}" if self.seed else ""))
+
+
+def launch(argv: list[str]) -> int | None:
+    """`codechat launch`, of a recipe or a run; 1 where `status` or `tail` find a failure. A run of the name of a recipe comes first."""
+    what = argv[0] if argv else ""
+    if not what.endswith(".toml") and (what not in RECIPES or paths.exists(what)):
+        return launcher.main(argv)
+    cfg = config.parse(RecipeLaunch, argv, prog="codechat launch RECIPE", epilog=launcher.__doc__)
+    where = cfg.where
+    if cfg.action == "start":
+        start_recipe(cfg)
+        return print(f"started; log: {where}/recipe.log; codechat launch {what} tail")
+    if not (where / "process.json").is_file():
+        raise MissingFile(f"no launch of recipe {what} in {where}; give the --scale and --seed that it had")
+    if cfg.action == "stop":
+        return print(f"{what}: {stop_recipe(where, now=cfg.now)}")
+    if cfg.action == "tail":
+        launcher.follow(launcher.new_lines(where / "recipe.log", lambda: bool(launcher.process_of(where))), what)
+    return launcher.print_rows(recipe_status(where))
+
+
+def start_recipe(cfg: RecipeLaunch) -> None:
+    """Start `codechat run` in a session of its own. ConfigError for stages that do not exist, RunError where the recipe runs already."""
+    command = RecipeConfig(**{f.name: getattr(cfg, f.name) for f in fields(RecipeConfig)})
+    pending(command)
+    launcher.check_not_started(cfg.recipe, cfg.where)
+    cfg.where.mkdir(parents=True, exist_ok=True)
+    settings = cfg.where / "settings.json"
+    write_json(settings, config.plain(command))
+    launcher.start_detached([sys.executable, "-m", "codechat", "run", "--config", str(settings)], cfg.where, "recipe.log", cfg.recipe)  # fmt: skip
+
+
+def launched(where: Path) -> RecipeConfig:
+    """What was started there."""
+    return config.from_dict(RecipeConfig, read_json(where / "settings.json"))
+
+
+def recipe_status(where: Path) -> dict[str, Any]:
+    """{recipe, status, reason, process, log, then the state of each stage}; what did not finish has the state of the stage where it ended."""
+    process, cfg = launcher.process_of(where), launched(where)
+    rows, state, reason = read_ledger(cfg.ledger), "running" if process else "finished", None
+    states = {b.name: _state(b, rows) for b in cfg.bound}
+    todo, _ = pending(replace(cfg, from_stage=None, force=()))
+    if not process and any(b.stage.name in todo and not b.waits for b in cfg.bound):
+        reason = launcher.error_line(where / "recipe.log") or ""
+        ended = [state for state in (*launcher.FAILED, "stopped") if state in states.values()]
+        state = ended[0] if ended else "failed" if reason.startswith("error: ") else "stopped"
+    about = {"recipe": cfg.recipe, "status": state, "reason": reason, "process": process["pid"] if process else None}
+    return about | {"log": where / "recipe.log"} | states
+
+
+def _state(b: Bound, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    if is_finished(b, rows):
+        return "finished"
+    state = paths.read_status(paths.runs_dir() / b.run_name)["status"] if b.run_name and paths.exists(b.run_name) else "waiting"  # fmt: skip
+    return "waiting" if state == "finished" else state  # finished with other settings
+
+
+def stop_recipe(where: Path, *, now: bool = False) -> str:
+    """End the recipe, then the stage that torchrun runs for it; a stage that trains saves a checkpoint first. RunError where nothing runs."""
+    process, cfg = launcher.process_of(where), launched(where)
+    if process:
+        launcher.end(f"recipe {cfg.recipe}", process, now, where)
+    stages = [b.run_name for b in cfg.bound if b.run_name and launcher.process_of(paths.runs_dir() / b.run_name)]
+    for name in stages:
+        launcher.stop(name, now=now)
+    if not (process or stages):
+        raise RunError(f"recipe {cfg.recipe} is not running")
+    return recipe_status(where)["status"]
+
+
+# ---- what people see
+
+SUMMARY = ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean")
+
+
+def results_table(cfg: RecipeConfig) -> Table:
+    """Stage, seconds, and the numbers of its run."""
+    rows, table = read_ledger(cfg.ledger), Table("stage", "seconds", "result", title=f"recipe {cfg.recipe}")
+    for b in cfg.bound:
+        row = rows.get(b.name)
+        result = result_of(b) if row and b.run_name and b.done else ""  # its run may be deleted since
+        table.add_row(b.name, f"{row['seconds']:.0f}" if row else "", result)
+    return table
+
+
+def result_of(b: Bound) -> str:
+    """The last evaluations of the stage's run, a line each."""
+    rows, lines = Run.open(b.run_name).evals().to_dict("records"), []
+    for row in rows[-4:] if b.stage.name.endswith("evaluate") else rows[-1:]:
+        words = [str(row[k]) for k in ("checkpoint", "split", "verdict") if isinstance(row.get(k), str)]
+        shown = {k: v for k, v in row.items() if k in SUMMARY or k.startswith("heldout_loss/")}
+        lines.append(" ".join([*words, *(f"{k} {v:.3f}" for k, v in shown.items() if isinstance(v, float))]))
+    return "\n".join(lines)
+
+
+SHEETS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.txt"))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SheetConfig(config.Settings):
+    """`codechat recipes`: the recipes, or command lines to copy for public models and data (codechat_lab/recipes/NAME.txt)."""
+
+    name: str | None = opt(None, "a sheet of command lines; none = list recipes and sheets", positional=True)
+
+
+def show_recipes(cfg: SheetConfig) -> None:
+    """`codechat recipes [NAME]`: what each recipe changed and why, and its stages; or a sheet."""
+    if cfg.name is not None:
+        return print(SHEETS[check_choice("sheet of command lines", cfg.name, SHEETS)], end="")
+    how = dict(initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    for name, recipe in RECIPES.items():
+        print(f"{name}: {recipe.about}")
+        print(textwrap.fill(" ".join(stage.name for stage in recipe.stages), 110, **how))
+    for sheet, text in SHEETS.items():
+        print(f"{sheet}: {text.splitlines()[0].lstrip('# ')}; codechat recipes {sheet} prints its command lines")
+
+
+def main(cfg: RecipeConfig) -> None:
+    """`codechat run NAME [--from STAGE] [--force STAGE]`."""
+    if not cfg.recipe:
+        return show_recipes(SheetConfig())
+    run_recipe(cfg)
+    Console().print(results_table(cfg))

@@ -1,0 +1,76 @@
+"""Build reports: finished runs -> figures -> one executed notebook and its web page.
+
+    codechat report                            list the reports
+    codechat report nano staircase             write reports/NAME.{ipynb,html} and reports/NAME/data of each
+    codechat report staircase --frozen         from the committed rows, without any run, in runs/drawn/report: what is committed stays as it is
+    codechat report nano --out runs/nano/report    write elsewhere; the recipe does this, so the repository stays unchanged
+
+A report is a template `nbs_py/9x_NAME.py`, which papermill can run, by default on the committed rows. It reads only run directories, freezes their rows and
+draws from these; if none of its runs is on this machine, it uses the committed rows. `reports/index.html` (not committed) shows every report
+on this machine: title, first sentence and picture.
+
+A report reads like an article: a cell tagged `answer` with three sentences, one tagged `thumbnail` with the main figure, a table "published |
+ours | what it means", the argument, an appendix. Its cells are tagged `hide-input` (shown without code) or `hide-cell` (shown at the end of the page).
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from codechat.core.config import Settings, opt
+from codechat.core.errors import RunError, check_choice
+from codechat.runs import paths
+from codechat_lab.reports import html, notebooks
+
+DRAWN = "runs/drawn/report"  # what is drawn from committed rows; git ignores runs/
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig(Settings):
+    """Which reports to build, and where to write them."""
+
+    names: tuple[str, ...] = opt((), "reports: NAME of templates nbs_py/9x_NAME.py; none = list them", positional=True)
+    out: str | None = opt(
+        None,
+        "folder for NAME.ipynb, NAME.html and NAME/data, from the project's root; none = reports, or runs/drawn/report with --frozen",
+    )
+    frozen: bool = opt(False, "draw from the rows in OUT/NAME/data, or the committed ones, without the runs")
+
+
+def templates() -> dict[str, str]:
+    """{report: its template}, whose source is nbs_py/9x_NAME.py or 9x_NAME_report.py."""
+    return {name[3:].removesuffix("_report"): name for name in notebooks.names() if notebooks.is_template(name)}
+
+
+def build(name: str, out: str, frozen: bool = False) -> Path:
+    """Execute the template of report `name` into OUT/NAME.ipynb, OUT from the project's root, and render its page; returns the page's path.
+
+    RunError names the cell that failed and the reason; the notebook up to there is kept."""
+    here, committed = paths.ROOT / out / name / "data", paths.ROOT / "reports" / name / "data"
+    kept = committed if out == DRAWN and committed.is_dir() else paths.SHIPPED / "reports" / name / "data"
+    if kept.is_dir() and (out == DRAWN or (out == "reports" and not here.exists())):
+        shutil.rmtree(here, ignore_errors=True)  # of an earlier call
+        shutil.copytree(kept, here)
+    path = paths.ROOT / out / f"{name}.ipynb"
+    try:
+        notebooks.execute_copy(templates()[name], path, {"out": f"{out}/{name}", "frozen": frozen})
+    except notebooks.NotebookError as error:
+        raise RunError(f"report {name}: {error}; the notebook up to there is {path}") from error
+    return html.write_page(path)
+
+
+def write(cfg: ReportConfig) -> None:
+    """Build the reports, and an index over all executed reports and notebooks of runs, and print their paths; without a name, print the list."""
+    known, folder, runs = templates(), paths.ROOT / "reports", paths.ROOT / "runs"
+    for name in cfg.names:
+        check_choice("report", name, known)
+    out = cfg.out or (DRAWN if cfg.frozen else "reports")
+    for name in cfg.names:
+        print(f"report: {build(name, out, frozen=cfg.frozen)}")
+    if cfg.names:
+        reports = sorted([*folder.glob("*.ipynb"), *runs.glob("*/report/*.ipynb")])
+        print(f"index: {html.write_index(folder / 'index.html', reports, sorted(runs.glob('*/notebooks/*.ipynb')))}")
+        return
+    for name in known:
+        place = folder / f"{name}.ipynb"
+        print(f"{name:<16} {html.title(html.read(place)) if place.is_file() else 'not executed yet'}")

@@ -1,0 +1,154 @@
+"""Notebooks by name: their sources, and executed copies with other parameters.
+
+`nbs_py/NAME.py` (py:percent) is the source; `tools/notebook_pairs.py` builds the committed `notebooks/NAME.ipynb`. A walk-through claims what its last
+code cell asserts. Names that begin with 9 are report templates.
+"""
+
+import hashlib
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import jupytext
+import nbformat
+from jupytext.config import load_jupytext_config
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+from papermill.parameterize import parameterize_notebook
+
+import codechat
+from codechat.core.atomic_files import write_atomic
+from codechat.core.config import opt
+from codechat.core.errors import UserError
+from codechat.runs import paths
+from codechat_lab.reports import html
+
+AT_ROOT = "from codechat.runs import paths; paths.ROOT = type(paths.ROOT)({!r}); del paths"
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python", "pygments_lexer": "ipython3"}
+
+
+class NotebookError(UserError, RuntimeError):
+    """A notebook that did not run to its end: the message names cell and reason on one line."""
+
+
+def names() -> list[str]:
+    """Names with a source, in order."""
+    return sorted(path.stem for path in (paths.SHIPPED / "nbs_py").glob("*.py"))
+
+
+def is_template(name: str) -> bool:
+    """Report templates (90 and above) are committed without outputs."""
+    return name.startswith("9")
+
+
+def source_of(name: str) -> NotebookNode:
+    """The notebook of a source file, without outputs. Cell ids derive from the text, so that a rebuild keeps them."""
+    config = load_jupytext_config(str(paths.SHIPPED))
+    notebook = jupytext.read(paths.SHIPPED / "nbs_py" / f"{name}.py", config=config)
+    # The filters are those that `jupytext --sync` would write: a later sync then finds nothing to change.
+    filters = {key: getattr(config, key) for key in ("cell_metadata_filter", "notebook_metadata_filter")}
+    notebook.metadata = nbformat.from_dict({"jupytext": filters, "kernelspec": KERNEL, "language_info": LANGUAGE})
+    seen = Counter[str]()
+    for cell in notebook.cells:
+        digest = hashlib.sha256(f"{cell.cell_type}\0{cell.source}".encode()).hexdigest()[:8]
+        seen[digest] += 1
+        cell["id"] = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+        tags = cell.metadata.get("tags")
+        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+    notebook.nbformat_minor = max(notebook.nbformat_minor, 5)
+    return notebook
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def reads_runs(name: str) -> bool:
+    """Whether it is a walk-through with a parameter `source`, the recipe whose runs it reads."""
+    cells = [cell.source for cell in code_cells(source_of(name)) if "parameters" in cell.metadata.get("tags", [])]
+    return not is_template(name) and any(re.search("^source = ", cell, re.MULTILINE) for cell in cells)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesConfig:
+    """Copies of the walk-throughs, executed on a recipe's own runs."""
+
+    out: str = opt("runs/nano/notebooks", "directory of the executed copies")
+    source: str = opt("nano", "recipe whose runs the notebooks read")
+
+
+def run_copies(cfg: CopiesConfig) -> None:
+    """Execute copies of the walk-throughs that read runs on those of cfg.source. A claim that does not hold there is printed, not raised."""
+    out, verdicts, threads = paths.ROOT / cfg.out, [], str(max(1, len(os.sched_getaffinity(0)) // 2))
+
+    def ran(name: str) -> tuple[str, float, str]:
+        begin, verdict = time.perf_counter(), "held"
+        try:
+            execute_copy(name, out / f"{name}.ipynb", {"source": cfg.source}, OMP_NUM_THREADS=threads)
+        except NotebookError as error:
+            verdict = f"FAILED: {error}"
+        return name, time.perf_counter() - begin, verdict
+
+    with ThreadPoolExecutor(2) as pool:
+        for name, seconds, verdict in pool.map(ran, filter(reads_runs, names())):
+            print(f"{seconds:6.1f} s  {name}: {html.title(source_of(name))}: {verdict}")
+            verdicts.append(verdict)
+    print(f"{verdicts.count('held')} of {len(verdicts)} claims held; copies in {out}")
+
+
+def execute_copy(name: str, path: Path, parameters: Mapping[str, object], **environment: str) -> None:
+    """Execute a notebook or report template with `parameters` into `path`, in its folder, in this environment. NotebookError if a cell fails; the outputs up to there are kept."""
+    notebook = source_of(name)
+    for cell in notebook.cells:
+        tags = cell.metadata.setdefault("tags", [])  # papermill reads the tags of every cell
+        if cell.cell_type == "code" and {html.HIDE_INPUT, html.HIDE_CELL} & set(tags):
+            cell.metadata["jupyter"] = {"source_hidden": True}  # JupyterLab folds what a page folds
+    if parameters:
+        notebook.metadata["papermill"] = {}
+        notebook = parameterize_notebook(notebook, dict(parameters))
+        for cell in notebook.cells:  # papermill gives its cell a random id
+            cell["id"] = "given" if "injected-parameters" in cell.metadata["tags"] else cell["id"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        execute(notebook, cwd=path.parent, **environment)
+    finally:
+        write_atomic(path, nbformat.writes(notebook) + "\n")
+
+
+def execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float = 600, **environment: str) -> None:
+    """Run every cell in place, in a fresh kernel whose `codechat` is this one. Raises NotebookError."""
+    package = str(Path(codechat.__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    begun: list[int] = []
+    client = NotebookClient(
+        notebook,
+        timeout=timeout_s,
+        kernel_name=KERNEL["name"],
+        record_timing=False,
+        store_widget_state=False,
+        coalesce_streams=True,
+        on_cell_start=lambda cell, cell_index: begun.append(cell_index),
+        # the kernel works in the notebook's folder; runs/ and data/ are where they are for this process
+        extra_arguments=["--log-level=ERROR", f"--IPKernelApp.exec_lines=[{AT_ROOT.format(str(paths.ROOT))!r}]"],
+        resources={"metadata": {"path": str(cwd)}},
+    )
+    try:
+        client.execute(env={**os.environ, "PYTHONPATH": path, **environment})
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        cells = code_cells(notebook)
+        number = 1 + cells.index(notebook.cells[begun[-1]])
+        reason = f"did not end: {str(error).splitlines()[0]}"
+        if isinstance(error, CellExecutionError):
+            claim = number == len(cells) and error.ename == "AssertionError"
+            said = " ".join(f"{error.ename}: {error.evalue}".split())[:400].rstrip(": ")
+            reason = f"failed: {'the claim did not hold: ' if claim else ''}{said}"
+        raise NotebookError(f"code cell {number} of {len(cells)} {reason}") from error
+    finally:
+        notebook.metadata["language_info"] = nbformat.from_dict(LANGUAGE)

@@ -1,0 +1,293 @@
+"""The trusted process that holds the tests and decides. It requests values from the program's process, never verdicts.
+
+A test is an assert (or any source) whose entry points are handles for the program's objects. A process that ends or is out
+of time is replaced for the next test. The pool ends a judge that hangs on an honest value (`sum(range(10**12))`).
+
+Levels: landlock (Landlock, seccomp and limits: reads only of the interpreter's library, writes only in a private folder,
+see scratch.py), and none (limits only, for trusted programs).
+"""
+
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from codechat_lab.sandbox import codec, defined_tests, kernel
+from codechat_lab.sandbox.handles import TEST, Handle, Lost, ProgramError, Session, text_of
+from codechat_lab.sandbox.scratch import ENTRIES, SIZE_MB, Scratch
+
+ROOT = str(Path(__file__).resolve().parents[2])
+FLAGS = ("-s", "-S", "-P", "-B", "-W", "ignore")  # no installed packages, nothing from the current folder
+START_S = 60.0
+MEMORY = 4 << 30  # bytes of address space: a program's answers must not exhaust the machine's memory
+REASON = 300  # characters
+OUT_OF_TIME = "out of time"
+UNUSED = "no test uses {names}, so any program would pass"
+AGAIN_S = 0.1  # the interruption repeats, for a test that swallows it
+Result = tuple[bool, str]  # (passed, reason)
+
+
+# ---- processes
+
+
+class NotStarted(OSError):
+    """A process of the sandbox did not start, or has gone."""
+
+
+class Interpreter:
+    """A fresh interpreter that runs `codechat_lab.sandbox.MODULE`.main(socket, *words), with nothing of the trainer's
+    environment except the path of the interpreter's libraries and the folder for temporary files. It ends with `close`."""
+
+    def __init__(self, module: str, *words: str, keep: tuple[int, ...] = ()) -> None:
+        """keep: further descriptors that it inherits."""
+        self.told: dict[str, Any] = {}  # its first message
+        self.control, theirs = socket.socketpair()
+        self.control.settimeout(START_S)
+        code = (
+            f"import sys, socket; sys.path.insert(0, {ROOT!r}); from codechat_lab.sandbox import {module}; sys.path.pop(0); "
+            f"{module}.main(socket.socket(fileno={theirs.fileno()}), *{words!r})"
+        )
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, *FLAGS, "-c", code],
+                pass_fds=[theirs.fileno(), *keep],
+                **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
+                env={"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
+                | {name: value for name, value in os.environ.items() if name in ("LD_LIBRARY_PATH", "TMPDIR")},
+                cwd="/",
+                start_new_session=True,
+            )
+        try:
+            self.told = self.receive()
+        except OSError as error:
+            self.kill()
+            raise NotStarted(f"{module}: {error}") from None
+
+    def receive(self) -> dict[str, Any]:
+        """Its next message. NotStarted for {"error": why}."""
+        message = json.loads(codec.receive(self.control, codec.TRUSTED))
+        if "error" in message:
+            raise NotStarted(message["error"])
+        return message
+
+    def close(self) -> None:
+        """It ends when its socket does, else by force."""
+        with contextlib.suppress(OSError):  # it is shut already
+            self.control.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        self.kill()
+
+    def kill(self) -> None:
+        """By force; the kernel tells the processes that it started."""
+        self.process.kill()
+        self.process.wait()
+        self.control.close()
+
+
+class Zygote(Interpreter):
+    """Gives a process for each program; the next one starts while the current one is in use. They write in `scratch`."""
+
+    def __init__(self, level: str, scratch: Scratch) -> None:
+        super().__init__("zygote", level, scratch.path, keep=(scratch.lock,))
+        self.scratch, self.ending = scratch, False
+
+    def take(self) -> socket.socket:
+        """The socket of a process that waits for a program. Nothing is left of the one before."""
+        self.clean()
+        self.control.sendall(codec.NEXT)
+        fds = socket.recv_fds(self.control, 1, 1)[1]
+        if not fds:
+            raise NotStarted("the zygote has gone")
+        return socket.socket(fileno=fds[0])
+
+    def end(self) -> None:
+        """Let the process end; `clean` waits for it."""
+        self.control.sendall(codec.END)
+        self.ending = True
+
+    def clean(self) -> bool:
+        """Remove what an ended process has written, once it has ended. Whether it ended for holding too much."""
+        if not self.ending:
+            return False
+        answer = self.control.recv(1)
+        if not answer:
+            raise NotStarted("the zygote has gone")
+        self.scratch.empty()
+        self.ending = False
+        return answer == codec.FULL
+
+
+def main(control: socket.socket, level: str, parent: str) -> None:
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        return
+    # The kernel reaps ended children, also while this process hangs.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, _ring)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    defined_tests.stop_unittest_main()
+    say = lambda message: codec.send(control, json.dumps(message).encode())  # noqa: E731
+    try:
+        if not __debug__:
+            raise NotStarted("python -O removes the asserts of every test")
+        scratch = Scratch()  # which the trainer removes
+        with contextlib.closing(Zygote(level, scratch)) as zygote:
+            say({"folder": scratch.path})
+            gc.collect()
+            gc.freeze()
+            while True:
+                job = json.loads(codec.receive(control, codec.TRUSTED))
+                with contextlib.closing(Trial(job, zygote)) as trial:
+                    verdict = trial.verdict()
+                say(verdict)
+                zygote.clean()  # while the trainer has the verdict
+    except OSError as error:  # no zygote, or the trainer has gone
+        with contextlib.suppress(OSError):
+            say({"error": str(error)})
+
+
+# ---- one program
+
+
+class OutOfTime(BaseException):
+    """The time limit was reached. `except Exception` in a test does not catch it."""
+
+
+def _ring(*signal_and_frame: Any) -> None:
+    raise OutOfTime
+
+
+@functools.lru_cache(maxsize=512)  # the completions of one problem share their tests
+def compiled(source: str) -> CodeType:
+    return compile(source, TEST, "exec", dont_inherit=True)
+
+
+class Trial:
+    """One program, its process and the namespace of its tests."""
+
+    def __init__(self, job: dict[str, Any], zygote: Zygote) -> None:
+        self.job, self.zygote, self.stage = job, zygote, "tests"
+        self.deadline = time.monotonic() + job["total_s"]
+        self.session: Session | None = None
+        self.names: dict[str, Any] = {}  # the namespace of a test
+        self.made: set[str] = set()  # names of data that the program gave, and of the set-up if it used the program
+        self.used = False  # whether a test has used the program
+
+    def verdict(self) -> dict[str, Any]:
+        """One result per test, in order. reason: of the first failure. Where no test used the program, none has
+        passed: any program would."""
+        results = [self.prepare() or self.attempt(self.run_test, test) for test in self.job["tests"]]
+        if not self.used and any(passed for passed, _ in results):
+            results = [(False, UNUSED.format(names=", ".join(self.job["required"]) or "the program"))] * len(results)
+        reason = next((why for passed, why in results if not passed), "")
+        return {"results": results, "stage": self.stage, "reason": reason}
+
+    def prepare(self) -> Result | None:
+        """Where there is no process, load the program into one and run the set-up. The result of a failure."""
+        if self.session:
+            return None
+        self.session = Session(self.zygote.take(), self.job["message_mb"] << 20)
+        for stage, step in (("load", self.load), ("setup", self.set_up)):
+            passed, reason = self.attempt(step)
+            if not passed:
+                self.close()
+                self.stage = stage
+                return passed, reason
+        return None
+
+    def attempt(self, step: Callable[..., None], *args: Any) -> Result:
+        """Whether the step ends in time without an exception."""
+        left = min(self.job["timeout_s"], self.deadline - time.monotonic())
+        if left <= 0:
+            return False, "not tried: the whole program is out of time"
+        end = time.monotonic() + left
+        try:
+            signal.setitimer(signal.ITIMER_REAL, left, AGAIN_S)
+            try:
+                step(*args)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            reason = OUT_OF_TIME if time.monotonic() >= end else ""  # the test may have swallowed the interruption
+        # A test may raise anything, SystemExit too: it has failed, and the next test runs.
+        except BaseException as error:
+            reason = explain(error)
+        lost = self.session.lost
+        if reason == OUT_OF_TIME or lost:
+            self.close()
+            if self.zygote.clean():
+                reason = (
+                    f"it held more than {SIZE_MB} MiB or {ENTRIES} entries in its folder, or what cannot be counted"
+                )
+        reason = reason or lost
+        return not reason, reason[:REASON]
+
+    def load(self) -> None:
+        job = self.job
+        given = (job[key] for key in ("code", "names", "imports", "memory_mb", "total_s"))
+        answer = self.session.request("load", *given)
+        if type(answer) is not list or not all(type(p) is list and len(p) == 2 and type(p[0]) is str for p in answer):
+            self.session.lose("an answer of the wrong shape")
+        self.defined = {name: value for name, value in answer if name in job["names"]}
+        if missing := [name for name in job["required"] if name not in self.defined]:
+            raise ProgramError(f"it does not define {', '.join(missing)}")
+
+    def set_up(self) -> None:
+        modules = {name: importlib.import_module(name) for name in self.job["modules"]}
+        # As a script, so that a body under `if __name__ == "__main__"` runs.
+        self.names = {"__name__": "__main__", "__builtins__": __builtins__} | modules | self.defined
+        given, before = set(self.names), self.session.number
+        self.run(self.job["setup"])
+        self.made = {name for name, value in self.defined.items() if not isinstance(value, Handle)}
+        if self.session.number > before:
+            self.made |= set(self.names) - given
+        self.names |= self.defined  # the set-up may be a prompt that defines the entry point too
+
+    def run_test(self, test: dict[str, Any]) -> None:
+        """Execute the source of a test, then run the tests that it defines."""
+        before = self.session.number
+        try:
+            self.run(test["source"])
+            defined_tests.run_defined(self.names, test["defines"], test["used"])
+            if test["candidate"]:
+                defined_tests.run_check(self.names["check"], self.defined[test["candidate"]])
+        finally:
+            self.used |= self.session.number > before or not self.made.isdisjoint(test["used"])
+
+    def run(self, source: str) -> None:
+        try:
+            exec(compiled(source), self.names)
+        except SystemExit as leaving:  # of a script, never of the program, whose exceptions get other types
+            if leaving.code:
+                raise
+
+    def close(self) -> None:
+        if self.session:
+            with self.session.channel:  # closed afterwards: the process would exit by itself once it is closed
+                self.zygote.end()
+            self.session = None
+
+
+def explain(error: BaseException) -> str:
+    """Why a step failed, in one line. Never empty. The exception's arguments may be handles, whose text would need another request."""
+    if isinstance(error, OutOfTime):
+        return OUT_OF_TIME
+    if isinstance(error, Lost):
+        return f"the program's process was lost: {error}"
+    text = text_of(error)
+    if isinstance(error, AssertionError):
+        return f"assertion failed: {text}" if text else "assertion failed"
+    return f"{type(error).__name__}: {text}"

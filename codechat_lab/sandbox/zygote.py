@@ -1,0 +1,376 @@
+"""The process that forks the processes of untrusted programs. It never sees a program or a test.
+
+It imports the standard library once, isolates itself and serves its judge over one socket: NEXT -> the socket of the
+next process, which was forked ahead; END -> that process ends, then END, or FULL where the
+watch had ended it. It also ends before another is given. The first message
+is JSON: {"error": text} where the isolation cannot be built, else empty. Parent and child share memory until one writes to a page (3 us), so what both do after a fork is prepared before it, and they use
+sockets without Python's wrapper classes.
+
+A program's process holds one untrusted program (`Program`) and answers the judge's requests about it. It can only change what
+is sent, and the judge accepts only plain data. Requests and replies are lists, encoded by codec.py:
+    [number, "load", code, names, imports, memory_mb, cpu_s]    -> [[name, value], ...] of the names that it defines
+    [number, "call", object, args, kwargs]              -> [result, changed arguments or None]
+    [number, a key of `Program.ops`, object, ...]
+A reply is [number, "ok", value] or [number, "raise", type, message]. Before it replies, a program may call a function of the
+test that it has got: ["use", place, args, kwargs] -> ["use", "ok", value] or ["use", "raise", type, message].
+"""
+
+import _socket
+import builtins
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib
+import json
+import operator
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from codechat_lab.sandbox import codec, kernel, landlock, scratch, seccomp
+
+# The most common imports of programs: loaded before the fork, they cost nothing.
+# Not more: each loaded shared library makes every fork slower.
+PRELOADED = """abc array bisect cmath collections collections.abc copy dataclasses datetime decimal enum fractions
+    functools heapq io itertools json math numbers operator random re statistics string struct textwrap threading time
+    traceback types typing unicodedata warnings""".split()
+
+
+WATCH_MS = 10  # between two looks at what a program has written
+MESSAGE = 300  # characters of an exception's text that are sent
+MUTABLE = (list, dict, set, bytearray, codec.deque, codec.Counter, codec.OrderedDict, codec.defaultdict)
+
+
+class Walls(NamedTuple):
+    """The isolation steps that each program's process runs."""
+
+    isolated: bool
+    own_bytes: int
+    steps: list[kernel.Step]
+    folder: str  # where it may write
+
+
+def main(control: socket.socket, level: str, folder: str) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the judge ignores it, and children inherit that
+    preload()
+    try:
+        walls = build(level, folder)
+    except OSError as error:
+        answer = {"error": f"{error.filename or 'a wall'}: {error.strerror or error}"}
+        codec.send(control, json.dumps(answer).encode())
+        return
+    codec.send(control, b"{}")
+    bare = _socket.socket(fileno=control.detach())
+    gc.collect()
+    gc.freeze()
+    kernel.tidy_memory()
+    with contextlib.suppress(ConnectionError):
+        serve(bare, walls)
+
+
+def preload() -> None:
+    for name in PRELOADED:
+        importlib.import_module(name)
+    random.seed(0)  # every program starts from this state, so verdicts are reproducible
+
+
+def build(level: str, folder: str) -> Walls:
+    """Build the isolation that all programs share. OSError where it cannot be built."""
+    os.chdir(folder)
+    os.environ["TMPDIR"] = os.environ["HOME"] = folder
+    isolated, parent = level != "none", os.getppid()
+    own_bytes, threads, ruleset = kernel.own_addresses(), kernel.limit_threads(), -1
+    if isolated:
+        ruleset = landlock.ruleset(folder)
+        landlock.step_down(folder)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # it ends its programs' processes too, and leaves no orphans
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit("the judge has gone")
+    if isolated:
+        kernel.empty_bounding_set()
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.limit_for_good()
+    if isolated:
+        seccomp.install(seccomp.shared_program())()
+    return Walls(isolated, own_bytes, own_walls(threads, ruleset), folder)
+
+
+def own_walls(threads: kernel.Step, ruleset: int) -> list[kernel.Step]:
+    """The steps of a program's process before it reads its program. ruleset: -1 for trusted programs."""
+    steps = [kernel.prepared("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), threads]
+    if ruleset >= 0:  # no capability is left: effective, permitted or inheritable; then the rules hold, for good
+        steps.append(kernel.prepared("capset", kernel.CapHeader(version=0x20080522, pid=0), (ctypes.c_uint32 * 6)()))
+        steps += [kernel.prepared("landlock_restrict_self", ruleset, 0), kernel.prepared("close", ruleset)]
+    return steps
+
+
+def serve(control: socket.SocketType, walls: Walls) -> None:
+    """Answer the judge until it is gone, and watch the program that it has."""
+    waiting = select.poll()
+    waiting.register(control.fileno(), select.POLLIN)
+    given = 0  # pid of the process that the judge has
+    answer = codec.END
+    ahead, channel = fork_child(control, walls)
+    try:
+        while True:
+            if not waiting.poll(WATCH_MS if given else None):
+                if scratch.holds_too_much(walls.folder, given):
+                    end(given)
+                    given, answer = 0, codec.FULL
+                continue
+            command = control.recv(1)
+            if not command:
+                return
+            if given:
+                end(given)
+                given = 0
+            if command == codec.END:
+                control.send(answer)  # nothing of the program runs any more
+            if command == codec.NEXT:
+                answer = codec.END
+                beside = channel.fileno().to_bytes(4, sys.byteorder)
+                control.sendmsg([command], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, beside)])
+                channel.close()
+                given, ahead = ahead, 0
+                ahead, channel = fork_child(control, walls)
+    finally:
+        for pid in filter(None, (given, ahead)):
+            end(pid)
+
+
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def fork_child(control: socket.SocketType, walls: Walls) -> tuple[int, socket.SocketType]:
+    ours, theirs = _socket.socketpair()
+    pid = kernel.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    ours.close()
+    control.close()
+    try:
+        run(theirs, walls)
+    finally:
+        os._exit(0)  # never run the rest of the zygote's code in this process
+
+
+def run(channel: socket.SocketType, walls: Walls) -> None:
+    """In the program's process: isolate it, then wait for the program. If a step fails, no program is read."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the zygote's handler is not for the program
+    for step in walls.steps:
+        step()
+    if walls.isolated:  # the filter names the process's own pid
+        seccomp.install(seccomp.own_program(os.getpid()))()
+    Program(channel, walls.own_bytes).serve()
+
+
+# ---- one program
+
+
+class Program:
+    """A program and those of its objects that the judge knows by number."""
+
+    def __init__(self, channel: socket.SocketType, own_bytes: int) -> None:
+        self.channel, self.own_bytes = channel, own_bytes
+        self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}  # id -> number; `objects` prevents reuse of the ids
+        self.lent: dict[int, Any] = {}  # functions and iterators of the test, by their places
+        self.places: dict[int, int] = {}  # id -> place, of these
+        self.loop: Any = None  # of asyncio, from the first use on
+        self.ops: dict[str, Callable[..., Any]] = {
+            "load": self.load, "call": self.call, "get": getattr, "set": setattr, "delete": delattr, "len": len,
+            "item": operator.getitem, "set item": operator.setitem, "delete item": operator.delitem,
+            "bool": bool, "str": str, "repr": repr, "format": format,
+            # in an iterator of our own, so that it crosses as a reference, also one that iterates over itself
+            "iter": lambda target: Steps(iter(target)), "next": next_of, "send": send_to,
+            "instance": lambda kind, one: kind in type(one).__mro__,
+            "subclass": lambda kind, one: isinstance(one, type) and kind in type.__dict__["__mro__"].__get__(one),
+            "enter": lambda target: type(target).__enter__(target), "exit": leave,
+            "await": self.run, "async iter": lambda target: type(target).__aiter__(target), "async next": self.next_async,
+            "async enter": lambda target: self.run(type(target).__aenter__(target)),
+            "async exit": lambda target, *told: self.run(type(target).__aexit__(target, *exception_of(*told))),
+        }  # fmt: skip
+
+    def to_ref(self, value: Any) -> dict[str, Any]:
+        if id(value) in self.places:
+            return {"j": self.places[id(value)]}
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
+        tag = next((tag for kind, tag in NATIVE.items() if type(value) is kind), "h")
+        return {tag: [self.numbers[id(value)], abilities_of(value)]}
+
+    def from_ref(self, tag: str, body: Any) -> Any:
+        """What the judge has sent: an object of this program, a function or an iterator of the test, or a name."""
+        if tag == "h":
+            return self.objects[body]
+        if tag == "p":
+            module, name = body
+            return operator.attrgetter(name)(importlib.import_module(module))
+        place, name = body if tag == "j" else (body, "")
+        if place not in self.lent:
+            self.lent[place] = self.function(place, name) if tag == "j" else self.iterator(place)
+            self.places[id(self.lent[place])] = place
+        return self.lent[place]
+
+    def function(self, place: int, name: str) -> Callable[..., Any]:
+        """A function that calls the one of the test."""
+
+        def lent(*args: Any, **kwargs: Any) -> Any:
+            return self.use(place, args, kwargs)
+
+        lent.__name__ = lent.__qualname__ = name
+        return lent
+
+    def iterator(self, place: int) -> Any:
+        while item := self.use(place, (), {}):
+            yield item[0]
+
+    def use(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of the test. It may ask this program again before it returns."""
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("only the main thread of a program may call a function of its test")
+        codec.send(self.channel, codec.encode(["use", place, args, kwargs], self.to_ref))
+        while True:
+            match self.received():
+                case ["use", "ok", value]:
+                    return value
+                case ["use", "raise", name, text]:
+                    raise exception_of(name, text)[1]
+                case [number, op, *rest]:
+                    codec.send(self.channel, self.attempt(number, op, rest))
+
+    def received(self) -> Any:
+        return codec.decode(codec.receive(self.channel, codec.TRUSTED), self.from_ref)
+
+    def serve(self) -> None:
+        """Answer requests until the judge is gone."""
+        while True:
+            number, op, *rest = self.received()
+            codec.send(self.channel, self.attempt(number, op, rest))
+
+    def attempt(self, number: int, op: str, rest: list[Any]) -> bytes:
+        """The reply to a request, whatever the program raises. A result that cannot be encoded is an error too."""
+        try:
+            return codec.encode([number, "ok", self.ops[op](*rest)], self.to_ref)
+        # Also SystemExit and KeyboardInterrupt: they are the program's answer and must not end its process.
+        except BaseException as error:
+            nearest = next(t for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t)
+            return codec.encode([number, "raise", nearest.__name__, describe(error)], self.to_ref)
+
+    def run(self, awaitable: Any) -> Any:
+        """Its result, in a loop that lasts as long as the program."""
+        asyncio = importlib.import_module("asyncio")  # few programs need it
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+
+        async def whole() -> Any:
+            return await awaitable
+
+        return self.loop.run_until_complete(whole())
+
+    def next_async(self, target: Any) -> list[Any]:
+        try:
+            return [self.run(type(target).__anext__(target))]
+        except StopAsyncIteration:
+            return []
+
+    def load(self, code: str, names: list[str], imports: str, memory_mb: int, cpu_s: float) -> list[Any]:
+        module = sys.modules["candidate"] = types.ModuleType("candidate")  # where pickle finds its classes by name
+        kernel.limit_program(self.own_bytes, memory_mb, cpu_s)
+        space = module.__dict__
+        exec(compile(code, "<program>", "exec", dont_inherit=True), space)
+        for line in imports.splitlines():
+            with contextlib.suppress(ImportError):
+                exec(line, space)
+        return [[name, space[name]] for name in names if name in space]
+
+    def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        given = [*args, *kwargs.values()]
+        before = [codec.encode(a, self.to_ref) if type(a) in MUTABLE else None for a in given]
+        result = function(*args, **kwargs)
+        after = [None if b is None or codec.encode(a, self.to_ref) == b else [a] for a, b in zip(given, before)]
+        return [result, after if any(after) else None]
+
+
+class Steps:
+    """An iterator that the judge iterates over."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.of)
+
+
+NATIVE = {types.GeneratorType: "g", types.CoroutineType: "w", types.AsyncGeneratorType: "G"}
+# Letter -> the method that an object must have; see the judge's.
+ABILITIES = {
+    "a": "__await__", "c": "__call__", "e": "__aenter__", "g": "__aiter__", "i": "__iter__", "l": "__len__",
+    "n": "__next__", "t": "__getitem__", "u": "__setitem__", "d": "__delitem__", "w": "__enter__",
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def abilities_of_class(kind: type) -> str:
+    """By what the class and its bases define; `getattr` would also find what its metaclass does."""
+    found = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+    return "".join(letter for letter, method in ABILITIES.items() if found.get(method) is not None)
+
+
+def abilities_of(value: Any) -> str:
+    letters = abilities_of_class(type(value))
+    generic = isinstance(value, type) and hasattr(value, "__class_getitem__") and "t" not in letters
+    return letters + "t" if generic else letters
+
+
+def next_of(iterator: Any) -> list[Any]:
+    """[the next item], or [] at the end."""
+    try:
+        return [next(iterator)]
+    except StopIteration:
+        return []
+
+
+def send_to(generator: Any, value: Any) -> list[Any]:
+    try:
+        return [generator.send(value)]
+    except StopIteration:
+        return []
+
+
+def exception_of(name: str = "", text: str = "") -> tuple[Any, Any, None]:
+    """What `__exit__` takes for an exception in the test, of which the name and the text are known."""
+    if not name:
+        return None, None, None
+    kind = getattr(builtins, name, Exception)
+    kind = kind if isinstance(kind, type) and issubclass(kind, BaseException) else Exception
+    try:
+        return kind, kind(text), None
+    except TypeError:  # UnicodeDecodeError takes five arguments
+        return Exception, Exception(text), None
+
+
+def leave(target: Any, *told: str) -> bool:
+    return bool(type(target).__exit__(target, *exception_of(*told)))
+
+
+def describe(error: BaseException) -> str:
+    name = type(error).__name__
+    text = str(error)[:MESSAGE] if isinstance(error, Exception) else ""
+    return text if getattr(builtins, name, None) is type(error) else f"{name}: {text}"

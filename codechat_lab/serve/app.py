@@ -1,0 +1,254 @@
+"""The HTTP side: OpenAI's API, health, weight updates, and the chat page with what it needs, as a FastAPI application.
+
+Pages of other sites in the same browser can send requests here too. So a request must name this host, its body must be
+declared as json (a browser asks first before another site may send that, and we never agree), and nothing here has side
+effects but a trainer's weight updates.
+"""
+
+import asyncio
+import hmac
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException as StarletteError
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from codechat.core.errors import CheckpointError, RunError, UserError
+from codechat.models import loading
+from codechat.runs.checkpoint import fingerprint
+from codechat.text.tool_calls import escape_surrogates
+from codechat_lab.serve import protocol, request_errors
+from codechat_lab.serve.engine import Detokenizer, Engine, Job, Overloaded
+from codechat_lab.serve.terminal import NEUTRAL, drop_oldest, goes_on, mixes_requests, room_for_an_answer, tools_for
+from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
+
+MOST_BYTES = 1 << 20  # of a request's body
+RESPONSE_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+PAGE = Path(__file__).with_name("page.html")
+POLICY = (
+    "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def build_app(engine: Engine, served: protocol.ServedModel, key: str | None, hosts: Sequence[str]) -> FastAPI:
+    """The application. key: what clients must send as a bearer token. hosts: names by which they may address it."""
+    app = FastAPI(title="CodeChat", docs_url=None, redoc_url=None, openapi_url=None, max_body_size=MOST_BYTES)
+    for kind in (UserError, StarletteError, RequestValidationError):
+        app.add_exception_handler(kind, error_response)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+
+    async def check_key(given: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())]) -> None:
+        if not hmac.compare_digest(given.credentials.strip().encode(), (key or "").encode()):
+            raise protocol.ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+
+    guarded = APIRouter(dependencies=[Depends(check_key)] if key else [])
+    add_api(guarded, engine, served)
+    add_page(guarded, served)
+    app.include_router(guarded)
+
+    @app.get("/")
+    def page() -> HTMLResponse:
+        nonce = secrets.token_urlsafe(16)
+        headers = {"Content-Security-Policy": POLICY.format(nonce), "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(PAGE.read_text(encoding="utf-8").replace("{{nonce}}", nonce), headers=headers)
+
+    @app.get("/health")
+    async def health() -> Response:
+        status, code = ("ok", 200) if engine.alive else ("failed", 503)
+        state = {"status": status, "model": served.name, "version": engine.version}
+        return json_response(state | {"running": len(engine.rows), "waiting": len(engine.waiting)}, code)
+
+    return app
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """A body that holds any text: half a character, which UTF-8 cannot encode, is escaped."""
+    text = json.dumps(content, separators=(",", ":"))
+    return Response(text, status, RESPONSE_HEADERS.get(status), media_type="application/json")
+
+
+def error_response(request: Request, error: Exception) -> Response:
+    """The answer to a request that failed."""
+    if isinstance(error, StarletteError):
+        error = protocol.ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")
+    elif isinstance(error, RequestValidationError):
+        error = request_errors.api_error(error.errors(), error.body)
+    elif not isinstance(error, protocol.ApiError):
+        code = "overloaded" if isinstance(error, Overloaded) else None
+        error = protocol.ApiError(429 if code else 503 if isinstance(error, RunError) else 400, str(error), code=code)
+    return json_response(error.body(), error.status)
+
+
+def add_api(router: APIRouter, engine: Engine, served: protocol.ServedModel) -> None:
+    """OpenAI's routes, and the weight updates of a trainer."""
+
+    @router.post("/v1/chat/completions")
+    async def complete_chat(body: protocol.ChatRequest, request: Request) -> Response:
+        return await _answer(request, body, protocol.parse_chat, engine, served)
+
+    @router.post("/v1/completions")
+    async def complete_text(body: protocol.CompletionRequest, request: Request) -> Response:
+        return await _answer(request, body, protocol.parse_completion, engine, served)
+
+    model = {"id": served.name, "object": "model", "created": served.created, "owned_by": "codechat"}
+    model["max_model_len"] = served.loaded.model.cfg.block_size
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model]}
+
+    @router.get("/v1/models/{name:path}")  # a name may hold a slash
+    async def one_model(name: str) -> dict[str, Any]:
+        check_model(name, served)
+        return model
+
+    if folder := served.reload_from:
+
+        @router.post("/admin/weights")
+        def weights(path: Annotated[protocol.Text, Body(embed=True)]) -> dict[str, str]:
+            return {"version": update_weights(folder, path, served, engine)}
+
+
+# ---- one answer
+
+
+async def _answer(
+    request: Request,
+    body: protocol.Common,
+    parse: Callable[..., tuple[list[Any], Detokenizer]],
+    engine: Engine,
+    served: protocol.ServedModel,
+) -> Response:
+    """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its own."""
+    check_model(body.model, served)
+    requests, detokenizer = await asyncio.to_thread(parse, body, served)
+    progress, loop = asyncio.Event(), asyncio.get_running_loop()
+    wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(progress.set)  # noqa: E731
+    jobs = engine.submit(requests, on_progress=wake, streams=bool(body.stream))
+    response = protocol.ResponseBuilder(body, jobs, detokenizer)
+
+    async def cancel_when_left() -> None:
+        """After the client left, or the answer is complete, where one job may have failed before the others."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        for job in jobs:
+            job.cancelled = True
+
+    async def over() -> bool:
+        """Wait for a change. Whether it was the last one."""
+        await progress.wait()
+        progress.clear()  # before looking, so that nothing that comes meanwhile is missed
+        return all(job.end for job in jobs) or any(job.end in protocol.CUT_SHORT for job in jobs)
+
+    async def events(ended: bool) -> AsyncIterator[str]:
+        """Chunks as they come, the usage if requested, [DONE]; an error as the last one."""
+        while True:
+            if chunks := _events(response.new_chunks()):  # one write for what came together
+                yield chunks
+            if ended:
+                break
+            ended = await over()
+        try:
+            check_ends(jobs)
+        except protocol.ApiError as error:  # the status line is long gone; clients look for this
+            yield _events([error.body()])
+            return
+        if body.stream_options and body.stream_options.include_usage:
+            yield _events([response.usage_chunk()])
+        yield "data: [DONE]\n\n"
+
+    request.state.leaving = asyncio.create_task(cancel_when_left())
+    while not (ended := await over()) and not (body.stream and any(job.ids for job in jobs)):
+        pass
+    check_ends(jobs)
+    if body.stream:
+        return StreamingResponse(events(ended), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    return json_response(response.body())
+
+
+def check_model(name: str, served: protocol.ServedModel) -> None:
+    """protocol.ApiError where another model is meant."""
+    if name != served.name:
+        message = f"the model {name[:100]!r} is not served here; ask for {served.name!r}"
+        raise protocol.ApiError(404, message, "model", "model_not_found")
+
+
+def check_ends(jobs: list[Job]) -> None:
+    """protocol.ApiError where a completion was cut short."""
+    for job in jobs:
+        if job.end in protocol.CUT_SHORT:
+            status, why = protocol.CUT_SHORT[job.end]
+            raise protocol.ApiError(status, why.format(timeout_s=job.request.timeout_s))
+
+
+def _events(values: Iterable[dict[str, Any]]) -> str:
+    """Server-sent events."""
+    return "".join(f"data: {json.dumps(value, separators=(',', ':'))}\n\n" for value in values)
+
+
+# ---- other weights
+
+
+def update_weights(folder: Path, path: str, served: protocol.ServedModel, engine: Engine) -> str:
+    """Let `engine` sample from the checkpoint at `path` below `folder`, whole or not at all; its version.
+
+    It is read without executing it, after its hashes agree, before the running model changes."""
+    folder, current = folder.resolve(), served.loaded
+    checkpoint = (folder / path).resolve()
+    if not checkpoint.is_relative_to(folder):
+        raise protocol.ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
+    try:
+        new = loading.load_model(checkpoint)
+        theirs, ours = ((m.model.cfg, m.tokenizer.to_dict(), m.tags) for m in (new, current))
+        if theirs != ours:
+            raise CheckpointError("shape, tokenizer and tags must be those of the served model")
+    except UserError as error:
+        raise protocol.ApiError(409, str(error), "path") from None
+    version = fingerprint(new.meta)
+    engine.update_weights(new.model.state_dict(), version)
+    return version
+
+
+# ---- what the page needs beside OpenAI's API
+
+
+def add_page(router: APIRouter, served: protocol.ServedModel) -> None:
+    """/page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a toolbox function)."""
+    loaded = served.loaded
+
+    @router.get("/page/about")
+    async def about() -> dict[str, Any]:
+        names = {"model": served.name, "checkpoint": served.meaning or loaded.path.name, "neutral": NEUTRAL}
+        return names | {"tools": [tool.schema for tool in TOOLS.values()], "alone": mixes_requests(loaded.model)}
+
+    @router.post("/page/prepare")
+    def prepare(
+        messages: Annotated[list[protocol.Message], Body(min_length=1)],
+        tools: Annotated[list[str] | None, Body()] = None,
+        before: Annotated[tuple[str, ...], Body()] = (),
+    ) -> dict[str, Any]:
+        """For the next answer of a conversation. tools: names to offer; none = those that fit the last request, or those offered `before` it."""
+        request = next((message.text for message in reversed(messages) if message.role == "user"), "")
+        names = tools_for(request, before) if tools is None else tools
+        if unknown := [name for name in names if name not in TOOLS]:
+            raise protocol.ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
+        schemas, block = [TOOLS[name].schema for name in names], loaded.model.cfg.block_size
+
+        def too_long(kept: list[protocol.Message]) -> bool:
+            return block - len(protocol.prompt_of(kept, schemas, loaded)) < room_for_an_answer(block, None)
+
+        dropped = len(messages) - len(drop_oldest(messages, lambda m: m.role, too_long))
+        return {"offered": names, "dropped": dropped, "goes_on": goes_on(request)}
+
+    @router.post("/page/call")
+    def call(name: Annotated[str, Body()], arguments: Annotated[dict[str, Any], Body()]) -> Response:
+        result = escape_surrogates(respond(name, arguments))
+        return Response(result, media_type="application/json")  # goes back to the model

@@ -1,0 +1,93 @@
+"""Serve a checkpoint: OpenAI's API for programs, a chat page for people. Extra: pip install 'codechat[serve]'.
+
+    codechat serve --ckpt nano/rl --port 9000 --max-batch 32
+    codechat serve --ckpt nano/rl --host 0.0.0.0 --api-key-file key.txt
+    codechat serve --ckpt nano/sft --reload-from runs/weights    samples for codechat grpo --engine http
+    codechat chat --server http://127.0.0.1:8000
+
+Only this machine can reach the server, unless you set --host, which needs a key. It has no TLS: put a proxy in front.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codechat.core.config import REQUIRED, Settings, opt
+from codechat.core.errors import ConfigError
+from codechat.core.http_client import read_key
+from codechat.distributed import dist
+from codechat.models import loading
+from codechat.runs import paths
+
+SWITCH_S = 0.0005  # between switches of threads: with Python's 5 ms the engine would wait for every reader
+LOCAL = ("127.0.0.1", "localhost", "::1")  # addresses that no other machine reaches
+STOP_S = 3  # that running answers get when the server stops
+KEEP_S = 30  # that an idle connection stays open: longer than a client keeps one, or it would meet a closed one
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(Settings):
+    """`codechat serve`."""
+
+    ckpt: str = opt(REQUIRED, "run (the checkpoint that evaluation chose, else the latest), run@latest, run@STEP, path")
+    host: str = opt("127.0.0.1", "address to listen on; any but this machine's own needs --api-key-file")
+    port: int = opt(8000, "TCP port; 0 = any that is free", least=0, most=65535)
+    name: str = opt("", "what clients call the model; empty = the run's name")
+    api_key_file: Path | None = opt(None, "file whose first line clients must send as their API key; none = no key")
+    max_batch: int = opt(16, "completions sampled together", least=1)
+    max_queue: int = opt(64, "completions that may wait; more are rejected with status 429", least=1)
+    timeout_s: float = opt(120.0, "longest time for a request, waiting included, seconds", least=0.001)
+    reload_from: Path | None = opt(None, "directory of checkpoints that POST /admin/weights may load; none = disabled")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.host not in LOCAL and self.api_key_file is None:
+            raise ConfigError(f"host {self.host} is open to other machines; set --api-key-file, or keep 127.0.0.1")
+
+
+def serve(
+    cfg: ServeConfig, *, loaded: loading.LoadedModel | None = None, ready: Callable[[Any, str], None] | None = None
+) -> None:
+    """Answer until interrupted. loaded: instead of the checkpoint; ready: called with the server and its URL."""
+    try:
+        import uvicorn
+
+        from codechat_lab.serve.app import build_app
+        from codechat_lab.serve.protocol import ServedModel
+    except ImportError as error:
+        raise ConfigError(f"codechat serve needs {error.name}; run pip install 'codechat[serve]'") from None
+    from codechat_lab.serve.engine import Engine  # imports torch, which --help does not need
+
+    class Server(uvicorn.Server):
+        async def startup(self, *args: Any, **kwargs: Any) -> None:
+            await super().startup(*args, **kwargs)
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            # not before: Ctrl-C would end a half-built event loop
+            about = f"{served.name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it"
+            print(about, flush=True)
+            if ready:
+                ready(self, url)
+
+    key, meaning = read_key(cfg.api_key_file) if cfg.api_key_file else None, ""
+    if loaded is None:
+        path, meaning = paths.chosen_checkpoint(cfg.ckpt)
+        if meaning:
+            print(f"[{meaning}]", flush=True)
+        dist.keep_freed_memory(dist.device())
+        loaded = loading.load_model(path, dist.device())
+    run = paths.name_of(loaded.path.parent.parent)
+    name = run if run.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or cfg.ckpt)
+    served = ServedModel(loaded, cfg.name or name, int(time.time()), cfg.timeout_s, cfg.reload_from, meaning)
+    # on loopback the server has its own names only, so that no web page's name can point here
+    hosts = [f"[{host}]" if ":" in host else host for host in LOCAL] if cfg.host in LOCAL else ["*"]
+    sys.setswitchinterval(SWITCH_S)
+    with Engine(loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue) as engine:
+        how: Any = dict(log_level="warning", access_log=False, lifespan="off")
+        how |= dict(timeout_graceful_shutdown=STOP_S, timeout_keep_alive=KEEP_S)
+        Server(uvicorn.Config(build_app(engine, served, key, hosts), cfg.host, cfg.port, **how)).run()

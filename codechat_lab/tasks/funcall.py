@@ -1,0 +1,203 @@
+"""Function calling: one request, the tools on offer, one call, graded by the staircase.
+
+Problems come from the toolbox (generated, any number) or from files, told apart by their columns:
+
+    problems  {id, messages, gold: {name, arguments} | null, split}, as `codechat data calls` writes them
+    glaive    {system, chat}: the first assistant call is gold; without one, no call is correct
+    original  {prompt, gt_name, gt_args}: prompt is rendered text with tags, of the original project
+
+The staircase, for the first call: no_tag 0, bad_json 0.15, no_name 0.3, wrong_name 0.35 (0.2 if it is not offered), name_only 0.55, partial 0.55 + 0.45 f,
+full 1; f = matched / expected arguments (1 if none is expected) x max(0.5, 1 - 0.1 x extra keys). What follows the call costs a rung: f is halved, else the
+reward is that of the next lower rung. Where no call is correct, an answer without one scores 1, any call 0. "published" is the original system's staircase.
+
+Values match if they are equal numbers (3 and 3.0 are; floats within a tolerance), strings equal up to case and outer blanks, or lists or objects of
+matching items. Types are never mixed: true is not 1, "5" is not 5. NaN and infinities match nothing."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from codechat.data.splits import split_of
+
+from codechat.core.errors import check_choice
+from codechat.data import public_rows
+from codechat.data.chat_formats import NO_CALL, glaive_turns
+from codechat.data.sources import Ledger, digest, local_rows, require_columns
+from codechat.tasks.base import SPLITS, BaseTask, Problem, Score, shuffled
+from codechat.text import chat
+from codechat_lab.tasks.preparation import DEFAULT_LIMIT
+from codechat_lab.tasks.toolbox import problems
+
+Row = dict[str, Any]
+# What the first call names: no call at all, no readable name, a name that the prompt does not offer, another offered one, the right one.
+NAMED = ("no_call", "unreadable", "not_offered", "other", "right")
+TIERS = ("no_tag", "bad_json", "no_name", "wrong_name", "name_only", "partial", "full")
+EXTRA_PENALTY, LEAST_CREDIT = 0.1, 0.5  # argument credit lost per unexpected argument, and what is left at least
+TRAILING_CREDIT = 0.5  # argument credit left where something follows the call and that costs a rung
+TOLERANCE = 1e-6  # floats match within this, relative above 1 and absolute below
+COLUMNS = (("messages", "gold"), ("system", "chat"), ("prompt", "gt_name", "gt_args"))
+_TURN = re.compile(r"<\|(system|user|assistant|function_response)\|>\n(.*?)\n<\|end\|>\n", re.DOTALL)
+
+
+# Rewards of the rungs. cap: largest reward of anything less than a full match. marks_down: whatever follows the call costs a rung; else a
+# further call costs what is above the cap. integer_tolerance: as TOLERANCE, for a float where an integer is expected.
+OURS = dict(no_tag=0.0, bad_json=0.15, no_name=0.30, not_offered=0.20, wrong_name=0.35, name_only=0.55, full=1.0,
+            cap=0.99, marks_down=True, integer_tolerance=0.0)  # fmt: skip
+STAIRCASES = {"ours": OURS, "published": OURS | dict(not_offered=0.35, marks_down=False, integer_tolerance=TOLERANCE)}
+
+
+def score_call(
+    text: str, gold: Mapping[str, Any] | None, staircase: Mapping[str, float] = OURS, offered: Collection[str] = ()
+) -> Score:
+    """Score the first call of a completion's text. Never raises.
+
+    gold: {"name", "arguments"}. None: no call is correct, and any call, readable or not, is a wrong name of reward 0.
+    offered: names of the functions in the prompt; empty = unknown, and then every name counts as offered. parts: calls,
+    form, trailing (whether anything follows the first call), named (one of NAMED), with a correct name matched, expected,
+    extra, f."""
+    calls = chat.parse_calls(text)
+    first = calls[0] if calls else None
+    trailing = len(calls) > 1 or bool(first and first.after)
+    tier, named = _named(first, gold, offered)
+    parts = {"calls": len(calls), "form": first and first.form, "trailing": trailing, "named": named}
+    if gold is None:
+        return Score(0.0 if calls else staircase["full"], "wrong_name" if calls else "full", parts, not calls)
+    lower = trailing and staircase["marks_down"]
+    if named != "right":
+        return Score(_rung(staircase, "not_offered" if named == "not_offered" else tier, lower), tier, parts, False)
+    given, expected = first.arguments or {}, gold["arguments"]
+    matched = sum(key in given and values_match(v, given[key], staircase) for key, v in expected.items())
+    extra = len(given.keys() - expected.keys())
+    f = (matched / len(expected) if expected else 1.0) * max(LEAST_CREDIT, 1 - EXTRA_PENALTY * extra)
+    f = 0.0 if first.arguments is None else f
+    parts |= {"matched": matched, "expected": len(expected), "extra": extra, "f": f}
+    if f == 1 and not lower and len(calls) == 1:
+        return Score(staircase["full"], "full", parts, True)
+    if f == 0:
+        return Score(_rung(staircase, "name_only", lower), "name_only", parts, False)
+    credit = (staircase["full"] - staircase["name_only"]) * (f * TRAILING_CREDIT if lower else f)
+    return Score(min(staircase["cap"], staircase["name_only"] + credit), "partial", parts, False)
+
+
+def _rung(staircase: Mapping[str, float], name: str, lower: bool) -> float:
+    """The reward of a rung without argument credit; lower: of the one below."""
+    below = {"name_only": "wrong_name", "wrong_name": "no_name"}.get(name, "bad_json")
+    return min(staircase[name], staircase[below]) if lower else staircase[name]
+
+
+def _named(call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Collection[str]) -> tuple[str, str]:
+    """(the tier of a call without argument credit, one of NAMED). Blanks around a name are ignored."""
+    if call is None:
+        return "no_tag", "no_call"
+    if call.name is None or not call.name.strip():
+        return "bad_json" if call.form == "bad_json" else "no_name", "unreadable"
+    if gold is not None and call.name.strip() == gold["name"].strip():
+        return "name_only", "right"
+    return "wrong_name", "other" if not offered or call.name.strip() in offered else "not_offered"
+
+
+def values_match(expected: Any, value: Any, staircase: Mapping[str, float]) -> bool:
+    """Equality of JSON values by the rules of the module docstring. Recurses only as deep as `expected`."""
+    if isinstance(expected, str):
+        return isinstance(value, str) and expected.strip().casefold() == value.strip().casefold()
+    if isinstance(expected, bool) or expected is None:
+        return value is expected
+    if isinstance(expected, Mapping):
+        same = isinstance(value, Mapping) and expected.keys() == value.keys()
+        return same and all(values_match(expected[k], value[k], staircase) for k in expected)
+    if isinstance(expected, list):
+        same = isinstance(value, list) and len(value) == len(expected)
+        return same and all(values_match(w, v, staircase) for w, v in zip(expected, value))
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    tolerance = staircase["integer_tolerance"] if isinstance(expected, int) else TOLERANCE
+    if isinstance(expected, int) and (isinstance(value, int) or not tolerance):
+        return expected == value  # exact, also between an integer and a float
+    try:  # NaN and infinities fail the comparison, whichever side they are on
+        return abs(expected - value) <= tolerance * max(1.0, abs(expected))
+    except OverflowError:  # an integer with more digits than a float can hold
+        return False
+
+
+class FuncallTask(BaseTask):
+    """source: "toolbox", or a jsonl or parquet file or a directory (MissingFile; DataError for an unknown format, a
+    damaged file, or too many losses). staircase: the reward's values, a name of STAIRCASES.
+
+    ledger: counts of a file's rows, or None."""
+
+    name, tiers = "funcall", TIERS
+    grouped_by = "stratum"  # the key of a problem's meta by which evaluations group scores
+    clustered_by = "tool"  # the key of a problem's meta whose values name what is not independent
+    classified_by, classes = "named", NAMED  # the key of a score's parts whose values evaluations count
+    ledger: Ledger | None = None
+
+    def __init__(self, source: str = "toolbox", staircase: str = "ours") -> None:
+        check_choice("staircase", staircase, STAIRCASES)
+        self.staircase = STAIRCASES[staircase]
+        if str(source) != "toolbox":
+            self.ledger = Ledger(Path(source).name)
+            self.rows = list(self.ledger.counted(_read(Path(source))))
+            self.ledger.check()
+            if not any("stratum" in row.meta for row in self.rows):
+                self.grouped_by = ""
+
+    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+        """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a file."""
+        if self.ledger or split not in SPLITS:
+            return super().problems(split, limit, seed)
+        n = DEFAULT_LIMIT if limit is None else limit
+        return shuffled(problems.draw(split, n, seed), n, seed)
+
+    def score(self, problem: Problem, completion: str) -> Score:
+        offered = chat.offered_names("\n".join(m["content"] for m in problem.messages if m["role"] == "system"))
+        return score_call(completion, problem.gold, self.staircase, offered)
+
+    def gold(self, problem: Problem) -> str:
+        """The source's own text of a call, if it has one: the reference-solution check then covers its call format."""
+        if problem.gold is None:
+            return NO_CALL
+        return problem.meta.get("gold_text") or chat.format_call(**problem.gold)
+
+
+def _read(path: Path) -> Iterator[Problem | str]:
+    """Problems of a file or of a directory, and for each other row the reason why it is lost."""
+    for file in sorted(path.glob("funcall.*.jsonl")) or [path]:
+        for number, row in enumerate(require_columns(local_rows(file), COLUMNS, str(file))):
+            name = f"{file.stem}-{number}"
+            plain = row if "gold" in row else _of_original(row) if "gt_name" in row else _of_glaive(row, name)
+            yield plain if isinstance(plain, str) else _problem(plain, name)
+
+
+def _of_original(row: Row) -> Row:
+    turns = _TURN.findall(str(row["prompt"]))
+    messages = [{"role": role.removesuffix("_response"), "content": content} for role, content in turns]
+    return {"messages": messages, "gold": {"name": row["gt_name"], "arguments": row["gt_args"]}}
+
+
+def _of_glaive(row: Row, name: str) -> Row | str:
+    talk = public_rows.conversation_row(row, name, domain="calls")
+    if isinstance(talk, str):
+        return talk
+    at = public_rows.answer_at(talk["messages"])
+    calls = chat.parse_calls(talk["messages"][at]["content"])
+    gold = {"name": calls[0].name, "arguments": calls[0].arguments} if calls else None
+    answers = [turn["content"] for turn in glaive_turns(row["chat"]) if turn["role"] == "assistant"]
+    own = next((text for text in answers if chat.CALL_TAG in text), "") if len(calls) == 1 else ""
+    meta = {"tools_present": talk["meta"]["tools_present"], "gold_text": own}
+    prompt, split = talk["messages"][:at], talk["meta"]["split"]
+    return {"id": row.get("id", name), "messages": prompt, "gold": gold, "split": split, "meta": meta}
+
+
+def _problem(row: Row, name: str) -> Problem | str:
+    """The problem; without a split, equal prompts are in the same one of train, select and test."""
+    messages, split, call = row["messages"], row.get("split"), chat.read_call(row["gold"])
+    fits = isinstance(messages, list) and all(
+        isinstance(m, Mapping) and m.get("role") in chat.ROLES and isinstance(m.get("content"), str) for m in messages
+    )
+    unreadable = row["gold"] is not None and call.form not in chat.READABLE
+    if not fits or not messages or split not in (None, *SPLITS) or unreadable:
+        return "bad_row"
+    gold = None if row["gold"] is None else {"name": call.name, "arguments": call.arguments}
+    split = split or split_of(digest(repr(messages)))
+    return Problem(str(row.get("id", name)), messages, gold, split, row.get("meta") or {})

@@ -1,0 +1,271 @@
+"""Tools: schema, implementation, argument sampler, the ways to ask for one; all by name; which could serve the same request.
+
+The json files hold descriptions, arguments by the kinds of `values.slot`, what is computed, limits, requests (asks, and hard for test_hard) and answers.
+Every parameter is required; optional ones would make the correct call ambiguous. Services of everyday life, in conversations only, do nothing: their
+result is drawn, the same one for the same arguments. Held-out tools share no domain and no word of a name with others, but for three services about the
+weather and six common words of renamed and invented tools. The hand-written tools are too few to teach reading: composed tools (unit pairs, fixed
+factors, letters of a word) are several hundred; invented ones pair a verb with a thing and are drawn for one conversation."""
+
+import json
+import operator
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from codechat_lab.tasks.toolbox import functions
+from codechat_lab.tasks.toolbox.functions import ToolError, neat
+from codechat_lab.tasks.toolbox.values import COMMON, VERBS, Slot, allowed, draw_word, invent, parts, slot, whole
+
+_HERE = Path(__file__).parent
+MAX_TEXT, MAX_ITEMS, MAX_NUMBER = 1000, 1000, 1e15
+_SCOPE = vars(functions) | functions.TABLES
+VARIED = 0.5  # share of the words and names in results that are not invented
+RESULTS = ("word", "word", "phrase", "name", "date:2020:2040", "time", "integer:0:9999", "number:2:900")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answers: templates that also
+    know {result}; the first is used. limits: argument -> [least, most], of which one may be another argument's name; or a
+    pattern. adjust: (rng, arguments) -> arguments that depend on one another. alias, keys: other names of the tool and of
+    some of its arguments in one conversation."""
+
+    name: str
+    description: str
+    slots: Mapping[str, Slot]
+    run: Callable[..., Any]
+    asks: Sequence[str]
+    answers: Sequence[str]
+    hard_asks: Sequence[str] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None
+    alias: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """{"name", "description", "parameters": JSON schema}, as the conversation offers it."""
+        properties = {self.keys.get(key, key): dict(slot.schema) for key, slot in self.slots.items()}
+        parameters = {"type": "object", "properties": properties, "required": list(properties)}
+        return {"name": self.alias or self.name, "description": self.description, "parameters": parameters}
+
+    def written(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """{"name", "arguments"} of a call, as the conversation names them."""
+        named = {self.keys.get(key, key): value for key, value in arguments.items()}
+        return {"name": self.alias or self.name, "arguments": named}
+
+    @cached_property
+    def level(self) -> int:
+        """1: one copied word or number. 2: two, or one and a translated choice. 3: more, lists, phrases."""
+        return min(3, sum(slot.cost for slot in self.slots.values()))
+
+    def sample(self, rng: random.Random, split: str, varied: float = 0.0) -> dict[str, Any]:
+        """Arguments that only `split` uses, in schema order. Two enumerations never take the same value.
+
+        varied: share of the words and names from further afield (`Slot.varied`)."""
+        while True:
+            arguments = {name: slot.sample(rng, split, varied) for name, slot in self.slots.items()}
+            if self.adjust:
+                arguments = self.adjust(rng, arguments)
+            chosen = [v for k, v in arguments.items() if "enum" in self.slots[k].schema]
+            decided = any(self.slots[k].decides(v) for k, v in arguments.items()) or whole(arguments, split)
+            if decided and len(set(chosen)) == len(chosen):
+                return arguments
+
+    def ask(self, rng: random.Random, arguments: Mapping[str, Any], asks: Sequence[str] = ()) -> str:
+        """A request in words, in one of `asks` instead of the tool's own where there are any."""
+        template = rng.choice(asks or self.asks)
+        return template.format(**{k: self.slots[k].say(rng, v) for k, v in arguments.items()})
+
+    def report(self, arguments: Mapping[str, Any], result: Any) -> str:
+        """A short answer in words with the result."""
+        return self.answers[0].format(result=say(result), **{k: say(v) for k, v in arguments.items()})
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Check the arguments against the schema and the limits, and run. ToolError names the fault."""
+        if arguments.keys() != self.slots.keys():
+            given = ", ".join(map(str, arguments))[:100]
+            raise ToolError(f"{self.name} takes ({', '.join(self.slots)}), not ({given})")
+        checked = {k: check(k, arguments[k], slot.schema) for k, slot in self.slots.items()}
+        for key, limit in self.limits.items():
+            if isinstance(limit, str):
+                if not re.fullmatch(limit, checked[key]):
+                    raise ToolError(f"{key} must match {limit}")
+                continue
+            least, most = (checked.get(bound, bound) for bound in limit)
+            if not all(least <= value <= most for value in parts(checked[key])):
+                raise ToolError(f"{key} must be between {least} and {most}")
+        try:
+            return self.run(**checked)
+        except (ArithmeticError, LookupError, ValueError) as error:
+            raise ToolError(f"{self.name}: {str(error)[:200]}") from error
+
+
+def check(name: str, value: Any, schema: Mapping[str, Any]) -> Any:
+    """The value in the type of its schema (2.0 becomes 2 for an integer). ToolError where it does not match."""
+    kind = schema["type"]
+    if kind == "array":
+        if not isinstance(value, list) or not 1 <= len(value) <= MAX_ITEMS:
+            raise ToolError(f"{name} must be a list of 1 to {MAX_ITEMS} items")
+        return [check(f"{name}[{i}]", item, schema["items"]) for i, item in enumerate(value)]
+    if kind == "string":
+        fits = isinstance(value, str) and len(value) <= MAX_TEXT
+    else:
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+        fits = fits and (kind == "number" or value == int(value))
+    if not fits:
+        raise ToolError(f"{name} must be {'an' if kind == 'integer' else 'a'} {kind} of sensible size")
+    if "enum" in schema and value not in schema["enum"]:
+        raise ToolError(f"{name} must be one of {', '.join(map(str, schema['enum']))}")
+    return int(value) if kind == "integer" else value
+
+
+def say(value: Any) -> str:
+    """A result in words."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(say, value)) if isinstance(value, list) else str(value)
+
+
+def drawn_result(results: str | Sequence[str], /, **arguments: Any) -> Any:
+    """One of the results, or a value of their kind: always the same one for the same arguments."""
+    rng = random.Random(json.dumps(arguments, sort_keys=True))
+    return slot(results).sample(rng, "train", VARIED) if isinstance(results, str) else rng.choice(results)
+
+
+def read(name: str) -> Any:
+    """The content of a json file of the toolbox."""
+    return json.loads((_HERE / name).read_text(encoding="utf-8"))
+
+
+def _tool(name: str, row: Mapping[str, Any]) -> Tool:
+    """The tool of a row, which computes an expression over its arguments; the result of a service is drawn."""
+    if "results" in row:
+        run: Callable[..., Any] = partial(drawn_result, row["results"])
+    else:  # our own expression
+        run = eval(f"lambda {', '.join(row['arguments'])}: {row['computes']}", _SCOPE)
+    slots = {key: slot(kind) for key, kind in row["arguments"].items()}
+    adjust = getattr(functions, row["adjust"]) if "adjust" in row else None
+    texts = (row["asks"], row.get("answers") or [row["answer"]], row.get("hard", ()))
+    return Tool(name, row["description"], slots, run, *texts, row.get("limits", {}), adjust)
+
+
+SEEN = tuple(_tool(name, row) for name, row in read("tools.json").items())
+HELD_OUT = tuple(_tool(name, row) for name, row in read("held_out_tools.json").items())  # in test_hard only
+TOOLS: dict[str, Tool] = {t.name: t for t in (*SEEN, *HELD_OUT)}
+SERVICES = tuple(_tool(name, row) for name, row in read("everyday_services.json").items())
+WORDINGS: dict[str, list[str]] = read("everyday_wordings.json")  # tool -> further request templates
+PHRASES: dict[str, list[Any]] = read("phrases.json")
+# Tools that could serve the same request are never offered together: the correct call would be ambiguous.
+FAMILIES = tuple(frozenset(line.split()) for line in (_HERE / "families.txt").read_text(encoding="utf-8").splitlines())
+
+
+@cache
+def tools_of(split: str, level: int | None = None) -> tuple[Tool, ...]:
+    """The tools that a split may offer, or those of a level."""
+    tools = (*SEEN, *HELD_OUT) if split == "test_hard" else SEEN
+    return tuple(t for t in tools if level in (None, t.level))
+
+
+@cache
+def services_of(split: str) -> tuple[Tool, ...]:
+    """Those that have arguments of their own in a split: a few combinations of choices may all belong to training."""
+    return tuple(t for t in SERVICES if split == "train" or any(slot.unseen for slot in t.slots.values()))
+
+
+def draw_others(rng: random.Random, split: str, tools: Iterable[Tool], k: int) -> list[Tool]:
+    """k tools that could not serve a request for any of `tools`, nor for one another."""
+    taken, others = set().union(*(family(t.name) for t in tools)), list[Tool]()
+    while len(others) < k:
+        other = rng.choice(tools_of(split))
+        if other.name not in taken:
+            others.append(other)
+            taken |= family(other.name)
+    return others
+
+
+def family(name: str) -> frozenset[str]:
+    """The tool and all tools that could serve its requests."""
+    return frozenset({name}).union(*(f for f in FAMILIES if name in f))
+
+
+def respond(name: str, arguments: Mapping[str, Any]) -> str:
+    """The content of a tool's response: {"result": ...} or {"error": message} as JSON text."""
+    try:
+        return response(TOOLS[name].call(arguments))
+    except KeyError:
+        error = f"there is no function {name[:60]!r}"
+    except ToolError as fault:
+        error = str(fault)
+    return json.dumps({"error": error}, ensure_ascii=False)
+
+
+def response(result: Any) -> str:
+    """The content of a function response that holds a result."""
+    return json.dumps({"result": result}, ensure_ascii=False)
+
+
+WAYS = {"times": operator.mul, "plus": operator.add, "minus": operator.sub, "over": operator.truediv}
+THINGS = [w for w in COMMON if w not in VERBS]
+_KINDS = "n=integer:2:9999 count=integer:2:90 size=number:2:900 word=word name=name owner=name code=word text=phrase:2:3 day=date time=time"
+ARGUMENTS = tuple(tuple(argument.split("=")) for argument in _KINDS.split())
+
+
+@cache
+def composed() -> tuple[Tool, ...]:
+    """All composed tools, in a fixed order."""
+    table = read("composed_tools.json")
+
+    def tool(kind: str, run: Callable[..., Any], **words: str) -> Tool:
+        row = table["tools"][kind]
+        slots = {key: slot(values) for key, values in row["arguments"].items()}
+        texts = (row["name"], row["description"], row["answer"], *row["asks"])
+        name, description, answer, *asks = (Template(text).substitute(words) for text in texts)
+        return Tool(name, description, slots, run, asks, [answer])
+
+    tools = [
+        tool("convert", lambda x, by=per_a / per_b: neat(x * by, 6), a=a, b=b)
+        for units in table["units"]  # one unit of each in the first unit of its row
+        for a, per_a in units.items()
+        for b, per_b in units.items()
+        if a != b
+    ]
+    for k, count in enumerate(table["counts"], start=2):
+        tools += [tool(way, lambda x, k=k, run=run: neat(run(x, k)), count=count) for way, run in WAYS.items()]
+    for at, ordinal in enumerate(table["ordinals"]):
+        tools.append(tool("letter", lambda word, at=at: word[at], ordinal=ordinal))
+    for letter in table["letters"]:
+        tools.append(tool("without", lambda word, letter=letter: word.replace(letter, ""), letter=letter))
+        tools.append(tool("starts", lambda word, letter=letter: word.lower().startswith(letter), letter=letter))
+    return tuple(tools)
+
+
+def _invented(rng: random.Random, split: str, verb: str, thing: str) -> Tool:
+    """A tool for one conversation: what it does is said by two words of its description; half of the names say it too. Names belong to splits, as values do."""
+    slots = {key: slot(kind) for key, kind in rng.sample(ARGUMENTS, rng.choice((1, 1, 1, 2, 2, 3)))}
+    values = ", ".join(f"{{{key}}}" for key in slots)  # in the order of the list: names may differ
+    name = ""
+    while not name or not allowed(name, split):
+        name = rng.choice((f"{verb}_{thing}", f"{thing}_{verb}")) if rng.random() < 0.5 else invent(rng)
+    words = dict(verb=verb, thing=thing, Verb=verb.capitalize(), Thing=thing.capitalize(), values=values)
+    asks = [ask.format(**words) for ask in PHRASES["invented_asks"]]
+    description = rng.choice(PHRASES["invented_descriptions"]).format(**words)
+    return Tool(name, description, slots, lambda **given: "done", asks, ["It is done."])
+
+
+def invented_offer(rng: random.Random, split: str, k: int, rare: float = 0.0) -> dict[tuple[str, str], Tool]:
+    """k invented tools by verb and thing; half of them share the first one's verb or its thing, so that both words must be read."""
+    offered: dict[tuple[str, str], Tool] = {}
+    while len(offered) < k:
+        draw, first = (rng.random(), next(iter(offered))) if offered else (1.0, ("", ""))
+        verb = first[0] if draw < 0.25 else rng.choice(VERBS)
+        thing = first[1] if 0.25 <= draw < 0.5 else draw_word(rng, rare, THINGS)
+        tool = _invented(rng, split, verb, thing)
+        if tool.name not in {other.name for other in offered.values()}:
+            offered.setdefault((verb, thing), tool)
+    return offered

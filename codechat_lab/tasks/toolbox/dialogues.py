@@ -1,0 +1,360 @@
+"""Conversations that call tools, and how their requests, lists and names are drawn.
+
+A share of the conversations renames its tools and arguments, some tools are composed or invented (`generated`), every
+request with an unfitting list has a twin whose list fits, and some requests need two calls, the second with the first
+one's result. So the list has to be read; with the default `Mix` each tool has its one name. A conversation of a split
+and seed is the same however many are drawn."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, islice
+from typing import Any
+
+from codechat.core.config import Settings, opt
+from codechat.core.errors import ConfigError
+from codechat.tasks.base import Message
+from codechat.text import chat
+from codechat_lab.data import synthetic
+from codechat_lab.tasks.toolbox import catalogue
+from codechat_lab.tasks.toolbox.catalogue import (
+    HELD_OUT,
+    PHRASES,
+    SEEN,
+    WORDINGS,
+    Tool,
+    ToolError,
+    draw_others,
+    family,
+    response,
+    say,
+    tools_of,
+)
+from codechat_lab.tasks.toolbox.values import COMMON, allowed, draw_word, invent
+
+LEVELS = (1, 1, 1, 2, 3)  # requests for easy tools are three times as frequent
+MAX_TOOLS = 4  # on offer
+RENAMED_TOOLS = 0.7  # share of the tools of a renamed conversation that have another name
+KINDS = ("multi_turn", "series", "chained", "unfitting", "no_tools", "small_talk")  # beside single calls
+
+
+def _share(default: float, of: str) -> Any:
+    return opt(default, f"share of {of}", least=0, most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix(Settings):
+    """Shares of the conversations. What remains is single calls."""
+
+    multi_turn: float = _share(0.2, "conversations that continue after the call")
+    series: float = _share(0.0, "conversations with several requests, each for another tool of one list or for none")
+    chained: float = _share(0.0, "conversations whose request needs two calls, the second with the first's result")
+    unfitting: float = _share(0.1, "conversations whose tools do not fit the request")
+    no_tools: float = _share(0.05, "conversations that ask for a tool where none is offered")
+    small_talk: float = _share(0.05, "conversations that only chat while tools are offered")
+    renamed: float = _share(0.0, "conversations whose tools and arguments have other names")
+    composed: float = _share(0.0, "requests for composed tools")
+    invented: float = _share(0.0, "requests for invented tools")
+    renamed_arguments: float = _share(0.35, "the arguments of a renamed conversation that have another name")
+    unserved: float = _share(0.5, "the series with a request that fits none of its tools")
+    informal: float = _share(0.0, "the requests in chat style")
+    services: float = _share(0.0, "requests for everyday services")
+    talk_first: float = _share(0.0, "the conversations with tools that begin with small talk")
+    wordings: float = _share(
+        0.0, "requests for the catalogue's tools in additional wordings, and of small talk from small_talk.json"
+    )
+    rare_words: float = _share(
+        0.0, "the words in names, invented tools and drills that come from a list of a thousand, not of 200"
+    )
+    varied_values: float = _share(
+        0.0,
+        "the words and names in requests and copying drills that are real, compounds or random letters, not invented by a grammar",
+    )
+    plain_answers: float = _share(
+        0.0,
+        "the answers after calls of renamed or invented tools that only state the result; half of it after other calls",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for names in (KINDS, ("composed", "invented", "services")):
+            if sum(getattr(self, name) for name in names) > 1:
+                raise ConfigError(f"the shares {', '.join(names)} add up to more than 1; lower one")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A tool, its arguments and the request in words. hard: the part that training never sees ("tool" or "phrasing"),
+    or None."""
+
+    tool: Tool
+    arguments: dict[str, Any]
+    text: str
+    hard: str | None = None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Requests (the second one takes the first one's result), the tools on offer, the fitting ones first, and whether a
+    tool has another name."""
+
+    requests: Sequence[Request]
+    offered: list[Tool]
+    renamed: bool = False
+
+    def system(self, rng: random.Random) -> Message:
+        order = rng.sample(self.offered, len(self.offered))
+        return message("system", chat.tools_prompt([tool.schema for tool in order]))
+
+    def calls(self) -> list[dict[str, Any]]:
+        return [r.tool.written(r.arguments) for r in self.requests]
+
+    def meta(self, kind: str) -> dict[str, Any]:
+        first = self.requests[0]
+        row = dict(tools_present=bool(self.offered), asked="tool", tools=[tool.schema["name"] for tool in self.offered])
+        row |= dict(level=first.tool.level, kind=kind, hard=first.hard, tool=first.tool.name, renamed=self.renamed)
+        return row
+
+
+def message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def call_message(call: Mapping[str, Any]) -> Message:
+    return message("assistant", chat.format_call(**call))
+
+
+def neutral_system(rng: random.Random) -> str:
+    """A short system prompt without tools."""
+    return rng.choice(PHRASES["neutral_system"])
+
+
+def tools_system(rng: random.Random, split: str = "train", style: str = "compact") -> str:
+    """A system prompt that offers 1 to 4 tools of the split. style: of `chat.tools_prompt`."""
+    tools = rng.sample(tools_of(split), rng.randint(1, MAX_TOOLS))
+    return chat.tools_prompt([t.schema for t in tools], style)
+
+
+def informally(rng: random.Random, text: str) -> str:
+    """The request without its capital or its full stop, with words before or after it. What it asks for stays as it is."""
+    if text[:2].istitle():
+        text = text[0].lower() + text[1:]
+    if rng.random() < 0.7:
+        text = text.rstrip(".?! ")
+    if rng.random() < 0.6:
+        text = rng.choice(PHRASES["openings"]) + rng.choice((", ", ": ", " ", " - ")) + text
+    if rng.random() < 0.4:
+        return text + rng.choice((" ", ", ")) + rng.choice(PHRASES["endings"])
+    return f"{text}!!" if rng.random() < 0.1 else text
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Draws requests, lists of tools and their names, of one split and mix."""
+
+    rng: random.Random
+    split: str
+    mix: Mix = Mix()
+
+    def happens(self, share: float) -> bool:
+        """True in a share of the cases; a share of 0 draws nothing."""
+        return share > 0 and self.rng.random() < share
+
+    def asked(self, tool: Tool, asks: Sequence[str] = (), hard: str | None = None) -> Request:
+        """A request for a tool, in one of `asks` instead of the tool's own where there are any."""
+        arguments = tool.sample(self.rng, self.split, self.mix.varied_values)
+        return Request(tool, arguments, tool.ask(self.rng, arguments, asks), hard)
+
+    def request(self, hard: str | None = None) -> Request:
+        """For a tool of the catalogue. hard: "tool" needs a held-out one, "phrasing" asks for another in new words."""
+        level = self.rng.choice(LEVELS)
+        tool = self.rng.choice(
+            [t for t in HELD_OUT if t.level == level] if hard == "tool" else tools_of("train", level)
+        )
+        return self.asked(tool, tool.hard_asks if hard == "phrasing" else (), hard)
+
+    def tools(self, draw: float, k: int) -> list[Tool]:
+        """k invented tools, composed ones or services, as a number says; none above the sum of their shares."""
+        if draw < self.mix.invented:
+            return list(catalogue.invented_offer(self.rng, self.split, k, self.mix.rare_words).values())
+        if draw < self.mix.invented + self.mix.composed:
+            return self.rng.sample(catalogue.composed(), k)
+        if draw < self.mix.invented + self.mix.composed + self.mix.services:
+            services = self.rng.sample(catalogue.services_of(self.split), k)
+            return [replace(tool, answers=[self.rng.choice(tool.answers)]) for tool in services]
+        return []
+
+    def scene(self, *, fits: bool = True) -> Scene:
+        """A request with 1 to 4 tools. fits: the requested tool is among them."""
+        rng, mix, draw = self.rng, self.mix, self.rng.random()
+        fewest = 1 if fits else 2  # with the requested one
+        if draw < mix.invented + mix.composed + mix.services:
+            tool, *others = self.tools(draw, rng.randint(fewest, MAX_TOOLS))
+            if draw < mix.invented:
+                if self.happens(mix.plain_answers):  # results of one kind, drawn as a service's are
+                    tool = replace(tool, answers=[rng.choice(PHRASES["plain_answers"])])
+                    tool = replace(tool, run=partial(catalogue.drawn_result, rng.choice(catalogue.RESULTS)))
+            elif draw >= mix.invented + mix.composed and rng.random() < 0.5:
+                others = draw_others(rng, self.split, [], len(others))
+            request = self.asked(tool)
+        else:
+            request = self.request()
+            if self.happens(mix.wordings):
+                further = WORDINGS.get(request.tool.name, ())
+                request = replace(request, text=request.tool.ask(rng, request.arguments, further))
+            others = draw_others(rng, self.split, [request.tool], rng.randint(fewest, MAX_TOOLS) - 1)
+        return self.named([request], [request.tool, *others] if fits else others)
+
+    def named(self, requests: Sequence[Request], offered: list[Tool]) -> Scene:
+        """The scene, in a share of the draws under other names."""
+        scene = Scene(requests, offered)
+        return self.renamed(scene) if self.rng.random() < self.mix.renamed else scene
+
+    def renamed(self, scene: Scene, every: bool = False) -> Scene:
+        known = {t.name: t for t in (*scene.offered, scene.requests[0].tool)}
+        new = dict(zip(known, self.new_names(list(known.values()), every)))
+        requests = [replace(r, tool=new[r.tool.name]) for r in scene.requests]
+        return Scene(requests, [new[t.name] for t in scene.offered], any(t.alias for t in new.values()))
+
+    def new_names(self, tools: Sequence[Tool], every: bool = False) -> list[Tool]:
+        """The tools, some of them (all: `every`) and of their arguments under other names: one to three words, or an
+        invented one of this split."""
+        rng, new, taken = self.rng, list[Tool](), {t.name for t in tools}
+        for tool in tools:
+            words = [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or COMMON
+            alias = self._new_name(words, taken) if every or rng.random() < RENAMED_TOOLS else ""
+            taken.add(alias)
+            drawn = (k for k in tool.slots if rng.random() < self.mix.renamed_arguments)
+            keys = {k: draw_word(rng, self.mix.rare_words) for k in drawn}
+            clash = len({keys.get(key, key) for key in tool.slots}) < len(tool.slots)  # then the tool keeps its own
+            new.append(replace(tool, alias=alias, keys={} if clash else keys))
+        return new
+
+    def _new_name(self, description: Sequence[str], taken: set[str]) -> str:
+        rng, rare = self.rng, self.mix.rare_words
+        while True:
+            draw = rng.random()
+            if draw < 0.3:
+                name = "_".join(rng.sample(description, min(len(description), rng.choice((1, 2)))))
+            elif draw < 0.7:
+                size = rng.choice((1, 1, 2, 2, 3))
+                name = "_".join([draw_word(rng, rare) for _ in range(size)] if rare else rng.choices(COMMON, k=size))
+            else:
+                name = invent(rng)
+            if name not in taken and allowed(name, self.split):
+                return name
+
+    def chain(self) -> Scene:
+        """A request that needs two calls: the second tool takes the result of the first."""
+        second = None
+        while second is None:
+            first = self.request()
+            second = self._following(first.tool, first.tool.call(first.arguments))
+        text = self.rng.choice(PHRASES["chain"]).format(first=first.text, second=second.text)
+        both = [first.tool, second.tool]
+        others = draw_others(self.rng, self.split, both, self.rng.randint(0, MAX_TOOLS - 2))
+        return self.named([replace(first, text=text), second], [*both, *others])
+
+    def _following(self, first: Tool, result: Any) -> Request | None:
+        """A request for a second tool one of whose arguments is `result`; None where the tool drawn takes no such
+        value."""
+        rng = self.rng
+        tool = rng.choice(SEEN)
+        kind = {int: ("integer", "number"), float: ("number",), str: ("string",)}.get(type(result), ())
+        free = [k for k, slot in tool.slots.items() if slot.schema["type"] in kind and "enum" not in slot.schema]
+        if not free or tool.name in family(first.name):
+            return None
+        key, arguments = rng.choice(free), tool.sample(rng, self.split, self.mix.varied_values)
+        arguments[key] = result
+        try:
+            tool.call(arguments)
+        except ToolError:
+            return None
+        spoken = {k: tool.slots[k].say(rng, v) for k, v in arguments.items()} | {key: rng.choice(PHRASES["the_result"])}
+        return Request(tool, arguments, rng.choice(tool.asks).format(**spoken))
+
+    def said(self, text: str) -> Message:
+        """The user's message; informal in a share of the draws."""
+        return message("user", informally(self.rng, text) if self.happens(self.mix.informal) else text)
+
+    def small_talk(self) -> list[Message]:
+        """What the user says that needs no tool, and the reply."""
+        talk = synthetic.SMALL_TALK if self.happens(self.mix.wordings) else PHRASES["small_talk"]
+        said, reply = self.rng.choice(talk)
+        return [message("user", said), message("assistant", reply)]
+
+    def served(self, scene: Scene, user: Message) -> list[Message]:
+        """The request, its calls with the tools' responses, and the answer: the tool's own sentence, or one that only states
+        the result. After a name that says nothing the former would have to be guessed, so the latter is twice as frequent."""
+        messages = [scene.system(self.rng), user]
+        for request, call in zip(scene.requests, scene.calls(), strict=True):
+            result = request.tool.call(request.arguments)
+            messages += [call_message(call), message("function", response(result))]
+        answer = request.tool.report(request.arguments, result)
+        if self.happens(self.mix.plain_answers if request.tool.alias else self.mix.plain_answers / 2):
+            answer = self.rng.choice(PHRASES["plain_answers"]).format(result=say(result))
+        return [*messages, message("assistant", answer)]
+
+
+Drawn = tuple[list[Message], dict[str, Any]]  # messages and meta
+
+
+def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[str, Any]]:
+    """n rows {"id", "messages", "domain": "calls", "meta"}. meta: tools_present, asked ("tool" or "chat"), tools (names
+    on offer), level, hard, kind, tool, renamed. An unfitting conversation is followed by its twin: the same request with
+    a list that fits."""
+    sampler = Sampler(random.Random(f"reading {split} {seed}"), split, mix)
+    drawn = (each for _ in count() for each in _conversations(sampler))
+    for i, (messages, meta) in enumerate(islice(drawn, n)):
+        if meta["asked"] == "tool" and meta["tools_present"] and sampler.happens(mix.talk_first):
+            messages[1:1] = sampler.small_talk()
+        yield {"id": f"reading-{split}-{seed}-{i}", "messages": messages, "domain": "calls", "meta": meta}
+
+
+def _conversations(sampler: Sampler) -> list[Drawn]:
+    """A conversation of a kind drawn by the mix, and the twin of an unfitting one."""
+    rng, mix = sampler.rng, sampler.mix
+    shares = [getattr(mix, kind) for kind in KINDS]
+    (kind,) = rng.choices([*KINDS, "call"], [*shares, 1 - sum(shares)])
+    if kind == "series":
+        return [_series(sampler)]
+    scene = sampler.chain() if kind == "chained" else sampler.scene(fits=kind != "unfitting")
+    user = sampler.said(scene.requests[0].text)
+    if kind in ("chained", "multi_turn"):
+        return [(sampler.served(scene, user), scene.meta(kind))]
+    if kind == "call":
+        return [_single(rng, scene, user)]
+    if kind == "small_talk":
+        return [([scene.system(rng), *sampler.small_talk()], scene.meta("chat") | {"asked": "chat"})]
+    if kind == "no_tools":
+        messages = [message("system", neutral_system(rng)), user, message("assistant", rng.choice(PHRASES["no_tools"]))]
+        return [(messages, scene.meta("absent") | {"tools_present": False, "tools": []})]
+    answer = message("assistant", rng.choice(PHRASES["no_function"]))
+    twin = _single(rng, replace(scene, offered=[scene.requests[0].tool, *scene.offered[1:]]), user)
+    return [([scene.system(rng), user, answer], scene.meta("unsuitable")), twin]
+
+
+def _single(rng: random.Random, scene: Scene, user: Message) -> Drawn:
+    return [scene.system(rng), user, call_message(scene.calls()[0])], scene.meta("call")
+
+
+def _series(sampler: Sampler) -> Drawn:
+    """One list, and a request for each of its tools in turn, in any order; among them, requests for none of them. Only
+    the list says which name goes with a request, and each answer is another name: the densest lesson in reading."""
+    rng, mix, k = sampler.rng, sampler.mix, sampler.rng.randint(3, 5)
+    found = sampler.tools(rng.random(), k)
+    if known := not found:  # tools of the catalogue, none of which could serve another's request
+        first = rng.choice(tools_of("train", rng.choice(LEVELS)))
+        found = [first, *draw_others(rng, sampler.split, [first], k - 1)]
+    *tools, missing = sampler.new_names(found) if rng.random() < mix.renamed else found
+    order = rng.sample(tools, len(tools)) + ([missing] if rng.random() < mix.unserved else [])
+    scene = Scene([Request(order[0], {}, "")], tools, any(t.alias for t in (*tools, missing)))
+    messages = [scene.system(rng)]
+    for tool in rng.sample(order, len(order)):
+        arguments = tool.sample(rng, sampler.split, mix.varied_values)
+        further = WORDINGS.get(tool.name, ()) if sampler.happens(mix.wordings) and known else ()
+        messages.append(sampler.said(tool.ask(rng, arguments, further)))
+        none = message("assistant", rng.choice(PHRASES["no_function"]))
+        messages.append(none if tool is missing else call_message(tool.written(arguments)))
+    return messages, scene.meta("series") | {"level": 0}
