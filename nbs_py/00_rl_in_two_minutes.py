@@ -54,22 +54,22 @@ import torch
 from IPython.display import display
 from torch.nn.utils.rnn import pad_sequence
 
+from codechat.core.atomic_files import json_lines, write_atomic
+from codechat.data import conversations
+from codechat.models import generate, optim
+from codechat.models.config import GPTConfig
+
 # %%
 from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
 from codechat.rl import advantages, losses, rollout
-from codechat.text import chat, tokenizer
-from codechat.data import conversations
-from codechat.models import optim
-from codechat.core.atomic_files import json_lines, write_atomic
-from codechat_lab.instruments.reward_starts import reshaped
-from codechat.models import generate
-from codechat_lab.reports import run_frames
-from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
-from codechat_lab.instruments.token_attribution import gradient_norms
 from codechat.tasks import load
 from codechat.tasks.base import Problem
+from codechat.text import chat, tokenizer
 from codechat.text.token_view import token_texts, visible
+from codechat_lab.instruments.reward_starts import reshaped
+from codechat_lab.instruments.token_attribution import gradient_norms
+from codechat_lab.reports import run_frames
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 tok, task, rng = tokenizer.load("python:1024"), load("funcall"), random.Random(seed)
 END, MOST = chat.stop_sequences(tok)[0][0], 34  # one reserved id ends an answer; its most tokens

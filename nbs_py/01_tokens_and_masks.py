@@ -45,8 +45,8 @@ import pandas as pd
 import torch
 
 from codechat.core.errors import DataError
-from codechat.models.gpt import GPT
 from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
 from codechat.text import chat, token_view, tokenizer
 from codechat_lab.instruments import token_attribution
 from codechat_lab.instruments.loss_exercises import check_cases

@@ -51,9 +51,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig, PRESETS
 from codechat.models import gpt, optim
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.gpt import GPT
 from codechat_lab.instruments.loss_exercises import check_cases
 from codechat_lab.reports.style import OKABE_ITO, new_figure
 

@@ -54,18 +54,17 @@ import numpy as np
 import pandas as pd
 import torch
 
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
-from codechat.data import conversations, corpus, sources
-from codechat_lab.reports import run_frames
-from codechat_lab.data import synthetic
-from codechat.text import tokenizer
-from codechat.models import attention
-from codechat_lab.reports.style import OKABE_ITO, new_figure
-
 # %%
 from codechat.core.errors import DataError
+from codechat.data import conversations, corpus, sources
+from codechat.models import attention
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.text import tokenizer
+from codechat_lab.data import synthetic
 from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports import run_frames
+from codechat_lab.reports.style import OKABE_ITO, new_figure
 from codechat_lab.tasks.toolbox import catalogue, dialogues, drills
 from codechat_lab.tasks.toolbox.problems import draw
 from codechat_lab.tasks.toolbox.values import is_shared

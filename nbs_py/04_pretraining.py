@@ -35,26 +35,40 @@ seed = 0
 freeze = False  # True: keep what the checkpoints write and the compressors' sizes in the frozen rows
 
 # %%
-import argparse, contextlib, dataclasses, difflib, inspect, io, json, lzma, math, os, statistics, tarfile, tempfile, textwrap, zlib
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import io
+import json
+import lzma
+import math
+import os
+import statistics
+import tarfile
+import tempfile
+import textwrap
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 
-from codechat.models.gpt import GPT
-from codechat.models.config import PRESETS, GPTConfig
+from codechat import pretrain
 from codechat.data import corpus
 from codechat.distributed import gpu_specs, hardware
 from codechat.models import optim
-from codechat_lab.reports import plots, run_frames
-from codechat import pretrain
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.generate import sample
+from codechat.models.gpt import GPT
+from codechat.models.loading import load_model
+from codechat.runs import paths
 from codechat.text import tokenizer
 from codechat_lab.instruments.loss_exercises import check_cases
-from codechat.models.generate import sample
-from codechat.models.loading import load_model
+from codechat_lab.reports import plots, run_frames
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
-from codechat.runs import paths
 
 
 # %%

@@ -42,17 +42,17 @@ import pandas as pd
 import torch
 from IPython.display import HTML
 
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
-from codechat.evaluation import behaviour_probes
-from codechat.text import chat, tokenizer
 from codechat.data import conversations
-from codechat.models import optim
-from codechat_lab.reports import plots, run_frames
+from codechat.evaluation import behaviour_probes
 from codechat.evaluation.intervals import Interval, wilson_interval
+from codechat.models import optim
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.text import chat, tokenizer
 from codechat_lab.instruments.loss_exercises import check_cases
-from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat_lab.instruments.token_attribution import gradient_share, xray_mask, xray_values
+from codechat_lab.reports import plots, run_frames
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat_lab.tasks.toolbox import dialogues, drills
 
 # %%

@@ -51,13 +51,12 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from codechat.text import chat
-from codechat.evaluation import diagnose
-from codechat_lab.reports import plots
 from codechat import tasks
+from codechat.evaluation import diagnose
+from codechat.text import chat
 from codechat_lab.instruments import reward_starts
 from codechat_lab.instruments.reward_starts import SHAPES, reshaped
-from codechat_lab.reports import dense_rewards
+from codechat_lab.reports import dense_rewards, plots
 from codechat_lab.reports.style import OKABE_ITO, SHAPE_COLOURS, finish, label_of_tier, new_figure
 from codechat_lab.tasks.funcall import STAIRCASES, score_call
 

@@ -42,21 +42,20 @@ import pandas as pd
 import torch
 from IPython.display import HTML
 
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
-from codechat.rl import advantages, losses, rollout
-from codechat.text import chat, tokenizer
-from codechat.data import conversations
-from codechat.models import optim
-from codechat_lab.reports import plots, run_frames
 from codechat import reinforce
 from codechat.core.atomic_files import read_rows
-from codechat_lab.instruments.loss_exercises import check_cases
+from codechat.data import conversations
+from codechat.models import optim
+from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
-from codechat_lab.reports import dense_rewards
-from codechat_lab.reports.style import OKABE_ITO, finish, first_and_last, new_figure, outer_legend
-from codechat_lab.instruments.token_attribution import gradient_share, xray_values
+from codechat.models.gpt import GPT
+from codechat.rl import advantages, losses, rollout
 from codechat.tasks import load
+from codechat.text import chat, tokenizer
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.instruments.token_attribution import gradient_share, xray_values
+from codechat_lab.reports import dense_rewards, plots, run_frames
+from codechat_lab.reports.style import OKABE_ITO, finish, first_and_last, new_figure, outer_legend
 from codechat_lab.tasks.toolbox import dialogues, problems
 
 # %%

@@ -41,11 +41,11 @@ import numpy as np
 import pandas as pd
 
 from codechat.evaluation import intervals
-from codechat_lab.reports import plots, run_frames
 from codechat.evaluation.intervals import Interval, estimate_pass_at_k
-from codechat_lab.instruments.loss_exercises import check_cases
-from codechat_lab.reports.style import OKABE_ITO, colour_of, finish, new_figure, outer_legend
 from codechat.tasks import load
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports import plots, run_frames
+from codechat_lab.reports.style import OKABE_ITO, colour_of, finish, new_figure, outer_legend
 
 # %%
 evals, problems, samples = (run_frames.stage_rows(source, "evaluate", t) for t in ("evals", "per_problem", "samples"))

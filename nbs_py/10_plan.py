@@ -54,16 +54,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from codechat.models.config import GPTConfig, PRESETS
 from codechat.core import config
 from codechat.distributed import gpu_specs
-from codechat_lab.launch import launcher
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.pretrain import PretrainConfig
 from codechat.runs import paths
 from codechat_lab.instruments import planner
 from codechat_lab.instruments.loss_exercises import check_cases
 from codechat_lab.instruments.planner import Plan, PlanConfig
 from codechat_lab.instruments.step_memory import CATEGORIES, measure
-from codechat.pretrain import PretrainConfig
+from codechat_lab.launch import launcher
 from codechat_lab.reports.style import OKABE_ITO, new_figure
 
 # %%

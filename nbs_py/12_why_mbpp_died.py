@@ -51,20 +51,20 @@ from itertools import combinations
 import pandas as pd
 import torch
 
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
-from codechat.evaluation import diagnose
-from codechat.models import generate
-from codechat.rl import losses
-from codechat_lab.reports import plots, run_frames
 from codechat import tasks
-from codechat.text import tokenizer
 from codechat.core.atomic_files import read_rows
+from codechat.evaluation import diagnose
 from codechat.evaluation.intervals import bootstrap_interval, wilson_interval
-from codechat_lab.instruments.loss_exercises import check_cases
-from codechat_lab.reports.style import OKABE_ITO, finish, new_figure, outer_legend
+from codechat.models import generate
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.rl import losses
 from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.runs.paths import ROOT, find_run
+from codechat.text import tokenizer
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports import plots, run_frames
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure, outer_legend
 from codechat_lab.tasks.coding.rewards import TIERS, tiered
 
 # %%

@@ -52,16 +52,20 @@ import inspect
 
 import pandas as pd
 
-from codechat.models.config import PRESETS
-from codechat.core import config
 from codechat import grpo
-from codechat_lab.reports import run_frames
-from codechat.core import registry
+from codechat.core import config, registry
 from codechat.core.atomic_files import read_rows
-from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k, hierarchical_interval, paired_bootstrap
-from codechat_lab.instruments.loss_exercises import check_cases
-from codechat_lab.reports.style import OKABE_ITO, draw_smoothed, finish, new_figure
+from codechat.evaluation.intervals import (
+    bootstrap_interval,
+    estimate_pass_at_k,
+    hierarchical_interval,
+    paired_bootstrap,
+)
+from codechat.models.config import PRESETS
 from codechat.runs.paths import find_run
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports import run_frames
+from codechat_lab.reports.style import OKABE_ITO, draw_smoothed, finish, new_figure
 from codechat_lab.tasks import micro
 from codechat_lab.tasks.coding.rewards import TIERS
 

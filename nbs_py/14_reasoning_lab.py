@@ -51,14 +51,13 @@ import inspect
 
 import pandas as pd
 
-from codechat.core import config
 from codechat import expert_iteration, tasks
+from codechat.core import config, registry
+from codechat.core.atomic_files import read_rows
 from codechat.evaluation import intervals
 from codechat.runs import paths
-from codechat_lab.reports import run_frames
-from codechat.core import registry
-from codechat.core.atomic_files import read_rows
 from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports import run_frames
 from codechat_lab.reports.style import OKABE_ITO, colour_of, finish, new_figure
 from codechat_lab.tasks.reasoning import rewards
 from codechat_lab.tasks.reasoning.answers import equivalent

@@ -55,15 +55,16 @@ import math
 import pandas as pd
 import torch
 
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
-from codechat_lab.chars import lab as lab, learning as chars_learning
 from codechat.core import config
-from codechat_lab.reports import run_frames, style
-from codechat_lab.instruments.loss_exercises import check_cases
-from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
 from codechat.runs.paths import ROOT
+from codechat_lab.chars import lab as lab
+from codechat_lab.chars import learning as chars_learning
 from codechat_lab.chars import task as chars
+from codechat_lab.instruments.loss_exercises import check_cases
+from codechat_lab.reports import run_frames, style
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 kept = ROOT / "reports" / "frozen" / "chars"
 

@@ -43,9 +43,9 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
 from codechat.models import attention, generate
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 torch.manual_seed(seed)

@@ -49,15 +49,15 @@ import torch
 from IPython.display import HTML
 from torch.nn.utils.rnn import pad_sequence
 
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
-from codechat.rl import advantages, losses, rollout
-from codechat.text import chat, tokenizer
 from codechat.data import conversations
 from codechat.models import optim
-from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
-from codechat_lab.instruments.token_attribution import gradient_share, xray_values
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.rl import advantages, losses, rollout
 from codechat.tasks import load
+from codechat.text import chat, tokenizer
+from codechat_lab.instruments.token_attribution import gradient_share, xray_values
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat_lab.tasks.toolbox.problems import draw
 
 tok, task = tokenizer.load("gpt2"), load("funcall")

@@ -40,14 +40,14 @@ import contextlib
 import pandas as pd
 import torch
 
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
-from codechat.text import chat, tokenizer
 from codechat.models import generate, optim
-from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
 from codechat.tasks import load
-from codechat_lab.tasks import micro
 from codechat.tasks.base import score_all
+from codechat.text import chat, tokenizer
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
+from codechat_lab.tasks import micro
 
 # %%
 tok, task = tokenizer.load("gpt2"), load("micro")

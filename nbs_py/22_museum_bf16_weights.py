@@ -47,10 +47,10 @@ import pydoc_data.topics
 import pandas as pd
 import torch
 
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
 from codechat.evaluation import diagnose
 from codechat.models import optim
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
 from codechat.text import tokenizer
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 

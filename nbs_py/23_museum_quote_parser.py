@@ -50,13 +50,12 @@ import numpy as np
 import pandas as pd
 
 from codechat.core.errors import DataError
-from codechat.text import chat
 from codechat.data.chat_formats import glaive_turns
-from codechat_lab.reports.style import OKABE_ITO, finish, label_of_tier, new_figure
 from codechat.tasks import check_reference_solutions, load
-from codechat_lab.tasks.toolbox.problems import draw
+from codechat.text import chat
+from codechat_lab.reports.style import OKABE_ITO, finish, label_of_tier, new_figure
 from codechat_lab.tasks import funcall
-
+from codechat_lab.tasks.toolbox.problems import draw
 
 # %% [markdown]
 # ## Rows in glaive's format

@@ -36,9 +36,9 @@ import pandas as pd
 import torch
 
 from codechat.rl import advantages
+from codechat.tasks import Problem
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat_lab.sandbox.pool import Pool, Program
-from codechat.tasks import Problem
 from codechat_lab.tasks.coding.task import CodingTask
 
 # %% [markdown]

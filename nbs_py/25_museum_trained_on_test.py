@@ -48,15 +48,15 @@ import pandas as pd
 import torch
 
 from codechat.core.errors import DataError
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
-from codechat.evaluation import contamination, evaluate
 from codechat.data import conversations
-from codechat.models import optim
-from codechat.text import tokenizer
 from codechat.data.public_rows import reject_benchmark_rows
-from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
+from codechat.evaluation import contamination, evaluate
+from codechat.models import optim
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
 from codechat.tasks import load
+from codechat.text import tokenizer
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat_lab.tasks import micro
 
 # %%

@@ -51,17 +51,17 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from codechat.models.gpt import GPT
-from codechat.text import chat, tokenizer
+from codechat import grpo, tasks
 from codechat.core import config, errors
 from codechat.evaluation import diagnose
-from codechat_lab.instruments import exact_gradients
 from codechat.models import generate, optim
-from codechat import grpo, tasks
+from codechat.models.gpt import GPT
 from codechat.rl import losses
 from codechat.runs import paths, run
-from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks.toy import ToyTask
+from codechat.text import chat, tokenizer
+from codechat_lab.instruments import exact_gradients
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 # %%
 run.ROOT = paths.ROOT = Path(tempfile.mkdtemp())  # these runs are temporary

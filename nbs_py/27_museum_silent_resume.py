@@ -49,10 +49,10 @@ from pathlib import Path
 
 import torch
 
+from codechat import reinforce
+from codechat.core import config
 from codechat.core.errors import CheckpointError
 from codechat.runs import checkpoint, paths, run
-from codechat.core import config
-from codechat import reinforce
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 run.ROOT = paths.ROOT = Path(tempfile.mkdtemp())  # these runs are temporary

@@ -45,11 +45,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from codechat import reinforce, tasks
 from codechat.core import config
 from codechat.runs import paths, run
-from codechat import reinforce, tasks
-from codechat_lab.reports.style import OKABE_ITO, finish, label_of, new_figure
 from codechat.tasks.toy import CLASSES, ToyTask
+from codechat_lab.reports.style import OKABE_ITO, finish, label_of, new_figure
 
 # %%
 run.ROOT = paths.ROOT = Path(tempfile.mkdtemp())  # these runs are temporary

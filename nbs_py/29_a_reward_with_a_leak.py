@@ -47,17 +47,18 @@ import pandas as pd
 import torch
 from IPython.display import display
 
-# %%
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
-from codechat.rl import advantages, rollout
-from codechat.text import chat
 from codechat.data import conversations
 from codechat.models import optim
-from codechat_lab.instruments import reward_starts
-from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
+from codechat.models.config import GPTConfig
+
+# %%
+from codechat.models.gpt import GPT
+from codechat.rl import advantages, rollout
 from codechat.tasks import check_reference_solutions, check_reward
 from codechat.tasks.base import Problem, Score
+from codechat.text import chat
+from codechat_lab.instruments import reward_starts
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat_lab.tasks.funcall import FuncallTask
 
 tok, rng = reward_starts.vocabulary(), random.Random(seed)

@@ -42,13 +42,13 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from codechat.models.config import GPTConfig
-from codechat_lab.reports import articles, run_frames
-from codechat.text import chat
-from codechat.evaluation import intervals
 from codechat.core.atomic_files import read_rows
+from codechat.evaluation import intervals
+from codechat.models.config import GPTConfig
 from codechat.models.generate import sample
 from codechat.models.loading import load_model
+from codechat.text import chat
+from codechat_lab.reports import articles, run_frames
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 kept = run_frames.frozen_dir()

@@ -48,17 +48,18 @@ from typing import Literal
 
 import pandas as pd
 
-# %%
-from codechat.text import chat, token_view
-from codechat.evaluation import evaluate, intervals
-from codechat.runs import paths, run
 from codechat import sft
 from codechat.core.atomic_files import read_rows
-from codechat_lab.serve.terminal import ToolChat, ToolsConfig
+from codechat.evaluation import evaluate, intervals
 from codechat.models.loading import load_model
+from codechat.runs import paths, run
 from codechat.tasks import RowsTask, check_reward
-from codechat_lab.tasks.toolbox.prepare import CallsConfig, prepare_calls
+
+# %%
+from codechat.text import chat, token_view
 from codechat.text.tool_functions import load_executors
+from codechat_lab.serve.terminal import ToolChat, ToolsConfig
+from codechat_lab.tasks.toolbox.prepare import CallsConfig, prepare_calls
 
 # %%
 run.ROOT = paths.ROOT = folder = Path(tempfile.mkdtemp())  # these runs are temporary

@@ -48,17 +48,18 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-# %%
-from codechat.models.gpt import GPT
-from codechat.models.config import GPTConfig
-from codechat.runs import checkpoint, paths, run
-from codechat.models import lora
-from codechat_lab.reports import run_frames
 from codechat import sft
-from codechat.text import tokenizer
 from codechat.core.atomic_files import read_rows
 from codechat.formats import exchange, hf_format, peft_format
+from codechat.models import lora
+from codechat.models.config import GPTConfig
+
+# %%
+from codechat.models.gpt import GPT
 from codechat.models.loading import load_model
+from codechat.runs import checkpoint, paths, run
+from codechat.text import tokenizer
+from codechat_lab.reports import run_frames
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
 run.ROOT = paths.ROOT = folder = Path(tempfile.mkdtemp())  # these runs are temporary

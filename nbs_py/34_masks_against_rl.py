@@ -41,15 +41,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from codechat.text import chat
-from codechat.evaluation import intervals
 from codechat.core.atomic_files import read_rows
+from codechat.evaluation import intervals
 from codechat.models.generate import sample
 from codechat.models.loading import load_model
+from codechat.text import chat
+from codechat.text.call_grammar import prompt_grammar
 from codechat_lab.reports import articles, run_frames
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
-from codechat.text.call_grammar import prompt_grammar
-
 
 # %% [markdown]
 # ## One answer, token by token

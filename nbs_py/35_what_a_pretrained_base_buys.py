@@ -37,11 +37,11 @@ seed = 0
 import numpy as np
 import pandas as pd
 
-from codechat_lab.reports import articles, run_frames
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation import intervals
-from codechat_lab.reports.style import OKABE_ITO, finish, new_figure, outer_legend
 from codechat.runs import paths
+from codechat_lab.reports import articles, run_frames
+from codechat_lab.reports.style import OKABE_ITO, finish, new_figure, outer_legend
 
 # %%
 MODELS = {  # checkpoint: name here

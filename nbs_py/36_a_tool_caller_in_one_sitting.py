@@ -36,9 +36,9 @@ import sys
 
 import pandas as pd
 
-from codechat_lab.reports import articles, run_frames
 from codechat.core.atomic_files import read_rows
 from codechat.runs.paths import find_run
+from codechat_lab.reports import articles, run_frames
 
 # %% [markdown]
 # ## The commands

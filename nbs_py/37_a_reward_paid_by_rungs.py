@@ -36,12 +36,12 @@ tests = 3  # that a request of MBPP shows
 # %%
 import pandas as pd
 
-from codechat_lab.reports import articles, run_frames
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import bootstrap_interval, paired_bootstrap
+from codechat.training.session import warnings
+from codechat_lab.reports import articles, run_frames
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat_lab.tasks.coding.rewards import tiered
-from codechat.training.session import warnings
 
 kept = run_frames.frozen_dir() / "sums_and_programs"
 curves = pd.DataFrame(read_rows(kept / "curves.jsonl"))

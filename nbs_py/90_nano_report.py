@@ -28,10 +28,10 @@ frozen = True  # False: from the runs on this machine, whose rows then replace t
 import numpy as np
 import pandas as pd
 
-from codechat_lab.reports import articles, plots, run_frames
-from codechat_lab.reports.style import colour_of, first_and_last, label_of_run, new_figure, outer_legend
 from codechat.runs import paths
 from codechat.runs.paths import ROOT
+from codechat_lab.reports import articles, plots, run_frames
+from codechat_lab.reports.style import colour_of, first_and_last, label_of_run, new_figure, outer_legend
 from codechat_lab.tasks.funcall import TIERS
 
 stages = ("pretrain", "sft", "diagnose", "rl")

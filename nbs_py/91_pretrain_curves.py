@@ -34,6 +34,7 @@ import pandas as pd
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
 
 from codechat.models.config import PRESETS, GPTConfig
+from codechat.runs.paths import ROOT
 from codechat_lab.reports import articles, plots, run_frames
 from codechat_lab.reports.style import (
     GREY,
@@ -45,8 +46,6 @@ from codechat_lab.reports.style import (
     label_of,
     new_figure,
 )
-from codechat.runs.paths import ROOT
-
 
 
 def shape_of(config):  # committed runs may have settings that are gone

@@ -29,10 +29,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import PercentFormatter
 
-from codechat_lab.reports import articles, plots, run_frames, style
-from codechat.text import chat, tokenizer
 from codechat.evaluation.intervals import wilson_interval
-from codechat_lab.reports import dense_rewards
+from codechat.runs.paths import ROOT
+from codechat.text import chat, tokenizer
+from codechat_lab.reports import articles, dense_rewards, plots, run_frames, style
 from codechat_lab.reports.style import (
     GREY,
     OKABE_ITO,
@@ -52,10 +52,8 @@ from codechat_lab.reports.style import (
     span_of,
     stack_bars,
 )  # fmt: skip
-from codechat.runs.paths import ROOT
 from codechat_lab.tasks.funcall import TIERS
 from codechat_lab.tasks.toolbox.problems import draw
-
 
 
 def only_counts(frames):

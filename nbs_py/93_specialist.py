@@ -37,9 +37,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from codechat_lab.reports import articles, plots, run_frames
 from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
 from codechat.evaluation.intervals import share_difference, wilson_interval
+from codechat.runs import checkpoint
+from codechat.runs.paths import ROOT
+from codechat_lab.reports import articles, plots, run_frames
 from codechat_lab.reports.run_frames import in_points, with_settings
 from codechat_lab.reports.style import (
     GREY,
@@ -51,8 +53,6 @@ from codechat_lab.reports.style import (
     outer_legend,
     stack_bars,
 )
-from codechat.runs import checkpoint
-from codechat.runs.paths import ROOT
 
 SWAPS = ("tools_off", "tools_on", "tool_swapped", "tool_renamed", "value_swapped")  # of tools/counterfactuals.py
 

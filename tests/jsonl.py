@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from codechat_lab.data import command
+from codechat.data import command
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

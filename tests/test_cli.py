@@ -17,7 +17,7 @@ from codechat.core.errors import CheckpointError, ConfigError, DataError, Missin
 from codechat.core.registry import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
-EXPECTED = "run recipes data new pretrain sft reinforce grpo ppo expert distill preference chars diagnose passk filter evaluate natural plan launch export-scripts xray chat tools serve sandbox runs report pages export import download".split()
+EXPECTED = "pretrain sft reinforce grpo ppo expert distill preference diagnose passk filter evaluate runs export import data new run recipes chars natural plan launch export-scripts xray chat tools serve sandbox report pages download".split()
 
 
 def fails(error: BaseException):

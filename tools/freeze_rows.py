@@ -51,7 +51,9 @@ def freeze_strata(names: list[str]) -> tuple[int, int]:
     for run in map(Run.open, names):
         texts = {"request", "answer"} if run.name == names[-1] else set()  # of the last run only: the rows stay small
         if (path := run.path / "natural.jsonl").exists():
-            natural += [{k: v for k, v in row.items() if k in said | texts} for row in read_rows(path) if row["kind"] != "chat"]
+            natural += [
+                {k: v for k, v in row.items() if k in said | texts} for row in read_rows(path) if row["kind"] != "chat"
+            ]
             continue
         strata += [
             {
@@ -77,10 +79,15 @@ def freeze_seeds(names: list[str]) -> int:
     for seed, run in enumerate(map(Run.open, names)):
         for row in sorted(read_rows(run.path / "per_problem.jsonl"), key=lambda row: (row["split"], row["id"])):
             stratum = row["id"].rsplit("-", 2)[1]
-            found.setdefault((row["checkpoint"].partition("@")[0].removesuffix(f"-s{seed}"), seed, stratum), []).append(row["c"])
+            found.setdefault((row["checkpoint"].partition("@")[0].removesuffix(f"-s{seed}"), seed, stratum), []).append(
+                row["c"]
+            )
             if seed == 0 and row["checkpoint"].partition("@")[0] == run.config["ckpt"][0]:
                 tools.setdefault(stratum, []).append(row.get("cluster", row["id"]))
-    rows = [{"arm": arm, "seed": seed, "stratum": stratum, "correct": "".join(map(str, right))} for (arm, seed, stratum), right in found.items()]
+    rows = [
+        {"arm": arm, "seed": seed, "stratum": stratum, "correct": "".join(map(str, right))}
+        for (arm, seed, stratum), right in found.items()
+    ]
     rows += [{"arm": "problems", "stratum": stratum, "tools": names} for stratum, names in tools.items()]
     write_atomic(paths.ROOT / "reports" / "frozen" / "distillation.jsonl", json_lines(rows))
     return len(rows)

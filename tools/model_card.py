@@ -139,7 +139,9 @@ def card(cfg: CardConfig) -> str:
     evals, natural, env = judged.evals(), asked.evals().iloc[-1], read_json(folder.parent.parent / "env.json")
     size = sum(f["bytes"] for f in meta["files"].values()) / 1e6
     absent = of_strata(evals)["call"]["greedy"]["call/named_not_offered"]
-    settings = {k: v for k, v in run.config.items() if k in ("mix", "lr", "muon_lr", "seq_len", "schedule", "seed", "max_steps")}
+    settings = {
+        k: v for k, v in run.config.items() if k in ("mix", "lr", "muon_lr", "seq_len", "schedule", "seed", "max_steps")
+    }
     lines = [
         f"# {cfg.ckpt}",
         "",

@@ -1,67 +1,145 @@
-"""What can be run: every training loop and every other stage of a recipe, by id, and the commands of `codechat`; the table is registry.csv.
+"""What can be run: every training loop and every other stage of a recipe, by id, and the commands of `codechat`.
 
-The id is the `kind` in `runs/NAME/status.json`. Modules are imported when they are needed.
+The library's own entries stand here. An installed package adds its own through an entry point of the group
+`codechat.entries` that names a sequence of `Entry`; the laboratory adds its commands in this way.
+
+The id is the `kind` in `runs/NAME/status.json`, so it never changes. Modules are imported when they are needed.
 """
 
-import csv
-import importlib
-import os
-from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Any
 
-from codechat.core import config
+from codechat.core.entries import Entry, loop
 from codechat.core.errors import ConfigError, check_choice
 
+GROUP = "codechat.entries"  # of the entry points
 
-class Entry(NamedTuple):
-    """A loop, preparation, stage or other command: `function` of `module` takes a `config` (a class of the same module)."""
-
-    id: str
-    kind: str  # loop, preparation, stage, or command: what is only that
-    module: str
-    config: str
-    function: str
-    command: str  # what the command line calls it; empty where only recipes do
-    main: str  # the function that reads the words of a command without `config`
-    about: str
-
-    def load(self, name: str) -> Any:
-        """An attribute of the module, such as the config class or the function."""
-        return getattr(importlib.import_module(self.module), name)
-
-    @property
-    def config_class(self) -> type:
-        return self.load(self.config)
-
-    @property
-    def presets(self) -> Mapping[str, Mapping[str, Any]]:
-        """The presets of --preset; empty where there are none."""
-        return getattr(importlib.import_module(self.module), "RUN_PRESETS", {})
-
-    def parse(self, words: Sequence[str], ranks: int = 1, **how: Any) -> Any:
-        """The settings of a command line for so many processes, with the presets and dials of the module (`config.parse`)."""
-        dials = getattr(importlib.import_module(self.module), "RUN_DIALS", {})
-        dials = {name: partial(dial, ranks=ranks) for name, dial in dials.items()}
-        return config.parse(self.config_class, words, presets=self.presets, dials=dials, **how)
-
-    def run(self, words: Sequence[str]) -> Any:
-        """The command with these words: the value of the function for the settings that they give."""
-        if self.main:
-            return self.load(self.main)(words)
-        ranks = int(os.environ.get("WORLD_SIZE", 1))  # under torchrun
-        cfg = self.parse(words, ranks, prog=f"codechat {self.command}", epilog=self.load("__doc__"))
-        return self.load(self.function)(cfg)
-
-
-with Path(__file__).with_name("registry.csv").open(encoding="utf-8", newline="") as _file:
-    _ROWS = [Entry(**row | {"module": f"codechat.{row['module']}"}) for row in csv.DictReader(_file)]
-LOOPS, PREPARATIONS, STAGES = (
-    {entry.id: entry for entry in _ROWS if entry.kind == kind} for kind in ("loop", "preparation", "stage")
+OWN = (
+    loop("pretrain", "PretrainConfig", "train a model from scratch on a corpus"),
+    loop("sft", "SFTConfig", "fine-tune on conversations"),
+    loop("reinforce", "ReinforceConfig", "REINFORCE with a group baseline on a task's reward"),
+    loop("grpo", "GRPOConfig", "GRPO, Dr. GRPO, DAPO or GSPO on a task's reward"),
+    loop("ppo", "PPOConfig", "PPO with a value head on a task's reward"),
+    loop(
+        "expert_iteration",
+        "ExpertConfig",
+        "expert iteration: fine-tune on the best sampled completions",
+        command="expert",
+    ),
+    loop("distill", "DistillConfig", "learn what a larger model would write: reverse or forward KL"),
+    loop("preference", "PreferenceConfig", "DPO, IPO, KTO, CPO, ORPO or SimPO on preferences"),
+    Entry(
+        id="diagnose",
+        kind="stage",
+        module="codechat.evaluation.diagnose",
+        config="DiagnoseConfig",
+        function="diagnose",
+        command="diagnose",
+        about="before RL: do the rewards give a gradient?",
+    ),
+    Entry(
+        id="passk",
+        kind="stage",
+        module="codechat.evaluation.pass_rates",
+        config="PasskConfig",
+        function="run_passk",
+        command="passk",
+        about="measure how often code problems are solved, and whether RL would stall",
+    ),
+    Entry(
+        id="filter",
+        kind="stage",
+        module="codechat.evaluation.pass_rates",
+        config="FilterConfig",
+        function="filter_problems",
+        command="filter",
+        about="keep the training problems that are solved sometimes but not always",
+    ),
+    Entry(
+        id="evaluate",
+        kind="stage",
+        module="codechat.evaluation.evaluate",
+        config="EvaluateConfig",
+        function="run_evaluation",
+        command="evaluate",
+        about="measure pass@k of checkpoints on a task, with intervals",
+    ),
+    Entry(
+        id="data.corpus",
+        kind="preparation",
+        module="codechat.data.corpus",
+        config="CorpusConfig",
+        function="prepare_corpus",
+        command="data corpus",
+        about="source text -> shards of token ids for pretraining",
+    ),
+    Entry(
+        id="runs",
+        kind="command",
+        module="codechat.runs.command",
+        config="RunsConfig",
+        function="main",
+        command="runs",
+        about="list, show and compare runs",
+    ),
+    Entry(
+        id="export",
+        kind="command",
+        module="codechat.formats.exchange",
+        config="ExportConfig",
+        function="main",
+        command="export",
+        about="write a checkpoint as a Hugging Face directory or GGUF file",
+    ),
+    Entry(
+        id="import",
+        kind="stage",
+        module="codechat.formats.exchange",
+        config="ImportConfig",
+        function="import_model",
+        command="import",
+        about="make a run from a Hugging Face directory, a GGUF file or an original .pt file",
+    ),
+    Entry(
+        id="data",
+        kind="command",
+        module="codechat.data.command",
+        command="data",
+        main="main",
+        about="prepare a corpus, conversations or function-calling problems",
+    ),
+    Entry(
+        id="new",
+        kind="command",
+        module="codechat.tasks.custom",
+        config="NewConfig",
+        function="write_new",
+        command="new",
+        about="write starter files for your own task: rewards, test and rows",
+    ),
 )
+
+
+def _installed() -> Iterator[Entry]:
+    """Entries of installed packages. ConfigError where an id is taken: it would name runs of two kinds."""
+    taken = {entry.id for entry in OWN}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        for entry in point.load():
+            if entry.id in taken:
+                raise ConfigError(
+                    f"{point.value} declares {entry.id!r}, which exists; rename it there, or uninstall it"
+                )
+            taken.add(entry.id)
+            yield entry
+
+
+ALL = (*OWN, *_installed())
+LOOPS = {entry.id: entry for entry in ALL if entry.kind == "loop"}
+PREPARATIONS = {entry.id: entry for entry in ALL if entry.kind == "preparation"}
+STAGES = {entry.id: entry for entry in ALL if entry.kind == "stage"}
 ENTRIES = LOOPS | PREPARATIONS | STAGES
-COMMANDS = {e.command: e for e in _ROWS if e.command and e.kind != "preparation"}  # in the order of --help
+COMMANDS = {e.command: e for e in ALL if e.command and e.kind != "preparation"}
 
 
 def find(id: str, among: Mapping[str, Entry] = ENTRIES) -> Entry:

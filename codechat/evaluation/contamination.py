@@ -26,8 +26,7 @@ from codechat.data.sources import read_jsonl
 from codechat.runs.paths import ROOT
 from codechat.tasks.base import Problem
 from codechat.text import tokenizer
-from codechat.text.python_source import parsed
-from codechat_lab.tasks.coding.answer_text import same_name
+from codechat.text.python_source import parsed, same_name
 
 PIECE = 1 << 18  # tokens decoded at a time
 OVERLAP = 256  # tokens that two pieces share, so that no match is cut in two

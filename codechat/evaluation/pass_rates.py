@@ -24,7 +24,6 @@ from codechat.evaluation.evaluate import EvaluateConfig, run_evaluation
 from codechat.evaluation.results import TaskResult, read_per_problem
 from codechat.runs.run import Run
 from codechat.tasks.base import row_of
-from codechat_lab.tasks.coding.rewards import PARSEABLE, RUNNABLE
 
 DEAD_BELOW, WEAK_BELOW = 0.01, 0.05  # pass@1
 MIN_TIERED = 0.1  # mean tiered reward of a problem that is kept although nothing solves it
@@ -65,23 +64,28 @@ def verdicts(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
     table = {key: torch.tensor([e[key] for e in result.examples]).view(-1, result.n) for key in ("reward", "correct")}
     signal, solved = diagnose.judge(table["reward"], table["correct"], min_groups=1), result.pass_at[1].value
     verdict = diagnose.verdict_of(solved, solved, DEAD_BELOW, WEAK_BELOW)
-    row = dict(parseable_frac=result.tier_share(PARSEABLE), runnable_frac=result.tier_share(RUNNABLE))
+    row = {name: result.tier_share(tiers) for name, tiers in tier_groups(result).items()}
     row |= dict(frac_zero_std_groups=signal.frac_zero_std_groups, effective_groups=signal.effective_groups)
     row |= dict(verdict=verdict, remedy=diagnose.REMEDIES["pass@1"][verdict])
     row |= dict(reward_verdict=signal.verdict, reward_remedy=signal.remedy)
     if cfg.gate_parseable or cfg.gate_pass_at_k:
         reached = result.pass_at[max(cfg.ks)].value >= cfg.gate_pass_at_k
-        row["gate"] = "pass" if reached and row["parseable_frac"] >= cfg.gate_parseable else "fail"
+        row["gate"] = "pass" if reached and row.get("parseable_frac", 1.0) >= cfg.gate_parseable else "fail"
     return row
+
+
+def tier_groups(result: TaskResult) -> Mapping[str, Sequence[str]]:
+    """Metric -> the tiers whose share it is, as the task declares them; none for most tasks."""
+    return getattr(result.task, "tier_groups", {})
 
 
 def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
     """The lines for people, after those of the evaluation."""
     few = f" (of {result.N} groups; a firm verdict takes {diagnose.MIN_GROUPS})" * (result.N < diagnose.MIN_GROUPS)
-    python = f"parseable {row['parseable_frac']:.1%}, runnable {row['runnable_frac']:.1%}"
+    shares = [f", {name.removesuffix('_frac')} {row[name]:.1%}" for name in tier_groups(result)]
     levels = {level: values for level, values in result.groups("level").items() if level != "other"}
     return [
-        f"  mean tiered reward {result.reward}, {python}",
+        f"  mean tiered reward {result.reward}{''.join(shares)}",
         *(f"  level {level}: pass@1 {passes} (N={size})" for level, (passes, size) in levels.items()),
         f"VERDICT by pass@1: {row['verdict']}: {row['remedy']}",
         f"verdict of diagnose on the tiered reward: {row['reward_verdict']}: {row['reward_remedy']}{few}",

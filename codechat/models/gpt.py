@@ -306,7 +306,9 @@ class GPT(nn.Module):
             raise ConfigError(f"sequence of {T} tokens; block_size is {self.cfg.block_size}; shorten the input")
         if cache is not None:
             if not self.cfg.causal:
-                raise ConfigError("a cache with causal False; required is True, or codechat_lab.chars.learning")
+                raise ConfigError(
+                    "a cache with causal False; required is True, or an objective that learns without a cache"
+                )
             positions, mask = cache.positions(T), cache.mask(T)
         x = self.wte(ids)
         if self.wpe is not None:

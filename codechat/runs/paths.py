@@ -22,6 +22,9 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,8 @@ _PACKAGE = Path(codechat.__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
 # runs/, data/ and reports/ of this process are below it: its folder, or the checkout of this package where that lies inside
 ROOT = _CHECKOUT if _CHECKOUT and Path.cwd().is_relative_to(_CHECKOUT) else Path.cwd()
-RELEASED = "released"  # codechat_lab/released/NAME: runs that come with the package
+RELEASED = "released"  # released/NAME: runs that come with an installed package
+RELEASED_GROUP = "codechat.released"  # of the entry points: packages whose folders are such runs
 SHIPPED = _CHECKOUT or _PACKAGE / "shipped"  # nbs_py/ and reports/ as they came with the package
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 STEP = re.compile(r"\.?step_(\d+)(\.old)?")
@@ -60,8 +64,15 @@ def run_paths() -> list[Path]:
     return sorted(p for p in paths if is_run(p) and not any(q.startswith(".") for q in p.relative_to(runs_dir()).parts))
 
 
+@cache
+def released_folders() -> tuple[Path, ...]:
+    """The folders of released runs that installed packages bring."""
+    specs = [find_spec(point.value) for point in entry_points(group=RELEASED_GROUP)]
+    return tuple(Path(folder).resolve() for spec in specs if spec for folder in spec.submodule_search_locations or ())
+
+
 def name_of(path: Path) -> str:
-    if path.parent == _PACKAGE / RELEASED:
+    if path.parent in released_folders():
         return f"{RELEASED}/{path.name}"
     root = runs_dir().resolve()
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
@@ -71,14 +82,14 @@ def _place(ref: str | Path) -> Path | None:
     """The path of a run name, or of a path that exists."""
     places = [runs_dir() / ref, Path(ref)]
     if Path(ref).parts[:1] == (RELEASED,):
-        places.append(_PACKAGE / ref)
+        places += [folder.joinpath(*Path(ref).parts[1:]) for folder in released_folders()]
     for place in places:
         recover(place)
     return next((p.resolve() for p in places if p.exists()), None)
 
 
 def no_such_run(ref: str | Path) -> MissingFile:
-    released = (_PACKAGE / RELEASED).glob("*/status.json")
+    released = [status for folder in released_folders() for status in folder.glob("*/status.json")]
     names = [name_of(p.resolve()) for p in (*run_paths(), *(status.parent for status in released))]
     return MissingFile(
         f"no run {str(ref)!r}" + (nearest(str(ref), names) if names else f"; there are no runs in {runs_dir()}")

@@ -1,9 +1,10 @@
-"""Problems with their own reward and data preparation, by name: a folder or a file for each task.
+"""Problems with their own reward, by name.
 
-`load` builds a task and imports its module at that moment, so names and help texts cost nothing.
+The library has one task of its own, `toy`, and reads rows of one's own (`custom`). Every other task is a class of a file,
+or of an installed package that names it in its entry points `codechat.tasks`; the laboratory's tasks are found so too.
+`load` imports a task's module at that moment, so names and help texts cost nothing.
 """
 
-import importlib
 import inspect
 import json
 import re
@@ -24,12 +25,14 @@ from codechat.tasks.base import (  # fmt: skip
     score_all,
 )
 from codechat.tasks.custom import RowsTask
+from codechat.tasks.toy import ToyTask
 from codechat.text.tool_functions import run_file
 
-# name -> module:class, imported by `load`; a program may add a class of its own: tasks.TASKS["mine"] = MyTask
-TASKS: dict[str, str | Callable[..., Task]] = json.loads(Path(__file__).with_name("tasks.json").read_text())
-NAMES = tuple(TASKS)
-GROUP = "codechat.tasks"  # of the entry points of other distributions
+GROUP = "codechat.tasks"  # of the entry points
+# name -> class; a program may add one of its own: tasks.TASKS["mine"] = MyTask
+TASKS: dict[str, Callable[..., Task]] = {"toy": ToyTask}
+OWN = tuple(TASKS)  # of the library itself
+NAMES = tuple(sorted({*TASKS, *entry_points(group=GROUP).names}))
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
 _SEPARATOR = re.compile(r",(?![^\[]*\])")  # a comma inside brackets is no separator
 __all__ = [
@@ -42,7 +45,7 @@ def find_installed(name: str) -> Callable[..., Task] | None:
     """The class that an installed distribution declares under this name in its entry points; None where no one does. ConfigError where the name is
     of this package or of two distributions; DataError where the class cannot be imported."""
     points = [*entry_points(group=GROUP, name=name)]
-    owners = ["codechat"] * (name in NAMES) + [point.dist.name for point in points]
+    owners = ["codechat"] * (name in OWN) + [point.dist.name for point in points]
     if points and len(owners) > 1:
         raise ConfigError(f"task {name!r} is declared by {' and '.join(owners)}; uninstall or rename one of them")
     try:
@@ -69,10 +72,7 @@ def find_class(name: str) -> tuple[Callable[..., Task], str]:
     if made := find_installed(name):
         return made, words
     check_choice("task", name, [*TASKS, *entry_points(group=GROUP).names])
-    if not isinstance(entry := TASKS[name], str):
-        return entry, words
-    module, cls = entry.split(":")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), cls), words
+    return TASKS[name], words
 
 
 def load(name: str, *, source: Any = None, **options: Any) -> Task:
@@ -103,7 +103,7 @@ def name_of(task: str | Task | type) -> str:
             "a task, its name, or FILE.py:CLASS; a task has name, tiers, max_reward, problems, prompt, score and gold"
         )
         raise ConfigError(f"{type(instance).__name__} is no task; give {needed}")
-    if isinstance(TASKS.get(instance.name), str):
+    if instance.name in NAMES:
         raise ConfigError(f"task name {instance.name!r} is taken; set another `name` in {type(instance).__name__}")
     TASKS[instance.name] = lambda: instance
     return instance.name

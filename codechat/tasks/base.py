@@ -55,7 +55,8 @@ class Score:
 
 @runtime_checkable
 class Task(Protocol):
-    """tiers: from worst to best. max_reward: what a reference solution must score. Optional `stop_texts`: where there are no turns (tags "raw"),
+    """tiers: from worst to best. max_reward: what a reference solution must score. Optional `tier_groups`: {metric: tiers}, whose shares
+    `codechat passk` reports. Optional `stop_texts`: where there are no turns (tags "raw"),
     a completion is cut behind the first of them."""
 
     name: str

@@ -8,15 +8,15 @@ import ast
 import json
 import re
 import textwrap
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from codechat.data.sources import Document, Ledger, Row, digest, fraction
+from codechat.data.sources import Document, Ledger, Row, digest
+from codechat.data.splits import split_of
+from codechat.text.python_source import parsed
 
 MAX_CODE_CHARS = 450
-SPLITS = ("train", "select", "test")
 
 _FUNCTION = re.compile(r"^def [A-Za-z]\w*\([^)]{0,160}\)[^\n]{0,60}:\n[ \t]+[rR]?(?:\"\"\"|''')", re.MULTILINE)
 _BLOCK_END = re.compile(r"^[^\s#)\]}]", re.MULTILINE)
@@ -31,41 +31,12 @@ _REQUESTS, CHAT_TURNS, _TALK = (
 SMALL_TALK = tuple((said, answer) for turn in _TALK for said in turn["says"] for answer in turn["answers"])
 
 
-def split_of(name: str) -> str:
-    """train, select or test, 90 : 5 : 5, by a hash in hex."""
-    return next(split for split, below in zip(SPLITS, (0.9, 0.95, 1.0)) if fraction(name) < below)
-
-
-def spread(rows: list[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
-    """Split -> rows, by their `meta`; a split that a small file leaves empty takes a tenth of the training rows.
-
-    key: what rows of one split may share and rows of two may not. The rows with the largest hashes of it move."""
-    parts = {split: [row for row in rows if row["meta"]["split"] == split] for split in SPLITS}
-    for split in SPLITS[1:]:
-        names = sorted({key(row) for row in parts["train"]}, key=digest)
-        if not parts[split] and len(names) >= 10:  # of fewer requests no row leaves training
-            moved, rows = set(names[-(len(names) // 10) :]), parts["train"]
-            parts[split] = [row | {"meta": row["meta"] | {"split": split}} for row in rows if key(row) in moved]
-            parts["train"] = [row for row in rows if key(row) not in moved]
-    return parts
-
-
 def row(user: str, assistant: str, domain: str, **meta: Any) -> Row:
     """A conversation of one turn; `meta` holds what kind of answer is expected and whether tools are present."""
     messages = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
     meta = {"tools_present": False, "asked": domain, "split": split_of(digest(assistant)), **meta}
     name = digest(f"{user}\0{assistant}")[:16]
     return {"id": f"{domain}-{name}", "messages": messages, "domain": domain, "meta": meta}
-
-
-def parsed(source: str) -> ast.Module | None:
-    """The syntax tree of a source text without its warnings; None where it is not Python."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deep
-            return None
 
 
 def code_rows(documents: Iterable[Document], ledger: Ledger, max_chars: int = MAX_CODE_CHARS) -> Iterator[Row]:

@@ -18,12 +18,11 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from codechat.data.splits import split_of
-
 from codechat.core.errors import check_choice
 from codechat.data import public_rows
 from codechat.data.chat_formats import NO_CALL, glaive_turns
 from codechat.data.sources import Ledger, digest, local_rows, require_columns
+from codechat.data.splits import split_of
 from codechat.tasks.base import SPLITS, BaseTask, Problem, Score, shuffled
 from codechat.text import chat
 from codechat_lab.tasks.preparation import DEFAULT_LIMIT

@@ -13,14 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from codechat.text.python_source import parsed
-
 from codechat.data.chat_formats import NO_CALL
 from codechat.tasks.base import Message, Problem, Score, check_split
 from codechat.text import chat
+from codechat.text.python_source import parsed, same_name
 from codechat_lab.tasks import funcall
 from codechat_lab.tasks.coding import rewards
-from codechat_lab.tasks.coding.answer_text import extract, same_name
+from codechat_lab.tasks.coding.answer_text import extract
 from codechat_lab.tasks.coding.task import CodingTask
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 

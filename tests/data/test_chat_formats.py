@@ -7,10 +7,9 @@ import pytest
 from jsonl import prepare, rows_of, write
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.data import chat_formats, conversations, public_rows, sources
+from codechat.data import chat_formats, conversations, public_rows, sources, splits
 from codechat.data.sources import Ledger
 from codechat.text import chat, tokenizer
-from codechat_lab.data import synthetic
 
 # sets of ../shared/rows -> the function that their rows call
 SHARED_SETS = [
@@ -168,11 +167,11 @@ def test_fifty_rows_of_ones_own_are_ready_for_training(tmp_path, kind, form, cap
 
 def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
     rows = [{"id": str(i), "request": str(i % 20), "meta": {"split": "train"}} for i in range(60)]
-    parts = synthetic.spread(rows, lambda row: row["request"])
+    parts = splits.spread(rows, lambda row: row["request"])
     requests = [{row["request"] for row in part} for part in parts.values()]
     assert list(map(len, requests)) == [17, 2, 1] and len(set.union(*requests)) == 20  # a tenth of 20, then of 18
     assert [len(part) for part in parts.values()] == [51, 6, 3]
-    assert synthetic.spread(rows[:9], lambda row: row["request"])["train"] == rows[:9]
+    assert splits.spread(rows[:9], lambda row: row["request"])["train"] == rows[:9]
 
 
 def test_problems_hold_what_comes_before_the_first_call(tmp_path):

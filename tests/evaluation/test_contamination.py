@@ -10,12 +10,12 @@ from contracts import write_rows
 
 from codechat import tasks
 from codechat.core.registry import COMMANDS
+from codechat.data import command
 from codechat.evaluation import contamination
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
 from codechat.text import tokenizer
-from codechat_lab.data import command
 from codechat_lab.tasks import micro
 
 CODE = """def longest_run(values, limit):

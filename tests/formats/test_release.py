@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import codechat
 from codechat import cli
 from codechat.core.errors import CheckpointError
 from codechat.formats import hf_format
@@ -23,7 +22,7 @@ from codechat.text import tokenizer
 from codechat_lab.sandbox.pool import Program, shared_pool
 from codechat_lab.tasks.coding.answer_text import extract
 
-SHIPPED = Path(codechat.__file__).parent / paths.RELEASED
+(SHIPPED,) = paths.released_folders()
 LIMITS = {"nano": 6_000_000, "mini": 30_000_000, "smollm2-tools": 12_000_000}
 WHOLE = ("mini", "nano")  # the third fetches its pretrained model
 

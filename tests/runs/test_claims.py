@@ -68,9 +68,12 @@ time.sleep(0.01 * number)  # the second sees no run yet when the first has begun
 try:
     run = Run.create("a/r", {"number": number}, kind="test", **%s)
 except UserError as error:
+    (home / f"refused{number}").touch()
     sys.exit(f"refused: {error}")
 (run.path / "mine").write_text(str(number))
-time.sleep(0.5)
+end = time.monotonic() + 120
+while len(list(home.glob("refused*"))) < 2 and time.monotonic() < end:
+    time.sleep(0.01)  # the name is held until the others have asked for it
 run.finish()
 print(number)
 """

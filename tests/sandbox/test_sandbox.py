@@ -350,7 +350,7 @@ def test_a_pool_serves_many_threads_and_a_fork_makes_its_own(monkeypatch: pytest
 def test_judge_and_zygote_load_neither_torch_nor_numpy() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); from codechat_lab.sandbox import judge, zygote; zygote.preload()\n"
-        "print({m.partition('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'codechat', '__main__'})"
+        "print({m.partition('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'codechat', 'codechat_lab', '__main__'})"
     )
     done = subprocess.run([sys.executable, "-s", "-S", "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -12,11 +12,10 @@ import pytest
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data import conversations
+from codechat.data import command, conversations
 from codechat.tasks.base import SPLITS, Problem
 from codechat.tasks.toy import CLASSES, COMPLETION_LENGTH, ToyTask
 from codechat.text import chat, tokenizer
-from codechat_lab.data import command
 from codechat_lab.tasks.micro import ARGUMENTS, FAMILIES, LEVELS, NAMES, dialogues, problems
 
 DOMAINS = {"apps": "episodes", "micro": "solutions", "reasoning": "worked", "repair": "repairs"}

@@ -14,8 +14,8 @@ from raising import raising
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data import command
 from codechat.tasks.base import SPLITS, Score
-from codechat_lab.data import command
 from codechat_lab.tasks.reasoning import rewards
 from codechat_lab.tasks.reasoning import task as stories
 from codechat_lab.tasks.reasoning.rewards import MAXIMUM, grade

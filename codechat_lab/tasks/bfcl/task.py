@@ -18,13 +18,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from codechat.text.python_source import parsed
-
 from codechat.core.errors import DataError, UserError, check_choice
 from codechat.data.chat_formats import NO_CALL, schemas
 from codechat.data.sources import Ledger, local_rows, probe_hub, require_columns
 from codechat.tasks.base import BaseTask, Message, Problem, Score
 from codechat.text import chat
+from codechat.text.python_source import parsed
 
 Row = dict[str, Any]
 # An acceptable value of an argument: it may be omitted.

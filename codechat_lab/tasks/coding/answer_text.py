@@ -243,11 +243,6 @@ def defines(code: str, names: Collection[str]) -> bool:
     return not bound.isdisjoint(names)
 
 
-def same_name(name: str) -> str:
-    """quick_sort and quickSort are the same function."""
-    return name.lower().replace("_", "")
-
-
 def _plain(body: str) -> str:
     """A block without common indentation, and without doctest prompts if it is a session."""
     code = textwrap.dedent(body).strip("\n")

@@ -24,10 +24,10 @@ from tqdm import tqdm
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
-from codechat.data import chat_formats, conversations, public_rows, sources
+from codechat.data import chat_formats, conversations, public_rows, sources, splits
 from codechat.data.public_rows import reject_benchmark_rows
 from codechat.data.sources import Ledger
-from codechat.text import tokenizer
+from codechat.text import python_source, tokenizer
 from codechat_lab.data import synthetic
 from codechat_lab.tasks import preparation
 from codechat_lab.tasks.coding.answer_text import extract
@@ -59,7 +59,7 @@ def _write(cfg: RowsConfig, read: Callable[..., Iterable[Row]]) -> Row:
         for row in read(cfg, ledgers):
             row = with_system(row, cfg.neutral_share, cfg.negatives_share, style)
             domains.setdefault(row["domain"], []).append(row)
-        parts = {domain: synthetic.spread(rows, public_rows.split_key) for domain, rows in sorted(domains.items())}
+        parts = {domain: splits.spread(rows, public_rows.split_key) for domain, rows in sorted(domains.items())}
         return {f"{domain}.{split}": part for domain, splits in parts.items() for split, part in splits.items()}
 
     return preparation.prepare(cfg, collect)
@@ -139,7 +139,7 @@ def _kept(
             (ledger.lose if row in REASONS else ledger.skip)(row)
         elif len(code) > cfg.max_chars:
             ledger.skip("too_long")
-        elif synthetic.parsed(code) is None:
+        elif python_source.parsed(code) is None:
             ledger.skip("no_python")
         elif getattr(conversations.encode(row, tok, "reserved", 1 << 30), "supervised", 0) < MIN_TOKENS:
             ledger.skip("few_tokens")
@@ -195,7 +195,7 @@ def _from_stack(row: Row, cfg: CodeConfig) -> Pair:
     text = row["content"] or ""
     if len(text) > cfg.max_chars:
         return "too_long"
-    if (tree := synthetic.parsed(text)) is None:
+    if (tree := python_source.parsed(text)) is None:
         return "no_python"
     doc = (ast.get_docstring(tree) or "").strip()
     return "short_docstring" if len(doc) < MIN_DOC else (f"Write a Python module for this description:\n\n{doc}", text)
@@ -206,7 +206,7 @@ def _from_alpaca(row: Row, cfg: CodeConfig) -> Pair:
     if given.strip().lower() not in chat_formats.NO_INPUT:
         request = f"{request.strip()}\n\n{given}"
     code = extract(answer)
-    if answer.strip() and (not code or synthetic.parsed(code) is None):
+    if answer.strip() and (not code or python_source.parsed(code) is None):
         return "no_python"
     return request, code
 
@@ -267,7 +267,7 @@ def short_rows() -> Iterator[Row]:
     ]
     random.Random("short requests").shuffle(requests)
     for request, code in requests:
-        split = synthetic.split_of(synthetic.digest(request))
+        split = splits.split_of(sources.digest(request))
         yield synthetic.row(request, code, "short", asked="code", split=split)
 
 

@@ -18,7 +18,7 @@ from codechat.tasks.base import BaseTask, Problem, Score
 from codechat_lab.sandbox.pool import MEMORY_MB, MESSAGE_MB, Program, Verdict, entry_points_of, shared_pool
 from codechat_lab.tasks.coding import rewards
 from codechat_lab.tasks.coding.answer_text import extract
-from codechat_lab.tasks.coding.rewards import TIERS
+from codechat_lab.tasks.coding.rewards import PARSEABLE, RUNNABLE, TIERS
 from codechat_lab.tasks.preparation import PublicTask, Row
 
 
@@ -52,6 +52,7 @@ class CodingTask(JudgedTask):
     seconds of each test. A problem's gold may set more of it, and of memory_mb and message_mb (see `Program`)."""
 
     tiers: tuple[str, ...] = TIERS
+    tier_groups = {"parseable_frac": PARSEABLE, "runnable_frac": RUNNABLE}
 
     def __init__(
         self,

@@ -11,13 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.data.splits import SPLITS
-
 from codechat.core import processes
 from codechat.core.config import SEEDS, opt
 from codechat.core.errors import ConfigError
-from codechat.data import public_rows, sources
+from codechat.data import public_rows, sources, splits
 from codechat.data.sources import Ledger
+from codechat.data.splits import SPLITS
 from codechat.tasks.base import row_of
 from codechat.text import chat, tool_lists
 from codechat_lab.data import synthetic
@@ -205,7 +204,7 @@ def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]
     rng = random.Random(f"twins {cfg.seed}")
     pairs = zip(list(found), rng.sample(found, len(found)))
     found += [twin for pair in pairs if rng.random() < cfg.twins and (twin := _twin(*pair, cfg.tools_style))]
-    parts = synthetic.spread(found, public_rows.split_key)
+    parts = splits.spread(found, public_rows.split_key)
     files = {f"{cfg.domain}.{split}": rows for split, rows in parts.items()}
     if cfg.domain != "calls":
         return files

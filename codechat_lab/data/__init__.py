@@ -1,0 +1,1 @@
+"""The embedded conversations, downloads, and the command `codechat data`."""
