@@ -90,10 +90,10 @@ def _fail(message: str, code: int) -> int:
 
 
 class _LazyFinder(importlib.abc.MetaPathFinder):
-    """Modules of codechat run on the first use of an attribute: the help of a command loads no torch."""
+    """Our modules run on the first use of an attribute: the help of a command loads no torch."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name.startswith("codechat.") else None
+        spec = PathFinder.find_spec(name, path) if name.startswith(("codechat.", "codechat_lab.")) else None
         if spec is None or spec.submodule_search_locations is not None:
             return None
         spec.loader = importlib.util.LazyLoader(spec.loader)

@@ -283,7 +283,7 @@ def check_reward(task: Task, problems: Iterable[Problem]) -> dict[str, float]:
 
 def warn_of_shortcuts(task: Task, problems: Iterable[Problem]) -> None:
     """`check_reward` of a user's own task, with a line on stderr for each shortcut. The tests check those of this package."""
-    if not type(task).__module__.startswith("codechat."):
+    if not type(task).__module__.startswith(("codechat.", "codechat_lab.")):
         for name, share in check_reward(task, problems).items():
             how = f"{name} earns the full reward on {share:.0%} of problems; RL will find it"
             print(f"task {task.name}: {how}", file=sys.stderr)
