@@ -50,7 +50,7 @@ import numpy as np
 import pandas as pd
 
 from codechat.core.errors import DataError
-from codechat.data.chat_formats import glaive_turns
+from codechat.data.row_readers import glaive_turns
 from codechat.tasks import check_reference_solutions, load
 from codechat.text import chat
 from codechat_lab.reports.style import OKABE_ITO, finish, label_of_tier, new_figure

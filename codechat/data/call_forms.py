@@ -6,11 +6,11 @@
     {"name": "get_weather", "parameters": {"city": "Oslo"}}      Llama 3.1, also a list, also in a fence
 
 A closing tag inside a string belongs to the string. The last two forms count only where their functions are offered: a
-list or an object may be what was asked for. An answer that carries the mark of another form is not taken for prose.
+list or an object may be the requested answer. An answer with the mark of another form is unreadable, never prose.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError
@@ -18,18 +18,21 @@ from codechat.text import tool_calls
 from codechat.text.tool_calls import Call, Unreadable
 
 _OPENS = re.compile(r"<(tool_call|TOOLCALL)>")
+# A result may quote the closing tag, so only one that ends the text or precedes another result counts.
+_RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>(?=\s*(?:<tool_response>|\Z))", re.DOTALL)
 _FENCE = re.compile(r"\A```(?:json|python)?\s*\n?(.*?)\s*```\Z", re.DOTALL)
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
 _KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
 _LIKE_PYTHON = re.compile(r"\A\[\s*[A-Za-z_][^\s()\[\]{}\"'=,;]*\(\s*(?:[A-Za-z_]\w*\s*=(?!=).*)?\)\s*\]\Z", re.DOTALL)
-# Marks of call forms that are not read. The first never stand in prose; the others only where tools are offered.
+# Marks of call forms that are not read. The first never occur in prose; the others may, in answers without tools.
 _FOREIGN = re.compile(
     r"<\|python_tag\|>|\[TOOL_CALLS\]|<\|tool_calls?(?:_section)?_?(?:begin)?\|>|<｜tool▁calls?▁begin｜>"
     r"|<start_function_call>|<\|action_start\|>|<\|channel\|>commentary|<｜DSML｜"
 )
 _FOREIGN_WITH_TOOLS = re.compile(
-    r"<function=|<function_calls?>|<tool_calls>|<tool_use>|<invoke name=|```tool_(?:code|call)|^Action:.*\n+Action Input:",
+    r"<function=|<function_calls?>|<tool_calls>|<tool_use>|<invoke name="
+    r"|```tool_(?:code|call)|^Action:.*\n+Action Input:",
     re.MULTILINE,
 )
 
@@ -41,30 +44,43 @@ class Answer(NamedTuple):
     calls: list[str]
 
 
+class Found(NamedTuple):
+    """Calls in a text, and where they end."""
+
+    calls: list[Call]
+    end: int
+
+
 def read_answer(text: str, offered: Collection[str], marked: bool = False) -> Answer:
     """The prose and the calls of an answer. offered: names of the functions on offer; marked: only tags mark calls.
-    Unreadable for calls that cannot be read, for text after a call, and for a call form that is not known."""
-    if opens := _OPENS.search(text):
+    Unreadable for calls that cannot be read, for text after a call, and for an unknown form of calls."""
+    opens = _OPENS.search(text)
+    if opens:
         return Answer(text[: opens.start()].strip(), written(_tagged(text, opens.start())))
     if marked:
         return Answer(text, [])
     if _FOREIGN.search(text) or (offered and _FOREIGN_WITH_TOOLS.search(text)):
         raise Unreadable("unknown_call_form")
-    if not offered:
-        if _LIKE_PYTHON.match(text.strip()) and _python_calls(text.strip(), 0, ()) is not None:
-            raise Unreadable("call_without_tools")
-        return Answer(text, [])
-    return _python_answer(text, offered) or _json_answer(text, offered) or Answer(text, [])
+    if offered:
+        return _python_answer(text, offered) or _json_answer(text, offered) or Answer(text, [])
+    bare = text.strip()
+    if _LIKE_PYTHON.match(bare) and _python_calls(bare, 0, ()) is not None:
+        raise Unreadable("call_without_tools")
+    return Answer(text, [])
 
 
 def calls_in(value: Any) -> list[str]:
     """Canonical calls of a field: an object, a list, or text that holds them in JSON or as Python literals, one after the
     other, with or without tags. Unreadable."""
-    if isinstance(value, str):
-        text = value.strip()
-        calls = _tagged(text, 0) if _OPENS.match(text) else _values(text, 0)[0]
-        return written(calls)
-    return written(map(tool_calls.read_call, value if isinstance(value, (list, tuple)) else [value]))
+    if not isinstance(value, str):
+        return written(map(tool_calls.read_call, _listed(value)))
+    text = value.strip()
+    return written(_tagged(text, 0) if _OPENS.match(text) else _values(text, 0).calls)
+
+
+def results_in(text: str) -> list[str]:
+    """The results in <tool_response> tags; none where there is other text around them."""
+    return [] if _RESULT.sub("", text).strip() else _RESULT.findall(text)
 
 
 def written(calls: Iterable[Call]) -> list[str]:
@@ -81,9 +97,13 @@ def written(calls: Iterable[Call]) -> list[str]:
 
 
 def as_written(text: str) -> str:
-    """An answer whose calls nobody could read, with our tag in place of its tags: what a rejected answer may be."""
+    """An answer with unreadable calls, its tags replaced by ours: a rejected answer may look like this."""
     text = _OPENS.sub(f"{tool_calls.CALL_TAG} ", text)
     return re.sub(r"[ \t]*</(?:tool_call|TOOLCALL)>", "", text).strip()
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def _after_space(text: str, at: int) -> int:
@@ -98,86 +118,87 @@ def _tagged(text: str, at: int) -> list[Call]:
         opens = _OPENS.match(text, at)
         if not opens:
             raise Unreadable("text_after_call")
-        more, at = _values(text, opens.end(), f"</{opens[1]}>")
-        calls += more
-        at = _after_space(text, at)
+        found = _values(text, opens.end(), f"</{opens[1]}>")
+        calls += found.calls
+        at = _after_space(text, found.end)
     return calls
 
 
-def _values(text: str, at: int, closing: str = "") -> tuple[list[Call], int]:
-    """(calls, end) of the values from `at` to the closing tag, the next opening one, or the end of the text."""
+def _values(text: str, at: int, closing: str = "") -> Found:
+    """The calls of the values from `at` to the closing tag, the next opening one, or the end of the text."""
     calls: list[Call] = []
     while True:
         at = _after_space(text, at)
         if closing and text.startswith(closing, at):
-            return calls, at + len(closing)
+            return Found(calls, at + len(closing))
         if at == len(text) or (closing and _OPENS.match(text, at)):
-            return calls, at
+            return Found(calls, at)
         python = _python_calls(text, at, ()) if text[at] == "[" else None
         if python is not None:
-            more, at = python
-            calls += more
+            calls += python.calls
+            at = python.end
             continue
         found = tool_calls.value_at(text, at) if text[at] in "[{" else None
         if found is None:
             raise Unreadable("text_after_call" if calls else "unreadable_call")
         value, at = found
-        calls += [tool_calls.read_call(item) for item in (value if isinstance(value, list) else [value])]
+        calls += map(tool_calls.read_call, _listed(value))
         at = _after_space(text, at)
         if text.startswith((",", ";"), at):
             at += 1
 
 
 def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
-    """The answer where it ends in calls as Python writes them; None where no function on offer is called so."""
+    """The answer, if it ends in calls as Python writes them; None where it calls no function on offer."""
     text = text.rstrip()
     body = _FENCE.sub(r"\1", text.strip())
     whole = _python_calls(body, 0, offered)
-    if whole is not None and whole[1] == len(body) and (body.startswith("[") or _all_offered(whole[0], offered)):
-        return Answer("", written(whole[0]))
+    if whole is not None and whole.end == len(body):
+        # A list of calls is meant as calls; without its brackets, only what names functions on offer.
+        if body.startswith("[") or all(call.name in offered for call in whole.calls):
+            return Answer("", written(whole.calls))
     names = "|".join(re.escape(name) for name in sorted(offered, key=len, reverse=True))
-    for begins in re.finditer(rf"\[\s*(?:{names})\s*\(|\A\s*(?:{names})\s*\([^()]*=", text):
+    begins = re.search(rf"\[\s*(?:{names})\s*\(|\A\s*(?:{names})\s*\([^()]*=", text)
+    if begins:
         found = _python_calls(text, begins.start(), offered)
         if found is None:
             raise Unreadable("unreadable_call")
-        if text[found[1] :].strip():
+        if text[found.end :].strip():
             raise Unreadable("text_after_call")
-        return Answer(text[: begins.start()].strip(), written(found[0]))
+        return Answer(text[: begins.start()].strip(), written(found.calls))
     if _LIKE_PYTHON.match(body):
         raise Unreadable("unreadable_call")
     return None
 
 
-def _all_offered(calls: Iterable[Call], offered: Collection[str]) -> bool:
-    return all(call.name in offered for call in calls)
-
-
-def _python_calls(text: str, at: int, offered: Collection[str]) -> tuple[list[Call], int] | None:
-    """(calls, end) of `[f(a="b"), g(c=1)]`, or of calls without the brackets; None where they cannot be read. A name may
+def _python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
+    """The calls of `[f(a="b"), g(c=1)]`, or of calls without the brackets; None where they cannot be read. A name may
     hold spaces, dots, slashes and, if it is on offer, anything."""
     at = _after_space(text, at)
     listed = text.startswith("[", at)
-    at += listed
+    if listed:
+        at += 1
     calls: list[Call] = []
     while True:
         at = _after_space(text, at)
         name = _name_at(text, at, offered)
         if name is None:
             return None
-        found = _arguments(text, _after_space(text, at + len(name)) + 1)
+        bracket = _after_space(text, at + len(name))
+        found = _arguments(text, bracket + 1)
         if found is None:
             return None
         arguments, at = found
         calls.append(Call(name, arguments, "object"))
         end = _after_space(text, at)
         if listed and text.startswith("]", end):
-            return calls, end + 1
+            return Found(calls, end + 1)
         if text.startswith((",", ";"), end):
             at = end + 1
         elif listed:
             return None
         elif "\n" not in text[at:end] or _name_at(text, end, offered) is None:
-            return calls, at
+            return Found(calls, at)
 
 
 def _name_at(text: str, at: int, offered: Collection[str]) -> str | None:
@@ -198,8 +219,10 @@ def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
         if text.startswith(")", at):
             return arguments, at + 1
         key = _KEY.match(text, at)
-        found = tool_calls.value_at(text, key.end()) if key else None
-        if key is None or found is None or key[1] in arguments:
+        if key is None or key[1] in arguments:
+            return None
+        found = tool_calls.value_at(text, key.end())
+        if found is None:
             return None
         arguments[key[1]], at = found
         at = _after_space(text, at)
@@ -210,16 +233,20 @@ def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
 
 
 def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
-    """The answer where it is nothing but calls of functions on offer in JSON."""
+    """The answer, if it holds nothing but calls of functions on offer in JSON."""
     body = _FENCE.sub(r"\1", text.strip())
-    if not body.startswith(("{", "[")):
+    found = tool_calls.value_at(body, 0) if body.startswith(("{", "[")) else None
+    if found is None:
         return None
-    found = tool_calls.value_at(body, 0)
-    if found is None or body[found[1] :].strip():
-        return None
-    items = found[0] if isinstance(found[0], list) else [found[0]]
-    if not items or not all(isinstance(item, Mapping) and item.get("name") in offered for item in items):
-        return None
-    if not all(set(tool_calls.ARGUMENT_KEYS) & item.keys() for item in items):
+    value, end = found
+    items = _listed(value)
+    if body[end:].strip() or not items or not all(_calls_offered(item, offered) for item in items):
         return None
     return Answer("", written(map(tool_calls.read_call, items)))
+
+
+def _calls_offered(item: Any, offered: Collection[str]) -> bool:
+    """Whether an object is a call of a function on offer, and not data with a name."""
+    if not isinstance(item, Mapping) or item.get("name") not in offered:
+        return False
+    return not item.keys().isdisjoint(tool_calls.ARGUMENT_KEYS)

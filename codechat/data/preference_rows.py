@@ -4,22 +4,22 @@
     labels    {prompt, completion, label} or {messages, label}
 
 The prompt is text, messages, or the columns of an instruction. An answer is text, a message, or messages that end with
-the assistant's and begin after the prompt, or with it. Tools and calls have any form of `chat_formats`.
+the assistant's and begin after the prompt, or with it. Tools and calls may have any form of `chat_formats`.
 """
 
 from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError
-from codechat.data import call_forms, chat_formats
-from codechat.data.chat_formats import Message, Row
+from codechat.data import call_forms, chat_formats, row_readers
+from codechat.data.chat_turns import Message, Row, content_of, continued, turns_in
 from codechat.text.tool_calls import Unreadable
 
 PAIRS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
 PROMPTS = ("prompt", "conversations", "messages")
-BESIDE = (*chat_formats.INPUTS, "history")  # columns that belong to a prompt of text
+BESIDE = (*row_readers.INPUTS, "history")  # columns that belong to a prompt of text
 LABELLED = ("completion", "messages", "conversations")
 EQUAL = "with equal answers"
-# Calls that nobody can read are a reason to reject an answer, so a rejected one is kept as it was written.
+# Unreadable calls are a reason to reject an answer, so a rejected answer with them is kept as text.
 MALFORMED = ("unreadable_call", "text_after_call", "unknown_call_form", "call_without_tools")
 
 
@@ -31,48 +31,55 @@ class Preference(NamedTuple):
     rewards: list[float]
 
 
+class Judged(NamedTuple):
+    """An answer as the row has it, and its reward."""
+
+    answer: Any
+    reward: float
+
+
 def preference_of(row: Row, where: str) -> Preference | str:
     """The preference of a row, or why it teaches nothing. DataError, beginning with `where`, for a row that is none."""
-    given, rewards = _answers(row, where)
-    sides = [_conversation(row, answer, reward, where) for answer, reward in zip(given, rewards)]
+    judged = _judged(row, where)
+    sides = [_conversation(row, each, where) for each in judged]
     before = sides[0][:-1]
     if sides[-1][:-1] != before:
         raise DataError(f"{where}: what comes before the last answer differs in chosen and rejected; make it equal")
     if len(sides) == 2 and sides[0] == sides[1]:
         return EQUAL
-    return Preference(before, [side[-1]["content"] for side in sides], rewards)
+    return Preference(
+        messages=before,
+        answers=[side[-1]["content"] for side in sides],
+        rewards=[each.reward for each in judged],
+    )
 
 
-def _answers(row: Row, where: str) -> tuple[list[Any], list[float]]:
-    """The answers as the row has them, and their rewards."""
+def _judged(row: Row, where: str) -> list[Judged]:
+    """The answers of a row: the chosen and the rejected one, or one with a label."""
     has = {name for name, value in row.items() if value is not None}
     for chosen, rejected in PAIRS:
         if {chosen, rejected} <= has:
-            return [row[chosen], row[rejected]], [1.0, 0.0]
+            return [Judged(row[chosen], 1.0), Judged(row[rejected], 0.0)]
     labelled = next((name for name in LABELLED if name in has), None)
-    if "label" in has and labelled:
-        if type(row["label"]) not in (bool, int) or row["label"] not in (0, 1):
-            raise DataError(f"{where} has the label {row['label']!r}; required is true, false, 0 or 1; correct it")
-        return [row[labelled]], [float(row["label"])]
-    required = "prompt, chosen and rejected, or prompt, completion and label (true or false)"
-    raise DataError(f"{where} has the columns {sorted(has)}; required: {required}")
+    if "label" not in has or labelled is None:
+        required = "prompt, chosen and rejected, or prompt, completion and label (true or false)"
+        raise DataError(f"{where} has the columns {sorted(has)}; required: {required}")
+    label = row["label"]
+    if type(label) not in (bool, int) or label not in (0, 1):
+        raise DataError(f"{where} has the label {label!r}; required is true, false, 0 or 1; correct it")
+    return [Judged(row[labelled], float(label))]
 
 
-def _conversation(row: Row, answer: Any, reward: float, where: str) -> list[Message]:
+def _conversation(row: Row, judged: Judged, where: str) -> list[Message]:
     """The messages of the prompt and an answer; the last one is the assistant's, and another role's is before it."""
-    given = (row[name] for name in PROMPTS if row.get(name) is not None and row[name] is not answer)
-    prompt = chat_formats.turns_in(next(given, None))
+    messages: list[Message] | str
     turns: list[Any] = []
     try:
-        if prompt is None or (isinstance(prompt, str) and any(row.get(name) for name in BESIDE)):
-            request = chat_formats.request_text(row)
-            before = chat_formats.turns_before(row, where)
-            prompt = [*before, {"role": "user", "content": request}] if request else prompt
-        turns = chat_formats.continued(prompt, chat_formats.turns_in(answer), where)
+        turns = continued(_prompt(row, judged.answer, where), turns_in(judged.answer), where)
         messages = chat_formats.messages_of({**row, "messages": turns}, where)
     except Unreadable as error:
         messages = error.reason
-    if messages in MALFORMED and reward == 0:
+    if messages in MALFORMED and judged.reward == 0:
         messages = _as_written(row, turns, where) or messages
     if isinstance(messages, str):
         raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")
@@ -81,9 +88,21 @@ def _conversation(row: Row, answer: Any, reward: float, where: str) -> list[Mess
     return messages
 
 
+def _prompt(row: Row, answer: Any, where: str) -> Any:
+    """The prompt of a row: text or messages, None where the row has none, or where the answer holds it."""
+    given = (row[name] for name in PROMPTS if row.get(name) is not None and row[name] is not answer)
+    prompt = turns_in(next(given, None))
+    beside = any(row.get(name) for name in BESIDE)
+    if prompt is not None and not (isinstance(prompt, str) and beside):
+        return prompt
+    request = row_readers.request_text(row)
+    before = row_readers.turns_before(row, where)
+    return [*before, {"role": "user", "content": request}] if request else prompt
+
+
 def _as_written(row: Row, turns: list[Any], where: str) -> list[Message] | None:
-    """The messages with the last answer as it was written; None where it has no text, or where others are at fault."""
-    text = turns[-1].get("content", turns[-1].get("value"))
+    """The messages with the last answer kept as text; None where it has no text, or where other messages are at fault."""
+    text = content_of(turns[-1])
     readable = [*turns[:-1], {"role": "assistant", "content": "-"}]
     messages = chat_formats.messages_of({**row, "messages": readable}, where)
     if isinstance(messages, str) or not isinstance(text, str):

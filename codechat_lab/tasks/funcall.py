@@ -20,7 +20,7 @@ from typing import Any
 
 from codechat.core.errors import check_choice
 from codechat.data import public_rows
-from codechat.data.chat_formats import NO_CALL, glaive_turns
+from codechat.data.row_readers import NO_CALL, glaive_turns
 from codechat.data.sources import Ledger, digest, local_rows, require_columns
 from codechat.data.splits import split_of
 from codechat.tasks.base import SPLITS, BaseTask, Problem, Score, shuffled

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from codechat.data.chat_formats import NO_CALL
+from codechat.data.row_readers import NO_CALL
 from codechat.tasks.base import Message, Problem, Score, check_split
 from codechat.text import chat
 from codechat.text.python_source import parsed, same_name

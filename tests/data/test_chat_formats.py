@@ -7,7 +7,7 @@ import pytest
 from jsonl import prepare, rows_of, write
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.data import chat_formats, conversations, public_rows, sources, splits
+from codechat.data import chat_formats, conversations, public_rows, row_readers, sources, splits
 from codechat.data.sources import Ledger
 from codechat.text import chat, tokenizer
 
@@ -59,7 +59,7 @@ def test_tool_sets_are_read_and_a_request_without_a_call_is_declined():
     functions = json.dumps([tool["function"] for tool in OPENAI["tools"]])
     question = json.dumps([{"role": "user", "content": "Oslo and Rome?"}])
     calls = json.dumps([{"name": "get_weather", "arguments": {"city": city}} for city in ("Oslo", "Rome")])
-    for truth, answer in ((calls, EXPECTED[2]["content"]), ("[]", chat_formats.NO_CALL)):
+    for truth, answer in ((calls, EXPECTED[2]["content"]), ("[]", row_readers.NO_CALL)):
         row = {"question": question, "functions": functions, "ground_truth": truth, "source": "a set"}
         offer, said = {"role": "system", "content": OFFER}, {"role": "assistant", "content": answer}
         assert chat_formats.messages_of(row, "x") == [offer, EXPECTED[1], said]

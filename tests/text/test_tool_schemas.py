@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from codechat.core.errors import DataError
-from codechat.data.chat_formats import schemas
+from codechat.data.offered_tools import schemas
 from codechat.text.tool_schemas import listed_tools, tool_schema
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 

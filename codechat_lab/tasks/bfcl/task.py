@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError, UserError, check_choice
-from codechat.data.chat_formats import NO_CALL, schemas
+from codechat.data.offered_tools import schemas
+from codechat.data.row_readers import NO_CALL
 from codechat.data.sources import Ledger, local_rows, probe_hub, require_columns
 from codechat.tasks.base import BaseTask, Message, Problem, Score
 from codechat.text import chat

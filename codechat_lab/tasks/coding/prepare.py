@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
-from codechat.data import chat_formats, conversations, public_rows, sources, splits
+from codechat.data import conversations, public_rows, row_readers, sources, splits
 from codechat.data.public_rows import reject_benchmark_rows
 from codechat.data.sources import Ledger
 from codechat.text import python_source, tokenizer
@@ -161,11 +161,11 @@ def program_of(row: Row, cfg: CodeConfig, where: str = "a row") -> Row | str:
     pair = read(row, cfg)
     if isinstance(pair, str):
         return pair
-    request, code = map(chat_formats.cleaned, pair)
+    request, code = map(row_readers.cleaned, pair)
     if not request or not code:
         return "no_answer" if request else "no_request"
     program = synthetic.row(request, code, DOMAIN, asked="code")
-    return program | {"messages": [*chat_formats.turns_before(row, where), *program["messages"]]}
+    return program | {"messages": [*row_readers.turns_before(row, where), *program["messages"]]}
 
 
 Pair = tuple[str, str] | str  # (request, code), or a rule or a reason
@@ -203,7 +203,7 @@ def _from_stack(row: Row, cfg: CodeConfig) -> Pair:
 
 def _from_alpaca(row: Row, cfg: CodeConfig) -> Pair:
     request, given, answer = (row.get(name) or "" for name in ("instruction", "input", "output"))
-    if given.strip().lower() not in chat_formats.NO_INPUT:
+    if given.strip().lower() not in row_readers.NO_INPUT:
         request = f"{request.strip()}\n\n{given}"
     code = extract(answer)
     if answer.strip() and (not code or python_source.parsed(code) is None):
