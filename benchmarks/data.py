@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from benchmarks import measure
 from benchmarks.settings import DataBench
-from codechat.data import corpus, public_rows, sources
+from codechat.data import corpus, corpus_writer, public_rows, sources
 from codechat.data.sources import Document, Ledger
 from codechat.distributed import dist
 from codechat.models import optim
@@ -54,7 +54,7 @@ def contestants(cfg: DataBench, out: Path) -> list[measure.Contestant]:
     plain = tiktoken.Encoding("plain", pat_str=tokenizer.GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
     threads = os.cpu_count() or 1
     runs = {
-        "codechat": lambda: corpus.write_corpus(chosen, out, known),
+        "codechat": lambda: corpus_writer.write_corpus(chosen, out, known),
         "tiktoken's batch encoder": lambda: plain.encode_ordinary_batch(texts, num_threads=threads),
     }
     return [measure.Contestant(name, run, n_bytes / 1e6) for name, run in runs.items()]

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from benchmarks import data, measure, peers
 from benchmarks.settings import QualityBench
 from codechat.core import config
-from codechat.data import corpus
+from codechat.data import corpus, corpus_writer
 from codechat.distributed import dist
 from codechat.models import optim
 from codechat.models.config import GPTConfig
@@ -48,7 +48,7 @@ def prepare(cfg: QualityBench, spec: str, out: Path) -> dict[str, Any]:
     documents = data.documents(cfg.path)
     sizes = accumulate(len(document.text.encode()) for document in documents)
     chosen = [document for document, size in zip(documents, sizes) if size < cfg.max_bytes] or documents[:1]
-    return corpus.write_corpus(chosen, out, tokenizer.load(spec))
+    return corpus_writer.write_corpus(chosen, out, tokenizer.load(spec))
 
 
 def contestant(

@@ -67,7 +67,7 @@ RUN_PRESETS = run_presets()
 
 def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
-    from codechat.data import conversations, prepared
+    from codechat.data import conversations
     from codechat.distributed import dist, hardware
     from codechat.models import attention
     from codechat.training.session import HeldOut, Session, build_policy, domains_hash, load_parent, totals
@@ -88,7 +88,7 @@ def train(cfg: SFTConfig) -> Run:
         loader = conversations.Prefetched(rows, world.device, ahead=cfg.grad_accum)
         model = build_policy(cfg, parent)
         hardware.compile_blocks(model, cfg.compile)
-        style = prepared.tools_style(cfg.data_dir)
+        style = conversations.tools_style(cfg.data_dir)
         trained_on = dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style}))
         how = dict(parent=parent, evaluate=held_out.evaluate, trained_on=trained_on)
         data = domains_hash(cfg.data_dir, "train", rows.hashes) | held_out.hashes

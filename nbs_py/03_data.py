@@ -56,7 +56,7 @@ import torch
 
 # %%
 from codechat.core.errors import DataError
-from codechat.data import conversations, corpus, sources
+from codechat.data import conversations, corpus_writer, sources
 from codechat.models import attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -85,7 +85,7 @@ PALETTE = [OKABE_ITO[c] for c in ("blue", "orange", "green", "purple", "sky", "v
 ledger = sources.Ledger("standard library")
 root = ("stdlib", Path(json.__file__).parent.parent)
 texts = list(islice(sources.embedded_python(ledger, [root]), documents))
-manifest = corpus.write_corpus(texts, here / "corpus", tok, ledger=ledger)
+manifest = corpus_writer.write_corpus(texts, here / "corpus", tok, ledger=ledger)
 kinds = [f"{split}_{what}" for split in ("train", "val") for what in ("documents", "tokens", "bytes")]
 pd.Series({key: f"{manifest[key]:,}" for key in kinds}).to_frame(f"manifest, {manifest['tokenizer']}")
 
@@ -119,7 +119,7 @@ for name in ("price.py", "menu.py", "name.py"):
 folder_ledger = sources.Ledger("folder")
 try:
     found = sources.embedded_python(folder_ledger, [("folder", project)])
-    corpus.write_corpus(found, here / "refused", tok, ledger=folder_ledger)
+    corpus_writer.write_corpus(found, here / "refused", tok, ledger=folder_ledger)
 except DataError as error:
     message = str(error)
 print(message)

@@ -57,7 +57,7 @@ import pandas as pd
 import torch
 
 from codechat import pretrain
-from codechat.data import corpus
+from codechat.data import corpus_writer
 from codechat.distributed import gpu_specs, hardware
 from codechat.models import optim
 from codechat.models.config import PRESETS, GPTConfig
@@ -199,7 +199,7 @@ tokenizers
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
-    corpus.write_corpus(files, folder, tok)
+    corpus_writer.write_corpus(files, folder, tok)
     with contextlib.redirect_stderr(io.StringIO()):  # the library says its precision on stderr
         library = pretrain.bits_per_byte(untrained, dataclasses.replace(cfg, data_dir=folder, device_batch_size=8, eval_tokens=4096))
     tokens = np.fromfile(Path(folder) / "val_000000.bin", dtype="<u2").astype(np.int64)[: 4096 + 1]

@@ -17,7 +17,7 @@ from ranks import train_on_ranks
 
 from codechat.core import config, registry
 from codechat.core.errors import RunError
-from codechat.data import corpus
+from codechat.data import corpus_writer
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths, run
@@ -45,7 +45,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
 def write_corpus(home: Path) -> str:
     texts = [f"def f{i}(x):\n    return x + {i}\n" * 8 for i in range(120)]
     if not (home / "corpus").exists():
-        corpus.write_corpus(texts, home / "corpus", tokenizer.load("bytes"))
+        corpus_writer.write_corpus(texts, home / "corpus", tokenizer.load("bytes"))
     return str(home / "corpus")
 
 

@@ -209,12 +209,12 @@ def command(home: Path, root: Path, job: Job, *more: str) -> list[str]:
 
 def write_inputs(home: Path) -> None:
     """A text, its corpus and conversations, small enough for seconds."""
-    from codechat.data import corpus
+    from codechat.data import corpus_writer
     from codechat.text import tokenizer
 
     texts = [f"def f{i}(x):\n    return x + {i}\n" * 8 for i in range(400)]
     (home / "text.txt").write_text("\n\n".join(texts))
-    corpus.write_corpus(texts, home / "corpus", tokenizer.load("bytes"))
+    corpus_writer.write_corpus(texts, home / "corpus", tokenizer.load("bytes"))
     (home / "talks").mkdir()
     for split, n in (("train", 60), ("select", 8)):
         turns = [[("user", f"add {i} to x"), ("assistant", f"x + {i}")] for i in range(n)]

@@ -68,7 +68,7 @@ OWN = (
     Entry(
         id="data.corpus",
         kind="preparation",
-        module="codechat.data.corpus",
+        module="codechat.data.corpus_writer",
         config="CorpusConfig",
         function="prepare_corpus",
         command="data corpus",

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from codechat.core import processes
+from codechat.core import config, processes
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats
-from codechat.data.sources import Ledger, Row, hash_rows, read_jsonl
+from codechat.data.sources import MANIFEST, Ledger, Row, hash_rows, read_jsonl
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
     import torch
 
-IGNORE = -100
+IGNORE = -100  # the target of a token without loss, as in torch's cross_entropy
 BUFFER = 256  # conversations that wait for a row
 CHUNK = 64  # rows that a process encodes at a time
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
@@ -92,33 +92,37 @@ def read(path: Path | str) -> Iterator[Row]:
 
 def check_row(row: Row, default: str, where: str) -> Row:
     """The row with `messages` and `domain` (`default` where it names none). DataError, beginning with `where`."""
-    named, source = (row.get(key) or "" for key in ("domain", "source"))
+    named = row.get("domain") or ""
+    source = row.get("source") or ""
     if not isinstance(named, str) or not isinstance(source, str):
         raise DataError(f"{where}: domain is {named!r} and source {source!r}; required is text")
     row = row | {"domain": named or DOMAINS.get(source, source) or default}
     if {"input_ids", "labels"} <= row.keys():
-        ids, labels = row["input_ids"], row["labels"]
-        lists = isinstance(ids, list) and isinstance(labels, list) and len(ids) == len(labels)
-        if not lists or any(type(i) is not int or label not in (IGNORE, i) for i, label in zip(ids, labels)):
-            raise DataError(f"{where}: labels must be the whole numbers of input_ids, or {IGNORE}; make the file again")
+        _check_ids(row["input_ids"], row["labels"], where)
         return row
     if chat_formats.is_disliked(row):
-        written = "`codechat preference` reads it from preferences.SPLIT.jsonl"
-        raise DataError(f"{where} is an answer with the label {row['label']}, which SFT would imitate; {written}")
+        raise DataError(
+            f"{where} is an answer with the label {row['label']}, which SFT would imitate; "
+            "`codechat preference` reads it from preferences.SPLIT.jsonl"
+        )
     messages = chat_formats.messages_of(row, where)
     if isinstance(messages, str):
         raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")
     return row | {"messages": messages}
 
 
+def _check_ids(ids: Any, labels: Any, where: str) -> None:
+    lists = isinstance(ids, list) and isinstance(labels, list) and len(ids) == len(labels)
+    if not lists or any(type(i) is not int or label not in (IGNORE, i) for i, label in zip(ids, labels)):
+        raise DataError(f"{where}: labels must be the whole numbers of input_ids, or {IGNORE}; make the file again")
+
+
 def encode(row: Row, tokenizer: Tokenizer, tags: str, block_size: int) -> Example | str:
     """The row as ids and loss mask, or the reason why it cannot be used. DataError for unknown ids."""
     if "input_ids" in row:
-        ids, mask = row["input_ids"], [label != IGNORE for label in row["labels"]]
-        limit = tokenizer.n_vocab + chat.N_TAGS
-        if ids and not 0 <= min(ids) <= max(ids) < limit:
-            known = f"tokenizer {tokenizer.spec} and the tags have {limit}"
-            raise DataError(f"row holds id {max(ids)}; {known}; use the tokenizer that wrote the file")
+        ids = row["input_ids"]
+        mask = [label != IGNORE for label in row["labels"]]
+        _check_known_ids(ids, tokenizer)
     elif not any(m["role"] == "assistant" and m["content"].strip() for m in row["messages"]):
         return "no_assistant"
     else:
@@ -128,14 +132,33 @@ def encode(row: Row, tokenizer: Tokenizer, tags: str, block_size: int) -> Exampl
             return "tag_in_content"
     if len(ids) > block_size:
         return "too_long"
-    example = Example(np.array(ids, dtype=np.int32), np.array(mask, dtype=bool), row["domain"])
+    example = Example(
+        ids=np.array(ids, dtype=np.int32),
+        loss_mask=np.array(mask, dtype=bool),
+        domain=row["domain"],
+    )
     return example if example.supervised else "no_assistant"
 
 
+def _check_known_ids(ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    limit = tokenizer.n_vocab + chat.N_TAGS
+    if ids and not 0 <= min(ids) <= max(ids) < limit:
+        raise DataError(
+            f"row holds id {max(ids)}; tokenizer {tokenizer.spec} and the tags have {limit}; "
+            "use the tokenizer that wrote the file"
+        )
+
+
 def encode_all(
-    rows: Sequence[Row], tokenizer: Tokenizer, tags: str, block_size: int, ledger: Ledger, limit: int | None = None
+    rows: Sequence[Row],
+    tokenizer: Tokenizer,
+    tags: str,
+    block_size: int,
+    ledger: Ledger,
+    limit: int | None = None,
 ) -> list[Example]:
-    """The first `limit` usable rows; `ledger` counts them and the unusable ones before them. Many rows: one process per core."""
+    """The first `limit` usable rows; `ledger` counts them and the unusable ones before them. Without a limit, one
+    process per core encodes many rows."""
     one = partial(encode, tokenizer=tokenizer, tags=tags, block_size=block_size)
     encoded = processes.on_all_cores(one, rows, CHUNK) if limit is None else map(one, rows)
     return list(islice(ledger.counted(encoded), limit))
@@ -144,13 +167,27 @@ def encode_all(
 def domain_files(directory: Path | str, split: str) -> list[Path]:
     """Files of a split, `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, but those of problems, probes and
     preferences. MissingFile."""
-    paths = sorted(path for name in (f"*.{split}.jsonl", f"{split}.jsonl") for path in Path(directory).glob(name))
-    paths = [path for path in paths if not path.name.startswith("preferences.")]
-    files = [path for path in paths if not {"gold", "asked", "gt_name"} & next(read_jsonl(path))[1].keys()]
+    directory = Path(directory)
+    paths = [*directory.glob(f"*.{split}.jsonl"), *directory.glob(f"{split}.jsonl")]
+    files = [path for path in sorted(paths) if _holds_conversations(path)]
     if not files:
         make = f"make them with codechat data sft (and calls) --out {directory}"
         raise MissingFile(f"{directory} holds no conversations of split {split!r} (DOMAIN.{split}.jsonl); {make}")
     return files
+
+
+def _holds_conversations(path: Path) -> bool:
+    if path.name.startswith("preferences."):
+        return False
+    _, first = next(read_jsonl(path))
+    return first.keys().isdisjoint({"gold", "asked", "gt_name"})  # columns of problems and probes
+
+
+def tools_style(directory: Path | str) -> str:
+    """How the system prompts of a prepared directory list tools; compact where its manifest does not say."""
+    path = Path(directory) / MANIFEST
+    files = config.read_json(path).get("files", {}) if path.exists() else {}
+    return max((file.get("tools_style", "") for file in files.values()), default="") or "compact"
 
 
 def load_domains(
@@ -164,9 +201,11 @@ def load_domains(
 ) -> dict[str, list[Example]]:
     """Encoded conversations of a split by domain, at most `limit` of each file. wanted: weights by domain; those
     without one are not encoded. DataError where too many rows cannot be used, and for a domain that no file has."""
-    domains, seen = dict[str, list[Example]](), set[str]()
+    domains: dict[str, list[Example]] = {}
+    seen: set[str] = set()
     for path in domain_files(directory, split):
-        rows, ledger = list(read(path)), Ledger(path.name, limits=LIMITS)
+        rows = list(read(path))
+        ledger = Ledger(path.name, limits=LIMITS)
         seen.update(row["domain"] for row in rows)
         used = [row for row in rows if wanted is None or wanted.get(row["domain"], 0) > 0]
         for example in encode_all(used, tokenizer, tags, block_size, ledger, limit):
@@ -181,50 +220,65 @@ def load_domains(
 
 
 def _check_known(weights: Iterable[str], names: Iterable[str]) -> None:
-    if unknown := sorted(set(weights) - set(names)):
+    unknown = sorted(set(weights) - set(names))
+    if unknown:
         raise DataError(f"weights for {unknown}; the data hold {sorted(names)}; change --mix or prepare these domains")
 
 
-Waiting = list[tuple[int, int, int, int]]  # conversations before they have a row: (length, number, domain, index)
+class Waiting(NamedTuple):
+    """A conversation that has no row yet. These compare by length, and equally long ones by number."""
+
+    length: int
+    number: int  # counts the conversations as they are drawn
+    domain: int
+    example: int  # its index among the domain's conversations
 
 
-def _take_row(waiting: Waiting, T: int) -> list[tuple[int, int]]:
-    """Take (domain, index) of conversations of at most T tokens: the oldest, so that none waits for ever, then always the largest that still fits."""
-    row, fitting = [], waiting[:1]
+def _take_row(waiting: list[Waiting], T: int) -> list[Waiting]:
+    """Take conversations of at most T tokens from those that wait: the oldest, so that none waits for ever, then always
+    the largest that still fits."""
+    row = []
+    fitting = waiting[:1]
     while fitting:
-        waiting.remove(taken := max(fitting))
-        row.append(taken[2:])
-        T -= taken[0]
-        fitting = [one for one in waiting if one[0] <= T]
+        taken = max(fitting)
+        waiting.remove(taken)
+        row.append(taken)
+        T -= taken.length
+        fitting = [one for one in waiting if one.length <= T]
     return row
 
 
-def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
-    """Rows of (domain index, conversation) as a Batch of (len(rows), T)."""
+def _pack_rows(rows: Sequence[Sequence[Waiting]], examples: Sequence[Sequence[Example]], T: int) -> Batch:
+    """Rows as a Batch of (len(rows), T). examples: the conversations of each domain."""
     import torch
 
-    fill = (0, IGNORE, -1, 0, -1)
-    ids, targets, docs, positions, domains = (np.full((len(rows), T), value, dtype=np.int64) for value in fill)
+    shape = (len(rows), T)
+    ids = np.zeros(shape, dtype=np.int64)
+    targets = np.full(shape, IGNORE, dtype=np.int64)
+    docs = np.full(shape, -1, dtype=np.int64)
+    positions = np.zeros(shape, dtype=np.int64)
+    domains = np.full(shape, -1, dtype=np.int64)
     for b, row in enumerate(rows):
         start = 0
-        for number, (domain, example) in enumerate(row):
+        for number, taken in enumerate(row):
+            example = examples[taken.domain][taken.example]
             span = slice(start, start + len(example))
             ids[b, span] = example.ids[:-1]
             targets[b, span] = np.where(example.loss_mask[1:], example.ids[1:], IGNORE)
             docs[b, span] = number
             positions[b, span] = np.arange(len(example))
-            domains[b, span] = domain
+            domains[b, span] = taken.domain
             start = span.stop
     return Batch(*map(torch.from_numpy, (ids, targets, docs, positions, domains)))
 
 
 def hash_examples(examples: Iterable[Example]) -> str:
-    """What these conversations are as ids and loss mask."""
+    """The content of these conversations: their ids and loss masks, in this order."""
     return hash_rows(example.ids.tobytes() + example.loss_mask.tobytes() for example in examples)
 
 
 def packed_mask(docs: torch.Tensor) -> Any:
-    """What the tokens of packed rows see, for `attention.attend`."""
+    """The mask of packed rows for `attention.attend`: a token sees the earlier ones of its conversation."""
     from codechat.models import attention
 
     return attention.Documents(docs) if attention.dense(docs.device) else attention.flex_mask(docs)
@@ -233,9 +287,11 @@ def packed_mask(docs: torch.Tensor) -> Any:
 def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:
     """Batches with each conversation once. The last may be smaller; T grows to the longest conversation."""
     T = max([T, *map(len, examples)])
-    waiting: Waiting = [(len(example), i, 0, i) for i, example in enumerate(examples)]
-    rows = list(iter(lambda: [(0, examples[index]) for _, index in _take_row(waiting, T)], []))
-    return [_pack_rows(rows[i : i + batch], T) for i in range(0, len(rows), batch)]
+    waiting = [Waiting(len(example), i, domain=0, example=i) for i, example in enumerate(examples)]
+    rows = []
+    while waiting:
+        rows.append(_take_row(waiting, T))
+    return [_pack_rows(rows[i : i + batch], [examples], T) for i in range(0, len(rows), batch)]
 
 
 @lru_cache(maxsize=64)
@@ -267,14 +323,19 @@ class PackedLoader:
         self.weights = [weights[name] / sum(weights.values()) for name in self.domains]
         self.examples = [examples[name] for name in self.domains]
         self.hashes = {name: hash_examples(rows) for name, rows in zip(self.domains, self.examples)}
-        self.batch, self.T, self.seed, self.rank, self.world = batch, T, seed, rank, world
+        self.batch = batch
+        self.T = T
+        self.seed = seed
+        self.rank = rank
+        self.world = world
         self.drawn = [0] * len(self.domains)
-        self.supervised = [0] * len(self.domains)
-        self.waiting: Waiting = []  # oldest first
+        self.supervised = [0] * len(self.domains)  # tokens drawn so far, by domain
+        self.waiting: list[Waiting] = []  # oldest first
 
     def next(self) -> Batch:
-        rows = [self._row() for _ in range(self.batch * self.world)][self.rank * self.batch :][: self.batch]
-        return _pack_rows([[(d, self.examples[d][i]) for d, i in row] for row in rows], self.T)
+        rows = [self._row() for _ in range(self.batch * self.world)]  # of all ranks
+        first = self.rank * self.batch
+        return _pack_rows(rows[first : first + self.batch], self.examples, self.T)
 
     @property
     def epochs(self) -> dict[str, float]:
@@ -282,15 +343,16 @@ class PackedLoader:
         sizes = map(len, self.examples)
         return {name: n / size for name, n, size in zip(self.domains, self.drawn, sizes, strict=True)}
 
-    def _row(self) -> list[tuple[int, int]]:
+    def _row(self) -> list[Waiting]:
+        # From a buffer of waiting conversations rows are filled almost completely.
         while len(self.waiting) < BUFFER:
             domain = min(range(len(self.domains)), key=lambda d: self.supervised[d] / self.weights[d])
-            epoch, place = divmod(self.drawn[domain], len(self.examples[domain]))
-            index = int(_order(self.seed, self.domains[domain], epoch, len(self.examples[domain]))[place])
-            example = self.examples[domain][index]
+            examples = self.examples[domain]
+            epoch, place = divmod(self.drawn[domain], len(examples))
+            index = int(_order(self.seed, self.domains[domain], epoch, len(examples))[place])
             self.drawn[domain] += 1
-            self.supervised[domain] += example.supervised
-            self.waiting.append((len(example), sum(self.drawn), domain, index))
+            self.supervised[domain] += examples[index].supervised
+            self.waiting.append(Waiting(len(examples[index]), sum(self.drawn), domain, index))
         return _take_row(self.waiting, self.T)
 
     def state(self) -> dict[str, Any]:
@@ -301,28 +363,37 @@ class PackedLoader:
             "hashes": dict(self.hashes),
             "drawn": list(self.drawn),
             "supervised": list(self.supervised),
-            "waiting": [[self.domains[d], i] for *_, d, i in self.waiting],
+            "waiting": [[self.domains[one.domain], one.example] for one in self.waiting],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """DataError when the seed or the conversations are not those of the saved state."""
-        saved, mine = ({key: at[key] for key in ("seed", "sizes", "hashes")} for at in (state, self.state()))
+        current = self.state()
+        saved = {key: state[key] for key in ("seed", "sizes", "hashes")}
+        mine = {key: current[key] for key in saved}
         if saved != mine:
             raise DataError(f"saved with {saved}, this run has {mine}; resume with the same data, --mix and --seed")
-        self.drawn, self.supervised = list(state["drawn"]), list(state["supervised"])
-        waiting = [(self.domains.index(name), index) for name, index in state["waiting"]]
-        self.waiting = [(len(self.examples[d][i]), number, d, i) for number, (d, i) in enumerate(waiting)]
+        self.drawn = list(state["drawn"])
+        self.supervised = list(state["supervised"])
+        self.waiting = []
+        for number, (name, index) in enumerate(state["waiting"]):
+            domain = self.domains.index(name)
+            self.waiting.append(Waiting(len(self.examples[domain][index]), number, domain, index))
 
 
 class Prefetched:
-    """A loader (next, state, load_state) whose batches a thread prepares, `ahead` of them, in pinned memory while a step
-    runs. beside: whether to have the thread; None = on a GPU. `state()` is that of the batches handed out."""
+    """A loader (next, state, load_state) with a thread that prepares batches, `ahead` of them, in pinned memory while a
+    step runs. beside: whether to use the thread; None = on a GPU. `state()` is that of the batches handed out."""
 
     def __init__(self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None) -> None:
-        self.loader, self.pins, self.ahead = loader, device.type == "cuda", ahead
-        self.load_state, self.state = loader.load_state, loader.state  # the former before the first batch
+        self.loader = loader
+        self.pins = device.type == "cuda"
+        self.ahead = ahead
+        self.load_state = loader.load_state  # only before the first batch
+        self.state = loader.state
         self._waiting: deque[Future[tuple[Any, Any]]] = deque()
-        self._thread = ThreadPoolExecutor(1, "batches") if (self.pins if beside is None else beside) else None
+        threaded = self.pins if beside is None else beside
+        self._thread = ThreadPoolExecutor(1, "batches") if threaded else None
 
     def next(self) -> Any:
         if self._thread is None:
@@ -336,7 +407,8 @@ class Prefetched:
     def _prepare(self) -> tuple[Any, Any]:
         batch = self.loader.next()
         if self.pins:
-            batch = getattr(batch, "_make", tuple)(part.pin_memory() for part in batch)
+            made = getattr(batch, "_make", tuple)  # a Batch, or a plain tuple of WindowLoader
+            batch = made(part.pin_memory() for part in batch)
         return batch, self.loader.state()
 
 

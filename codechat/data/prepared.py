@@ -1,7 +1,8 @@
 """A prepared directory of conversations: its files, its manifest, and the printed tables of what was kept and dropped.
 
-Several commands may write into one directory, one after the other: who comes second waits. Each replaces its own files and entries of the
-manifest, and removes those that it does not write again. A file of another command is never replaced. The manifest is written last.
+Several commands may write into one directory, one after the other: who comes second waits. Each replaces its own files
+and entries of the manifest, and removes those that it does not write again. A file of another command is never replaced.
+The manifest is written last.
 """
 
 import json
@@ -22,16 +23,22 @@ from codechat.core.errors import DataError, RunError
 from codechat.core.processes import alone
 from codechat.core.registry import PREPARATIONS
 from codechat.data import conversations
-from codechat.data.sources import Ledger, Row, digest
+from codechat.data.sources import MANIFEST, Ledger, Row, digest
 from codechat.data.splits import SPLITS as SPLITS
 from codechat.text import chat, token_view, tokenizer
 
-MANIFEST = "manifest.json"
+# what a directory may hold, in words
+HELD = {
+    "conversations": "conversations",
+    "corpus": "a corpus",
+    "something else": f"a {MANIFEST} that codechat did not write",
+}
 
 
 @contextmanager
 def written_by_one(out: Path, wait: bool) -> Iterator[None]:
-    """Within the block no other process or thread writes into the directory, which is made. wait: for one that does; else RunError."""
+    """Make the directory and keep other processes and threads from writing into it within the block. wait: until
+    another one has finished; else RunError."""
     out.mkdir(parents=True, exist_ok=True)
     with alone(out / ".lock", wait=wait) as mine:
         if not mine:
@@ -40,8 +47,8 @@ def written_by_one(out: Path, wait: bool) -> Iterator[None]:
 
 
 def require_kind(out: Path, kind: str, cfg: Any = None) -> None:
-    """DataError where `out` holds a corpus and not conversations, or the reverse, or what neither wrote, or is the folder that `cfg` reads,
-    or it or a folder above it is a file."""
+    """DataError where `out` holds a corpus and not conversations, or the reverse, or what neither wrote, or is the folder
+    that `cfg` reads, or it or a folder above it is a file."""
     for flag, text in config.read_by(cfg, "path") if cfg else ():
         if os.path.isdir(text) and Path(text).resolve() == out.resolve():
             raise DataError(
@@ -51,84 +58,107 @@ def require_kind(out: Path, kind: str, cfg: Any = None) -> None:
     if place is not None and not place.is_dir():
         raise DataError(f"{place} is a file; --out {out} must be a directory, or not exist yet; choose another --out")
     path = out / MANIFEST
-    if not path.exists():
-        if kind == "corpus" and any(out.glob("*.bin")):
-            raise DataError(f"{out} holds *.bin shards that codechat did not write; choose another --out")
-        return
-    manifest = config.read_json(path)
-    held = "conversations" if "domains" in manifest else "corpus" if "train_tokens" in manifest else "something else"
-    if held != kind:
-        other = {"corpus": "a corpus", "something else": f"a {MANIFEST} that codechat did not write"}.get(held, held)
-        raise DataError(f"{out} holds {other}; {kind} need a directory of their own; choose another --out")
+    if path.exists():
+        held = _kind_of(config.read_json(path))
+        if held != kind:
+            raise DataError(f"{out} holds {HELD[held]}; {kind} need a directory of their own; choose another --out")
+    elif kind == "corpus" and any(out.glob("*.bin")):
+        raise DataError(f"{out} holds *.bin shards that codechat did not write; choose another --out")
+
+
+def _kind_of(manifest: Row) -> str:
+    """A key of HELD."""
+    if "domains" in manifest:
+        return "conversations"
+    return "corpus" if "train_tokens" in manifest else "something else"
 
 
 def write(
     out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any, **measured: Any
 ) -> dict[str, Any]:
-    """Write `files` (name -> rows), and the manifest, which is returned. measured: more of its entries."""
+    """Write `files` (name -> rows), and the manifest, which is returned. measured: more of its entries.
+
+    cfg: the settings of the command: `tokenizer`, and `tools_style`, `domain` and `preview` where it has them."""
     with written_by_one(out, wait=True):
-        return _write(out, files, ledgers, cfg, measured)
+        require_kind(out, "conversations")
+        path = out / MANIFEST
+        manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
+        style = getattr(cfg, "tools_style", "compact")  # not every kind of data has tools
+        named = {f"{name}.jsonl": rows for name, rows in files.items() if rows}
+        if style == "described":
+            named = {name: list(map(described, rows)) for name, rows in named.items()}
+        _replace_files(out, named, manifest, cfg, style)
+        tok = tokenizer.load(cfg.tokenizer)
+        _preview(named, tok, limit=getattr(cfg, "preview", 0))
+        counted = _supervised(named, tok)
+        manifest["domains"] |= counted
+        manifest |= measured
+        for ledger in ledgers:
+            counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
+            manifest["sources"][ledger.source] = counts
+        write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+        _print_files(manifest["files"], counted, cfg.tokenizer)
+    return manifest
 
 
-def _write(
-    out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any, measured: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What `write` does while no other command writes into the directory."""
-    require_kind(out, "conversations")
-    path = out / MANIFEST
-    manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
-    style, kind = getattr(cfg, "tools_style", "compact"), type(cfg).__name__
+def _command_of(cfg: Any) -> str:
+    """The command whose settings these are, with the domain that tells two runs of one command apart."""
+    kind = type(cfg).__name__
     command = next((entry.command for entry in PREPARATIONS.values() if entry.config == kind), kind)
-    command += f" --domain {cfg.domain}" if getattr(cfg, "domain", "calls") != "calls" else ""
-    styled = described if style == "described" else dict
-    files = {f"{name}.jsonl": list(map(styled, rows)) for name, rows in files.items() if rows}
-    earlier = {name for name, entry in manifest["files"].items() if entry["command"] == command}
-    if taken := sorted(files.keys() & manifest["files"].keys() - earlier):
-        other = f"{out / taken[0]} was written by codechat {manifest['files'][taken[0]]['command']}"
+    domain = getattr(cfg, "domain", "calls")
+    return command if domain == "calls" else f"{command} --domain {domain}"
+
+
+def _replace_files(out: Path, files: Mapping[str, list[Row]], manifest: Row, cfg: Any, style: str) -> None:
+    """Write the files and enter them in the manifest; remove those that this command wrote earlier and does not now.
+    DataError, before anything is written, for a file of another command or one that this command reads."""
+    command = _command_of(cfg)
+    entries = manifest["files"]
+    earlier = {name for name, entry in entries.items() if entry["command"] == command}
+    taken = sorted(files.keys() & entries.keys() - earlier)
+    if taken:
+        other = f"{out / taken[0]} was written by codechat {entries[taken[0]]['command']}"
         raise DataError(f"{other}, and codechat {command} has rows for a file of that name; choose another --out")
     for flag, text in config.read_by(cfg, "path"):
         if any(os.path.exists(text) and Path(text).resolve() == (out / name).resolve() for name in files):
             raise DataError(f"{flag} {text} is a file that this command writes; choose another --out")
     for name in earlier:
-        del manifest["files"][name]
+        del entries[name]
         manifest["domains"].pop(name.partition(".")[0], None)
     for name, rows in files.items():
-        write_atomic(out / name, text := json_lines(rows))
-        entry = {"rows": len(rows), "sha256": digest(text), "command": command}
-        manifest["files"][name] = entry | ({} if style == "compact" else {"tools_style": style})
-    for name in earlier - manifest["files"].keys():
+        text = json_lines(rows)
+        write_atomic(out / name, text)
+        entries[name] = {"rows": len(rows), "sha256": digest(text), "command": command}
+        if style != "compact":
+            entries[name]["tools_style"] = style
+    for name in earlier - entries.keys():
         (out / name).unlink(missing_ok=True)
-    tok = tokenizer.load(cfg.tokenizer)
+
+
+def _preview(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer, limit: int) -> None:
+    """Print the first conversations as training sees them: the tokens with the loss mask."""
     talks = (row for rows in files.values() for row in rows if "domain" in row)
-    for row in islice(talks, getattr(cfg, "preview", 0)):  # as training sees them: the tokens with the loss mask
+    for row in islice(talks, limit):
         view = token_view.xray_mask(row["messages"], tok)
         print(f"--- {row['id']}: {len(view.ids)} tokens\n{view.terminal(colour=sys.stdout.isatty())}\n")
-    counted = _supervised(files, tok)
-    manifest["domains"] |= counted
-    manifest |= measured
-    for ledger in ledgers:
-        counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
-        manifest["sources"][ledger.source] = counts
-    write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
-    table = Table("file", "rows", f"tokens ({cfg.tokenizer})", "supervised tokens")
-    for name, entry in sorted(manifest["files"].items()):
-        tokens_of = counted.get(name.removesuffix(".train.jsonl"), {})
-        tokens = [f"{tokens_of[k]:,}" if tokens_of else "" for k in ("tokens", "supervised_tokens")]
+
+
+def _print_files(entries: Mapping[str, Row], counted: Mapping[str, dict[str, int]], spec: str) -> None:
+    """Print the files of the directory, with the tokens of the domains that were `counted`."""
+    table = Table("file", "rows", f"tokens ({spec})", "supervised tokens")
+    for name, entry in sorted(entries.items()):
+        counts = counted.get(name.removesuffix(".train.jsonl"))
+        tokens = [f"{counts[key]:,}" for key in ("tokens", "supervised_tokens")] if counts else ["", ""]
         table.add_row(name, f"{entry['rows']:,}", *tokens)
     Console().print(table)
-    return manifest
-
-
-def tools_style(directory: Path | str) -> str:
-    """How the system prompts of a prepared directory list tools; compact where its manifest does not say."""
-    path = Path(directory) / MANIFEST
-    files = config.read_json(path).get("files", {}) if path.exists() else {}
-    return max((file.get("tools_style", "") for file in files.values()), default="") or "compact"
 
 
 def described(row: Row) -> Row:
     """The row with the compact list of its system message, if it has one, in the style `described`."""
-    turns = [m | {"content": chat.described(m["content"])} if m["role"] == "system" else m for m in row["messages"]]
+    turns = list(row["messages"])
+    for at, turn in enumerate(turns):
+        if turn["role"] == "system":
+            turns[at] = turn | {"content": chat.described(turn["content"])}
     return row | {"messages": turns}
 
 
@@ -139,8 +169,11 @@ def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dic
         domain = name.removesuffix(".train.jsonl")
         if any(row.get("domain") == domain for row in rows):
             kept = conversations.encode_all(rows, tok, "reserved", 1 << 30, Ledger(name))
-            tokens, supervised = sum(map(len, kept)), sum(example.supervised for example in kept)
-            counted[domain] = {"conversations": len(kept), "tokens": tokens, "supervised_tokens": supervised}
+            counted[domain] = {
+                "conversations": len(kept),
+                "tokens": sum(map(len, kept)),
+                "supervised_tokens": sum(example.supervised for example in kept),
+            }
     return counted
 
 

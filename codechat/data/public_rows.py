@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +36,27 @@ _FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
 
 def evaluation_set(row: Row) -> str | None:
     """The benchmark that a row belongs to, or None."""
-    keys, name = row.keys(), str(row.get("id", row.get("task_id", "")))
-    calls = "question" in keys and keys & {"ground_truth", "function"} and "source" not in keys
-    signs = {
-        "the Berkeley Function Calling Leaderboard": calls and BFCL_ID.match(name),
-        "HumanEval": name.startswith("HumanEval/"),
-        "the test and validation splits of MBPP": {"task_id", "test_list"} <= keys
-        and whole_number(row["task_id"]) in MBPP_HELD_OUT,
-        "MMLU": {"question", "choices", "answer"} <= keys or {*sources.MMLU_COLUMNS} <= keys,
-    }
-    either = "GSM8K, whose test split cannot be told from its training split by an answer"
-    known = (benchmark for benchmark, sign in signs.items() if sign)
-    asked = (asked_in_test(text) or (_GSM8K_ANSWER.search(text) and either) for text in _texts(row))
-    return next(chain(known, filter(None, asked)), None)
+    name = str(row.get("id", row.get("task_id", "")))
+    if _is_bfcl(row, name):
+        return "the Berkeley Function Calling Leaderboard"
+    if name.startswith("HumanEval/"):
+        return "HumanEval"
+    if {"task_id", "test_list"} <= row.keys() and whole_number(row["task_id"]) in MBPP_HELD_OUT:
+        return "the test and validation splits of MBPP"
+    if {"question", "choices", "answer"} <= row.keys() or {*sources.MMLU_COLUMNS} <= row.keys():
+        return "MMLU"
+    for text in _texts(row):
+        asked = asked_in_test(text)
+        if asked:
+            return asked
+        if _GSM8K_ANSWER.search(text):
+            return "GSM8K, whose test split cannot be told from its training split by an answer"
+    return None
+
+
+def _is_bfcl(row: Row, name: str) -> bool:
+    calls = "question" in row and not row.keys().isdisjoint({"ground_truth", "function"})
+    return calls and "source" not in row and BFCL_ID.match(name) is not None
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -109,7 +116,8 @@ def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
         needed = f"{sources.ENDINGS}, .py, .txt or a directory of such files"
         raise DataError(f"{path} has the ending {path.suffix!r}; required is {needed}; convert or rename it")
     for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
-        if document := sources.read_text_file(file, file.relative_to(root).as_posix(), "files", ledger):
+        document = sources.read_text_file(file, file.relative_to(root).as_posix(), "files", ledger)
+        if document:
             reject_benchmark(evaluation_set({"text": document.text}), str(file))
             yield document
 
@@ -124,29 +132,36 @@ def _holds_rows(directory: Path) -> bool:
 
 def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Document]:
     """Documents of rows with Python source under `code`, `content` or `text`; other languages are skipped by rule."""
-    for number, row in enumerate(
-        sources.require_columns(reject_benchmark_rows(rows, origin), DOCUMENT_COLUMNS, origin)
-    ):
-        text = next((row[c] for (c,) in DOCUMENT_COLUMNS if row.get(c) is not None), None)
-        language = str(row.get("language", row.get("lang", "Python"))).lower()
+    rows = reject_benchmark_rows(rows, origin)
+    for number, row in enumerate(sources.require_columns(rows, DOCUMENT_COLUMNS, origin)):
+        text = next((row[column] for (column,) in DOCUMENT_COLUMNS if row.get(column) is not None), None)
         if not isinstance(text, str):
             ledger.lose("no_text")
-        elif rule := "other_language" if language != "python" else sources.text_rule(text):
+            continue
+        language = str(row.get("language", row.get("lang", "Python"))).lower()
+        rule = "other_language" if language != "python" else sources.text_rule(text)
+        if rule:
             ledger.skip(rule)
         else:
             yield Document(text.replace("\r\n", "\n"), str(row.get("path", number)), origin)
 
 
 def conversation_rows(
-    rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str = "compact", domain: str = ""
+    rows: Iterable[Row],
+    origin: str,
+    ledger: Ledger,
+    tools_style: str = "compact",
+    domain: str = "",
 ) -> Iterator[Row]:
     """Conversations of rows in any form of `chat_formats`, each once. Their domain is `domain`, or what the row says, or
     "calls" where tools are offered or called, "code" where the answer is Python, "chat" where it is prose."""
     seen: set[str] = set()
     named: set[str] = set()
+    rows = reject_benchmark_rows(rows, origin)
     columns = CALL_COLUMNS if domain else INSTRUCTION_COLUMNS
-    for number, row in enumerate(sources.require_columns(reject_benchmark_rows(rows, origin), columns, origin), 1):
-        if unread := [name for name in chat_formats.unread_columns(row) if name not in named]:
+    for number, row in enumerate(sources.require_columns(rows, columns, origin), 1):
+        unread = [name for name in chat_formats.unread_columns(row) if name not in named]
+        if unread:
             named.update(unread)
             print(f"{origin}: columns that are not read: {', '.join(unread)}", file=sys.stderr)
         if chat_formats.is_disliked(row):
@@ -174,14 +189,24 @@ def conversation_row(row: Row, where: str = "row", tools_style: str = "compact",
     if not any(m["content"].strip() and m.get("weight") != 0 for m in answers):
         pair = any(row.get(name) is not None for names in preference_rows.PAIRS for name in names)
         return "preference_pair" if pair else "no_answer"  # `codechat preference` reads pairs
+    domain = domain or _named_domain(row)
     if not domain:
-        named = next((value for key in ("domain", "source") if isinstance(value := row.get(key), str) and value), "")
-        domain = _NOT_IN_A_NAME.sub("_", DOMAINS.get(named, named))
-    domain = domain or ("calls" if _has_tools(messages) else domain_of(answers[0]["content"]))
-    meta = {"tools_present": _offers_tools(messages), "asked": domain}
-    row = {"id": f"{domain}-{digest(repr(messages))[:16]}", "messages": messages, "domain": domain, "meta": meta}
-    meta["split"] = split_of(digest(split_key(row)))
-    return row
+        domain = "calls" if _has_tools(messages) else domain_of(answers[0]["content"])
+    converted: Row = {
+        "id": f"{domain}-{digest(repr(messages))[:16]}",
+        "messages": messages,
+        "domain": domain,
+        "meta": {"tools_present": _offers_tools(messages), "asked": domain},
+    }
+    converted["meta"]["split"] = split_of(digest(split_key(converted)))
+    return converted
+
+
+def _named_domain(row: Row) -> str:
+    """The domain that the row names, in characters of a file's name; "" where it names none."""
+    given = (row.get("domain"), row.get("source"))
+    named = next((name for name in given if isinstance(name, str) and name), "")
+    return _NOT_IN_A_NAME.sub("_", DOMAINS.get(named, named))
 
 
 def domain_of(answer: str) -> str:
@@ -224,5 +249,10 @@ def call_problem(row: Row) -> Row | None:
     if len(calls) > 1:
         return None
     gold = {"name": calls[0].name, "arguments": calls[0].arguments} if calls else None
-    meta, split = {"tools_present": row["meta"]["tools_present"]}, row["meta"]["split"]
-    return {"id": row["id"], "messages": row["messages"][:at], "gold": gold, "split": split, "meta": meta}
+    return {
+        "id": row["id"],
+        "messages": row["messages"][:at],
+        "gold": gold,
+        "split": row["meta"]["split"],
+        "meta": {"tools_present": row["meta"]["tools_present"]},
+    }

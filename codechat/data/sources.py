@@ -25,8 +25,9 @@ from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 
 T = TypeVar("T")
 Row = dict[str, Any]
+MANIFEST = "manifest.json"  # of what codechat has prepared
 LARGEST_LOSS = 0.05
-PROBE_S = 3.0  # seconds
+PROBE_S = 3.0
 OTHER_SOURCES = "use a parquet or jsonl file in the same columns, or embedded where there is such a default"
 
 
@@ -71,20 +72,36 @@ class Ledger:
 
     def rows(self) -> list[Row]:
         """Rows of the kept/dropped table; `share` and `limit` are None except for losses."""
-        total = self.kept + self.lost.total()
-        lost = [("lost", r, n, n / total, self.limits.get(r, self.largest)) for r, n in sorted(self.lost.items())]
-        skipped = [("skipped", rule, n, None, None) for rule, n in sorted(self.skipped.items())]
-        names = ("source", "what", "reason", "rows", "share", "limit")
-        rows = [("kept", "", self.kept, None, None), *lost, *skipped]
-        return [dict(zip(names, (self.source, *row))) for row in rows]
+        kept = self._row("kept", "", self.kept)
+        lost = [
+            self._row("lost", reason, n, n / self._total, self._limit(reason))
+            for reason, n in sorted(self.lost.items())
+        ]
+        skipped = [self._row("skipped", rule, n) for rule, n in sorted(self.skipped.items())]
+        return [kept, *lost, *skipped]
+
+    def _row(self, what: str, reason: str, n: int, share: float | None = None, limit: float | None = None) -> Row:
+        return {"source": self.source, "what": what, "reason": reason, "rows": n, "share": share, "limit": limit}
+
+    @property
+    def _total(self) -> int:
+        """Rows that should have been usable."""
+        return self.kept + self.lost.total()
+
+    def _limit(self, reason: str) -> float:
+        return self.limits.get(reason, self.largest)
 
     def check(self, remedy: str = "repair the input, or raise --max-lost") -> None:
         """DataError when a reason took more than its share, or when nothing was kept."""
-        for _, what, reason, n, share, limit in (row.values() for row in self.rows()):
-            if what == "lost" and share > limit:
+        for reason, n in sorted(self.lost.items()):
+            share = n / self._total
+            limit = self._limit(reason)
+            if share > limit:
                 at = f" (the first: {self.first[reason]})" if self.first[reason] else ""
-                lost = f"source {self.source} lost {n} of {self.kept + self.lost.total()} rows ({share:.1%}) to {reason!r}{at}"
-                raise DataError(f"{lost}; at most {limit:.1%} is allowed; {remedy}")
+                raise DataError(
+                    f"source {self.source} lost {n} of {self._total} rows ({share:.1%}) to {reason!r}{at}; "
+                    f"at most {limit:.1%} is allowed; {remedy}"
+                )
         if not self.kept:
             seen = ", ".join(f"{k} {n}" for k, n in (self.lost + self.skipped).items()) or "no rows at all"
             raise DataError(f"source {self.source} kept no row ({seen}); choose another --source")
@@ -99,27 +116,29 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object, another
 
 
 def hash_rows(rows: Iterable[Any]) -> str:
-    """16 hex digits of the content of rows, in their order: bytes, or what json can hold. What it cannot hold, as a user's rows may, counts by its
-    repr without addresses, so another process finds the same."""
+    """16 hex digits of the content of rows, in their order: bytes, or what json can hold. Other values, which a user's
+    rows may hold, count by their repr without addresses, so another process gets the same hash."""
     sha = hashlib.sha256()
     for row in rows:
-        sha.update(row if isinstance(row, bytes) else _as_text(row).encode("utf-8", "surrogatepass"))
+        sha.update(row if isinstance(row, bytes) else _as_json(row).encode("utf-8", "surrogatepass"))
         sha.update(b"\0")
     return sha.hexdigest()[:16]
 
 
-def _as_text(row: Any) -> str:
-    def stable(value: Any) -> Any:
-        if isinstance(value, set | frozenset):
-            return sorted(map(_as_text, value))
-        if isinstance(value, Mapping):
-            return dict(value)
-        return ADDRESS.sub("", repr(value))
-
+def _as_json(row: Any) -> str:
     try:
-        return json.dumps(row, default=stable)
+        return json.dumps(row, default=_stable)
     except (TypeError, ValueError):  # keys that are no text, or a circle
         return ADDRESS.sub("", repr(row))
+
+
+def _stable(value: Any) -> Any:
+    """A value that json can hold in place of one that it cannot."""
+    if isinstance(value, set | frozenset):
+        return sorted(map(_as_json, value))  # the order of a set differs between processes
+    if isinstance(value, Mapping):
+        return dict(value)
+    return ADDRESS.sub("", repr(value))
 
 
 def fraction(hex_digest: str) -> float:
@@ -138,25 +157,39 @@ def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = N
     """Documents of Python files without tests and vendored copies, in the order of the hashes of their relative paths, so
     any prefix is a fair sample. roots: (source name, directory); None = the standard library and installed packages."""
     files: dict[str, tuple[str, Path]] = {}
-    standard, *installed = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
-    unique = dict.fromkeys(map(os.path.realpath, [*installed, *(p for p in sys.path if Path(p).name in PACKAGE_DIRS)]))
-    own = [("stdlib", Path(standard)), *(("packages", Path(p)) for p in unique if os.path.isdir(p))]
-    for source, root in own if roots is None else roots:
-        for directory, folders, names in os.walk(root):
-            folders[:] = [f for f in folders if f not in (*PACKAGE_DIRS, "__pycache__")]
-            for path in (Path(directory, name) for name in names if name.endswith(".py")):
-                relative = path.relative_to(root).as_posix()
-                if rule := _path_rule(relative):
-                    ledger.skip(rule)
-                else:
-                    files.setdefault(relative, (source, path))
+    for source, root in _installed_python() if roots is None else roots:
+        for path in _python_files(root):
+            relative = path.relative_to(root).as_posix()
+            rule = _path_rule(relative)
+            if rule:
+                ledger.skip(rule)
+            else:
+                files.setdefault(relative, (source, path))
     for relative in sorted(files, key=lambda name: (digest(name), name)):
         source, path = files[relative]
-        if document := read_text_file(path, relative, source, ledger):
+        document = read_text_file(path, relative, source, ledger)
+        if document:
             yield document
 
 
+def _installed_python() -> list[tuple[str, Path]]:
+    """(source name, directory) of the standard library and of each directory of installed packages."""
+    places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    places += [place for place in sys.path if Path(place).name in PACKAGE_DIRS]
+    unique = dict.fromkeys(map(os.path.realpath, places))
+    packages = [("packages", Path(place)) for place in unique if os.path.isdir(place)]
+    return [("stdlib", Path(sysconfig.get_path("stdlib"))), *packages]
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    """The .py files below a directory, but those of packages installed in it."""
+    for directory, folders, names in os.walk(root):
+        folders[:] = [folder for folder in folders if folder not in (*PACKAGE_DIRS, "__pycache__")]
+        yield from (Path(directory, name) for name in names if name.endswith(".py"))
+
+
 def _path_rule(relative: str) -> str | None:
+    """The rule that leaves a path out, or None."""
     *folders, name = PurePosixPath(relative).parts
     if folders[:1] == ["codechat"]:
         return "this_project"
@@ -171,9 +204,12 @@ def read_text_file(path: Path, name: str, source: str, ledger: Ledger) -> Docume
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        return ledger.lose("unreadable" if isinstance(error, OSError) else "not_utf8")
-    if path.suffix == ".py" and (rule := text_rule(text)):
-        return ledger.skip(rule)
+        ledger.lose("unreadable" if isinstance(error, OSError) else "not_utf8")
+        return None
+    rule = text_rule(text) if path.suffix == ".py" else None
+    if rule:
+        ledger.skip(rule)
+        return None
     return Document(text.replace("\r\n", "\n"), name, source)
 
 
@@ -187,13 +223,15 @@ def text_rule(text: str) -> str | None:
     if max(map(len, lines)) > 1000 or len(text) / len(lines) > 100:
         return "long_lines"
     marks = "".join(text[:20_000].split())
-    return "mostly_data" if sum(map(str.isalpha, marks)) < 0.4 * len(marks) else None
+    letters = sum(map(str.isalpha, marks))
+    return "mostly_data" if letters < 0.4 * len(marks) else None
 
 
 ENDINGS = ".parquet, .json or .jsonl"
 ROW_ENDINGS = (".parquet", ".jsonl", ".json", ".csv")
+PACKED_ENDINGS = (".gz", ".zst", ".bz2", ".xz", ".zip")
 # Files beside rows that describe them: those of `datasets`, and our own.
-ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "manifest.json")
+ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", MANIFEST)
 MMLU_COLUMNS = ["question", *"ABCD", "answer"]
 
 
@@ -213,8 +251,10 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     empty = True
     for number, line in enumerate(open_text(path), 1):
         if line.strip():
-            empty, where = False, f"{path}:{number}"
-            yield number, _objects([_decoded(line, where)], where)[0]
+            empty = False
+            where = f"{path}:{number}"
+            (row,) = _objects([_decoded(line, where)], where)
+            yield number, row
     if empty:
         raise DataError(f"{path} is empty; required is one JSON object per line; make the file again")
 
@@ -239,21 +279,23 @@ def row_format(path: Path) -> str | None:
 
 def row_files(directory: Path) -> list[Path]:
     """The files of rows in a directory, sorted. DataError where there is none, or one that is compressed."""
-    files = sorted(path for path in directory.iterdir() if path.suffix in ROW_ENDINGS and path.name not in ABOUT)
-    if packed := [path.name for path in directory.iterdir() if path.suffix in (".gz", ".zst", ".bz2", ".xz", ".zip")]:
-        raise DataError(f"{directory} holds {packed[0]}, which is compressed; unpack it, or move it elsewhere")
+    present = sorted(directory.iterdir())
+    packed = next((path for path in present if path.suffix in PACKED_ENDINGS), None)
+    if packed:
+        raise DataError(f"{directory} holds {packed.name}, which is compressed; unpack it, or move it elsewhere")
+    files = [path for path in present if path.suffix in ROW_ENDINGS and path.name not in ABOUT]
     if not files:
-        raise DataError(
-            f"no rows in {directory}: it holds no file ending in .csv, {ENDINGS}; {where_rows_are(directory)}"
-        )
+        where = where_rows_are(directory)
+        raise DataError(f"no rows in {directory}: it holds no file ending in .csv, {ENDINGS}; {where}")
     name_unread(directory, files)
     return files
 
 
 def name_unread(directory: Path, read: Collection[Path]) -> None:
-    """Name on stderr what else a directory holds, but files that only describe a data set."""
-    others = [path.name for path in directory.iterdir() if path not in read and path.name not in ABOUT]
-    if others := sorted(name for name in others if not name.startswith((".", "README", "LICENSE"))):
+    """Print to stderr the other files of a directory, but not those that only describe a data set."""
+    names = sorted(path.name for path in directory.iterdir() if path not in read and path.name not in ABOUT)
+    others = [name for name in names if not name.startswith((".", "README", "LICENSE"))]
+    if others:
         print(f"{directory}: not read: {', '.join(others)}", file=sys.stderr)
 
 
@@ -267,16 +309,28 @@ def local_rows(path: Path) -> Iterator[Row]:
     """Rows of a csv file or one with one of `ENDINGS`, or of all such files of a directory. MissingFile, DataError."""
     if path.is_dir():
         yield from chain.from_iterable(map(local_rows, row_files(path)))
-    elif path.suffix == ".parquet" and path.exists():
-        yield from _parquet_rows(path)
     elif path.suffix == ".csv":
         yield from _csv_rows(path)
-    elif path.suffix == ".json" and (text := "".join(open_text(path))).lstrip().startswith("["):
-        yield from _objects(_decoded(text, str(path)), str(path))
-    elif path.suffix in (".jsonl", ".json") or not path.exists():
-        yield from (row for _, row in read_jsonl(path))
+    elif path.suffix == ".jsonl" or not path.exists():
+        yield from _jsonl_rows(path)
+    elif path.suffix == ".json":
+        yield from _json_rows(path)
+    elif path.suffix == ".parquet":
+        yield from _parquet_rows(path)
     else:
         raise DataError(f"{path} has the ending {path.suffix!r}; required is .csv, {ENDINGS}; convert or rename it")
+
+
+def _jsonl_rows(path: Path) -> Iterator[Row]:
+    return (row for _, row in read_jsonl(path))
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    """Rows of one list, or an object a line."""
+    text = "".join(open_text(path))
+    if text.lstrip().startswith("["):
+        return iter(_objects(_decoded(text, str(path)), str(path)))
+    return _jsonl_rows(path)
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -293,25 +347,27 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def arrow_row(row: Row, schema: Any, *, json_text: bool, padded: bool) -> Row:
-    """A row of a table with this pyarrow schema, as JSON would have it. json_text: whether cells of the type arrow.json,
-    in which `datasets` 5 writes objects whose keys differ, are still text. padded: whether structs have null fields that
-    only others of their column have; these are left out. The nulls of a JSON cell or of a map were meant."""
-    types = {field.name: field.type for field in schema}
+    """A row of a table with this pyarrow schema, as JSON would have it.
+
+    json_text: cells of the type arrow.json, in which `datasets` 5 writes objects whose keys differ, are still text.
+    padded: structs have null fields that only others of their column have, and lose them here. The nulls of a JSON cell
+    or of a map were meant."""
 
     def plain(value: Any, kind: Any) -> Any:
         if getattr(kind, "extension_name", "") == "arrow.json":
             return _decoded(value, "a cell of JSON") if json_text and isinstance(value, str) else value
         kind = getattr(kind, "storage_type", kind)
         if isinstance(value, list):
-            return [plain(each, getattr(kind, "value_type", None)) for each in value]
+            inner = getattr(kind, "value_type", None)
+            return [plain(each, inner) for each in value]
         if not isinstance(value, Mapping):
             return as_text(value)
         if hasattr(kind, "item_type"):  # a map
             return {name: plain(each, kind.item_type) for name, each in value.items()}
         fields = {field.name: field.type for field in kind} if getattr(kind, "num_fields", 0) else {}
-        kept = {name: each for name, each in value.items() if each is not None or not padded}
-        return {name: plain(each, fields.get(name)) for name, each in kept.items()}
+        return {name: plain(each, fields.get(name)) for name, each in value.items() if each is not None or not padded}
 
+    types = {field.name: field.type for field in schema}
     return {name: plain(value, types.get(name)) for name, value in row.items()}
 
 
@@ -330,16 +386,16 @@ def _csv_rows(path: Path) -> Iterator[Row]:
     """By the names in the first line; MMLU's own files have no such line. DataError for a line with more or fewer fields,
     which an unquoted comma makes, and for a quotation mark that is not closed."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the module's own limit is 131,072 characters
-    reader, rows, names = csv.reader(open_text(path), strict=True), list[Row](), list[str]()
+    reader = csv.reader(open_text(path), strict=True)
+    rows: list[Row] = []
+    names: list[str] = []
     try:
-        for line in reader:
-            if not line:
-                continue
+        for line in filter(None, reader):
             if not names:
-                names = line
-                if len(line) != len(MMLU_COLUMNS) or line[-1] not in ("A", "B", "C", "D"):
+                without_names = len(line) == len(MMLU_COLUMNS) and line[-1] in ("A", "B", "C", "D")
+                names = MMLU_COLUMNS if without_names else line
+                if not without_names:
                     continue
-                names = MMLU_COLUMNS
             if len(line) != len(names):
                 fault = f"has {len(line)} fields and the first line {len(names)} ({', '.join(names)[:80]})"
                 raise DataError(f"{path}:{reader.line_num} {fault}; put a text with a comma in quotation marks")
@@ -352,10 +408,12 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
 
 def without_nulls(value: Any) -> Any:
-    """The value, where its objects at any depth have no null fields."""
+    """The value without the null fields of its objects, at any depth."""
     if isinstance(value, Mapping):
         return {key: without_nulls(each) for key, each in value.items() if each is not None}
-    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [without_nulls(each) for each in value]
+    return value
 
 
 def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
@@ -365,7 +423,8 @@ def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
         raise ConfigError(f"--columns {','.join(columns)}; required OURS=THEIRS, such as question=query")
     rows = hub_rows(source) if names_hub_set(source) else local_rows(Path(source))
     for number, row in enumerate(rows, 1):
-        if missing := [theirs for theirs in names.values() if theirs not in row]:
+        missing = [theirs for theirs in names.values() if theirs not in row]
+        if missing:
             has = f"it has {', '.join(map(str, row))}"
             raise DataError(f"{source}, row {number} has no column {missing[0]!r}; {has}; correct --columns")
         rest = {key: value for key, value in row.items() if key not in names.values()}
@@ -395,10 +454,13 @@ def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None =
     probe_hub(name)
     from huggingface_hub.errors import HfHubHTTPError
 
-    what: Row = {"path": name}
     if files:
         kind = "json" if files.endswith((".json", ".jsonl")) else "parquet"
-        what = {"path": kind, "data_files": f"hf://datasets/{name}/{files}"} | ({"columns": columns} if columns else {})
+        what: Row = {"path": kind, "data_files": f"hf://datasets/{name}/{files}"}
+        if columns:
+            what["columns"] = columns
+    else:
+        what = {"path": name}
     try:
         stream = datasets.load_dataset(**what, split="train", streaming=True)
         yield from _stream_rows(stream)
@@ -422,21 +484,24 @@ class NoHub(UserError):
 
 
 def probe_hub(name: str, remedy: str = OTHER_SOURCES) -> None:
-    """NoHub, with the remedy, unless the hub answers within PROBE_S; a name look-up obeys no timeout but a thread's."""
+    """NoHub, with the remedy, unless the hub answers within PROBE_S seconds."""
     from huggingface_hub import constants
 
-    url, problems = constants.ENDPOINT, []
+    url = constants.ENDPOINT
+    problems: list[str] = []  # one: empty where the hub has answered
 
     def reach() -> None:
         try:
             urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PROBE_S).close()
             problems.append("")
-        except (OSError, ValueError) as error:  # an answer with any status is one
-            answered = isinstance(error, urllib.error.HTTPError)
-            problems.append("" if answered else str(getattr(error, "reason", error)))
+        except urllib.error.HTTPError:  # an answer with any status is one
+            problems.append("")
+        except (OSError, ValueError) as error:
+            problems.append(str(getattr(error, "reason", error)))
 
-    thread = threading.Thread(target=reach, daemon=True)
+    thread = threading.Thread(target=reach, daemon=True)  # a look-up of a name obeys no timeout but a thread's
     thread.start()
     thread.join(PROBE_S + 1)
-    if problem := problems[0] if problems else f"no answer within {PROBE_S:.0f} s":
+    problem = problems[0] if problems else f"no answer within {PROBE_S:.0f} s"
+    if problem:
         raise NoHub(f"the hub at {url} cannot be reached for {name} ({problem}); {remedy}")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from codechat.core.errors import DataError
-from codechat.data import corpus, sources
+from codechat.data import corpus, corpus_writer, sources
 from codechat.text import tokenizer
 
 BYTES = tokenizer.load("bytes")
@@ -19,7 +19,9 @@ def texts(n: int) -> list[str]:
 
 
 def write(out: Path, documents=None, **options) -> dict:
-    return corpus.write_corpus(texts(60) if documents is None else documents, out, BYTES, val_share=0.1, **options)
+    return corpus_writer.write_corpus(
+        texts(60) if documents is None else documents, out, BYTES, val_share=0.1, **options
+    )
 
 
 def stream(out: Path, split: str) -> np.ndarray:
@@ -50,7 +52,7 @@ def test_shards_keep_their_last_part_and_the_same_input_gives_the_same_bytes(tmp
     sizes = [f["tokens"] for f in many["files"] if f["split"] == "train"]
     assert len(sizes) > 2 and set(sizes[:-1]) == {700} and 0 < sizes[-1] < 700 and sum(sizes) == one["train_tokens"]
     assert np.array_equal(stream(tmp_path / "one", "train"), stream(tmp_path / "many", "train"))
-    monkeypatch.setattr(corpus, "CHUNK_CHARS", 100)
+    monkeypatch.setattr(corpus_writer, "CHUNK_CHARS", 100)
     write(tmp_path / "again")
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert files == ["manifest.json", "token_bytes.npy", "train_000000.bin", "val_000000.bin"]
@@ -61,9 +63,9 @@ def test_limits_stop_after_the_document_that_reaches_them_and_leave_one_held_out
     manifest = write(tmp_path / "tokens", max_tokens=500)
     assert 500 <= manifest["train_tokens"] + manifest["val_tokens"] < 500 + 120
     documents = [f"x{i} = {i}\n" * 40 for i in range(600)]
-    first = next(d for d in documents if sources.fraction(sources.digest(d)) < corpus.VAL_SHARE)
+    first = next(d for d in documents if sources.fraction(sources.digest(d)) < corpus_writer.VAL_SHARE)
     assert documents.index(first) > 0, "the documents of this test must not begin with a held-out one"
-    manifest = corpus.write_corpus(documents, tmp_path / "few", BYTES, max_tokens=10)
+    manifest = corpus_writer.write_corpus(documents, tmp_path / "few", BYTES, max_tokens=10)
     assert (manifest["train_tokens"], manifest["val_tokens"]) == (len(documents[0]) + 1, len(first) + 1)
     write(tmp_path / "one", ["".join(f"line {i}\n" for i in range(100))])  # cut at a line near its end
     (held,) = split_texts(tmp_path / "one", "val")
@@ -74,8 +76,8 @@ def test_a_new_corpus_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeyp
     write(tmp_path, shard_tokens=500)
     manifest = write(tmp_path, texts(12))
     assert {p.name for p in tmp_path.glob("*.bin")} == {f["name"] for f in manifest["files"]}
-    monkeypatch.setattr(corpus, "CHUNK_CHARS", 100)
-    monkeypatch.setattr(corpus, "FEW_DOCUMENTS", 5)
+    monkeypatch.setattr(corpus_writer, "CHUNK_CHARS", 100)
+    monkeypatch.setattr(corpus_writer, "FEW_DOCUMENTS", 5)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
     def failing():
@@ -112,13 +114,13 @@ def test_a_state_belongs_to_its_seed_and_corpus(tmp_path):
     state = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1).state()
     with pytest.raises(DataError, match="--seed 1"):
         corpus.WindowLoader(tmp_path, "train", 4, 16, seed=2).load_state(state)
-    corpus.write_corpus([f"{i} other text" for i in range(300)], tmp_path, BYTES)
+    corpus_writer.write_corpus([f"{i} other text" for i in range(300)], tmp_path, BYTES)
     with pytest.raises(DataError, match="corpus"):
         corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1).load_state(state)
 
 
 def test_every_start_is_drawn_about_equally_often(tmp_path):
-    corpus.write_corpus(["a" * 40, "b" * 60, "c" * 30], tmp_path, BYTES, shard_tokens=50)
+    corpus_writer.write_corpus(["a" * 40, "b" * 60, "c" * 30], tmp_path, BYTES, shard_tokens=50)
     loader = corpus.WindowLoader(tmp_path, "train", 1000, 8, seed=5)
     starts = sum(max(0, len(s) - 8) for s in loader.shards)
     draws = corpus._mix(5, np.arange(100_000, dtype=np.uint64)) % np.uint64(starts)
@@ -130,7 +132,7 @@ def test_every_start_is_drawn_about_equally_often(tmp_path):
 def test_val_windows_make_every_token_a_target_once_and_count_its_bytes(tmp_path, batch):
     tok = tokenizer.load("gpt2:4096")
     documents = [t + "# é 漢字\n" for t in texts(60)]
-    corpus.write_corpus(documents, tmp_path, tok, val_share=0.2)
+    corpus_writer.write_corpus(documents, tmp_path, tok, val_share=0.2)
     data = stream(tmp_path, "val")
     batches = list(corpus.val_windows(tmp_path, 24, batch=batch))
     seen = torch.cat([t[t != -100] for _, t, _ in batches])

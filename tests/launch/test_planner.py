@@ -13,7 +13,7 @@ from ranks import on_ranks
 
 from codechat import cli
 from codechat.core.errors import ConfigError
-from codechat.data import corpus
+from codechat.data import corpus_writer
 from codechat.distributed import gpu_specs
 from codechat.expert_iteration import ExpertConfig
 from codechat.models import head, lora
@@ -98,7 +98,7 @@ REAL = Path(__file__).with_name("held_on_ranks.txt").read_text()  # trains and w
 )
 def test_pretraining_on_two_gloo_ranks_holds_what_is_planned(over: int, settings: dict, tmp_path: Path) -> None:
     texts = ["the quick brown fox jumps over the lazy dog. " * 400] * 3
-    corpus.write_corpus(texts, tmp_path / "corpus", tokenizer.load("bytes"))
+    corpus_writer.write_corpus(texts, tmp_path / "corpus", tokenizer.load("bytes"))
     model = dict(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257) | settings.get("model", {})
     run = dict(run_name="real", data_dir=str(tmp_path / "corpus"), max_steps=5, log_every=1, eval_every=0, save_every=0, compile=False,
                eval_tokens=64, device_batch_size=2, shard=over > 1, shard_over=over if over > 1 else None) | settings | {"model": model}  # fmt: skip

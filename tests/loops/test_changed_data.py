@@ -15,7 +15,7 @@ from raising import raising
 
 from codechat.core import registry
 from codechat.core.errors import DataError, RunError
-from codechat.data import corpus
+from codechat.data import corpus_writer
 from codechat.data.sources import hash_rows
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths, run
@@ -114,7 +114,7 @@ def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
 
         def other_corpus() -> None:
             shutil.rmtree(home / "corpus")
-            corpus.write_corpus([f"def g{i}(y):\n    return y - {i}\n" * 8 for i in range(120)], home / "corpus", BYTES)
+            corpus_writer.write_corpus([f"def g{i}(y):\n    return y - {i}\n" * 8 for i in range(120)], home / "corpus", BYTES)
 
         return small(loop, home), other_corpus, "corpus"
     if loop == "chars":

@@ -19,8 +19,8 @@ from raising import raising
 from codechat.core import processes
 from codechat.core.atomic_files import atomic_directory
 from codechat.core.errors import ConfigError, DataError, RunError
-from codechat.data import corpus, prepared
-from codechat.data.corpus import CorpusConfig
+from codechat.data import corpus, corpus_writer, prepared
+from codechat.data.corpus_writer import CorpusConfig
 from codechat.runs import checkpoint, paths
 from codechat.runs.paths import runs_dir
 from codechat.runs.run import Run, list_runs
@@ -195,7 +195,7 @@ def test_a_ledger_keeps_the_entries_of_all_threads(home: Path) -> None:
 CORPUS = """
 texts = (f"text {number} {i} " * 50 for i in range(600))
 try:
-    made = corpus.write_corpus(texts, home / "made", tokenizer.load("bytes"), shard_tokens=20_000)
+    made = corpus_writer.write_corpus(texts, home / "made", tokenizer.load("bytes"), shard_tokens=20_000)
 except UserError as error:
     sys.exit(f"refused: {error}")
 print(made["hash"])
@@ -203,7 +203,7 @@ print(made["hash"])
 
 
 def test_one_of_several_corpora_in_one_folder_is_written_whole(home: Path) -> None:
-    ended = at_once(home, CORPUS, "from codechat.data import corpus; from codechat.text import tokenizer")
+    ended = at_once(home, CORPUS, "from codechat.data import corpus_writer; from codechat.text import tokenizer")
     made = [out.strip() for code, out, _ in ended if code == 0]
     assert made and all("is being written" in line for code, _, line in ended if code), ended
     manifest, shards = corpus.open_corpus(home / "made", "train")
@@ -275,7 +275,7 @@ def test_files_that_no_command_wrote_are_not_replaced(kind: str, tmp_path: Path)
     before = hashes(tmp_path)
     with pytest.raises(DataError, match="did not write"):
         if what == "corpus":
-            corpus.write_corpus(["a text", "another"], tmp_path, tokenizer.load("bytes"))
+            corpus_writer.write_corpus(["a text", "another"], tmp_path, tokenizer.load("bytes"))
         else:
             prepared.require_kind(tmp_path, what)
     assert hashes(tmp_path) == before
@@ -284,7 +284,7 @@ def test_files_that_no_command_wrote_are_not_replaced(kind: str, tmp_path: Path)
 def test_a_source_folder_is_not_the_folder_that_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a text\n" * 100)
     with raising(DataError, "--source and --out are one folder"):
-        corpus.prepare_corpus(CorpusConfig(source=str(tmp_path), out=str(tmp_path), tokenizer="bytes"))
+        corpus_writer.prepare_corpus(CorpusConfig(source=str(tmp_path), out=str(tmp_path), tokenizer="bytes"))
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
