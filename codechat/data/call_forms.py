@@ -24,6 +24,7 @@ _FENCE = re.compile(r"\A```(?:json|python)?\s*\n?(.*?)\s*```\Z", re.DOTALL)
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
 _KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
+# `[f(x)]` may be an ordinary answer in Python, so only keyword arguments, or none, look like calls.
 _LIKE_PYTHON = re.compile(r"\A\[\s*[A-Za-z_][^\s()\[\]{}\"'=,;]*\(\s*(?:[A-Za-z_]\w*\s*=(?!=).*)?\)\s*\]\Z", re.DOTALL)
 # Marks of call forms that are not read. The first never occur in prose; the others may, in answers without tools.
 _FOREIGN = re.compile(
@@ -56,7 +57,8 @@ def read_answer(text: str, offered: Collection[str], marked: bool = False) -> An
     Unreadable for calls that cannot be read, for text after a call, and for an unknown form of calls."""
     opens = _OPENS.search(text)
     if opens:
-        return Answer(text[: opens.start()].strip(), written(_tagged(text, opens.start())))
+        begin = opens.start()
+        return Answer(text[:begin].strip(), written(_tagged(text, begin)))
     if marked:
         return Answer(text, [])
     if _FOREIGN.search(text) or (offered and _FOREIGN_WITH_TOOLS.search(text)):
@@ -70,8 +72,8 @@ def read_answer(text: str, offered: Collection[str], marked: bool = False) -> An
 
 
 def calls_in(value: Any) -> list[str]:
-    """Canonical calls of a field: an object, a list, or text that holds them in JSON or as Python literals, one after the
-    other, with or without tags. Unreadable."""
+    """Canonical calls of a field: an object, a list, or text that holds them in JSON or as Python literals, one after
+    the other, with or without tags. Unreadable."""
     if not isinstance(value, str):
         return written(map(tool_calls.read_call, _listed(value)))
     text = value.strip()
@@ -133,6 +135,7 @@ def _values(text: str, at: int, closing: str = "") -> Found:
             return Found(calls, at + len(closing))
         if at == len(text) or (closing and _OPENS.match(text, at)):
             return Found(calls, at)
+        # `[f(a=1)]` first: as a literal it would be unreadable.
         python = _python_calls(text, at, ()) if text[at] == "[" else None
         if python is not None:
             calls += python.calls
@@ -197,18 +200,23 @@ def _python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
             at = end + 1
         elif listed:
             return None
+        # Without brackets a call may follow on the next line; on the same line anything else ends the calls.
         elif "\n" not in text[at:end] or _name_at(text, end, offered) is None:
             return Found(calls, at)
 
 
 def _name_at(text: str, at: int, offered: Collection[str]) -> str | None:
     """The name of a function whose bracket follows: the longest one on offer, else one without quotes and brackets."""
-    known = [name for name in offered if text.startswith(name, at)]
-    known = [name for name in known if text.startswith("(", _after_space(text, at + len(name)))]
+    known = [name for name in offered if text.startswith(name, at) and _opens(text, at + len(name))]
     if known:
-        return max(known, key=len)
+        return max(known, key=len)  # `get` is also the beginning of `get time`
     other = _NAME.match(text, at)
     return other[0] if other else None
+
+
+def _opens(text: str, at: int) -> bool:
+    """Whether a bracket is next."""
+    return text.startswith("(", _after_space(text, at))
 
 
 def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:

@@ -2,12 +2,13 @@
 
     OpenAI        {messages, tools}: content null or parts, tool_calls, role "tool" with tool_call_id; of 2023:
                   function_call and functions; tools may also stand at a message; messages may be JSON text (Toucan)
-    ShareGPT      {conversations, system, tools}: human, gpt, function_call, observation; minimind: tools at the system turn
+    ShareGPT      {conversations, system, tools}: human, gpt, function_call, observation; tools at the system turn
+                  (minimind)
     Hermes, Qwen  <tool_call> in answers, <tool_response>, schemas between <tools> and </tools>; {text} in ChatML
-    ToolACE       schemas in the system text, calls such as [f(a="b"), g(c=1)]; `call_forms` has all forms of calls in text
+    ToolACE       schemas in the system text, calls such as [f(a="b"), g(c=1)]; `call_forms` lists all forms of calls
     glaive        {system, chat}: schemas, then USER:, ASSISTANT: and FUNCTION RESPONSE: with <functioncall> {...}
     xLAM          {query, answers, tools}: a request, the calls that answer it and schemas, also as JSON text
-    tool sets     {question, functions, ground_truth}: messages, schemas and the calls that answer them, also as JSON text
+    tool sets     {question, functions, ground_truth}: messages, schemas and the calls that answer them, also as JSON
     instructions  {instruction, input, output}, {prompt, completion}, {question, answer}, ..., with system and history
 
 Tools are listed after the row's own system text, as the server lists them. Several calls at once are one answer, and
@@ -47,7 +48,7 @@ class Form(NamedTuple):
     marked: bool = False
 
 
-# The first form whose columns a row has is read.
+# The first form whose columns a row has is read, so tool sets and xLAM come before forms with a part of their columns.
 FORMS: tuple[Form, ...] = (
     Form(("chat",), read.glaive, marked=True),
     Form(("question", "functions", "ground_truth"), read.tool_set),
@@ -91,8 +92,8 @@ def unread_columns(row: Row) -> list[str]:
 
 
 def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Message] | str:
-    """The row's messages, its tools listed in `tools_style`; or the reason why it cannot be taught. DataError, beginning
-    with `where`, for a malformed row."""
+    """The row's messages, its tools listed in `tools_style`; or the reason why it cannot be taught. DataError,
+    beginning with `where`, for a malformed row."""
     try:
         return _messages_of(row, where, tools_style)
     except Unreadable as error:
@@ -108,6 +109,7 @@ def _messages_of(row: Row, where: str, tools_style: str) -> list[Message]:
         raise Unreadable("not_text")
     row = form.reader(row, where)
     raw = _raw_turns(row, where)
+    # The tools come first: whether text is a call depends on what is offered.
     system = _system_text(row, raw[0], where)
     offer = _column_tools(row, raw)
     system, listed = without_list(system)
@@ -124,23 +126,23 @@ def _messages_of(row: Row, where: str, tools_style: str) -> list[Message]:
 def _raw_turns(row: Row, where: str) -> list[Any]:
     """The turns of a row in OpenAI's form, not yet read."""
     turns = turns_in(row["messages"])
-    if isinstance(turns, str) and turns.lstrip().startswith("["):
+    if isinstance(turns, str) and turns.lstrip().startswith("["):  # JSON, but not of messages
         raise Unreadable("unreadable_messages")
     if not isinstance(turns, Sequence) or isinstance(turns, str):
-        raise DataError(f"{where}: messages is a {type(turns).__name__}; required is a list of {{role, content}}")
+        raise DataError(f"{where}: messages is a {type(turns).__name__}; expected a list of {{role, content}}")
     if not turns:
         raise Unreadable("no_turns")
-    read.reject_inputs(row, [text for turn in turns for text in _strings(turn)])
+    read.reject_inputs(row, list(texts_in(turns)))
     return list(turns)
 
 
-def _strings(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """All texts in a value, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
         for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _strings(each)
+            yield from texts_in(each)
 
 
 def _system_text(row: Row, first: Any, where: str) -> str:

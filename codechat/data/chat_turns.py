@@ -18,6 +18,7 @@ Message = dict[str, Any]
 
 CALL_ROLES = ("function_call", "tool_call")  # turns that hold nothing but calls
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_LOSS_MARKS = ("weight", "train", "loss")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -63,7 +64,11 @@ def turns_in(value: Any) -> Any:
 def continued(prompt: Any, answer: Any, where: str) -> list[Any]:
     """The turns of a prompt (text, turns or None) and of what follows it: text, a turn, or turns, which may begin with
     the prompt. DataError where they do not fit together."""
-    before = [] if prompt is None else [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    before = prompt
+    if prompt is None:
+        before = []
+    elif isinstance(prompt, str):
+        before = [{"role": "user", "content": prompt}]
     after = answer
     if isinstance(answer, str):
         after = [{"role": "assistant", "content": answer}]
@@ -75,6 +80,7 @@ def continued(prompt: Any, answer: Any, where: str) -> list[Any]:
         raise DataError(f"{where}: {got}; both must be texts, or messages with role and content")
     system, asked = _split_system(before)
     other_system, told = _split_system(after)
+    # Many sets of preferences repeat the prompt at the beginning of the answer.
     repeated = told[: len(asked)]
     if asked and list(map(_said, repeated)) == list(map(_said, asked)):
         if system and other_system and system != other_system:
@@ -98,7 +104,7 @@ def _said(turn: Row) -> tuple[Any, Any]:
 def read_turn(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Iterator[Turn]:
     """One turn, or one for each of several results. marked: whether only tags mark calls. DataError, Unreadable."""
     if not is_turn(raw):
-        raise DataError(f"{where}: a message is {str(raw)[:80]!r}; required is an object with role and content")
+        raise DataError(f"{where}: a message is {str(raw)[:80]!r}; expected an object with role and content")
     thoughts = [key for key in _THOUGHTS if raw.get(key)]
     if thoughts:  # training would silently lose them
         raise DataError(f"{where}: a message has {thoughts[0]}, which is not read; write it into content, or remove it")
@@ -108,11 +114,12 @@ def read_turn(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Itera
         yield Turn("assistant", "", call_forms.calls_in(content_of(raw)), weight=weight)
         return
     if role not in chat.ROLES:
-        raise DataError(f"{where}: role {role!r} is unknown; required is one of {', '.join(chat.ROLE_OF)}")
+        raise DataError(f"{where}: role {role!r} is unknown; expected one of {', '.join(chat.ROLE_OF)}")
     text = text_of(content_of(raw), role, raw, where)
     if role == "assistant":
         yield _answer(text, raw, tools, weight, marked)
         return
+    # Qwen's template puts the results of several calls into one turn of the user.
     results = call_forms.results_in(text) if role in ("function", "user") else []
     if results:
         yield from (Turn("function", result) for result in results)
@@ -122,9 +129,9 @@ def read_turn(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Itera
 
 def _weight(raw: Row, where: str) -> int:
     """0 for an answer that is marked as carrying no loss, else 1."""
-    marks = {name: raw[name] for name in ("weight", "train", "loss") if raw.get(name) is not None}
+    marks = {name: raw[name] for name in _LOSS_MARKS if raw.get(name) is not None}
     if any(isinstance(mark, str) or mark not in (0, 1) for mark in marks.values()):
-        raise DataError(f"{where}: a message has {marks}; required are 0, 1, true or false")
+        raise DataError(f"{where}: a message has {marks}; expected 0, 1, true or false")
     return int(all(marks.values()))
 
 
@@ -135,13 +142,14 @@ def text_of(value: Any, role: str, raw: Row, where: str) -> str:
     calls = role == "assistant" and bool(raw.get("tool_calls") or raw.get("function_call"))
     if isinstance(value, Sequence) and all(isinstance(part, Mapping) and "type" in part for part in value):
         return _text_of_parts(value, calls)
+    # Some sets keep results as objects; what a model reads is JSON.
     if role == "function" and isinstance(value, (Mapping, Sequence)):
         return json.dumps(value, ensure_ascii=False, default=str)
     if role == "assistant" and value is None:
         if not calls:
             raise Unreadable("empty_turn")
         return ""
-    raise DataError(f"{where}: a message is {str(dict(raw))[:80]!r}; required is an object with role and content")
+    raise DataError(f"{where}: a message is {str(dict(raw))[:80]!r}; expected an object with role and content")
 
 
 def _text_of_parts(parts: Sequence[Row], calls: bool) -> str:
@@ -159,18 +167,19 @@ def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int, marked: bool
     given = from_json(raw.get("tool_calls") or [], "unreadable_call")
     if not isinstance(given, Sequence):
         raise Unreadable("unreadable_call")
-    calls = [_call(call.get("function", call) if isinstance(call, Mapping) else call, tools) for call in given]
+    calls = [_call(_function_of(call), tools) for call in given]
     ids = [str(call["id"]) for call in given if isinstance(call, Mapping) and call.get("id")]
     legacy = raw.get("function_call")
     if legacy:
         calls = _agreed(calls, [_call(from_json(legacy, "unreadable_call"), tools)])
+    # A row may have its calls twice, in a field and in the text.
     said = call_forms.read_answer(text, [tool["name"] for tool in tools], marked)
     calls = _agreed(calls, said.calls)
     return Turn(
         "assistant",
         said.prose.strip() if calls else text,
         calls,
-        ids=ids if len(ids) == len(calls) else [],
+        ids=ids if len(ids) == len(calls) else [],  # calls without ids have their results in order
         weight=weight,
     )
 
@@ -182,13 +191,19 @@ def _agreed(calls: list[str], again: list[str]) -> list[str]:
     return calls or again
 
 
+def _function_of(call: Any) -> Any:
+    """The function inside a call of `tool_calls`, if there is an object around it."""
+    return call.get("function", call) if isinstance(call, Mapping) else call
+
+
 def _call(function: Any, tools: Sequence[Row]) -> str:
-    """The canonical call of a field. A null argument that the tool does not have comes from an Arrow table, whose objects
-    are padded to one set of keys (`sources.arrow_row`); then the other nulls of the call do, too."""
+    """The canonical call of a field."""
     call = tool_calls.read_call(function)
     known = next((tool["parameters"]["properties"] for tool in tools if tool["name"] == call.name), None)
     if known is not None and call.form in ("object", "parameters"):
         arguments = call.arguments or {}
+        # Arrow tables pad objects to one set of keys (`sources.arrow_row`). A null under a name that the tool does not
+        # have shows such padding, so the other nulls of the call are padding, too.
         if any(value is None and name not in known for name, value in arguments.items()):
             call = call._replace(arguments=without_nulls(arguments))
     return call_forms.written([call])[0]
@@ -207,5 +222,6 @@ def joined(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _adds_calls(turn: Turn, before: Turn) -> bool:
+    # More calls would no longer match the ids of an answer that has them.
     same = before.role == turn.role == "assistant" and before.weight == turn.weight
     return same and bool(turn.calls) and not turn.content and not before.ids

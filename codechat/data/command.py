@@ -3,7 +3,8 @@
     codechat data corpus --source embedded --tokenizer gpt2:4096 --max-tokens 8e6 --out data/corpus
     codechat data sft    --source embedded --out data/sft        code questions and plain chat
     codechat data calls  --source embedded --out data/sft        toolbox conversations, problems, probes
-    codechat data calls  --source my_rows.jsonl --preview 3      your own: OpenAI messages with tools, ShareGPT, Hermes, ToolACE, xLAM
+    codechat data calls  --source my_rows.jsonl --preview 3      your own: OpenAI messages with tools, ShareGPT, Hermes,
+                                                                 ToolACE, xLAM
     codechat data sft    --source OWNER/NAME --columns question=query,answer=response      a hub data set by name
 
 Sources: `embedded` needs no network; `hub` streams public data sets; the columns of a file decide how it is read. Each
@@ -21,10 +22,19 @@ KINDS = {entry.id.removeprefix("data."): entry for entry in PREPARATIONS.values(
 
 def main(argv: list[str] | None = None) -> None:
     """`codechat data KIND [OPTIONS]`."""
-    kind, *words = (sys.argv[1:] if argv is None else argv) or ["-h"]
+    words = sys.argv[1:] if argv is None else argv
+    kind = words[0] if words else "-h"
     if kind in ("-h", "--help"):
-        print("usage: codechat data KIND [OPTIONS]\n\nkinds (each with its own --help):")
-        print("\n".join(f"  {name:<11}{entry.about}" for name, entry in KINDS.items()))
-        return print("\n" + (__doc__ or "").partition("\n\n")[2].rstrip())
+        _print_help()
+        return
     check_choice("the kind of data is", kind, KINDS)
-    KINDS[kind].run(words)
+    KINDS[kind].run(words[1:])
+
+
+def _print_help() -> None:
+    """Print the usage, the kinds, and this module's text without its first line."""
+    print("usage: codechat data KIND [OPTIONS]\n\nkinds (each with its own --help):")
+    for name, entry in KINDS.items():
+        print(f"  {name:<11}{entry.about}")
+    _, _, about = (__doc__ or "").partition("\n\n")
+    print(f"\n{about.rstrip()}")

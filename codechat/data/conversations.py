@@ -1,8 +1,9 @@
 """Conversations: reading, encoding, packing, mixing.
 
-Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`, or the original project's: `{input_ids, labels}`
-(labels aligned with the ids) and `{source, conversations}`. `PackedLoader` puts several conversations into a row of T
-tokens; they cannot attend to each other (`packed_mask`), positions restart, and no target crosses from one to the next.
+Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`, or the original project's:
+`{input_ids, labels}` (labels aligned with the ids) and `{source, conversations}`. `PackedLoader` puts several
+conversations into a row of T tokens; they cannot attend to each other (`packed_mask`), positions restart, and no target
+crosses from one to the next.
 
 Domains are mixed by supervised tokens: the next conversation comes from the domain furthest behind its share. All ranks
 take turns in one sequence of rows, so world size and accumulation do not change what is learned.
@@ -77,6 +78,7 @@ class Batch(NamedTuple):
         from codechat.models import attention
 
         found = (self.targets != IGNORE).flatten()
+        # Counted on the host: a GPU would have to wait for the number of targets.
         return None if attention.dense(device) else dist.send(found.nonzero()[:, 0], device)
 
     @property
@@ -95,7 +97,7 @@ def check_row(row: Row, default: str, where: str) -> Row:
     named = row.get("domain") or ""
     source = row.get("source") or ""
     if not isinstance(named, str) or not isinstance(source, str):
-        raise DataError(f"{where}: domain is {named!r} and source {source!r}; required is text")
+        raise DataError(f"{where}: domain is {named!r} and source {source!r}; expected text")
     row = row | {"domain": named or DOMAINS.get(source, source) or default}
     if {"input_ids", "labels"} <= row.keys():
         _check_ids(row["input_ids"], row["labels"], where)
@@ -207,14 +209,15 @@ def load_domains(
         rows = list(read(path))
         ledger = Ledger(path.name, limits=LIMITS)
         seen.update(row["domain"] for row in rows)
-        used = [row for row in rows if wanted is None or wanted.get(row["domain"], 0) > 0]
+        used = rows if wanted is None else [row for row in rows if wanted.get(row["domain"], 0) > 0]
         for example in encode_all(used, tokenizer, tags, block_size, ledger, limit):
             domains.setdefault(example.domain, []).append(example)
         if used:
             ledger.check("raise the block size (--seq-len, --model.block-size), or repair the rows")
         if ledger.lost:
-            losses = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.lost.items()))
-            print(f"{path.name}: {ledger.kept} conversations, dropped {losses} (block {block_size})", file=sys.stderr)
+            lost = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.lost.items()))
+            kept = f"{path.name}: {ledger.kept} conversations"
+            print(f"{kept}, dropped {lost} (block {block_size})", file=sys.stderr)
     _check_known(wanted or (), seen)
     return domains
 
@@ -286,7 +289,7 @@ def packed_mask(docs: torch.Tensor) -> Any:
 
 def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:
     """Batches with each conversation once. The last may be smaller; T grows to the longest conversation."""
-    T = max([T, *map(len, examples)])
+    T = max([T, *map(len, examples)])  # an evaluation leaves no conversation out
     waiting = [Waiting(len(example), i, domain=0, example=i) for i, example in enumerate(examples)]
     rows = []
     while waiting:
@@ -294,7 +297,7 @@ def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:
     return [_pack_rows(rows[i : i + batch], [examples], T) for i in range(0, len(rows), batch)]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # every draw asks for the order of its epoch
 def _order(seed: int, domain: str, epoch: int, n: int) -> np.ndarray:
     """(n,) the order of a domain's conversations in an epoch."""
     return np.random.default_rng([seed, zlib.crc32(domain.encode()), epoch]).permutation(n)
@@ -319,7 +322,7 @@ class PackedLoader:
         self.domains = sorted(name for name, weight in weights.items() if weight > 0)
         _check_known(self.domains, examples)
         if not self.domains:
-            raise DataError("no domain has a positive weight; required is at least one; change --mix")
+            raise DataError("no domain has a positive weight; expected at least one; change --mix")
         self.weights = [weights[name] / sum(weights.values()) for name in self.domains]
         self.examples = [examples[name] for name in self.domains]
         self.hashes = {name: hash_examples(rows) for name, rows in zip(self.domains, self.examples)}
@@ -333,7 +336,8 @@ class PackedLoader:
         self.waiting: list[Waiting] = []  # oldest first
 
     def next(self) -> Batch:
-        rows = [self._row() for _ in range(self.batch * self.world)]  # of all ranks
+        # Every rank draws the rows of all ranks, so the state is the same on each, and for any number of them.
+        rows = [self._row() for _ in range(self.batch * self.world)]
         first = self.rank * self.batch
         return _pack_rows(rows[first : first + self.batch], self.examples, self.T)
 
@@ -363,6 +367,7 @@ class PackedLoader:
             "hashes": dict(self.hashes),
             "drawn": list(self.drawn),
             "supervised": list(self.supervised),
+            # by name, since the numbers of domains depend on the mix
             "waiting": [[self.domains[one.domain], one.example] for one in self.waiting],
         }
 
@@ -401,7 +406,7 @@ class Prefetched:
         while len(self._waiting) <= self.ahead:
             self._waiting.append(self._thread.submit(self._prepare))
         batch, state = self._waiting.popleft().result()
-        self.state = lambda: state
+        self.state = lambda: state  # a checkpoint must not count the batches that still wait
         return batch
 
     def _prepare(self) -> tuple[Any, Any]:
@@ -413,7 +418,11 @@ class Prefetched:
 
 
 def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, float]) -> dict[str, float]:
-    """The loader's weights that give the mix of `rows`: domain -> share of the conversations."""
+    """Weights for the loader, in supervised tokens. rows: domain -> share of the conversations."""
     _check_known([name for name, share in rows.items() if share > 0], examples)
-    means = {name: sum(e.supervised for e in found) / max(1, len(found)) for name, found in examples.items()}
-    return {name: share * means.get(name, 0.0) for name, share in rows.items()}
+    return {name: share * _mean_supervised(examples.get(name, ())) for name, share in rows.items()}
+
+
+def _mean_supervised(examples: Sequence[Example]) -> float:
+    """Supervised tokens of a conversation; 0 without any."""
+    return sum(example.supervised for example in examples) / max(1, len(examples))

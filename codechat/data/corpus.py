@@ -6,7 +6,7 @@ end-of-text id), `token_bytes.npy` (bytes of text behind each id, for bits per b
 `WindowLoader` draws the k-th window of a run as a function of (seed, k). Ranks and accumulation steps take turns in one
 sequence of windows: one rank with 8 microbatches sees what 8 ranks see.
 
-The original project's directories (`*.bin` without a manifest) are read too; their last shard is the validation part."""
+The original project's directories (`*.bin` without a manifest) are read too; their last shard is held out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AGAIN = "prepare the corpus again with codechat data corpus"
 def token_lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
     """(n_vocab,) int64: bytes of text that each id stands for; the end-of-text id stands for none."""
     lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)], dtype=np.int64)
-    lengths[tokenizer.eot_id] = 0
+    lengths[tokenizer.eot_id] = 0  # it is predicted, but bits per byte divide by the text
     return lengths
 
 
@@ -86,6 +86,7 @@ def open_corpus(directory: Path | str, split: str) -> tuple[dict[str, Any], list
         if file["split"] != split:
             continue
         path = directory / file["name"]
+        # Opening must notice what a kill or a full disk has left: a short shard would be read as a shorter text.
         size = path.stat().st_size if path.exists() else "no"
         if size != file["bytes"]:
             raise DataError(f"{path} has {size} bytes; {MANIFEST} says {file['bytes']}; {AGAIN}")
@@ -112,6 +113,7 @@ class WindowLoader:
         manifest, self.shards = open_corpus(directory, split)
         if rank == 0 and "note" in manifest:
             print(manifest["note"], file=sys.stderr)
+        # Windows do not cross shards, so a shard of n tokens has n - T starts.
         starts = np.array([max(0, len(shard) - T) for shard in self.shards], dtype=np.int64)
         if not starts.any():
             raise DataError(
@@ -130,6 +132,7 @@ class WindowLoader:
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
+        # A window depends only on its number, so any number of ranks sees the same sequence.
         first = self.windows + self.rank * self.batch
         counters = np.arange(first, first + self.batch, dtype=np.uint64)
         draws = (_mix(self.seed, counters) % np.uint64(self.ends[-1])).astype(np.int64)  # (B,)

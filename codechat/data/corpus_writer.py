@@ -85,7 +85,7 @@ def write_corpus(
     val_share: float = VAL_SHARE,
     shard_tokens: int = 1 << 24,
 ) -> dict[str, Any]:
-    """Tokenise the documents into `out_dir` and return the manifest. An earlier corpus is replaced when this is complete.
+    """Tokenise the documents into `out_dir` and return the manifest. A complete corpus replaces an earlier one.
 
     max_tokens: stop after the document that reaches them. DataError: ids beyond uint16, no text, too large a loss.
     RunError where another process writes into `out_dir`."""
@@ -95,11 +95,13 @@ def write_corpus(
     ledger = ledger or Ledger("text")
     with written_by_one(out, wait=False):
         require_kind(out, "corpus")
+        # An earlier corpus stays whole until the new one is complete.
         fresh = out / ".new"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         try:
             writer = _ShardWriter(fresh, shard_tokens)
+            # All of this is lazy: no more documents are read than are written.
             parts = _assign(_unique(documents, ledger), val_share)
             _write_parts(_encoded(parts, tokenizer), writer, ledger, max_tokens, val_share)
             ledger.check()
@@ -128,7 +130,7 @@ class _ShardWriter:
 
     def add(self, part: Encoded) -> None:
         """Append one document and count it."""
-        size = len(part.document.text.encode("utf-8", "replace"))
+        size = len(part.document.text.encode("utf-8", "replace"))  # halves of characters have no encoding
         for counts in (self.totals[part.split], self.origins[part.document.source]):
             counts.update(documents=1, bytes=size, tokens=len(part.ids))
         self._append(part.ids, part.split)
@@ -167,9 +169,8 @@ def _write_parts(
 
 def _manifest(writer: _ShardWriter, tokenizer: tokenizers.Tokenizer, ledger: Ledger) -> dict[str, Any]:
     """What is in the shards, and where it comes from."""
-    files = [
-        shard | file_record(writer.directory / shard["name"]) for shards in writer.shards.values() for shard in shards
-    ]
+    shards = chain.from_iterable(writer.shards.values())
+    files = [shard | file_record(writer.directory / shard["name"]) for shard in shards]
     totals = {
         f"{split}_{unit}": counts[unit]
         for unit in ("documents", "tokens", "bytes")

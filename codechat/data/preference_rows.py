@@ -62,11 +62,11 @@ def _judged(row: Row, where: str) -> list[Judged]:
             return [Judged(row[chosen], 1.0), Judged(row[rejected], 0.0)]
     labelled = next((name for name in LABELLED if name in has), None)
     if "label" not in has or labelled is None:
-        required = "prompt, chosen and rejected, or prompt, completion and label (true or false)"
-        raise DataError(f"{where} has the columns {sorted(has)}; required: {required}")
+        expected = "prompt, chosen and rejected, or prompt, completion and label (true or false)"
+        raise DataError(f"{where} has the columns {sorted(has)}; expected {expected}")
     label = row["label"]
     if type(label) not in (bool, int) or label not in (0, 1):
-        raise DataError(f"{where} has the label {label!r}; required is true, false, 0 or 1; correct it")
+        raise DataError(f"{where} has the label {label!r}; expected true, false, 0 or 1; correct it")
     return [Judged(row[labelled], float(label))]
 
 
@@ -101,7 +101,7 @@ def _prompt(row: Row, answer: Any, where: str) -> Any:
 
 
 def _as_written(row: Row, turns: list[Any], where: str) -> list[Message] | None:
-    """The messages with the last answer kept as text; None where it has no text, or where other messages are at fault."""
+    """The messages with the last answer kept as text; None if it has no text, or if other messages are at fault."""
     text = content_of(turns[-1])
     readable = [*turns[:-1], {"role": "assistant", "content": "-"}]
     messages = chat_formats.messages_of({**row, "messages": readable}, where)

@@ -1,7 +1,7 @@
 """A prepared directory of conversations: its files, its manifest, and the printed tables of what was kept and dropped.
 
-Several commands may write into one directory, one after the other: who comes second waits. Each replaces its own files
-and entries of the manifest, and removes those that it does not write again. A file of another command is never replaced.
+Several commands may write into one directory, one after the other: the second waits. Each replaces its own files and
+entries of the manifest, and removes those that it does not write again. It never replaces a file of another command.
 The manifest is written last.
 """
 
@@ -47,8 +47,8 @@ def written_by_one(out: Path, wait: bool) -> Iterator[None]:
 
 
 def require_kind(out: Path, kind: str, cfg: Any = None) -> None:
-    """DataError where `out` holds a corpus and not conversations, or the reverse, or what neither wrote, or is the folder
-    that `cfg` reads, or it or a folder above it is a file."""
+    """DataError unless `out` can hold `kind` ("corpus" or "conversations"): it holds the other kind or a manifest that
+    is not ours, it is the folder that `cfg` reads, or it or a folder above it is a file."""
     for flag, text in config.read_by(cfg, "path") if cfg else ():
         if os.path.isdir(text) and Path(text).resolve() == out.resolve():
             raise DataError(
@@ -119,9 +119,11 @@ def _replace_files(out: Path, files: Mapping[str, list[Row]], manifest: Row, cfg
     if taken:
         other = f"{out / taken[0]} was written by codechat {entries[taken[0]]['command']}"
         raise DataError(f"{other}, and codechat {command} has rows for a file of that name; choose another --out")
+    written = {(out / name).resolve() for name in files}
     for flag, text in config.read_by(cfg, "path"):
-        if any(os.path.exists(text) and Path(text).resolve() == (out / name).resolve() for name in files):
+        if os.path.exists(text) and Path(text).resolve() in written:
             raise DataError(f"{flag} {text} is a file that this command writes; choose another --out")
+    # From here on the directory changes.
     for name in earlier:
         del entries[name]
         manifest["domains"].pop(name.partition(".")[0], None)
@@ -177,12 +179,22 @@ def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dic
     return counted
 
 
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.2%}"
+
+
 def print_ledgers(ledgers: Iterable[Ledger]) -> None:
     """Print how many rows were kept, skipped by a rule, and lost, beside the largest share of each loss."""
     table = Table("source", "", "reason", "rows", "share", "limit", title="kept and dropped")
     rows = [row for ledger in ledgers for row in ledger.rows()]
     for row in rows:
-        shares = [f"{row[key]:.2%}" if row[key] is not None else "" for key in ("share", "limit")]
-        table.add_row(row["source"], row["what"], row["reason"], f"{row['rows']:,}", *shares)
+        table.add_row(
+            row["source"],
+            row["what"],
+            row["reason"],
+            f"{row['rows']:,}",
+            _percent(row["share"]),
+            _percent(row["limit"]),
+        )
     if any(row["rows"] for row in rows):
         Console().print(table)

@@ -61,16 +61,13 @@ def _is_bfcl(row: Row, name: str) -> bool:
 
 def _texts(value: Any) -> Iterator[str]:
     """All texts of a row, at any depth, also those in JSON text."""
-    if isinstance(value, str):
-        yield value
-        if value.lstrip().startswith(("[{", "{")):
+    for text in chat_formats.texts_in(value):
+        yield text
+        if text.lstrip().startswith(("[{", "{")):
             try:
-                yield from _texts(json.loads(value))
+                yield from _texts(json.loads(text))
             except (ValueError, RecursionError):
-                return
-    elif isinstance(value, (dict, list, tuple)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
+                continue
 
 
 def asked_in_test(text: str) -> str | None:
@@ -114,7 +111,7 @@ def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
         yield from sources.embedded_python(ledger, [(path.name, path)])
     elif path.suffix not in (".py", ".txt"):
         needed = f"{sources.ENDINGS}, .py, .txt or a directory of such files"
-        raise DataError(f"{path} has the ending {path.suffix!r}; required is {needed}; convert or rename it")
+        raise DataError(f"{path} has the ending {path.suffix!r}; expected {needed}; convert or rename it")
     for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
         document = sources.read_text_file(file, file.relative_to(root).as_posix(), "files", ledger)
         if document:
@@ -153,15 +150,17 @@ def conversation_rows(
     tools_style: str = "compact",
     domain: str = "",
 ) -> Iterator[Row]:
-    """Conversations of rows in any form of `chat_formats`, each once. Their domain is `domain`, or what the row says, or
-    "calls" where tools are offered or called, "code" where the answer is Python, "chat" where it is prose."""
+    """Conversations of rows in any form of `chat_formats`, each once.
+
+    Their domain is `domain`, or what the row says, or "calls" where tools are offered or called, "code" where the
+    answer is Python, "chat" where it is prose."""
     seen: set[str] = set()
     named: set[str] = set()
     rows = reject_benchmark_rows(rows, origin)
     columns = CALL_COLUMNS if domain else INSTRUCTION_COLUMNS
     for number, row in enumerate(sources.require_columns(rows, columns, origin), 1):
         unread = [name for name in chat_formats.unread_columns(row) if name not in named]
-        if unread:
+        if unread:  # once per column
             named.update(unread)
             print(f"{origin}: columns that are not read: {', '.join(unread)}", file=sys.stderr)
         if chat_formats.is_disliked(row):
@@ -198,6 +197,7 @@ def conversation_row(row: Row, where: str = "row", tools_style: str = "compact",
         "domain": domain,
         "meta": {"tools_present": _offers_tools(messages), "asked": domain},
     }
+    # Conversations with the same `split_key` are in one split, or training would see the test.
     converted["meta"]["split"] = split_of(digest(split_key(converted)))
     return converted
 
@@ -215,7 +215,9 @@ def domain_of(answer: str) -> str:
     code = "\n".join(fenced) or answer
     if fenced or _PYTHON.search(code):
         return "code" if parsed(code) else "other"
-    return "other" if _OTHER_CODE.search(code) or "```" in answer else "chat"
+    if _OTHER_CODE.search(code) or "```" in answer:
+        return "other"
+    return "chat"
 
 
 def _offers_tools(messages: list[Row]) -> bool:
@@ -236,14 +238,15 @@ def split_key(row: Row) -> str:
 
 
 def answer_at(messages: list[Row]) -> int:
-    """Index of the assistant turn to predict: the first that calls a function, else the first; one that is taught."""
+    """Index of the assistant turn to predict: the first that calls a function, else the first; only turns with loss."""
     answers = [i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0]
-    return next((i for i in answers if chat.CALL_TAG in messages[i]["content"]), answers[0])
+    calls = [i for i in answers if chat.CALL_TAG in messages[i]["content"]]
+    return (calls or answers)[0]
 
 
 def call_problem(row: Row) -> Row | None:
-    """The problem in a conversation: everything before its first call, and that call as `gold` (None: no call is right).
-    None for several calls at once, which the task does not judge."""
+    """The problem in a conversation: everything before its first call, and that call as `gold` (None: no call is
+    right). None for several calls at once, which the task does not judge."""
     at = answer_at(row["messages"])
     calls = chat.parse_calls(row["messages"][at]["content"])
     if len(calls) > 1:

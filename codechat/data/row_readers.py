@@ -50,6 +50,7 @@ def glaive(row: Row, where: str) -> Row:
     for turn in turns:
         if turn["role"] == "assistant":
             turn["content"] = _GLAIVE_CALL.sub("<tool_call>", turn["content"])
+    # glaive's text around the schemas is always the same; a text without schemas is the row's own.
     tools = schemas(system)
     return {"messages": turns, "tools": tools, "system": "" if tools else system.removeprefix("SYSTEM:").strip()}
 
@@ -77,8 +78,8 @@ def tool_set(row: Row, where: str) -> Row:
     turns = from_json(row["question"], "bad_row")
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise Unreadable("bad_row")
-    answer = _answer_of(row["ground_truth"])
-    return _system_of(row) | {"messages": [*map(_with_tags, turns), answer], "tools": row["functions"]}
+    turns = [*map(_with_tags, turns), _answer_of(row["ground_truth"])]
+    return _system_of(row) | {"messages": turns, "tools": row["functions"]}
 
 
 def _with_tags(turn: Row) -> Row:
@@ -93,10 +94,11 @@ def xlam(row: Row, where: str) -> Row:
     """{query, answers, tools}: a request, the calls that answer it, and schemas."""
     if not _cell(row, "query").strip():
         raise Unreadable("no_instruction")
-    asked = {name: row.get(name) for name in ("query", *INPUTS)}
+    asked = {name: row.get(name) for name in ("query", *INPUTS)}  # `answers` holds calls, other columns no request
     request = {"role": "user", "content": request_text(asked)}
     answer = _answer_of(row["answers"])
-    return _system_of(row) | {"messages": [*turns_before(row, where), request, answer], "tools": row.get("tools")}
+    turns = [*turns_before(row, where), request, answer]
+    return _system_of(row) | {"messages": turns, "tools": row.get("tools")}
 
 
 def _system_of(row: Row) -> dict[str, Any]:
@@ -127,9 +129,10 @@ def instruction(row: Row, where: str) -> Row:
     """A request and its answer, or a prompt of messages and what follows it."""
     prompt = row.get("prompt")
     if isinstance(prompt, list):
-        answer = next((row[name] for name in ("completion", "response") if row.get(name) is not None), None)
-        rest = _without(row, (*REQUESTS, *ANSWERS, "history"))
-        return rest | {"messages": continued(prompt, answer, where)}
+        given = row.get("completion")
+        if given is None:
+            given = row.get("response")
+        return _without(row, (*REQUESTS, *ANSWERS, "history")) | {"messages": continued(prompt, given, where)}
     request = request_text(row)
     answer = answer_text(row)
     if not request or not answer:
@@ -170,6 +173,7 @@ def answer_text(row: Row) -> str:
 
 def reject_inputs(row: Row, texts: Sequence[str]) -> None:
     """Unreadable for an input column that none of the texts contains."""
+    # Messages usually contain the input of the row; where they do not, training on them would lose it.
     for name in INPUTS:
         given = _cell(row, name).strip()
         if given.lower() not in NO_INPUT and not any(given in text for text in texts):
@@ -183,8 +187,8 @@ def _texts_in(row: Row, columns: Sequence[str]) -> dict[str, str]:
 
 
 def _cell(row: Row, name: str) -> str:
-    """The text of a column: a number or a truth value as JSON writes it, nothing for null and NaN. Unreadable for a list
-    or an object, whose wording is not known."""
+    """The text of a column: a number or a truth value as JSON writes it, nothing for null and NaN. Unreadable for a
+    list or an object, which has no one wording."""
     value = row.get(name)
     if isinstance(value, str):
         return value
@@ -206,7 +210,7 @@ def turns_before(row: Row, where: str) -> list[Message]:
         elif isinstance(entry, dict):
             turns.append(entry)
         else:
-            raise DataError(f"{where} has {str(entry)[:80]} in history; required is [[request, answer], ...]")
+            raise DataError(f"{where} has {str(entry)[:80]} in history; expected [[request, answer], ...]")
     return turns
 
 
@@ -216,7 +220,7 @@ def system_text(row: Row, where: str) -> str:
     texts = {value for value in given.values() if isinstance(value, str) and value.strip()}
     if len(texts) > 1 or not all(isinstance(value, str) for value in given.values()):
         shown = " and ".join(f"{name} {str(value)[:40]!r}" for name, value in given.items())
-        raise DataError(f"{where} has {shown}; required is one text; correct it, or leave a column out")
+        raise DataError(f"{where} has {shown}; expected one text; correct it, or leave a column out")
     return next(iter(texts), "")
 
 

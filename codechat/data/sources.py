@@ -1,7 +1,7 @@
 """Where text and rows come from: the interpreter's own Python files, local files, the hub.
 
 A `Ledger` counts the rows of a source: `skipped` by a rule (tests, duplicates, generated tables), or `lost` where a row
-should have been usable. Too many losses are an error: a reader that drops most of its input leaves only the easy part."""
+should have been usable. Too many losses are an error: a reader that drops most of its input keeps the easy part."""
 
 import csv
 import datetime
@@ -72,43 +72,37 @@ class Ledger:
 
     def rows(self) -> list[Row]:
         """Rows of the kept/dropped table; `share` and `limit` are None except for losses."""
-        kept = self._row("kept", "", self.kept)
-        lost = [
-            self._row("lost", reason, n, n / self._total, self._limit(reason))
-            for reason, n in sorted(self.lost.items())
-        ]
-        skipped = [self._row("skipped", rule, n) for rule, n in sorted(self.skipped.items())]
-        return [kept, *lost, *skipped]
+        total = self.kept + self.lost.total()
+        rows = [self._row("kept", "", self.kept)]
+        for reason, n in sorted(self.lost.items()):
+            limit = self.limits.get(reason, self.largest)
+            rows.append(self._row("lost", reason, n, n / total, limit))
+        rows += [self._row("skipped", rule, n) for rule, n in sorted(self.skipped.items())]
+        return rows
 
     def _row(self, what: str, reason: str, n: int, share: float | None = None, limit: float | None = None) -> Row:
         return {"source": self.source, "what": what, "reason": reason, "rows": n, "share": share, "limit": limit}
 
-    @property
-    def _total(self) -> int:
-        """Rows that should have been usable."""
-        return self.kept + self.lost.total()
-
-    def _limit(self, reason: str) -> float:
-        return self.limits.get(reason, self.largest)
-
     def check(self, remedy: str = "repair the input, or raise --max-lost") -> None:
         """DataError when a reason took more than its share, or when nothing was kept."""
-        for reason, n in sorted(self.lost.items()):
-            share = n / self._total
-            limit = self._limit(reason)
-            if share > limit:
-                at = f" (the first: {self.first[reason]})" if self.first[reason] else ""
+        for row in self.rows():
+            if row["what"] == "lost" and row["share"] > row["limit"]:
+                reason = row["reason"]
+                first = self.first[reason]
+                at = f" (the first: {first})" if first else ""
                 raise DataError(
-                    f"source {self.source} lost {n} of {self._total} rows ({share:.1%}) to {reason!r}{at}; "
-                    f"at most {limit:.1%} is allowed; {remedy}"
+                    f"source {self.source} lost {row['rows']} of {self.kept + self.lost.total()} rows "
+                    f"({row['share']:.1%}) to {reason!r}{at}; at most {row['limit']:.1%} is allowed; {remedy}"
                 )
         if not self.kept:
-            seen = ", ".join(f"{k} {n}" for k, n in (self.lost + self.skipped).items()) or "no rows at all"
+            counts = [f"{reason} {n}" for reason, n in (self.lost + self.skipped).items()]
+            seen = ", ".join(counts) or "no rows at all"
             raise DataError(f"source {self.source} kept no row ({seen}); choose another --source")
 
 
 def digest(text: str) -> str:
     """sha256 of the text in UTF-8, hex: names a document and decides its split."""
+    # JSON may hold halves of characters, which plain UTF-8 refuses.
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -121,7 +115,7 @@ def hash_rows(rows: Iterable[Any]) -> str:
     sha = hashlib.sha256()
     for row in rows:
         sha.update(row if isinstance(row, bytes) else _as_json(row).encode("utf-8", "surrogatepass"))
-        sha.update(b"\0")
+        sha.update(b"\0")  # or ["ab"] and ["a", "b"] would be one
     return sha.hexdigest()[:16]
 
 
@@ -154,8 +148,9 @@ VENDOR_DIRS = frozenset(
 
 
 def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = None) -> Iterator[Document]:
-    """Documents of Python files without tests and vendored copies, in the order of the hashes of their relative paths, so
-    any prefix is a fair sample. roots: (source name, directory); None = the standard library and installed packages."""
+    """Documents of Python files without tests and vendored copies, in the order of the hashes of their relative paths,
+    so any prefix is a fair sample. roots: (source name, directory); None = the standard library and what is
+    installed."""
     files: dict[str, tuple[str, Path]] = {}
     for source, root in _installed_python() if roots is None else roots:
         for path in _python_files(root):
@@ -164,7 +159,7 @@ def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = N
             if rule:
                 ledger.skip(rule)
             else:
-                files.setdefault(relative, (source, path))
+                files.setdefault(relative, (source, path))  # the first directory wins, as in an import
     for relative in sorted(files, key=lambda name: (digest(name), name)):
         source, path = files[relative]
         document = read_text_file(path, relative, source, ledger)
@@ -256,7 +251,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
             (row,) = _objects([_decoded(line, where)], where)
             yield number, row
     if empty:
-        raise DataError(f"{path} is empty; required is one JSON object per line; make the file again")
+        raise DataError(f"{path} is empty; expected one JSON object per line; make the file again")
 
 
 def _decoded(text: str, where: str) -> Any:
@@ -268,7 +263,7 @@ def _decoded(text: str, where: str) -> Any:
 
 def _objects(rows: list[Any], where: str) -> list[Row]:
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{where} holds {str(rows)[:60]}; required are JSON objects")
+        raise DataError(f"{where} holds {str(rows)[:60]}; expected JSON objects")
     return rows
 
 
@@ -318,7 +313,7 @@ def local_rows(path: Path) -> Iterator[Row]:
     elif path.suffix == ".parquet":
         yield from _parquet_rows(path)
     else:
-        raise DataError(f"{path} has the ending {path.suffix!r}; required is .csv, {ENDINGS}; convert or rename it")
+        raise DataError(f"{path} has the ending {path.suffix!r}; expected .csv, {ENDINGS}; convert or rename it")
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
@@ -365,16 +360,17 @@ def arrow_row(row: Row, schema: Any, *, json_text: bool, padded: bool) -> Row:
         if hasattr(kind, "item_type"):  # a map
             return {name: plain(each, kind.item_type) for name, each in value.items()}
         fields = {field.name: field.type for field in kind} if getattr(kind, "num_fields", 0) else {}
-        return {name: plain(each, fields.get(name)) for name, each in value.items() if each is not None or not padded}
+        kept = {name: each for name, each in value.items() if each is not None or not padded}
+        return {name: plain(each, fields.get(name)) for name, each in kept.items()}
 
     types = {field.name: field.type for field in schema}
     return {name: plain(value, types.get(name)) for name, value in row.items()}
 
 
 def as_text(value: Any) -> Any:
-    """A date or a time as ISO text; any other value as it is. `datasets` turns texts that look like dates into timestamps:
-    "2024-05-01" comes back as midnight, and therefore without a time."""
+    """A date or a time as ISO text; any other value unchanged."""
     if isinstance(value, datetime.datetime):
+        # `datasets` turns texts that look like dates into timestamps: midnight was most probably no time at all.
         midnight = value.time() == datetime.time() and value.tzinfo is None
         return value.date().isoformat() if midnight else value.isoformat()
     if isinstance(value, (datetime.date, datetime.time)):
@@ -383,11 +379,11 @@ def as_text(value: Any) -> Any:
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
-    """By the names in the first line; MMLU's own files have no such line. DataError for a line with more or fewer fields,
-    which an unquoted comma makes, and for a quotation mark that is not closed."""
+    """Rows by the names in the first line, which MMLU's own files lack. DataError for a line with more or fewer fields,
+    the effect of an unquoted comma, and for a quotation mark that is not closed."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the module's own limit is 131,072 characters
     reader = csv.reader(open_text(path), strict=True)
-    rows: list[Row] = []
+    rows: list[Row] = []  # all of them before the first is used: a fault may be in the last line
     names: list[str] = []
     try:
         for line in filter(None, reader):
@@ -420,7 +416,7 @@ def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
     """Rows of a path, or of the hub's data set OWNER/NAME where no such path exists. columns: words OURS=THEIRS."""
     names = dict(word.split("=", 1) for word in columns if "=" in word.strip("="))
     if len(names) < len(columns):
-        raise ConfigError(f"--columns {','.join(columns)}; required OURS=THEIRS, such as question=query")
+        raise ConfigError(f"got --columns {','.join(columns)}; expected OURS=THEIRS, such as question=query")
     rows = hub_rows(source) if names_hub_set(source) else local_rows(Path(source))
     for number, row in enumerate(rows, 1):
         missing = [theirs for theirs in names.values() if theirs not in row]
@@ -442,7 +438,7 @@ def require_columns(rows: Iterable[Row], accepted: Collection[tuple[str, ...]], 
     for number, row in enumerate(rows):
         if number == 0 and not any(set(columns) <= row.keys() for columns in accepted):
             sets = " or ".join("{" + ", ".join(columns) + "}" for columns in accepted)
-            raise DataError(f"{origin} has the columns {sorted(row)}; required is {sets}; rename them")
+            raise DataError(f"{origin} has the columns {sorted(row)}; expected {sets}; rename them")
         yield row
 
 
@@ -462,6 +458,7 @@ def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None =
     else:
         what = {"path": name}
     try:
+        # Streaming: no set is downloaded whole.
         stream = datasets.load_dataset(**what, split="train", streaming=True)
         yield from _stream_rows(stream)
     except (OSError, HfHubHTTPError, datasets.exceptions.DatasetsError) as error:
@@ -469,11 +466,11 @@ def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None =
 
 
 def _stream_rows(stream: Any) -> Iterator[Row]:
-    """Rows of a stream of `datasets`, which has decoded cells of the type Json. Where it reads JSON files and knows this
-    type, objects whose keys differ have it, so that no object is padded."""
+    """Rows of a stream of `datasets`, which has decoded cells of the type Json."""
     import datasets
 
     schema = stream.features.arrow_schema if stream.features else ()
+    # From JSON files, a `datasets` that knows the type gives it to objects whose keys differ, and pads none.
     padded = getattr(stream.info, "builder_name", None) != "json" or not hasattr(datasets, "Json")
     for row in stream:
         yield arrow_row(row, schema, json_text=False, padded=padded)

@@ -4,10 +4,11 @@
         rows = "capitals.jsonl"               # {"prompt", "gold"} a line; or a list of such rows
         rewards = {exact: 1.0, short: 0.0}    # functions of (completion, problem); weight 0: logged, not trained
 
-A reward function returns a number in [0, 1], or a mapping of such numbers: each is logged, and the mean counts. TRL's form
-(prompts, completions, **columns) -> list of numbers works too. Any class with the methods of `tasks.base.Task` is a task.
+A reward function returns a number in [0, 1], or a mapping of such numbers: each is logged, and the mean counts. TRL's
+form (prompts, completions, **columns) -> list of numbers works too. Any class with the methods of `tasks.base.Task` is
+a task.
 
-    codechat new task capitals                 capitals.py, test_capitals.py and capitals.jsonl in this folder, to start from
+    codechat new task capitals                 a start: capitals.py, test_capitals.py and capitals.jsonl in this folder
     codechat grpo --task capitals.py:Capitals --init-from nano/sft --run-name capitals
     codechat new package capitals              the same in capitals/, with a pyproject.toml
     pip install ./capitals                     then: codechat grpo --task capitals
@@ -34,6 +35,7 @@ from codechat.data.splits import split_of, spread
 from codechat.tasks.base import SPLITS, BaseTask, Problem, Score
 
 Row = Mapping[str, Any]
+Function = Callable[..., Any]  # a reward function
 
 
 class Terms(NamedTuple):
@@ -47,21 +49,21 @@ class Reward(NamedTuple):
     """A reward function, the name of its term, and its weight in the mean."""
 
     name: str
-    function: Callable[..., Any]
+    function: Function
     weight: float
 
 
 class RowsTask(BaseTask):
-    """A task of rows {"prompt" (text or messages), "gold", "split"?, "reference"?, ...} and reward functions with weights.
+    """A task of rows {"prompt" (text or messages), "gold", "split"?, "reference"?, ...} and weighted reward functions.
 
     rows: a list, or a .jsonl, .json or .parquet file beside the class's own file; `source` (--data-dir) replaces it.
-    Without "split" the hash of the prompt decides. "reference" is a completion that must earn the full reward; without it
-    that is the gold. Other fields are the problem's `meta`. A completion is correct where the reward is full."""
+    Without "split" the hash of the prompt decides. "reference" is a completion that must earn the full reward; without
+    it, the gold must. Other fields are the problem's `meta`. A completion is correct if its reward is full."""
 
     name: str = ""
     tiers = ("none", "error", "some", "full")  # error: a reward function failed; its message is in Score.parts
     rows: Any = ()  # as given; of an object the problems
-    rewards: ClassVar[Mapping[Callable[..., Any], float] | Sequence[Callable[..., Any]]] = {}  # in a list all weigh 1
+    rewards: ClassVar[Mapping[Function, float] | Sequence[Function]] = {}  # function -> weight; in a list all weigh 1
 
     def __init_subclass__(cls) -> None:
         cls.name = vars(cls).get("name") or cls.__name__.lower()
@@ -78,11 +80,12 @@ class RowsTask(BaseTask):
         weighted = self.rewards if isinstance(self.rewards, Mapping) else dict.fromkeys(self.rewards, 1.0)
         weights = list(weighted.values())
         if not weights or not all(0 <= w < math.inf for w in weights) or sum(weights) == 0:
-            raise ConfigError(f"task {self.name} has the reward weights {weights}; required: 0 or more, not all 0")
+            raise ConfigError(f"task {self.name} has the reward weights {weights}; expected 0 or more, not all 0")
         named: list[Reward] = []
         for function, weight in weighted.items():
             inner = getattr(function, "func", function)  # of a partial
             name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
+            # two lambdas, or partials of one function, have one name
             if any(name == other.name for other in named):
                 name = f"{name}_{len(named) + 1}"
             named.append(Reward(name, function, weight))
@@ -97,8 +100,8 @@ class RowsTask(BaseTask):
         return self.rows
 
     def _problems(self, rows: Iterable[Row]) -> list[Problem]:
-        """The problems of the rows, each row once. Rows with one prompt and another answer, or other fields, are problems
-        of one split, unless they name others. Repeated rows, and prompts in several splits, are counted on stderr."""
+        """The problems of the rows, each row once. Rows with the same prompt are problems of one split, unless they
+        name others. Repeated rows, and prompts in several splits, are counted on stderr."""
         problems: dict[str, Problem] = {}  # by id
         same: dict[str, list[str]] = {}  # hash of a prompt -> ids of the problems with it
         known: set[str] = set()
@@ -113,15 +116,19 @@ class RowsTask(BaseTask):
                 continue
             known.add(content)
             others = same.setdefault(hashed, [])
-            id = f"{self.name}-{hashed[:12]}" + (f"-{len(others) + 1}" if others else "")
+            id = f"{self.name}-{hashed[:12]}"
+            if others:
+                id += f"-{len(others) + 1}"
             others.append(id)
-            problems[id] = Problem(id, messages, row["gold"], row.get("split") or split_of(hashed), meta)
+            split = row.get("split") or split_of(hashed)
+            problems[id] = Problem(id, messages, row["gold"], split, meta)
             self._rows[id] = row
+        # A small file may leave a split empty by chance; splits that the rows name are the user's choice.
         if not any("split" in row for row in self._rows.values()):
             problems = _spread(problems, same)
         self._say(repeated, "rows repeat another one and are left out")
-        in_several = sum(len({problems[id].split for id in ids}) > 1 for ids in same.values())
-        self._say(in_several, "prompts are in several splits")
+        splits = [{problems[id].split for id in ids} for ids in same.values()]  # of each prompt
+        self._say(sum(len(several) > 1 for several in splits), "prompts are in several splits")
         return list(problems.values())
 
     def _messages_of(self, row: Row, number: int) -> list[dict[str, str]]:
@@ -130,7 +137,7 @@ class RowsTask(BaseTask):
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         known_split = row.get("split") in (None, *SPLITS)
         if "gold" not in row or not known_split or not isinstance(messages, list) or not messages:
-            needed = f"required: prompt, gold, split one of {SPLITS} or none"
+            needed = f"expected prompt, gold, split one of {SPLITS} or none"
             raise DataError(f"task {self.name}, row {number} is {str(dict(row))[:80]}; {needed}")
         return messages
 
@@ -150,8 +157,9 @@ class RowsTask(BaseTask):
         return gold if isinstance(gold, str) else json.dumps(gold, ensure_ascii=False)
 
     def score(self, problem: Problem, completion: str) -> Score:
-        """The weighted mean of the rewards. Where a reward function fails: tier "error" and 0; the first failure is printed."""
+        """The weighted mean of the rewards; tier "error" and 0 if a function fails. The first failure is printed."""
         try:
+            # Logged terms must be the same for all completions, also where the function fails.
             if not self._terms:
                 self._terms = list(self._terms_of(self.gold(problem), problem).values)
             terms = self._terms_of(completion, problem)
@@ -164,9 +172,21 @@ class RowsTask(BaseTask):
                 print(f"task {self.name}, row {asked!r}, completion {completion[:60]!r}: {message}", file=sys.stderr)
             self._shown = True
             names = self._terms or [reward.name for reward in self._rewards]
-            return Score(0.0, "error", {"error": message}, False, dict.fromkeys(names, 0.0))
+            return Score(
+                reward=0.0,
+                tier="error",
+                parts={"error": message},
+                correct=False,
+                terms=dict.fromkeys(names, 0.0),
+            )
         tier = "none" if terms.mean == 0 else "full" if terms.mean == self.max_reward else "some"
-        return Score(terms.mean, tier, {}, tier == "full", terms.values)
+        return Score(
+            reward=terms.mean,
+            tier=tier,
+            parts={},
+            correct=tier == "full",
+            terms=terms.values,
+        )
 
     def _terms_of(self, completion: str, problem: Problem) -> Terms:
         """What the reward functions give. ValueError for what is no number from 0 to 1."""
@@ -202,7 +222,7 @@ def _spread(problems: Mapping[str, Problem], same: Mapping[str, list[str]]) -> d
     return {id: replace(problem, split=splits[id]) for id, problem in problems.items()}
 
 
-def _call_of_batch(function: Callable[..., Any], row: Row, completion: str) -> Any:
+def _call_of_batch(function: Function, row: Row, completion: str) -> Any:
     """The value of a function of TRL's form for one row, given as lists of one. Where the row's prompt is messages, the
     completion is too. None counts as 0."""
     answer = completion if isinstance(row["prompt"], str) else [{"role": "assistant", "content": completion}]
@@ -229,13 +249,15 @@ class NewConfig:
 
 
 def write_new(cfg: NewConfig) -> None:
-    """Write the three files, of a package pyproject.toml too. ConfigError for a name that Python cannot import, and for a
-    file that exists."""
+    """Write the three files, and pyproject.toml for a package. ConfigError for a name that Python cannot import, and
+    for a file that exists."""
     packed = cfg.what == "package"
     name = cfg.name
     cls = "".join(part.capitalize() for part in name.split("_"))
     if {name, cls} & {*keyword.kwlist} or not re.fullmatch("[a-z][a-z0-9_]*", name) or util.find_spec(name):
-        raise ConfigError(f"the name {name!r}; required: small letters, digits, _, and no module or keyword of Python")
+        raise ConfigError(
+            f"got the name {name!r}; expected small letters, digits, _, and no module or keyword of Python"
+        )
     out = cfg.out / name if packed else cfg.out
     files = [file for file in TEMPLATE.iterdir() if packed or file.stem != "pyproject.toml"]
     texts = {out / file.stem.replace("my_task", name): file.read_text(encoding="utf-8") for file in files}

@@ -15,7 +15,7 @@ from jsonl import rows_of, write
 
 from codechat.core.errors import DataError, UserError
 from codechat.data import conversations, corpus, public_rows, sources
-from codechat.data.prepared import tools_style
+from codechat.data.conversations import tools_style
 from codechat.data.sources import Ledger
 from codechat.data.splits import SPLITS
 from codechat.evaluation.behaviour_probes import CELLS, cell_of
