@@ -17,7 +17,6 @@ from codechat.data.sources import read_jsonl
 from codechat.distributed import dist
 from codechat.evaluation.intervals import wilson_interval
 from codechat.models import generate, gpt
-from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
@@ -81,7 +80,7 @@ def behaviour_matrix(
 
 
 def answers(
-    model: gpt.GPT, tokenizer: Tokenizer, tags: str, conversations: Sequence[Sequence[Message]], **sampling: Any
+    model: gpt.GPT, tokenizer: Tokenizer, tags: str, conversations: Sequence[Sequence[chat.Message]], **sampling: Any
 ) -> list[str]:
     """One completion of each conversation as text. sampling: further settings of `generate.sample`."""
     prompts = [chat.prompt(messages, tokenizer, tags) for messages in conversations]

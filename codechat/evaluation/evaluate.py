@@ -33,7 +33,7 @@ from codechat.core.config import SEEDS, Settings, opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import conversations
 from codechat.distributed import dist
-from codechat.evaluation import contamination, loglik, results
+from codechat.evaluation import contamination, held_out, loglik, results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
 from codechat.evaluation.endpoint import Endpoint
 from codechat.models import generate, gpt, loading
@@ -151,35 +151,14 @@ def _rows(task: tasks.Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, A
 # ---- held-out loss
 
 
-def held_out_losses(
-    model: gpt.GPT, held_out: Mapping[str, Sequence[conversations.Batch]], sizes: Mapping[str, int] | None = None
-) -> dict[str, float]:
-    """Loss on held-out conversations by domain: heldout_loss/DOMAIN, nats per supervised token; with `sizes`, the
-    conversations of each domain, also heldout_nats/DOMAIN, nats per conversation, which compares models whose tags have
-    other lengths. A collective."""
-    import torch
-
-    losses, device = {}, dist.device()
-    for domain, batches in held_out.items():
-        total = torch.zeros(2, dtype=torch.float64, device=device)
-        for batch in batches[dist.rank() :: dist.world_size()]:
-            batch = batch.to(device)
-            mask = conversations.packed_mask(batch.docs)
-            with torch.no_grad(), dist.autocast(device):
-                nats = model.loss(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
-            total += torch.tensor([nats.item(), batch.supervised], dtype=torch.float64, device=device)
-        nats_sum, tokens = dist.sum_(total).tolist()
-        losses[f"heldout_loss/{domain}"] = nats_sum / max(1, int(tokens))
-        losses |= {f"heldout_nats/{domain}": nats_sum / sizes[domain]} if sizes else {}
-    return losses
-
-
 def losses_of_checkpoint(loaded: loading.LoadedModel, data_dir: str, split: str, limit: int) -> dict[str, float]:
     """Both losses, of the first `limit` conversations of each domain."""
     block = loaded.model.cfg.block_size
     domains = conversations.load_domains(data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit)
     batches = {domain: conversations.held_out(examples, LOSS_ROWS, block) for domain, examples in domains.items()}
-    return held_out_losses(loaded.model, batches, {domain: len(examples) for domain, examples in domains.items()})
+    return held_out.held_out_losses(
+        loaded.model, batches, {domain: len(examples) for domain, examples in domains.items()}
+    )
 
 
 # ---- settings that the commands share which sample completions of a checkpoint

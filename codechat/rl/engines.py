@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 
 from codechat.core import processes
-from codechat.core.errors import ConfigError, RunError
+from codechat.core.errors import ConfigError, EngineLost, RunError
 from codechat.core.http_client import BUSY, Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
 from codechat.formats import exchange
@@ -45,10 +45,6 @@ BANNED = -100.0  # logit bias of an id that must not be sampled, vLLM's smallest
 PAUSES_S = (0.05, 0.5)  # before a retry: the first pause, and the longest
 
 T = TypeVar("T")
-
-
-class EngineLost(RunError):
-    """The server did not come back in time. The run can be resumed at this step."""
 
 
 class Engine:

@@ -27,8 +27,9 @@ from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Score, Task
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
+from codechat.training.evaluations import task_hash
 from codechat.training.rl_session import Meter
-from codechat.training.session import Session, task_hash, totals
+from codechat.training.session import Session, totals
 
 SCORED_ROWS = 8  # of a pass without gradients, at most
 
