@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.data import chat_formats, preference_rows, sources
+from codechat.data import call_forms, chat_formats, preference_rows, sources
 from codechat.data.conversations import DOMAINS
 from codechat.data.sources import Document, Ledger, Row, digest
 from codechat.data.synthetic import parsed, split_of
@@ -151,7 +151,12 @@ def conversation_rows(
         if chat_formats.is_disliked(row):
             ledger.skip("label_false")
             continue
-        converted = conversation_row(row, f"{origin}, row {number}", tools_style, domain)
+        where = f"{origin}, row {number}"
+        try:
+            converted = conversation_row(row, where, tools_style, domain)
+        except chat_formats.Malformed as error:  # one such row must not end the reading of a set
+            ledger.lose(error.reason, str(error))
+            continue
         if isinstance(converted, str):
             ledger.lose(converted, f"row {number}")
         elif converted["domain"] == "other" != domain:
@@ -184,7 +189,9 @@ def conversation_row(row: Row, where: str = "row", tools_style: str = "compact",
 
 
 def domain_of(answer: str) -> str:
-    """ "code" for Python, fenced or bare; "other" for what looks like another language; else "chat"."""
+    """ "code" for Python, fenced or bare; "other" for what looks like another language; else "chat". Reasoning in tags
+    before the answer does not count."""
+    answer = call_forms.without_thought(answer)
     fenced = _FENCE.findall(answer)
     code = "\n".join(fenced) or answer
     if fenced or _PYTHON.search(code):

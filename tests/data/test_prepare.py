@@ -300,3 +300,45 @@ def test_pairs_of_preferences_are_counted_by_their_name(tmp_path):
     rows = [pair | {"rejected_response": {"role": "assistant", "content": "3"}}] * 3
     with pytest.raises(DataError, match="lost 3 of 3 rows .* to 'preference_pair'"):
         run("calls", tmp_path / "out", "--source", write(tmp_path / "pairs.jsonl", rows))
+
+
+@pytest.mark.parametrize(
+    "reason, turn",
+    [
+        ("unknown_role", {"role": "narrator", "content": "2"}),
+        ("content_not_text", {"role": "assistant", "content": {"a": 1}}),
+        ("content_not_text", {"role": "user", "content": None}),
+        ("message_form", {"type": "function_call", "name": "f", "arguments": "{}"}),
+        ("weight_form", {"role": "assistant", "content": "2", "weight": "no"}),
+        ("message_has (toolCalls)", {"role": "assistant", "content": "2", "toolCalls": [{"name": "f"}]}),
+    ],
+)
+def test_a_row_in_another_form_is_counted_by_name_and_the_others_are_kept(tmp_path, reason, turn):
+    rows = [
+        {"messages": [{"role": "user", "content": f"{n} and 1?"}, {"role": "assistant", "content": f"{n + 1}"}]}
+        for n in range(30)
+    ]
+    rows[3] = {"messages": [rows[3]["messages"][0], turn, rows[3]["messages"][1]]}
+    run("sft", tmp_path / "out", "--source", write(tmp_path / "mine.jsonl", rows), "--neutral-share", 0)
+    counted = json.loads((tmp_path / "out" / "manifest.json").read_text())["sources"]["mine.jsonl"]
+    assert counted == {"kept": 29, "dropped": {reason: 1}, "skipped": {}}
+
+
+def test_too_many_rows_in_another_form_are_an_error_that_says_what_is_required(tmp_path):
+    rows = [{"conversations": [{"from": "User", "value": "Two?"}, {"from": "Chatbot", "value": "2"}]}] * 3
+    with pytest.raises(
+        DataError, match="lost 3 of 3 rows .* to 'unknown_role' .*role 'User' is unknown; required is one"
+    ):
+        run("sft", tmp_path / "out", "--source", write(tmp_path / "mine.jsonl", rows))
+
+
+def test_reasoning_in_tags_makes_no_answer_another_language(tmp_path):
+    answers = {"chat": "It is cold.", "code": "```python\nprint(5)\n```"}
+    rows = [
+        {"instruction": f"{n} {domain}?", "output": f"<think>\nLook: {{x}}\n</think>\n\n{answer}"}
+        for n in range(30)
+        for domain, answer in answers.items()
+    ]
+    run("sft", tmp_path / "out", "--source", write(tmp_path / "mine.jsonl", rows), "--neutral-share", 0)
+    counted = json.loads((tmp_path / "out" / "manifest.json").read_text())["sources"]["mine.jsonl"]
+    assert counted == {"kept": 60, "dropped": {}, "skipped": {}}
