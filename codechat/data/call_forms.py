@@ -28,7 +28,7 @@ _LIKE_PYTHON = re.compile(r"\A\[\s*[A-Za-z_][^\s()\[\]{}\"'=,;]*\(\s*(?:[A-Za-z_
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning|scratch_pad)>.*?</\1>\s*", re.DOTALL)
 # Marks of call forms that are not read. The first never stand in prose; the others only where tools are offered.
 _FOREIGN = re.compile(
-    r"<\|python_tag\|>|\[TOOL_CALLS\]|<\|tool_calls?(?:_section)?_?(?:begin)?\|>|<｜tool▁calls?▁begin｜>"
+    r"<\|python_tag\|>|\[TOOL_CALLS\]|<\|[^|<>\s]*(?:tool|call|function)[^|<>\s]*\|>|<｜tool▁calls?▁begin｜>"
     r"|<start_function_call>|<\|action_start\|>|<\|channel\|>commentary|<｜DSML｜"
 )
 _FOREIGN_WITH_TOOLS = re.compile(
@@ -63,10 +63,16 @@ def _read_behind_thought(text: str, offered: Collection[str], marked: bool) -> A
     if _FOREIGN.search(text) or (offered and _FOREIGN_WITH_TOOLS.search(text)):
         raise Unreadable("unknown_call_form")
     if not offered:
-        if _LIKE_PYTHON.match(text.strip()) and _python_calls(text.strip(), 0, ()) is not None:
+        body = text.strip()
+        if _LIKE_PYTHON.match(body) and _python_calls(body, 0, ()) is not None:
+            raise Unreadable("call_without_tools")
+        if any(map(_calls_another, _whole_json(body))):
             raise Unreadable("call_without_tools")
         return Answer(text, [])
-    return _python_answer(text, offered) or _json_answer(text, offered) or Answer(text, [])
+    answer = _python_answer(text, offered) or _json_answer(text, offered)
+    if answer is None:
+        _reject_hidden_calls(text, offered)
+    return answer or Answer(text, [])
 
 
 def calls_in(value: Any) -> list[str]:
@@ -166,6 +172,17 @@ def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
     return None
 
 
+def _reject_hidden_calls(text: str, offered: Collection[str]) -> None:
+    """Unreadable for a call as Python writes it, of a function on offer, in an answer that was read as prose: another
+    form has marks around it, or arguments without names."""
+    names = "|".join(re.escape(name) for name in sorted(offered, key=len, reverse=True))
+    for begins in re.finditer(rf"(?<![\w.])(?:{names})\s*\([^()]*=", text):
+        if _python_calls(text, begins.start(), offered) is not None:
+            raise Unreadable("unknown_call_form")
+    if re.fullmatch(rf"\s*(?:{names})\s*\(.*\)\s*", text, re.DOTALL):
+        raise Unreadable("unknown_call_form")
+
+
 def _all_offered(calls: Iterable[Call], offered: Collection[str]) -> bool:
     return all(call.name in offered for call in calls)
 
@@ -192,6 +209,9 @@ def _python_calls(text: str, at: int, offered: Collection[str]) -> tuple[list[Ca
             return calls, end + 1
         if text.startswith((",", ";"), end):
             at = end + 1
+            last = _after_space(text, at)
+            if listed and text.startswith("]", last):
+                return calls, last + 1
         elif listed:
             return None
         elif "\n" not in text[at:end] or _name_at(text, end, offered) is None:
@@ -230,10 +250,8 @@ def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
 def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
     """The answer where it ends in calls of functions on offer in JSON; None where it has none. Unreadable for JSON that
     is a call in another form, or of a function that is not on offer."""
-    body = _FENCE.sub(r"\1", text.strip())
-    found = tool_calls.value_at(body, 0) if body.startswith(("{", "[")) else None
-    if found is not None and not body[found[1] :].strip():
-        items = _listed(found[0])
+    items = _whole_json(text)
+    if items:
         if any(_is_call(item, offered) for item in items):
             return Answer("", written(map(tool_calls.read_call, items)))
         return None
@@ -251,6 +269,13 @@ def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
         raise Unreadable("text_after_call")
     items = found[0] if isinstance(found[0], list) else [found[0]]
     return Answer(text[: begins.start()].strip(), written(map(tool_calls.read_call, items)))
+
+
+def _whole_json(text: str) -> list[Any]:
+    """The items of the JSON that a text consists of, in a fence or not; none where it is something else."""
+    body = _FENCE.sub(r"\1", text.strip())
+    found = tool_calls.value_at(body, 0) if body.startswith(("{", "[")) else None
+    return _listed(found[0]) if found is not None and not body[found[1] :].strip() else []
 
 
 def _listed(value: Any) -> list[Any]:
@@ -278,8 +303,14 @@ def _is_call(item: Any, offered: Collection[str]) -> bool:
         return True
     named = any(isinstance(value, str) and value in offered for value in item.values())
     holds = any(isinstance(value, Mapping) for value in item.values())
-    other_name = isinstance(item.get("name"), str) and has_arguments and len(item) == 2
     name_is_key = len(item) == 1 and next(iter(item)) in offered
-    if (named and holds) or (name_is_key and holds) or other_name:
+    if (named and holds) or (name_is_key and holds) or _calls_another(item):
         raise Unreadable("unknown_call_form")
     return False
+
+
+def _calls_another(item: Any) -> bool:
+    """Whether JSON is a name and an object of arguments, and nothing else."""
+    if not isinstance(item, Mapping) or len(item) != 2 or not isinstance(item.get("name"), str):
+        return False
+    return any(isinstance(item.get(key), Mapping) for key in tool_calls.ARGUMENT_KEYS)

@@ -203,7 +203,7 @@ def _system_and_tools(row: Row, raw: Sequence[Any], where: str) -> tuple[str, li
     first = raw[0] if isinstance(raw[0], Mapping) else {}
     said = ""
     if _role(first) == "system":
-        said = _text(first.get("content", first.get("value")) or "", "system", first, where)
+        said = _text(content_of(first) or "", "system", first, where)
     system = system_text(row, where)
     if system and said.strip() and said.strip() != system.strip():
         told = "has a system column and another system message; leave one of them out"
@@ -212,7 +212,7 @@ def _system_and_tools(row: Row, raw: Sequence[Any], where: str) -> tuple[str, li
     holders = [row, *(each for each in raw if isinstance(each, Mapping))]
     offers: list[Any] = []
     for columns in (TOOL_COLUMNS[:2], TOOL_COLUMNS[2:]):  # Toucan offers fewer tools than are available
-        given = [schemas(holder.get(name) or "") for holder in holders for name in columns]
+        given = [_offered_under(name, holder) for holder in holders for name in columns]
         offers = offers or [offer for offer in given if offer]
     if any(offer != offers[0] for offer in offers):
         raise Unreadable("tools_differ")
@@ -220,6 +220,15 @@ def _system_and_tools(row: Row, raw: Sequence[Any], where: str) -> tuple[str, li
     if offers:
         return text, offers[0]
     return text, schemas(listed)
+
+
+def _offered_under(name: str, holder: Row) -> list[dict[str, Any]]:
+    """The schemas in a column or under a key of a message. Unreadable for a text that holds none."""
+    value = holder.get(name) or ""
+    found = schemas(value)
+    if not found and isinstance(value, str) and value.strip().lower() not in ("", "[]", "{}", "null", "none"):
+        raise Unreadable("unreadable_tools")
+    return found
 
 
 def _without_list(text: str) -> tuple[str, Any]:
@@ -500,7 +509,7 @@ def continued(prompt: Any, value: Any, where: str) -> list[Any]:
     (system, asked), (other_system, told) = (
         (turns[:n], turns[n:]) for turns in (before, after) for n in [sum(_role(m) == "system" for m in turns[:1])]
     )
-    first, again = ([(_role(m), m.get("content", m.get("value"))) for m in turns] for turns in (asked, told))
+    first, again = ([(_role(m), content_of(m)) for m in turns] for turns in (asked, told))
     if asked and again[: len(asked)] == first:
         if system and other_system and system != other_system:
             raise Malformed("two_systems", f"{where} has two system messages; leave one of them out")
@@ -516,6 +525,12 @@ def _role(message: Row) -> Any:
     return chat.ROLE_OF.get(role, role) if isinstance(role, str) else role
 
 
+def content_of(message: Row) -> Any:
+    """What a message says, under either of its names; a table may have both and fill one."""
+    value = message.get("content")
+    return message.get("value") if value is None else value
+
+
 def _turns_of(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Iterator[Turn]:
     """One turn, or one for each of several results."""
     if not isinstance(raw, Mapping) or not ({"role", "from"} & raw.keys()):
@@ -528,7 +543,7 @@ def _turns_of(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Itera
         yield Turn(
             "function", _text(result.get("content") or "", "function", raw, where), result_of=result["tool_use_id"]
         )
-    value = raw.get("content", raw.get("value"))
+    value = content_of(raw)
     if results and not value:
         return
     weight = 1
