@@ -47,22 +47,22 @@ def evaluation_set(row: Row) -> str | None:
     }
     either = "GSM8K, whose test split cannot be told from its training split by an answer"
     known = (benchmark for benchmark, sign in signs.items() if sign)
-    asked = (asked_in_test(text) or (_GSM8K_ANSWER.search(text) and either) for text in _texts(row))
+    asked = (asked_in_test(text) or (_GSM8K_ANSWER.search(text) and either) for text in texts_in(row))
     return next(chain(known, filter(None, asked)), None)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """All texts of a row, at any depth, also those in JSON text."""
     if isinstance(value, str):
         yield value
         if value.lstrip().startswith(("[{", "{")):
             try:
-                yield from _texts(json.loads(value))
+                yield from texts_in(json.loads(value))
             except (ValueError, RecursionError):
                 return
     elif isinstance(value, (dict, list, tuple)):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
+            yield from texts_in(each)
 
 
 def asked_in_test(text: str) -> str | None:
