@@ -118,10 +118,13 @@ def form_of(row: Row) -> Form | None:
 
 
 def is_disliked(row: Row) -> bool:
-    """Whether the row is an answer that preferences call bad: its label is false or 0. SFT must not imitate it."""
+    """Whether the row is an answer that preferences call bad: its label is false or 0, in csv as text. SFT must not
+    imitate it."""
     label = row.get("label")
+    if isinstance(label, str):
+        label = {"false": False, "0": False, "0.0": False}.get(label.strip().lower(), label)
     answer = any(row.get(name) is not None for name in ("messages", "conversations", "completion"))
-    return type(label) in (bool, int) and label == 0 and answer
+    return isinstance(label, bool | int | float) and label == 0 and answer
 
 
 def unread_columns(row: Row) -> list[str]:

@@ -18,6 +18,7 @@ from codechat.data import conversations, corpus, public_rows, sources, synthetic
 from codechat.data.prepared import SPLITS, tools_style
 from codechat.data.sources import Ledger
 from codechat.evaluation.behaviour_probes import CELLS, cell_of
+from codechat.tasks.coding.prepare import CodeConfig, program_of
 from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
@@ -287,8 +288,9 @@ def test_real_samples_are_read(shared_data, tmp_path):
     assert sum(int((targets >= 0).sum()) for _, targets, _ in windows) == manifest["val_tokens"] - 1
 
 
-def test_answers_with_the_label_false_are_skipped_and_counted(tmp_path, capsys):
-    rows = [{"prompt": f"Say {n}", "completion": f"word {n}", "label": n % 3 > 0} for n in range(30)]
+@pytest.mark.parametrize("no, yes", [(False, True), (0, 1), (0.0, 1.0), ("False", "True"), ("0", "1")])
+def test_answers_with_the_label_false_are_skipped_and_counted(no, yes, tmp_path, capsys):
+    rows = [{"prompt": f"Say {n}", "completion": f"word {n}", "label": yes if n % 3 else no} for n in range(30)]
     run("sft", tmp_path / "out", "--source", write(tmp_path / "kto.jsonl", rows), "--neutral-share", 0)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["sources"]["kto.jsonl"] == {"kept": 20, "dropped": {}, "skipped": {"label_false": 10}}
@@ -342,3 +344,9 @@ def test_reasoning_in_tags_makes_no_answer_another_language(tmp_path):
     run("sft", tmp_path / "out", "--source", write(tmp_path / "mine.jsonl", rows), "--neutral-share", 0)
     counted = json.loads((tmp_path / "out" / "manifest.json").read_text())["sources"]["mine.jsonl"]
     assert counted == {"kept": 60, "dropped": {}, "skipped": {}}
+
+
+@pytest.mark.parametrize("value", [0, False, 7, [1]])
+def test_a_program_whose_input_is_no_text_is_lost_by_name(value):
+    row = {"instruction": "Print whether it is even.", "input": value, "output": "print(1)"}
+    assert program_of(row, CodeConfig()) == "no_request"
