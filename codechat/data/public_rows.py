@@ -158,7 +158,8 @@ def conversation_rows(
             ledger.lose(error.reason, str(error))
             continue
         if isinstance(converted, str):
-            ledger.lose(converted, f"row {number}")
+            remedy = "; `codechat preference` reads pairs from preferences.SPLIT.jsonl"
+            ledger.lose(converted, f"row {number}{remedy if converted == 'preference_pair' else ''}")
         elif converted["domain"] == "other" != domain:
             ledger.skip("other_language")
         elif converted["id"] in seen:
@@ -177,7 +178,7 @@ def conversation_row(row: Row, where: str = "row", tools_style: str = "compact",
     answers = [m for m in messages if m["role"] == "assistant"]
     if not any(m["content"].strip() and m.get("weight") != 0 for m in answers):
         pair = any(row.get(name) is not None for names in preference_rows.PAIRS for name in names)
-        return "preference_pair" if pair else "no_answer"  # `codechat preference` reads pairs
+        return "preference_pair" if pair else "no_answer"
     if not domain:
         named = next((value for key in ("domain", "source") if isinstance(value := row.get(key), str) and value), "")
         domain = _NOT_IN_A_NAME.sub("_", DOMAINS.get(named, named))

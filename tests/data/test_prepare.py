@@ -300,7 +300,7 @@ def test_answers_with_the_label_false_are_skipped_and_counted(no, yes, tmp_path,
 def test_pairs_of_preferences_are_counted_by_their_name(tmp_path):
     pair = {"messages": [{"role": "user", "content": "Two?"}], "chosen_response": {"role": "assistant", "content": "2"}}
     rows = [pair | {"rejected_response": {"role": "assistant", "content": "3"}}] * 3
-    with pytest.raises(DataError, match="lost 3 of 3 rows .* to 'preference_pair'"):
+    with pytest.raises(DataError, match="lost 3 of 3 rows .* to 'preference_pair' .*codechat preference"):
         run("calls", tmp_path / "out", "--source", write(tmp_path / "pairs.jsonl", rows))
 
 
