@@ -488,9 +488,7 @@ class _Translated:
         if "array" in (kinds if isinstance(kinds, list) else [kinds]) or {"items", "prefixItems"} & out.keys():
             out["items"] = self._child(out.get("items", {}), f"{where}[]", inlined, "items")
 
-    def _object(
-        self, out: Schema, node: Mapping[str, Any], where: str, whole: bool, inlined: _Inlined | None
-    ) -> None:
+    def _object(self, out: Schema, node: Mapping[str, Any], where: str, whole: bool, inlined: _Inlined | None) -> None:
         kinds = out.get("type")
         typed = "object" in (kinds if isinstance(kinds, list) else [kinds])
         for key in ("properties", "patternProperties"):
