@@ -57,7 +57,7 @@ NOTHING = ({}, True)  # of `not`: no value is allowed, as zod writes undefined
 # Keywords that hold of one kind of value, and that are named where a schema says nothing else.
 OF_SOME_VALUES = ("not", "if", "uniqueItems", "minItems", "maxItems", "contains", "unevaluatedItems", "minProperties")
 OF_SOME_VALUES += ("maxProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies")
-OF_SOME_VALUES += ("unevaluatedProperties",)
+OF_SOME_VALUES += ("unevaluatedProperties", "$dynamicRef", "$recursiveRef")
 # Keywords that are read elsewhere or belong to a whole document.
 DOCUMENT = (
     "$id",
@@ -277,7 +277,7 @@ def _of_free_document(parameters: Schema, place: str, relaxed: list[str]) -> Sch
     """The schema itself, where two of its parts that both allow any value have no common grammar."""
     relaxed.append("numbers within values of any kind are not bounded")
     bounded = json.dumps(_of_document(parameters, place, relaxed))
-    return dict(json.loads(bounded.replace(json.dumps(ANY), json.dumps(FREE))))
+    return json.loads(bounded.replace(json.dumps(ANY), json.dumps(FREE)))  # type: ignore[no-any-return]
 
 
 def _of_list(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
