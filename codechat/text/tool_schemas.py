@@ -25,7 +25,7 @@ Schema = dict[str, Any]
 
 # Words by the type of JSON Schema that they mean, in lower case.
 WORDS = {
-    "string": "string str text char character varchar charsequence",
+    "string": "string str text char character varchar charsequence bytes bytearray",
     "integer": "integer int long short byte bigint biginteger int8 int16 int32 int64 uint uint8 uint16 uint32 uint64",
     "number": "number float double decimal numeric real float32 float64 bigdecimal",
     "boolean": "boolean bool",

@@ -42,6 +42,7 @@ WORDS: list[tuple[Any, Schema]] = [
     ("int, optional", {"type": "integer"}),
     ("str, optional (default: x)", {"type": "string"}),
     ("List[int]", {"type": "array", "items": {"type": "integer"}}),
+    ("bytes", {"type": "string"}),
     ("list(str)", {"type": "array", "items": {"type": "string"}}),
     ("string[]", {"type": "array", "items": {"type": "string"}}),
     ("array of strings", {"type": "array", "items": {"type": "string"}}),
