@@ -76,6 +76,15 @@ def test_a_word_that_is_not_known_is_named_and_left_open_or_refused(word: Any) -
         tool_schema(tool)
 
 
+@pytest.mark.parametrize("levels", [120, 400, 900])
+def test_parameters_that_no_reader_can_follow_are_refused_by_name(levels: int) -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(DataError, match="'f' has parameters deeper than 100 levels"):
+        tool_schema({"name": "f", "parameters": {"type": "object", "properties": {"x": deep}}})
+
+
 FORMS: dict[str, Any] = {
     "OpenAI": {"type": "function", "function": {"name": "f", "description": "d", "parameters": CITY}},
     "Responses API": {"type": "function", "name": "f", "description": "d", "parameters": CITY, "strict": False},
