@@ -101,7 +101,7 @@ class Zygote(Interpreter):
     """Gives a process for each program; the next one starts while the current one is in use. They write in `scratch`."""
 
     def __init__(self, level: str, scratch: Scratch) -> None:
-        super().__init__("zygote", level, scratch.path, keep=(scratch.lock,))
+        super().__init__("zygote", level, scratch.path, str(scratch.lock), keep=(scratch.lock,))
         self.scratch, self.ending = scratch, False
 
     def take(self) -> socket.socket:

@@ -205,6 +205,29 @@ def test_a_folder_in_use_is_not_removed(pool: Pool) -> None:
         assert mine.exists() and judged(one, "open('x', 'w').write('x')\nreturn 'done'").passed
 
 
+REACHING = """import fcntl, os
+def f():
+    open('left', 'w').close()
+    for fd in range(128):
+        for act in (lambda: fcntl.flock(fd, fcntl.LOCK_UN), lambda: os.lseek(fd, 1 << 40, 0), lambda: os.lseek(fd, 2, 0)):
+            try: act()
+            except OSError: pass
+    return [fd for fd in range(128) if is_folder(fd)]
+def is_folder(fd):
+    try: return os.path.isdir(fd)
+    except OSError: return False"""
+
+
+def test_a_program_does_not_reach_the_lock_of_its_folder(pool: Pool) -> None:
+    with Pool(1) as one:
+        verdict = one.run(Program(code=REACHING, tests=["assert f() == [], 'a descriptor of the folder'"]))
+        with Pool(1) as other:  # which removes what is not locked
+            assert judged(other, "return 'done'").passed
+        left = judged(one, "with tempfile.TemporaryFile() as f: return os.listdir()", "assert f() == []")
+        assert left.passed, left.reason
+    assert verdict.passed, verdict.reason
+
+
 def test_emptying_follows_no_link(tmp_path: Path) -> None:
     """A program can make none; what is in the folder is removed all the same."""
     (tmp_path / "outside").mkdir()
