@@ -30,6 +30,7 @@ HONEST = {
     "copies": "open('x', 'w').write('done')\nshutil.copy('x', 'y')\nshutil.copy2('y', 'z')\nshutil.move('z', 'w')\n"
     "return open('w').read()",
     "pathlib": "p = pathlib.Path('x')\np.write_text('done')\nq = p.rename('y')\ntext = q.read_text()\nq.unlink()\nreturn text",
+    "touch": "p = pathlib.Path('x')\np.touch()\np.touch()\nreturn 'done' if os.listdir() == ['x'] else ''",
     "truncated": "with open('x', 'w+') as f:\n    f.write('done and more')\n    f.truncate(4)\nreturn open('x').read()",
     "a zip": "import zipfile\nwith zipfile.ZipFile('x.zip', 'w') as z: z.writestr('a', 'done')\n"
     "return zipfile.ZipFile('x.zip').read('a').decode()",
