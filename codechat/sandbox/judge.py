@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,9 +132,7 @@ class Zygote(Interpreter):
 
 
 def main(control: socket.socket, level: str, parent: str) -> None:
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
-        return
+    end_with(int(parent))
     # The kernel reaps ended children, also while this process hangs.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, _ring)
@@ -147,6 +146,8 @@ def main(control: socket.socket, level: str, parent: str) -> None:
         scratch = Scratch()  # which the trainer removes
         with contextlib.closing(Zygote(level, scratch)) as zygote:
             say({"folder": scratch.path})
+            work_in(scratch.path)
+            end_with(int(parent))  # a change of the user of its files has ended that
             gc.collect()
             gc.freeze()
             while True:
@@ -158,6 +159,20 @@ def main(control: socket.socket, level: str, parent: str) -> None:
     except OSError as error:  # no zygote, or the trainer has gone
         with contextlib.suppress(OSError):
             say({"error": str(error)})
+
+
+def end_with(parent: int) -> None:
+    """Let this process end with the trainer, also while it hangs."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the trainer has gone")
+
+
+def work_in(folder: str) -> None:
+    """The files of a test lie where its program finds them, and belong to the program's user."""
+    os.chdir(folder)
+    tempfile.tempdir = os.environ["HOME"] = folder
+    kernel.libc.setfsuid(os.stat(folder).st_uid)
 
 
 # ---- one program

@@ -302,11 +302,14 @@ def test_closing_does_not_wait_for_a_program(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_all_processes_end_within_a_second_of_the_trainer(how: int, pool: Pool) -> None:
+@pytest.mark.parametrize(
+    ("body", "test"), [("while True: pass", "assert f()"), ("return range(10**12)", "assert sum(f())")]
+)
+def test_all_processes_end_within_a_second_of_the_trainer(how: int, body: str, test: str, pool: Pool) -> None:
     code = (
         "from codechat.sandbox.pool import Pool, Program\npool = Pool(1)\n"
         "pool.run(Program(code='def f(): return 1', tests=['assert f() == 1']))\n"
-        "future = pool.submit(Program(code='def f():\\n    while True: pass', tests=['assert f()'], timeout_s=30.0))\n"
+        f"future = pool.submit(Program(code='def f():\\n    {body}', tests=['{test}'], timeout_s=30.0))\n"
         "while not future.running(): pass\nprint('busy', flush=True)\nfuture.result()"
     )
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)

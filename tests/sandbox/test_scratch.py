@@ -127,6 +127,24 @@ def test_a_program_that_fills_the_folder_is_ended(body: str, pool: Pool) -> None
     assert left < 200 << 20
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "open('x', 'w').write('done')\nassert f('x') == 'done'",
+        "import tempfile\nwith tempfile.NamedTemporaryFile('w') as t:\n    t.write('done')\n    t.flush()\n    assert f(t.name) == 'done'",
+        "import os, tempfile\nwith tempfile.TemporaryDirectory() as d:\n    path = os.path.join(d, 'x')\n"
+        "    open(path, 'w').write('done')\n    assert f(path) == 'done'",
+        "import pathlib\np = pathlib.Path.home() / 'x'\np.write_text('done')\nassert f(str(p)) == 'done'",
+    ],
+)
+def test_a_program_finds_the_files_of_its_test_and_the_next_does_not(test: str, pool: Pool) -> None:
+    code = "def f(path):\n    with open(path) as file: text = file.read()\n    open(path, 'a').close()\n    return text"
+    with Pool(1) as one:
+        verdict = one.run(Program(code=code, tests=[test]))
+        assert verdict.passed, verdict.reason
+        assert judged(one, "return os.listdir()", "assert f() == []").passed
+
+
 def test_what_a_program_leaves_is_gone_for_the_next(pool: Pool) -> None:
     body = "os.makedirs('a/b')\nopen('a/b/x', 'w').write('x')\nopen('y', 'w').write('y')\nreturn os.getcwd()"
     with Pool(1) as one:
