@@ -36,6 +36,7 @@ MEMORY = 4 << 30  # bytes of address space: a program's answers must not exhaust
 REASON = 300  # characters
 OUT_OF_TIME = "out of time"
 UNUSED = "no test uses {names}, so any program would pass"
+NOT_RUN = "it names {names}, but nothing runs what it defines"
 AGAIN_S = 0.1  # the interruption repeats, for a test that swallows it
 Result = tuple[bool, str]  # (passed, reason)
 
@@ -200,16 +201,33 @@ class Trial:
         self.session: Session | None = None
         self.names: dict[str, Any] = {}  # the namespace of a test
         self.made: set[str] = set()  # names of data that the program gave, and of the set-up if it used the program
-        self.used = False  # whether a test has used the program
+        self.used = False  # whether the test that ran last has used the program
 
     def verdict(self) -> dict[str, Any]:
-        """One result per test, in order. reason: of the first failure. Where no test used the program, none has
-        passed: any program would."""
-        results = [self.prepare() or self.attempt(self.run_test, test) for test in self.job["tests"]]
-        if not self.used and any(passed for passed, _ in results):
-            results = [(False, UNUSED.format(names=", ".join(self.job["required"]) or "the program"))] * len(results)
+        """One result per test, in order. reason: of the first failure."""
+        results: list[Result] = []
+        idle: list[int] = []  # places of those that passed without the program
+        for place, test in enumerate(self.job["tests"]):
+            self.used = False
+            results.append(self.prepare() or self.attempt(self.run_test, test))
+            if results[place][0] and not self.used:
+                idle.append(place)
+        self.settle(results, idle)
         reason = next((why for passed, why in results if not passed), "")
         return {"results": results, "stage": self.stage, "reason": reason}
+
+    def settle(self, results: list[Result], idle: list[int]) -> None:
+        """A test that passed without the program, as any would, has failed where no test used it, where another failed,
+        or where it holds tests that were not run."""
+        names = ", ".join(self.job["required"]) or "the program"
+        failure = next((result for result in results if not result[0]), None)
+        if len(idle) == len(results):
+            failure = (False, UNUSED.format(names=names))
+        for place in idle:
+            if failure:
+                results[place] = failure
+            elif self.job["tests"][place]["unrun"]:
+                results[place] = (False, NOT_RUN.format(names=names))
 
     def prepare(self) -> Result | None:
         """Where there is no process, load the program into one and run the set-up. The result of a failure."""
@@ -280,7 +298,7 @@ class Trial:
             if test["candidate"]:
                 defined_tests.run_check(self.names["check"], self.defined[test["candidate"]])
         finally:
-            self.used |= self.session.number > before or not self.made.isdisjoint(test["used"])
+            self.used = self.session.number > before or not self.made.isdisjoint(test["used"])
 
     def run(self, source: str) -> None:
         try:
