@@ -117,12 +117,13 @@ def _read(tests: tuple[str, ...], setup: str, entry_points: tuple[str, ...] | No
 
 class Names(NamedTuple):
     """Names of a source's own scope: those that it uses, also within its functions; those that it uses outside of
-    them; those that it binds; among these the imported ones."""
+    them; those that it binds; among these the imported ones. code: whether it defines functions or classes."""
 
     used: set[str]
     called: set[str]
     bound: set[str]
     imported: set[str]
+    code: bool
 
 
 def names_of(source: str, what: str) -> Names:
@@ -140,12 +141,12 @@ def names_of(source: str, what: str) -> Names:
         {s.get_name() for s in symbols if getattr(s, f"is_{how}")()} for how in ("referenced", "assigned", "imported")
     )
     called = {s.get_name() for s in top.get_symbols() if s.is_referenced()}
-    return Names(used, called, assigned | imported, imported)
+    return Names(used, called, assigned | imported, imported, code=bool(top.get_children()))
 
 
 def _test(source: str, every: Sequence[Names], place: int, required: Sequence[str]) -> dict[str, Any]:
     """A test for the judge; every: the names of all tests. defines: names among which it looks for tests. used: by any
-    test. unrun: whether it names the program in what no other test calls, so that it tests something only if it uses the
+    test. unrun: whether it defines code that no other test calls, so that it tests something only if it uses the
     program. candidate: what its `check` is called with, or None where it has none, or where a test calls it itself.
 
     DataError for a `check(candidate)` without a candidate."""
@@ -159,7 +160,7 @@ def _test(source: str, every: Sequence[Names], place: int, required: Sequence[st
         "source": source,
         "defines": sorted(defines),
         "used": sorted(names.used),
-        "unrun": not names.used.isdisjoint(required) and defines.isdisjoint(others),
+        "unrun": names.code and defines.isdisjoint(others),
         "candidate": required[0] if checks else None,
     }
 

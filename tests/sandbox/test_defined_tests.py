@@ -98,7 +98,8 @@ STYLES |= {
 # Sources that no program may pass, beside one that every program passes.
 NOT_RUN = {
     "a function that is never called": "def run_tests():\n    assert add(1, 2) == 3",
-    "check of another name": "def check_add(candidate):\n    assert add(1, 2) == 3",
+    "check of another name": "def check_add(candidate):\n    assert candidate(1, 2) == 3",
+    "a list of tests": "TESTS = [lambda: add(1, 2) == 3]",
     "a class that no runner knows": "class AddTest:\n    def test_add(self):\n        assert add(1, 2) == 3",
     "a test that yields": "def test_add():\n    yield\n    assert add(1, 2) == 3",
     "an async test that yields": "async def test_add():\n    yield\n    assert add(1, 2) == 3",
