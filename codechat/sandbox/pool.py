@@ -146,8 +146,8 @@ def names_of(source: str, what: str) -> Names:
 
 def _test(source: str, every: Sequence[Names], place: int, required: Sequence[str]) -> dict[str, Any]:
     """A test for the judge; every: the names of all tests. defines: names among which it looks for tests. used: by any
-    test. unrun: whether it defines code that no other test calls, so that it tests something only if it uses the
-    program. candidate: what its `check` is called with, or None where it has none, or where a test calls it itself.
+    test. unrun: whether it names the program or defines code, and no other test calls what it defines: then it tests
+    something only if it uses the program. candidate: what its `check` is called with, or None where it has none, or where a test calls it itself.
 
     DataError for a `check(candidate)` without a candidate."""
     names = every[place]
@@ -160,7 +160,7 @@ def _test(source: str, every: Sequence[Names], place: int, required: Sequence[st
         "source": source,
         "defines": sorted(defines),
         "used": sorted(names.used),
-        "unrun": names.code and defines.isdisjoint(others),
+        "unrun": (names.code or not names.used.isdisjoint(required)) and defines.isdisjoint(others),
         "candidate": required[0] if checks else None,
     }
 
