@@ -21,11 +21,11 @@ from typing import Any
 
 from codechat import tasks
 from codechat.core.errors import UserError
-from codechat.data import conversations, corpus, preference_rows
+from codechat.data import conversations, corpus, preference_rows, public_rows
 from codechat.data.sources import read_jsonl
 from codechat.runs.paths import ROOT
 from codechat.tasks.base import Problem
-from codechat.text import tokenizer
+from codechat.text import tokenizer, tool_calls
 from codechat.text.python_source import parsed, same_name
 
 PIECE = 1 << 18  # tokens decoded at a time
@@ -202,7 +202,7 @@ def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[tuple[str, 
 
 
 def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
-    """Messages of the rows that SFT trains on, as whole messages, without system prompts."""
+    """Messages of the rows that SFT trains on, without system prompts, and the texts in the JSON of calls and results."""
     tokenized = set[str]()
     for file in conversations.domain_files(directory, "train"):
         for row in conversations.read(file):
@@ -221,12 +221,21 @@ def _preference_texts(directory: Path) -> Iterator[tuple[str, bool]]:
         preference = preference_rows.preference_of(row, f"{file}:{number}")
         if isinstance(preference, str):  # it teaches nothing
             continue
-        yield from _said(preference.messages)
-        yield from ((answer, True) for answer in preference.answers)
+        answers = [{"role": "assistant", "content": answer} for answer in preference.answers]
+        yield from _said([*preference.messages, *answers])
 
 
 def _said(messages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
-    yield from ((message["content"], True) for message in messages if message["role"] != "system")
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role != "system":
+            yield content, True
+        # a program in JSON has no line ends, so no solution is found in it
+        if role == "assistant":
+            called = [call.arguments for call in tool_calls.parse_calls(content)]
+            yield from ((text, False) for text in public_rows.texts_in(called))
+        elif role == "function":
+            yield from ((text, False) for text in public_rows.texts_in(content) if text != content)
 
 
 def request(problem: Problem) -> str:

@@ -58,11 +58,11 @@ class Walls(NamedTuple):
     folder: str  # where it may write
 
 
-def main(control: socket.socket, level: str, folder: str) -> None:
+def main(control: socket.socket, level: str, folder: str, lock: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the judge ignores it, and children inherit that
     preload()
     try:
-        walls = build(level, folder)
+        walls = build(level, folder, int(lock))
     except OSError as error:
         answer = {"error": f"{error.filename or 'a wall'}: {error.strerror or error}"}
         codec.send(control, json.dumps(answer).encode())
@@ -82,7 +82,7 @@ def preload() -> None:
     random.seed(0)  # every program starts from this state, so verdicts are reproducible
 
 
-def build(level: str, folder: str) -> Walls:
+def build(level: str, folder: str, lock: int) -> Walls:
     """Build the isolation that all programs share. OSError where it cannot be built."""
     os.chdir(folder)
     os.environ["TMPDIR"] = os.environ["HOME"] = folder
@@ -101,12 +101,14 @@ def build(level: str, folder: str) -> Walls:
     kernel.limit_for_good()
     if isolated:
         seccomp.install(seccomp.shared_program())()
-    return Walls(isolated, own_bytes, own_walls(threads, ruleset), folder)
+    return Walls(isolated, own_bytes, own_walls(threads, ruleset, lock), folder)
 
 
-def own_walls(threads: kernel.Step, ruleset: int) -> list[kernel.Step]:
+def own_walls(threads: kernel.Step, ruleset: int, lock: int) -> list[kernel.Step]:
     """The steps of a program's process before it reads its program. ruleset: -1 for trusted programs."""
     steps = [kernel.prepared("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), threads]
+    # With the descriptor a program could give up the lock, and move the position from which the folder is listed.
+    steps.append(kernel.prepared("close", lock))
     if ruleset >= 0:  # no capability is left: effective, permitted or inheritable; then the rules hold, for good
         steps.append(kernel.prepared("capset", kernel.CapHeader(version=0x20080522, pid=0), (ctypes.c_uint32 * 6)()))
         steps += [kernel.prepared("landlock_restrict_self", ruleset, 0), kernel.prepared("close", ruleset)]
