@@ -10,7 +10,7 @@ import unittest
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from codechat.sandbox.handles import Handle
+from codechat_lab.sandbox.handles import Handle
 
 BEFORE_ALL = ("setUpModule", "setup_module")
 AFTER_ALL = ("tearDownModule", "teardown_module")
