@@ -1,6 +1,7 @@
 """Settings of the loops that sample completions of a task, and their presets. No torch here, as in `settings`."""
 
 import tomllib
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -82,6 +83,23 @@ class GroupSettings(RLSettings):
     importance_cap: float = opt(
         0.0, "cap on importance weights (trainer's over sampler's probability of a token); 0 = no weights", least=0
     )
+
+    @classmethod
+    def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
+        """TRL counts the completions of a batch, --device-batch-size its problems. ConfigError where they are no whole groups."""
+        given = dict(super().as_spelled(given, spelled))
+        if "per_device_train_batch_size" not in spelled:
+            return given
+        batch = given["device_batch_size"]
+        group = given.get("group_size", fields_of(cls)["group_size"].default)
+        try:
+            problems = int(batch) / int(group)
+        except (TypeError, ValueError, ZeroDivisionError):
+            return given  # no number, which is refused where it is read
+        if problems < 1 or problems % 1:
+            got = f"--per_device_train_batch_size {batch} with {group} completions per problem: TRL counts completions"
+            raise ConfigError(f"{got}; required is a multiple of {group}, or --device-batch-size, a number of problems")
+        return given | {"device_batch_size": int(problems)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,11 +4,11 @@ No torch here: `--help`, presets, recipes and launch read these classes.
 Dataclasses list the fields of the last base first, so a config names its groups from the last to the first that --help shows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from codechat.core.config import SEEDS, Settings, opt
+from codechat.core.config import SEEDS, Settings, fields_of, opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, Schedule
 
@@ -41,6 +41,27 @@ class RunSettings(Settings):
     schedule: Schedule = opt("constant", "learning-rate schedule after the warm-up")
     final_lr_share: float = opt(0.1, "share of the learning rate left at the end", least=0, most=1)
     grad_clip: float = opt(1.0, "largest gradient norm; 0 = off", least=0)
+
+    @classmethod
+    def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
+        """Words of transformers: its rate is that of all weights, its cosine ends at 0, its constant has no warm-up. ConfigError where ours differs."""
+        given = dict(super().as_spelled(given, spelled))
+        optimizer = given.get("optimizer", fields_of(cls)["optimizer"].default)
+        if "learning_rate" in spelled and optimizer == "muon" and "muon_lr" not in spelled:
+            got = f"--learning_rate {given['lr']} is AdamW's alone here, and matrices train with Muon at --muon-lr"
+            raise ConfigError(f"{got}; add --optimizer adamw, or set --muon-lr too")
+        if "lr_scheduler_type" not in spelled:
+            return given
+        if given["schedule"] == "constant" and "warmup_steps" in given:
+            got = "--lr_scheduler_type constant: transformers has no warm-up there"
+            raise ConfigError(f"{got}; write constant_with_warmup, or leave --warmup-steps out")
+        if given["schedule"] == "constant":
+            given["warmup_steps"] = 0
+        elif given["schedule"] == "constant_with_warmup":
+            given["schedule"] = "constant"
+        elif given["schedule"] == "cosine":
+            given.setdefault("final_lr_share", 0.0)
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)
