@@ -118,13 +118,15 @@ def form_of(row: Row) -> Form | None:
 
 
 def is_disliked(row: Row) -> bool:
-    """Whether the row is an answer that preferences call bad: its label is false or 0, in csv as text. SFT must not
-    imitate it."""
-    label = row.get("label")
-    if isinstance(label, str):
-        label = {"false": False, "0": False, "0.0": False}.get(label.strip().lower(), label)
-    answer = any(row.get(name) is not None for name in ("messages", "conversations", "completion"))
-    return isinstance(label, bool | int | float) and label == 0 and answer
+    """Whether the row is an answer that preferences call bad: its label is false or not above 0, in CSV as text. SFT must not imitate it."""
+    if all(row.get(name) is None for name in ("messages", "conversations", "completion")):
+        return False
+    for label in (row.get("label"), row.get("kto_tag")):
+        if isinstance(label, str) and label.strip().lower() in ("false", "0", "0.0", "-1"):
+            return True
+        if isinstance(label, (bool, int, float)) and label <= 0:
+            return True
+    return False
 
 
 def unread_columns(row: Row) -> list[str]:

@@ -30,7 +30,8 @@ class GPTConfig(Settings):
     n_head: int = opt(4, "attention heads", least=1)
     n_kv_head: int | None = opt(None, "key-value heads; none = as many as heads (fewer: grouped queries)", least=1)
     attention: Literal["mha", "mla"] = opt(
-        "mha", "mha = keys and values of each head; mla = all from one compressed vector per token, which sampling keeps"
+        "mha",
+        "mha = keys and values of each head; mla = all from one compressed vector per token, which sampling keeps",
     )
     kv_rank: int | None = opt(None, "mla: width of that vector; none = 4 x head width", least=1)
     q_rank: int | None = opt(None, "mla: width of compressed queries; none = queries are not compressed", least=1)

@@ -7,6 +7,7 @@ Levels: landlock (Landlock, seccomp and limits: reads only of the interpreter's 
 see scratch.py), and none (limits only, for trusted programs).
 """
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -25,7 +26,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from codechat_lab.sandbox import codec, defined_tests, kernel
+from codechat_lab.sandbox import codec, defined_tests, kernel, landlock
 from codechat_lab.sandbox.handles import TEST, Handle, Lost, ProgramError, Session, text_of
 from codechat_lab.sandbox.scratch import ENTRIES, SIZE_MB, Scratch
 
@@ -148,6 +149,8 @@ def main(control: socket.socket, level: str, parent: str) -> None:
         with contextlib.closing(Zygote(level, scratch)) as zygote:
             say({"folder": scratch.path})
             work_in(scratch.path)
+            if level != "none":
+                landlock.restrict_tests(scratch.path)
             end_with(int(parent))  # a change of the user of its files has ended that
             gc.collect()
             gc.freeze()
@@ -248,6 +251,7 @@ class Trial:
         if left <= 0:
             return False, "not tried: the whole program is out of time"
         end = time.monotonic() + left
+        asyncio._set_running_loop(None)  # an interruption may have come while a test's loop ended
         try:
             signal.setitimer(signal.ITIMER_REAL, left, AGAIN_S)
             try:

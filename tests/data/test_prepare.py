@@ -299,6 +299,14 @@ def test_answers_with_the_label_false_are_skipped_and_counted(no, yes, tmp_path,
     assert "label_false" in capsys.readouterr().out
 
 
+def test_labels_of_a_csv_file_are_text(tmp_path):
+    lines = [f"Say {n},word {n},{n % 3 > 0}" for n in range(30)]
+    (tmp_path / "kto.csv").write_text("\n".join(["prompt,completion,label", *lines]) + "\n")
+    run("sft", tmp_path / "out", "--source", tmp_path / "kto.csv", "--neutral-share", 0)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["sources"]["kto.csv"]["skipped"] == {"label_false": 10}
+
+
 def test_pairs_of_preferences_are_counted_by_their_name(tmp_path):
     pair = {"messages": [{"role": "user", "content": "Two?"}], "chosen_response": {"role": "assistant", "content": "2"}}
     rows = [pair | {"rejected_response": {"role": "assistant", "content": "3"}}] * 3

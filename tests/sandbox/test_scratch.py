@@ -145,6 +145,17 @@ def test_a_program_finds_the_files_of_its_test_and_the_next_does_not(test: str, 
         assert judged(one, "return os.listdir()", "assert f() == []").passed
 
 
+@pytest.mark.parametrize(
+    "act", ["os.remove(f())", "shutil.rmtree(os.path.dirname(f()))", "open(f(), 'w')", "open(f()).read()"]
+)
+def test_a_test_does_to_no_file_of_the_host_what_a_program_names(act: str, pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    code = f"def f(): return {str(tmp_path / 'precious')!r}"
+    verdict = pool.run(Program(code=code, tests=[f"import os, shutil\n{act}"]))
+    assert not verdict.passed and "PermissionError" in verdict.reason
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
 def test_what_a_program_leaves_is_gone_for_the_next(pool: Pool) -> None:
     body = "os.makedirs('a/b')\nopen('a/b/x', 'w').write('x')\nopen('y', 'w').write('y')\nreturn os.getcwd()"
     with Pool(1) as one:
