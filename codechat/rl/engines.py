@@ -82,13 +82,16 @@ class Http(Engine):
     busy: tuple[int, ...] = BUSY
 
     def __init__(self, cfg: Any, tokenizer: Tokenizer) -> None:
-        self.cfg, self.shape = cfg, cfg.model
+        self.cfg = cfg
+        self.shape = cfg.model
         self.link = Link(cfg.engine_url, flag="--engine-url")
         self.folder = Path(cfg.engine_dir)
         self.meta = {"tokenizer": tokenizer.to_dict(), "tags": cfg.tags}
-        self.version, self.path = "", Path()  # of the weights that were pushed last
+        self.path = Path()  # of the weights that were pushed last
+        self.version = ""  # their fingerprint
         self.model = ""  # the server's name of the model
-        self.pushed_s, self.retries = 0.0, 0
+        self.pushed_s = 0.0
+        self.retries = 0
         self._reload_lock = threading.Lock()
         processes.stop.clear()
         self._lost = threading.Event()  # one request has failed for good: the others stop waiting
@@ -120,11 +123,17 @@ class Http(Engine):
         seed: int = 0,
         samples_per_prompt: int = 1,
         keys: Sequence[int | str] | None = None,
-        **local: Any,  # of no meaning here: the server finds shared prefixes itself, and stops at the block's end
+        **local: Any,  # ignored: the server caches prefixes, and stops at the block's end
     ) -> list[Completion]:
         """From the weights that were pushed last. EngineLost if the server does not come back."""
         self._lost.clear()
-        common = dict(n=samples_per_prompt, temperature=temperature, return_token_ids=True, logprobs=0, ignore_eos=True)
+        common = dict(
+            n=samples_per_prompt,
+            temperature=temperature,
+            return_token_ids=True,
+            logprobs=0,
+            ignore_eos=True,  # the ends of a turn travel as stop_token_ids
+        )
 
         def completions(prompt: Sequence[int], key: int | str) -> list[Completion]:
             room = min(self.shape.block_size - len(prompt), max_new_tokens)
@@ -146,7 +155,8 @@ class Http(Engine):
 
     def metrics(self) -> dict[str, float]:
         row = dict(push_s=self.pushed_s, engine_retries=float(self.retries))
-        self.pushed_s, self.retries = 0.0, 0
+        self.pushed_s = 0.0
+        self.retries = 0
         return row
 
     # ---- requests
@@ -168,7 +178,8 @@ class Http(Engine):
     def _choices(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The choices of one request, all sampled from the weights that were pushed last."""
         choices = self._complete(body)
-        if others := {str(c.get("weights_version")) for c in choices} - {self.version}:
+        others = {str(choice.get("weights_version")) for choice in choices} - {self.version}
+        if others:
             with self._reload_lock:  # the first of many threads that notice
                 if self.link.ask("/health")["version"] != self.version:
                     self._load_weights()
@@ -183,7 +194,8 @@ class Http(Engine):
 
     def _completion(self, choice: Mapping[str, Any], prompt: Sequence[int], max_new_tokens: int) -> Completion:
         """A checked choice: training needs exactly the ids that were sampled."""
-        ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+        ids = choice.get("token_ids")
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
         if not ids or not logprobs or len(ids) != len(logprobs) or not all(map(math.isfinite, logprobs)):
             raise self._wrong("answers without token_ids or logprobs; it must support return_token_ids and logprobs")
         if list(choice.get("prompt_token_ids") or prompt) != list(prompt):
@@ -191,8 +203,9 @@ class Http(Engine):
         if not 0 <= min(ids) <= max(ids) < self.shape.n_ids or len(ids) > max_new_tokens:
             limits = f"the policy has ids 0..{self.shape.n_ids - 1}, and max_new_tokens is {max_new_tokens}"
             raise self._wrong(f"sampled ids up to {max(ids)} in {len(ids)} tokens; {limits}; serve the same model")
-        stopped = choice.get("finish_reason") == "stop"
-        stop = "stop" if stopped else "length" if len(ids) == max_new_tokens else "context"
+        stop: generate.StopReason = "length" if len(ids) == max_new_tokens else "context"
+        if choice.get("finish_reason") == "stop":
+            stop = "stop"
         return Completion(list(ids), list(logprobs), stop)
 
     def _wrong(self, problem: str) -> RunError:
@@ -200,7 +213,8 @@ class Http(Engine):
 
     def _retried(self, request: Callable[[], T]) -> T:
         """The result of `request`, retried while no server answers or it is busy."""
-        began, (pause, longest) = time.monotonic(), PAUSES_S
+        began = time.monotonic()
+        pause, longest = PAUSES_S
         while True:
             try:
                 return request()
@@ -219,7 +233,8 @@ class Http(Engine):
 
 
 class VLLM(Http):
-    """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as `logprob_mismatch`."""
+    """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as
+    `logprob_mismatch`."""
 
     busy = (*BUSY, 500)  # when its core has died
 
@@ -233,8 +248,13 @@ class VLLM(Http):
         return {"stop_token_ids": single, "top_k": top_k or -1, "logit_bias": bias, "seed": seed}
 
     def _load_weights(self) -> None:
-        dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")
-        exchange.export(exchange.ExportConfig(ckpt=str(self.path), out=self.folder / HF, dtype=dtype, overwrite=True))
+        exported = exchange.ExportConfig(
+            ckpt=str(self.path),
+            out=self.folder / HF,
+            dtype=str(dist.compute_dtype()).removeprefix("torch."),  # type: ignore[arg-type]  # a Literal of their names
+            overwrite=True,
+        )
+        exchange.export(exported)
         self.link.ask("/collective_rpc", {"method": "reload_weights"})
         self.link.ask("/reset_prefix_cache", {})
 
@@ -250,28 +270,42 @@ def step_seed(cfg: Any, step: int) -> int:
 
 
 class RolloutSampler:
-    """Samples and scores groups of a task's problems. `key` and the seed decide the draws, so a resumed run and another number of ranks draw the same."""
+    """Samples and scores groups of a task's problems. The seed and each group's key decide the draws: a resumed run and
+    another number of ranks draw the same."""
 
     def __init__(
         self, cfg: Any, engine: Engine, model: GPT, task: Task, problems: list[Problem], tok: Tokenizer
     ) -> None:
-        self.cfg, self.engine, self.model, self.task = cfg, engine, model, task
-        self.problems, self.tok = problems, tok
+        self.cfg = cfg
+        self.engine = engine
+        self.model = model
+        self.task = task
+        self.problems = problems
+        self.tok = tok
 
     def __call__(self, at: int, n: int, seed: int, key: int = 0, group_size: int | None = None) -> RolloutBatch:
-        """Rollouts of n problems from number `at` on, wrapping around. key: the first group's number within its step over all ranks. Where the
-        task judges in other processes, it judges one part while the next one is sampled. A collective."""
+        """Rollouts of n problems from number `at` on, wrapping around. key: the first group's number within its step over
+        all ranks. Where the task judges in other processes, it judges one part while the next one is sampled. A
+        collective."""
         cfg = self.cfg
-        how = {name: getattr(cfg, name) for name in ("max_new_tokens", "temperature", "top_k")} | {"seed": seed}
-        how |= dict(group_size=group_size or cfg.group_size, sampler=self.engine.sample)
-        if cfg.top_k is not None:
-            how["note_kept"] = True  # the trainer's log-probabilities are of the distribution over the tokens kept
         part = cfg.device_batch_size if cfg.grad_accum > 1 else max(n, 1)  # problems sampled together
 
         def sample(numbers: range) -> RolloutBatch:
-            problems = [self.problems[(at + i) % len(self.problems)] for i in numbers]
-            keys = [key + i for i in numbers]
-            return rollout.draw(policy, self.task, problems, self.tok, cfg.tags, keys=keys, **how)
+            return rollout.draw(
+                policy,
+                self.task,
+                [self.problems[(at + i) % len(self.problems)] for i in numbers],
+                self.tok,
+                cfg.tags,
+                group_size=group_size or cfg.group_size,
+                keys=[key + i for i in numbers],
+                seed=seed,
+                max_new_tokens=cfg.max_new_tokens,
+                temperature=cfg.temperature,
+                top_k=cfg.top_k,
+                note_kept=cfg.top_k is not None,  # the trainer's log-probabilities are then of the ids kept
+                sampler=self.engine.sample,
+            )
 
         with self.engine.policy(self.model) as policy, ThreadPoolExecutor(1, "judging") as judging:
             drawn = (sample(range(first, min(first + part, n))) for first in range(0, max(n, 1), part))
@@ -281,8 +315,8 @@ class RolloutSampler:
 
     @cached_property
     def longest_row(self) -> int:
-        """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose rows need no common shape, and for episodes, which
-        are as long as they become."""
+        """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose rows need no common shape, and
+        for episodes, whose length is not known before."""
         if attention.dense(dist.device()) or episodes.has_environment(self.task):
             return 0
         prompts = (chat.prompt(self.task.prompt(p), self.tok, self.cfg.tags) for p in self.problems)
