@@ -22,8 +22,13 @@ from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 BEHAVIOURS = ("call", "code", "neither")
-EXPECTED = dict(tool_with_tools="call", tool_with_other_tools="neither", tool_without_tools="neither")
-EXPECTED |= dict(code_with_tools="code", code_without_tools="code")
+EXPECTED = {
+    "tool_with_tools": "call",
+    "tool_with_other_tools": "neither",
+    "tool_without_tools": "neither",
+    "code_with_tools": "code",
+    "code_without_tools": "code",
+}
 CELLS = tuple(EXPECTED)
 CODE = re.compile(
     r"```|^\s*(?:(?:async\s+)?def\s+\w+\s*\(|class\s+\w+.*:|import\s+\w|from\s+\w[\w.]*\s+import\b)", re.MULTILINE
@@ -75,8 +80,10 @@ def behaviour_matrix(
     conversations = [probes[i]["messages"] for i in numbers]
     texts = answers(model, tokenizer, tags, conversations, keys=numbers, max_new_tokens=48, seed=seed)
     found = [(cell_of(probes[i]), behaviour(text)) for i, text in zip(numbers, texts, strict=True)]
-    every = [pair for part in dist.gather(found) for pair in part]
-    counts = {cell: Counter(did for of, did in every if of == cell) for cell in CELLS}
+    counts = {cell: Counter[str]() for cell in CELLS}
+    for part in dist.gather(found):
+        for cell, did in part:
+            counts[cell][did] += 1
     return BehaviourMatrix({cell: some for cell, some in counts.items() if some})
 
 
@@ -96,11 +103,13 @@ def read_probes(data_dir: str | Path, split: str, per_cell: int) -> list[dict[st
     path = Path(data_dir) / f"probes.{split}.jsonl"
     if not path.exists():
         raise MissingFile(f"{path} does not exist; make it with `codechat data calls`, or set --probe-examples 0")
-    counts, kept = Counter[str](), []
+    counts = Counter[str]()
+    kept = []
     for number, probe in read_jsonl(path):
-        if not {"asked", "tools_present", "messages"} <= probe.keys() or cell_of(probe) not in CELLS:
+        cell = cell_of(probe) if {"asked", "tools_present", "messages"} <= probe.keys() else None
+        if cell not in CELLS:
             raise DataError(f"{path} line {number} is no probe {{messages, asked: tool | code, tools_present}}")
-        counts[cell_of(probe)] += 1
-        if counts[cell_of(probe)] <= per_cell:
+        counts[cell] += 1
+        if counts[cell] <= per_cell:
             kept.append(probe)
     return kept

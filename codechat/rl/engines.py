@@ -4,9 +4,10 @@
     http    `codechat serve --reload-from DIR`; draws the tokens of `local`: seed and keys travel with each request
     vllm    vLLM's OpenAI server on GPUs; its own random generator: another curve of the same distribution
 
-Weights travel through --engine-dir, which trainer and server both see. Our server reports with every completion which weights sampled it; completions of
-other weights, as after a restart, are discarded, and weights and request are sent again. While no server answers, the rest of a batch is retried for
---engine-patience-s; then EngineLost is raised, on which a loop saves and stops. docs/engines.md has the commands.
+Weights travel through --engine-dir, which trainer and server both see. Our server reports with every completion which
+weights sampled it; completions of other weights, as after a restart, are discarded, and weights and request are sent
+again. While no server answers, the rest of a batch is retried for --engine-patience-s; then EngineLost is raised, on
+which a loop saves and stops. docs/engines.md has the commands.
 
 `RolloutSampler` takes the rollouts of a step from an engine."""
 
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
@@ -30,6 +31,7 @@ from codechat.core.http_client import BUSY, Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
 from codechat.formats import exchange
 from codechat.models import attention, generate, lora
+from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import episodes, rollout
@@ -72,8 +74,29 @@ class Engine:
         return {}
 
 
-def open_engine(cfg: Any, tokenizer: Tokenizer) -> Engine:
-    return Engine() if cfg.engine == "local" else (Http if cfg.engine == "http" else VLLM)(cfg, tokenizer)
+class EngineSettings(Protocol):
+    """What an engine reads of a loop's settings."""
+
+    @property
+    def engine(self) -> Literal["local", "http", "vllm"]: ...
+    @property
+    def engine_url(self) -> str: ...
+    @property
+    def engine_dir(self) -> str: ...
+    @property
+    def engine_patience_s(self) -> float: ...
+    @property
+    def run_name(self) -> str: ...
+    @property
+    def model(self) -> GPTConfig: ...
+    @property
+    def tags(self) -> str: ...
+
+
+def open_engine(cfg: EngineSettings, tokenizer: Tokenizer) -> Engine:
+    if cfg.engine == "local":
+        return Engine()
+    return Http(cfg, tokenizer) if cfg.engine == "http" else VLLM(cfg, tokenizer)
 
 
 class Http(Engine):
@@ -81,7 +104,7 @@ class Http(Engine):
 
     busy: tuple[int, ...] = BUSY
 
-    def __init__(self, cfg: Any, tokenizer: Tokenizer) -> None:
+    def __init__(self, cfg: EngineSettings, tokenizer: Tokenizer) -> None:
         self.cfg = cfg
         self.shape = cfg.model
         self.link = Link(cfg.engine_url, flag="--engine-url")
@@ -248,13 +271,8 @@ class VLLM(Http):
         return {"stop_token_ids": single, "top_k": top_k or -1, "logit_bias": bias, "seed": seed}
 
     def _load_weights(self) -> None:
-        exported = exchange.ExportConfig(
-            ckpt=str(self.path),
-            out=self.folder / HF,
-            dtype=str(dist.compute_dtype()).removeprefix("torch."),  # type: ignore[arg-type]  # a Literal of their names
-            overwrite=True,
-        )
-        exchange.export(exported)
+        dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")  # one of the names that an export takes
+        exchange.export(exchange.ExportConfig(ckpt=str(self.path), out=self.folder / HF, dtype=dtype, overwrite=True))
         self.link.ask("/collective_rpc", {"method": "reload_weights"})
         self.link.ask("/reset_prefix_cache", {})
 
@@ -264,8 +282,29 @@ class VLLM(Http):
 # ---- rollouts of a step
 
 
+class RolloutSettings(Protocol):
+    """What sampling reads of a loop's settings."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def tags(self) -> str: ...
+    @property
+    def group_size(self) -> int: ...
+    @property
+    def device_batch_size(self) -> int: ...
+    @property
+    def grad_accum(self) -> int: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int | None: ...
+
+
 def step_seed(cfg: Any, step: int) -> int:
-    """Seed of a step's draws; 0 and 1 above cfg.seed are taken by new weights and the diagnosis."""
+    """Seed of a step's draws, above those of new weights (cfg.seed) and of the diagnosis (cfg.seed + 1)."""
     return cfg.seed * 1_000_003 + step + 2
 
 
@@ -274,7 +313,13 @@ class RolloutSampler:
     another number of ranks draw the same."""
 
     def __init__(
-        self, cfg: Any, engine: Engine, model: GPT, task: Task, problems: list[Problem], tok: Tokenizer
+        self,
+        cfg: RolloutSettings,
+        engine: Engine,
+        model: GPT,
+        task: Task,
+        problems: list[Problem],
+        tok: Tokenizer,
     ) -> None:
         self.cfg = cfg
         self.engine = engine

@@ -138,7 +138,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> 
     With r = ref / policy: k1 = -log r, unbiased, can be negative; k2 = (log r)^2 / 2, biased, low variance; k3 = r - 1
     - log r, unbiased and never negative. As a *loss*, k1's gradient is noise of mean zero, k2's is that of the next
     token's KL, k3's that of KL(reference || policy). As a *reward*, without gradient through it, k1 has the gradient of
-    the whole KL, k2 and k3 do not. `labs.exact_gradients` computes all of this exactly."""
+    the whole KL, k2 and k3 do not. `codechat_lab.instruments.exact_gradients` computes them."""
     log_r = ref_logprobs - logprobs
     if kind == "k1":
         return -log_r
