@@ -1,4 +1,4 @@
-"""Behaviour probes: does the model call a tool when one is requested and present, and write code when code is requested?
+"""Behaviour probes: does the model call a tool that is requested and present, and write code when code is requested?
 
 A 2 x 2 matrix: a tool or code is requested, tools are present or absent. A fifth cell has tools, but not the requested
 one. The cells show within a few steps that one skill overwrites another."""
@@ -44,7 +44,7 @@ def behaviour(text: str) -> Literal["call", "code", "neither"]:
 
 @dataclass(frozen=True)
 class BehaviourMatrix:
-    """counts[cell][behaviour] of the cells that were probed; a cell is what was requested and which tools were present."""
+    """counts[cell][behaviour] of the probed cells; a cell is what was requested, and which tools were present."""
 
     counts: dict[str, Counter[str]]
 
@@ -75,7 +75,8 @@ def cell_of(probe: Mapping[str, Any]) -> str:
 def behaviour_matrix(
     model: gpt.GPT, tokenizer: Tokenizer, tags: str, probes: Sequence[Mapping[str, Any]], *, seed: int = 0
 ) -> BehaviourMatrix:
-    """One completion of each probe {messages, asked: tool | code, tools_present}, by cell and behaviour. A collective."""
+    """One completion of each probe {messages, asked: tool | code, tools_present}, counted by cell and behaviour. A
+    collective."""
     numbers = range(dist.rank(), len(probes), dist.world_size())
     conversations = [probes[i]["messages"] for i in numbers]
     texts = answers(model, tokenizer, tags, conversations, keys=numbers, max_new_tokens=48, seed=seed)

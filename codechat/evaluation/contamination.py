@@ -5,10 +5,11 @@ A problem counts as exposed where
               message of it
     solution  the same for the 13-grams of the reference solution
     program   a function of the training text equals the reference solution except for names, comments and layout
-    function  where there is no reference solution: a text defines a function of the requested name
+    function  a text defines a function of the requested name, for problems without a reference solution
 
-13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C); half are required, so
-that a template of all problems does not count. Programs of fewer than NODES syntax nodes are not compared by tree."""
+13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C); half are required,
+so that a template that all problems share does not count. Programs of fewer than NODES syntax nodes are not compared by
+tree: too many short functions are equal."""
 
 import ast
 import keyword

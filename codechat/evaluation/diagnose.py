@@ -72,8 +72,8 @@ class Diagnosis:
 
 
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
-    """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED where more than 85 % of completions are correct;
-    else DEAD where under 5 % of groups have variance, WEAK under 25 %, LIVE."""
+    """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED if over 85 % of completions are correct; else
+    DEAD if under 5 % of groups have variance, WEAK under 25 %, LIVE. ConfigError for too few groups."""
     n_groups, group_size = rewards.shape
     if n_groups < min_groups or group_size < 2:
         raise ConfigError(f"{n_groups} groups of {group_size}; a verdict needs {min_groups} groups of 2 or more")
@@ -131,7 +131,8 @@ def bf16_snapshot(model: nn.Module) -> list[Tensor]:
 
 
 def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
-    """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`. A collective if it is sharded."""
+    """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`. A collective if the model is
+    sharded."""
     changed, total = count_changed_bf16(before, model)
     return share_of_all(float(changed), total, model)
 

@@ -23,7 +23,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
@@ -50,7 +50,8 @@ LOSS_ROWS = 8  # packed rows of a batch of held-out conversations
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
 VERDICTS = ("verdict", "remedy", "reward_verdict", "gate")  # of a row, that the run's summary repeats
 
-Collect = Callable[..., rollout.RolloutBatch]  # takes what `rollout.collect` takes
+if TYPE_CHECKING:  # the help of the command loads no torch
+    Collect = Callable[..., rollout.RolloutBatch]  # takes what `rollout.collect` takes
 
 
 # ---- one task
@@ -72,13 +73,14 @@ def evaluate_task(
     begin: Sequence[int] = (),
     constrain: bool = False,
     progress: str | None = None,
-    collect: Collect = rollout.collect,
+    collect: Collect | None = None,
 ) -> results.TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`. A collective.
 
     begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that
     the prompt offers. A prompt that fills the model's block counts as failed. model, tokenizer and tags are none for a
-    `collect` that needs none of them."""
+    `collect` that needs none of them; the default is `rollout.collect`."""
+    collect = collect or rollout.collect
     if constrain and episodes.has_environment(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
     if not problems:
@@ -371,7 +373,8 @@ Judge = Callable[[Run, results.TaskResult, Mapping[str, str], Mapping[str, Any]]
 
 
 def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | None = None, **options: Any) -> Run:
-    """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl. options: of the task."""
+    """Evaluate every checkpoint on every split: a row of eval.jsonl for each, per_problem.jsonl and examples.jsonl.
+    options: of the task."""
     task = tasks.load(cfg.task, source=cfg.data_dir, **options)
     if cfg.score == "loglik" and not hasattr(task, "choices"):
         raise ConfigError(
@@ -435,7 +438,7 @@ class _Evaluation:
 
     def evaluate(self, subject: Subject) -> dict[str, results.Row]:
         """Metrics of the first sampling by split. Logs and prints those of every sampling."""
-        if hasattr(self.task, "tools_style"):
+        if hasattr(self.task, "tools_style"):  # prompts list tools as the model learned to read them
             self.task.tools_style = subject.tools_style
         exposed = self.find_exposed(subject) if self.cfg.contamination else {}
         rows: dict[str, results.Row] = {}
@@ -446,9 +449,9 @@ class _Evaluation:
             self.record(subject, result, which)
             if split not in rows:
                 row |= self.further_metrics(subject, result, which, exposed)
-            rows.setdefault(split, row)
+                rows[split] = row
             self.run.log_eval(subject.step, row | which | dict(task=self.cfg.task))
-            self.run.keep()
+            self.run.keep()  # a row is there: what --overwrite replaces may go
         return rows
 
     def find_exposed(self, subject: Subject) -> Mapping[str, tuple[str, ...]]:

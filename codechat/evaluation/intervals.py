@@ -28,7 +28,8 @@ class Interval(NamedTuple):
 
 
 def estimate_pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that at least one of k completions is correct, from n samples of which c are: 1 - C(n-c, k) / C(n, k).
+    """Probability that at least one of k completions is correct, from n samples with c correct ones:
+    1 - C(n-c, k) / C(n, k).
 
     Unbiased (Chen et al., 2021, arXiv:2107.03374, eq. 1)."""
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
@@ -47,8 +48,8 @@ def bootstrap_interval(
 
 
 def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interval:
-    """The interval of n equal values: widened by Wilson's upper bound for 0 of n towards the bounds, the smallest and the
-    largest possible value. nan where the value is outside them."""
+    """The interval of n equal values, which a bootstrap would give no width: widened by Wilson's upper bound for 0 of n
+    towards the bounds, the smallest and the largest possible value. nan if the value is outside the bounds."""
     low, high = bounds
     if not low <= value <= high:
         return Interval(value, math.nan, math.nan)
@@ -69,8 +70,8 @@ def hierarchical_interval(
     resamples: int = RESAMPLES,
     bounds: tuple[float, float] = (-1.0, 1.0),
 ) -> Interval:
-    """Mean of values (seeds, problems) with the percentile interval of a bootstrap over both; nan = a seed that lacks the
-    problem. A resample draws seeds, and problems (or clusters of them) that all its seeds share."""
+    """Mean of values (seeds, problems) with the percentile interval of a bootstrap over both; nan = a seed that lacks
+    the problem. A resample draws seeds, and problems (or clusters of them) that all its seeds share."""
     x = np.asarray(values, dtype=np.float64)
     known = ~np.isnan(x)
     names = range(x.shape[1]) if clusters is None else map(str, clusters)

@@ -1,7 +1,7 @@
 """Multiple choice by log-likelihood (`evaluate --score loglik`): the model reads context and choices as plain text.
 
-It answers with the choice of the largest log-likelihood ("acc"), or the largest per character ("acc_norm"), as in EleutherAI's
-lm-evaluation-harness."""
+It answers with the choice of the largest log-likelihood ("acc"), or the largest per character ("acc_norm"), as in
+EleutherAI's lm-evaluation-harness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of an evaluation: counts per problem, pass@k with intervals, differences between checkpoints on the same problems."""
+"""Results of an evaluation: counts per problem, pass@k with intervals, paired differences between checkpoints."""
 
 import math
 from collections import Counter

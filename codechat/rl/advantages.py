@@ -50,7 +50,7 @@ def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 
 
     none: the reward itself. mean: minus the group's mean (Dr. GRPO, arXiv:2503.20783). leave_one_out: minus the mean of
     the others (RLOO, arXiv:2402.14740), equal to mean x G / (G - 1). zscore: mean over the group's standard deviation
-    (n - 1) + eps (GRPO, arXiv:2402.03300, section 4.1.2). In the last three a group of equal rewards gives exactly 0."""
+    (n - 1) + eps (GRPO, arXiv:2402.03300, section 4.1.2). All but none give a group of equal rewards exactly 0."""
     if baseline == "none":
         return rewards.clone()
     group = rewards.shape[1]

@@ -329,9 +329,8 @@ class RolloutSampler:
         self.tok = tok
 
     def __call__(self, at: int, n: int, seed: int, key: int = 0, group_size: int | None = None) -> RolloutBatch:
-        """Rollouts of n problems from number `at` on, wrapping around. key: the first group's number within its step over
-        all ranks. Where the task judges in other processes, it judges one part while the next one is sampled. A
-        collective."""
+        """Rollouts of n problems from number `at` on, wrapping around. key: the first group's number within its step
+        over all ranks. One part is judged while the next one is sampled. A collective."""
         cfg = self.cfg
         part = cfg.device_batch_size if cfg.grad_accum > 1 else max(n, 1)  # problems sampled together
 
@@ -360,8 +359,8 @@ class RolloutSampler:
 
     @cached_property
     def longest_row(self) -> int:
-        """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose rows need no common shape, and
-        for episodes, whose length is not known before."""
+        """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose rows need no common shape,
+        and for episodes, whose length is not known in advance."""
         if attention.dense(dist.device()) or episodes.has_environment(self.task):
             return 0
         prompts = (chat.prompt(self.task.prompt(p), self.tok, self.cfg.tags) for p in self.problems)

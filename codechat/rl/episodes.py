@@ -25,8 +25,8 @@ Sampler = Callable[..., list[generate.Completion]]  # `generate.sample`, or that
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer: ids [start, end) of the completion, its text, the reward it gained, the reply, and the state changed so
-    far."""
+    """One answer: ids [start, end) of the completion, its text, the reward it gained, the environment's reply, and what
+    the episode has changed so far."""
 
     start: int
     end: int
@@ -47,7 +47,8 @@ class Turn:
 
 
 class Episode:
-    """A policy's answers and an environment's replies; `finished` adds score, completion and its text, tags included."""
+    """A policy's answers and an environment's replies. `finished` adds the completion, its text with tags, and the
+    score."""
 
     completion: generate.Completion
     text: str
@@ -89,7 +90,7 @@ class Episode:
         if len(self.prompt) + len(self.ids) + len(reply) >= room:
             self.stop = "context"
             return
-        self._append(reply, [0.0] * len(reply), False)
+        self._append(reply, [0.0] * len(reply), False)  # the environment's text is input, never a target
 
     def finished(self) -> Self:
         kept = generate.joined_kept(self.kept)
@@ -110,8 +111,8 @@ def stop_texts(task: Any, tags: str) -> tuple[str, ...]:
 
 
 def stop_sequences(task: Any, tokenizer: Tokenizer, tags: str) -> Sequence[Sequence[int]]:
-    """What ends an answer; nothing for a task with `no_stop`. Of `stop_texts` the likeliest spellings in tokens, so that
-    sampling ends early; `rollout.draw` cuts at every spelling."""
+    """Ids that end an answer; none for a task with `no_stop`. A stop text can be spelled by many token sequences: these
+    are its likeliest, so that sampling ends early, and `rollout.draw` cuts at every other."""
     if getattr(task, "no_stop", False):
         return ()
     spelled = [space + text for text in stop_texts(task, tags) for space in ("", " ", "\n")]
@@ -134,7 +135,8 @@ def play(
     **sampling: Any,
 ) -> list[Episode]:
     """`group_size` episodes of every problem, problem-major. max_new_tokens: of one answer. sampling: further settings
-    of the sampler. A task with `episodes_at_once` (an environment that is expensive to hold) plays that many at a time."""
+    of the sampler. A task whose environments are expensive to hold limits how many play at a time
+    (`episodes_at_once`)."""
     sampling |= dict(
         max_new_tokens=max_new_tokens,
         stop=stop_sequences(task, tokenizer, tags),
@@ -186,8 +188,8 @@ def replay(
     *,
     block_size: int = 2**30,
 ) -> Episode:
-    """The episode in which the policy gives these answers, one per turn, with log-probabilities 0; answers after its end
-    are ignored."""
+    """The episode in which the policy gives these answers, one per turn, with log-probabilities 0. Answers after its
+    end are ignored."""
     running = Episode(task, problem, 0, "replay", tokenizer, tags)
     for number, text in enumerate(answers, 1):
         if running.stop is None:

@@ -1,8 +1,8 @@
 """From a policy and problems to a scored batch of rollouts, and from that batch to packed rows for training.
 
-A completion is trained on exactly the ids that were sampled; its text is for the reward and for people. A packed row holds
-a group's prompt once, and each of its G completions as a branch that sees only the prompt and itself: P + G x C tokens per
-group instead of G x (P + C). Of an episode (`episodes`), what the environment said is input, never a target.
+A completion is trained on exactly the ids that were sampled; its text is for the reward and for people. A packed row
+holds a group's prompt once, and each of its G completions as a branch that sees only the prompt and itself: P + G x C
+tokens per group instead of G x (P + C). The environment's part of an episode (`episodes`) is input, never a target.
 
 Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; C tokens of the longest completion; R
 rows of T tokens."""
@@ -118,8 +118,8 @@ class RolloutBatch:
         return join([self, other]).take([place.get(p, p) for p in range(len(self.problems))])
 
     def flops(self, shape: GPTConfig, trained: int) -> float:
-        """Model FLOPs of a forward pass of each prompt and completion token, and forward and backward of `trained` tokens,
-        at the mean length."""
+        """Model FLOPs of a forward pass of each prompt and completion token, and forward and backward of `trained`
+        tokens, at the mean length."""
         n_prompt = sum(map(len, self.prompts))
         n_completion = int(self.lengths().sum())
         mean_length = n_prompt // len(self.prompts) + n_completion // len(self.completions)
@@ -298,8 +298,8 @@ class Packed:
         return self.unpack(torch.ones_like(self.targets, dtype=torch.bool))
 
     def where(self) -> dict[str, Any]:
-        """Positions, attention mask, targets' places and the ids kept there, as `GPT.token_logprobs` takes them: a token
-        sees earlier tokens of its group's prompt and of its branch."""
+        """Positions, attention mask, targets' places and the ids kept there, as `GPT.token_logprobs` takes them. A
+        token sees earlier tokens of its group's prompt and of its branch."""
         kind = attention.Documents if attention.dense(self.ids.device) else attention.flex_mask
         where = dict(positions=self.positions, mask=kind(self.docs, self.branches), places=self.flat)
         if self.kept is not None:
@@ -379,7 +379,7 @@ def pack(
         row.extend(chunk)
     bins.sort(key=len, reverse=True)
     length = -(-len(bins[0]) // row_tokens) * row_tokens if bins and fixed else 0
-    first = batch.lengths().cumsum(0) - batch.lengths()  # (N,) token of each completion in `batch.kept`
+    first = batch.lengths().cumsum(0) - batch.lengths()  # (N,) row of `batch.kept` of each completion's first token
     for at in range(0, len(bins), rows):
         packed = _pad(bins[at : at + rows], length, rows if fixed else 0)
         if batch.kept is not None:
@@ -395,9 +395,9 @@ def _group_chunks(batch: RolloutBatch, wanted: Sequence[bool], p: int, row_token
     for number in batch.numbers([p]):
         ids = batch.completions[number].ids
         written = batch.completions[number].written
-        if not wanted[number] or not any(written):
+        if not wanted[number] or not any(written):  # of tokens that are no targets there is nothing to learn
             continue
-        if branch and len(chunk) + len(ids) > row_tokens:
+        if branch and len(chunk) + len(ids) > row_tokens:  # a single branch stays whole, in a row that is longer
             yield chunk
             chunk, branch = _opening(prompt), 0
         branch += 1
@@ -461,7 +461,8 @@ def _pad(bins: list[Row], length: int, rows: int) -> Packed:
 
 
 def table_of(batch: RolloutBatch, value: Callable[[Packed], Tensor], device: torch.device, shapes: RowShapes) -> Tensor:
-    """(N, C) what `value`, which returns (R, T), gives at each token of the completions; 0 behind a completion's end."""
+    """(N, C) what `value`, which returns (R, T), gives at each token of the completions; 0 behind a completion's
+    end."""
     table = torch.zeros(len(batch.completions), int(batch.lengths().max()), device=device)
     for packed in pack(batch, **shapes):
         packed = packed.to(device)
