@@ -80,7 +80,7 @@ def evaluate_task(
     begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that
     the prompt offers. A prompt that fills the model's block counts as failed. model, tokenizer and tags are none for a
     `collect` that needs none of them; the default is `rollout.collect`."""
-    collect = collect or rollout.collect
+    draw: Collect = collect or rollout.collect
     if constrain and episodes.has_environment(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
     if not problems:
@@ -99,7 +99,7 @@ def evaluate_task(
                 assert tokenizer is not None and tags is not None, "only a checkpoint's completions can be constrained"
                 grammars = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk]
             with dist.autocast(model.wte.weight.device) if model else nullcontext():
-                batch = collect(
+                batch = draw(
                     model,
                     task,
                     chunk,
