@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.config import opt
+from codechat.core.config import fields_of, opt
 from codechat.core.errors import ConfigError
 from codechat.tasks import NAMES, name_of
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
