@@ -4,11 +4,14 @@
     <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>     Nemotron, When2Call
     [get_weather(city="Oslo"), get_time(zone="UTC")]             ToolACE, the Berkeley leaderboard, Llama 3.2
     {"name": "get_weather", "parameters": {"city": "Oslo"}}      Llama 3.1, also a list, also in a fence
+    {"tool_calls": [{"name": ..., "arguments": {...}}]}          xLAM's models
 
-A closing tag inside a string belongs to the string. The last two forms count only where their functions are offered: a
-list or an object may be the requested answer. An answer with the mark of another form is unreadable, never prose.
+Reasoning in tags before an answer is prose, whatever it says. A closing tag inside a string belongs to the string. The
+last three forms count only where their functions are offered: a list or an object may be the requested answer. An
+answer with the mark of another form is unreadable, never prose.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,21 +22,22 @@ from codechat.text.tool_calls import Call, Unreadable
 
 _OPENS = re.compile(r"<(tool_call|TOOLCALL)>")
 # A result may quote the closing tag, so only one that ends the text or precedes another result counts.
-_RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>(?=\s*(?:<tool_response>|\Z))", re.DOTALL)
+_RESULT = re.compile(r"<(tool_response|TOOL_RESPONSE)>\s*(?P<result>.*?)\s*</\1>(?=\s*(?:<\1>|\Z))", re.DOTALL)
 _FENCE = re.compile(r"\A```(?:json|python)?\s*\n?(.*?)\s*```\Z", re.DOTALL)
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
 _KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
 # `[f(x)]` may be an ordinary answer in Python, so only keyword arguments, or none, look like calls.
 _LIKE_PYTHON = re.compile(r"\A\[\s*[A-Za-z_][^\s()\[\]{}\"'=,;]*\(\s*(?:[A-Za-z_]\w*\s*=(?!=).*)?\)\s*\]\Z", re.DOTALL)
+_THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning|scratch_pad)>.*?</\1>\s*", re.DOTALL)
 # Marks of call forms that are not read. The first never occur in prose; the others may, in answers without tools.
 _FOREIGN = re.compile(
-    r"<\|python_tag\|>|\[TOOL_CALLS\]|<\|tool_calls?(?:_section)?_?(?:begin)?\|>|<｜tool▁calls?▁begin｜>"
+    r"<\|python_tag\|>|\[TOOL_CALLS\]|<\|[^|<>\s]*(?:tool|call|function)[^|<>\s]*\|>|<｜tool▁calls?▁begin｜>"
     r"|<start_function_call>|<\|action_start\|>|<\|channel\|>commentary|<｜DSML｜"
 )
 _FOREIGN_WITH_TOOLS = re.compile(
     r"<function=|<function_calls?>|<tool_calls>|<tool_use>|<invoke name="
-    r"|```tool_(?:code|call)|^Action:.*\n+Action Input:",
+    r"|```tool_(?:code|call)|\bfunctools\[|^Action:.*\n+Action Input:|^Action:\s*```json",
     re.MULTILINE,
 )
 
@@ -55,6 +59,20 @@ class Found(NamedTuple):
 def read_answer(text: str, offered: Collection[str], marked: bool = False) -> Answer:
     """The prose and the calls of an answer. offered: names of the functions on offer; marked: only tags mark calls.
     Unreadable for calls that cannot be read, for text after a call, and for an unknown form of calls."""
+    said = without_thought(text)
+    answer = _read_said(said, offered, marked)
+    thought = text[: len(text) - len(said)]
+    return Answer((thought + answer.prose).strip(), answer.calls) if thought else answer
+
+
+def without_thought(text: str) -> str:
+    """An answer without the reasoning in tags that it begins with."""
+    thought = _THOUGHT.match(text)
+    return text[thought.end() :] if thought else text
+
+
+def _read_said(text: str, offered: Collection[str], marked: bool) -> Answer:
+    """`read_answer` of a text without reasoning in tags."""
     opens = _OPENS.search(text)
     if opens:
         begin = opens.start()
@@ -63,12 +81,34 @@ def read_answer(text: str, offered: Collection[str], marked: bool = False) -> An
         return Answer(text, [])
     if _FOREIGN.search(text) or (offered and _FOREIGN_WITH_TOOLS.search(text)):
         raise Unreadable("unknown_call_form")
-    if offered:
-        return _python_answer(text, offered) or _json_answer(text, offered) or Answer(text, [])
+    if not offered:
+        _reject_calls_without_tools(text)
+        return Answer(text, [])
+    answer = _python_answer(text, offered) or _json_answer(text, offered)
+    if answer:
+        return answer
+    _reject_hidden_calls(text, offered)
+    return Answer(text, [])
+
+
+def _reject_calls_without_tools(text: str) -> None:
+    """Unreadable for an answer that is nothing but calls, which would teach a model to call what nobody offers."""
     bare = text.strip()
     if _LIKE_PYTHON.match(bare) and _python_calls(bare, 0, ()) is not None:
         raise Unreadable("call_without_tools")
-    return Answer(text, [])
+    if any(map(_is_name_and_arguments, _whole_json(bare))):
+        raise Unreadable("call_without_tools")
+
+
+def _reject_hidden_calls(text: str, offered: Collection[str]) -> None:
+    """Unreadable for prose with a call of a function on offer as Python writes it: a form with other marks around it,
+    or arguments without names."""
+    names = _alternatives(offered)
+    for begins in re.finditer(rf"(?<![\w.])(?:{names})\s*\([^()]*=", text):
+        if _python_calls(text, begins.start(), offered) is not None:
+            raise Unreadable("unknown_call_form")
+    if re.fullmatch(rf"\s*(?:{names})\s*\(.*\)\s*", text, re.DOTALL):
+        raise Unreadable("unknown_call_form")
 
 
 def calls_in(value: Any) -> list[str]:
@@ -82,7 +122,7 @@ def calls_in(value: Any) -> list[str]:
 
 def results_in(text: str) -> list[str]:
     """The results in <tool_response> tags; none where there is other text around them."""
-    return [] if _RESULT.sub("", text).strip() else _RESULT.findall(text)
+    return [] if _RESULT.sub("", text).strip() else [found["result"] for found in _RESULT.finditer(text)]
 
 
 def written(calls: Iterable[Call]) -> list[str]:
@@ -160,7 +200,7 @@ def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
         # A list of calls is meant as calls; without its brackets, only what names functions on offer.
         if body.startswith("[") or all(call.name in offered for call in whole.calls):
             return Answer("", written(whole.calls))
-    names = "|".join(re.escape(name) for name in sorted(offered, key=len, reverse=True))
+    names = _alternatives(offered)
     begins = re.search(rf"\[\s*(?:{names})\s*\(|\A\s*(?:{names})\s*\([^()]*=", text)
     if begins:
         found = _python_calls(text, begins.start(), offered)
@@ -172,6 +212,11 @@ def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
     if _LIKE_PYTHON.match(body):
         raise Unreadable("unreadable_call")
     return None
+
+
+def _alternatives(names: Collection[str]) -> str:
+    """A pattern of any of the names, the longest first: `get` is also the beginning of `get time`."""
+    return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
 
 
 def _python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
@@ -198,6 +243,9 @@ def _python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
             return Found(calls, end + 1)
         if text.startswith((",", ";"), end):
             at = end + 1
+            last = _after_space(text, at)
+            if listed and text.startswith("]", last):
+                return Found(calls, last + 1)
         elif listed:
             return None
         # Without brackets a call may follow on the next line; on the same line anything else ends the calls.
@@ -241,20 +289,69 @@ def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
 
 
 def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
-    """The answer, if it holds nothing but calls of functions on offer in JSON."""
+    """The answer, if it ends in calls of functions on offer in JSON; None where it has none. Unreadable for JSON that is
+    a call in another form, or of a function that is not on offer."""
+    items = _whole_json(text)
+    if items:
+        calls = any(_is_call(item, offered) for item in items)
+        return Answer("", written(map(tool_calls.read_call, items))) if calls else None
+    names = "|".join(re.escape(json.dumps(name)) for name in offered)
+    keys = "|".join(tool_calls.ARGUMENT_KEYS)
+    fence = r"(?:```(?:json)?\s*)?"
+    begins = re.search(rf'{fence}(?P<call>(?:\[\s*)?\{{\s*"name"\s*:\s*(?:{names})\s*,\s*"(?:{keys})"\s*:)', text)
+    if begins is None:
+        return None
+    found = tool_calls.value_at(text, begins.start("call"))
+    if found is None:
+        raise Unreadable("unreadable_call")
+    value, end = found
+    if text[end:].strip().strip("`"):
+        raise Unreadable("text_after_call")
+    return Answer(text[: begins.start()].strip(), written(map(tool_calls.read_call, _listed(value))))
+
+
+def _whole_json(text: str) -> list[Any]:
+    """The items of the JSON that a text consists of, in a fence or not; none where it is something else."""
     body = _FENCE.sub(r"\1", text.strip())
     found = tool_calls.value_at(body, 0) if body.startswith(("{", "[")) else None
     if found is None:
-        return None
+        return []
     value, end = found
-    items = _listed(value)
-    if body[end:].strip() or not items or not all(_calls_offered(item, offered) for item in items):
-        return None
-    return Answer("", written(map(tool_calls.read_call, items)))
+    return [] if body[end:].strip() else [_function_of(item) for item in _listed(_calls_within(value))]
 
 
-def _calls_offered(item: Any, offered: Collection[str]) -> bool:
-    """Whether an object is a call of a function on offer, and not data with a name."""
-    if not isinstance(item, Mapping) or item.get("name") not in offered:
+def _calls_within(value: Any) -> Any:
+    """What an object holds under `tool_calls`; any other value unchanged. Unreadable for an object with more."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("tool_calls"), list):
+        return value
+    if not value["tool_calls"] or any(other for key, other in value.items() if key != "tool_calls"):
+        raise Unreadable("unknown_call_form")
+    return value["tool_calls"]
+
+
+def _function_of(item: Any) -> Any:
+    """What OpenAI's {"type": "function", "function": {...}} holds; any other value unchanged."""
+    inner = item.get("function") if isinstance(item, Mapping) else None
+    return inner if isinstance(inner, Mapping) else item
+
+
+def _is_call(item: Any, offered: Collection[str]) -> bool:
+    """Whether JSON is a call of a function on offer, and not data with a name. Unreadable for a call under other keys, or
+    of another function."""
+    if not isinstance(item, Mapping):
         return False
-    return not item.keys().isdisjoint(tool_calls.ARGUMENT_KEYS)
+    if item.get("name") in offered and not item.keys().isdisjoint(tool_calls.ARGUMENT_KEYS):
+        return True
+    named = any(isinstance(value, str) and value in offered for value in item.values())
+    name_is_key = len(item) == 1 and next(iter(item)) in offered
+    holds = any(isinstance(value, Mapping) for value in item.values())
+    if (holds and (named or name_is_key)) or _is_name_and_arguments(item):
+        raise Unreadable("unknown_call_form")
+    return False
+
+
+def _is_name_and_arguments(item: Any) -> bool:
+    """Whether JSON is a name and an object of arguments, and nothing else."""
+    if not isinstance(item, Mapping) or len(item) != 2 or not isinstance(item.get("name"), str):
+        return False
+    return any(isinstance(item.get(key), Mapping) for key in tool_calls.ARGUMENT_KEYS)

@@ -9,27 +9,44 @@
     glaive        {system, chat}: schemas, then USER:, ASSISTANT: and FUNCTION RESPONSE: with <functioncall> {...}
     xLAM          {query, answers, tools}: a request, the calls that answer it and schemas, also as JSON text
     tool sets     {question, functions, ground_truth}: messages, schemas and the calls that answer them, also as JSON
+    Anthropic     parts of the types tool_use, tool_result and thinking
     instructions  {instruction, input, output}, {prompt, completion}, {question, answer}, ..., with system and history
 
 Tools are listed after the row's own system text, as the server lists them. Several calls at once are one answer, and
 their results follow in the order of the calls. An answer marked `weight: 0` or `train: false` gets "weight": 0
-and carries no loss. Where a set says that no call is right (`answers: []`), the answer is `NO_CALL`.
+and carries no loss. Reasoning beside an answer comes before it between <think> and </think>, as Qwen's, DeepSeek's and
+minimind's templates write it. Where a set says that no call is right (`answers: []`), the answer is `NO_CALL`.
 
-A row with anything in another form is lost, with a reason: no part of it is guessed, and no turn is left empty."""
+A row or a message with anything in another form is lost, with a reason: no part of it is guessed, and no turn is left
+empty."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from codechat.core.errors import DataError
 from codechat.data import row_readers as read
-from codechat.data.chat_turns import Message, Row, content_of, joined, read_turn, role_of, text_of, turns_in
+from codechat.data.chat_turns import (
+    AVAILABLE,
+    OFFERED,
+    TOOL_COLUMNS,
+    Malformed,
+    Message,
+    Row,
+    content_of,
+    joined,
+    read_turn,
+    role_of,
+    text_of,
+    turns_in,
+)
 from codechat.data.offered_tools import schemas, without_list
 from codechat.data.row_readers import INPUTS, INSTRUCTIONS
 from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
 
 # Columns that the text of a row refers to and that cannot be read.
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-TOOL_COLUMNS = ("tools", "functions", "available_tools")
+NO_TOOLS = ("", "[]", "{}", "null", "none")
+# Labels that call an answer bad, as CSV writes them.
+DISLIKED = ("false", "0", "0.0", "-1")
 # Columns beside every form: where a row comes from, and its tests, which no conversation holds.
 BESIDE = ("id", "domain", "source", "task_id", "test_list")
 
@@ -63,6 +80,7 @@ FORMS: tuple[Form, ...] = (
     Form(("prompt", "code"), read.instruction, INSTRUCTIONS, calls=False),
     Form(("question", "answer"), read.instruction, INSTRUCTIONS, calls=False),
     Form(("query", "response"), read.instruction, INSTRUCTIONS, calls=False),
+    Form(("question", "response"), read.instruction, INSTRUCTIONS, calls=False),
 )
 
 
@@ -75,10 +93,16 @@ def form_of(row: Row) -> Form | None:
 
 
 def is_disliked(row: Row) -> bool:
-    """Whether the row is an answer that preferences call bad: its label is false or 0. SFT must not imitate it."""
-    label = row.get("label")
+    """Whether the row is an answer that preferences call bad: its label is false or not above 0, in CSV as text. SFT
+    must not imitate it."""
     answer = any(row.get(name) is not None for name in ("messages", "conversations", "completion"))
-    return type(label) in (bool, int) and label == 0 and answer
+    return answer and (_calls_bad(row.get("label")) or _calls_bad(row.get("kto_tag")))
+
+
+def _calls_bad(label: Any) -> bool:
+    if isinstance(label, str):
+        return label.strip().lower() in DISLIKED
+    return isinstance(label, (bool, int, float)) and label <= 0
 
 
 def unread_columns(row: Row) -> list[str]:
@@ -92,8 +116,8 @@ def unread_columns(row: Row) -> list[str]:
 
 
 def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Message] | str:
-    """The row's messages, its tools listed in `tools_style`; or the reason why it cannot be taught. DataError,
-    beginning with `where`, for a malformed row."""
+    """The row's messages, its tools listed in `tools_style`; or the reason why it cannot be taught. Malformed,
+    whose text begins with `where`."""
     try:
         return _messages_of(row, where, tools_style)
     except Unreadable as error:
@@ -129,7 +153,8 @@ def _raw_turns(row: Row, where: str) -> list[Any]:
     if isinstance(turns, str) and turns.lstrip().startswith("["):  # JSON, but not of messages
         raise Unreadable("unreadable_messages")
     if not isinstance(turns, Sequence) or isinstance(turns, str):
-        raise DataError(f"{where}: messages is a {type(turns).__name__}; expected a list of {{role, content}}")
+        got = f"{where}: messages is a {type(turns).__name__}"
+        raise Malformed("messages_no_list", f"{got}; expected a list of {{role, content}}")
     if not turns:
         raise Unreadable("no_turns")
     read.reject_inputs(row, list(texts_in(turns)))
@@ -146,13 +171,14 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def _system_text(row: Row, first: Any, where: str) -> str:
-    """The system text, of the first turn or of a column. DataError where both have another one."""
+    """The system text, of the first turn or of a column. Malformed where both have another one."""
     said = ""
     if isinstance(first, Mapping) and role_of(first) == "system":
         said = text_of(content_of(first) or "", "system", first, where)
     system = read.system_text(row, where)
     if system and said.strip() and said.strip() != system.strip():
-        raise DataError(f"{where} has a system column and another system message; leave one of them out")
+        both = f"{where} has a system column and another system message"
+        raise Malformed("two_systems", f"{both}; leave one of them out")
     return said if said.strip() else system
 
 
@@ -160,11 +186,21 @@ def _column_tools(row: Row, raw: Sequence[Any]) -> list[dict[str, Any]]:
     """The schemas in columns or at messages; a column of what is available counts where nothing else offers tools.
     Unreadable where two places differ."""
     holders = [row, *(turn for turn in raw if isinstance(turn, Mapping))]
-    given = [schemas(holder.get(name) or "") for holder in holders for name in ("tools", "functions")]
-    offers = [offer for offer in given if offer] or [schemas(row.get("available_tools") or "")]
+    offered = [_schemas_at(name, holder) for holder in holders for name in OFFERED]
+    available = [_schemas_at(name, holder) for holder in holders for name in AVAILABLE]
+    offers = list(filter(None, offered)) or list(filter(None, available))  # Toucan offers fewer than are available
     if any(offer != offers[0] for offer in offers):
         raise Unreadable("tools_differ")
-    return offers[0]
+    return offers[0] if offers else []
+
+
+def _schemas_at(name: str, holder: Row) -> list[dict[str, Any]]:
+    """The schemas in a column or at a message. Unreadable for a text that holds none."""
+    value = holder.get(name) or ""
+    found = schemas(value)
+    if not found and isinstance(value, str) and value.strip().lower() not in NO_TOOLS:
+        raise Unreadable("unreadable_tools")
+    return found
 
 
 def _reject_holes(turns: Sequence[Turn]) -> None:

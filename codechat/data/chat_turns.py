@@ -1,25 +1,48 @@
 """Turns of public chat sets, in OpenAI's or ShareGPT's keys -> `Turn` of `text.tool_calls`.
 
-A turn is {role or from, content or value}; an answer may also have tool_calls or function_call, and a mark of its loss:
-`weight: 0`, `train: false` or `loss: false`."""
+A turn is {role or from, content or value}; an answer may also have tool_calls or function_call, reasoning, and a mark of
+its loss: `weight: 0`, `train: false` or `loss: false`. Content may be Anthropic's parts."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from codechat.core.errors import DataError
 from codechat.data import call_forms
-from codechat.data.sources import without_nulls
+from codechat.data.sources import Padded, without_nulls
 from codechat.text import chat, tool_calls
 from codechat.text.tool_calls import Turn, Unreadable
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
 
-CALL_ROLES = ("function_call", "tool_call")  # turns that hold nothing but calls
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+CALL_ROLES = ("function_call", "function-call", "tool_call")  # turns that hold nothing but calls
+# Where a message has what its author thought: DeepSeek, Qwen, minimind; OpenRouter, vLLM; gpt-oss, Ollama.
+REASONING = ("reasoning_content", "reasoning", "thinking")
+OFFERED = ("tools", "functions")
+AVAILABLE = ("available_tools",)
+TOOL_COLUMNS = (*OFFERED, *AVAILABLE)
 _LOSS_MARKS = ("weight", "train", "loss")
 _TEXT_PARTS = ("text", "input_text", "output_text")
+MESSAGE_KEYS = (
+    *("role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id"),
+    *(*_LOSS_MARKS, *REASONING, *TOOL_COLUMNS),
+)
+# Other projects keep calls, results, parts or the rest of an answer under keys with these words.
+_HOLDS = re.compile(
+    r"call|function|tool|refusal|image|video|audio|attachment|document|part|block|content|train_detail", re.IGNORECASE
+)
+_SAYS_ABOUT = re.compile(r"(?:id|name|type|choice)s?\Z", re.IGNORECASE)
+
+
+class Malformed(DataError):
+    """A row whose values are not of the kind that its form has. reason: for counts of rows; the text begins with the
+    row's place."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def is_turn(value: Any) -> bool:
@@ -34,8 +57,9 @@ def role_of(turn: Row) -> Any:
 
 
 def content_of(turn: Row) -> Any:
-    """What the turn holds under `content` or `value`."""
-    return turn.get("content", turn.get("value"))
+    """What the turn holds under `content` or `value`; a table may have both and fill one."""
+    value = turn.get("content")
+    return turn.get("value") if value is None else value
 
 
 def from_json(value: Any, reason: str) -> Any:
@@ -63,7 +87,7 @@ def turns_in(value: Any) -> Any:
 
 def continued(prompt: Any, answer: Any, where: str) -> list[Any]:
     """The turns of a prompt (text, turns or None) and of what follows it: text, a turn, or turns, which may begin with
-    the prompt. DataError where they do not fit together."""
+    the prompt. Malformed where they do not fit together."""
     before = prompt
     if prompt is None:
         before = []
@@ -72,22 +96,23 @@ def continued(prompt: Any, answer: Any, where: str) -> list[Any]:
     after = answer
     if isinstance(answer, str):
         after = [{"role": "assistant", "content": answer}]
-    elif isinstance(answer, dict):
+    elif isinstance(answer, Mapping):
         after = [answer]
     listed = isinstance(before, list) and isinstance(after, list) and len(after) > 0
     if not listed or not all(map(is_turn, [*before, *after])):
         got = f"a prompt of {type(prompt).__name__} and an answer of {type(answer).__name__}"
-        raise DataError(f"{where}: {got}; both must be texts, or messages with role and content")
+        raise Malformed("prompt_form", f"{where}: {got}; both must be texts, or messages with role and content")
     system, asked = _split_system(before)
     other_system, told = _split_system(after)
     # Many sets of preferences repeat the prompt at the beginning of the answer.
     repeated = told[: len(asked)]
     if asked and list(map(_said, repeated)) == list(map(_said, asked)):
         if system and other_system and system != other_system:
-            raise DataError(f"{where} has two system messages; leave one of them out")
+            raise Malformed("two_systems", f"{where} has two system messages; leave one of them out")
         return [*(other_system or system), *told]
     if before and (other_system or (told and role_of(told[0])) == role_of(before[-1])):
-        raise DataError(f"{where}: the answer's messages do not continue the prompt; begin them after it, or with it")
+        fault = f"{where}: the answer's messages do not continue the prompt"
+        raise Malformed("prompt_not_continued", f"{fault}; begin them after it, or with it")
     return [*before, *after]
 
 
@@ -102,19 +127,30 @@ def _said(turn: Row) -> tuple[Any, Any]:
 
 
 def read_turn(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Iterator[Turn]:
-    """One turn, or one for each of several results. marked: whether only tags mark calls. DataError, Unreadable."""
+    """One turn, or one for each of several results. marked: whether only tags mark calls. Malformed, Unreadable."""
     if not is_turn(raw):
-        raise DataError(f"{where}: a message is {str(raw)[:80]!r}; expected an object with role and content")
-    thoughts = [key for key in _THOUGHTS if raw.get(key)]
-    if thoughts:  # training would silently lose them
-        raise DataError(f"{where}: a message has {thoughts[0]}, which is not read; write it into content, or remove it")
+        got = f"{where}: a message is {str(raw)[:80]!r}"
+        raise Malformed("message_form", f"{got}; expected an object with role and content")
+    _reject_unread_keys(raw)
     role = role_of(raw)
+    if role == "user":
+        raw, blocks = _without_results(raw)
+        for block in blocks:
+            said = text_of(block.get("content") or "", "function", raw, where)
+            yield Turn("function", said, result_of=block["tool_use_id"])
+        if blocks and not content_of(raw):
+            return
+    elif role == "assistant":
+        raw = _with_fields_of_blocks(raw)
     weight = _weight(raw, where) if role in ("assistant", *CALL_ROLES) else 1
     if role in CALL_ROLES:
-        yield Turn("assistant", "", call_forms.calls_in(content_of(raw)), weight=weight)
+        yield Turn("assistant", _with_reasoning("", raw), call_forms.calls_in(content_of(raw)), weight=weight)
         return
     if role not in chat.ROLES:
-        raise DataError(f"{where}: role {role!r} is unknown; expected one of {', '.join(chat.ROLE_OF)}")
+        known = ", ".join(chat.ROLE_OF)
+        raise Malformed("unknown_role", f"{where}: role {role!r} is unknown; required is one of {known}")
+    if role != "assistant" and any(raw.get(name) for name in REASONING):
+        raise Unreadable("reasoning_of_another")
     text = text_of(content_of(raw), role, raw, where)
     if role == "assistant":
         yield _answer(text, raw, tools, weight, marked)
@@ -127,11 +163,80 @@ def read_turn(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Itera
         yield Turn(role, text, result_of=raw.get("tool_call_id") if role == "function" else None)
 
 
+def _reject_unread_keys(raw: Row) -> None:
+    """Unreadable for a turn with something under a key that may hold a part of what it says."""
+    for key, value in raw.items():
+        if key in MESSAGE_KEYS or not isinstance(value, (str, Mapping, list, tuple)) or not value:
+            continue
+        if _HOLDS.search(key) and not _SAYS_ABOUT.search(key):
+            raise Unreadable(f"message_has ({key})")
+
+
+def _blocks(raw: Row, kinds: Sequence[str]) -> list[Row]:
+    """The parts of a turn's content that are of these types; none where the content is no list of parts."""
+    parts = raw.get("content")
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        return []
+    return [part for part in parts if part.get("type") in kinds]
+
+
+def _without_blocks(raw: Row, kinds: Sequence[str]) -> Row:
+    return {**raw, "content": [part for part in raw["content"] if part.get("type") not in kinds]}
+
+
+def _without_results(raw: Row) -> tuple[Row, list[Row]]:
+    """A turn of the user without Anthropic's parts that are results, and these."""
+    results = _blocks(raw, ("tool_result",))
+    if not results:
+        return raw, []
+    if any("tool_use_id" not in result for result in results):
+        raise Unreadable("result_without_call")
+    return _without_blocks(raw, ("tool_result",)), results
+
+
+def _with_fields_of_blocks(raw: Row) -> Row:
+    """An answer whose content is Anthropic's parts with its calls and its reasoning in fields, as OpenAI has them.
+    Unreadable for text after a call."""
+    kinds = ("thinking", "tool_use")
+    blocks = _blocks(raw, kinds)
+    if not blocks:
+        return raw
+    fields: dict[str, Any] = {}
+    calls = _blocks(raw, ("tool_use",))
+    if calls:
+        first = raw["content"].index(calls[0])
+        if any(part.get("type") == "text" for part in raw["content"][first:]):
+            raise Unreadable("text_after_call")
+        fields["tool_calls"] = [
+            {"id": call.get("id"), "name": call.get("name"), "arguments": call.get("input")} for call in calls
+        ]
+    thoughts = [block.get("thinking") for block in _blocks(raw, ("thinking",))]
+    if not all(isinstance(thought, str) for thought in thoughts):
+        raise Unreadable("reasoning_not_text")
+    if thoughts:
+        fields["thinking"] = "\n".join(map(str, thoughts))
+    return {**_without_blocks(raw, kinds), **fields}
+
+
+def _with_reasoning(text: str, raw: Row) -> str:
+    """An answer with its reasoning before it in tags. Unreadable for reasoning that is no text, and for two of them."""
+    given = {name: raw[name] for name in REASONING if raw.get(name)}
+    if not all(isinstance(thought, str) for thought in given.values()):
+        raise Unreadable("reasoning_not_text")
+    thoughts = {thought.strip() for thought in given.values()} - {""}
+    if len(thoughts) > 1:
+        raise Unreadable(f"two_reasonings ({', '.join(given)})")
+    thought = next(iter(thoughts), "")
+    if thought in text:  # none, or the text holds it already
+        return text
+    return f"<think>\n{thought}\n</think>\n\n{text}".rstrip()
+
+
 def _weight(raw: Row, where: str) -> int:
     """0 for an answer that is marked as carrying no loss, else 1."""
     marks = {name: raw[name] for name in _LOSS_MARKS if raw.get(name) is not None}
     if any(isinstance(mark, str) or mark not in (0, 1) for mark in marks.values()):
-        raise DataError(f"{where}: a message has {marks}; expected 0, 1, true or false")
+        raise Malformed("weight_form", f"{where}: a message has {marks}; expected 0, 1, true or false")
     return int(all(marks.values()))
 
 
@@ -149,7 +254,10 @@ def text_of(value: Any, role: str, raw: Row, where: str) -> str:
         if not calls:
             raise Unreadable("empty_turn")
         return ""
-    raise DataError(f"{where}: a message is {str(dict(raw))[:80]!r}; expected an object with role and content")
+    if role == "function" and isinstance(value, (bool, int, float)):
+        return json.dumps(value)
+    got = f"{where}: a message is {str(dict(raw))[:80]!r}"
+    raise Malformed("content_not_text", f"{got}; expected an object with role and content")
 
 
 def _text_of_parts(parts: Sequence[Row], calls: bool) -> str:
@@ -177,7 +285,7 @@ def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int, marked: bool
     calls = _agreed(calls, said.calls)
     return Turn(
         "assistant",
-        said.prose.strip() if calls else text,
+        _with_reasoning(said.prose if calls else text, raw),
         calls,
         ids=ids if len(ids) == len(calls) else [],  # calls without ids have their results in order
         weight=weight,
@@ -198,8 +306,12 @@ def _function_of(call: Any) -> Any:
 
 def _call(function: Any, tools: Sequence[Row]) -> str:
     """The canonical call of a field."""
+    name = function.get("name") if isinstance(function, Mapping) else None
+    parameters: Row = next((tool["parameters"] for tool in tools if tool["name"] == name), {})
+    if isinstance(function, Mapping):
+        function = {key: _with_meant_nulls(value, parameters) for key, value in function.items()}
     call = tool_calls.read_call(function)
-    known = next((tool["parameters"]["properties"] for tool in tools if tool["name"] == call.name), None)
+    known = parameters.get("properties")
     if known is not None and call.form in ("object", "parameters"):
         arguments = call.arguments or {}
         # Arrow tables pad objects to one set of keys (`sources.arrow_row`). A null under a name that the tool does not
@@ -207,6 +319,29 @@ def _call(function: Any, tools: Sequence[Row]) -> str:
         if any(value is None and name not in known for name, value in arguments.items()):
             call = call._replace(arguments=without_nulls(arguments))
     return call_forms.written([call])[0]
+
+
+def _with_meant_nulls(value: Any, schema: Any) -> Any:
+    """A value of an Arrow table with those of its null fields that its schema requires: no other object has put them
+    there, or the call would lack an argument."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    if isinstance(value, list):
+        return [_with_meant_nulls(each, schema.get("items")) for each in value]
+    properties = schema.get("properties")
+    if not isinstance(value, Padded) or not isinstance(properties, Mapping):
+        return value
+    required = schema.get("required", ())
+    meant = {name for name in value.fields if name in required and _allows_null(properties.get(name))}
+    names = [name for name in value.fields if name in value or name in meant]
+    return {name: _with_meant_nulls(value.get(name), properties.get(name)) for name in names}
+
+
+def _allows_null(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    kinds = schema.get("type")
+    parts = [part for key in ("anyOf", "oneOf") for part in schema.get(key) or ()]
+    return "null" in (kinds if isinstance(kinds, list) else [kinds]) or any(map(_allows_null, parts))
 
 
 def joined(turns: Sequence[Turn]) -> list[Turn]:

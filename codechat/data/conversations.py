@@ -103,8 +103,9 @@ def check_row(row: Row, default: str, where: str) -> Row:
         _check_ids(row["input_ids"], row["labels"], where)
         return row
     if chat_formats.is_disliked(row):
+        label = row.get("label", row.get("kto_tag"))
         raise DataError(
-            f"{where} is an answer with the label {row['label']}, which SFT would imitate; "
+            f"{where} is an answer with the label {label}, which SFT would imitate; "
             "`codechat preference` reads it from preferences.SPLIT.jsonl"
         )
     messages = chat_formats.messages_of(row, where)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.data import chat_formats, preference_rows, sources
+from codechat.data import call_forms, chat_formats, preference_rows, sources
+from codechat.data.chat_turns import Malformed
 from codechat.data.conversations import DOMAINS
 from codechat.data.sources import Document, Ledger, Row, digest
 from codechat.data.splits import split_of
@@ -45,7 +46,7 @@ def evaluation_set(row: Row) -> str | None:
         return "the test and validation splits of MBPP"
     if {"question", "choices", "answer"} <= row.keys() or {*sources.MMLU_COLUMNS} <= row.keys():
         return "MMLU"
-    for text in _texts(row):
+    for text in texts_in(row):
         asked = asked_in_test(text)
         if asked:
             return asked
@@ -59,13 +60,13 @@ def _is_bfcl(row: Row, name: str) -> bool:
     return calls and "source" not in row and BFCL_ID.match(name) is not None
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """All texts of a row, at any depth, also those in JSON text."""
     for text in chat_formats.texts_in(value):
         yield text
         if text.lstrip().startswith(("[{", "{")):
             try:
-                yield from _texts(json.loads(text))
+                yield from texts_in(json.loads(text))
             except (ValueError, RecursionError):
                 continue
 
@@ -166,9 +167,14 @@ def conversation_rows(
         if chat_formats.is_disliked(row):
             ledger.skip("label_false")
             continue
-        converted = conversation_row(row, f"{origin}, row {number}", tools_style, domain)
+        try:
+            converted = conversation_row(row, f"{origin}, row {number}", tools_style, domain)
+        except Malformed as error:  # one such row must not end the reading of a set
+            ledger.lose(error.reason, str(error))
+            continue
         if isinstance(converted, str):
-            ledger.lose(converted, f"row {number}")
+            remedy = "; `codechat preference` reads pairs from preferences.SPLIT.jsonl"
+            ledger.lose(converted, f"row {number}{remedy if converted == 'preference_pair' else ''}")
         elif converted["domain"] == "other" != domain:
             ledger.skip("other_language")
         elif converted["id"] in seen:
@@ -187,7 +193,7 @@ def conversation_row(row: Row, where: str = "row", tools_style: str = "compact",
     answers = [m for m in messages if m["role"] == "assistant"]
     if not any(m["content"].strip() and m.get("weight") != 0 for m in answers):
         pair = any(row.get(name) is not None for names in preference_rows.PAIRS for name in names)
-        return "preference_pair" if pair else "no_answer"  # `codechat preference` reads pairs
+        return "preference_pair" if pair else "no_answer"
     domain = domain or _named_domain(row)
     if not domain:
         domain = "calls" if _has_tools(messages) else domain_of(answers[0]["content"])
@@ -210,7 +216,9 @@ def _named_domain(row: Row) -> str:
 
 
 def domain_of(answer: str) -> str:
-    """ "code" for Python, fenced or bare; "other" for what looks like another language; else "chat"."""
+    """ "code" for Python, fenced or bare; "other" for what looks like another language; else "chat". Reasoning in tags
+    before the answer does not count."""
+    answer = call_forms.without_thought(answer)
     fenced = _FENCE.findall(answer)
     code = "\n".join(fenced) or answer
     if fenced or _PYTHON.search(code):

@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from codechat.core.errors import DataError
-from codechat.data.chat_turns import Message, Row, continued, from_json
+from codechat.data.chat_turns import Malformed, Message, Row, continued, from_json
 from codechat.data.offered_tools import schemas
 from codechat.text.tool_calls import Unreadable
 
@@ -210,17 +209,19 @@ def turns_before(row: Row, where: str) -> list[Message]:
         elif isinstance(entry, dict):
             turns.append(entry)
         else:
-            raise DataError(f"{where} has {str(entry)[:80]} in history; expected [[request, answer], ...]")
+            got = f"{where} has {str(entry)[:80]} in history"
+            raise Malformed("history_form", f"{got}; expected [[request, answer], ...]")
     return turns
 
 
 def system_text(row: Row, where: str) -> str:
-    """The text of the system columns. DataError for a value that is no text, and for two texts."""
+    """The text of the system columns. Malformed for a value that is no text, and for two texts."""
     given = {name: row[name] for name in SYSTEM_COLUMNS if row.get(name)}
     texts = {value for value in given.values() if isinstance(value, str) and value.strip()}
     if len(texts) > 1 or not all(isinstance(value, str) for value in given.values()):
         shown = " and ".join(f"{name} {str(value)[:40]!r}" for name, value in given.items())
-        raise DataError(f"{where} has {shown}; expected one text; correct it, or leave a column out")
+        reason = "two_systems" if len(texts) > 1 else "system_not_text"
+        raise Malformed(reason, f"{where} has {shown}; expected one text; correct it, or leave a column out")
     return next(iter(texts), "")
 
 

@@ -15,11 +15,13 @@ by that way. (Where the tag is spelled in ordinary tokens, a call that is not re
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -45,10 +47,17 @@ ANY_VALUE: Schema = {
         {"type": "object", "additionalProperties": ANY},
     ]
 }
+FREE: Schema = {"$ref": "#/$defs/free"}
+ANY_VALUES: Schema = {"any": ANY_VALUE, "free": True}
 NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 # Keywords without which a schema says nothing.
 SAYING = ("type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", "properties", "patternProperties", "required")
 SAYING += ("items", "prefixItems", "additionalProperties", "pattern", "format", "minLength", "maxLength", *NUMERIC)
+NOTHING = ({}, True)  # of `not`: no value is allowed, as zod writes undefined
+# Keywords that hold of one kind of value, and that are named where a schema says nothing else.
+OF_SOME_VALUES = ("not", "if", "uniqueItems", "minItems", "maxItems", "contains", "unevaluatedItems", "minProperties")
+OF_SOME_VALUES += ("maxProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies")
+OF_SOME_VALUES += ("unevaluatedProperties", "$dynamicRef", "$recursiveRef")
 # Keywords that are read elsewhere or belong to a whole document.
 DOCUMENT = (
     "$id",
@@ -61,8 +70,10 @@ DOCUMENT = (
     "x-guidance",
     "$comment",
 )
-# what ends a string, an object, a list, a value before another; a digit, since 0 may go on for ever
-CLOSERS = (b'"', b"}", b"]", b",", b"1", b"0")
+# Outside of a string: what ends an object and a list, begins a string, ends a value before another; a digit, since 0 may
+# go on for ever.
+CLOSERS = (b"}", b"]", b'"', b",", b"1", b"0")
+_QUOTE = re.compile(rb'(?<!\\)(?:\\\\)*"')
 
 
 def call_grammar(tokenizer: Tokenizer, tags: str, tools: Sequence[Mapping[str, Any]], **how: bool) -> CallGrammar:
@@ -127,8 +138,9 @@ class CallGrammar:
         if problem:
             raise ConfigError(f"these functions have no grammar ({problem[:200]}); set --constrain off")
         if required and self.shortest is None:
-            needed = f"no call of these functions fits into {LONGEST_CLOSING} tokens of this vocabulary"
-            raise ConfigError(f"{needed}; anchor patterns (^, $), or set --constrain off")
+            needed = f"no call of these functions was found to end within {LONGEST_CLOSING} tokens of this vocabulary"
+            advice = "anchor patterns (^, $), let values that hold their own kind be absent, or set --constrain off"
+            raise ConfigError(f"{needed}; {advice}")
         # ids that a call may still need whatever was sampled: names and values that are fixed stand in the schemas
         self.near_end = max(len(tokenizer.encode(json.dumps(tool, ensure_ascii=False))) for tool in tools)
 
@@ -156,6 +168,7 @@ class GrammarState:
     def __init__(self, grammar: CallGrammar, matcher: Any) -> None:
         self.grammar, self.matcher, self.ended = grammar, matcher, False
         self._closing: deque[int] = deque()  # ids that must come next
+        self._text = b""  # what was written
         self._endless = False  # no way to end was found once; looking again at each token would hold up all other rows
 
     @property
@@ -179,21 +192,29 @@ class GrammarState:
             return token
         if not self._closing:
             may_end = not self.inside or room >= self.grammar.near_end or self._endless
+            before = self._text
             self._step(token)
-            closing = None if may_end else _closing(self.matcher, self.grammar.vocabulary)
+            closing = None if may_end else self._way_out()
             if may_end or (closing is not None and len(closing) <= room):
                 return token
             self.matcher.rollback(1)
-            self._closing.extend(_closing(self.matcher, self.grammar.vocabulary) or ())
+            self._text = before
+            self._closing.extend(self._way_out() or ())
             self._endless = not self._closing
         if self._closing:
             token = self._closing.popleft()
         self._step(token)
         return token
 
+    def _way_out(self) -> list[int] | None:
+        """A short way to end the call that is being written."""
+        call = self._text.rpartition(chat.CALL_TAG.encode())[2]
+        return _closing(self.matcher, self.grammar.vocabulary, call)
+
     def _step(self, token: int) -> None:
         # not consumed: the mask was not applied, or llguidance reached one of its limits
         self.ended = not self.matcher.consume_token(token) or self.matcher.is_stopped()
+        self._text += self.grammar.vocabulary.tokens[token]
 
 
 def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -> str:
@@ -216,7 +237,7 @@ def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -
 def _calls_schema(tools: Sequence[Mapping[str, Any]], strict: bool, level: int, relaxed: list[str]) -> Schema:
     """The schema of one call of any of the tools; `relaxed` takes a message for all that does not hold. strict: a type that
     is not known raises ConfigError."""
-    definitions: Schema = {"any": ANY_VALUE}
+    definitions: Schema = dict(ANY_VALUES)
     calls = []
     for i, tool in enumerate(tools):
         name, parameters = _read(tool, strict, relaxed)
@@ -252,6 +273,13 @@ def _of_document(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
     return _Translated(parameters, place, relaxed).schema(parameters, "")
 
 
+def _of_free_document(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
+    """The schema itself, where two of its parts that both allow any value have no common grammar."""
+    relaxed.append("numbers within values of any kind are not bounded")
+    bounded = json.dumps(_of_document(parameters, place, relaxed))
+    return json.loads(bounded.replace(json.dumps(ANY), json.dumps(FREE)))  # type: ignore[no-any-return]
+
+
 def _of_list(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
     """What a list of tools would say of it: names, types and enumerations."""
     relaxed.append("only its names, types, enumerations and required arguments hold")
@@ -265,7 +293,7 @@ def _of_names(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
     return _closed_object(dict.fromkeys(listed["properties"], ANY), listed["required"])
 
 
-LEVELS = (_of_document, _of_list, _of_names)
+LEVELS = (_of_document, _of_free_document, _of_list, _of_names)
 
 
 def _arguments_schema(name: str, parameters: Schema, place: str, level: int, relaxed: list[str]) -> Schema:
@@ -274,7 +302,7 @@ def _arguments_schema(name: str, parameters: Schema, place: str, level: int, rel
     for build in LEVELS[level:]:
         notes: list[str] = []
         schema = build(parameters, place, notes)
-        definitions = {"any": ANY_VALUE, place: schema}
+        definitions = ANY_VALUES | {place: schema}
         wrong, messages = _checked(
             json.dumps({"$ref": f"#/$defs/{place}", "$defs": definitions, "x-guidance": CANONICAL})
         )
@@ -301,6 +329,16 @@ def _has_grammar(schema: Schema) -> bool:
     return not _checked(json.dumps(schema))[0]
 
 
+class _Inlined(NamedTuple):
+    """Of a schema that stands in place of a reference: the references that led to it, and its place in the document."""
+
+    pointers: tuple[str, ...]
+    path: tuple[str, ...]
+
+    def at(self, *steps: str) -> _Inlined:
+        return _Inlined(self.pointers, (*self.path, *steps))
+
+
 class _Translated:
     """A tool's schema as llguidance takes it: numbers have bounds, objects whose keys are listed have no further ones, what
     may be any value is `ANY`, and references point to where the schema stands, `#/$defs/place`.
@@ -316,26 +354,46 @@ class _Translated:
         if message not in self.relaxed:
             self.relaxed.append(message)
 
-    def schema(self, node: Any, where: str, whole: bool = True, within: tuple[str, ...] = ()) -> Any:
-        """where: path to the node, for messages. within: references that were put in place of themselves around it."""
+    def schema(self, node: Any, where: str, whole: bool = True, inlined: _Inlined | None = None) -> Any:
+        """where: path to the node, for messages. inlined: where the node stands in the document, if it was put in place of a
+        reference to it or is a part of what was."""
+        if node is False or (isinstance(node, Mapping) and node.get("not") in NOTHING):
+            return False
         if not isinstance(node, Mapping) or not set(SAYING) & node.keys():
             part = dict(node) if isinstance(node, Mapping) else {}
-            return node if node is False else self._definitions(node, where, dict(ANY) if whole else part)
+            for keyword in (key for key in OF_SOME_VALUES if whole and key in part):
+                self._relax(where, f"{keyword} {str(part[keyword])[:60]}")
+            return self._definitions(node, where, dict(ANY) if whole else part)
         out = {key: value for key, value in node.items() if key not in (*DOCUMENT, "$defs", "definitions")}
-        out = self._definitions(node, where, out)
+        if inlined is None:
+            out = self._definitions(node, where, out)
         out = self._values(out, where)
         self._numbers(out, where)
         self._texts(out, where)
         union = whole and not {"properties", "required", "allOf", "$ref", "patternProperties"} & out.keys()
-        for key in ("anyOf", "oneOf"):
+        for key in ("anyOf", "oneOf", "allOf"):
             if isinstance(out.get(key), list):
-                out[key] = [self.schema(one, where, union, within) for one in out[key]]
-        if isinstance(out.get("allOf"), list):
-            out["allOf"] = [self.schema(one, where, False, within) for one in out["allOf"]]
-        self._reference(out, where, whole, within)
-        self._array(out, where)
-        self._object(out, node, where, whole)
+                # `_reference` puts what "$ref" points to before the parts of allOf
+                first = int(key == "allOf" and "$ref" in node)
+                out[key] = [
+                    self.schema(one, where, union and key != "allOf", inlined and inlined.at(key, str(i)))
+                    for i, one in enumerate(out[key], first)
+                ]
+        self._reference(out, where, whole, inlined)
+        self._array(out, where, inlined)
+        self._object(out, node, where, whole, inlined)
         return out
+
+    def _child(self, node: Any, where: str, inlined: _Inlined | None, *steps: str) -> Any:
+        """The schema of a value within the node. What holds its own kind would be put in place of itself for ever: there
+        it is a reference to where it stands."""
+        if inlined and '"$ref"' in json.dumps(node):
+            return {"$ref": self._address(inlined.at(*steps).path)}
+        return self.schema(node, where)
+
+    def _address(self, path: Sequence[str]) -> str:
+        steps = [quote(step.replace("~", "~0").replace("/", "~1"), safe="~") for step in path]
+        return "/".join(["#", "$defs", self.place, *steps])
 
     def _definitions(self, node: Any, where: str, out: Schema) -> Schema:
         """With the definitions of the node, which references within it point to."""
@@ -370,7 +428,7 @@ class _Translated:
             if _has_grammar({"type": kind} | _bounded(kept)):
                 break
             del kept[key]
-        for key in given.keys() - kept.keys():
+        for key in [key for key in given if key not in kept]:
             self._relax(where, f"{key} {given[key]}")
         # the usual bounds must not exclude what the schema's own ones allow
         beyond = any(key != "multipleOf" and not _in_range(given[key]) for key in given)
@@ -385,7 +443,7 @@ class _Translated:
         if "pattern" in out or known:
             out.setdefault("maxLength", max(LONGEST_TEXT, out.get("minLength", 0)))
 
-    def _reference(self, out: Schema, where: str, whole: bool, within: tuple[str, ...]) -> None:
+    def _reference(self, out: Schema, where: str, whole: bool, inlined: _Inlined | None) -> None:
         """A reference as llguidance takes it. Beside other keywords, and in a part, what it points to stands itself."""
         if "$ref" not in out:
             return
@@ -396,35 +454,51 @@ class _Translated:
             self._relax(where, f"the reference {str(pointer)[:80]!r}, which points to nothing in the schema")
             if not set(SAYING) & out.keys():
                 out |= ANY
-        elif whole and not set(SAYING) & out.keys():
-            steps = [quote(step.replace("~", "~0").replace("/", "~1"), safe="~") for step in path]
-            out["$ref"] = "/".join(["#", "$defs", self.place, *steps])
-        elif pointer in within:
+        elif whole and not set(SAYING) & out.keys() and self._ends(pointer):
+            out["$ref"] = self._address(path)
+        elif inlined and pointer in inlined.pointers:
             self._relax(where, f"the reference {pointer!r} to itself")
         else:
-            part = self.schema(target, where, False, (*within, pointer))
+            pointers = (*(inlined.pointers if inlined else ()), pointer)
+            part = self.schema(target, where, False, _Inlined(pointers, tuple(path)))
             parts = out.pop("allOf", [])
             first = {"allOf": [part, *parts]}
             rest = dict(out)
             out.clear()
             out |= first | rest
 
-    def _array(self, out: Schema, where: str) -> None:
+    def _ends(self, pointer: Any) -> bool:
+        """Whether a reference leads, by references alone, to something that is none."""
+        seen: list[Any] = []
+        while pointer not in seen:
+            seen.append(pointer)
+            target = tool_lists.pointed_at(self.root, pointer)
+            if not isinstance(target, Mapping) or "$ref" not in target:
+                return True
+            pointer = target["$ref"]
+        return False
+
+    def _array(self, out: Schema, where: str, inlined: _Inlined | None) -> None:
         if isinstance(out.get("prefixItems"), list):
-            out["prefixItems"] = [self.schema(one, f"{where}[{i}]") for i, one in enumerate(out["prefixItems"])]
+            out["prefixItems"] = [
+                self._child(one, f"{where}[{i}]", inlined, "prefixItems", str(i))
+                for i, one in enumerate(out["prefixItems"])
+            ]
         kinds = out.get("type")
         if "array" in (kinds if isinstance(kinds, list) else [kinds]) or {"items", "prefixItems"} & out.keys():
-            out["items"] = self.schema(out.get("items", {}), f"{where}[]")
+            out["items"] = self._child(out.get("items", {}), f"{where}[]", inlined, "items")
 
-    def _object(self, out: Schema, node: Mapping[str, Any], where: str, whole: bool) -> None:
+    def _object(self, out: Schema, node: Mapping[str, Any], where: str, whole: bool, inlined: _Inlined | None) -> None:
         kinds = out.get("type")
         typed = "object" in (kinds if isinstance(kinds, list) else [kinds])
         for key in ("properties", "patternProperties"):
             if isinstance(out.get(key), Mapping):
-                out[key] = {name: self.schema(one, f"{where}.{name}") for name, one in out[key].items()}
+                out[key] = {
+                    name: self._child(one, f"{where}.{name}", inlined, key, name) for name, one in out[key].items()
+                }
         further = out.get("additionalProperties")
         if further is not None and further is not False:
-            out["additionalProperties"] = self.schema(further, f"{where}.*")
+            out["additionalProperties"] = self._child(further, f"{where}.*", inlined, "additionalProperties")
         if whole:
             self._close(out, node, typed)
         for key in ("minProperties", "maxProperties"):
@@ -535,6 +609,7 @@ class _Vocabulary:
         self.lengths[self.special_token_ids] = 0
         # the end of an answer too: where its tag is text, it begins as that of another call does
         self.closers = [*(self.tokens.index(text) for text in CLOSERS if text in self.tokens), *closing]
+        self.text_closers = [i for i in self.closers if self.tokens[i] == b'"']
         try:
             self.table = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self))
         except ValueError as error:
@@ -568,14 +643,16 @@ def _allowed(matcher: Any, vocabulary: _Vocabulary) -> np.ndarray:
     return allowed
 
 
-def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
-    """A short way from a state to where the answer may end, not always the shortest; none beyond LONGEST_CLOSING."""
-    probe, ids, begun = matcher.deep_copy(), [], 0  # begun: where the last string begins
-    tried: dict[bytes, list[int]] = {}  # mask -> [place of its last visit, number of the byte that is taken there]
+def _closing(matcher: Any, vocabulary: _Vocabulary, before: bytes = b"") -> list[int] | None:
+    """A short way from a state to where the answer may end, not always the shortest; none beyond LONGEST_CLOSING.
+
+    before: what was written since the call began, which tells whether the state is inside a string."""
+    probe, ids, text = matcher.deep_copy(), list[int](), before
+    tried: dict[bytes, _Visit] = {}
     while not probe.is_accepting():
         if forced := probe.compute_ff_tokens():
             ids += forced
-            begun = len(ids) if any(b'"' in vocabulary.tokens[i] for i in forced) else begun
+            text += b"".join(vocabulary.tokens[i] for i in forced)
             if not probe.consume_tokens(forced):
                 return None
             continue
@@ -583,16 +660,32 @@ def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
         known, mask = np.flatnonzero(allowed), allowed.tobytes()
         if len(ids) >= LONGEST_CLOSING or not len(known):
             return None
-        single = known[vocabulary.lengths[known] == 1]
-        if mask in tried and len(single) and not allowed[vocabulary.closers[0]]:
-            visit = tried[mask]  # again in this string: the next byte, until one leads out, as the "@" of an address
-            visit[:] = len(ids), visit[1] + (visit[0] >= begun)
-            token = int(single[visit[1] % len(single)])
-        else:  # among what is forced, the longest piece leaves the fewest to write
-            longest = int(known[vocabulary.lengths[known].argmax()])
-            token = next((i for i in vocabulary.closers if allowed[i]), longest)
-            tried[mask] = [len(ids), -1]
+        quotes = len(_QUOTE.findall(text))
+        closers = vocabulary.text_closers if quotes % 2 else vocabulary.closers
+        token = next((i for i in closers if allowed[i]), None)
+        if token is None:
+            single = known[vocabulary.lengths[known] == 1]
+            depth = text.count(b"{") + text.count(b"[") - text.count(b"}") - text.count(b"]")
+            if (visit := tried.get(mask)) and len(single):
+                # again in this string, or deeper in a value that holds its own kind: the next byte, until one leads
+                # out, as the "@" of an address or the name of a leaf
+                visit.number += visit.quotes == quotes or depth > visit.depth
+                visit.quotes, visit.depth = quotes, max(depth, visit.depth)
+                token = int(single[visit.number % len(single)])
+            else:  # among what is forced, the longest piece leaves the fewest to write
+                token = int(known[vocabulary.lengths[known].argmax()])
+                tried[mask] = _Visit(quotes, depth)
         if not probe.consume_token(token):
             return None
         ids.append(token)
+        text += vocabulary.tokens[token]
     return ids
+
+
+@dataclass
+class _Visit:
+    """Of a mask, in `_closing`: quotes before the last one, the largest depth, and which of its bytes is taken there."""
+
+    quotes: int
+    depth: int
+    number: int = -1
