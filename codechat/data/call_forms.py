@@ -5,7 +5,7 @@
     [get_weather(city="Oslo"), get_time(zone="UTC")]             ToolACE, the Berkeley leaderboard, Llama 3.2
     {"name": "get_weather", "parameters": {"city": "Oslo"}}      Llama 3.1, also a list, also in a fence
 
-A closing tag inside a string belongs to the string. The last two forms count only where their functions are offered: a
+A closing tag inside a string belongs to the string. The last two forms count only if their functions are offered: a
 list or an object may be the requested answer. An answer with the mark of another form is unreadable, never prose.
 """
 
@@ -81,7 +81,7 @@ def calls_in(value: Any) -> list[str]:
 
 
 def results_in(text: str) -> list[str]:
-    """The results in <tool_response> tags; none where there is other text around them."""
+    """The results in <tool_response> tags; none if there is other text around them."""
     return [] if _RESULT.sub("", text).strip() else _RESULT.findall(text)
 
 
@@ -152,7 +152,7 @@ def _values(text: str, at: int, closing: str = "") -> Found:
 
 
 def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
-    """The answer, if it ends in calls as Python writes them; None where it calls no function on offer."""
+    """The answer, if it ends in calls as Python writes them; None if it calls no function on offer."""
     text = text.rstrip()
     body = _FENCE.sub(r"\1", text.strip())
     whole = _python_calls(body, 0, offered)
@@ -175,7 +175,7 @@ def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
 
 
 def _python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
-    """The calls of `[f(a="b"), g(c=1)]`, or of calls without the brackets; None where they cannot be read. A name may
+    """The calls of `[f(a="b"), g(c=1)]`, or of calls without the brackets; None if they cannot be read. A name may
     hold spaces, dots, slashes and, if it is on offer, anything."""
     at = _after_space(text, at)
     listed = text.startswith("[", at)

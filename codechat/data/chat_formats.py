@@ -101,7 +101,7 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
 
 
 def _messages_of(row: Row, where: str, tools_style: str) -> list[Message]:
-    """The same; Unreadable, with the reason, where it cannot be taught."""
+    """The same, but Unreadable, with the reason, for a row that cannot be taught."""
     form = form_of(row)
     if form is None:
         raise Unreadable(f"unknown_form ({', '.join(sorted(map(str, row)))[:80]})")
@@ -146,7 +146,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def _system_text(row: Row, first: Any, where: str) -> str:
-    """The system text, of the first turn or of a column. DataError where both have another one."""
+    """The system text, of the first turn or of a column. DataError if the two differ."""
     said = ""
     if isinstance(first, Mapping) and role_of(first) == "system":
         said = text_of(content_of(first) or "", "system", first, where)
@@ -157,8 +157,8 @@ def _system_text(row: Row, first: Any, where: str) -> str:
 
 
 def _column_tools(row: Row, raw: Sequence[Any]) -> list[dict[str, Any]]:
-    """The schemas in columns or at messages; a column of what is available counts where nothing else offers tools.
-    Unreadable where two places differ."""
+    """The schemas in columns or at messages. The column `available_tools` counts only if nothing else offers tools.
+    Unreadable if two places differ."""
     holders = [row, *(turn for turn in raw if isinstance(turn, Mapping))]
     given = [schemas(holder.get(name) or "") for holder in holders for name in ("tools", "functions")]
     offers = [offer for offer in given if offer] or [schemas(row.get("available_tools") or "")]

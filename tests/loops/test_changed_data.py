@@ -114,7 +114,9 @@ def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
 
         def other_corpus() -> None:
             shutil.rmtree(home / "corpus")
-            corpus_writer.write_corpus([f"def g{i}(y):\n    return y - {i}\n" * 8 for i in range(120)], home / "corpus", BYTES)
+            corpus_writer.write_corpus(
+                [f"def g{i}(y):\n    return y - {i}\n" * 8 for i in range(120)], home / "corpus", BYTES
+            )
 
         return small(loop, home), other_corpus, "corpus"
     if loop == "chars":
