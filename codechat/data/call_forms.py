@@ -7,7 +7,7 @@
     {"tool_calls": [{"name": ..., "arguments": {...}}]}          xLAM's models
 
 Reasoning in tags before an answer is prose, whatever it says. A closing tag inside a string belongs to the string. The
-last three forms count only where their functions are offered: a list or an object may be the requested answer. An
+last three forms count only if their functions are offered: a list or an object may be the requested answer. An
 answer with the mark of another form is unreadable, never prose.
 """
 
@@ -121,7 +121,7 @@ def calls_in(value: Any) -> list[str]:
 
 
 def results_in(text: str) -> list[str]:
-    """The results in <tool_response> tags; none where there is other text around them."""
+    """The results in <tool_response> tags; none if there is other text around them."""
     return [] if _RESULT.sub("", text).strip() else [found["result"] for found in _RESULT.finditer(text)]
 
 
@@ -192,7 +192,7 @@ def _values(text: str, at: int, closing: str = "") -> Found:
 
 
 def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
-    """The answer, if it ends in calls as Python writes them; None where it calls no function on offer."""
+    """The answer, if it ends in calls as Python writes them; None if it calls no function on offer."""
     text = text.rstrip()
     body = _FENCE.sub(r"\1", text.strip())
     whole = _python_calls(body, 0, offered)
@@ -220,7 +220,7 @@ def _alternatives(names: Collection[str]) -> str:
 
 
 def _python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
-    """The calls of `[f(a="b"), g(c=1)]`, or of calls without the brackets; None where they cannot be read. A name may
+    """The calls of `[f(a="b"), g(c=1)]`, or of calls without the brackets; None if they cannot be read. A name may
     hold spaces, dots, slashes and, if it is on offer, anything."""
     at = _after_space(text, at)
     listed = text.startswith("[", at)
@@ -289,7 +289,7 @@ def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
 
 
 def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
-    """The answer, if it ends in calls of functions on offer in JSON; None where it has none. Unreadable for JSON that is
+    """The answer, if it ends in calls of functions on offer in JSON; None if it has none. Unreadable for JSON that is
     a call in another form, or of a function that is not on offer."""
     items = _whole_json(text)
     if items:
@@ -311,7 +311,7 @@ def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
 
 
 def _whole_json(text: str) -> list[Any]:
-    """The items of the JSON that a text consists of, in a fence or not; none where it is something else."""
+    """The items of the JSON that a text consists of, in a fence or not; none if it is something else."""
     body = _FENCE.sub(r"\1", text.strip())
     found = tool_calls.value_at(body, 0) if body.startswith(("{", "[")) else None
     if found is None:

@@ -125,7 +125,7 @@ def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Mess
 
 
 def _messages_of(row: Row, where: str, tools_style: str) -> list[Message]:
-    """The same; Unreadable, with the reason, where it cannot be taught."""
+    """The same, but Unreadable, with the reason, for a row that cannot be taught."""
     form = form_of(row)
     if form is None:
         raise Unreadable(f"unknown_form ({', '.join(sorted(map(str, row)))[:80]})")
@@ -171,7 +171,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def _system_text(row: Row, first: Any, where: str) -> str:
-    """The system text, of the first turn or of a column. Malformed where both have another one."""
+    """The system text, of the first turn or of a column. Malformed if the two differ."""
     said = ""
     if isinstance(first, Mapping) and role_of(first) == "system":
         said = text_of(content_of(first) or "", "system", first, where)
@@ -183,8 +183,8 @@ def _system_text(row: Row, first: Any, where: str) -> str:
 
 
 def _column_tools(row: Row, raw: Sequence[Any]) -> list[dict[str, Any]]:
-    """The schemas in columns or at messages; a column of what is available counts where nothing else offers tools.
-    Unreadable where two places differ."""
+    """The schemas in columns or at messages. The column `available_tools` counts only if nothing else offers tools.
+    Unreadable if two places differ."""
     holders = [row, *(turn for turn in raw if isinstance(turn, Mapping))]
     offered = [_schemas_at(name, holder) for holder in holders for name in OFFERED]
     available = [_schemas_at(name, holder) for holder in holders for name in AVAILABLE]

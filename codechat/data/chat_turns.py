@@ -51,7 +51,7 @@ def is_turn(value: Any) -> bool:
 
 
 def role_of(turn: Row) -> Any:
-    """The role in our words, or the word of the turn where it is not known."""
+    """The role in our words; an unknown role unchanged."""
     role = turn.get("role") or turn.get("from")
     return chat.ROLE_OF.get(role, role) if isinstance(role, str) else role
 
@@ -63,7 +63,7 @@ def content_of(turn: Row) -> Any:
 
 
 def from_json(value: Any, reason: str) -> Any:
-    """The value, or what a JSON text says. Unreadable, with this reason, for another text."""
+    """The value; a text is parsed as JSON. Unreadable, with this reason, for a text that is not JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -87,7 +87,7 @@ def turns_in(value: Any) -> Any:
 
 def continued(prompt: Any, answer: Any, where: str) -> list[Any]:
     """The turns of a prompt (text, turns or None) and of what follows it: text, a turn, or turns, which may begin with
-    the prompt. Malformed where they do not fit together."""
+    the prompt. Malformed if they do not fit together."""
     before = prompt
     if prompt is None:
         before = []
@@ -247,7 +247,7 @@ def text_of(value: Any, role: str, raw: Row, where: str) -> str:
     calls = role == "assistant" and bool(raw.get("tool_calls") or raw.get("function_call"))
     if isinstance(value, Sequence) and all(isinstance(part, Mapping) and "type" in part for part in value):
         return _text_of_parts(value, calls)
-    # Some sets keep results as objects; what a model reads is JSON.
+    # Some sets keep results as objects; a model reads them as JSON.
     if role == "function" and isinstance(value, (Mapping, Sequence)):
         return json.dumps(value, ensure_ascii=False, default=str)
     if role == "assistant" and value is None:
@@ -293,7 +293,7 @@ def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int, marked: bool
 
 
 def _agreed(calls: list[str], again: list[str]) -> list[str]:
-    """The calls of an answer, which two places may repeat. Unreadable where they differ."""
+    """The calls of an answer, which two places may repeat. Unreadable if they differ."""
     if calls and again and calls != again:
         raise Unreadable("calls_differ")
     return calls or again

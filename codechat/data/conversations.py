@@ -45,7 +45,7 @@ DOMAINS = {"funcall": "calls", "negative": "code"}
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """An encoded conversation. ids (n,) int32; loss_mask (n,) bool, True where the token carries loss."""
+    """An encoded conversation. ids (n,) int32; loss_mask (n,) bool, True if the token carries loss."""
 
     ids: np.ndarray
     loss_mask: np.ndarray
@@ -93,7 +93,7 @@ def read(path: Path | str) -> Iterator[Row]:
 
 
 def check_row(row: Row, default: str, where: str) -> Row:
-    """The row with `messages` and `domain` (`default` where it names none). DataError, beginning with `where`."""
+    """The row with `messages` and `domain` (`default` if it names none). DataError, beginning with `where`."""
     named = row.get("domain") or ""
     source = row.get("source") or ""
     if not isinstance(named, str) or not isinstance(source, str):
@@ -187,7 +187,7 @@ def _holds_conversations(path: Path) -> bool:
 
 
 def tools_style(directory: Path | str) -> str:
-    """How the system prompts of a prepared directory list tools; compact where its manifest does not say."""
+    """How the system prompts of a prepared directory list tools; compact unless its manifest says otherwise."""
     path = Path(directory) / MANIFEST
     files = config.read_json(path).get("files", {}) if path.exists() else {}
     return max((file.get("tools_style", "") for file in files.values()), default="") or "compact"

@@ -32,7 +32,7 @@ AGAIN = "prepare the corpus again with codechat data corpus"
 
 
 def token_lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
-    """(n_vocab,) int64: bytes of text that each id stands for; the end-of-text id stands for none."""
+    """(n_vocab,) int64: bytes of text behind each id; 0 for the end-of-text id."""
     lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)], dtype=np.int64)
     lengths[tokenizer.eot_id] = 0  # it is predicted, but bits per byte divide by the text
     return lengths
@@ -87,7 +87,7 @@ def open_corpus(directory: Path | str, split: str) -> tuple[dict[str, Any], list
         if file["split"] != split:
             continue
         path = directory / file["name"]
-        # Opening must notice what a kill or a full disk has left: a short shard would be read as a shorter text.
+        # A kill or a full disk may leave a short shard, which would be read as a shorter text.
         size = path.stat().st_size if path.exists() else "no"
         if size != file["bytes"]:
             raise DataError(f"{path} has {size} bytes; {MANIFEST} says {file['bytes']}; {AGAIN}")

@@ -88,7 +88,7 @@ def write_corpus(
     """Tokenise the documents into `out_dir` and return the manifest. A complete corpus replaces an earlier one.
 
     max_tokens: stop after the document that reaches them. DataError: ids beyond uint16, no text, too large a loss.
-    RunError where another process writes into `out_dir`."""
+    RunError if another process writes into `out_dir`."""
     if tokenizer.n_vocab > 1 << 16:
         raise DataError(f"tokenizer {tokenizer.spec} has {tokenizer.n_vocab} ids; shards are uint16; choose another")
     out = Path(out_dir)
@@ -168,7 +168,7 @@ def _write_parts(
 
 
 def _manifest(writer: _ShardWriter, tokenizer: tokenizers.Tokenizer, ledger: Ledger) -> dict[str, Any]:
-    """What is in the shards, and where it comes from."""
+    """Names, sizes and hashes of the shards, the tokenizer, and counts by source."""
     shards = chain.from_iterable(writer.shards.values())
     files = [shard | file_record(writer.directory / shard["name"]) for shard in shards]
     totals = {

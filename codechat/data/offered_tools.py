@@ -84,7 +84,7 @@ def _without_wording(text: str, listed: SchemaList) -> str:
 
 
 def _json_part(text: str, begin: int) -> str:
-    """The JSON values from `begin` on; all of the rest where there is none. A tag inside a string ends no value."""
+    """The JSON values from `begin` on; all of the rest if there are none. A tag inside a string ends no value."""
     end = begin
     while found := tool_calls.value_at(text, end):
         _, end = found
@@ -94,7 +94,7 @@ def _json_part(text: str, begin: int) -> str:
 
 
 def _schema_list(text: str) -> SchemaList:
-    """The first list of schemas in a text, or the first schemas one after the other; without items where none is."""
+    """The first list of schemas in a text, or the first schemas one after the other; no items if there are none."""
     begin = 0
     end = 0
     items: list[Any] = []

@@ -89,7 +89,7 @@ def _conversation(row: Row, judged: Judged, where: str) -> list[Message]:
 
 
 def _prompt(row: Row, answer: Any, where: str) -> Any:
-    """The prompt of a row: text or messages, None where the row has none, or where the answer holds it."""
+    """The prompt of a row: text or messages; None if the row has none, or has it only inside the answer."""
     given = (row[name] for name in PROMPTS if row.get(name) is not None and row[name] is not answer)
     prompt = turns_in(next(given, None))
     beside = any(row.get(name) for name in BESIDE)

@@ -78,7 +78,7 @@ def write(
 ) -> dict[str, Any]:
     """Write `files` (name -> rows), and the manifest, which is returned. measured: more of its entries.
 
-    cfg: the settings of the command: `tokenizer`, and `tools_style`, `domain` and `preview` where it has them."""
+    cfg: the settings of the command: `tokenizer`, and `tools_style`, `domain` and `preview` if it has them."""
     with written_by_one(out, wait=True):
         require_kind(out, "conversations")
         path = out / MANIFEST

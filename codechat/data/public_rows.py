@@ -72,7 +72,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def asked_in_test(text: str) -> str | None:
-    """The benchmark, where a sentence of the text begins a question of GSM8K's test split."""
+    """The benchmark's name if a sentence of the text begins a question of GSM8K's test split, else None."""
     lower = text.lower()
     for mark in _SENTENCE.finditer(text):
         words = _WORD.findall(lower, mark.end(), mark.end() + 200)[:12]
@@ -82,7 +82,7 @@ def asked_in_test(text: str) -> str | None:
 
 
 def whole_number(value: Any) -> Any:
-    """The number that a text of digits writes, as some files hold their numbers; any other value as it is."""
+    """The value; a text of digits as a number, since some files quote their numbers."""
     return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
@@ -153,8 +153,8 @@ def conversation_rows(
 ) -> Iterator[Row]:
     """Conversations of rows in any form of `chat_formats`, each once.
 
-    Their domain is `domain`, or what the row says, or "calls" where tools are offered or called, "code" where the
-    answer is Python, "chat" where it is prose."""
+    Their domain is `domain`, or what the row names, or else "calls" if tools are offered or called, "code" if the
+    answer is Python, "chat" if it is prose."""
     seen: set[str] = set()
     named: set[str] = set()
     rows = reject_benchmark_rows(rows, origin)
@@ -209,7 +209,7 @@ def conversation_row(row: Row, where: str = "row", tools_style: str = "compact",
 
 
 def _named_domain(row: Row) -> str:
-    """The domain that the row names, in characters of a file's name; "" where it names none."""
+    """The domain that the row names, in characters of a file's name; "" if it names none."""
     given = (row.get("domain"), row.get("source"))
     named = next((name for name in given if isinstance(name, str) and name), "")
     return _NOT_IN_A_NAME.sub("_", DOMAINS.get(named, named))

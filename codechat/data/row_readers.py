@@ -172,7 +172,7 @@ def answer_text(row: Row) -> str:
 
 def reject_inputs(row: Row, texts: Sequence[str]) -> None:
     """Unreadable for an input column that none of the texts contains."""
-    # Messages usually contain the input of the row; where they do not, training on them would lose it.
+    # Messages usually contain the input of the row; otherwise training on them would lose it.
     for name in INPUTS:
         given = _cell(row, name).strip()
         if given.lower() not in NO_INPUT and not any(given in text for text in texts):

@@ -1,6 +1,6 @@
 """Where text and rows come from: the interpreter's own Python files, local files, the hub.
 
-A `Ledger` counts the rows of a source: `skipped` by a rule (tests, duplicates, generated tables), or `lost` where a row
+A `Ledger` counts the rows of a source: `skipped` by a rule (tests, duplicates, generated tables), or `lost` if a row
 should have been usable. Too many losses are an error: a reader that drops most of its input keeps the easy part."""
 
 import csv
@@ -50,7 +50,7 @@ class Ledger:
     kept: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)  # reason -> where it was met first
+    first: dict[str, str] = field(default_factory=dict)  # reason -> place of its first row
 
     def skip(self, rule: str) -> None:
         """A rule left a row out."""
@@ -195,7 +195,7 @@ def _path_rule(relative: str) -> str | None:
 
 
 def read_text_file(path: Path, name: str, source: str, ledger: Ledger) -> Document | None:
-    """The document of one file; None, and a count in the ledger, where it cannot be used."""
+    """The document of one file; None, and a count in the ledger, if it cannot be used."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -273,7 +273,7 @@ def row_format(path: Path) -> str | None:
 
 
 def row_files(directory: Path) -> list[Path]:
-    """The files of rows in a directory, sorted. DataError where there is none, or one that is compressed."""
+    """The files of rows in a directory, sorted. DataError if there are none, or if one is compressed."""
     present = sorted(directory.iterdir())
     packed = next((path for path in present if path.suffix in PACKED_ENDINGS), None)
     if packed:
@@ -431,7 +431,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """Rows of a path, or of the hub's data set OWNER/NAME where no such path exists. columns: words OURS=THEIRS."""
+    """Rows of a path, or of the hub's data set OWNER/NAME if no such path exists. columns: words OURS=THEIRS."""
     names = dict(word.split("=", 1) for word in columns if "=" in word.strip("="))
     if len(names) < len(columns):
         raise ConfigError(f"got --columns {','.join(columns)}; expected OURS=THEIRS, such as question=query")
@@ -446,13 +446,13 @@ def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
 
 
 def names_hub_set(source: str) -> bool:
-    """True for OWNER/NAME where no such path exists."""
+    """True for OWNER/NAME if no such path exists."""
     path = Path(source)
     return not path.exists() and not path.suffix and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source) is not None
 
 
 def require_columns(rows: Iterable[Row], accepted: Collection[tuple[str, ...]], origin: str) -> Iterator[Row]:
-    """The rows. DataError where the first one has none of the accepted sets of columns."""
+    """The rows. DataError if the first one has none of the accepted sets of columns."""
     for number, row in enumerate(rows):
         if number == 0 and not any(set(columns) <= row.keys() for columns in accepted):
             sets = " or ".join("{" + ", ".join(columns) + "}" for columns in accepted)
@@ -461,7 +461,7 @@ def require_columns(rows: Iterable[Row], accepted: Collection[tuple[str, ...]], 
 
 
 def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None = None) -> Iterator[Row]:
-    """Rows of a hub data set, streamed. files: its parquet or json files, for a part of it or where it has a loading
+    """Rows of a hub data set, streamed. files: its parquet or json files, for a part of it or if it has a loading
     script. UserError within seconds without a network."""
     import datasets
 
@@ -503,7 +503,7 @@ def probe_hub(name: str, remedy: str = OTHER_SOURCES) -> None:
     from huggingface_hub import constants
 
     url = constants.ENDPOINT
-    problems: list[str] = []  # one: empty where the hub has answered
+    problems: list[str] = []  # one text, empty if the hub has answered
 
     def reach() -> None:
         try:

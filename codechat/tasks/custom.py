@@ -159,7 +159,7 @@ class RowsTask(BaseTask):
     def score(self, problem: Problem, completion: str) -> Score:
         """The weighted mean of the rewards; tier "error" and 0 if a function fails. The first failure is printed."""
         try:
-            # Logged terms must be the same for all completions, also where the function fails.
+            # Logged terms must be the same for all completions, also if a function fails.
             if not self._terms:
                 self._terms = list(self._terms_of(self.gold(problem), problem).values)
             terms = self._terms_of(completion, problem)
@@ -189,7 +189,7 @@ class RowsTask(BaseTask):
         )
 
     def _terms_of(self, completion: str, problem: Problem) -> Terms:
-        """What the reward functions give. ValueError for what is no number from 0 to 1."""
+        """The values of the reward functions. ValueError for one that is no number from 0 to 1."""
         terms: dict[str, float] = {}
         total = 0.0
         for reward in self._rewards:
