@@ -306,18 +306,22 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
         paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
     served = [Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file)] if cfg.endpoint else []
     how = dict(kind=kind, parent=str(paths[0]) if paths else None, overwrite=cfg.overwrite)
-    with dist.session(cfg), Run.create(cfg.run_name, cfg, **how) as run:
-        searched: dict[str, contamination.Report] = {}
-        rows = [_evaluate_one(cfg, run, task, problems, one, judge, searched) for one in (*paths, *served)]
-        summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
-        if cfg.all_checkpoints and dist.is_main():
-            best = choose({p: r["select"] for p, r in zip(paths, rows, strict=True)}, max(cfg.ks))
-            checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
-            print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
-            summary = {"best": label(best)}
-        verdicts = ("verdict", "remedy", "reward_verdict", "gate")
-        summary |= {k: row[k] for row in rows[-1].values() for k in verdicts if k in row}
-        run.finish(summary | ({"left_out": left_out} if left_out else {}))
+    with dist.session(cfg):
+        if cfg.overwrite:  # the first one is loaded before the former run goes
+            for path in paths[1:]:
+                checkpoint.check(path)
+        with Run.create(cfg.run_name, cfg, **how) as run:
+            searched: dict[str, contamination.Report] = {}
+            rows = [_evaluate_one(cfg, run, task, problems, one, judge, searched) for one in (*paths, *served)]
+            summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
+            if cfg.all_checkpoints and dist.is_main():
+                best = choose({p: r["select"] for p, r in zip(paths, rows, strict=True)}, max(cfg.ks))
+                checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
+                print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
+                summary = {"best": label(best)}
+            verdicts = ("verdict", "remedy", "reward_verdict", "gate")
+            summary |= {k: row[k] for row in rows[-1].values() for k in verdicts if k in row}
+            run.finish(summary | ({"left_out": left_out} if left_out else {}))
     return run
 
 
