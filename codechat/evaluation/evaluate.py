@@ -301,7 +301,9 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
         if check.failed:
             problems[split], left_out[split] = [p for p in some if p.id not in check.failed], list(check.failed)
             print(f"{task.name}: left out, since their reference solutions fail: {', '.join(check.failed)}")
-    paths = [find_checkpoint(ref) for ref in cfg.ckpt]
+    paths = list(dict.fromkeys(find_checkpoint(ref) for ref in cfg.ckpt))
+    if len(paths) < len(cfg.ckpt):
+        print("a checkpoint that --ckpt names twice is evaluated once", file=sys.stderr)
     if cfg.all_checkpoints:
         paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
     served = [Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file)] if cfg.endpoint else []
