@@ -19,7 +19,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -361,17 +361,21 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
         )
     problems: dict[str, list[Problem]] = {split: problems_once(task, split, cfg.limit, cfg.seed) for split in cfg.split}
     left_out = _leave_out_failing_references(cfg, task, problems)
-    paths = [find_checkpoint(ref) for ref in cfg.ckpt]
+    paths = list(dict.fromkeys(find_checkpoint(ref) for ref in cfg.ckpt))
+    if len(paths) < len(cfg.ckpt):
+        print("a checkpoint that --ckpt names twice is evaluated once", file=sys.stderr)
     if cfg.all_checkpoints:
         paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
     sources: list[Path | Endpoint] = [*paths]
     if cfg.endpoint:
         sources.append(Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file))
     parent = str(paths[0]) if paths else None
-    with (
-        dist.session(cfg),
-        Run.create(cfg.run_name, cfg, kind=kind, parent=parent, overwrite=cfg.overwrite) as run,
-    ):
+    with ExitStack() as opened:
+        opened.enter_context(dist.session(cfg))
+        if cfg.overwrite:  # the first one is loaded before the former run goes
+            for path in paths[1:]:
+                checkpoint.check(path)
+        run = opened.enter_context(Run.create(cfg.run_name, cfg, kind=kind, parent=parent, overwrite=cfg.overwrite))
         evaluation = _Evaluation(cfg, run, task, problems, judge)
         rows = [evaluation.evaluate(load_subject(cfg, source)) for source in sources]
         summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
