@@ -195,13 +195,16 @@ def test_gsm8k_under_another_name_with_other_columns(tmp_path: Path, monkeypatch
 def test_a_folder_without_rows_is_named_and_so_is_the_folder_below_that_has_some(name: str, tmp_path: Path) -> None:
     with raising(DataError, "no rows", str(tmp_path), "check the path"):
         tasks.load(name, source=str(tmp_path)).problems("test")
-    (tmp_path / "empty.jsonl").write_text("")
-    with raising(DataError, "no rows", str(tmp_path), "check the path"):
-        tasks.load(name, source=str(tmp_path)).problems("test")
     (tmp_path / "main").mkdir()
     (tmp_path / "main/test.jsonl").write_text("{}\n")
     with raising(DataError, "no rows", str(tmp_path), f"{tmp_path}/main has some"):
         tasks.load(name, source=str(tmp_path)).problems("test")
+
+
+def test_a_folder_with_an_empty_file_does_not_name_itself_as_having_rows(tmp_path: Path) -> None:
+    (tmp_path / "empty.json").write_text("[]")
+    with raising(DataError, "no rows of mbpp", "check the path"):
+        tasks.load("mbpp", source=str(tmp_path)).problems("test")
 
 
 def test_a_folder_without_a_tasks_own_file_names_the_folder_that_has_it(tmp_path: Path) -> None:
