@@ -50,6 +50,7 @@ from codechat.text.call_grammar import prompt_grammar
 from codechat_lab.reports import articles, run_frames
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
+
 # %% [markdown]
 # ## One answer, token by token
 #

@@ -297,7 +297,7 @@ def name_unread(directory: Path, read: Collection[Path]) -> None:
 def where_rows_are(path: Path, pattern: str = "*") -> str:
     """For an error about a folder without rows: which of its folders have files of this pattern."""
     found = [file for file in path.rglob(pattern) if file.suffix in ROW_ENDINGS and file.name not in ABOUT]
-    below = sorted({file.parent for file in found})
+    below = sorted({file.parent for file in found} - {path})
     if below:
         return f"{', '.join(map(str, below[:3]))} has some"
     if next(path.rglob("*.arrow"), None):

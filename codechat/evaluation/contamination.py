@@ -92,10 +92,10 @@ def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> di
     index = Index()
     for problem in problems:
         index.add(problem)
-    scan = Scan(index)
-    for text, whole in texts:
-        scan.read(text, whole)
-    return scan.verdict()
+    ways = defaultdict[str, tuple[str, ...]](tuple)
+    for found, way in sorted(scan(texts, index)):
+        ways[found] += (way,)
+    return dict(ways)
 
 
 class Finding(NamedTuple):
@@ -131,45 +131,34 @@ class Index:
             self.profiles.add(_profile(block))
 
 
-class Scan:
-    """A search through texts, one at a time. found: what is proven already. seen: N-grams of the index."""
+def scan(texts: Iterable[tuple[str, bool]], index: Index) -> set[Finding]:
+    """What the texts prove. Only a whole message can equal a short request."""
+    # three words of a gram tell nearly all apart, and cost less than a tuple of all N at every word
+    probes = {gram[:: N // 2] for grams in index.grams.values() for gram in grams}
+    seen = set[Gram]()
+    keys = set[Hashable]()  # of index.exact
+    for text, whole in texts:
+        programs = "def " in text
+        for version in {text, _without_comments(text)} if programs else (text,):  # solutions have no comments
+            words = _words(version)
+            if whole and len(words) < N:
+                keys.add(tuple(words))
+            spread = zip(words, words[N // 2 :], words[N - 1 :])
+            seen.update(tuple(words[at : at + N]) for at, probe in enumerate(spread) if probe in probes)
+        if programs:
+            keys |= _program_keys(text, index.profiles)
+        keys &= index.exact.keys()  # the rest is of no use, and a corpus has too much of it to keep
+    proven = {finding for finding, grams in index.grams.items() if grams and len(grams & seen) >= SHARE * len(grams)}
+    return proven.union(*(index.exact[key] for key in keys))
 
-    def __init__(self, index: Index) -> None:
-        self.index = index
-        self.found = set[Finding]()
-        self.seen = set[Gram]()
-        # three words of a gram tell nearly all apart, and cost less than a tuple of all N at every word
-        self.probes = {gram[:: N // 2] for grams in index.grams.values() for gram in grams}
 
-    def read(self, text: str, whole: bool) -> None:
-        """whole: a whole message, which alone can equal a short request."""
-        if "def " not in text:
-            self._read_words(text, whole)
-            return
-        for version in {text, _without_comments(text)}:  # solutions have no comments
-            self._read_words(version, whole)
-        for name in _NAME.findall(text):
-            self.found |= self.index.exact.get(_defines(name), set())
-        for block in _blocks(text) if self.index.profiles else ():
-            if _profile(block) in self.index.profiles:
-                for form, _ in _normal_forms(block):
-                    self.found |= self.index.exact.get(form, set())
-
-    def _read_words(self, text: str, whole: bool) -> None:
-        words = _words(text)
-        if whole and len(words) < N:
-            self.found |= self.index.exact.get(tuple(words), set())
-        spread = zip(words, words[N // 2 :], words[N - 1 :])
-        self.seen.update(tuple(words[at : at + N]) for at, probe in enumerate(spread) if probe in self.probes)
-
-    def verdict(self) -> dict[str, tuple[str, ...]]:
-        """Problem id -> ways in which it was found, by id."""
-        ways = defaultdict[str, tuple[str, ...]](tuple)
-        grams = self.index.grams.items()
-        proven = {finding for finding, some in grams if some and len(some & self.seen) >= SHARE * len(some)}
-        for problem, way in sorted(self.found | proven):
-            ways[problem] += (way,)
-        return dict(ways)
+def _program_keys(text: str, profiles: set[Profile]) -> set[Hashable]:
+    """The functions of a text: `def NAME` of each, and the normal form of those with one of these profiles."""
+    keys: set[Hashable] = {_defines(name) for name in _NAME.findall(text)}
+    for block in _blocks(text) if profiles else ():
+        if _profile(block) in profiles:
+            keys.update(form for form, _ in _normal_forms(block))
+    return keys
 
 
 def _grams(words: Sequence[str]) -> set[Gram]:

@@ -72,8 +72,8 @@ class Diagnosis:
 
 
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
-    """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED if over 85 % of completions are correct; else
-    DEAD if under 5 % of groups have variance, WEAK under 25 %, LIVE. ConfigError for too few groups."""
+    """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED if over 85 % of completions are correct;
+    else DEAD if under 5 % of groups have variance, WEAK under 25 %, LIVE. ConfigError for too few groups."""
     n_groups, group_size = rewards.shape
     if n_groups < min_groups or group_size < 2:
         raise ConfigError(f"{n_groups} groups of {group_size}; a verdict needs {min_groups} groups of 2 or more")

@@ -19,7 +19,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -327,15 +327,9 @@ class Subject:
     name: str
     collect: Collect
     checkpoint: loading.LoadedModel | None = None
+    step: int = 0
+    lineage: Sequence[Mapping[str, Any]] = ()
     tools_style: str = "json"  # of an endpoint: whole schemas, where a task can list them
-
-    @property
-    def step(self) -> int:
-        return int(self.checkpoint.meta["step"]) if self.checkpoint else 0
-
-    @property
-    def lineage(self) -> Sequence[Mapping[str, Any]]:
-        return self.checkpoint.meta.get("lineage", ()) if self.checkpoint else ()
 
 
 def load_subject(cfg: EvaluateConfig, source: Path | Endpoint) -> Subject:
@@ -344,7 +338,14 @@ def load_subject(cfg: EvaluateConfig, source: Path | Endpoint) -> Subject:
         return Subject(source.name, source.collect)
     loaded = loading.load_model(source, dist.device(), cfg.tags)
     collect = loglik.Chooser(loaded) if cfg.score == "loglik" else rollout.collect
-    return Subject(label(source), collect, loaded, loaded.tools_style)
+    return Subject(
+        label(source),
+        collect,
+        checkpoint=loaded,
+        step=int(loaded.meta["step"]),
+        lineage=loaded.meta.get("lineage", ()),
+        tools_style=loaded.tools_style,
+    )
 
 
 # further metrics of a result, from its run, its checkpoint and split, and the problems that were trained on
@@ -361,17 +362,21 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
         )
     problems: dict[str, list[Problem]] = {split: problems_once(task, split, cfg.limit, cfg.seed) for split in cfg.split}
     left_out = _leave_out_failing_references(cfg, task, problems)
-    paths = [find_checkpoint(ref) for ref in cfg.ckpt]
+    paths = list(dict.fromkeys(find_checkpoint(ref) for ref in cfg.ckpt))
+    if len(paths) < len(cfg.ckpt):
+        print("a checkpoint that --ckpt names twice is evaluated once", file=sys.stderr)
     if cfg.all_checkpoints:
         paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
     sources: list[Path | Endpoint] = [*paths]
     if cfg.endpoint:
         sources.append(Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file))
     parent = str(paths[0]) if paths else None
-    with (
-        dist.session(cfg),
-        Run.create(cfg.run_name, cfg, kind=kind, parent=parent, overwrite=cfg.overwrite) as run,
-    ):
+    with ExitStack() as opened:
+        opened.enter_context(dist.session(cfg))
+        if cfg.overwrite:  # the first one is loaded before the former run goes
+            for path in paths[1:]:
+                checkpoint.check(path)
+        run = opened.enter_context(Run.create(cfg.run_name, cfg, kind=kind, parent=parent, overwrite=cfg.overwrite))
         evaluation = _Evaluation(cfg, run, task, problems, judge)
         rows = [evaluation.evaluate(load_subject(cfg, source)) for source in sources]
         summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
@@ -484,6 +489,7 @@ class _Evaluation:
     ) -> results.Row:
         """What is measured once for a checkpoint and split: exposed problems, verdicts, held-out loss, probes."""
         cfg = self.cfg
+        split = which["split"]
         loaded = subject.checkpoint
         row: results.Row = {}
         if cfg.contamination:
@@ -493,9 +499,9 @@ class _Evaluation:
         if not loaded or not cfg.data_dir:
             return row
         if cfg.heldout_examples:
-            row |= losses_of_checkpoint(loaded, cfg.data_dir, which["split"], cfg.heldout_examples)
-        if cfg.probe_examples and (Path(cfg.data_dir) / f"probes.{which['split']}.jsonl").exists():
-            probes = read_probes(cfg.data_dir, which["split"], cfg.probe_examples)
+            row |= losses_of_checkpoint(loaded, cfg.data_dir, split, cfg.heldout_examples)
+        if cfg.probe_examples and (Path(cfg.data_dir) / f"probes.{split}.jsonl").exists():
+            probes = read_probes(cfg.data_dir, split, cfg.probe_examples)
             matrix = behaviour_matrix(loaded.model, loaded.tokenizer, loaded.tags, probes, seed=cfg.seed)
             row |= matrix.metrics()
             _say(matrix)

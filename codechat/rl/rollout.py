@@ -391,7 +391,8 @@ def _group_chunks(batch: RolloutBatch, wanted: Sequence[bool], p: int, row_token
     """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its
     first."""
     prompt = batch.prompts[p]
-    chunk, branch = _opening(prompt), 0
+    chunk = _opening(prompt)
+    branch = 0  # completions in the chunk
     for number in batch.numbers([p]):
         ids = batch.completions[number].ids
         written = batch.completions[number].written
@@ -399,7 +400,8 @@ def _group_chunks(batch: RolloutBatch, wanted: Sequence[bool], p: int, row_token
             continue
         if branch and len(chunk) + len(ids) > row_tokens:  # a single branch stays whole, in a row that is longer
             yield chunk
-            chunk, branch = _opening(prompt), 0
+            chunk = _opening(prompt)
+            branch = 0
         branch += 1
         chunk.ids += [prompt[-1], *ids[:-1]]
         chunk.targets += [token if mine else IGNORED for token, mine in zip(ids, written, strict=True)]

@@ -295,6 +295,13 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     return meta
 
 
+def check(ref: str | Path) -> None:
+    """CheckpointError where a file of the weights is missing or damaged. A collective."""
+    path = find_checkpoint(ref)
+    files = read_meta(path)["files"]
+    _verify(path, files, [name for name in files if name != "optim.pt"])
+
+
 def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Checkpoint:
     """Read a checkpoint from its reference (`runs.paths`). A collective. mmap leaves the weights in their file; the tensors
     of a sharded checkpoint are read when they are accessed."""

@@ -174,7 +174,6 @@ def end_with(parent: int) -> None:
 
 def work_in(folder: str) -> None:
     """The files of a test lie where its program finds them, and belong to the program's user."""
-    os.chdir(folder)
     tempfile.tempdir = os.environ["HOME"] = folder
     kernel.libc.setfsuid(os.stat(folder).st_uid)
 
@@ -237,6 +236,7 @@ class Trial:
         if self.session:
             return None
         self.session = Session(self.zygote.take(), self.job["message_mb"] << 20)
+        os.chdir(self.zygote.scratch.path)  # a test may have left it
         for stage, step in (("load", self.load), ("setup", self.set_up)):
             passed, reason = self.attempt(step)
             if not passed:

@@ -312,3 +312,10 @@ def test_problems_that_share_an_id_are_no_evaluation(policy: Policy) -> None:
     task = Repeated()
     with raising(DataError, "'toy-select-", "3 times"):
         evaluate.evaluate_task(*policy, "reserved", task, task.problems("select", limit=4), n=1)
+
+
+def test_a_checkpoint_that_is_named_twice_is_evaluated_once(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--ckpt toy@2 toy@1 toy --task toy --n 1 --ks 1 --limit 4 --max-new-tokens 2 --no-contamination"
+    evaluated = COMMANDS["evaluate"].run([*words.split(), "--run-name", "named-twice"])
+    assert evaluated.evals()["checkpoint"].tolist() == ["toy@2", "toy@1"]
+    assert "names twice" in capsys.readouterr().err

@@ -337,6 +337,17 @@ def test_an_evaluation_that_fails_before_its_first_row_keeps_the_former_one(
     assert contents(home / "runs" / "e") == before
 
 
+def test_an_evaluation_of_which_a_later_checkpoint_is_damaged_keeps_the_former_one(
+    make_run: Callable[..., Run], home: Path
+) -> None:
+    make_run("a")
+    (make_run("b").path / "checkpoints" / "step_000001" / "model.pt").write_bytes(b"half")
+    assert cli.main(["evaluate", "--ckpt", "a", *TOY.split(), "--run-name", "e"]) == 0
+    before = contents(home / "runs" / "e")
+    assert cli.main(["evaluate", "--ckpt", "a", "b", *TOY.split(), "--run-name", "e", "--overwrite"]) == 2
+    assert contents(home / "runs" / "e") == before
+
+
 def test_a_launch_that_cannot_start_keeps_the_former_run(home: Path) -> None:
     train(small("reinforce", home, run_name="r"))
     before = contents(home / "runs" / "r")

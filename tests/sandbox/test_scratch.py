@@ -156,6 +156,14 @@ def test_a_test_does_to_no_file_of_the_host_what_a_program_names(act: str, pool:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
+def test_a_test_that_leaves_the_folder_changes_nothing_for_the_next(pool: Pool) -> None:
+    code = "def f(path): return open(path).read()"
+    tests = ["import os, tempfile\nos.chdir(tempfile.mkdtemp())\nopen('x', 'w').write('done')\nassert f(os.path.abspath('x')) == 'done'",
+             "open('y', 'w').write('done')\nassert f('y') == 'done'"]  # fmt: skip
+    with Pool(1) as one:
+        assert [one.run(Program(code=code, tests=[test])).passed for test in tests] == [True, True]
+
+
 def test_what_a_program_leaves_is_gone_for_the_next(pool: Pool) -> None:
     body = "os.makedirs('a/b')\nopen('a/b/x', 'w').write('x')\nopen('y', 'w').write('y')\nreturn os.getcwd()"
     with Pool(1) as one:

@@ -216,6 +216,10 @@ def test_the_program_is_found_however_an_answer_wraps_it(row: dict[str, Any]) ->
         f"<think>{ADD}</think>",
         f"<think>\n{ADD}\n</think>\nI cannot say.",
         f"{ADD}\n</think>",
+        f"<think>x</think>\n<think>\n{ADD}",
+        f"[THINK]\n{ADD}",
+        f"<|channel|>analysis<|message|>{ADD}",
+        f"<think>\n```python\n{ADD}\n```</think>",
     ],
 )
 def test_a_draft_is_no_answer(answer: str) -> None:

@@ -201,6 +201,12 @@ def test_a_folder_without_rows_is_named_and_so_is_the_folder_below_that_has_some
         tasks.load(name, source=str(tmp_path)).problems("test")
 
 
+def test_a_folder_with_an_empty_file_does_not_name_itself_as_having_rows(tmp_path: Path) -> None:
+    (tmp_path / "empty.json").write_text("[]")
+    with raising(DataError, "no rows of mbpp", "check the path"):
+        tasks.load("mbpp", source=str(tmp_path)).problems("test")
+
+
 def test_a_folder_without_a_tasks_own_file_names_the_folder_that_has_it(tmp_path: Path) -> None:
     (tmp_path / "micro").mkdir()
     (tmp_path / "micro/micro.test.jsonl").write_text("{}\n")

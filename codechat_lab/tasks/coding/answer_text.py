@@ -16,20 +16,26 @@ from typing import NamedTuple
 
 from codechat.text.python_source import parsed
 
-_THOUGHT = r"(?:think|thinking|thought|reasoning)"
-_THOUGHT_OPENS = re.compile(rf"\s*<{_THOUGHT}>", re.IGNORECASE)
-# Not in quotes: a program may hold the tags in strings.
-_THOUGHT_ENDS = re.compile(rf"(?<![\"'`])</{_THOUGHT}>(?![\"'`])", re.IGNORECASE)
-_ANSWER = re.compile(
-    r"(?<![\"'`])<answer>(?![\"'`])(.*?)(?:(?<![\"'`])</answer>(?![\"'`])|\Z)", re.DOTALL | re.IGNORECASE
+_THOUGHT = r"(?:think|thinking|thought|reasoning|scratchpad|seed:think)"
+_THOUGHT_OPENS = re.compile(
+    rf"\s*(?:<{_THOUGHT}>|\[think\]|◁think▷|<\|channel\|>analysis<\|message\|>|<\|begin_of_thought\|>)", re.IGNORECASE
 )
+# Not in quotes: a program may hold the tags in strings. Two and more backticks are a fence.
+_BEFORE, _BEHIND = r"(?<![\"'])(?<!(?<!`)`)", r"(?![\"'])(?!`(?!`))"
+_THOUGHT_ENDS = re.compile(
+    rf"{_BEFORE}(?:</{_THOUGHT}>|\[/think\]|◁/think▷|<\|channel\|>final<\|message\|>|<\|end_of_thought\|>){_BEHIND}",
+    re.IGNORECASE,
+)
+_ANSWER = re.compile(rf"{_BEFORE}<answer>{_BEHIND}(.*?)(?:{_BEFORE}</answer>{_BEHIND}|\Z)", re.DOTALL | re.IGNORECASE)
 _SPECIAL = re.compile(r"(?:<\|[^|>\n]{1,40}\|>|</s>)$")  # a token that ends a turn, as text
 # A fence line may stand in a list or a quotation. One or two backticks count with a language or nothing beside them.
 _FENCE = re.compile(
     r"[ \t>]*(?:(?:[-*+]|\d+[.)])[ \t]+)?(`{3,}|~{3,}|`{1,2}(?=(?:python3?|py)?[ \t]*$))([^`]*)[`~]*[ \t]*$"
 )
 _FENCE_BEHIND = re.compile(r"(.*[^`~\s])[ \t]*(`{3,}|~{3,})[ \t]*([\w+#]*)[ \t]*$")  # behind text on its line
-_INFO = re.compile(r"[ \t]*(?:\{[^}]*\}|[\w+#.-]*)(?:[ \t,]+[\w.-]+(?:[=:]\S*)?|[ \t]+\{[^}]*\})*[ \t]*$")
+_INFO = re.compile(
+    r"[ \t]*(?:\{[^}]*\}|[\w+#.-]*(?::[\w./\\-]+)?)(?:[ \t,]+[\w.-]+(?:[=:]\S*)?|[ \t]+\{[^}]*\})*[ \t]*$"
+)
 _LANGUAGE = re.compile(r"[ \t]*(?:python3?|py)\b[ \t]*", re.IGNORECASE)
 # Lines with which sets of prompts mark code, MBPP's own among them.
 _MARKS = {
@@ -52,7 +58,8 @@ def extract(text: str, names: Collection[str] = (), stub: str = "") -> str:
     names: the requested functions. Of several blocks, the last one that defines a requested function counts,
     after the imports, definitions and constants of earlier blocks. stub: a function's head. An answer that defines none
     of `names` and parses as a body is appended to the stub."""
-    text = answer_of(text[:MAX_CHARS].replace("\r\n", "\n").replace("\r", "\n"))
+    text = re.sub("^[\ufeff\u200b]+", "", text[:MAX_CHARS], flags=re.MULTILINE)
+    text = answer_of(text.replace("\r\n", "\n").replace("\r", "\n"))
     lines = [_MARKS.get(line.strip(), line) for line in text.split("\n")]
     text = "\n".join(lines)
     if _is_program(text) or not any(_fence(line) or _FENCE_BEHIND.match(line) for line in lines):
@@ -74,7 +81,7 @@ def answer_of(text: str) -> str:
     ends = list(_THOUGHT_ENDS.finditer(text))
     if ends:
         text = text[ends[-1].end() :]
-    elif _THOUGHT_OPENS.match(text):
+    if _THOUGHT_OPENS.match(text):
         return ""
     answers = _ANSWER.findall(text)
     answer = answers[-1] if answers else text
