@@ -2,7 +2,7 @@
 
 A message is {"role": "system" | "user" | "assistant" | "function", "content": str}. Four modes turn it into ids:
 
-    reserved    {tag}\\n{content}\\n<|end|>\\n; a tag is one id, n_vocab + its index in TAGS, so no text can forge a turn
+    reserved    {tag}\\n{content}\\n<|end|>\\n; a tag is one id, n_vocab + its index in TAGS: no text forges a turn
     text        the same in ordinary tokens; content that holds a tag raises
     template    an imported model's own jinja template, see `chat_template`
     raw         contents alone, for base models: a begin-of-text token if there is one, an empty line before a content

@@ -448,9 +448,8 @@ def messages_of_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]],
 
 
 def _in_call_order(turn: Turn, results: list[Turn], goes_on: bool) -> list[Turn]:
-    """The results of a turn in the order of its calls where they name one. Unreadable where ids do not match one to one.
-
-    goes_on: other turns follow the results."""
+    """The results of a turn in the order of its calls, where they name one. goes_on: other turns follow the results.
+    Unreadable where ids do not match one to one."""
     if len(set(turn.ids)) < len(turn.ids):
         raise Unreadable("unreadable_call", turn)
     named = [one for one in (turn, *results) if one.result_of is not None]

@@ -600,7 +600,7 @@ def both(a: Schema, b: Schema) -> Schema:
         if "enum" in other:
             shared = [value for value in values["enum"] if any(_same(value, one) for one in other["enum"])]
         else:
-            shared = [value for value in values["enum"] if is_of(value, _kinds(other))]
+            shared = [value for value in values["enum"] if is_of(value, kinds_of(other))]
         return union([{"enum": [value]} for value in shared or values["enum"]])
     if a.get("type") == b.get("type") == "object":
         return _both_objects(a, b)
@@ -608,15 +608,16 @@ def both(a: Schema, b: Schema) -> Schema:
         items = both(a.get("items", {}), b.get("items", {}))
         return {"type": "array", "items": items} if items else {"type": "array"}
     if a.keys() == {"type"} and b.keys() == {"type"}:
-        kinds = [kind for kind in _kinds(a) if kind in _kinds(b)]
+        kinds = [kind for kind in kinds_of(a) if kind in kinds_of(b)]
         for one, other in ((a, b), (b, a)):
-            if "integer" in _kinds(one) and "number" in _kinds(other) and "integer" not in kinds:
+            if "integer" in kinds_of(one) and "number" in kinds_of(other) and "integer" not in kinds:
                 kinds.append("integer")
         return union([{"type": kinds}]) if kinds else a
     return b if a.keys() == {"type"} else a
 
 
-def _kinds(schema: Schema) -> list[str]:
+def kinds_of(schema: Mapping[str, Any]) -> list[str]:
+    """The types of a schema; none where it says none."""
     kinds = schema.get("type", [])
     return kinds if isinstance(kinds, list) else [kinds]
 
@@ -627,9 +628,9 @@ def _overlap(a: Schema, b: Schema) -> bool:
         values, other = (a, b) if "enum" in a else (b, a)
         if "enum" in other:
             return any(_same(value, one) for value in values["enum"] for one in other["enum"])
-        return any(is_of(value, _kinds(other)) for value in values["enum"])
-    kinds = {*_kinds(a)} | ({"integer"} if "number" in _kinds(a) else set())
-    return bool(kinds & ({*_kinds(b)} | ({"integer"} if "number" in _kinds(b) else set())))
+        return any(is_of(value, kinds_of(other)) for value in values["enum"])
+    kinds = {*kinds_of(a)} | ({"integer"} if "number" in kinds_of(a) else set())
+    return bool(kinds & ({*kinds_of(b)} | ({"integer"} if "number" in kinds_of(b) else set())))
 
 
 def _both_objects(a: Schema, b: Schema) -> Schema:
