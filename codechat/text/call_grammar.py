@@ -15,7 +15,6 @@ by that way. (Where the tag is spelled in ordinary tokens, a call that is not re
 from __future__ import annotations
 
 import json
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,8 @@ LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
 LONGEST_TEXT = 256  # characters of a string with a pattern or format and no maxLength, which must end
 # of `format_call`; lenient: keywords that llguidance lacks are left out, with a warning each
 CANONICAL = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": True}
-# Of numbers without bounds in the schema: JSON readers reject 1e999 and very long digits. llguidance has no larger range.
+# Of numbers without bounds in the schema: JSON readers reject 1e999 and very long digits; llguidance has no larger
+# range.
 LARGEST = 9 * 10**18
 # Where a schema says nothing: any value whose numbers every reader takes.
 ANY: Schema = {"$ref": "#/$defs/any"}
@@ -81,13 +81,8 @@ def call_grammar(
     What of a schema is not enforced is printed on stderr, once."""
     grammar = _kept(tokenizer, tags, json.dumps(list(tools)), required, one_call, declines, strict)
     for message in grammar.relaxed:
-        _say(message)
+        tool_schemas.say_once(f"constrained calls do not enforce all of a schema: {message}")
     return grammar
-
-
-@lru_cache(maxsize=1000)
-def _say(message: str) -> None:
-    print(f"constrained calls do not enforce all of a schema: {message}", file=sys.stderr)
 
 
 def prompt_grammar(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags: str) -> CallGrammar | None:
