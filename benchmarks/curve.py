@@ -37,7 +37,7 @@ from codechat.models import loading
 from codechat.rl import advantages, losses
 from codechat.tasks.toy import ToyTask
 from codechat.text import chat
-from codechat.training.settings import TOY_RUN
+from codechat.training.rl_settings import TOY_RUN
 
 START = "bench/curve-start"
 DIVISIONS = 252  # all of ten trainings into five and five

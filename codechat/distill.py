@@ -18,7 +18,8 @@ from typing import Any, Literal
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
-from codechat.training.settings import TOY_ONE_UPDATE, RLSettings, run_presets
+from codechat.training.rl_settings import TOY_ONE_UPDATE, RLSettings
+from codechat.training.settings import run_presets
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from typing import Literal
 
 from codechat.core.config import opt
 from codechat.runs.run import Run
-from codechat.training.settings import TOY_ONE_UPDATE, MinibatchSettings, RLSettings, run_presets
+from codechat.training.rl_settings import TOY_ONE_UPDATE, RLSettings
+from codechat.training.settings import MinibatchSettings, run_presets
 
 
 @dataclass(frozen=True, kw_only=True)

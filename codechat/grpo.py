@@ -26,7 +26,8 @@ from typing import Any, Literal, Self
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
-from codechat.training.settings import GSM8K_RUN, LORA_RUN, TOY_ONE_UPDATE, GroupSettings, RatioSettings, run_presets
+from codechat.training.rl_settings import GSM8K_RUN, LORA_RUN, TOY_ONE_UPDATE, GroupSettings, RatioSettings
+from codechat.training.settings import run_presets
 
 # what the papers set                baseline, loss_aggregation, ratio, clip_eps_low, clip_eps_high, resample_rounds
 PAPERS = {

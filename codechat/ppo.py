@@ -17,7 +17,8 @@ from typing import Literal
 
 from codechat.core.config import opt
 from codechat.runs.run import Run
-from codechat.training.settings import LORA_RUN, TOY_RUN, RatioSettings, RLSettings, run_presets
+from codechat.training.rl_settings import LORA_RUN, TOY_RUN, RatioSettings, RLSettings
+from codechat.training.settings import run_presets
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
 from codechat.tasks import NAMES
-from codechat.training.settings import TOY_RUN, LearningSettings, SamplingSettings, run_presets
+from codechat.training.rl_settings import TOY_RUN, SamplingSettings
+from codechat.training.settings import LearningSettings, run_presets
 
 # what TRL's --loss_type of this name, or its script, does otherwise
 TRL_DIFFERS = {
@@ -77,16 +78,10 @@ def train(cfg: PreferenceConfig) -> Run:
     from codechat.evaluation.evaluate import problems_once
     from codechat.models import lora
     from codechat.rl.preference_losses import BETA, NEEDS_REFERENCE
+    from codechat.training.evaluations import evaluate_policy, task_hash
     from codechat.training.preferences import PreferenceLoss, held_out_means, log_step, place, read_or_sample
     from codechat.training.rl_session import Meter
-    from codechat.training.session import (
-        Session,
-        build_model,
-        evaluate_policy,
-        load_parent,
-        task_hash,
-        weights_hash,
-    )
+    from codechat.training.session import Session, build_model, load_parent, weights_hash
 
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(replace(cfg, beta=BETA[cfg.loss] if cfg.beta is None else cfg.beta))

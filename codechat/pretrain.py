@@ -112,7 +112,10 @@ def train(cfg: PretrainConfig) -> Run:
         hardware.compile_blocks(model, cfg.compile)
         how = dict(parent=parent, evaluate=lambda model, step: bits_per_byte(model, cfg), kept={"loader": loader})
         how |= dict(tags="reserved", trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir))
-        data = {f"corpus {cfg.data_dir}": str(manifest.get("hash"))}
+        found = manifest.get("hash", "")
+        if dist.is_main() and (cfg.resume or not found):  # a copy may have mixed two corpora; bare shards have no hash
+            found = corpus.hash_shards(cfg.data_dir, manifest)
+        data = {f"corpus {cfg.data_dir}": dist.gather(found)[0]}
         session = Session("pretrain", cfg, model, tok, data=data, **how)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         with session.running():

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from codechat.core.config import opt
 from codechat.runs.run import Run
-from codechat.training.settings import TOY_ONE_UPDATE, GroupSettings, run_presets
+from codechat.training.rl_settings import TOY_ONE_UPDATE, GroupSettings
+from codechat.training.settings import run_presets
 
 
 @dataclass(frozen=True, kw_only=True)

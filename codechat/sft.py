@@ -70,7 +70,8 @@ def train(cfg: SFTConfig) -> Run:
     from codechat.data import conversations, prepared
     from codechat.distributed import dist, hardware
     from codechat.models import attention
-    from codechat.training.session import HeldOut, Session, build_policy, domains_hash, load_parent, totals
+    from codechat.training.held_out import HeldOut, domains_hash
+    from codechat.training.session import Session, build_policy, load_parent, totals
 
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(cfg)

@@ -57,6 +57,7 @@ from codechat_lab.reports.style import OKABE_ITO, finish, label_of_tier, new_fig
 from codechat_lab.tasks import funcall
 from codechat_lab.tasks.toolbox.problems import draw
 
+
 # %% [markdown]
 # ## Rows in glaive's format
 #

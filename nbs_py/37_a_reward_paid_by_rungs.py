@@ -38,7 +38,7 @@ import pandas as pd
 
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import bootstrap_interval, paired_bootstrap
-from codechat.training.session import warnings
+from codechat.training.trends import warnings
 from codechat_lab.reports import articles, run_frames
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat_lab.tasks.coding.rewards import tiered

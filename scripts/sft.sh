@@ -23,11 +23,13 @@ BEGIN {
         value = tolower(ENVIRON[name])
         if (name in known) {
             if (name ~ /^FORCE_/ && value !~ /^[01]?$/) refuse(name, "required is 1, or 0 for not")
+            if (name == "NPROC" && value !~ /^([1-9][0-9]*|auto|cpu|gpu|xpu)?$/) refuse(name, "required is a number, or gpu for all")
             continue
         }
-        other = toupper(name) ~ /^FORCE(_|$)/ && value ~ /^(1|0|true|false|yes|no|on|off)$/
+        other = toupper(name) ~ /^FORCE(_|$)/ && value ~ /^ *([0-9]+|true|false|t|f|yes|no|y|n|on|off) *$/
         if (name ~ /^FORCE_(COLOR|CUDA|TTY|HYPERLINK|TORCHRUN|UNSAFE_CONFIGURE|JAVASCRIPT_.*)$/) other = 0  # of other programs
         for (i in meant) if (name ~ /^[A-Za-z_]*[A-Za-z]0?$/ && near(short(name), short(meant[i]))) other = 1
+        for (flag in known) if (flag ~ /^FORCE_/ && near(short(name), short(flag))) other = 1
         if (other) refuse(name, "this script reads " read "; correct its name, or unset it")
     }
     exit wrong

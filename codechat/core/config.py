@@ -41,9 +41,9 @@ REQUIRED = dataclasses.MISSING
 SEEDS: dict[str, int] = {"least": 0, "most": 2**32 - 1}  # bounds of a seed: what every generator takes, no two alike
 NONE = ("none", "null")  # words for None
 # Spelling of another tool -> our fields, of which the first that a class has is meant.
-ALIASES = json.loads(Path(__file__).with_name("aliases.json").read_text())
+ALIASES = json.loads(Path(__file__).with_name("aliases.json").read_text(encoding="utf-8"))
 # Spelling of another tool -> what to write here, where no field takes its value.
-ELSEWHERE = json.loads(Path(__file__).with_name("elsewhere.json").read_text())
+ELSEWHERE = json.loads(Path(__file__).with_name("elsewhere.json").read_text(encoding="utf-8"))
 
 
 def opt(default: Any, help: str, **meta: Any) -> Any:
@@ -213,9 +213,12 @@ def _flat(cls: type, mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _as_spelled(cls: type, given: dict[str, Any], mappings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """`Settings.as_spelled` of settings that were read from these mappings."""
-    spelled = {key.replace("-", "_") for mapping in mappings for key in mapping}
-    return cls.as_spelled(given, spelled) if issubclass(cls, Settings) else given
+    """`Settings.as_spelled` of settings that were read from these mappings. Of several words for one setting the last one is meant, as its value is."""
+    words: dict[str, str] = {}
+    for mapping in mappings:
+        for key in mapping:
+            words[find_field(cls, key) or key] = key.replace("-", "_")
+    return cls.as_spelled(given, set(words.values())) if issubclass(cls, Settings) else given
 
 
 def _meant(key: str, names: Iterable[str]) -> str:

@@ -5,9 +5,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from codechat.core import config
+
+# of the entry points: functions of a configuration that installed packages want called before its command begins
+BEFORE = "codechat.before"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,8 @@ class Entry:
             return self.load(self.main)(words)
         ranks = int(os.environ.get("WORLD_SIZE", 1))  # under torchrun
         cfg = self.parse(words, ranks, prog=f"codechat {self.command}", epilog=self.load("__doc__"))
+        for point in entry_points(group=BEFORE):
+            point.load()(cfg)
         return self.load(self.function)(cfg)
 
 

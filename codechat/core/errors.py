@@ -27,6 +27,10 @@ class RunError(UserError, RuntimeError):
     """A run directory whose state forbids the request."""
 
 
+class EngineLost(RunError):
+    """The server did not come back in time. The run can be resumed at this step."""
+
+
 class CheckpointError(UserError, RuntimeError):
     """A checkpoint that cannot be written or read, or does not fit the model."""
 

@@ -4,11 +4,13 @@
     <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>     Nemotron, When2Call
     [get_weather(city="Oslo"), get_time(zone="UTC")]             ToolACE, the Berkeley leaderboard, Llama 3.2
     {"name": "get_weather", "parameters": {"city": "Oslo"}}      Llama 3.1, also a list, also in a fence
+    {"tool_calls": [{"name": ..., "arguments": {...}}]}          xLAM's models
 
-A closing tag inside a string belongs to the string. The last two forms count only where their functions are offered: a
+Reasoning in tags before an answer is prose, whatever it says. A closing tag inside a string belongs to the string. The last three forms count only where their functions are offered: a
 list or an object may be what was asked for. An answer that carries the mark of another form is not taken for prose.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -23,13 +25,15 @@ _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
 _KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
 _LIKE_PYTHON = re.compile(r"\A\[\s*[A-Za-z_][^\s()\[\]{}\"'=,;]*\(\s*(?:[A-Za-z_]\w*\s*=(?!=).*)?\)\s*\]\Z", re.DOTALL)
+_THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning|scratch_pad)>.*?</\1>\s*", re.DOTALL)
 # Marks of call forms that are not read. The first never stand in prose; the others only where tools are offered.
 _FOREIGN = re.compile(
-    r"<\|python_tag\|>|\[TOOL_CALLS\]|<\|tool_calls?(?:_section)?_?(?:begin)?\|>|<｜tool▁calls?▁begin｜>"
+    r"<\|python_tag\|>|\[TOOL_CALLS\]|<\|[^|<>\s]*(?:tool|call|function)[^|<>\s]*\|>|<｜tool▁calls?▁begin｜>"
     r"|<start_function_call>|<\|action_start\|>|<\|channel\|>commentary|<｜DSML｜"
 )
 _FOREIGN_WITH_TOOLS = re.compile(
-    r"<function=|<function_calls?>|<tool_calls>|<tool_use>|<invoke name=|```tool_(?:code|call)|^Action:.*\n+Action Input:",
+    r"<function=|<function_calls?>|<tool_calls>|<tool_use>|<invoke name=|```tool_(?:code|call)|\bfunctools\["
+    r"|^Action:.*\n+Action Input:|^Action:\s*```json",
     re.MULTILINE,
 )
 
@@ -44,6 +48,14 @@ class Answer(NamedTuple):
 def read_answer(text: str, offered: Collection[str], marked: bool = False) -> Answer:
     """The prose and the calls of an answer. offered: names of the functions on offer; marked: only tags mark calls.
     Unreadable for calls that cannot be read, for text after a call, and for a call form that is not known."""
+    said = without_thought(text)
+    answer = _read_behind_thought(said, offered, marked)
+    thought = text[: len(text) - len(said)]
+    return Answer((thought + answer.prose).strip(), answer.calls) if thought else answer
+
+
+def _read_behind_thought(text: str, offered: Collection[str], marked: bool) -> Answer:
+    """`read_answer` of a text without reasoning in tags."""
     if opens := _OPENS.search(text):
         return Answer(text[: opens.start()].strip(), written(_tagged(text, opens.start())))
     if marked:
@@ -51,10 +63,16 @@ def read_answer(text: str, offered: Collection[str], marked: bool = False) -> An
     if _FOREIGN.search(text) or (offered and _FOREIGN_WITH_TOOLS.search(text)):
         raise Unreadable("unknown_call_form")
     if not offered:
-        if _LIKE_PYTHON.match(text.strip()) and _python_calls(text.strip(), 0, ()) is not None:
+        body = text.strip()
+        if _LIKE_PYTHON.match(body) and _python_calls(body, 0, ()) is not None:
+            raise Unreadable("call_without_tools")
+        if any(map(_calls_another, _whole_json(body))):
             raise Unreadable("call_without_tools")
         return Answer(text, [])
-    return _python_answer(text, offered) or _json_answer(text, offered) or Answer(text, [])
+    answer = _python_answer(text, offered) or _json_answer(text, offered)
+    if answer is None:
+        _reject_hidden_calls(text, offered)
+    return answer or Answer(text, [])
 
 
 def calls_in(value: Any) -> list[str]:
@@ -78,6 +96,12 @@ def written(calls: Iterable[Call]) -> list[str]:
         return [tool_calls.format_call(call.name, call.arguments) for call in calls]
     except DataError:
         raise Unreadable("unreadable_call") from None
+
+
+def without_thought(text: str) -> str:
+    """An answer without the reasoning in tags that it begins with."""
+    thought = _THOUGHT.match(text)
+    return text[thought.end() :] if thought else text
 
 
 def as_written(text: str) -> str:
@@ -148,6 +172,17 @@ def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
     return None
 
 
+def _reject_hidden_calls(text: str, offered: Collection[str]) -> None:
+    """Unreadable for a call as Python writes it, of a function on offer, in an answer that was read as prose: another
+    form has marks around it, or arguments without names."""
+    names = "|".join(re.escape(name) for name in sorted(offered, key=len, reverse=True))
+    for begins in re.finditer(rf"(?<![\w.])(?:{names})\s*\([^()]*=", text):
+        if _python_calls(text, begins.start(), offered) is not None:
+            raise Unreadable("unknown_call_form")
+    if re.fullmatch(rf"\s*(?:{names})\s*\(.*\)\s*", text, re.DOTALL):
+        raise Unreadable("unknown_call_form")
+
+
 def _all_offered(calls: Iterable[Call], offered: Collection[str]) -> bool:
     return all(call.name in offered for call in calls)
 
@@ -174,6 +209,9 @@ def _python_calls(text: str, at: int, offered: Collection[str]) -> tuple[list[Ca
             return calls, end + 1
         if text.startswith((",", ";"), end):
             at = end + 1
+            last = _after_space(text, at)
+            if listed and text.startswith("]", last):
+                return calls, last + 1
         elif listed:
             return None
         elif "\n" not in text[at:end] or _name_at(text, end, offered) is None:
@@ -210,16 +248,69 @@ def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
 
 
 def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
-    """The answer where it is nothing but calls of functions on offer in JSON."""
-    body = _FENCE.sub(r"\1", text.strip())
-    if not body.startswith(("{", "[")):
+    """The answer where it ends in calls of functions on offer in JSON; None where it has none. Unreadable for JSON that
+    is a call in another form, or of a function that is not on offer."""
+    items = _whole_json(text)
+    if items:
+        if any(_is_call(item, offered) for item in items):
+            return Answer("", written(map(tool_calls.read_call, items)))
         return None
-    found = tool_calls.value_at(body, 0)
-    if found is None or body[found[1] :].strip():
+    names = "|".join(re.escape(json.dumps(name)) for name in offered)
+    keys = "|".join(tool_calls.ARGUMENT_KEYS)
+    begins = re.search(
+        rf'(?:```(?:json)?\s*)?(?P<call>(?:\[\s*)?\{{\s*"name"\s*:\s*(?:{names})\s*,\s*"(?:{keys})"\s*:)', text
+    )
+    if begins is None:
         return None
+    found = tool_calls.value_at(text, begins.start("call"))
+    if found is None:
+        raise Unreadable("unreadable_call")
+    if text[found[1] :].strip().strip("`"):
+        raise Unreadable("text_after_call")
     items = found[0] if isinstance(found[0], list) else [found[0]]
-    if not items or not all(isinstance(item, Mapping) and item.get("name") in offered for item in items):
-        return None
-    if not all(set(tool_calls.ARGUMENT_KEYS) & item.keys() for item in items):
-        return None
-    return Answer("", written(map(tool_calls.read_call, items)))
+    return Answer(text[: begins.start()].strip(), written(map(tool_calls.read_call, items)))
+
+
+def _whole_json(text: str) -> list[Any]:
+    """The items of the JSON that a text consists of, in a fence or not; none where it is something else."""
+    body = _FENCE.sub(r"\1", text.strip())
+    found = tool_calls.value_at(body, 0) if body.startswith(("{", "[")) else None
+    return _listed(found[0]) if found is not None and not body[found[1] :].strip() else []
+
+
+def _listed(value: Any) -> list[Any]:
+    """The items of a list, or of an object that has nothing but `tool_calls`, each without the object around it."""
+    if isinstance(value, Mapping) and isinstance(value.get("tool_calls"), list):
+        if any(other for key, other in value.items() if key != "tool_calls") or not value["tool_calls"]:
+            raise Unreadable("unknown_call_form")
+        value = value["tool_calls"]
+    items = value if isinstance(value, list) else [value]
+    return [_function_of(item) for item in items]
+
+
+def _function_of(item: Any) -> Any:
+    """What OpenAI's {"type": "function", "function": {...}} holds; anything else as it is."""
+    inner = item.get("function") if isinstance(item, Mapping) else None
+    return inner if isinstance(inner, Mapping) else item
+
+
+def _is_call(item: Any, offered: Collection[str]) -> bool:
+    """Whether JSON is a call of a function on offer. Unreadable where it is one under other keys or of another function."""
+    if not isinstance(item, Mapping):
+        return False
+    has_arguments = bool(set(tool_calls.ARGUMENT_KEYS) & item.keys())
+    if item.get("name") in offered and has_arguments:
+        return True
+    named = any(isinstance(value, str) and value in offered for value in item.values())
+    holds = any(isinstance(value, Mapping) for value in item.values())
+    name_is_key = len(item) == 1 and next(iter(item)) in offered
+    if (named and holds) or (name_is_key and holds) or _calls_another(item):
+        raise Unreadable("unknown_call_form")
+    return False
+
+
+def _calls_another(item: Any) -> bool:
+    """Whether JSON is a name and an object of arguments, and nothing else."""
+    if not isinstance(item, Mapping) or len(item) != 2 or not isinstance(item.get("name"), str):
+        return False
+    return any(isinstance(item.get(key), Mapping) for key in tool_calls.ARGUMENT_KEYS)

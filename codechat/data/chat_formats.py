@@ -8,13 +8,16 @@
     glaive        {system, chat}: schemas, then USER:, ASSISTANT: and FUNCTION RESPONSE: with <functioncall> {...}
     xLAM          {query, answers, tools}: a request, the calls that answer it and schemas, also as JSON text
     tool sets     {question, functions, ground_truth}: messages, schemas and the calls that answer them, also as JSON text
+    Anthropic     parts of the types tool_use, tool_result and thinking
     instructions  {instruction, input, output}, {prompt, completion}, {question, answer}, ..., with system and history
 
 Tools are listed after the row's own system text, as the server lists them. Several calls at once are one answer, and
 their results follow in the order of the calls. An answer marked `weight: 0` or `train: false` gets "weight": 0
-and carries no loss. Where a set says that no call is right (`answers: []`), the answer is `NO_CALL`.
+and carries no loss. Reasoning beside an answer stands before it between <think> and </think>, as Qwen's, DeepSeek's and
+minimind's templates write it. Where a set says that no call is right (`answers: []`), the answer is `NO_CALL`.
 
-What a row has in another form is a reason to lose the row: nothing of it is guessed, and no turn is left empty."""
+What a row or a message has in another form is a reason to lose the row: nothing of it is guessed, and no turn is left
+empty."""
 
 import json
 import math
@@ -24,7 +27,7 @@ from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError
 from codechat.data import call_forms
-from codechat.data.sources import without_nulls
+from codechat.data.sources import Padded, without_nulls
 from codechat.text import chat, tool_calls, tool_lists
 from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
 from codechat.text.tool_schemas import listed_tools, say_unknown, tool_schema, whole_object
@@ -39,14 +42,16 @@ INPUTS = ("input", "context")
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 NO_INPUT = ("", "n/a", "none", "<noinput>", "no input", "not applicable")
 SYSTEM_COLUMNS = ("system", "system_prompt")
-CALL_ROLES = ("function_call", "tool_call")  # turns that hold nothing but calls
+CALL_ROLES = ("function_call", "function-call", "tool_call")  # turns that hold nothing but calls
+# Where a message has what its author thought: DeepSeek, Qwen, minimind; OpenRouter, vLLM; gpt-oss, Ollama.
+REASONING = ("reasoning_content", "reasoning", "thinking")
 TOOL_COLUMNS = ("tools", "functions", "available_tools")
 NO_CALL = "I have no function for that."
 _CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
 _GLAIVE = re.compile(r"(?:\A|\n[ \t]*\n)\s*(USER|ASSISTANT|A|FUNCTION RESPONSE):[ \t]?")
 _GLAIVE_CALL = re.compile(r"<functioncall>(?=\s*[\[{])")
 # a result may quote the closing tag
-_RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>(?=\s*(?:<tool_response>|\Z))", re.DOTALL)
+_RESULT = re.compile(r"<(tool_response|TOOL_RESPONSE)>\s*(?P<result>.*?)\s*</\1>(?=\s*(?:<\1>|\Z))", re.DOTALL)
 _TOOLS = re.compile(r"<tools>(?=\s*[\[{])")  # the wording before it may name the tags too
 _DECLARED = re.compile(r"<\|im_system\|>tool_declare<\|im_middle\|>")  # Kimi's template, in Toucan's system turns
 _FENCED = re.compile(
@@ -69,8 +74,26 @@ _WORDING = re.compile(
     r"|NO other text MUST be included\.",
     re.IGNORECASE,
 )
+# Keys of a message under which other projects have calls, results, parts or what else an answer is without.
+_HOLDS = re.compile(
+    r"call|function|tool|refusal|image|video|audio|attachment|document|part|block|content|train_detail", re.IGNORECASE
+)
+_SAYS_ABOUT = re.compile(r"(?:id|name|type|choice)s?\Z", re.IGNORECASE)
+MESSAGE_KEYS = (
+    *("role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id", "weight", "train", "loss"),
+    *(*REASONING, *TOOL_COLUMNS),
+)
 _WRAPS = re.compile(r"(?:<(\w+)>|```(?:json)?)\s*\Z")  # what stands around a list of schemas
 _OFFERS = re.compile("list of functions in JSON format", re.IGNORECASE)
+
+
+class Malformed(DataError):
+    """A row whose values are not of the kind that its form has. reason: for counts of rows; the text begins with the
+    row's place."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Form(NamedTuple):
@@ -95,10 +118,15 @@ def form_of(row: Row) -> Form | None:
 
 
 def is_disliked(row: Row) -> bool:
-    """Whether the row is an answer that preferences call bad: its label is false or 0. SFT must not imitate it."""
-    label = row.get("label")
-    answer = any(row.get(name) is not None for name in ("messages", "conversations", "completion"))
-    return type(label) in (bool, int) and label == 0 and answer
+    """Whether the row is an answer that preferences call bad: its label is false or not above 0, in CSV as text. SFT must not imitate it."""
+    if all(row.get(name) is None for name in ("messages", "conversations", "completion")):
+        return False
+    for label in (row.get("label"), row.get("kto_tag")):
+        if isinstance(label, str) and label.strip().lower() in ("false", "0", "0.0", "-1"):
+            return True
+        if isinstance(label, (bool, int, float)) and label <= 0:
+            return True
+    return False
 
 
 def unread_columns(row: Row) -> list[str]:
@@ -111,8 +139,8 @@ def unread_columns(row: Row) -> list[str]:
 
 
 def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Message] | str:
-    """The row's messages, its tools listed in `tools_style`; or the reason why it cannot be taught. DataError, beginning
-    with `where`, for a malformed row."""
+    """The row's messages, its tools listed in `tools_style`; or the reason why it cannot be taught. Malformed, whose
+    text begins with `where`."""
     try:
         form = form_of(row)
         if form is None:
@@ -139,7 +167,10 @@ def _raw_turns(row: Row, where: str) -> list[Any]:
     if isinstance(turns, str) and turns.lstrip().startswith("["):
         raise Unreadable("unreadable_messages")
     if not isinstance(turns, Sequence) or isinstance(turns, str):
-        raise DataError(f"{where}: messages is a {type(turns).__name__}; required is a list of {{role, content}}")
+        raise Malformed(
+            "messages_no_list",
+            f"{where}: messages is a {type(turns).__name__}; required is a list of {{role, content}}",
+        )
     if not turns:
         raise Unreadable("no_turns")
     said = [text for turn in turns for text in _strings(turn)]
@@ -177,21 +208,32 @@ def _system_and_tools(row: Row, raw: Sequence[Any], where: str) -> tuple[str, li
     first = raw[0] if isinstance(raw[0], Mapping) else {}
     said = ""
     if _role(first) == "system":
-        said = _text(first.get("content", first.get("value")) or "", "system", first, where)
+        said = _text(content_of(first) or "", "system", first, where)
     system = system_text(row, where)
     if system and said.strip() and said.strip() != system.strip():
-        raise DataError(f"{where} has a system column and another system message; leave one of them out")
+        told = "has a system column and another system message; leave one of them out"
+        raise Malformed("two_systems", f"{where} {told}")
     text = said if said.strip() else system
-    columns = ("tools", "functions")
-    given = [schemas(row.get(name) or "") for name in columns]
-    given += [schemas(each.get(name) or "") for each in raw if isinstance(each, Mapping) for name in columns]
-    offers = [offer for offer in given if offer] or [schemas(row.get("available_tools") or "")]
+    holders = [row, *(each for each in raw if isinstance(each, Mapping))]
+    offers: list[Any] = []
+    for columns in (TOOL_COLUMNS[:2], TOOL_COLUMNS[2:]):  # Toucan offers fewer tools than are available
+        given = [_offered_under(name, holder) for holder in holders for name in columns]
+        offers = offers or [offer for offer in given if offer]
     if any(offer != offers[0] for offer in offers):
         raise Unreadable("tools_differ")
     text, listed = _without_list(text)
-    if offers[0]:
+    if offers:
         return text, offers[0]
     return text, schemas(listed)
+
+
+def _offered_under(name: str, holder: Row) -> list[dict[str, Any]]:
+    """The schemas in a column or under a key of a message. Unreadable for a text that holds none."""
+    value = holder.get(name) or ""
+    found = schemas(value)
+    if not found and isinstance(value, str) and value.strip().lower() not in ("", "[]", "{}", "null", "none"):
+        raise Unreadable("unreadable_tools")
+    return found
 
 
 def _without_list(text: str) -> tuple[str, Any]:
@@ -377,6 +419,7 @@ FORMS: tuple[Form, ...] = (
             ("prompt", "code"),
             ("question", "answer"),
             ("query", "response"),
+            ("question", "response"),
         )
     ),
 )
@@ -435,16 +478,18 @@ def turns_before(row: Row, where: str) -> list[Message]:
         elif isinstance(entry, dict):
             turns.append(entry)
         else:
-            raise DataError(f"{where} has {str(entry)[:80]} in history; required is [[request, answer], ...]")
+            got = f"{where} has {str(entry)[:80]} in history"
+            raise Malformed("history_form", f"{got}; required is [[request, answer], ...]")
     return turns
 
 
 def system_text(row: Row, where: str) -> str:
-    """The text of the system columns. DataError for a value that is no text, and for two texts."""
+    """The text of the system columns. Malformed for a value that is no text, and for two texts."""
     given = {row[name] for name in SYSTEM_COLUMNS if isinstance(row.get(name), str) and row[name].strip()}
     if len(given) > 1 or any(row.get(name) and not isinstance(row[name], str) for name in SYSTEM_COLUMNS):
         shown = " and ".join(f"{name} {str(row[name])[:40]!r}" for name in SYSTEM_COLUMNS if row.get(name))
-        raise DataError(f"{where} has {shown}; required is one text; correct it, or leave a column out")
+        reason = "two_systems" if len(given) > 1 else "system_not_text"
+        raise Malformed(reason, f"{where} has {shown}; required is one text; correct it, or leave a column out")
     return next(iter(given), "")
 
 
@@ -455,23 +500,28 @@ def cleaned(text: str) -> str:
 
 def continued(prompt: Any, value: Any, where: str) -> list[Any]:
     """The turns of a prompt (text, messages or None) and of what follows it: text, a message, or messages, which may
-    begin with the prompt. DataError where they do not fit together."""
+    begin with the prompt. Malformed where they do not fit together."""
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [] if prompt is None else prompt
-    after = {str: [{"role": "assistant", "content": value}], dict: [value]}.get(type(value), value)
+    after = value
+    if isinstance(value, str):
+        after = [{"role": "assistant", "content": value}]
+    elif isinstance(value, Mapping):
+        after = [value]
     listed = isinstance(before, list) and isinstance(after, list) and len(after) > 0
     if not listed or not all(isinstance(m, Mapping) and {"role", "from"} & m.keys() for m in (*before, *after)):
         got = f"a prompt of {type(prompt).__name__} and an answer of {type(value).__name__}"
-        raise DataError(f"{where}: {got}; both must be texts, or messages with role and content")
+        raise Malformed("prompt_form", f"{where}: {got}; both must be texts, or messages with role and content")
     (system, asked), (other_system, told) = (
         (turns[:n], turns[n:]) for turns in (before, after) for n in [sum(_role(m) == "system" for m in turns[:1])]
     )
-    first, again = ([(_role(m), m.get("content", m.get("value"))) for m in turns] for turns in (asked, told))
+    first, again = ([(_role(m), content_of(m)) for m in turns] for turns in (asked, told))
     if asked and again[: len(asked)] == first:
         if system and other_system and system != other_system:
-            raise DataError(f"{where} has two system messages; leave one of them out")
+            raise Malformed("two_systems", f"{where} has two system messages; leave one of them out")
         return [*(other_system or system), *told]
     if before and (other_system or (told and _role(told[0])) == _role(before[-1])):
-        raise DataError(f"{where}: the answer's messages do not continue the prompt; begin them after it, or with it")
+        told = "the answer's messages do not continue the prompt; begin them after it, or with it"
+        raise Malformed("prompt_not_continued", f"{where}: {told}")
     return [*before, *after]
 
 
@@ -480,31 +530,101 @@ def _role(message: Row) -> Any:
     return chat.ROLE_OF.get(role, role) if isinstance(role, str) else role
 
 
+def content_of(message: Row) -> Any:
+    """What a message says, under either of its names; a table may have both and fill one."""
+    value = message.get("content")
+    return message.get("value") if value is None else value
+
+
 def _turns_of(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Iterator[Turn]:
     """One turn, or one for each of several results."""
     if not isinstance(raw, Mapping) or not ({"role", "from"} & raw.keys()):
-        raise DataError(f"{where}: a message is {str(raw)[:80]!r}; required is an object with role and content")
-    role, value, weight = _role(raw), raw.get("content", raw.get("value")), 1
-    if dropped := [key for key in ("reasoning_content", "reasoning", "thinking") if raw.get(key)]:  # it would be lost
-        raise DataError(f"{where}: a message has {dropped[0]}, which is not read; write it into content, or remove it")
+        got = f"{where}: a message is {str(raw)[:80]!r}"
+        raise Malformed("message_form", f"{got}; required is an object with role and content")
+    role = _role(raw)
+    _reject_unread_keys(raw)
+    raw, results = _without_blocks(raw, role)
+    for result in results:
+        yield Turn(
+            "function", _text(result.get("content") or "", "function", raw, where), result_of=result["tool_use_id"]
+        )
+    value = content_of(raw)
+    if results and not value:
+        return
+    weight = 1
     if role in ("assistant", *CALL_ROLES):
         marks = {name: raw[name] for name in ("weight", "train", "loss") if raw.get(name) is not None}
         if any(isinstance(mark, str) or mark not in (0, 1) for mark in marks.values()):
-            raise DataError(f"{where}: a message has {marks}; required are 0, 1, true or false")
+            raise Malformed("weight_form", f"{where}: a message has {marks}; required are 0, 1, true or false")
         weight = int(all(marks.values()))
     if role in CALL_ROLES:
-        yield Turn("assistant", "", call_forms.calls_in(value), weight=weight)
+        yield Turn("assistant", _with_reasoning("", raw), call_forms.calls_in(value), weight=weight)
         return
     if role not in chat.ROLES:
-        raise DataError(f"{where}: role {role!r} is unknown; required is one of {', '.join(chat.ROLE_OF)}")
+        known = ", ".join(chat.ROLE_OF)
+        raise Malformed("unknown_role", f"{where}: role {role!r} is unknown; required is one of {known}")
+    if role != "assistant" and any(raw.get(name) for name in REASONING):
+        raise Unreadable("reasoning_of_another")
     text = _text(value, role, raw, where)
-    results = _RESULT.findall(text)
+    tagged = [result["result"] for result in _RESULT.finditer(text)]
     if role == "assistant":
         yield _answer(text, raw, tools, weight, marked)
-    elif results and role in ("function", "user") and not _RESULT.sub("", text).strip():
-        yield from (Turn("function", result) for result in results)
+    elif tagged and role in ("function", "user") and not _RESULT.sub("", text).strip():
+        yield from (Turn("function", result) for result in tagged)
     else:
         yield Turn(role, text, result_of=raw.get("tool_call_id") if role == "function" else None)
+
+
+def _reject_unread_keys(raw: Row) -> None:
+    """Unreadable for a message with something under a key that may hold a part of what it says."""
+    for key, value in raw.items():
+        if key in MESSAGE_KEYS or not isinstance(value, (str, Mapping, list, tuple)) or not value:
+            continue
+        if _HOLDS.search(key) and not _SAYS_ABOUT.search(key):
+            raise Unreadable(f"message_has ({key})")
+
+
+def _without_blocks(raw: Row, role: Any) -> tuple[Row, list[Row]]:
+    """A message whose content is Anthropic's parts with its calls and its reasoning as OpenAI has them, and the results
+    that it holds. Unreadable for text after a call."""
+    parts = raw.get("content")
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        return raw, []
+    kinds = [part.get("type") for part in parts]
+    own = {"assistant": ("thinking", "tool_use"), "user": ("tool_result",)}.get(role, ())
+    if not any(kind in own for kind in kinds):
+        return raw, []
+    plain = {**raw, "content": [part for part, kind in zip(parts, kinds) if kind not in own]}
+    results = [part for part, kind in zip(parts, kinds) if kind == "tool_result" and role == "user"]
+    if any("tool_use_id" not in result for result in results):
+        raise Unreadable("result_without_call")
+    if role == "assistant":
+        calls = [(at, part) for at, part in enumerate(parts) if kinds[at] == "tool_use"]
+        if calls and "text" in kinds[calls[0][0] :]:
+            raise Unreadable("text_after_call")
+        if calls:
+            plain["tool_calls"] = [
+                {"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")} for _, part in calls
+            ]
+        thoughts = [part.get("thinking") for part, kind in zip(parts, kinds) if kind == "thinking"]
+        if not all(isinstance(thought, str) for thought in thoughts):
+            raise Unreadable("reasoning_not_text")
+        plain["thinking"] = "\n".join(thoughts)
+    return plain, results
+
+
+def _with_reasoning(text: str, raw: Row) -> str:
+    """An answer with its reasoning before it in tags. Unreadable for reasoning that is no text, and for two of them."""
+    given = {name: raw[name] for name in REASONING if raw.get(name)}
+    if not all(isinstance(thought, str) for thought in given.values()):
+        raise Unreadable("reasoning_not_text")
+    thoughts = {thought.strip() for thought in given.values()} - {""}
+    if len(thoughts) > 1:
+        raise Unreadable(f"two_reasonings ({', '.join(given)})")
+    thought = next(iter(thoughts), "")
+    if not thought or thought in text:
+        return text
+    return f"<think>\n{thought}\n</think>\n\n{text}".rstrip()
 
 
 def _text(value: Any, role: str, raw: Row, where: str) -> str:
@@ -525,7 +645,10 @@ def _text(value: Any, role: str, raw: Row, where: str) -> str:
         return ""
     if role == "assistant" and value is None:
         raise Unreadable("empty_turn")
-    raise DataError(f"{where}: a message is {str(dict(raw))[:80]!r}; required is an object with role and content")
+    if role == "function" and isinstance(value, (bool, int, float)):
+        return json.dumps(value)
+    got = f"{where}: a message is {str(dict(raw))[:80]!r}"
+    raise Malformed("content_not_text", f"{got}; required is an object with role and content")
 
 
 def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int, marked: bool) -> Turn:
@@ -542,7 +665,7 @@ def _answer(text: str, raw: Row, tools: Sequence[Row], weight: int, marked: bool
     said = call_forms.read_answer(text, [tool["name"] for tool in tools], marked)
     calls = _the_same(calls, said.calls)
     ids = ids if len(ids) == len(calls) else []
-    return Turn("assistant", said.prose.strip() if calls else text, calls, ids, None, weight)
+    return Turn("assistant", _with_reasoning(said.prose if calls else text, raw), calls, ids, None, weight)
 
 
 def _the_same(calls: list[str], again: list[str]) -> list[str]:
@@ -555,12 +678,39 @@ def _the_same(calls: list[str], again: list[str]) -> list[str]:
 def _call(function: Any, tools: Sequence[Row]) -> str:
     """The canonical call of a field. A null argument that the tool does not have comes from an Arrow table, whose objects
     are padded to one set of keys (`sources.arrow_row`); then the other nulls of the call do, too."""
+    name = function.get("name") if isinstance(function, Mapping) else None
+    parameters = next((tool["parameters"] for tool in tools if tool["name"] == name), {})
+    if isinstance(function, Mapping):
+        function = {key: _with_meant_nulls(value, parameters) for key, value in function.items()}
     call = tool_calls.read_call(function)
-    known = next((tool["parameters"]["properties"] for tool in tools if tool["name"] == call.name), None)
+    known = parameters.get("properties")
     if known is not None and call.form in ("object", "parameters"):
         if any(value is None and name not in known for name, value in call.arguments.items()):
             call = call._replace(arguments=without_nulls(call.arguments))
     return call_forms.written([call])[0]
+
+
+def _with_meant_nulls(value: Any, schema: Any) -> Any:
+    """A value of an Arrow table with those of its null fields that its schema requires: no other object has put them
+    there, or the call would lack an argument."""
+    if isinstance(value, list):
+        items = schema.get("items") if isinstance(schema, Mapping) else None
+        return [_with_meant_nulls(each, items) for each in value]
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(value, Padded) or not isinstance(properties, Mapping):
+        return value
+    required = schema.get("required", ())
+    meant = {name for name in value.fields if name in required and _allows_null(properties.get(name))}
+    names = [name for name in value.fields if name in value or name in meant]
+    return {name: _with_meant_nulls(value.get(name), properties.get(name)) for name in names}
+
+
+def _allows_null(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    kinds = schema.get("type")
+    parts = [part for key in ("anyOf", "oneOf") for part in schema.get(key) or ()]
+    return "null" in (kinds if isinstance(kinds, list) else [kinds]) or any(map(_allows_null, parts))
 
 
 def _joined(turns: list[Turn]) -> list[Turn]:

@@ -104,7 +104,8 @@ def check_row(row: Row, default: str, where: str) -> Row:
         return row
     if chat_formats.is_disliked(row):
         written = "`codechat preference` reads it from preferences.SPLIT.jsonl"
-        raise DataError(f"{where} is an answer with the label {row['label']}, which SFT would imitate; {written}")
+        label = row.get("label", row.get("kto_tag"))
+        raise DataError(f"{where} is an answer with the label {label}, which SFT would imitate; {written}")
     messages = chat_formats.messages_of(row, where)
     if isinstance(messages, str):
         raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")

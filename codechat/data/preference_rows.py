@@ -83,7 +83,7 @@ def _conversation(row: Row, answer: Any, reward: float, where: str) -> list[Mess
 
 def _as_written(row: Row, turns: list[Any], where: str) -> list[Message] | None:
     """The messages with the last answer as it was written; None where it has no text, or where others are at fault."""
-    text = turns[-1].get("content", turns[-1].get("value"))
+    text = chat_formats.content_of(turns[-1])
     readable = [*turns[:-1], {"role": "assistant", "content": "-"}]
     messages = chat_formats.messages_of({**row, "messages": readable}, where)
     if isinstance(messages, str) or not isinstance(text, str):

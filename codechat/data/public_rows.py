@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.data import chat_formats, preference_rows, sources
+from codechat.data import call_forms, chat_formats, preference_rows, sources
 from codechat.data.conversations import DOMAINS
 from codechat.data.sources import Document, Ledger, Row, digest
 from codechat.data.splits import split_of
@@ -48,22 +48,22 @@ def evaluation_set(row: Row) -> str | None:
     }
     either = "GSM8K, whose test split cannot be told from its training split by an answer"
     known = (benchmark for benchmark, sign in signs.items() if sign)
-    asked = (asked_in_test(text) or (_GSM8K_ANSWER.search(text) and either) for text in _texts(row))
+    asked = (asked_in_test(text) or (_GSM8K_ANSWER.search(text) and either) for text in texts_in(row))
     return next(chain(known, filter(None, asked)), None)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """All texts of a row, at any depth, also those in JSON text."""
     if isinstance(value, str):
         yield value
         if value.lstrip().startswith(("[{", "{")):
             try:
-                yield from _texts(json.loads(value))
+                yield from texts_in(json.loads(value))
             except (ValueError, RecursionError):
                 return
     elif isinstance(value, (dict, list, tuple)):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
+            yield from texts_in(each)
 
 
 def asked_in_test(text: str) -> str | None:
@@ -152,9 +152,15 @@ def conversation_rows(
         if chat_formats.is_disliked(row):
             ledger.skip("label_false")
             continue
-        converted = conversation_row(row, f"{origin}, row {number}", tools_style, domain)
+        where = f"{origin}, row {number}"
+        try:
+            converted = conversation_row(row, where, tools_style, domain)
+        except chat_formats.Malformed as error:  # one such row must not end the reading of a set
+            ledger.lose(error.reason, str(error))
+            continue
         if isinstance(converted, str):
-            ledger.lose(converted, f"row {number}")
+            remedy = "; `codechat preference` reads pairs from preferences.SPLIT.jsonl"
+            ledger.lose(converted, f"row {number}{remedy if converted == 'preference_pair' else ''}")
         elif converted["domain"] == "other" != domain:
             ledger.skip("other_language")
         elif converted["id"] in seen:
@@ -173,7 +179,7 @@ def conversation_row(row: Row, where: str = "row", tools_style: str = "compact",
     answers = [m for m in messages if m["role"] == "assistant"]
     if not any(m["content"].strip() and m.get("weight") != 0 for m in answers):
         pair = any(row.get(name) is not None for names in preference_rows.PAIRS for name in names)
-        return "preference_pair" if pair else "no_answer"  # `codechat preference` reads pairs
+        return "preference_pair" if pair else "no_answer"
     if not domain:
         named = next((value for key in ("domain", "source") if isinstance(value := row.get(key), str) and value), "")
         domain = _NOT_IN_A_NAME.sub("_", DOMAINS.get(named, named))
@@ -185,7 +191,9 @@ def conversation_row(row: Row, where: str = "row", tools_style: str = "compact",
 
 
 def domain_of(answer: str) -> str:
-    """ "code" for Python, fenced or bare; "other" for what looks like another language; else "chat"."""
+    """ "code" for Python, fenced or bare; "other" for what looks like another language; else "chat". Reasoning in tags
+    before the answer does not count."""
+    answer = call_forms.without_thought(answer)
     fenced = _FENCE.findall(answer)
     code = "\n".join(fenced) or answer
     if fenced or _PYTHON.search(code):

@@ -259,8 +259,13 @@ def name_unread(directory: Path, read: Collection[Path]) -> None:
 
 def where_rows_are(path: Path, pattern: str = "*") -> str:
     """For an error about a folder without rows: which of its folders have files of this pattern."""
-    below = sorted({file.parent for file in path.rglob(pattern) if file.suffix in ROW_ENDINGS})
-    return f"{', '.join(map(str, below[:3]))} has some" if below else "check the path"
+    found = [file for file in path.rglob(pattern) if file.suffix in ROW_ENDINGS and file.name not in ABOUT]
+    below = sorted({file.parent for file in found})
+    if below:
+        return f"{', '.join(map(str, below[:3]))} has some"
+    if next(path.rglob("*.arrow"), None):
+        return "its .arrow files are those of `datasets`: load them, and write parquet with to_parquet"
+    return "check the path"
 
 
 def local_rows(path: Path) -> Iterator[Row]:
@@ -271,12 +276,26 @@ def local_rows(path: Path) -> Iterator[Row]:
         yield from _parquet_rows(path)
     elif path.suffix == ".csv":
         yield from _csv_rows(path)
-    elif path.suffix == ".json" and (text := "".join(open_text(path))).lstrip().startswith("["):
-        yield from _objects(_decoded(text, str(path)), str(path))
+    elif path.suffix == ".json" and path.exists():
+        yield from _json_rows(path)
     elif path.suffix in (".jsonl", ".json") or not path.exists():
         yield from (row for _, row in read_jsonl(path))
     else:
         raise DataError(f"{path} has the ending {path.suffix!r}; required is .csv, {ENDINGS}; convert or rename it")
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    """The objects of a list, one object over several lines, or one object a line."""
+    text = "".join(open_text(path))
+    if text.lstrip().startswith("["):
+        yield from _objects(_decoded(text, str(path)), str(path))
+        return
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        yield from (row for _, row in read_jsonl(path))
+        return
+    yield from _objects([whole], str(path))
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -290,6 +309,13 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             yield from (arrow_row(row, batch.schema, json_text=True, padded=True) for row in rows)
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise DataError(f"{path} is not a readable parquet file ({error}); fetch it again") from None
+
+
+class Padded(dict[str, Any]):
+    """An object of an Arrow table without its null fields. fields: the names of all, for who knows which nulls were
+    meant."""
+
+    fields: tuple[str, ...] = ()
 
 
 def arrow_row(row: Row, schema: Any, *, json_text: bool, padded: bool) -> Row:
@@ -310,7 +336,9 @@ def arrow_row(row: Row, schema: Any, *, json_text: bool, padded: bool) -> Row:
             return {name: plain(each, kind.item_type) for name, each in value.items()}
         fields = {field.name: field.type for field in kind} if getattr(kind, "num_fields", 0) else {}
         kept = {name: each for name, each in value.items() if each is not None or not padded}
-        return {name: plain(each, fields.get(name)) for name, each in kept.items()}
+        fewer = Padded((name, plain(each, fields.get(name))) for name, each in kept.items())
+        fewer.fields = tuple(value)
+        return fewer
 
     return {name: plain(value, types.get(name)) for name, value in row.items()}
 

@@ -1,4 +1,4 @@
-"""Behaviour probes: does the model call a tool when one is requested and present, and write code when code is requested?
+"""Behaviour probes: does the model call a tool that is requested and present, and write code when code is requested?
 
 A 2 x 2 matrix: a tool or code is requested, tools are present or absent. A fifth cell has tools, but not the requested
 one. The cells show within a few steps that one skill overwrites another."""
@@ -17,13 +17,17 @@ from codechat.data.sources import read_jsonl
 from codechat.distributed import dist
 from codechat.evaluation.intervals import wilson_interval
 from codechat.models import generate, gpt
-from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 BEHAVIOURS = ("call", "code", "neither")
-EXPECTED = dict(tool_with_tools="call", tool_with_other_tools="neither", tool_without_tools="neither")
-EXPECTED |= dict(code_with_tools="code", code_without_tools="code")
+EXPECTED = {
+    "tool_with_tools": "call",
+    "tool_with_other_tools": "neither",
+    "tool_without_tools": "neither",
+    "code_with_tools": "code",
+    "code_without_tools": "code",
+}
 CELLS = tuple(EXPECTED)
 CODE = re.compile(
     r"```|^\s*(?:(?:async\s+)?def\s+\w+\s*\(|class\s+\w+.*:|import\s+\w|from\s+\w[\w.]*\s+import\b)", re.MULTILINE
@@ -39,7 +43,7 @@ def behaviour(text: str) -> Literal["call", "code", "neither"]:
 
 @dataclass(frozen=True)
 class BehaviourMatrix:
-    """counts[cell][behaviour] of the cells that were probed; a cell is what was requested and which tools were present."""
+    """counts[cell][behaviour] of the probed cells; a cell is what was requested, and which tools were present."""
 
     counts: dict[str, Counter[str]]
 
@@ -70,18 +74,21 @@ def cell_of(probe: Mapping[str, Any]) -> str:
 def behaviour_matrix(
     model: gpt.GPT, tokenizer: Tokenizer, tags: str, probes: Sequence[Mapping[str, Any]], *, seed: int = 0
 ) -> BehaviourMatrix:
-    """One completion of each probe {messages, asked: tool | code, tools_present}, by cell and behaviour. A collective."""
+    """One completion of each probe {messages, asked: tool | code, tools_present}, counted by cell and behaviour. A
+    collective."""
     numbers = range(dist.rank(), len(probes), dist.world_size())
     conversations = [probes[i]["messages"] for i in numbers]
     texts = answers(model, tokenizer, tags, conversations, keys=numbers, max_new_tokens=48, seed=seed)
     found = [(cell_of(probes[i]), behaviour(text)) for i, text in zip(numbers, texts, strict=True)]
-    every = [pair for part in dist.gather(found) for pair in part]
-    counts = {cell: Counter(did for of, did in every if of == cell) for cell in CELLS}
+    counts = {cell: Counter[str]() for cell in CELLS}
+    for part in dist.gather(found):
+        for cell, did in part:
+            counts[cell][did] += 1
     return BehaviourMatrix({cell: some for cell, some in counts.items() if some})
 
 
 def answers(
-    model: gpt.GPT, tokenizer: Tokenizer, tags: str, conversations: Sequence[Sequence[Message]], **sampling: Any
+    model: gpt.GPT, tokenizer: Tokenizer, tags: str, conversations: Sequence[Sequence[chat.Message]], **sampling: Any
 ) -> list[str]:
     """One completion of each conversation as text. sampling: further settings of `generate.sample`."""
     prompts = [chat.prompt(messages, tokenizer, tags) for messages in conversations]
@@ -96,11 +103,13 @@ def read_probes(data_dir: str | Path, split: str, per_cell: int) -> list[dict[st
     path = Path(data_dir) / f"probes.{split}.jsonl"
     if not path.exists():
         raise MissingFile(f"{path} does not exist; make it with `codechat data calls`, or set --probe-examples 0")
-    counts, kept = Counter[str](), []
+    counts = Counter[str]()
+    kept = []
     for number, probe in read_jsonl(path):
-        if not {"asked", "tools_present", "messages"} <= probe.keys() or cell_of(probe) not in CELLS:
+        cell = cell_of(probe) if {"asked", "tools_present", "messages"} <= probe.keys() else None
+        if cell not in CELLS:
             raise DataError(f"{path} line {number} is no probe {{messages, asked: tool | code, tools_present}}")
-        counts[cell_of(probe)] += 1
-        if counts[cell_of(probe)] <= per_cell:
+        counts[cell] += 1
+        if counts[cell] <= per_cell:
             kept.append(probe)
     return kept

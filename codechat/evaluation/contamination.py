@@ -5,27 +5,28 @@ A problem counts as exposed where
               message of it
     solution  the same for the 13-grams of the reference solution
     program   a function of the training text equals the reference solution except for names, comments and layout
-    function  where there is no reference solution: a text defines a function of the requested name
+    function  a text defines a function of the requested name, for problems without a reference solution
 
-13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C); half are required, so
-that a template of all problems does not count. Programs of fewer than NODES syntax nodes are not compared by tree."""
+13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C); half are required,
+so that a template that all problems share does not count. Programs of fewer than NODES syntax nodes are not compared by
+tree: too many short functions are equal."""
 
 import ast
 import keyword
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from codechat import tasks
 from codechat.core.errors import UserError
-from codechat.data import conversations, corpus, preference_rows
+from codechat.data import conversations, corpus, preference_rows, public_rows
 from codechat.data.sources import read_jsonl
 from codechat.runs.paths import ROOT
 from codechat.tasks.base import Problem
-from codechat.text import tokenizer
+from codechat.text import tokenizer, tool_calls
 from codechat.text.python_source import parsed, same_name
 
 PIECE = 1 << 18  # tokens decoded at a time
@@ -39,6 +40,9 @@ _DEF = re.compile(r"^([ \t]*)def \w", re.MULTILINE)
 _NAME = re.compile(r"\bdef\s+(\w+)\s*\(")
 _KEYWORDS = frozenset(keyword.kwlist) - {"None", "True", "False"}  # annotations hold these
 
+Gram = tuple[str, ...]  # N words that follow each other
+Profile = frozenset[tuple[str, int]]  # how often a program has each keyword
+
 
 @dataclass
 class Report:
@@ -50,16 +54,18 @@ class Report:
     missing: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        ways = Counter(way for some in self.how.values() for way in some)
-        by_way = f" ({', '.join(f'{way} {n}' for way, n in sorted(ways.items()))})" if ways else ""
+        counts = Counter(way for ways in self.how.values() for way in ways)
+        by_way = ", ".join(f"{way} {n}" for way, n in sorted(counts.items()))
+        exposed = f"{len(self.how)} of {self.n} problems exposed" + (f" ({by_way})" if by_way else "")
         searched = "; ".join(self.read) or "nothing"
         missing = f"; could not be searched: {'; '.join(self.missing)}" if self.missing else ""
-        return f"contamination: {len(self.how)} of {self.n} problems exposed{by_way}; searched {searched}{missing}"
+        return f"contamination: {exposed}; searched {searched}{missing}"
 
     def texts(self, lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
         """(text, whether it is a whole message) of what a lineage was trained on. Fills `read` and `missing`."""
         for entry in lineage:
-            name, done = f"{entry.get('run')} ({entry.get('kind')})", 0
+            name = f"{entry.get('run')} ({entry.get('kind')})"
+            done = 0
             try:
                 for text, whole in _texts_of(entry):
                     yield text, whole
@@ -83,38 +89,100 @@ def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]]) -> 
 
 def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> dict[str, tuple[str, ...]]:
     """Problem id -> ways in which it was found, from (text, whether it is a whole message)."""
-    exact = defaultdict[Any, set[tuple[str, str]]](set)  # a short request, a name, a normal form -> (problem, way)
-    grams: dict[tuple[str, str], set[tuple[str, ...]]] = {}  # (problem, way) -> its N-grams
-    profiles = set[frozenset[tuple[str, int]]]()
+    index = Index()
     for problem in problems:
-        gold = problem.gold if isinstance(problem.gold, Mapping) else {}
-        words, code = _words(request(problem)), str(gold.get("code") or "")
-        if len(words) < N:
-            exact[tuple(words)].add((problem.id, "prompt"))
-        if "function" in gold:
-            exact[f"def {same_name(gold['function'])}"].add((problem.id, "function"))
-        for way, part in (("prompt", words), ("solution", _words(_STRIPPED.sub(" ", code)))):
-            grams[problem.id, way] = set(zip(*(part[i:] for i in range(N))))
-        for form, block in _normal_forms(code):
-            exact[form].add((problem.id, "program"))
-            profiles.add(_profile(block))
-    every = set[tuple[str, ...]]().union(*grams.values())
-    probes, seen, found = {gram[:: N // 2] for gram in every}, set[tuple[str, ...]](), set[tuple[str, str]]()
+        index.add(problem)
+    scan = Scan(index)
     for text, whole in texts:
-        programs = "def " in text
-        for version in {text, _STRIPPED.sub(" ", text)} if programs else (text,):  # solutions have no comments
-            words = _words(version)
-            if whole and len(words) < N:
-                found |= exact.get(tuple(words), set())
-            spread = zip(words, words[N // 2 :], words[N - 1 :])  # three words of a gram tell nearly all apart
-            seen.update(tuple(words[at : at + N]) for at, probe in enumerate(spread) if probe in probes)
-        for name in _NAME.findall(text) if programs else ():
-            found |= exact.get(f"def {same_name(name)}", set())
-        for block in _blocks(text) if programs and profiles else ():
-            if _profile(block) in profiles:
-                found.update(*(exact.get(form, ()) for form, _ in _normal_forms(block)))
-    found.update(key for key, some in grams.items() if some and len(some & seen) >= SHARE * len(some))
-    return {id: tuple(sorted(way for name, way in found if name == id)) for id in sorted({id for id, _ in found})}
+        scan.read(text, whole)
+    return scan.verdict()
+
+
+class Finding(NamedTuple):
+    """A problem, and a way in which it is or could be found."""
+
+    problem: str
+    way: str
+
+
+class Index:
+    """What is searched for.
+
+    exact: a whole short request, `def NAME`, or the normal form of a program -> what it would prove. grams: what is
+    proven by enough of these N-grams. profiles: of the programs; a function of another profile equals none of them."""
+
+    def __init__(self) -> None:
+        self.exact = defaultdict[Hashable, set[Finding]](set)
+        self.grams: dict[Finding, set[Gram]] = {}
+        self.profiles = set[Profile]()
+
+    def add(self, problem: Problem) -> None:
+        gold = problem.gold if isinstance(problem.gold, Mapping) else {}
+        code = str(gold.get("code") or "")
+        words = _words(request(problem))
+        if len(words) < N:
+            self.exact[tuple(words)].add(Finding(problem.id, "prompt"))
+        if "function" in gold:
+            self.exact[_defines(gold["function"])].add(Finding(problem.id, "function"))
+        self.grams[Finding(problem.id, "prompt")] = _grams(words)
+        self.grams[Finding(problem.id, "solution")] = _grams(_words(_without_comments(code)))
+        for form, block in _normal_forms(code):
+            self.exact[form].add(Finding(problem.id, "program"))
+            self.profiles.add(_profile(block))
+
+
+class Scan:
+    """A search through texts, one at a time. found: what is proven already. seen: N-grams of the index."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.found = set[Finding]()
+        self.seen = set[Gram]()
+        # three words of a gram tell nearly all apart, and cost less than a tuple of all N at every word
+        self.probes = {gram[:: N // 2] for grams in index.grams.values() for gram in grams}
+
+    def read(self, text: str, whole: bool) -> None:
+        """whole: a whole message, which alone can equal a short request."""
+        if "def " not in text:
+            self._read_words(text, whole)
+            return
+        for version in {text, _without_comments(text)}:  # solutions have no comments
+            self._read_words(version, whole)
+        for name in _NAME.findall(text):
+            self.found |= self.index.exact.get(_defines(name), set())
+        for block in _blocks(text) if self.index.profiles else ():
+            if _profile(block) in self.index.profiles:
+                for form, _ in _normal_forms(block):
+                    self.found |= self.index.exact.get(form, set())
+
+    def _read_words(self, text: str, whole: bool) -> None:
+        words = _words(text)
+        if whole and len(words) < N:
+            self.found |= self.index.exact.get(tuple(words), set())
+        spread = zip(words, words[N // 2 :], words[N - 1 :])
+        self.seen.update(tuple(words[at : at + N]) for at, probe in enumerate(spread) if probe in self.probes)
+
+    def verdict(self) -> dict[str, tuple[str, ...]]:
+        """Problem id -> ways in which it was found, by id."""
+        ways = defaultdict[str, tuple[str, ...]](tuple)
+        grams = self.index.grams.items()
+        proven = {finding for finding, some in grams if some and len(some & self.seen) >= SHARE * len(some)}
+        for problem, way in sorted(self.found | proven):
+            ways[problem] += (way,)
+        return dict(ways)
+
+
+def _grams(words: Sequence[str]) -> set[Gram]:
+    return set(zip(*(words[i:] for i in range(N))))
+
+
+def _defines(name: str) -> str:
+    """A function of this name, in any spelling of it."""
+    return f"def {same_name(name)}"
+
+
+def _without_comments(source: str) -> str:
+    return _STRIPPED.sub(" ", source)
 
 
 def _words(text: str) -> list[str]:
@@ -132,10 +200,10 @@ def _blocks(text: str) -> Iterator[str]:
         yield text[match.start() : end.start() if end else len(text)]
 
 
-def _profile(block: str) -> frozenset[tuple[str, int]]:
+def _profile(block: str) -> Profile:
     """How often each keyword occurs: renaming does not change it, and it is far cheaper than a syntax tree."""
-    words = re.findall(r"\w+", _STRIPPED.sub(" ", block))
-    return frozenset(Counter(filter(_KEYWORDS.__contains__, words)).items())
+    words = re.findall(r"\w+", _without_comments(block))
+    return frozenset(Counter(word for word in words if word in _KEYWORDS).items())
 
 
 def _normal_forms(source: str) -> Iterator[tuple[str, str]]:
@@ -157,10 +225,14 @@ def _normal(node: ast.stmt) -> str:
     for n in ast.walk(node):
         match n:
             case ast.FunctionDef():
-                n.name, n.returns, n.decorator_list = bound[n.name], None, []
-                n.body = n.body[1:] if ast.get_docstring(n) and len(n.body) > 1 else n.body
+                n.name = bound[n.name]
+                n.returns = None
+                n.decorator_list = []
+                if ast.get_docstring(n) and len(n.body) > 1:
+                    del n.body[0]
             case ast.arg():
-                n.arg, n.annotation = bound[n.arg], None
+                n.arg = bound[n.arg]
+                n.annotation = None
             case ast.Name():
                 n.id = bound.get(n.id, n.id)
     return ast.dump(node)
@@ -170,7 +242,9 @@ def _normal(node: ast.stmt) -> str:
 
 
 def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    preferences, data_dir, task = entry.get("kind") == "preference", entry.get("data_dir"), entry.get("task")
+    preferences = entry.get("kind") == "preference"
+    data_dir = entry.get("data_dir")
+    task = entry.get("task")
     if task and not (preferences and data_dir):  # with preferences from files the task only evaluates
         source = entry.get("task_data") if preferences else data_dir
         source = str(_directory(source)) if source and _directory(source).exists() else source  # or a word such as hub
@@ -202,7 +276,7 @@ def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[tuple[str, 
 
 
 def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
-    """Messages of the rows that SFT trains on, as whole messages, without system prompts."""
+    """Messages of the rows that SFT trains on, without system prompts, and the texts in the JSON of calls and results."""
     tokenized = set[str]()
     for file in conversations.domain_files(directory, "train"):
         for row in conversations.read(file):
@@ -221,12 +295,21 @@ def _preference_texts(directory: Path) -> Iterator[tuple[str, bool]]:
         preference = preference_rows.preference_of(row, f"{file}:{number}")
         if isinstance(preference, str):  # it teaches nothing
             continue
-        yield from _said(preference.messages)
-        yield from ((answer, True) for answer in preference.answers)
+        answers = [{"role": "assistant", "content": answer} for answer in preference.answers]
+        yield from _said([*preference.messages, *answers])
 
 
 def _said(messages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
-    yield from ((message["content"], True) for message in messages if message["role"] != "system")
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role != "system":
+            yield content, True
+        # a program in JSON has no line ends, so no solution is found in it
+        if role == "assistant":
+            called = [call.arguments for call in tool_calls.parse_calls(content)]
+            yield from ((text, False) for text in public_rows.texts_in(called))
+        elif role == "function":
+            yield from ((text, False) for text in public_rows.texts_in(content) if text != content)
 
 
 def request(problem: Problem) -> str:

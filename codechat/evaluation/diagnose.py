@@ -38,7 +38,15 @@ SATURATED_ABOVE = 0.85  # share of correct completions
 DEAD_BELOW = 0.05  # share of groups with variance
 WEAK_BELOW = 0.25
 
-LOGGED = tuple("verdict remedy reward_mean reward_std exact_match frac_zero_std_groups effective_groups".split())
+LOGGED = (
+    "verdict",
+    "remedy",
+    "reward_mean",
+    "reward_std",
+    "exact_match",
+    "frac_zero_std_groups",
+    "effective_groups",
+)
 
 REMEDIES = json.loads(Path(__file__).with_name("remedies.json").read_text("utf-8"))  # by the signal, and by pass@1
 
@@ -64,19 +72,29 @@ class Diagnosis:
 
 
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
-    """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED where more than 85 % of completions are correct;
-    else DEAD where under 5 % of groups have variance, WEAK under 25 %, LIVE."""
+    """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED if over 85 % of completions are correct; else
+    DEAD if under 5 % of groups have variance, WEAK under 25 %, LIVE. ConfigError for too few groups."""
     n_groups, group_size = rewards.shape
     if n_groups < min_groups or group_size < 2:
         raise ConfigError(f"{n_groups} groups of {group_size}; a verdict needs {min_groups} groups of 2 or more")
-    equal, share = int(advantages.zero_variance(rewards).sum()), float(correct.double().mean())
-    verdict = verdict_of(share, (n_groups - equal) / n_groups, DEAD_BELOW, WEAK_BELOW)
-    counts, rewards = correct.sum(dim=1).tolist(), rewards.double()
-    passes = {k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups for k in (1, group_size)}
-    found: dict[str, Any] = dict(verdict=verdict, remedy=REMEDIES["signal"][verdict], n_groups=n_groups)
-    found |= dict(group_size=group_size, frac_zero_std_groups=equal / n_groups, effective_groups=n_groups - equal)
-    found |= dict(reward_mean=float(rewards.mean()), reward_std=float(rewards.std(correction=0)))
-    return Diagnosis(**found, exact_match=share, pass_at=passes)
+    n_equal = int(advantages.zero_variance(rewards).sum())
+    n_live = n_groups - n_equal
+    exact_match = float(correct.double().mean())
+    verdict = verdict_of(exact_match, n_live / n_groups, DEAD_BELOW, WEAK_BELOW)
+    counts = correct.sum(dim=1).tolist()
+    rewards = rewards.double()
+    return Diagnosis(
+        verdict=verdict,
+        remedy=REMEDIES["signal"][verdict],
+        n_groups=n_groups,
+        group_size=group_size,
+        frac_zero_std_groups=n_equal / n_groups,
+        effective_groups=n_live,
+        exact_match=exact_match,
+        reward_mean=float(rewards.mean()),
+        reward_std=float(rewards.std(correction=0)),
+        pass_at={k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups for k in (1, group_size)},
+    )
 
 
 def verdict_of(correct_share: float, signal: float, dead_below: float, weak_below: float) -> Verdict:
@@ -90,7 +108,8 @@ class Sentinel:
     """Stops a loop after `patience` DEAD steps in a row. Checkpoints hold its state."""
 
     def __init__(self, patience: int = 20) -> None:
-        self.patience, self.dead_steps = patience, 0
+        self.patience = patience
+        self.dead_steps = 0
 
     def update(self, frac_groups_with_variance: float) -> bool:
         """Count one step; True when the loop should stop."""
@@ -112,7 +131,8 @@ def bf16_snapshot(model: nn.Module) -> list[Tensor]:
 
 
 def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
-    """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`. A collective if it is sharded."""
+    """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`. A collective if the model is
+    sharded."""
     changed, total = count_changed_bf16(before, model)
     return share_of_all(float(changed), total, model)
 
@@ -164,19 +184,39 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     loaded = loading.load_model(cfg.ckpt, dist.device(), cfg.tags)
     with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")
+        # a small task's problems are sampled in turn until there are groups enough
+        groups = [problems[i % len(problems)] for i in range(cfg.groups)]
         with torch.no_grad(), dist.autocast(dist.device()):
-            # a small task's problems are sampled in turn until there are groups enough
-            groups = [problems[i % len(problems)] for i in range(cfg.groups)]
-            how = {n: getattr(cfg, n) for n in ("group_size", "max_new_tokens", "temperature", "top_k", "seed")}
-            batch = rollout.collect(loaded.model, task, groups, loaded.tokenizer, loaded.tags, **how)
-        diagnosis, tiers, step = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers), loaded.meta["step"]
-        print(report(diagnosis, {k: v for k, v in tiers.items() if k.startswith("tier/")}, cfg.temperature))
+            batch = rollout.collect(
+                loaded.model,
+                task,
+                groups,
+                loaded.tokenizer,
+                loaded.tags,
+                group_size=cfg.group_size,
+                max_new_tokens=cfg.max_new_tokens,
+                temperature=cfg.temperature,
+                top_k=cfg.top_k,
+                seed=cfg.seed,
+            )
+        diagnosis = judge(batch.rewards, batch.correct)
+        shares = batch.tier_shares(task.tiers)
+        print(report(diagnosis, {k: v for k, v in shares.items() if k.startswith("tier/")}, cfg.temperature))
         found = asdict(diagnosis)
-        row = tiers | {name: found[name] for name in LOGGED} | {f"pass@{k}": p for k, p in diagnosis.pass_at.items()}
-        sampling = dict(n_samples=cfg.group_size, n_problems=cfg.groups, temperature=cfg.temperature)
-        source = dict(split="train", task=cfg.task, checkpoint=cfg.ckpt, gold_passed=check.passed, gold_n=check.n)
-        run.log_eval(step, row | sampling | source)
-        run.log_samples(step, batch.best_and_worst(groups=16))
+        row = shares | {name: found[name] for name in LOGGED}
+        row |= {f"pass@{k}": value for k, value in diagnosis.pass_at.items()}
+        row |= dict(
+            n_samples=cfg.group_size,
+            n_problems=cfg.groups,
+            temperature=cfg.temperature,
+            split="train",
+            task=cfg.task,
+            checkpoint=cfg.ckpt,
+            gold_passed=check.passed,
+            gold_n=check.n,
+        )
+        run.log_eval(loaded.meta["step"], row)
+        run.log_samples(loaded.meta["step"], batch.best_and_worst(groups=16))
         run.finish(found)
     return diagnosis
 
@@ -186,11 +226,11 @@ def report(d: Diagnosis, tiers: Mapping[str, float], temperature: float) -> str:
     passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in d.pass_at.items())
     widest = max(map(len, tiers), default=0)
     equal = f"{d.n_groups - d.effective_groups} of {d.n_groups} groups ({d.frac_zero_std_groups:.0%})"
-    return "\n".join(
-        [
-            f"{passes} (n={d.group_size}, N={d.n_groups}, temperature={temperature:g})",
-            *(f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}" for name, share in tiers.items()),
-            f"zero variance: {equal}; reward {d.reward_mean:.3f} ± {d.reward_std:.3f}",
-            f"{d.verdict}: {d.remedy}",
-        ]
-    )
+    bars = [f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}" for name, share in tiers.items()]
+    lines = [
+        f"{passes} (n={d.group_size}, N={d.n_groups}, temperature={temperature:g})",
+        *bars,
+        f"zero variance: {equal}; reward {d.reward_mean:.3f} ± {d.reward_std:.3f}",
+        f"{d.verdict}: {d.remedy}",
+    ]
+    return "\n".join(lines)

@@ -24,42 +24,58 @@ PATIENCE_S = 300.0  # with a server that is busy, or has had too many requests
 
 
 class Endpoint:
-    """A served model, with what `evaluate` reads of a loaded checkpoint. name: empty = the first that the server lists."""
-
-    model = tokenizer = tags = None
-    tools_style, meta = "json", {"step": 0}  # whole schemas, where a task can list them
+    """A served model. name: empty = the first that the server lists."""
 
     def __init__(self, url: str, name: str = "", api_key_file: Path | None = None) -> None:
         self.link = Link(url, api_key_file, flag="--endpoint")
         self.name = name or self.link.model()
 
     def collect(
-        self, policy: None, task: Task, problems: Sequence[Problem], *format: None, keys: Sequence[str], **how: Any
+        self,
+        policy: None,
+        task: Task,
+        problems: Sequence[Problem],
+        tokenizer: None,
+        tags: None,
+        *,
+        keys: Sequence[str],
+        group_size: int,
+        max_new_tokens: int,
+        temperature: float,
+        top_k: int | None,
+        seed: int,
+        sampler: Any = None,  # ignored: the server samples
     ) -> rollout.RolloutBatch:
         """`rollout.collect`, a request for each completion. Of its ids only the number is known."""
         if episodes.has_environment(task):
             raise ConfigError(f"task {task.name} has episodes, which a server cannot play; evaluate a --ckpt")
 
         # a server samples from the distribution that a checkpoint is sampled from, not from a part of it
-        uncut = {name: value for name, value in UNCUT.items() if how.get(name) is None}
+        uncut = {name: value for name, value in UNCUT.items() if name != "top_k" or top_k is None}
 
         def ask(job: tuple[tuple[Problem, str], int]) -> Answer:
             (problem, key), sample = job
             messages, tools = tool_calls.as_openai(task.prompt(problem))
-            body = dict(model=self.name, messages=messages, tools=tools or None, max_tokens=how["max_new_tokens"])
-            body |= dict(temperature=how["temperature"], top_k=how["top_k"])
-            body |= dict(seed=generate.row_key(how["seed"], key, sample) & (2**31 - 1))
+            body = dict(
+                model=self.name,
+                messages=messages,
+                tools=tools or None,
+                max_tokens=max_new_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                seed=generate.row_key(seed, key, sample) & (2**31 - 1),
+            )
             given = {name: value for name, value in body.items() if value is not None}
             return self.link.answer(given, PATIENCE_S, dispensable=uncut)
 
-        n = how["group_size"]
         with ThreadPoolExecutor(PARALLEL) as pool:
-            answers = list(pool.map(ask, product(zip(problems, keys, strict=True), range(n))))
+            answers = list(pool.map(ask, product(zip(problems, keys, strict=True), range(group_size))))
         if any(answer.n_tokens is None for answer in answers):
             print(f"{self.link.url} answers without usage; such answers count as 0 tokens long", file=sys.stderr)
-        texts = [tool_calls.answer_text(answer.message) for answer in answers]
-        completions = []
+        batch = rollout.RolloutBatch(list(problems), [], [], [], [], group_size)
         for answer in answers:
             size = answer.n_tokens or 0
-            completions.append(generate.Completion([0] * size, [0.0] * size, "length" if answer.cut else "stop"))
-        return rollout.judged(task, rollout.RolloutBatch(list(problems), [], completions, texts, [], n))
+            stop: generate.StopReason = "length" if answer.cut else "stop"
+            batch.completions.append(generate.Completion([0] * size, [0.0] * size, stop))
+            batch.texts.append(tool_calls.answer_text(answer.message))
+        return rollout.judged(task, batch)

@@ -18,12 +18,12 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
@@ -33,7 +33,7 @@ from codechat.core.config import SEEDS, Settings, opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import conversations
 from codechat.distributed import dist
-from codechat.evaluation import contamination, loglik, results
+from codechat.evaluation import contamination, held_out, loglik, results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
 from codechat.evaluation.endpoint import Endpoint
 from codechat.models import generate, gpt, loading
@@ -48,6 +48,10 @@ from codechat.text.tokenizer import Tokenizer
 
 LOSS_ROWS = 8  # packed rows of a batch of held-out conversations
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
+VERDICTS = ("verdict", "remedy", "reward_verdict", "gate")  # of a row, that the run's summary repeats
+
+if TYPE_CHECKING:  # the help of the command loads no torch
+    Collect = Callable[..., rollout.RolloutBatch]  # takes what `rollout.collect` takes
 
 
 # ---- one task
@@ -69,12 +73,14 @@ def evaluate_task(
     begin: Sequence[int] = (),
     constrain: bool = False,
     progress: str | None = None,
-    collect: Callable[..., rollout.RolloutBatch] | None = None,
+    collect: Collect | None = None,
 ) -> results.TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`. A collective.
 
     begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that
-    the prompt offers. A prompt that fills the model's block counts as failed."""
+    the prompt offers. A prompt that fills the model's block counts as failed. model, tokenizer and tags are none for a
+    `collect` that needs none of them; the default is `rollout.collect`."""
+    draw: Collect = collect or rollout.collect
     if constrain and episodes.has_environment(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
     if not problems:
@@ -83,27 +89,48 @@ def evaluate_task(
         repeated, times = Counter(p.id for p in problems).most_common(1)[0]
         raise DataError(f"problem {repeated!r} of task {task.name} is given {times} times; take `problems_once`")
     mine = problems[dist.rank() :: dist.world_size()]
-    my_rows, per_chunk = [], max(1, CHUNK_ROWS // n)
+    per_chunk = max(1, CHUNK_ROWS // n)
+    my_rows: list[results.Row] = []
     with tqdm(total=len(mine), desc=progress, unit="problem", disable=not (progress and dist.is_main())) as bar:
         for at in range(0, len(mine), per_chunk):
             chunk = mine[at : at + per_chunk]
-            held = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk] if constrain else None
-            how = dict(group_size=n, temperature=temperature, top_k=top_k, max_new_tokens=max_new_tokens, seed=seed)
-            how |= dict(sampler=partial(sample_after, list(begin), held))
+            grammars = None
+            if constrain:
+                assert tokenizer is not None and tags is not None, "only a checkpoint's completions can be constrained"
+                grammars = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk]
             with dist.autocast(model.wte.weight.device) if model else nullcontext():
-                batch = (collect or rollout.collect)(
-                    model, task, chunk, tokenizer, tags, keys=[p.id for p in chunk], **how
+                batch = draw(
+                    model,
+                    task,
+                    chunk,
+                    tokenizer,
+                    tags,
+                    keys=[p.id for p in chunk],
+                    group_size=n,
+                    temperature=temperature,
+                    top_k=top_k,
+                    max_new_tokens=max_new_tokens,
+                    seed=seed,
+                    sampler=partial(sample_after, list(begin), grammars),
                 )
-            my_rows += _rows(task, batch)
+            my_rows += [_example(task, batch, i) for i in range(len(batch.completions))]
             bar.update(len(chunk))
-    parts = dist.gather(my_rows)
-    rows = [row for i in range(len(problems)) for row in parts[i % len(parts)][i // len(parts) * n :][:n]]
+    rows = _in_order(dist.gather(my_rows), len(problems), n)
     return results.TaskResult(task, problems, rows, n, temperature, ks, seed)
 
 
+def _in_order(parts: Sequence[Sequence[results.Row]], n_problems: int, n: int) -> list[results.Row]:
+    """The n rows of each problem, in the order of the problems; rank r had the problems r, r + R, r + 2R, ..."""
+    rows: list[results.Row] = []
+    for i in range(n_problems):
+        number, rank = divmod(i, len(parts))
+        rows += parts[rank][number * n : (number + 1) * n]
+    return rows
+
+
 def problems_once(task: tasks.Task, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-    """Problems of a split to evaluate on, each once: a line on stderr counts those that are repeated. DataError where different problems share an
-    id, since results are kept by it."""
+    """Problems of a split to evaluate on, each once; a line on stderr counts repeated ones. DataError where different
+    problems share an id, since results are kept by it."""
     found: dict[str, Problem] = {}
     repeated = Counter[str]()
     for problem in task.problems(split, limit=limit, seed=seed):
@@ -126,52 +153,48 @@ def sample_after(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    **how: Any,
+    **settings: Any,
 ) -> list[generate.Completion]:
-    """Completions that start with `begin`; one is empty where its prompt leaves no room in the block."""
-    how |= dict(max_new_tokens=max(1, max_new_tokens - len(begin)), grammars=grammars, on_overflow="empty")
-    sampled, zeros = generate.sample(model, [[*ids, *begin] for ids in prompts], **how), [0.0] * len(begin)
-    return [replace(c, ids=begin + c.ids, logprobs=zeros + c.logprobs) if c.ids else c for c in sampled]
+    """Completions that start with `begin`, empty for a prompt that leaves no room in the block. settings: of
+    `generate.sample`."""
+    settings["on_overflow"] = "empty"  # such a prompt is counted as failed instead of ending the evaluation
+    sampled = generate.sample(
+        model,
+        [[*ids, *begin] for ids in prompts],
+        max_new_tokens=max(1, max_new_tokens - len(begin)),
+        grammars=grammars,
+        **settings,
+    )
+    given = [0.0] * len(begin)  # log-probabilities of ids that were not sampled
+    return [replace(c, ids=begin + c.ids, logprobs=given + c.logprobs) if c.ids else c for c in sampled]
 
 
-def _rows(task: tasks.Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
-    """One row for each completion, problem-major."""
-    for i, (completion, score) in enumerate(zip(batch.completions, batch.scores, strict=True)):
-        problem = batch.problems[i // batch.group_size]
-        if completion.stop == "context" and not completion.ids:  # silence may be a correct answer, but there was none
-            score = tasks.Score(0.0, task.tiers[0], score.parts, False, dict.fromkeys(score.terms, 0.0))
-        row = dict(problem=problem.id, reward=score.reward, tier=score.tier, correct=score.correct)
-        row |= dict(request=problem.messages[-1]["content"], gold=task.gold(problem), completion=batch.texts[i])
-        row |= dict(
-            stop=completion.stop, tokens=sum(completion.written), parts=dict(score.parts), terms=dict(score.terms)
-        )
-        yield row | ({"turns": [t.row() for t in batch.turns[i]]} if batch.turns else {})
+def _example(task: tasks.Task, batch: rollout.RolloutBatch, i: int) -> results.Row:
+    """The row of examples.jsonl of completion i."""
+    problem = batch.problems[i // batch.group_size]
+    completion = batch.completions[i]
+    score = batch.scores[i]
+    if completion.stop == "context" and not completion.ids:  # silence may be a correct answer, but there was none
+        score = tasks.Score(0.0, task.tiers[0], score.parts, False, dict.fromkeys(score.terms, 0.0))
+    row = dict(
+        problem=problem.id,
+        reward=score.reward,
+        tier=score.tier,
+        correct=score.correct,
+        request=problem.messages[-1]["content"],
+        gold=task.gold(problem),
+        completion=batch.texts[i],
+        stop=completion.stop,
+        tokens=sum(completion.written),
+        parts=dict(score.parts),
+        terms=dict(score.terms),
+    )
+    if batch.turns:
+        row["turns"] = [turn.row() for turn in batch.turns[i]]
+    return row
 
 
 # ---- held-out loss
-
-
-def held_out_losses(
-    model: gpt.GPT, held_out: Mapping[str, Sequence[conversations.Batch]], sizes: Mapping[str, int] | None = None
-) -> dict[str, float]:
-    """Loss on held-out conversations by domain: heldout_loss/DOMAIN, nats per supervised token; with `sizes`, the
-    conversations of each domain, also heldout_nats/DOMAIN, nats per conversation, which compares models whose tags have
-    other lengths. A collective."""
-    import torch
-
-    losses, device = {}, dist.device()
-    for domain, batches in held_out.items():
-        total = torch.zeros(2, dtype=torch.float64, device=device)
-        for batch in batches[dist.rank() :: dist.world_size()]:
-            batch = batch.to(device)
-            mask = conversations.packed_mask(batch.docs)
-            with torch.no_grad(), dist.autocast(device):
-                nats = model.loss(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
-            total += torch.tensor([nats.item(), batch.supervised], dtype=torch.float64, device=device)
-        nats_sum, tokens = dist.sum_(total).tolist()
-        losses[f"heldout_loss/{domain}"] = nats_sum / max(1, int(tokens))
-        losses |= {f"heldout_nats/{domain}": nats_sum / sizes[domain]} if sizes else {}
-    return losses
 
 
 def losses_of_checkpoint(loaded: loading.LoadedModel, data_dir: str, split: str, limit: int) -> dict[str, float]:
@@ -179,7 +202,9 @@ def losses_of_checkpoint(loaded: loading.LoadedModel, data_dir: str, split: str,
     block = loaded.model.cfg.block_size
     domains = conversations.load_domains(data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit)
     batches = {domain: conversations.held_out(examples, LOSS_ROWS, block) for domain, examples in domains.items()}
-    return held_out_losses(loaded.model, batches, {domain: len(examples) for domain, examples in domains.items()})
+    return held_out.held_out_losses(
+        loaded.model, batches, {domain: len(examples) for domain, examples in domains.items()}
+    )
 
 
 # ---- settings that the commands share which sample completions of a checkpoint
@@ -265,20 +290,61 @@ class EvaluateConfig(TaskSettings):
             raise ConfigError("--all-checkpoints chooses a checkpoint of one run; set one --ckpt and --split select")
 
 
-def samplings(cfg: EvaluateConfig) -> dict[str, dict[str, Any]]:
-    """{name: settings for `evaluate_task`} of each row of the results; the first is what checkpoints are chosen by."""
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn for one row of the results, which bears the name. call_given: each begins with the
+    call tag. constrain: calls are held to the offered schemas."""
+
+    name: str
+    temperature: float
+    n: int = 1
+    ks: tuple[int, ...] = (1,)
+    call_given: bool = False
+    constrain: bool = False
+
+
+def samplings(cfg: EvaluateConfig) -> list[Sampling]:
+    """One for each row of the results; checkpoints are chosen by the first."""
     if cfg.score == "loglik":
-        return {way: dict(temperature=0.0, n=1, ks=(1,)) for way in loglik.WAYS}
-    ways: dict[str, dict[str, Any]] = {}
-    for t in (cfg.temperature, *cfg.temperatures):
-        how = dict(n=cfg.n, ks=cfg.ks) if t else dict(n=1, ks=(1,))
-        ways[f"T={t:g}" if t else "greedy"] = dict(temperature=t, **how)
-    free, first = dict(ways), next(iter(ways))
-    if cfg.forced_call:
-        ways[f"{first}, call given"] = ways[first]
-    if cfg.constrain:
-        ways |= {f"{name}, constrained": how | dict(constrain=True) for name, how in free.items()}
-    return ways
+        return [Sampling(way, temperature=0.0) for way in loglik.WAYS]
+    ways: dict[str, Sampling] = {}  # a temperature that is named twice has one row
+    for temperature in (cfg.temperature, *cfg.temperatures):
+        if temperature:
+            way = Sampling(f"T={temperature:g}", temperature, cfg.n, cfg.ks)
+        else:
+            way = Sampling("greedy", temperature)
+        ways[way.name] = way
+    free = list(ways.values())
+    given = [replace(free[0], name=f"{free[0].name}, call given", call_given=True)] if cfg.forced_call else []
+    held = [replace(way, name=f"{way.name}, constrained", constrain=True) for way in free if cfg.constrain]
+    return free + given + held
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated: a checkpoint, or an endpoint, of which nothing but answers can be had."""
+
+    name: str
+    collect: Collect
+    checkpoint: loading.LoadedModel | None = None
+    tools_style: str = "json"  # of an endpoint: whole schemas, where a task can list them
+
+    @property
+    def step(self) -> int:
+        return int(self.checkpoint.meta["step"]) if self.checkpoint else 0
+
+    @property
+    def lineage(self) -> Sequence[Mapping[str, Any]]:
+        return self.checkpoint.meta.get("lineage", ()) if self.checkpoint else ()
+
+
+def load_subject(cfg: EvaluateConfig, source: Path | Endpoint) -> Subject:
+    """The checkpoint in a directory, or an endpoint."""
+    if isinstance(source, Endpoint):
+        return Subject(source.name, source.collect)
+    loaded = loading.load_model(source, dist.device(), cfg.tags)
+    collect = loglik.Chooser(loaded) if cfg.score == "loglik" else rollout.collect
+    return Subject(label(source), collect, loaded, loaded.tools_style)
 
 
 # further metrics of a result, from its run, its checkpoint and split, and the problems that were trained on
@@ -286,99 +352,174 @@ Judge = Callable[[Run, results.TaskResult, Mapping[str, str], Mapping[str, Any]]
 
 
 def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | None = None, **options: Any) -> Run:
-    """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl. options: of the task."""
+    """Evaluate every checkpoint on every split: a row of eval.jsonl for each, per_problem.jsonl and examples.jsonl.
+    options: of the task."""
     task = tasks.load(cfg.task, source=cfg.data_dir, **options)
     if cfg.score == "loglik" and not hasattr(task, "choices"):
         raise ConfigError(
             f"task {task.name} has no choices; --score loglik takes arc_challenge, arc_easy, hellaswag, mmlu"
         )
-    problems = {split: problems_once(task, split, cfg.limit, cfg.seed) for split in cfg.split}
+    problems: dict[str, list[Problem]] = {split: problems_once(task, split, cfg.limit, cfg.seed) for split in cfg.split}
+    left_out = _leave_out_failing_references(cfg, task, problems)
+    paths = [find_checkpoint(ref) for ref in cfg.ckpt]
+    if cfg.all_checkpoints:
+        paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
+    sources: list[Path | Endpoint] = [*paths]
+    if cfg.endpoint:
+        sources.append(Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file))
+    parent = str(paths[0]) if paths else None
+    with (
+        dist.session(cfg),
+        Run.create(cfg.run_name, cfg, kind=kind, parent=parent, overwrite=cfg.overwrite) as run,
+    ):
+        evaluation = _Evaluation(cfg, run, task, problems, judge)
+        rows = [evaluation.evaluate(load_subject(cfg, source)) for source in sources]
+        summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
+        if cfg.all_checkpoints and dist.is_main():
+            best = choose({path: row["select"] for path, row in zip(paths, rows, strict=True)}, max(cfg.ks))
+            checkpoint.set_best(best.parent.parent, _step_of(best))
+            print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
+            summary = {"best": label(best)}
+        summary |= {key: row[key] for row in rows[-1].values() for key in VERDICTS if key in row}
+        if left_out:
+            summary["left_out"] = left_out
+        run.finish(summary)
+    return run
+
+
+def _leave_out_failing_references(
+    cfg: EvaluateConfig, task: tasks.Task, problems: dict[str, list[Problem]]
+) -> dict[str, list[str]]:
+    """Takes problems whose reference solution fails out of `problems`; their ids by split. DataError where they may
+    not be left out, or none would remain."""
     left_out = {}
     for split, some in problems.items():
         check = tasks.check_reference_solutions(task, some)
         if not (cfg.skip_failing_references and check.passed):
             check.require()
         if check.failed:
-            problems[split], left_out[split] = [p for p in some if p.id not in check.failed], list(check.failed)
+            problems[split] = [p for p in some if p.id not in check.failed]
+            left_out[split] = list(check.failed)
             print(f"{task.name}: left out, since their reference solutions fail: {', '.join(check.failed)}")
-    paths = [find_checkpoint(ref) for ref in cfg.ckpt]
-    if cfg.all_checkpoints:
-        paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
-    served = [Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file)] if cfg.endpoint else []
-    how = dict(kind=kind, parent=str(paths[0]) if paths else None, overwrite=cfg.overwrite)
-    with dist.session(cfg), Run.create(cfg.run_name, cfg, **how) as run:
-        searched: dict[str, contamination.Report] = {}
-        rows = [_evaluate_one(cfg, run, task, problems, one, judge, searched) for one in (*paths, *served)]
-        summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
-        if cfg.all_checkpoints and dist.is_main():
-            best = choose({p: r["select"] for p, r in zip(paths, rows, strict=True)}, max(cfg.ks))
-            checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
-            print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
-            summary = {"best": label(best)}
-        verdicts = ("verdict", "remedy", "reward_verdict", "gate")
-        summary |= {k: row[k] for row in rows[-1].values() for k in verdicts if k in row}
-        run.finish(summary | ({"left_out": left_out} if left_out else {}))
-    return run
+    return left_out
 
 
-def _evaluate_one(
-    cfg: EvaluateConfig,
-    run: Run,
-    task: tasks.Task,
-    problems: Mapping[str, Sequence[tasks.Problem]],
-    source: Path | Endpoint,
-    judge: Judge | None,
-    searched: dict[str, contamination.Report],
-) -> dict[str, dict[str, Any]]:
-    """Metrics of one checkpoint or endpoint by split; logs and prints them. searched: what each lineage so far was found to hold."""
-    loaded: Any = source if isinstance(source, Endpoint) else loading.load_model(source, dist.device(), cfg.tags)
-    name, rows, exposed = loaded.name if loaded is source else label(source), {}, {}
-    if hasattr(task, "tools_style"):
-        task.tools_style = loaded.tools_style
-    step, say = int(loaded.meta["step"]), print if dist.is_main() else lambda text: None
-    if cfg.contamination:
-        lineage, everything = loaded.meta.get("lineage", ()), [p for items in problems.values() for p in items]
+@dataclass
+class _Evaluation:
+    """The problems that every subject gets, and the run that keeps the results."""
+
+    cfg: EvaluateConfig
+    run: Run
+    task: tasks.Task
+    problems: Mapping[str, Sequence[Problem]]  # by split
+    judge: Judge | None
+    searched: dict[str, contamination.Report] = field(default_factory=dict)  # by lineage
+
+    def evaluate(self, subject: Subject) -> dict[str, results.Row]:
+        """Metrics of the first sampling by split. Logs and prints those of every sampling."""
+        if hasattr(self.task, "tools_style"):  # prompts list tools as the model learned to read them
+            self.task.tools_style = subject.tools_style
+        exposed = self.find_exposed(subject) if self.cfg.contamination else {}
+        rows: dict[str, results.Row] = {}
+        for split, sampling in itertools.product(self.problems, samplings(self.cfg)):
+            which = dict(checkpoint=subject.name, split=split, sampling=sampling.name)
+            result = self.sample(subject, split, sampling)
+            row = result.row() | dict(sampling=sampling.name)
+            self.record(subject, result, which)
+            if split not in rows:
+                row |= self.further_metrics(subject, result, which, exposed)
+                rows[split] = row
+            self.run.log_eval(subject.step, row | which | dict(task=self.cfg.task))
+            self.run.keep()  # a row is there: what --overwrite replaces may go
+        return rows
+
+    def find_exposed(self, subject: Subject) -> Mapping[str, tuple[str, ...]]:
+        """{problem: the ways in which it was found in what the subject was trained on}."""
         # checkpoints of one run have learned from the same texts
-        known = json.dumps([{**entry, "step": None} for entry in lineage], sort_keys=True)
-        report = searched.get(known) or contamination.check(everything, lineage)
-        searched[known], exposed = report, report.how
-        say(report)
-    collect = loaded.collect if loaded is source else loglik.Chooser(loaded) if cfg.score == "loglik" else None
-    for (split, items), (i, (way, how)) in itertools.product(problems.items(), enumerate(samplings(cfg).items())):
-        which = dict(checkpoint=name, split=split, sampling=way)
-        how = how | dict(
-            top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed, progress=f"{name} on {split}"
+        known = json.dumps([{**entry, "step": None} for entry in subject.lineage], sort_keys=True)
+        if known not in self.searched:
+            everything = [p for items in self.problems.values() for p in items]
+            self.searched[known] = contamination.check(everything, subject.lineage)
+        _say(self.searched[known])
+        return self.searched[known].how
+
+    def sample(self, subject: Subject, split: str, sampling: Sampling) -> results.TaskResult:
+        cfg = self.cfg
+        loaded = subject.checkpoint
+        begin = chat.layout(loaded.tokenizer, loaded.tags).call if loaded and sampling.call_given else ()
+        return evaluate_task(
+            loaded.model if loaded else None,
+            loaded.tokenizer if loaded else None,
+            loaded.tags if loaded else None,
+            self.task,
+            self.problems[split],
+            n=sampling.n,
+            temperature=sampling.temperature,
+            top_k=cfg.top_k,
+            max_new_tokens=cfg.max_new_tokens,
+            ks=sampling.ks,
+            seed=cfg.seed,
+            begin=begin,
+            constrain=sampling.constrain,
+            progress=f"{subject.name} on {split}",
+            collect=partial(subject.collect, way=sampling.name) if cfg.score == "loglik" else subject.collect,
         )
-        how |= dict(begin=chat.layout(loaded.tokenizer, loaded.tags).call if way.endswith("call given") else ())
-        how |= dict(collect=partial(collect, way=way) if way in loglik.WAYS else collect)
-        result = evaluate_task(loaded.model, loaded.tokenizer, loaded.tags, task, items, **how)
-        row = result.row() | dict(sampling=way)
-        say(result.report(f"{name} on {cfg.task} {split}{f', {way}' if ',' in way else ''}"))
+
+    def record(self, subject: Subject, result: results.TaskResult, which: dict[str, str]) -> None:
+        """Print the result, and keep its counts and completions."""
+        way = which["sampling"]
+        variant = f", {way}" if "," in way else ""  # of plain ones the report shows the temperature
+        _say(result.report(f"{subject.name} on {self.cfg.task} {which['split']}{variant}"))
         if dist.is_main():
-            for file, found in (("per_problem", result.counts), ("examples", result.examples)):
-                append_rows(run.path / f"{file}.jsonl", (which | row for row in found))
-        run.log_samples(step, [dict(s, **which) for s in result.samples])
-        if i == 0:
-            rows[split] = row
-            row |= results.clean_and_exposed(result, exposed) if cfg.contamination else {}
-            row |= judge(run, result, which, exposed) if judge else {}
-            if cfg.heldout_examples:
-                row |= losses_of_checkpoint(loaded, cfg.data_dir, split, cfg.heldout_examples)
-            file = Path(cfg.data_dir or "") / f"probes.{split}.jsonl"
-            if loaded.model and cfg.probe_examples and cfg.data_dir and file.exists():
-                probes = read_probes(cfg.data_dir, split, cfg.probe_examples)
-                matrix = behaviour_matrix(loaded.model, loaded.tokenizer, loaded.tags, probes, seed=cfg.seed)
-                row |= matrix.metrics()
-                say(matrix)
-        run.log_eval(step, row | which | dict(task=cfg.task))
-        run.keep()
-    return rows
+            append_rows(self.run.path / "per_problem.jsonl", (which | row for row in result.counts))
+            append_rows(self.run.path / "examples.jsonl", (which | row for row in result.examples))
+        self.run.log_samples(subject.step, [sample | which for sample in result.samples])
+
+    def further_metrics(
+        self,
+        subject: Subject,
+        result: results.TaskResult,
+        which: dict[str, str],
+        exposed: Mapping[str, tuple[str, ...]],
+    ) -> results.Row:
+        """What is measured once for a checkpoint and split: exposed problems, verdicts, held-out loss, probes."""
+        cfg = self.cfg
+        loaded = subject.checkpoint
+        row: results.Row = {}
+        if cfg.contamination:
+            row |= results.clean_and_exposed(result, exposed)
+        if self.judge:
+            row |= self.judge(self.run, result, which, exposed)
+        if not loaded or not cfg.data_dir:
+            return row
+        if cfg.heldout_examples:
+            row |= losses_of_checkpoint(loaded, cfg.data_dir, which["split"], cfg.heldout_examples)
+        if cfg.probe_examples and (Path(cfg.data_dir) / f"probes.{which['split']}.jsonl").exists():
+            probes = read_probes(cfg.data_dir, which["split"], cfg.probe_examples)
+            matrix = behaviour_matrix(loaded.model, loaded.tokenizer, loaded.tags, probes, seed=cfg.seed)
+            row |= matrix.metrics()
+            _say(matrix)
+        return row
+
+
+def _say(text: object) -> None:
+    if dist.is_main():
+        print(text)
 
 
 def label(path: Path) -> str:
     """RUN@STEP of a checkpoint, as `--ckpt` takes it (nano/rl@150); its path where it lies outside a run."""
-    run, step = path.parent.parent, STEP.fullmatch(path.name)
-    return f"{name_of(run.resolve())}@{int(step[1])}" if step and is_run(run) else str(path)
+    run = path.parent.parent
+    if not STEP.fullmatch(path.name) or not is_run(run):
+        return str(path)
+    return f"{name_of(run.resolve())}@{_step_of(path)}"
+
+
+def _step_of(path: Path) -> int:
+    """The step in the name of a checkpoint's directory."""
+    match = STEP.fullmatch(path.name)
+    assert match, f"{path} is no directory of a step"
+    return int(match[1])
 
 
 def choose(rows: Mapping[Path, Mapping[str, float]], k: int) -> Path:
@@ -388,16 +529,17 @@ def choose(rows: Mapping[Path, Mapping[str, float]], k: int) -> Path:
 
 def _paired_summary(run: Run, cfg: EvaluateConfig) -> dict[str, Any]:
     """pass@1 of each later checkpoint minus the first's, by split and sampling, printed and returned."""
-    parts: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    parts: dict[tuple[str, str, str], list[results.Row]] = {}
     for row in results.read_per_problem(run):
         parts.setdefault((row["checkpoint"], row["split"], row["sampling"]), []).append(row)
     first, *others = dict.fromkeys(checkpoint for checkpoint, _, _ in parts)
-    main, *_ = ways = list(samplings(cfg))
+    ways = [sampling.name for sampling in samplings(cfg)]
     summary = {}
     for split, way, name in itertools.product(cfg.split, ways, others):
-        a, b = parts[first, split, way], parts[name, split, way]
-        gap, where = results.paired_difference(a, b, seed=cfg.seed), split if way == main else f"{split}, {way}"
-        shown = f"pass@1 {gap.value:+.3f} [{gap.lo:+.3f}, {gap.hi:+.3f}] (paired, N={len(b)}, {way})"
-        print(f"{name} minus {first} on {split}: {shown}")
-        summary[f"{where}: {name} - {first}"] = gap._asdict() | {"N": len(b)}
+        rows = parts[name, split, way]
+        gap = results.paired_difference(parts[first, split, way], rows, seed=cfg.seed)
+        interval = f"{gap.value:+.3f} [{gap.lo:+.3f}, {gap.hi:+.3f}]"
+        print(f"{name} minus {first} on {split}: pass@1 {interval} (paired, N={len(rows)}, {way})")
+        where = split if way == ways[0] else f"{split}, {way}"
+        summary[f"{where}: {name} - {first}"] = gap._asdict() | {"N": len(rows)}
     return summary

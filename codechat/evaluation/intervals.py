@@ -28,7 +28,8 @@ class Interval(NamedTuple):
 
 
 def estimate_pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that at least one of k completions is correct, from n samples of which c are: 1 - C(n-c, k) / C(n, k).
+    """Probability that at least one of k completions is correct, from n samples with c correct ones:
+    1 - C(n-c, k) / C(n, k).
 
     Unbiased (Chen et al., 2021, arXiv:2107.03374, eq. 1)."""
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
@@ -47,7 +48,8 @@ def bootstrap_interval(
 
 
 def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interval:
-    """All n values are equal: widen by Wilson's upper bound for 0 of n towards the smallest and largest possible value."""
+    """The interval of n equal values, which a bootstrap would give no width: widened by Wilson's upper bound for 0 of n
+    towards the bounds, the smallest and the largest possible value. nan if the value is outside the bounds."""
     low, high = bounds
     if not low <= value <= high:
         return Interval(value, math.nan, math.nan)
@@ -68,23 +70,31 @@ def hierarchical_interval(
     resamples: int = RESAMPLES,
     bounds: tuple[float, float] = (-1.0, 1.0),
 ) -> Interval:
-    """Mean of values (seeds, problems) with the percentile interval of a bootstrap over both; nan = that seed had not
-    that problem. A resample draws seeds and, for all of them together, problems, or the clusters that they are in."""
+    """Mean of values (seeds, problems) with the percentile interval of a bootstrap over both; nan = a seed that lacks
+    the problem. A resample draws seeds, and problems (or clusters of them) that all its seeds share."""
     x = np.asarray(values, dtype=np.float64)
+    known = ~np.isnan(x)
     names = range(x.shape[1]) if clusters is None else map(str, clusters)
     groups = np.unique(list(names), return_inverse=True)[1]
-    n_groups, rng, there = int(groups.max()) + 1, np.random.default_rng(seed), ~np.isnan(x)
+    n_groups = int(groups.max()) + 1
     if np.nanmin(x) == np.nanmax(x):
         return equal_interval(float(np.nanmax(x)), n_groups, bounds)
-    parts = (np.where(there, x, 0), there)
-    sums, sizes = (np.stack([np.bincount(groups, row, n_groups) for row in part]) for part in parts)  # (seeds, groups)
+    sums = _by_group(np.where(known, x, 0), groups, n_groups)  # (seeds, groups)
+    sizes = _by_group(known, groups, n_groups)  # (seeds, groups)
+    rng = np.random.default_rng(seed)
     means = []
     for r in _chunks(resamples, n_groups):
         of_seeds = rng.multinomial(len(x), np.full(len(x), 1 / len(x)), r)  # (r, seeds) times that each is drawn
         of_groups = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), r)  # (r, groups)
-        total, count = (((of_seeds @ part) * of_groups).sum(1) for part in (sums, sizes))
+        total = ((of_seeds @ sums) * of_groups).sum(1)
+        count = ((of_seeds @ sizes) * of_groups).sum(1)
         means.append(total / np.maximum(count, 1))
     return _percentiles(float(np.nanmean(x)), means)
+
+
+def _by_group(table: np.ndarray, groups: np.ndarray, n_groups: int) -> np.ndarray:
+    """(seeds, groups): each row of (seeds, problems) summed within groups."""
+    return np.stack([np.bincount(groups, row, n_groups) for row in table])
 
 
 def _chunks(resamples: int, width: int) -> list[int]:
@@ -102,7 +112,8 @@ def wilson_interval(successes: int, n: int) -> Interval:
     """A share with the score interval of Wilson (1927), which also holds at 0, at n and for small n."""
     if n == 0:
         return Interval(math.nan, 0.0, 1.0)
-    p, z = successes / n, 1.959964
+    p = successes / n
+    z = 1.959964  # 97.5 % of a normal distribution lie below it
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
@@ -110,6 +121,9 @@ def wilson_interval(successes: int, n: int) -> Interval:
 
 def share_difference(a: tuple[int, int], b: tuple[int, int]) -> Interval:
     """Share b minus share a, each (successes, n), with its score interval (Newcombe 1998, method 10)."""
-    x, y = wilson_interval(*a), wilson_interval(*b)
-    d = y.value - x.value
-    return Interval(d, d - math.hypot(y.value - y.lo, x.hi - x.value), d + math.hypot(y.hi - y.value, x.value - x.lo))
+    x = wilson_interval(*a)
+    y = wilson_interval(*b)
+    difference = y.value - x.value
+    below = math.hypot(y.value - y.lo, x.hi - x.value)
+    above = math.hypot(y.hi - y.value, x.value - x.lo)
+    return Interval(difference, difference - below, difference + above)

@@ -58,19 +58,28 @@ def run_passk(cfg: PasskConfig) -> Run:
 
 
 def verdicts(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
-    """Shares of completions that are Python, verdicts by pass@1 and by `diagnose`, and a gate where one is set (it stops nothing)."""
+    """Shares of completions that are Python, verdicts by pass@1 and by `diagnose`, and a gate if one is set. The gate
+    stops nothing."""
     import torch
 
-    table = {key: torch.tensor([e[key] for e in result.examples]).view(-1, result.n) for key in ("reward", "correct")}
-    signal, solved = diagnose.judge(table["reward"], table["correct"], min_groups=1), result.pass_at[1].value
+    rewards = torch.tensor([e["reward"] for e in result.examples]).view(-1, result.n)
+    correct = torch.tensor([e["correct"] for e in result.examples]).view(-1, result.n)
+    signal = diagnose.judge(rewards, correct, min_groups=1)
+    solved = result.pass_at[1].value
     verdict = diagnose.verdict_of(solved, solved, DEAD_BELOW, WEAK_BELOW)
-    row = {name: result.tier_share(tiers) for name, tiers in tier_groups(result).items()}
-    row |= dict(frac_zero_std_groups=signal.frac_zero_std_groups, effective_groups=signal.effective_groups)
-    row |= dict(verdict=verdict, remedy=diagnose.REMEDIES["pass@1"][verdict])
-    row |= dict(reward_verdict=signal.verdict, reward_remedy=signal.remedy)
+    row: dict[str, Any] = {name: result.tier_share(tiers) for name, tiers in tier_groups(result).items()}
+    row |= dict(
+        frac_zero_std_groups=signal.frac_zero_std_groups,
+        effective_groups=signal.effective_groups,
+        verdict=verdict,
+        remedy=diagnose.REMEDIES["pass@1"][verdict],
+        reward_verdict=signal.verdict,
+        reward_remedy=signal.remedy,
+    )
     if cfg.gate_parseable or cfg.gate_pass_at_k:
-        reached = result.pass_at[max(cfg.ks)].value >= cfg.gate_pass_at_k
-        row["gate"] = "pass" if reached and row.get("parseable_frac", 1.0) >= cfg.gate_parseable else "fail"
+        solves = result.pass_at[max(cfg.ks)].value >= cfg.gate_pass_at_k
+        parses = row.get("parseable_frac", 1.0) >= cfg.gate_parseable
+        row["gate"] = "pass" if solves and parses else "fail"
     return row
 
 
@@ -81,16 +90,20 @@ def tier_groups(result: TaskResult) -> Mapping[str, Sequence[str]]:
 
 def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
     """The lines for people, after those of the evaluation."""
-    few = f" (of {result.N} groups; a firm verdict takes {diagnose.MIN_GROUPS})" * (result.N < diagnose.MIN_GROUPS)
     shares = [f", {name.removesuffix('_frac')} {row[name]:.1%}" for name in tier_groups(result)]
-    levels = {level: values for level, values in result.groups("level").items() if level != "other"}
-    return [
-        f"  mean tiered reward {result.reward}{''.join(shares)}",
-        *(f"  level {level}: pass@1 {passes} (N={size})" for level, (passes, size) in levels.items()),
+    lines = [f"  mean tiered reward {result.reward}{''.join(shares)}"]
+    for level, group in result.groups("level").items():
+        if level != "other":
+            lines.append(f"  level {level}: pass@1 {group.passes} (N={group.n})")
+    few = f" (of {result.N} groups; a firm verdict takes {diagnose.MIN_GROUPS})"
+    lines += [
         f"VERDICT by pass@1: {row['verdict']}: {row['remedy']}",
-        f"verdict of diagnose on the tiered reward: {row['reward_verdict']}: {row['reward_remedy']}{few}",
-        *([f"GATE {row['gate']}"] if "gate" in row else []),
+        f"verdict of diagnose on the tiered reward: {row['reward_verdict']}: {row['reward_remedy']}"
+        + (few if result.N < diagnose.MIN_GROUPS else ""),
     ]
+    if "gate" in row:
+        lines.append(f"GATE {row['gate']}")
+    return lines
 
 
 # ---- codechat filter
@@ -112,14 +125,16 @@ class FilterConfig(Settings):
 
 def choose(rows: Sequence[Mapping[str, Any]], window: tuple[float, ...]) -> tuple[list[str], str]:
     """The ids of problems to keep, and what was kept and why, for people. rows: of per_problem.jsonl."""
-    (low, high), rates = window, {row["id"]: row["c"] / row["n"] for row in rows}
+    low, high = window
+    rates = {row["id"]: row["c"] / row["n"] for row in rows}
     kept = [id for id, rate in rates.items() if low <= rate <= high]
     why = f"kept {len(kept)}"
     if not kept:
         kept = [row["id"] for row in rows if row["reward_mean"] >= MIN_TIERED and rates[row["id"]] < low]
         enough = f"with a mean tiered reward of at least {MIN_TIERED:g}: train with reward=tiered"
         why = f"the window is empty; kept {len(kept)} {enough}" if kept else "nothing is left to train on"
-    never, always = sum(rate < low for rate in rates.values()), sum(rate > high for rate in rates.values())
+    never = sum(rate < low for rate in rates.values())
+    always = sum(rate > high for rate in rates.values())
     counts = f"{never} below a pass rate of {low:g}, {always} above {high:g}, {len(rows) - never - always} between"
     return kept, f"{len(rows)} problems: {counts}\n{why}"
 
@@ -127,14 +142,16 @@ def choose(rows: Sequence[Mapping[str, Any]], window: tuple[float, ...]) -> tupl
 def filter_problems(cfg: FilterConfig) -> dict[str, int]:
     """Write the directory; rows of each file."""
     run = Run.open(cfg.rates)
-    rows, tried = read_per_problem(run), run.config
+    tried = run.config
+    rows = read_per_problem(run)
     if {row["split"] for row in rows} != {"train"}:
         raise ConfigError(f"run {run.name} tried another split; run passk with --split train")
     kept, words = choose([row for row in rows if row["sampling"] == rows[0]["sampling"]], cfg.window)
     print(words)
-    task = tasks.load(tried["task"], source=tried["data_dir"], reward="tiered")
+    task: Any = tasks.load(tried["task"], source=tried["data_dir"], reward="tiered")  # with splits and worked examples
     by_id = {p.id: p for p in task.problems("train", limit=tried["limit"], seed=tried["seed"])}
-    if lost := [id for id in kept if id not in by_id]:
+    lost = [id for id in kept if id not in by_id]
+    if lost:
         raise DataError(f"{len(lost)} problems of run {run.name} (such as {lost[0]}) are gone; run passk again")
     files = {split: task.problems(split) for split in task.splits} | {"prompt": task.worked}
     files["train"] = [by_id[id] for id in kept]

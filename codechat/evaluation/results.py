@@ -1,11 +1,11 @@
-"""Results of an evaluation: counts per problem, pass@k with intervals, differences between checkpoints on the same problems."""
+"""Results of an evaluation: counts per problem, pass@k with intervals, paired differences between checkpoints."""
 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import DataError, MissingFile
@@ -24,13 +24,20 @@ CUT_OFF = ("length", "context")
 KEPT_SAMPLES = 40  # completions of an evaluation written to samples.jsonl
 
 
+class Group(NamedTuple):
+    """pass@1 of a group of problems, and how many they are."""
+
+    passes: Interval
+    n: int
+
+
 @dataclass(frozen=True)
 class TaskResult:
     """One checkpoint on one split. examples: a row for each completion, n of each problem in turn.
 
     A task may have `formatted` (tiers in the required format), `grouped_by` (a key of a problem's meta), `clustered_by`
-    (one whose values name what is not independent), and `classified_by` with `classes` (a key of a score's parts and
-    its values)."""
+    (a key of it whose values name problems that are not independent), and `classified_by` with `classes` (a key of a
+    score's parts and its values)."""
 
     task: Task
     problems: Sequence[Problem]
@@ -48,17 +55,23 @@ class TaskResult:
         """The rows of per_problem.jsonl: n completions, c of them correct."""
         rows = []
         for i, problem in enumerate(self.problems):
-            some = self.examples[i * self.n :][: self.n]
+            some = self.examples[i * self.n : (i + 1) * self.n]
+            row: Row = dict(
+                id=problem.id,
+                n=self.n,
+                c=sum(e["correct"] for e in some),
+                reward_mean=sum(e["reward"] for e in some) / self.n,
+                tiers=Counter(e["tier"] for e in some),
+            )
             cluster = problem.meta.get(self.of_task("clustered_by"))
-            row: Row = dict(id=problem.id, n=self.n, c=sum(e["correct"] for e in some))
-            row |= dict(reward_mean=sum(e["reward"] for e in some) / self.n, tiers=Counter(e["tier"] for e in some))
-            rows.append(row | ({"cluster": str(cluster)} if cluster else {}))
+            if cluster:
+                row["cluster"] = str(cluster)
+            rows.append(row)
         return rows
 
     @cached_property
     def pass_at(self) -> dict[int, Interval]:
-        passed = {k: [estimate_pass_at_k(p["n"], p["c"], k) for p in self.counts] for k in self.ks}
-        return {k: mean_over(self.counts, values, self.seed) for k, values in passed.items()}
+        return {k: mean_over(self.counts, _passed(self.counts, k), self.seed) for k in self.ks}
 
     @cached_property
     def reward(self) -> Interval:
@@ -86,69 +99,88 @@ class TaskResult:
     @property
     def samples(self) -> list[Row]:
         """At most KEPT_SAMPLES rows at equal distances, so that they come from all over the problems."""
-        rows, total = self.examples, len(self.examples)
-        rows = [rows[i * total // KEPT_SAMPLES] for i in range(KEPT_SAMPLES)] if total > KEPT_SAMPLES else rows
+        total = len(self.examples)
+        kept = min(total, KEPT_SAMPLES)
+        rows = [self.examples[i * total // kept] for i in range(kept)]
         return [{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in rows]
 
     def settings(self, problems: int | None = None) -> str:
         """n, N and temperature, without which no pass@k is printed."""
         return f"n={self.n}, N={self.N if problems is None else problems}, temperature={self.temperature:g}"
 
-    def groups(self, by: str = "") -> dict[str, tuple[Interval, int]]:
-        """Group -> pass@1 and its number of problems, by name; empty where the task has no groups."""
+    def groups(self, by: str = "") -> dict[str, Group]:
+        """The groups by name; empty where the task has none. by: a key of a problem's meta instead of the task's."""
+        by = by or self.of_task("grouped_by")
         members: dict[str, list[Row]] = {}
-        for p, row in zip(self.problems, self.counts) if (by := by or self.of_task("grouped_by")) else ():
-            members.setdefault(str(p.meta.get(by, "other")), []).append(row)
-        return {name: (pass_at_1(members[name]), len(members[name])) for name in sorted(members)}
+        for problem, row in zip(self.problems, self.counts) if by else ():
+            members.setdefault(str(problem.meta.get(by, "other")), []).append(row)
+        return {name: Group(pass_at_1(rows), len(rows)) for name, rows in sorted(members.items())}
 
     def class_shares(self) -> dict[str, dict[str, float]]:
         """Group -> class -> share of its completions; one group "" where the task has none. Empty without classes."""
-        by, key, classes = map(self.of_task, ("grouped_by", "classified_by", "classes"))
+        by = self.of_task("grouped_by")
+        classes = self.of_task("classes")
         counts: dict[str, Counter[str]] = {}
-        for i, e in enumerate(self.examples if classes else ()):
+        for i, example in enumerate(self.examples if classes else ()):
             group = str(self.problems[i // self.n].meta.get(by, "other")) if by else ""
-            counts.setdefault(group, Counter())[e["parts"].get(key, "")] += 1
-        return {name: {c: counts[name][c] / counts[name].total() for c in classes} for name in sorted(counts)}
+            counts.setdefault(group, Counter())[example["parts"].get(self.of_task("classified_by"), "")] += 1
+        return {name: {c: some[c] / some.total() for c in classes} for name, some in sorted(counts.items())}
 
     def row(self) -> dict[str, float]:
         """Metrics under their declared names; an interval is NAME/lo and NAME/hi."""
-        row = {f"tier/{t}": self.tier_share([t]) for t in self.task.tiers} | self.reward.row("reward_mean")
+        row = {f"tier/{tier}": self.tier_share([tier]) for tier in self.task.tiers}
+        row |= self.reward.row("reward_mean")
         for k, interval in self.pass_at.items():
             row |= interval.row(f"pass@{k}")
         for name in self.examples[0]["terms"]:
             row[f"reward/{name}"] = sum(e["terms"][name] for e in self.examples) / self.total
-        if formatted := self.of_task("formatted"):
+        formatted = self.of_task("formatted")
+        if formatted:
             row["format_rate"] = self.tier_share(formatted)
-        if groups := self.groups():
-            row["mean_of_groups"] = sum(passes.value for passes, _ in groups.values()) / len(groups)
-        for name, (passes, size) in groups.items():
-            row |= passes.row(f"{name}/pass@1") | {f"{name}/n": size}
+        groups = self.groups()
+        if groups:
+            row["mean_of_groups"] = sum(group.passes.value for group in groups.values()) / len(groups)
+        for name, group in groups.items():
+            row |= group.passes.row(f"{name}/pass@1")
+            row[f"{name}/n"] = group.n
         for name, shares in self.class_shares().items():
-            row |= {f"{name}/{self.of_task('classified_by')}_{c}".lstrip("/"): share for c, share in shares.items()}
-        return row | dict(
-            exact_match=sum(p["c"] for p in self.counts) / self.total,
-            n_samples=self.n,
-            n_problems=self.N,
-            temperature=self.temperature,
-            completion_tokens_mean=sum(e["tokens"] for e in self.examples) / self.total,
-            truncated_frac=sum(e["stop"] in CUT_OFF for e in self.examples) / self.total,
-        )
+            for value, share in shares.items():
+                row[f"{name}/{self.of_task('classified_by')}_{value}".lstrip("/")] = share
+        row["exact_match"] = sum(p["c"] for p in self.counts) / self.total
+        row["n_samples"] = self.n
+        row["n_problems"] = self.N
+        row["temperature"] = self.temperature
+        row["completion_tokens_mean"] = sum(e["tokens"] for e in self.examples) / self.total
+        row["truncated_frac"] = self.cut_off / self.total
+        return row
+
+    @property
+    def cut_off(self) -> int:
+        """Completions that ended in the middle of an answer."""
+        return sum(e["stop"] in CUT_OFF for e in self.examples)
 
     def report(self, title: str) -> str:
         """For people: pass@k, tiers, groups. A completion that was cut off also counts under its tier."""
-        row, classes, by = self.row(), self.class_shares(), self.of_task("grouped_by")
+        row = self.row()
         layout = f", format rate {row['format_rate']:.3f}" if "format_rate" in row else ""
-        tiers = ", ".join(f"{t} {self.tiers[t]}" for t in reversed(self.task.tiers))
+        tiers = ", ".join(f"{tier} {self.tiers[tier]}" for tier in reversed(self.task.tiers))
         long = sum(e["stop"] == "context" and not e["tokens"] for e in self.examples)
-        cut = f"cut off {sum(e['stop'] in CUT_OFF for e in self.examples)}"
-        cut += f", of these {long} not begun (the prompt fills the model's block)" if long else ""
-        head = f"  accuracy {row['exact_match']:.3f}{layout}; of {self.total} completions"
-        lines = [f"{title}: {self}", f"{head}: {tiers}; {cut}"]
-        for name, (passes, size) in (groups := self.groups()).items():
-            shown = "; " + ", ".join(f"{c} {share:.2f}" for c, share in classes[name].items()) if classes else ""
-            lines.append(f"  {by} {name}: pass@1 = {passes} ({self.settings(size)}){shown}")
-        mean = [f"  mean over {len(groups)} of {by}: {row['mean_of_groups']:.3f}"] if groups else []
-        return "\n".join(lines + mean)
+        not_begun = f", of these {long} not begun (the prompt fills the model's block)" if long else ""
+        lines = [
+            f"{title}: {self}",
+            f"  accuracy {row['exact_match']:.3f}{layout}; of {self.total} completions: {tiers}; "
+            f"cut off {self.cut_off}{not_begun}",
+        ]
+        groups = self.groups()
+        classes = self.class_shares()
+        by = self.of_task("grouped_by")
+        for name, group in groups.items():
+            shares = ", ".join(f"{c} {share:.2f}" for c, share in classes[name].items()) if classes else ""
+            passes = f"pass@1 = {group.passes} ({self.settings(group.n)})"
+            lines.append(f"  {by} {name}: {passes}" + (f"; {shares}" if classes else ""))
+        if groups:
+            lines.append(f"  mean over {len(groups)} of {by}: {row['mean_of_groups']:.3f}")
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         passes = ", ".join(f"pass@{k} = {i}" for k, i in self.pass_at.items())
@@ -159,7 +191,8 @@ class TaskResult:
 
 def mean_over(counts: Sequence[Row], values: Sequence[float], seed: int = 0, largest: float = 1.0) -> Interval:
     """The mean of a value of each problem, from 0 to `largest`, with the interval over clusters or problems."""
-    clusters, bounds = _clusters(counts, [p["id"] for p in counts]), (0.0, largest)
+    clusters = _clusters(counts, [p["id"] for p in counts])
+    bounds = (0.0, largest)
     if clusters is None:
         return bootstrap_interval(values, seed=seed, bounds=bounds)
     return hierarchical_interval([values], clusters=clusters, seed=seed, bounds=bounds)
@@ -169,13 +202,18 @@ def pass_at_1(counts: Sequence[Row], seed: int = 0) -> Interval:
     return mean_over(counts, [p["c"] / p["n"] for p in counts], seed)
 
 
+def _passed(counts: Sequence[Row], k: int) -> list[float]:
+    """pass@k of each problem."""
+    return [estimate_pass_at_k(p["n"], p["c"], k) for p in counts]
+
+
 def paired_difference(a: Sequence[Row], b: Sequence[Row], *, k: int = 1, seed: int = 0) -> Interval:
     """pass@k of b minus that of a with the paired interval, from rows of per_problem.jsonl."""
     pairs = _pairs(a, b, k)
+    clusters = _clusters([*a, *b], list(pairs))
+    if clusters:
+        return hierarchical_interval([[pair.gain for pair in pairs.values()]], clusters=clusters, seed=seed)
     before, after = zip(*pairs.values(), strict=True)
-    if clusters := _clusters([*a, *b], list(pairs)):
-        gains = [y - x for x, y in zip(before, after, strict=True)]
-        return hierarchical_interval([gains], clusters=clusters, seed=seed)
     return paired_bootstrap(before, after, seed)
 
 
@@ -183,33 +221,48 @@ def difference_over_seeds(
     seeds: Sequence[tuple[Sequence[Row], Sequence[Row]]], *, k: int = 1, seed: int = 0
 ) -> Interval:
     """The same over several seeds, each with its rows (a, b). The seeds' problems may differ in part."""
-    gains = [{id: after - before for id, (before, after) in _pairs(a, b, k).items()} for a, b in seeds]
-    ids = sorted(set().union(*gains))
+    pairs = [_pairs(a, b, k) for a, b in seeds]
+    ids = sorted(set().union(*pairs))
     clusters = _clusters((row for pair in seeds for rows in pair for row in rows), ids)
-    table = [[gain.get(id, math.nan) for id in ids] for gain in gains]
+    table = [[of_seed[id].gain if id in of_seed else math.nan for id in ids] for of_seed in pairs]
     return hierarchical_interval(table, clusters=clusters, seed=seed)
 
 
+class _Pair(NamedTuple):
+    """pass@k of one problem before and after."""
+
+    before: float
+    after: float
+
+    @property
+    def gain(self) -> float:
+        return self.after - self.before
+
+
 def _clusters(rows: Iterable[Mapping[str, Any]], ids: Sequence[str]) -> list[str] | None:
-    """The cluster of each problem, itself where it has none; None where no row names one (a table has nan there)."""
+    """The cluster of each problem, or its id if it has none; none if no row names a cluster (in a table, nan)."""
     named = {row["id"]: row["cluster"] for row in rows if isinstance(row.get("cluster"), str) and row["cluster"]}
     return [named.get(id, id) for id in ids] if named else None
 
 
-def _pairs(a: Sequence[Row], b: Sequence[Row], k: int) -> dict[str, tuple[float, float]]:
+def _pairs(a: Sequence[Row], b: Sequence[Row], k: int) -> dict[str, _Pair]:
     """{problem: its pass@k in a and in b}, in the order of b."""
-    by_id = {row["id"]: row for row in a}
-    if len(by_id) != len(a) or by_id.keys() != {row["id"] for row in b} or len(a) != len(b):
+    ids = {row["id"] for row in a}
+    if len(ids) != len(a) or ids != {row["id"] for row in b} or len(a) != len(b):
         raise DataError(f"{len(a)} and {len(b)} problems; a paired difference needs the same ids, each once")
-    passed = lambda row: estimate_pass_at_k(row["n"], row["c"], k)  # noqa: E731
-    return {row["id"]: (passed(by_id[row["id"]]), passed(row)) for row in b}
+    before = dict(zip((row["id"] for row in a), _passed(a, k)))
+    return {row["id"]: _Pair(before[row["id"]], after) for row, after in zip(b, _passed(b, k))}
 
 
 def clean_and_exposed(result: TaskResult, exposed: Collection[str]) -> dict[str, float]:
     """pass@1 of the clean and of the exposed problems, as metrics, and printed if any problem is exposed."""
-    row: dict[str, float] = {"exposed_n": sum(p.id in exposed for p in result.problems)}
-    for part in ("clean", "exposed") if row["exposed_n"] else ():
-        if some := [p for p in result.counts if (p["id"] in exposed) == (part == "exposed")]:
+    is_exposed = [problem.id in exposed for problem in result.problems]
+    row: dict[str, float] = {"exposed_n": sum(is_exposed)}
+    if not row["exposed_n"]:
+        return row
+    for part, wanted in (("clean", False), ("exposed", True)):
+        some = [counts for counts, found in zip(result.counts, is_exposed) if found == wanted]
+        if some:
             passes = pass_at_1(some, result.seed)
             row |= passes.row(f"{part}/pass@1")
             print(f"  {part}: pass@1 = {passes} ({result.settings(len(some))})")

@@ -77,7 +77,7 @@ def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
     """The entry of FAMILIES that computes cfg, or ConfigError; imported: the tokenizer is not one of ours."""
     family = next((f for f in FAMILIES if f[2:5] == (cfg.mlp, cfg.qkv_bias, cfg.qk_norm)), None)
     problems = dict(
-        attention=cfg.attention != "heads",
+        attention=cfg.attention != "mha",
         pos=cfg.pos != "rope",
         causal=not cfg.causal,
         mlp=cfg.mlp == "gelu",

@@ -29,8 +29,9 @@ class GPTConfig(Settings):
     n_embd: int = opt(256, "model width", least=1)
     n_head: int = opt(4, "attention heads", least=1)
     n_kv_head: int | None = opt(None, "key-value heads; none = as many as heads (fewer: grouped queries)", least=1)
-    attention: Literal["heads", "mla"] = opt(
-        "heads", "keys and values of each head, or mla = all from one compressed vector per token, which sampling keeps"
+    attention: Literal["mha", "mla"] = opt(
+        "mha",
+        "mha = keys and values of each head; mla = all from one compressed vector per token, which sampling keeps",
     )
     kv_rank: int | None = opt(None, "mla: width of that vector; none = 4 x head width", least=1)
     q_rank: int | None = opt(None, "mla: width of compressed queries; none = queries are not compressed", least=1)
@@ -69,10 +70,10 @@ class GPTConfig(Settings):
             f"{heads}; each must divide the one before": divide,
             f"head width {self.head_dim}; an even one is required": self.head_dim % 2 == 0,
             f"attention mla with {self._against('mla')}; required are qk_norm and qkv_bias off, n_kv_head none, pos rope": (
-                self.attention == "heads" or not self._against("mla")
+                self.attention == "mha" or not self._against("mla")
             ),
-            f"attention heads with {self._against('heads')}; set --model.attention mla": (
-                self.attention == "mla" or not self._against("heads")
+            f"attention mha with {self._against('heads')}; set --model.attention mla": (
+                self.attention == "mla" or not self._against("mha")
             ),
             f"rope_width {self.rotary_width}; an even one is required": self.rotary_width % 2 == 0,
             f"rows {self.rows}; required at least vocab_size + n_tags = {self.n_ids}": self.padded_vocab >= self.n_ids,

@@ -7,14 +7,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.core.errors import ConfigError
-from codechat.text.call_grammar import GrammarState
+
+
+class GrammarState(Protocol):
+    """Where one completion is in a grammar, as `text.call_grammar` has it."""
+
+    def mask(self, room: int) -> np.ndarray | None:
+        """(V,) bool: ids that may come next, with `room` tokens after it; none = all."""
+
+    def take(self, token: int, room: int) -> int:
+        """Go on with a sampled id; the id that counts."""
+
 
 States = Sequence[GrammarState | None]  # none: the row follows no grammar
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,9 @@ from codechat.models.draws import (
 )
 from codechat.models.gpt import GPT, MLP
 from codechat.models.head import compute_dtype
-from codechat.text.call_grammar import CallGrammar
+
+if TYPE_CHECKING:
+    from codechat.text.call_grammar import CallGrammar
 
 CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the default batch size aims at
 CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once

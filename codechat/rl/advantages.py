@@ -1,7 +1,9 @@
-"""From rewards to advantages, and the learned value that PPO compares them with. Shapes: P problems with G completions each, N = P x G of up to C tokens; B sequences of T tokens."""
+"""From rewards to advantages, and the learned value that PPO compares them with.
+
+Shapes: P problems with G completions each, N = P x G of up to C tokens; B sequences of T tokens."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +11,38 @@ from torch import Tensor, nn
 from codechat.distributed import dist, sharding
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
-from codechat.rl.losses import kl_estimate
+from codechat.rl.losses import KLKind, kl_estimate
 from codechat.rl.rollout import RolloutBatch
 
 Baseline = Literal["none", "mean", "leave_one_out", "zscore"]
 VALUE_LR = 1e-2  # learning rate of a value head
+
+
+class KLSettings(Protocol):
+    """What a penalty on rewards reads of a loop's settings."""
+
+    @property
+    def kl_coef(self) -> float: ...
+    @property
+    def kl_kind(self) -> KLKind: ...
+
+
+class CreditSettings(KLSettings, Protocol):
+    """What GRPO's advantages read of them."""
+
+    @property
+    def baseline(self) -> Baseline: ...
+    @property
+    def kl_in(self) -> Literal["loss", "reward"]: ...
+
+
+class PackingSettings(Protocol):
+    """What packing reads of them."""
+
+    @property
+    def row_tokens(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
 
 
 def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 1e-6) -> Tensor:
@@ -21,7 +50,7 @@ def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 
 
     none: the reward itself. mean: minus the group's mean (Dr. GRPO, arXiv:2503.20783). leave_one_out: minus the mean of
     the others (RLOO, arXiv:2402.14740), equal to mean x G / (G - 1). zscore: mean over the group's standard deviation
-    (n - 1) + eps (GRPO, arXiv:2402.03300, section 4.1.2). In the last three a group of equal rewards gives exactly 0."""
+    (n - 1) + eps (GRPO, arXiv:2402.03300, section 4.1.2). All but none give a group of equal rewards exactly 0."""
     if baseline == "none":
         return rewards.clone()
     group = rewards.shape[1]
@@ -41,7 +70,8 @@ def zero_variance(rewards: Tensor) -> Tensor:
 
 
 def equal_groups(ranks: Sequence[Tensor]) -> Tensor:
-    """bool: of each group of all ranks, whether its rewards are all equal. Groups of one completion are one group."""
+    """(P,) bool: whether the rewards of a group are all equal, of each group of all ranks. Groups of one completion are
+    one group together."""
     rewards = torch.cat(list(ranks))
     return zero_variance(rewards if rewards.shape[1] > 1 else rewards.T)
 
@@ -57,25 +87,28 @@ def estimate_gae(
     """Advantages and returns (B, T) by generalised advantage estimation (arXiv:1506.02438, eq. 16).
 
     rewards, values (B, T) belong to the state before each token. mask (B, T): tokens that the policy wrote; those of an
-    environment are skipped, and the end of a sequence has value 0. lam 1: Monte Carlo return minus value; 0: one step ahead."""
+    environment are skipped, and the end of a sequence has value 0. lam 1: Monte Carlo return minus value; 0: one step
+    ahead."""
     on = mask.bool()
-    rewards, values = (torch.where(on, x, torch.zeros_like(x)) for x in (rewards, values))
+    rewards = torch.where(on, rewards, torch.zeros_like(rewards))
+    values = torch.where(on, values, torch.zeros_like(values))
     advantages = torch.zeros_like(rewards)
     running = following = rewards.new_zeros(len(rewards))
     for t in reversed(range(rewards.shape[1])):
         now = on[:, t]
-        running = torch.where(now, rewards[:, t] + gamma * following - values[:, t] + gamma * lam * running, running)
+        error = rewards[:, t] + gamma * following - values[:, t]  # (B,) TD residual
+        running = torch.where(now, error + gamma * lam * running, running)
         following = torch.where(now, values[:, t], following)
         advantages[:, t] = torch.where(now, running, 0.0)
     return advantages, torch.where(on, advantages + values, torch.zeros_like(values))
 
 
-def credit(cfg: Any, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> tuple[Tensor, Tensor]:
-    """GRPO's (P, G) advantages, and which of them come from the reward: rewards within their group, less the completion's KL divergence from the
-    reference where --kl-in reward.
+def credit(cfg: CreditSettings, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> tuple[Tensor, Tensor]:
+    """GRPO's (P, G) advantages of the rewards within their group, and a (P, G) mask of those that differ from 0. With
+    --kl-in reward each advantage is reduced by the completion's KL divergence from the reference.
 
-    The penalty is centred as the reward is, but never divided by its standard deviation, which would blow it up where rewards agree. It makes no
-    completion live: where rewards agree, rounding alone gives each completion a penalty of its own."""
+    The penalty is centred as the reward is, but not divided by its standard deviation, which is tiny where penalties
+    agree. It is not in the mask: rounding alone gives completions of equal reward penalties that differ."""
     advantage = group_advantages(batch.rewards, cfg.baseline)
     live = advantage != 0
     if ref is None or cfg.kl_in == "loss":
@@ -85,8 +118,9 @@ def credit(cfg: Any, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> tu
     return advantage - cfg.kl_coef * group_advantages(penalty, baseline), live
 
 
-def token_rewards(cfg: Any, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> Tensor:
-    """PPO's (N, C) reward of each token: the task's at the last one, less the KL penalty of each (arXiv:2203.02155, eq. 2)."""
+def token_rewards(cfg: KLSettings, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> Tensor:
+    """PPO's (N, C) reward of each token: the task's at the last one, less the KL penalty of each (arXiv:2203.02155,
+    eq. 2)."""
     rows = batch.lengths().nonzero()[:, 0]  # a prompt that fills the block leaves an empty completion
     rewards = torch.zeros(old.shape)
     rewards[rows, batch.lengths()[rows] - 1] = batch.rewards.flatten()[rows]
@@ -95,7 +129,8 @@ def token_rewards(cfg: Any, batch: RolloutBatch, old: Tensor, ref: Tensor | None
 
 
 def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:
-    """(P, G) bool. correct: what is exactly right. best: what has the largest reward of its group, in groups that disagree."""
+    """(P, G) bool. correct: exact matches. best: the completions of the largest reward in each group whose rewards
+    differ."""
     if keep == "correct":
         return batch.correct
     best = batch.rewards == batch.rewards.amax(1, keepdim=True)
@@ -106,7 +141,8 @@ def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:
 
 
 class ValueHead(nn.Linear):
-    """(..., D) states -> (...) values. It starts at 0, and computes in float32 also under autocast: a value rounded to bfloat16 would be an advantage."""
+    """(..., D) states -> (...) values. It starts at 0. It computes in float32 also under autocast, since the rounding
+    error of a bfloat16 value would count as an advantage."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 1)
@@ -124,22 +160,25 @@ class ValueHead(nn.Linear):
 
 
 @torch.no_grad()
-def values_of(cfg: Any, model: GPT, head: ValueHead, batch: RolloutBatch) -> Tensor:
-    """(N, C): the value before each sampled token, 0 behind a completion's end. A collective where the model is sharded."""
+def values_of(cfg: PackingSettings, model: GPT, head: ValueHead, batch: RolloutBatch) -> Tensor:
+    """(N, C): the value before each sampled token, 0 behind a completion's end. A collective where the model is
+    sharded."""
     device = dist.device()
     with sharding.whole(model) as reader:
 
         def values(packed: rollout.Packed) -> Tensor:
-            at = packed.where()
+            where = packed.where()
             with dist.autocast():
-                hidden = reader.hidden(packed.ids, positions=at["positions"], mask=at["mask"])
+                hidden = reader.hidden(packed.ids, positions=where["positions"], mask=where["mask"])
             return head(hidden)
 
-        return rollout.table_of(batch, values, device, rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, device))
+        shapes = rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, device)
+        return rollout.table_of(batch, values, device, shapes)
 
 
 def explained_variance(returns: Tensor, values: Tensor) -> float:
-    """Share of the variance of the returns that the values predict, over all ranks; 0 where they do not vary. A collective."""
+    """Share of the variance of the returns that the values predict, over all ranks; 0 if the returns do not vary. A
+    collective."""
     sums = [x.double().sum() for x in (torch.ones_like(returns), returns, returns**2, (returns - values) ** 2)]
     n, r1, r2, unexplained = dist.sum_(torch.stack(sums).cpu()).tolist()
     variance = r2 - r1**2 / max(1.0, n)  # all completions may be empty

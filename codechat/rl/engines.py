@@ -4,9 +4,10 @@
     http    `codechat serve --reload-from DIR`; draws the tokens of `local`: seed and keys travel with each request
     vllm    vLLM's OpenAI server on GPUs; its own random generator: another curve of the same distribution
 
-Weights travel through --engine-dir, which trainer and server both see. Our server reports with every completion which weights sampled it; completions of
-other weights, as after a restart, are discarded, and weights and request are sent again. While no server answers, the rest of a batch is retried for
---engine-patience-s; then EngineLost is raised, on which a loop saves and stops. docs/engines.md has the commands.
+Weights travel through --engine-dir, which trainer and server both see. Our server reports with every completion which
+weights sampled it; completions of other weights, as after a restart, are discarded, and weights and request are sent
+again. While no server answers, the rest of a batch is retried for --engine-patience-s; then EngineLost is raised, on
+which a loop saves and stops. docs/engines.md has the commands.
 
 `RolloutSampler` takes the rollouts of a step from an engine."""
 
@@ -20,16 +21,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
 from codechat.core import processes
-from codechat.core.errors import ConfigError, RunError
+from codechat.core.errors import ConfigError, EngineLost, RunError
 from codechat.core.http_client import BUSY, Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
 from codechat.formats import exchange
 from codechat.models import attention, generate, lora
+from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import episodes, rollout
@@ -45,10 +47,6 @@ BANNED = -100.0  # logit bias of an id that must not be sampled, vLLM's smallest
 PAUSES_S = (0.05, 0.5)  # before a retry: the first pause, and the longest
 
 T = TypeVar("T")
-
-
-class EngineLost(RunError):
-    """The server did not come back in time. The run can be resumed at this step."""
 
 
 class Engine:
@@ -72,8 +70,29 @@ class Engine:
         return {}
 
 
-def open_engine(cfg: Any, tokenizer: Tokenizer) -> Engine:
-    return Engine() if cfg.engine == "local" else (Http if cfg.engine == "http" else VLLM)(cfg, tokenizer)
+class EngineSettings(Protocol):
+    """What an engine reads of a loop's settings."""
+
+    @property
+    def engine(self) -> Literal["local", "http", "vllm"]: ...
+    @property
+    def engine_url(self) -> str: ...
+    @property
+    def engine_dir(self) -> str: ...
+    @property
+    def engine_patience_s(self) -> float: ...
+    @property
+    def run_name(self) -> str: ...
+    @property
+    def model(self) -> GPTConfig: ...
+    @property
+    def tags(self) -> str: ...
+
+
+def open_engine(cfg: EngineSettings, tokenizer: Tokenizer) -> Engine:
+    if cfg.engine == "local":
+        return Engine()
+    return Http(cfg, tokenizer) if cfg.engine == "http" else VLLM(cfg, tokenizer)
 
 
 class Http(Engine):
@@ -81,14 +100,17 @@ class Http(Engine):
 
     busy: tuple[int, ...] = BUSY
 
-    def __init__(self, cfg: Any, tokenizer: Tokenizer) -> None:
-        self.cfg, self.shape = cfg, cfg.model
+    def __init__(self, cfg: EngineSettings, tokenizer: Tokenizer) -> None:
+        self.cfg = cfg
+        self.shape = cfg.model
         self.link = Link(cfg.engine_url, flag="--engine-url")
         self.folder = Path(cfg.engine_dir)
         self.meta = {"tokenizer": tokenizer.to_dict(), "tags": cfg.tags}
-        self.version, self.path = "", Path()  # of the weights that were pushed last
+        self.path = Path()  # of the weights that were pushed last
+        self.version = ""  # their fingerprint
         self.model = ""  # the server's name of the model
-        self.pushed_s, self.retries = 0.0, 0
+        self.pushed_s = 0.0
+        self.retries = 0
         self._reload_lock = threading.Lock()
         processes.stop.clear()
         self._lost = threading.Event()  # one request has failed for good: the others stop waiting
@@ -120,11 +142,17 @@ class Http(Engine):
         seed: int = 0,
         samples_per_prompt: int = 1,
         keys: Sequence[int | str] | None = None,
-        **local: Any,  # of no meaning here: the server finds shared prefixes itself, and stops at the block's end
+        **local: Any,  # ignored: the server caches prefixes, and stops at the block's end
     ) -> list[Completion]:
         """From the weights that were pushed last. EngineLost if the server does not come back."""
         self._lost.clear()
-        common = dict(n=samples_per_prompt, temperature=temperature, return_token_ids=True, logprobs=0, ignore_eos=True)
+        common = dict(
+            n=samples_per_prompt,
+            temperature=temperature,
+            return_token_ids=True,
+            logprobs=0,
+            ignore_eos=True,  # the ends of a turn travel as stop_token_ids
+        )
 
         def completions(prompt: Sequence[int], key: int | str) -> list[Completion]:
             room = min(self.shape.block_size - len(prompt), max_new_tokens)
@@ -146,7 +174,8 @@ class Http(Engine):
 
     def metrics(self) -> dict[str, float]:
         row = dict(push_s=self.pushed_s, engine_retries=float(self.retries))
-        self.pushed_s, self.retries = 0.0, 0
+        self.pushed_s = 0.0
+        self.retries = 0
         return row
 
     # ---- requests
@@ -168,7 +197,8 @@ class Http(Engine):
     def _choices(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The choices of one request, all sampled from the weights that were pushed last."""
         choices = self._complete(body)
-        if others := {str(c.get("weights_version")) for c in choices} - {self.version}:
+        others = {str(choice.get("weights_version")) for choice in choices} - {self.version}
+        if others:
             with self._reload_lock:  # the first of many threads that notice
                 if self.link.ask("/health")["version"] != self.version:
                     self._load_weights()
@@ -183,7 +213,8 @@ class Http(Engine):
 
     def _completion(self, choice: Mapping[str, Any], prompt: Sequence[int], max_new_tokens: int) -> Completion:
         """A checked choice: training needs exactly the ids that were sampled."""
-        ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+        ids = choice.get("token_ids")
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
         if not ids or not logprobs or len(ids) != len(logprobs) or not all(map(math.isfinite, logprobs)):
             raise self._wrong("answers without token_ids or logprobs; it must support return_token_ids and logprobs")
         if list(choice.get("prompt_token_ids") or prompt) != list(prompt):
@@ -191,8 +222,9 @@ class Http(Engine):
         if not 0 <= min(ids) <= max(ids) < self.shape.n_ids or len(ids) > max_new_tokens:
             limits = f"the policy has ids 0..{self.shape.n_ids - 1}, and max_new_tokens is {max_new_tokens}"
             raise self._wrong(f"sampled ids up to {max(ids)} in {len(ids)} tokens; {limits}; serve the same model")
-        stopped = choice.get("finish_reason") == "stop"
-        stop = "stop" if stopped else "length" if len(ids) == max_new_tokens else "context"
+        stop: generate.StopReason = "length" if len(ids) == max_new_tokens else "context"
+        if choice.get("finish_reason") == "stop":
+            stop = "stop"
         return Completion(list(ids), list(logprobs), stop)
 
     def _wrong(self, problem: str) -> RunError:
@@ -200,7 +232,8 @@ class Http(Engine):
 
     def _retried(self, request: Callable[[], T]) -> T:
         """The result of `request`, retried while no server answers or it is busy."""
-        began, (pause, longest) = time.monotonic(), PAUSES_S
+        began = time.monotonic()
+        pause, longest = PAUSES_S
         while True:
             try:
                 return request()
@@ -219,7 +252,8 @@ class Http(Engine):
 
 
 class VLLM(Http):
-    """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as `logprob_mismatch`."""
+    """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as
+    `logprob_mismatch`."""
 
     busy = (*BUSY, 500)  # when its core has died
 
@@ -233,7 +267,7 @@ class VLLM(Http):
         return {"stop_token_ids": single, "top_k": top_k or -1, "logit_bias": bias, "seed": seed}
 
     def _load_weights(self) -> None:
-        dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")
+        dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")  # one of the names that an export takes
         exchange.export(exchange.ExportConfig(ckpt=str(self.path), out=self.folder / HF, dtype=dtype, overwrite=True))
         self.link.ask("/collective_rpc", {"method": "reload_weights"})
         self.link.ask("/reset_prefix_cache", {})
@@ -244,34 +278,74 @@ class VLLM(Http):
 # ---- rollouts of a step
 
 
+class RolloutSettings(Protocol):
+    """What sampling reads of a loop's settings."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def tags(self) -> str: ...
+    @property
+    def group_size(self) -> int: ...
+    @property
+    def device_batch_size(self) -> int: ...
+    @property
+    def grad_accum(self) -> int: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int | None: ...
+
+
 def step_seed(cfg: Any, step: int) -> int:
-    """Seed of a step's draws; 0 and 1 above cfg.seed are taken by new weights and the diagnosis."""
+    """Seed of a step's draws, above those of new weights (cfg.seed) and of the diagnosis (cfg.seed + 1)."""
     return cfg.seed * 1_000_003 + step + 2
 
 
 class RolloutSampler:
-    """Samples and scores groups of a task's problems. `key` and the seed decide the draws, so a resumed run and another number of ranks draw the same."""
+    """Samples and scores groups of a task's problems. The seed and each group's key decide the draws: a resumed run and
+    another number of ranks draw the same."""
 
     def __init__(
-        self, cfg: Any, engine: Engine, model: GPT, task: Task, problems: list[Problem], tok: Tokenizer
+        self,
+        cfg: RolloutSettings,
+        engine: Engine,
+        model: GPT,
+        task: Task,
+        problems: list[Problem],
+        tok: Tokenizer,
     ) -> None:
-        self.cfg, self.engine, self.model, self.task = cfg, engine, model, task
-        self.problems, self.tok = problems, tok
+        self.cfg = cfg
+        self.engine = engine
+        self.model = model
+        self.task = task
+        self.problems = problems
+        self.tok = tok
 
     def __call__(self, at: int, n: int, seed: int, key: int = 0, group_size: int | None = None) -> RolloutBatch:
-        """Rollouts of n problems from number `at` on, wrapping around. key: the first group's number within its step over all ranks. Where the
-        task judges in other processes, it judges one part while the next one is sampled. A collective."""
+        """Rollouts of n problems from number `at` on, wrapping around. key: the first group's number within its step
+        over all ranks. One part is judged while the next one is sampled. A collective."""
         cfg = self.cfg
-        how = {name: getattr(cfg, name) for name in ("max_new_tokens", "temperature", "top_k")} | {"seed": seed}
-        how |= dict(group_size=group_size or cfg.group_size, sampler=self.engine.sample)
-        if cfg.top_k is not None:
-            how["note_kept"] = True  # the trainer's log-probabilities are of the distribution over the tokens kept
         part = cfg.device_batch_size if cfg.grad_accum > 1 else max(n, 1)  # problems sampled together
 
         def sample(numbers: range) -> RolloutBatch:
-            problems = [self.problems[(at + i) % len(self.problems)] for i in numbers]
-            keys = [key + i for i in numbers]
-            return rollout.draw(policy, self.task, problems, self.tok, cfg.tags, keys=keys, **how)
+            return rollout.draw(
+                policy,
+                self.task,
+                [self.problems[(at + i) % len(self.problems)] for i in numbers],
+                self.tok,
+                cfg.tags,
+                group_size=group_size or cfg.group_size,
+                keys=[key + i for i in numbers],
+                seed=seed,
+                max_new_tokens=cfg.max_new_tokens,
+                temperature=cfg.temperature,
+                top_k=cfg.top_k,
+                note_kept=cfg.top_k is not None,  # the trainer's log-probabilities are then of the ids kept
+                sampler=self.engine.sample,
+            )
 
         with self.engine.policy(self.model) as policy, ThreadPoolExecutor(1, "judging") as judging:
             drawn = (sample(range(first, min(first + part, n))) for first in range(0, max(n, 1), part))
@@ -281,8 +355,8 @@ class RolloutSampler:
 
     @cached_property
     def longest_row(self) -> int:
-        """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose rows need no common shape, and for episodes, which
-        are as long as they become."""
+        """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose rows need no common shape,
+        and for episodes, whose length is not known in advance."""
         if attention.dense(dist.device()) or episodes.has_environment(self.task):
             return 0
         prompts = (chat.prompt(self.task.prompt(p), self.tok, self.cfg.tags) for p in self.problems)

@@ -25,7 +25,8 @@ Sampler = Callable[..., list[generate.Completion]]  # `generate.sample`, or that
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer: ids [start, end) of the completion, its text, the reward it gained, the reply, and the state changed so far."""
+    """One answer: ids [start, end) of the completion, its text, the reward it gained, the environment's reply, and what
+    the episode has changed so far."""
 
     start: int
     end: int
@@ -36,12 +37,18 @@ class Turn:
 
     def row(self) -> dict[str, Any]:
         """For records that people read."""
-        told = [m["content"] for m in self.told]
-        return dict(text=self.text, tokens=self.end - self.start, reward=self.reward, told=told, diff=self.diff)
+        return dict(
+            text=self.text,
+            tokens=self.end - self.start,
+            reward=self.reward,
+            told=[message["content"] for message in self.told],
+            diff=self.diff,
+        )
 
 
 class Episode:
-    """A policy's answers and an environment's replies; `finished` adds score, completion and its text, tags included."""
+    """A policy's answers and an environment's replies. `finished` adds the completion, its text with tags, and the
+    score."""
 
     completion: generate.Completion
     text: str
@@ -49,12 +56,16 @@ class Episode:
 
     def __init__(self, task: Any, problem: Problem, seed: int, name: str, tokenizer: Tokenizer, tags: str) -> None:
         self.world: Environment = task.environment()
-        self.problem, self.name, self.format = problem, name, (tokenizer, tags)
+        self.name = name
+        self.tokenizer = tokenizer
+        self.tags = tags
         self.prompt = chat.prompt(self.world.reset(problem, seed), tokenizer, tags)
-        self.ids, self.logprobs, self.mask = list[int](), list[float](), list[bool]()
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.mask: list[bool] = []
         self.kept: list[tuple[int, Tensor | None]] = []  # tokens of each part, and their `Completion.kept`
         self.turns: list[Turn] = []
-        self.stop = ""
+        self.stop: generate.StopReason | None = None  # none = it goes on
 
     def _append(self, ids: list[int], logprobs: list[float], written: bool, kept: Tensor | None = None) -> None:
         self.ids += ids
@@ -66,22 +77,25 @@ class Episode:
         """Carry out an answer and append it; append the environment's reply too if the episode goes on."""
         start = len(self.ids)
         self._append(answer.ids, answer.logprobs, True, answer.kept)
-        text = chat.completion_text(answer.ids, *self.format)
+        text = chat.completion_text(answer.ids, self.tokenizer, self.tags)
         told, reward, done = self.world.step({"role": "assistant", "content": text})
         self.turns.append(Turn(start, len(self.ids), text, reward, told, self.world.state_diff()))
-        if done or last or answer.stop != "stop":
-            self.stop = answer.stop if done or answer.stop != "stop" else "turns"
+        if done or answer.stop != "stop":
+            self.stop = answer.stop
             return
-        reply = chat.between_turns(told, *self.format)
+        if last:
+            self.stop = "turns"
+            return
+        reply = chat.between_turns(told, self.tokenizer, self.tags)
         if len(self.prompt) + len(self.ids) + len(reply) >= room:
             self.stop = "context"
             return
-        self._append(reply, [0.0] * len(reply), False)
+        self._append(reply, [0.0] * len(reply), False)  # the environment's text is input, never a target
 
     def finished(self) -> Self:
         kept = generate.joined_kept(self.kept)
-        self.completion = generate.Completion(self.ids, self.logprobs, self.stop, self.mask, kept)
-        self.text = chat.completion_text(self.ids, *self.format)
+        self.completion = generate.Completion(self.ids, self.logprobs, self.stop or "turns", self.mask, kept)
+        self.text = chat.completion_text(self.ids, self.tokenizer, self.tags)
         self.score = self.world.score()
         return self
 
@@ -92,13 +106,13 @@ def has_environment(task: Task) -> bool:
 
 
 def stop_texts(task: Any, tags: str) -> tuple[str, ...]:
-    """Texts behind which a completion is cut where there are no turns: a base model writes on after its answer."""
+    """Texts behind which a completion is cut if its tags are raw: a base model writes on after its answer."""
     return tuple(getattr(task, "stop_texts", ())) if tags == chat.RAW else ()
 
 
 def stop_sequences(task: Any, tokenizer: Tokenizer, tags: str) -> Sequence[Sequence[int]]:
-    """What ends an answer; nothing for a task with `no_stop`. Of `stop_texts` the likeliest spellings in tokens, so that
-    sampling ends early; `rollout.draw` cuts at every spelling."""
+    """Ids that end an answer; none for a task with `no_stop`. A stop text can be spelled by many token sequences: these
+    are its likeliest, so that sampling ends early, and `rollout.draw` cuts at every other."""
     if getattr(task, "no_stop", False):
         return ()
     spelled = [space + text for text in stop_texts(task, tags) for space in ("", " ", "\n")]
@@ -121,27 +135,47 @@ def play(
     **sampling: Any,
 ) -> list[Episode]:
     """`group_size` episodes of every problem, problem-major. max_new_tokens: of one answer. sampling: further settings
-    of the sampler. A task with `episodes_at_once` (an environment that is expensive to hold) plays that many at a time."""
-    stop = stop_sequences(task, tokenizer, tags)
-    sampling |= dict(max_new_tokens=max_new_tokens, stop=stop, seed=seed, on_overflow="stop")
+    of the sampler. A task whose environments are expensive to hold limits how many play at a time
+    (`episodes_at_once`)."""
+    sampling |= dict(
+        max_new_tokens=max_new_tokens,
+        stop=stop_sequences(task, tokenizer, tags),
+        seed=seed,
+        on_overflow="stop",
+    )
     groups = list(zip(problems, range(len(problems)) if keys is None else keys, strict=True))
     at_once = max(1, getattr(task, "episodes_at_once", len(problems) * group_size) // group_size)  # groups
     played: list[Episode] = []
-    for part in (groups[at : at + at_once] for at in range(0, len(groups), at_once)):
-        how = [(problem, seed, f"{name} {g}", tokenizer, tags) for problem, name in part for g in range(group_size)]
-        running = [Episode(task, *one) for one in how]
+    for at in range(0, len(groups), at_once):
+        part = groups[at : at + at_once]
+        running = [
+            Episode(task, problem, seed, f"{key} {g}", tokenizer, tags)
+            for problem, key in part
+            for g in range(group_size)
+        ]
         for turn in range(1, task.max_turns + 1):
-            live = [e for e in running if not e.stop]
+            live = [episode for episode in running if episode.stop is None]
+            if not live:
+                break
             if turn == 1:  # a group's first turn is sampled as one, so that its prompt is run once
-                prompts = [e.prompt for e in live[::group_size]]
-                more = dict(samples_per_prompt=group_size, keys=[name for _, name in part])
+                answers = sampler(
+                    policy,
+                    [episode.prompt for episode in live[::group_size]],
+                    samples_per_prompt=group_size,
+                    keys=[key for _, key in part],
+                    **sampling,
+                )
             else:
-                prompts = [e.prompt + e.ids for e in live]
-                more = dict(keys=[f"{e.name} {turn}" for e in live], prefix_tokens=[len(e.prompt) for e in live])
-            answers = sampler(policy, prompts, **more, **sampling) if live else []
+                answers = sampler(
+                    policy,
+                    [episode.prompt + episode.ids for episode in live],
+                    keys=[f"{episode.name} {turn}" for episode in live],
+                    prefix_tokens=[len(episode.prompt) for episode in live],
+                    **sampling,
+                )
             for episode, answer in zip(live, answers, strict=True):
                 episode.take(answer, last=turn == task.max_turns, room=policy.cfg.block_size)
-        played += [e.finished() for e in running]
+        played += [episode.finished() for episode in running]
     return played
 
 
@@ -154,10 +188,11 @@ def replay(
     *,
     block_size: int = 2**30,
 ) -> Episode:
-    """The episode in which the policy gives these answers, one per turn, with log-probabilities 0; answers after its end are ignored."""
+    """The episode in which the policy gives these answers, one per turn, with log-probabilities 0. Answers after its
+    end are ignored."""
     running = Episode(task, problem, 0, "replay", tokenizer, tags)
     for number, text in enumerate(answers, 1):
-        if not running.stop:
+        if running.stop is None:
             ids = chat.completion_ids(text, tokenizer, tags)
             answer = generate.Completion(ids, [0.0] * len(ids), "stop")
             running.take(answer, last=number == len(answers), room=block_size)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 KLKind = Literal["k1", "k2", "k3"]
 Aggregation = Literal["sequence", "token", "constant"]
-# Of log ratios that are exponentiated. exp overflows float32 at 88, and the squares of its gradient, which a gradient norm
-# adds up, at 44; below -87 the reciprocal overflows, which the gradient of a ratio's logarithm needs.
+# Bounds of log ratios that are exponentiated. exp overflows float32 at 88, and the squares of its gradient, which a
+# gradient norm adds up, at 44; below -87 the reciprocal overflows, which the gradient of a ratio's logarithm needs.
 SMALLEST_LOG_RATIO, LARGEST_LOG_RATIO = -60.0, 30.0
 
 
@@ -51,7 +51,7 @@ def token_weights(lengths: Tensor, how: Aggregation, n_sequences: float, n_token
 def policy_gradient_loss(
     logprobs: Tensor, advantages: Tensor, mask: Tensor, count: float | Tensor | None = None
 ) -> Tensor:
-    """REINFORCE: -mean over tokens of advantage x log pi, scalar (Williams 1992; Sutton & Barto, 2nd ed., section 13.4).
+    """REINFORCE: -mean over tokens of advantage x log pi, scalar (Williams 1992; Sutton & Barto, 2nd ed., sec. 13.4).
 
     logprobs (B, T) carry gradient; advantages (B, T) or (B, 1) do not. Divides by the tokens of the whole step, so
     every token has the same weight (Dr. GRPO, arXiv:2503.20783, section 3)."""
@@ -138,7 +138,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> 
     With r = ref / policy: k1 = -log r, unbiased, can be negative; k2 = (log r)^2 / 2, biased, low variance; k3 = r - 1
     - log r, unbiased and never negative. As a *loss*, k1's gradient is noise of mean zero, k2's is that of the next
     token's KL, k3's that of KL(reference || policy). As a *reward*, without gradient through it, k1 has the gradient of
-    the whole KL, k2 and k3 do not. `labs.exact_gradients` computes all of this exactly."""
+    the whole KL, k2 and k3 do not. `codechat_lab.instruments.exact_gradients` computes them."""
     log_r = ref_logprobs - logprobs
     if kind == "k1":
         return -log_r

@@ -15,7 +15,6 @@ from torch import Tensor
 
 PairLoss = Literal["dpo", "ipo", "cpo", "simpo", "orpo"]
 NEEDS_REFERENCE = ("dpo", "ipo", "kto")
-WITH_SFT = ("cpo", "orpo")
 BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "cpo": 0.1, "simpo": 2.0, "orpo": 0.1}
 
 
@@ -29,7 +28,8 @@ class Losses(NamedTuple):
 
 def dpo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Losses:
     """-log sigmoid(beta [(log pi - log ref)(chosen) - (log pi - log ref)(rejected)]) (DPO, arXiv:2305.18290, eq. 7)."""
-    good, bad = beta * (chosen - ref_chosen), beta * (rejected - ref_rejected)
+    good = beta * (chosen - ref_chosen)
+    bad = beta * (rejected - ref_rejected)
     return Losses(-F.logsigmoid(good - bad), good.detach(), bad.detach())
 
 
@@ -37,7 +37,8 @@ def ipo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected:
     """(h - 1 / (2 beta))^2 with h DPO's difference of log-ratios (IPO, arXiv:2310.12036, eq. 17; its tau is our beta).
 
     The margin has a target: pairs beyond it are pulled back. h is over sums, as in the paper."""
-    good, bad = chosen - ref_chosen, rejected - ref_rejected
+    good = chosen - ref_chosen
+    bad = rejected - ref_rejected
     return Losses((good - bad - 1 / (2 * beta)).square(), beta * good.detach(), beta * bad.detach())
 
 
@@ -58,7 +59,8 @@ def simpo_loss(
 ) -> Losses:
     """-log sigmoid(beta / |chosen| log pi(chosen) - beta / |rejected| log pi(rejected) - margin) (SimPO,
     arXiv:2405.14734, eq. 6; its gamma is our margin)."""
-    good, bad = beta * chosen / chosen_lengths, beta * rejected / rejected_lengths
+    good = beta * chosen / chosen_lengths
+    bad = beta * rejected / rejected_lengths
     return Losses(-F.logsigmoid(good - bad - margin), good.detach(), bad.detach())
 
 
@@ -67,7 +69,8 @@ def orpo_loss(
 ) -> Losses:
     """-beta log sigmoid(log odds(chosen) - log odds(rejected)), odds = p / (1 - p), p the geometric mean of token
     probabilities (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). `pair_loss` adds its SFT term."""
-    good, bad = _log_odds(chosen / chosen_lengths), _log_odds(rejected / rejected_lengths)
+    good = _log_odds(chosen / chosen_lengths)
+    bad = _log_odds(rejected / rejected_lengths)
     return Losses(-beta * F.logsigmoid(good - bad), beta * good.detach(), beta * bad.detach())
 
 
@@ -101,16 +104,16 @@ def pair_loss(
     ref_chosen: Tensor | None = None,
     ref_rejected: Tensor | None = None,
 ) -> Losses:
-    """The loss called `kind`; CPO's and ORPO's with their SFT term, the mean negative log-probability per token of what was preferred."""
-    refs, lengths = (ref_chosen, ref_rejected), (chosen_lengths, rejected_lengths)
-    loss, more = {
-        "dpo": (dpo_loss, (*refs, beta)),
-        "ipo": (ipo_loss, (*refs, beta)),
-        "cpo": (cpo_loss, (beta,)),
-        "simpo": (simpo_loss, (*lengths, beta)),
-        "orpo": (orpo_loss, (*lengths, beta)),
-    }[kind]
-    result = loss(chosen, rejected, *more)
-    if kind in WITH_SFT:
-        return result._replace(losses=result.losses - chosen / chosen_lengths)
-    return result
+    """The loss called `kind`; CPO's and ORPO's with their SFT term, the mean negative log-probability per token of the
+    chosen completion."""
+    if kind in NEEDS_REFERENCE:
+        assert ref_chosen is not None and ref_rejected is not None, f"{kind} compares with a reference model"
+        with_reference = dpo_loss if kind == "dpo" else ipo_loss
+        return with_reference(chosen, rejected, ref_chosen, ref_rejected, beta)
+    if kind == "simpo":
+        return simpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta)
+    if kind == "cpo":
+        result = cpo_loss(chosen, rejected, beta)
+    else:
+        result = orpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta)
+    return result._replace(losses=result.losses - chosen / chosen_lengths)

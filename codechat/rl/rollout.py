@@ -1,17 +1,17 @@
 """From a policy and problems to a scored batch of rollouts, and from that batch to packed rows for training.
 
-A completion is trained on exactly the ids that were sampled; its text is for the reward and for people. A packed row holds
-a group's prompt once, and each of its G completions as a branch that sees only the prompt and itself: P + G x C tokens per
-group instead of G x (P + C). Of an episode (`episodes`), what the environment said is input, never a target.
+A completion is trained on exactly the ids that were sampled; its text is for the reward and for people. A packed row
+holds a group's prompt once, and each of its G completions as a branch that sees only the prompt and itself: P + G x C
+tokens per group instead of G x (P + C). The environment's part of an episode (`episodes`) is input, never a target.
 
 Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; C tokens of the longest completion; R
 rows of T tokens."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ from codechat.rl import episodes
 from codechat.tasks.base import Problem, Score, Task, score_all
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,12 @@ class RolloutBatch:
         """(tokens of all completions, K) int32: the ids that each token could have been, `Completion.kept`; none where
         the sampler drew from the whole distribution."""
         table = generate.joined_kept([(len(c.ids), c.kept) for c in self.completions])
-        if table is not None:
-            drawn = torch.tensor([token for c in self.completions for token in c.ids], dtype=table.dtype)
-            written = torch.tensor([mine for c in self.completions for mine in c.written], dtype=torch.bool)
-            among = (table == drawn[:, None]).any(1)
-            assert bool((among | ~written).all()), "a sampled token is not among the ids that its sampler kept"
+        if table is None:
+            return None
+        drawn = torch.tensor([token for c in self.completions for token in c.ids], dtype=table.dtype)
+        written = torch.tensor([mine for c in self.completions for mine in c.written], dtype=torch.bool)
+        among = (table == drawn[:, None]).any(1)
+        assert bool((among | ~written).all()), "a sampled token is not among the ids that its sampler kept"
         return table
 
     def cut_off(self) -> Tensor:
@@ -99,49 +102,82 @@ class RolloutBatch:
     def take(self, groups: Sequence[int]) -> Self:
         """The batch of these groups, in this order."""
         rows = self.numbers(groups)
-        taken: dict[str, Any] = {name: [getattr(self, name)[p] for p in groups] for name in ("problems", "prompts")}
-        for name in ("completions", "texts", "scores", "turns"):
-            values = getattr(self, name)
-            taken[name] = [values[i] for i in rows] if values else []
-        return replace(self, **taken)
+        return replace(
+            self,
+            problems=[self.problems[p] for p in groups],
+            prompts=[self.prompts[p] for p in groups],
+            completions=[self.completions[i] for i in rows],
+            texts=_those(self.texts, rows),
+            scores=_those(self.scores, rows),
+            turns=_those(self.turns, rows),
+        )
 
-    def replace(self, groups: Sequence[int], other: Self) -> Self:
+    def replace(self, groups: Sequence[int], other: "RolloutBatch") -> "RolloutBatch":
         """The batch with `groups` replaced by the groups of `other`, in order."""
         place = {p: len(self.problems) + i for i, p in enumerate(groups)}
         return join([self, other]).take([place.get(p, p) for p in range(len(self.problems))])
 
     def flops(self, shape: GPTConfig, trained: int) -> float:
-        """Model FLOPs of a forward pass of each prompt and completion token, and forward and backward of `trained` tokens, at the mean length."""
-        prompts, completions = sum(map(len, self.prompts)), int(self.lengths().sum())
-        per_token = shape.flops_per_token(prompts // len(self.prompts) + completions // len(self.completions))
-        return per_token * ((prompts + completions) / 3 + trained)
+        """Model FLOPs of a forward pass of each prompt and completion token, and forward and backward of `trained`
+        tokens, at the mean length."""
+        n_prompt = sum(map(len, self.prompts))
+        n_completion = int(self.lengths().sum())
+        mean_length = n_prompt // len(self.prompts) + n_completion // len(self.completions)
+        # flops_per_token counts forward and backward, of which the forward pass is a third
+        return shape.flops_per_token(mean_length) * ((n_prompt + n_completion) / 3 + trained)
 
     def tier_shares(self, tiers: Sequence[str]) -> dict[str, float]:
         """tier/NAME: share of rollouts on each tier. reward/NAME: mean of each term of the reward."""
-        counts, n = Counter(s.tier for s in self.scores), len(self.scores)
+        n = len(self.scores)
+        counts = Counter(score.tier for score in self.scores)
+        shares = {f"tier/{tier}": counts[tier] / n for tier in tiers}
         terms = {f"reward/{name}": sum(s.terms[name] for s in self.scores) / n for name in self.scores[0].terms}
-        return {f"tier/{t}": counts[t] / n for t in tiers} | terms
+        return shares | terms
 
     def best_and_worst(self, groups: int) -> list[dict[str, object]]:
         """Rows for people: the best and the worst rollout of the first `groups` groups."""
-        rows: list[dict[str, object]] = []
-        for p, problem in enumerate(self.problems[:groups]):
+        rows = []
+        for p in range(min(groups, len(self.problems))):
             order = self.rewards[p].argsort().tolist()
-            for which, g in (("best", order[-1]), ("worst", order[0])):
-                i = p * self.group_size + g
-                row = dict(problem=problem.id, which=which, reward=self.scores[i].reward, tier=self.scores[i].tier)
-                row |= dict(request=problem.messages[-1]["content"], completion=self.texts[i])
-                row |= dict(stop=self.completions[i].stop)
-                rows.append(row | (dict(turns=[t.row() for t in self.turns[i]]) if self.turns else {}))
+            rows.append(self._row("best", p * self.group_size + order[-1]))
+            rows.append(self._row("worst", p * self.group_size + order[0]))
         return rows
+
+    def _row(self, which: str, i: int) -> dict[str, object]:
+        """Completion i for people."""
+        problem = self.problems[i // self.group_size]
+        row = dict(
+            problem=problem.id,
+            which=which,
+            reward=self.scores[i].reward,
+            tier=self.scores[i].tier,
+            request=problem.messages[-1]["content"],
+            completion=self.texts[i],
+            stop=self.completions[i].stop,
+        )
+        if self.turns:
+            row["turns"] = [turn.row() for turn in self.turns[i]]
+        return row
+
+
+def _those(values: list[T], rows: Sequence[int]) -> list[T]:
+    """These values, none of none: a batch need not have scores or turns."""
+    return [values[i] for i in rows] if values else []
 
 
 def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
     """The groups of several batches with one group size, in order."""
-    first, *others = batches
-    names = ("problems", "prompts", "completions", "texts", "scores", "turns")
-    joined = {name: [value for batch in batches for value in getattr(batch, name)] for name in names}
-    return replace(first, **joined) if others else first
+    if len(batches) == 1:
+        return batches[0]
+    return replace(
+        batches[0],
+        problems=[problem for batch in batches for problem in batch.problems],
+        prompts=[prompt for batch in batches for prompt in batch.prompts],
+        completions=[completion for batch in batches for completion in batch.completions],
+        texts=[text for batch in batches for text in batch.texts],
+        scores=[score for batch in batches for score in batch.scores],
+        turns=[turns for batch in batches for turns in batch.turns],
+    )
 
 
 def draw(
@@ -161,47 +197,78 @@ def draw(
     sampling: max_new_tokens (of a completion, or of one turn), temperature, top_k, note_kept, seed and keys, one per
     problem (default: its index), on which the draws depend. sampler: `generate.sample`, or that of an engine."""
     if episodes.has_environment(task):
-        how = sampling | dict(group_size=group_size, sampler=sampler)
-        played = episodes.play(policy, task, problems, tokenizer, tags, **how)
-        prompts, completions = [e.prompt for e in played[::group_size]], [e.completion for e in played]
-        texts, scores, turns = ([getattr(e, name) for e in played] for name in ("text", "score", "turns"))
-        return RolloutBatch(list(problems), prompts, completions, texts, scores, group_size, turns)
+        played = episodes.play(
+            policy,
+            task,
+            problems,
+            tokenizer,
+            tags,
+            group_size=group_size,
+            sampler=sampler,
+            **sampling,
+        )
+        return RolloutBatch(
+            problems=list(problems),
+            prompts=[episode.prompt for episode in played[::group_size]],
+            completions=[episode.completion for episode in played],
+            texts=[episode.text for episode in played],
+            scores=[episode.score for episode in played],
+            group_size=group_size,
+            turns=[episode.turns for episode in played],
+        )
     prompts = [chat.prompt(task.prompt(p), tokenizer, tags) for p in problems]
-    how = dict(stop=episodes.stop_sequences(task, tokenizer, tags), samples_per_prompt=group_size, on_overflow="stop")
-    completions = sampler(policy, prompts, **how, **sampling)
-    stops, texts = episodes.stop_texts(task, tags), []
-    for i, c in enumerate(completions):
-        if stops and (
-            cut := chat.cut_after(c.ids, stops, tokenizer)
-        ):  # the end was sampled last: the rest keeps its probability
-            n = cut[0]
-            completions[i] = Completion(c.ids[:n], c.logprobs[:n], "stop", kept=None if c.kept is None else c.kept[:n])
-        texts.append(cut[1] if stops and cut else chat.completion_text(c.ids, tokenizer, tags))
-    return RolloutBatch(list(problems), prompts, completions, texts, [], group_size)
+    completions = sampler(
+        policy,
+        prompts,
+        stop=episodes.stop_sequences(task, tokenizer, tags),
+        samples_per_prompt=group_size,
+        on_overflow="stop",
+        **sampling,
+    )
+    stops = episodes.stop_texts(task, tags)
+    batch = RolloutBatch(list(problems), prompts, [], [], [], group_size)
+    for completion in completions:
+        cut = chat.cut_after(completion.ids, stops, tokenizer) if stops else None
+        if cut:
+            length, text = cut
+            completion = _beginning(completion, length)
+        else:
+            text = chat.completion_text(completion.ids, tokenizer, tags)
+        batch.completions.append(completion)
+        batch.texts.append(text)
+    return batch
+
+
+def _beginning(c: Completion, n: int) -> Completion:
+    """Its first n tokens, ended by a stop text. What follows was sampled last: these keep their log-probabilities."""
+    return Completion(c.ids[:n], c.logprobs[:n], "stop", kept=None if c.kept is None else c.kept[:n])
 
 
 def judged(task: Task, batch: RolloutBatch) -> RolloutBatch:
-    """The batch with the task's scores. RunError for a reward that is not finite: it would end in weights that are not."""
+    """The batch with the task's scores. RunError for a reward that is not finite: the weights would become so too."""
     if not batch.scores:
         problems = [problem for problem in batch.problems for _ in range(batch.group_size)]
         batch = replace(batch, scores=list(score_all(task, problems, batch.texts)))
     finite = batch.rewards.isfinite()
     if not finite.all():
         p, g = finite.logical_not().nonzero()[0].tolist()
-        reward = f"the reward {batch.rewards[p, g]}; a finite number is required; correct its score"
-        raise RunError(f"task {task.name} gave problem {batch.problems[p].id} {reward}")
+        raise RunError(
+            f"task {task.name} gave problem {batch.problems[p].id} the reward {batch.rewards[p, g]}; "
+            "a finite number is required; correct its score"
+        )
     return batch
 
 
 def collect(
-    policy: GPT, task: Task, problems: Sequence[Problem], tokenizer: Tokenizer, tags: str, **how: Any
+    policy: GPT, task: Task, problems: Sequence[Problem], tokenizer: Tokenizer, tags: str, **sampling: Any
 ) -> RolloutBatch:
-    """`draw`, then `judged`; how: as draw takes it."""
-    return judged(task, draw(policy, task, problems, tokenizer, tags, **how))
+    """`draw`, then `judged`; sampling: as `draw` takes it."""
+    return judged(task, draw(policy, task, problems, tokenizer, tags, **sampling))
 
 
-EMPTY = dict(ids=0, targets=-100, positions=0, docs=-1, branches=0)  # padding of an (R, T) field
-FIELDS = EMPTY | dict(completion=-1, offset=-1)  # and which token of which completion is the target here
+# ---- packing
+
+IGNORED = -100  # the target of a token from which nothing is learned
 
 
 @dataclass(frozen=True)
@@ -209,7 +276,7 @@ class Packed:
     """R rows of T tokens that hold B completions of a batch with K targets, computed on the host."""
 
     ids: Tensor  # (R, T)
-    targets: Tensor  # (R, T), -100 where nothing is learned
+    targets: Tensor  # (R, T), IGNORED where nothing is learned
     positions: Tensor  # (R, T), each branch continues its prompt
     docs: Tensor  # (R, T), the group; -1 = padding
     branches: Tensor  # (R, T), 0 = prompt, k = k-th completion of the group
@@ -222,7 +289,8 @@ class Packed:
     kept: Tensor | None = None  # (K, k) int32: the ids that each target could have been; none = any
 
     def unpack(self, x: Tensor) -> Tensor:
-        """Values (R, T) at the targets as (B, C): one row per completion in the order of `numbers`, 0 behind its end; differentiable."""
+        """Values (R, T) at the targets as (B, C), differentiable: one row per completion in the order of `numbers`, 0
+        behind its end."""
         return x.new_zeros(len(self.numbers), self.longest).index_put((self.row, self.offset), x.flatten()[self.flat])
 
     def mask(self) -> Tensor:
@@ -230,15 +298,65 @@ class Packed:
         return self.unpack(torch.ones_like(self.targets, dtype=torch.bool))
 
     def where(self) -> dict[str, Any]:
-        """Positions, attention mask, targets' places and the ids kept there, as `GPT.token_logprobs` takes them: a token
-        sees earlier tokens of its group's prompt and of its branch."""
+        """Positions, attention mask, targets' places and the ids kept there, as `GPT.token_logprobs` takes them. A
+        token sees earlier tokens of its group's prompt and of its branch."""
         kind = attention.Documents if attention.dense(self.ids.device) else attention.flex_mask
-        at = dict(positions=self.positions, mask=kind(self.docs, self.branches), places=self.flat)
-        return at if self.kept is None else at | dict(kept=self.kept)
+        where = dict(positions=self.positions, mask=kind(self.docs, self.branches), places=self.flat)
+        if self.kept is not None:
+            where["kept"] = self.kept
+        return where
 
     def to(self, device: torch.device) -> Self:
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **{name: dist.send(value, device) for name, value in tensors.items()})
+        sent: dict[str, Any] = {n: dist.send(x, device) for n, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **sent)
+
+
+@dataclass
+class Row:
+    """Tokens of a row, a value of each in every list."""
+
+    ids: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    docs: list[int] = field(default_factory=list)
+    branches: list[int] = field(default_factory=list)
+    completion: list[int] = field(default_factory=list)  # whose token is the target; -1 = none
+    offset: list[int] = field(default_factory=list)  # which of its tokens
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def extend(self, other: "Row") -> None:
+        """Append a group, which becomes the row's next document."""
+        document = self.docs[-1] + 1 if self.docs else 0
+        self.ids += other.ids
+        self.targets += other.targets
+        self.positions += other.positions
+        self.docs += [document] * len(other)
+        self.branches += other.branches
+        self.completion += other.completion
+        self.offset += other.offset
+
+
+def _opening(prompt: Sequence[int]) -> Row:
+    """A group's prompt without its last token, which every branch repeats."""
+    n = len(prompt) - 1
+    return Row(
+        ids=list(prompt[:-1]),
+        targets=[IGNORED] * n,
+        positions=list(range(n)),
+        branches=[0] * n,
+        completion=[-1] * n,
+        offset=[-1] * n,
+    )
+
+
+class RowShapes(TypedDict):
+    """How `pack` packs: its arguments."""
+
+    row_tokens: int
+    rows: int
+    fixed: bool
 
 
 def pack(
@@ -250,19 +368,18 @@ def pack(
 
     keep: (P, G) bool, completions to pack; default all. Completions of advantage 0 add exactly 0 to a policy gradient
     and may be left out, so counts that normalise the loss must come from the batch, not from what is packed."""
-    kept = [True] * len(batch.completions) if keep is None else keep.flatten().tolist()
-    chunks = [chunk for p in range(len(batch.problems)) for chunk in _group_chunks(batch, kept, p, row_tokens)]
-    bins: list[dict[str, list]] = []
-    for chunk in sorted(chunks, key=_tokens, reverse=True):  # first fit, longest first
-        row = next((b for b in bins if _tokens(b) + _tokens(chunk) <= row_tokens), None)
+    wanted = [True] * len(batch.completions) if keep is None else keep.flatten().tolist()
+    chunks = [chunk for p in range(len(batch.problems)) for chunk in _group_chunks(batch, wanted, p, row_tokens)]
+    bins: list[Row] = []
+    for chunk in sorted(chunks, key=len, reverse=True):  # first fit, longest first
+        row = next((row for row in bins if len(row) + len(chunk) <= row_tokens), None)
         if row is None:
-            bins.append(row := {name: [] for name in FIELDS})
-        chunk["docs"] = [row["docs"][-1] + 1 if row["docs"] else 0] * _tokens(chunk)
-        for name in row:
-            row[name] += chunk[name]
-    bins.sort(key=_tokens, reverse=True)
-    length = -(-_tokens(bins[0]) // row_tokens) * row_tokens if bins and fixed else 0
-    first = batch.lengths().cumsum(0) - batch.lengths()  # (N,) token of each completion in `batch.kept`
+            row = Row()
+            bins.append(row)
+        row.extend(chunk)
+    bins.sort(key=len, reverse=True)
+    length = -(-len(bins[0]) // row_tokens) * row_tokens if bins and fixed else 0
+    first = batch.lengths().cumsum(0) - batch.lengths()  # (N,) row of `batch.kept` of each completion's first token
     for at in range(0, len(bins), rows):
         packed = _pad(bins[at : at + rows], length, rows if fixed else 0)
         if batch.kept is not None:
@@ -270,33 +387,27 @@ def pack(
         yield packed
 
 
-def _tokens(row: dict[str, list]) -> int:
-    return len(row["ids"])
-
-
-def _group_chunks(batch: RolloutBatch, keep: Sequence[bool], p: int, row_tokens: int) -> Iterator[dict[str, list]]:
-    """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its first."""
-    prompt, head = batch.prompts[p], len(batch.prompts[p]) - 1
-    opening = {name: [empty] * head for name, empty in FIELDS.items()}
-    opening |= dict(ids=prompt[:-1], positions=list(range(head)))
-    chunk: dict[str, list] = {}
+def _group_chunks(batch: RolloutBatch, wanted: Sequence[bool], p: int, row_tokens: int) -> Iterator[Row]:
+    """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its
+    first."""
+    prompt = batch.prompts[p]
+    chunk, branch = _opening(prompt), 0
     for number in batch.numbers([p]):
-        ids, written = batch.completions[number].ids, batch.completions[number].written
-        n = len(ids)
-        if not keep[number] or not any(written):
+        ids = batch.completions[number].ids
+        written = batch.completions[number].written
+        if not wanted[number] or not any(written):  # of tokens that are no targets there is nothing to learn
             continue
-        if chunk and _tokens(chunk) + n > row_tokens:
+        if branch and len(chunk) + len(ids) > row_tokens:  # a single branch stays whole, in a row that is longer
             yield chunk
-            chunk = {}
-        branch = (chunk["branches"][-1] if chunk and chunk["branches"] else 0) + 1
-        chunk = chunk or {name: list(values) for name, values in opening.items()}
-        chunk["ids"] += [prompt[-1], *ids[:-1]]
-        chunk["targets"] += [token if mine else -100 for token, mine in zip(ids, written, strict=True)]
-        chunk["positions"] += range(head, head + n)
-        chunk["branches"] += [branch] * n
-        chunk["completion"] += [number if mine else -1 for mine in written]
-        chunk["offset"] += range(n)
-    if chunk:
+            chunk, branch = _opening(prompt), 0
+        branch += 1
+        chunk.ids += [prompt[-1], *ids[:-1]]
+        chunk.targets += [token if mine else IGNORED for token, mine in zip(ids, written, strict=True)]
+        chunk.positions += range(len(prompt) - 1, len(prompt) - 1 + len(ids))
+        chunk.branches += [branch] * len(ids)
+        chunk.completion += [number if mine else -1 for mine in written]
+        chunk.offset += range(len(ids))
+    if branch:
         yield chunk
 
 
@@ -307,35 +418,51 @@ def row_length(row_tokens: int, longest_row: int) -> int:
     return max(row_tokens, -(-longest_row // block) * block)
 
 
-def row_shapes(batch: RolloutBatch, row_tokens: int, rows: int, device: torch.device) -> dict[str, Any]:
+def row_shapes(batch: RolloutBatch, row_tokens: int, rows: int, device: torch.device) -> RowShapes:
     """How `pack` packs for this device: on a GPU rows of one shape in the whole run, for compiled code."""
     if attention.dense(device):
-        return dict(row_tokens=row_tokens, rows=rows, fixed=False)
-    return dict(row_tokens=row_length(row_tokens, batch.longest_row), rows=rows, fixed=True)
+        return RowShapes(row_tokens=row_tokens, rows=rows, fixed=False)
+    return RowShapes(row_tokens=row_length(row_tokens, batch.longest_row), rows=rows, fixed=True)
 
 
 def idle(row_tokens: int = 1, rows: int = 1) -> Packed:
     """Padding only: a microbatch that adds exactly 0, for a rank with fewer microbatches than the others."""
-    return _pad([{name: [] for name in FIELDS}], row_tokens, rows)
+    return _pad([Row()], row_tokens, rows)
 
 
-def _pad(bins: list[dict[str, list]], length: int, rows: int) -> Packed:
+def _pad(bins: list[Row], length: int, rows: int) -> Packed:
     """The bins as rows of one length, at least `length`; padding up to so many rows."""
-    T = max(length, *map(_tokens, bins))
-    bins = bins + [{name: [] for name in FIELDS}] * (rows - len(bins))
-    table = {name: torch.tensor([b[name] + [fill] * (T - _tokens(b)) for b in bins]) for name, fill in FIELDS.items()}
-    completion, offset = table.pop("completion").flatten(), table.pop("offset").flatten()
+    T = max(length, *map(len, bins))
+    bins = bins + [Row()] * (rows - len(bins))
+
+    def table(name: str, fill: int) -> Tensor:
+        """(R, T)"""
+        padded = [getattr(row, name) + [fill] * (T - len(row)) for row in bins]
+        return torch.tensor(padded)
+
+    completion = table("completion", -1).flatten()
     flat = (completion >= 0).nonzero()[:, 0]
     numbers, row = completion[flat].unique(return_inverse=True)
-    offset = offset[flat]
-    longest, n_tokens = int(offset.max()) + 1 if len(numbers) else 1, int((table["docs"] >= 0).sum())
-    return Packed(**table, flat=flat, row=row, offset=offset, numbers=numbers, longest=longest, n_tokens=n_tokens)
+    offset = table("offset", -1).flatten()[flat]
+    docs = table("docs", -1)
+    return Packed(
+        ids=table("ids", 0),
+        targets=table("targets", IGNORED),
+        positions=table("positions", 0),
+        docs=docs,
+        branches=table("branches", 0),
+        flat=flat,
+        row=row,
+        offset=offset,
+        numbers=numbers,
+        longest=int(offset.max()) + 1 if len(numbers) else 1,
+        n_tokens=int((docs >= 0).sum()),
+    )
 
 
-def table_of(
-    batch: RolloutBatch, value: Callable[[Packed], Tensor], device: torch.device, shapes: Mapping[str, Any]
-) -> Tensor:
-    """(N, C) what `value` gives at each token of the completions, from (R, T); 0 behind a completion's end. shapes: of `row_shapes`."""
+def table_of(batch: RolloutBatch, value: Callable[[Packed], Tensor], device: torch.device, shapes: RowShapes) -> Tensor:
+    """(N, C) what `value`, which returns (R, T), gives at each token of the completions; 0 behind a completion's
+    end."""
     table = torch.zeros(len(batch.completions), int(batch.lengths().max()), device=device)
     for packed in pack(batch, **shapes):
         packed = packed.to(device)

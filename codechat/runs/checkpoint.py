@@ -37,12 +37,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from codechat.core import config, registry
+from codechat.core import config
 from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_atomic, write_json
-from codechat.core.errors import CheckpointError
-from codechat.core.processes import alone
+from codechat.core.errors import CheckpointError, MissingFile
 from codechat.distributed import dist, sharding
-from codechat.runs.paths import checkpoint_paths, exists, find_checkpoint, latest_step, name_of, pointed_step, runs_dir
+from codechat.runs.paths import checkpoint_paths, find_checkpoint, latest_step, name_of, pointed_step, runs_dir
 
 FORMAT = 1
 RELEASED_WEIGHTS, ADAPTER = "model.safetensors", "adapter.safetensors"
@@ -324,16 +323,12 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
 
 
 def _base_weights(meta: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Weights of the model that an adapter belongs to: run base/NAME, made on first use. NAME is taken: recipe `smollm2` has its runs there."""
-    name, run = meta["base"], f"base/{meta['base']}"
-    path = runs_dir() / run
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with alone(path.with_name(f".{name}.fetch")):  # two commands that need it first
-        if latest_step(path) is None:
-            print(f"{meta['run']} is an adapter of {name}, which is fetched once, into {path}", flush=True)
-            fetch, make = registry.find("download"), registry.find("import")
-            source = fetch.load(fetch.function)(fetch.config_class(name=name))
-            make.load(make.function)(make.config_class(source=source, run_name=run, overwrite=exists(run)))
+    """Weights of the run base/NAME that an adapter belongs to. MissingFile without it: reading a checkpoint never reaches a network."""
+    name = meta["base"]
+    run = f"base/{name}"
+    if latest_step(runs_dir() / run) is None:
+        remedy = f"run `codechat download {name}`, then `codechat import data/hub/{name} --run-name {run}`"
+        raise MissingFile(f"{meta['run']} is an adapter of {name}, and run {run} does not exist; {remedy}")
     return load(run, optimizer=False, mmap=True).model_state
 
 

@@ -180,12 +180,14 @@ def problem_of(
 class ReferenceCheck:
     """How many of n reference solutions are correct at the task's maximum reward.
 
-    failed: id of a problem -> why it is not. unknown: why the task has no reference solutions; then none is scored."""
+    failed: id of a problem -> why it is not. unknown: why the task has no reference solutions; then none is scored.
+    reasons: id -> what the score says of a failed one, such as the program's exception."""
 
     task: str
     n: int
     failed: Mapping[str, str]
     unknown: str = ""
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> int:
@@ -201,9 +203,13 @@ class ReferenceCheck:
         counts = Counter(self.failed.values()).most_common()
         raise DataError(
             f"{len(self.failed)} of {self.n} reference solutions of task {self.task} do not score the maximum "
-            + ", ".join(f"({why}: {n}, such as {first[why]})" for why, n in counts)
+            + ", ".join(f"({why}: {n}, such as {self._told(first[why])})" for why, n in counts)
             + "; check split and limit, correct the task's reader or reward, or leave these out with --skip-failing-references"
         )
+
+    def _told(self, id: str) -> str:
+        reason = self.reasons.get(id, "")
+        return f"{id}: {reason}" if reason else id
 
 
 def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> ReferenceCheck:
@@ -211,17 +217,18 @@ def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> Refere
 
     A task without reference solutions gives the reason in `no_references`. A task with `hollow(problem)` gives texts
     that do nothing: where all of them earn the maximum too, the problem has failed."""
-    problems, failed = list(problems), {}
+    problems, failed, reasons = list(problems), {}, {}
     if problems and (why := getattr(task, "no_references", "")):
         return ReferenceCheck(task.name, 0, {}, why)
     for problem, score in zip(problems, score_all(task, problems, [task.gold(p) for p in problems]), strict=True):
         if score.reward < task.max_reward:
             failed[problem.id] = f"{score.tier} {score.parts.get('error', '')}".strip()
+            reasons[problem.id] = str(score.parts.get("reason", ""))
         elif not score.correct or score.reward > task.max_reward:
             failed[problem.id] = "maximum reward but not correct"
     if hasattr(task, "hollow"):
         failed |= dict.fromkeys(_won_by_nothing(task, problems), "programs that do nothing pass its tests")
-    return ReferenceCheck(task.name, len(problems), failed)
+    return ReferenceCheck(task.name, len(problems), failed, reasons=reasons)
 
 
 def _won_by_nothing(task: Any, problems: Sequence[Problem]) -> list[str]:

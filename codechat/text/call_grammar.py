@@ -15,11 +15,12 @@ by that way. (Where the tag is spelled in ordinary tokens, a call that is not re
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -46,6 +47,8 @@ ANY_VALUE: Schema = {
         {"type": "object", "additionalProperties": ANY},
     ]
 }
+FREE: Schema = {"$ref": "#/$defs/free"}
+ANY_VALUES: Schema = {"any": ANY_VALUE, "free": True}
 NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 ALTERNATIVES = ("anyOf", "oneOf")
 COMPOSED = {"allOf", "$ref", *ALTERNATIVES}
@@ -57,14 +60,23 @@ SAYING = {
     *COMPOSED,
     *NUMERIC,
 }
+NOTHING: tuple[Any, ...] = ({}, True)  # of `not`: no value is allowed, as zod writes undefined
+# Keywords that hold of one kind of value, and that are named where a schema says nothing else.
+OF_SOME_VALUES = (
+    *("not", "if", "uniqueItems", "minItems", "maxItems", "contains", "unevaluatedItems"),
+    *("minProperties", "maxProperties", "propertyNames", "unevaluatedProperties"),
+    *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
+)
 # Keywords that are read elsewhere or belong to a whole document.
 DOCUMENT = {
     *("$id", "id", "$schema", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef"),
     *("x-guidance", "$comment"),
     *DEFINITIONS,
 }
-# what ends a string, an object, a list, a value before another; a digit, since 0 may go on for ever
-CLOSERS = (b'"', b"}", b"]", b",", b"1", b"0")
+# Outside of a string: what ends an object and a list, begins a string, ends a value before another; a digit, since 0
+# may go on for ever.
+CLOSERS = (b"}", b"]", b'"', b",", b"1", b"0")
+_QUOTE = re.compile(rb'(?<!\\)(?:\\\\)*"')
 
 
 def call_grammar(
@@ -142,8 +154,9 @@ class CallGrammar:
         else:
             raise ConfigError(f"these functions have no grammar ({problem[:200]}); set --constrain off")
         if required and self.shortest is None:
-            needed = f"no call of these functions fits into {LONGEST_CLOSING} tokens of this vocabulary"
-            raise ConfigError(f"{needed}; anchor patterns (^, $), or set --constrain off")
+            needed = f"no call of these functions was found to end within {LONGEST_CLOSING} tokens of this vocabulary"
+            advice = "anchor patterns (^, $), let values that hold their own kind be absent, or set --constrain off"
+            raise ConfigError(f"{needed}; {advice}")
         # ids that a call may still need whatever was sampled: names and values that are fixed stand in the schemas
         self.near_end = max(len(tokenizer.encode(json.dumps(tool, ensure_ascii=False))) for tool in tools)
 
@@ -174,6 +187,7 @@ class GrammarState:
         self.matcher = matcher
         self.ended = False
         self._closing: deque[int] = deque()  # ids that must come next
+        self._text = b""  # what was written
         self._endless = False  # no way to end was found once; looking again at each token would hold up all other rows
 
     @property
@@ -199,23 +213,31 @@ class GrammarState:
             return token
         if not self._closing:
             may_end = not self.inside or room >= self.grammar.near_end or self._endless
+            before = self._text
             self._step(token)
             if may_end:
                 return token
-            closing = _closing(self.matcher, self.grammar.vocabulary)
+            closing = self._way_out()
             if closing is not None and len(closing) <= room:
                 return token
             self.matcher.rollback(1)
-            self._closing.extend(_closing(self.matcher, self.grammar.vocabulary) or ())
+            self._text = before
+            self._closing.extend(self._way_out() or ())
             self._endless = not self._closing
         if self._closing:
             token = self._closing.popleft()
         self._step(token)
         return token
 
+    def _way_out(self) -> list[int] | None:
+        """A short way to end the call that is being written."""
+        call = self._text.rpartition(chat.CALL_TAG.encode())[2]
+        return _closing(self.matcher, self.grammar.vocabulary, call)
+
     def _step(self, token: int) -> None:
         # not consumed: the mask was not applied, or llguidance reached one of its limits
         self.ended = not self.matcher.consume_token(token) or self.matcher.is_stopped()
+        self._text += self.grammar.vocabulary.tokens[token]
 
 
 def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -> str:
@@ -239,7 +261,7 @@ def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -
 def _calls_schema(tools: Sequence[Mapping[str, Any]], strict: bool, level: int, relaxed: list[str]) -> Schema:
     """The schema of one call of any of the tools; `relaxed` takes a message for all that does not hold. strict: an
     unknown type raises ConfigError."""
-    definitions: Schema = {"any": ANY_VALUE}
+    definitions: Schema = dict(ANY_VALUES)
     calls = []
     for i, tool in enumerate(tools):
         name, parameters = _read(tool, strict, relaxed)
@@ -275,6 +297,14 @@ def _of_document(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
     return _Translator(parameters, place, relaxed).schema(parameters, "")
 
 
+def _of_free_document(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
+    """The schema itself, where two of its parts that both allow any value have no common grammar."""
+    relaxed.append("numbers within values of any kind are not bounded")
+    bounded = json.dumps(_of_document(parameters, place, relaxed))
+    free: Schema = json.loads(bounded.replace(json.dumps(ANY), json.dumps(FREE)))
+    return free
+
+
 def _of_list(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
     """What a list of tools would say of it: names, types and enumerations."""
     relaxed.append("only its names, types, enumerations and required arguments hold")
@@ -288,7 +318,7 @@ def _of_names(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
     return _closed_object(dict.fromkeys(listed["properties"], ANY), listed["required"])
 
 
-LEVELS = (_of_document, _of_list, _of_names)
+LEVELS = (_of_document, _of_free_document, _of_list, _of_names)
 
 
 def _arguments_schema(name: str, parameters: Schema, place: str, level: int, relaxed: list[str]) -> Schema:
@@ -297,7 +327,7 @@ def _arguments_schema(name: str, parameters: Schema, place: str, level: int, rel
     for build in LEVELS[level:]:
         notes: list[str] = []
         schema = build(parameters, place, notes)
-        definitions = {"any": ANY_VALUE, place: schema}
+        definitions = ANY_VALUES | {place: schema}
         wrong, messages = _checked(
             json.dumps({"$ref": f"#/$defs/{place}", "$defs": definitions, "x-guidance": CANONICAL})
         )
@@ -324,6 +354,16 @@ def _has_grammar(schema: Schema) -> bool:
     return not _checked(json.dumps(schema))[0]
 
 
+class _Inlined(NamedTuple):
+    """Of a schema that stands in place of a reference: the references that led to it, and its place in the document."""
+
+    pointers: tuple[str, ...]
+    path: tuple[str, ...]
+
+    def at(self, *steps: str) -> _Inlined:
+        return _Inlined(self.pointers, (*self.path, *steps))
+
+
 class _Translator:
     """Writes a tool's schema as llguidance takes it: numbers have bounds, objects whose keys are listed have no further
     ones, what may be any value is `ANY`, and references point to where the schema stands, `#/$defs/place`.
@@ -341,15 +381,20 @@ class _Translator:
         if message not in self.relaxed:
             self.relaxed.append(message)
 
-    def schema(self, node: Any, where: str, whole: bool = True, within: tuple[str, ...] = ()) -> Any:
-        """where: path to the node, for messages. within: references that were put in place of themselves around it."""
+    def schema(self, node: Any, where: str, whole: bool = True, inlined: _Inlined | None = None) -> Any:
+        """where: path to the node, for messages. inlined: where the node stands in the document, if it was put in
+        place of a reference to it or is a part of what was."""
         if node is False:
             return False
         if not isinstance(node, Mapping):
             return dict(ANY) if whole else {}
+        if node.get("not") in NOTHING:
+            return False
         if not SAYING & node.keys():
-            return (dict(ANY) if whole else dict(node)) | self._definitions(node, where)
-        out = {key: value for key, value in node.items() if key not in DOCUMENT} | self._definitions(node, where)
+            return self._silent(node, where, whole) | self._definitions(node, where)
+        out = {key: value for key, value in node.items() if key not in DOCUMENT}
+        if inlined is None:
+            out |= self._definitions(node, where)
         out = self._values(out, where)
         self._numbers(out, where)
         self._texts(out, where)
@@ -357,18 +402,44 @@ class _Translator:
         union = whole and not {"properties", "required", "allOf", "$ref", "patternProperties"} & out.keys()
         for key, whole_part in (("anyOf", union), ("oneOf", union), ("allOf", False)):
             if isinstance(out.get(key), list):
-                out[key] = [self.schema(one, where, whole_part, within) for one in out[key]]
-        out = self._reference(out, where, whole, within)
-        self._array(out, where)
-        return self._object(out, node, where, whole)
+                # `_reference` puts what "$ref" points to before the parts of allOf
+                first = int(key == "allOf" and "$ref" in node)
+                out[key] = [
+                    self.schema(one, where, whole_part, inlined and inlined.at(key, str(i)))
+                    for i, one in enumerate(out[key], first)
+                ]
+        out = self._reference(out, where, whole, inlined)
+        self._array(out, where, inlined)
+        return self._object(out, node, where, whole, inlined)
+
+    def _silent(self, node: Mapping[str, Any], where: str, whole: bool) -> Schema:
+        """Of a node that says nothing of its values' type: any value, where it is no part."""
+        if not whole:
+            return dict(node)
+        for keyword in OF_SOME_VALUES:
+            if keyword in node:
+                self._relax(where, f"{keyword} {str(node[keyword])[:60]}")
+        return dict(ANY)
 
     def _definitions(self, node: Mapping[str, Any], where: str) -> Schema:
         """The definitions of the node, which references within it point to."""
         given = {key: node[key] for key in DEFINITIONS if isinstance(node.get(key), Mapping)}
-        return {key: self._each(schemas, where) for key, schemas in given.items()}
+        return {key: self._each(schemas, where, None, key) for key, schemas in given.items()}
 
-    def _each(self, schemas: Mapping[str, Any], where: str) -> Schema:
-        return {name: self.schema(one, f"{where}.{name}") for name, one in schemas.items()}
+    def _each(self, schemas: Mapping[str, Any], where: str, inlined: _Inlined | None, key: str) -> Schema:
+        """The schemas by name that stand under a keyword."""
+        return {name: self._child(one, f"{where}.{name}", inlined, key, name) for name, one in schemas.items()}
+
+    def _child(self, node: Any, where: str, inlined: _Inlined | None, *steps: str) -> Any:
+        """The schema of a value within the node. What holds its own kind would be put in place of itself for ever:
+        there it is a reference to where it stands."""
+        if inlined and '"$ref"' in json.dumps(node):
+            return {"$ref": self._address(inlined.at(*steps).path)}
+        return self.schema(node, where)
+
+    def _address(self, path: Sequence[str]) -> str:
+        steps = [quote(step.replace("~", "~0").replace("/", "~1"), safe="~") for step in path]
+        return "/".join(["#", "$defs", self.place, *steps])
 
     def _values(self, out: Schema, where: str) -> Schema:
         """An enumeration alone, of the values that have the schema's type."""
@@ -413,7 +484,7 @@ class _Translator:
         if "pattern" in out or known:
             out.setdefault("maxLength", max(LONGEST_TEXT, out.get("minLength", 0)))
 
-    def _reference(self, out: Schema, where: str, whole: bool, within: tuple[str, ...]) -> Schema:
+    def _reference(self, out: Schema, where: str, whole: bool, inlined: _Inlined | None) -> Schema:
         """With its reference as llguidance takes it. Beside other keywords, and in a part, what it points to stands
         itself."""
         if "$ref" not in out:
@@ -425,29 +496,45 @@ class _Translator:
         if path is None or target is None:
             self._relax(where, f"the reference {str(pointer)[:80]!r}, which points to nothing in the schema")
             return out | ANY if alone else out
-        if whole and alone:
-            steps = [quote(step.replace("~", "~0").replace("/", "~1"), safe="~") for step in path]
-            return out | {"$ref": "/".join(["#", "$defs", self.place, *steps])}
-        if pointer in within:
+        if whole and alone and self._ends(pointer):
+            return out | {"$ref": self._address(path)}
+        around = inlined.pointers if inlined else ()
+        if pointer in around:
             self._relax(where, f"the reference {pointer!r} to itself")
             return out
-        part = self.schema(target, where, False, (*within, pointer))
+        part = self.schema(target, where, False, _Inlined((*around, pointer), tuple(path)))
         parts = out.pop("allOf", [])
         return {"allOf": [part, *parts]} | out
 
-    def _array(self, out: Schema, where: str) -> None:
-        if isinstance(out.get("prefixItems"), list):
-            out["prefixItems"] = [self.schema(one, f"{where}[{i}]") for i, one in enumerate(out["prefixItems"])]
-        if "array" in tool_lists.kinds_of(out) or {"items", "prefixItems"} & out.keys():
-            out["items"] = self.schema(out.get("items", {}), f"{where}[]")
+    def _ends(self, pointer: Any) -> bool:
+        """Whether a reference leads, by references alone, to something that is none."""
+        seen: list[Any] = []
+        while pointer not in seen:
+            seen.append(pointer)
+            target = tool_lists.pointed_at(self.root, pointer)
+            if not isinstance(target, Mapping) or "$ref" not in target:
+                return True
+            pointer = target["$ref"]
+        return False
 
-    def _object(self, out: Schema, node: Mapping[str, Any], where: str, whole: bool) -> Schema:
+    def _array(self, out: Schema, where: str, inlined: _Inlined | None) -> None:
+        if isinstance(out.get("prefixItems"), list):
+            out["prefixItems"] = [
+                self._child(one, f"{where}[{i}]", inlined, "prefixItems", str(i))
+                for i, one in enumerate(out["prefixItems"])
+            ]
+        if "array" in tool_lists.kinds_of(out) or {"items", "prefixItems"} & out.keys():
+            out["items"] = self._child(out.get("items", {}), f"{where}[]", inlined, "items")
+
+    def _object(
+        self, out: Schema, node: Mapping[str, Any], where: str, whole: bool, inlined: _Inlined | None
+    ) -> Schema:
         for key in ("properties", "patternProperties"):
             if isinstance(out.get(key), Mapping):
-                out[key] = self._each(out[key], where)
+                out[key] = self._each(out[key], where, inlined, key)
         further = out.get("additionalProperties")
         if further is not None and further is not False:
-            out["additionalProperties"] = self.schema(further, f"{where}.*")
+            out["additionalProperties"] = self._child(further, f"{where}.*", inlined, "additionalProperties")
         if whole:
             out = self._closed(out, node)
         for key in ("minProperties", "maxProperties"):
@@ -566,6 +653,7 @@ class _Vocabulary:
         self.lengths[self.special_token_ids] = 0
         # the end of an answer too: where its tag is text, it begins as that of another call does
         self.closers = [*(self.tokens.index(text) for text in CLOSERS if text in self.tokens), *layout.stop]
+        self.text_closers = [i for i in self.closers if self.tokens[i] == b'"']
         try:
             self.table = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self))
         except ValueError as error:
@@ -601,25 +689,26 @@ def _allowed(matcher: Any, vocabulary: _Vocabulary) -> np.ndarray:
 
 @dataclass
 class _Visit:
-    """Of a state of the grammar within a string: the length of the answer at the last visit, and the number of the
-    byte that was taken there."""
+    """Of a mask, in `_closing`: quotes before the last visit, the largest depth, and which of its bytes is taken."""
 
-    at: int
-    byte: int
+    quotes: int
+    depth: int
+    byte: int = -1
 
 
-def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
-    """A short way from a state to where the answer may end, not always the shortest; none beyond LONGEST_CLOSING."""
+def _closing(matcher: Any, vocabulary: _Vocabulary, before: bytes = b"") -> list[int] | None:
+    """A short way from a state to where the answer may end, not always the shortest; none beyond LONGEST_CLOSING.
+
+    before: what was written since the call began, which tells whether the state is inside a string."""
     probe = matcher.deep_copy()
     ids: list[int] = []
-    string_start = 0
+    text = before
     visits: dict[bytes, _Visit] = {}  # by the mask of the state
     while not probe.is_accepting():
         forced = probe.compute_ff_tokens()
         if forced:
             ids += forced
-            if any(b'"' in vocabulary.tokens[token] for token in forced):
-                string_start = len(ids)
+            text += b"".join(vocabulary.tokens[token] for token in forced)
             if not probe.consume_tokens(forced):
                 return None
             continue
@@ -627,19 +716,26 @@ def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
         known = np.flatnonzero(allowed)
         if len(ids) >= LONGEST_CLOSING or not len(known):
             return None
-        mask = allowed.tobytes()
-        visit = visits.get(mask)
-        single = known[vocabulary.lengths[known] == 1]
-        if visit and len(single) and not allowed[vocabulary.closers[0]]:
-            # again in this string: the next byte, until one leads out, as the "@" of an address
-            visit.byte += visit.at >= string_start
-            visit.at = len(ids)
-            token = int(single[visit.byte % len(single)])
-        else:  # among what is forced, the longest piece leaves the fewest to write
-            longest = int(known[vocabulary.lengths[known].argmax()])
-            token = next((closer for closer in vocabulary.closers if allowed[closer]), longest)
-            visits[mask] = _Visit(len(ids), -1)
+        quotes = len(_QUOTE.findall(text))
+        closers = vocabulary.text_closers if quotes % 2 else vocabulary.closers
+        token = next((closer for closer in closers if allowed[closer]), None)
+        if token is None:
+            mask = allowed.tobytes()
+            visit = visits.get(mask)
+            single = known[vocabulary.lengths[known] == 1]
+            depth = text.count(b"{") + text.count(b"[") - text.count(b"}") - text.count(b"]")
+            if visit and len(single):
+                # again in this string, or deeper in a value that holds its own kind: the next byte, until one leads
+                # out, as the "@" of an address or the name of a leaf
+                visit.byte += visit.quotes == quotes or depth > visit.depth
+                visit.quotes = quotes
+                visit.depth = max(depth, visit.depth)
+                token = int(single[visit.byte % len(single)])
+            else:  # among what is forced, the longest piece leaves the fewest to write
+                token = int(known[vocabulary.lengths[known].argmax()])
+                visits[mask] = _Visit(quotes, depth)
         if not probe.consume_token(token):
             return None
         ids.append(token)
+        text += vocabulary.tokens[token]
     return ids

@@ -54,7 +54,8 @@ ROLE_OF = {
     **{role: role for role in ROLES},
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "bing", "bard"), "assistant"),
-    **dict.fromkeys(("tool", "observation", "function_response", "tool_response", "ipython"), "function"),
+    **dict.fromkeys(("tool", "observation", "ipython"), "function"),
+    **dict.fromkeys(("function_response", "function-response", "tool_response"), "function"),
     "developer": "system",
 }
 

@@ -25,7 +25,7 @@ Schema = dict[str, Any]
 
 # Words by the type of JSON Schema that they mean, in lower case.
 WORDS = {
-    "string": "string str text char character varchar charsequence",
+    "string": "string str text char character varchar charsequence bytes bytearray",
     "integer": "integer int long short byte bigint biginteger int8 int16 int32 int64 uint uint8 uint16 uint32 uint64",
     "number": "number float double decimal numeric real float32 float64 bigdecimal",
     "boolean": "boolean bool",
@@ -60,6 +60,7 @@ KEYWORDS = (*ONE_SCHEMA, *NAMED_SCHEMAS, "default", "const", "examples", "exampl
 # Keywords that say, without a type, that an object is a schema and no table of names.
 COMPOSING = ("$ref", "anyOf", "oneOf", "allOf")
 LONGEST_WORDS = 1000  # characters of a type
+DEEPEST = 100  # levels of JSON within a tool's parameters; Python cannot follow many more
 _PREFIX = re.compile(r"\b(?:typing|builtins|collections|java\.util|java\.lang)\.")
 _OPTIONAL = re.compile(r"[\s,(]+(?:optional|default)\b(?!\s*\[)[^\[\]<>]*\Z|\A\s*optional[\s,]+", re.IGNORECASE)
 _REQUIRED = re.compile(r"[\s,]+\(?required\)?\s*\Z", re.IGNORECASE)
@@ -108,7 +109,10 @@ def tool_schema(item: Any, unknown: list[str] | None = None) -> Schema:
     if not isinstance(name, str) or not name.strip():
         raise DataError(f"tool {str(item)[:80]}; required is an object with name, description and parameters")
     report = Report(name, strict=unknown is None)
-    parameters = _object_schema(_parameters_of(inner, name), inner.get("required"), report)
+    given = _parameters_of(inner, name)
+    if _is_deeper(given, DEEPEST):
+        raise DataError(f"tool {name!r} has parameters deeper than {DEEPEST} levels; name the inner ones in $defs")
+    parameters = _object_schema(given, inner.get("required"), report)
     if unknown is not None:
         unknown += report.unknown
     tool = {"name": name, "description": ""}
@@ -150,6 +154,20 @@ def _parameters_of(tool: Mapping[str, Any], name: str) -> Any:
     if isinstance(parameters, Mapping) and parameters.keys() == {"json"} and isinstance(parameters["json"], Mapping):
         return parameters["json"]  # Bedrock
     return parameters
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether a JSON value has more levels of lists and objects than that."""
+    level = [value]
+    for _ in range(levels):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ())
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _may_be_parameters(key: str, value: Any) -> bool:

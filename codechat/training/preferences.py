@@ -27,8 +27,9 @@ from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Score, Task
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
+from codechat.training.evaluations import task_hash
 from codechat.training.rl_session import Meter
-from codechat.training.session import Session, task_hash, totals
+from codechat.training.session import Session, totals
 
 SCORED_ROWS = 8  # of a pass without gradients, at most
 
@@ -78,13 +79,13 @@ class PreferenceLoss:
         for the rows of the whole step."""
         part, device = batch.take(rows), dist.device()
         with torch.set_grad_enabled(learns):
-            how = rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
+            shapes = rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
 
             def logprobs(packed: rollout.Packed) -> Tensor:
                 with dist.autocast():
                     return self.model.token_logprobs(packed.ids, packed.targets, **packed.where())[0]
 
-            summed = rollout.table_of(part, logprobs, device, how).sum(1).view(part.rewards.shape)  # (B, G)
+            summed = rollout.table_of(part, logprobs, device, shapes).sum(1).view(part.rewards.shape)  # (B, G)
         refs = picked(self.refs[id(batch)], rows) if id(batch) in self.refs else None
         if self.cfg.loss == "kto":
             losses, sums = self.kto(part, summed, refs, point)

@@ -49,13 +49,13 @@ from codechat.rl.engines import RolloutSampler, step_seed
 from codechat.rl.losses import importance_weights
 from codechat.rl.rollout import Packed, RolloutBatch
 from codechat.tasks.base import Problem, Task, warn_of_shortcuts
+from codechat.training.evaluations import load_task
 from codechat.training.session import (
     KEPT,
     Session,
     build_model,
     build_policy,
     load_parent,
-    load_task,
     totals,
     weights_hash,
 )

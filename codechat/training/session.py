@@ -1,4 +1,4 @@
-"""A run while it trains, and what a loop opens before its first step: checkpoint, policy, task. What every loop shares; `rl_session` adds rollouts.
+"""A run while it trains, and what a loop opens before its first step: checkpoint and policy. What every loop shares; it knows no task.
 
 s = Session("sft", cfg, model, tok, parent=parent, evaluate=evaluate, kept={"loader": loader})
 with s.running():
@@ -14,31 +14,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from codechat import tasks
 from codechat.core import config
-from codechat.core.errors import ConfigError, DataError, MissingFile, RunError, UserError
+from codechat.core.errors import ConfigError, DataError, EngineLost, RunError, UserError
 from codechat.core.processes import stop, stoppable
-from codechat.data import conversations
-from codechat.data.sources import hash_rows
 from codechat.distributed import dist, hardware, sharding
-from codechat.evaluation import evaluate
 from codechat.models import lora, optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl.engines import EngineLost
 from codechat.runs import checkpoint, paths
 from codechat.runs.checkpoint import Checkpoint
 from codechat.runs.run import Run
-from codechat.tasks.base import Problem, Task, hash_problems
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
+from codechat.training import trends
 
 C = TypeVar("C")
 KEPT = "the last checkpoint is kept"
@@ -167,7 +161,7 @@ class Session:
         row = self.evaluate(self.model, self.step)
         checkpoint.set_rng_state(random_state)
         self.run.log_eval(self.step, row)
-        for warning in warnings(self.run.evals()) if dist.is_main() else ():
+        for warning in trends.warnings(self.run.evals()) if dist.is_main() else ():
             print(f"{self.cfg.run_name}: {warning}", file=sys.stderr)
         self.pace = (self.step, time.perf_counter())
 
@@ -274,120 +268,6 @@ def build_policy(cfg: Any, parent: Checkpoint | None) -> GPT:
     return lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
 
 
-class TaskData(NamedTuple):
-    """A task, its training problems, evaluate(model, step), which gives a row of eval.jsonl, and the hashes of what both use."""
-
-    task: Task
-    problems: list[Problem]
-    evaluate: Callable[[GPT, int], dict[str, Any]]
-    hashes: dict[str, str]
-
-
-def load_task(cfg: Any, tok: Tokenizer) -> TaskData:
-    """The task of cfg, with `evaluate_policy` on its validation problems."""
-    task = tasks.load(cfg.task, source=cfg.data_dir)
-    held_out = evaluate.problems_once(task, "select", cfg.eval_examples)
-    problems = task.problems("train", seed=cfg.seed)
-    probes = read_probes(cfg)
-    hashes = task_hash(cfg.task, cfg.data_dir, "train", problems) | probes_hash(cfg.data_dir, probes)
-    hashes |= task_hash(cfg.task, cfg.data_dir, "select", held_out)
-    return TaskData(
-        task, problems, lambda model, step: evaluate_policy(cfg, model, tok, task, held_out, probes), hashes
-    )
-
-
-# ---- names and hashes of what a run uses
-
-
-def task_hash(name: str | None, source: str | None, split: str, problems: Sequence[Problem]) -> dict[str, str]:
-    origin = f" of {source}" if source else ""
-    return {f"task {name}{origin} ({split})": hash_problems(problems)} if problems else {}
-
-
-def probes_hash(source: str | None, probes: Sequence[Any]) -> dict[str, str]:
-    return {f"{source}/probes.select.jsonl": hash_rows(probes)} if probes else {}
-
-
-def domains_hash(source: str, split: str, hashes: Mapping[str, str]) -> dict[str, str]:
-    return {f"domain {domain} of {source} ({split})": found for domain, found in hashes.items()}
-
-
 def weights_hash(ref: str, meta: Mapping[str, Any]) -> dict[str, str]:
     """Weights that a run reads again when it is resumed: a reference model, a teacher, what lies below adapters."""
     return {f"checkpoint {ref}": checkpoint.fingerprint(meta)}
-
-
-def evaluate_policy(
-    cfg: Any, model: GPT, tok: Tokenizer, task: Task, problems: Sequence[Problem], probes: Sequence[Any] = ()
-) -> dict[str, Any]:
-    """A row of eval.jsonl: pass@k and tiers on validation problems, and the behaviour matrix where there are probes."""
-    how = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
-    with sharding.whole(model) as policy:
-        scores = evaluate.evaluate_task(policy, tok, cfg.tags, task, problems, n=max(cfg.ks), ks=cfg.ks, **how)
-        matrix = evaluate.behaviour_matrix(policy, tok, cfg.tags, probes, seed=cfg.seed).metrics() if probes else {}
-    return scores.row() | matrix
-
-
-def read_probes(cfg: Any) -> list[Any]:
-    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, and a note, where the directory has no probes."""
-    if not cfg.probe_examples:
-        return []
-    try:
-        return evaluate.read_probes(cfg.data_dir or "", "select", cfg.probe_examples)
-    except MissingFile as absent:
-        print(f"no behaviour probes: {absent}", file=sys.stderr)
-        return []
-
-
-class HeldOut:
-    """What SFT is evaluated on: held-out loss of each domain, behaviour probes, and problems of --eval-task."""
-
-    def __init__(self, cfg: Any, tok: Tokenizer) -> None:
-        self.cfg, self.tok = cfg, tok
-        where = (cfg.data_dir, "select", tok, cfg.tags, cfg.model.block_size)
-        try:
-            read = conversations.load_domains(*where, limit=cfg.eval_examples)
-        except MissingFile as absent:
-            print(f"no held-out loss: {absent}", file=sys.stderr)
-            read = {}
-        rows = (cfg.device_batch_size, cfg.length)
-        self.domains = {domain: conversations.held_out(examples, *rows) for domain, examples in read.items()}
-        self.probes = read_probes(cfg)
-        self.task = tasks.load(cfg.eval_task, source=cfg.eval_task_data) if cfg.eval_task else None
-        self.problems = evaluate.problems_once(self.task, "select", cfg.eval_examples) if self.task else []
-        hashes = {name: conversations.hash_examples(examples) for name, examples in read.items()}
-        self.hashes = domains_hash(cfg.data_dir, "select", hashes) | probes_hash(cfg.data_dir, self.probes)
-        self.hashes |= task_hash(cfg.eval_task, cfg.eval_task_data, "select", self.problems)
-
-    def evaluate(self, model: GPT, step: int) -> dict[str, Any]:
-        """A row of eval.jsonl."""
-        cfg = self.cfg
-        with sharding.whole(model) as reader:
-            policy = (reader, self.tok, cfg.tags)
-            row: dict[str, Any] = dict(evaluate.held_out_losses(reader, self.domains))
-            if self.probes:
-                row |= evaluate.behaviour_matrix(*policy, self.probes, seed=cfg.seed).metrics()
-            if self.task:
-                how = dict(n=1, temperature=0.0, max_new_tokens=cfg.eval_new_tokens, seed=cfg.seed)
-                row |= evaluate.evaluate_task(*policy, self.task, self.problems, **how).row()
-                row |= dict(task=cfg.eval_task, split="select")
-        return row
-
-
-def warnings(evals: pd.DataFrame) -> list[str]:
-    """What the rows of eval.jsonl warn of: held-out losses that rose in each of the last three; a reward that rose since an earlier row while
-    pass@1 fell, each beyond both intervals."""
-    found, now = [], evals.iloc[-1]
-    for name, changes in evals.filter(like="heldout_loss/").diff()[1:][-3:].items():
-        if len(changes) == 3 and (changes > 0).all():
-            remedy = "this domain is being overwritten: raise its --mix share or lower --lr"
-            found.append(
-                f"{name} rose three evaluations in a row, to {now[name]:.3f} at step {now['step']:.0f}; {remedy}"
-            )
-    if {"reward_mean/lo", "pass@1/lo"} <= {*evals}:
-        parted = evals[(evals["reward_mean/hi"] < now["reward_mean/lo"]) & (evals["pass@1/lo"] > now["pass@1/hi"])]
-        for _, was in parted[-1:].iterrows():
-            moved = "; ".join(f"{name} {was[name]:.3f} -> {now[name]:.3f}" for name in ("reward_mean", "pass@1"))
-            remedy = "the reward is met without the task: read samples.jsonl, and pay for right or wrong only"
-            found.append(f"since step {was['step']:.0f} {moved}; {remedy}")
-    return found

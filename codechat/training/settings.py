@@ -1,20 +1,16 @@
-"""Settings that several loops share, each declared once, and the presets of RL loops. A loop's config inherits the groups it has and adds its own.
+"""Settings that several loops share, each declared once. A loop's config inherits the groups it has and adds its own; `rl_settings` has those of RL.
 
 No torch here: `--help`, presets, recipes and launch read these classes.
 Dataclasses list the fields of the last base first, so a config names its groups from the last to the first that --help shows.
 """
 
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.config import SEEDS, Settings, opt
+from codechat.core.config import SEEDS, Settings, fields_of, opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, Schedule
-from codechat.tasks import NAMES, name_of
-from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
 
 OFTEN = dict(least=0, identity=False)  # how often something is done decides no result
 HERE = dict(identity=False)  # where and how a run is trained decides no result either
@@ -45,6 +41,27 @@ class RunSettings(Settings):
     schedule: Schedule = opt("constant", "learning-rate schedule after the warm-up")
     final_lr_share: float = opt(0.1, "share of the learning rate left at the end", least=0, most=1)
     grad_clip: float = opt(1.0, "largest gradient norm; 0 = off", least=0)
+
+    @classmethod
+    def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
+        """Words of transformers: its rate is that of all weights, its cosine ends at 0, its constant has no warm-up. ConfigError where ours differs."""
+        given = dict(super().as_spelled(given, spelled))
+        optimizer = given.get("optimizer", fields_of(cls)["optimizer"].default)
+        if "learning_rate" in spelled and optimizer == "muon" and "muon_lr" not in spelled:
+            got = f"--learning_rate {given['lr']} is AdamW's alone here, and matrices train with Muon at --muon-lr"
+            raise ConfigError(f"{got}; add --optimizer adamw, or set --muon-lr too")
+        if "lr_scheduler_type" not in spelled:
+            return given
+        if given["schedule"] == "constant" and "warmup_steps" in given:
+            got = "--lr_scheduler_type constant: transformers has no warm-up there"
+            raise ConfigError(f"{got}; write constant_with_warmup, or leave --warmup-steps out")
+        if given["schedule"] == "constant":
+            given["warmup_steps"] = 0
+        elif given["schedule"] == "constant_with_warmup":
+            given["schedule"] = "constant"
+        elif given["schedule"] == "cosine":
+            given.setdefault("final_lr_share", 0.0)
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,85 +120,6 @@ class ChatSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingSettings(ChatSettings):
-    """Completions that a loop samples and trains on."""
-
-    group_size: int = opt(16, "completions per problem", least=1)
-    temperature: float = opt(1.0, "sampling temperature; RL trains at the same, preference at 1", least=0)
-    top_k: int | None = opt(None, "sample among the k likeliest tokens, RL also trains among them; none = all", least=1)
-    max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
-    row_tokens: int = opt(512, "tokens of a packed training row", least=2)
-    eval_examples: int = opt(128, "validation problems (and pairs) per evaluation", least=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RLSettings(SamplingSettings, LearningSettings):
-    """What every loop that learns from a task's reward has."""
-
-    task: str = opt(
-        "funcall",
-        f"task whose reward is optimised: {', '.join(NAMES)}, FILE.py:CLASS, or of a package",
-        reads="path",
-    )
-    device_batch_size: int = 16
-    max_steps: int = 50
-    rows: int = opt(8, "packed rows per forward pass", least=1)
-    engine: Literal["local", "http", "vllm"] = opt("local", "what samples: this process, `codechat serve`, or vLLM")
-    engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", **HERE)
-    engine_dir: Path | None = opt(None, "weights for the server: its --reload-from; vLLM: the parent of hf", **HERE)
-    engine_patience_s: float = opt(600.0, "seconds a server may be away before the run stops", least=0.01, **HERE)
-    eval_every: int = 25
-    ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
-    probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", least=0)
-    allow_dead: bool = opt(False, "train even if diagnose says DEAD")
-    diagnose_groups: int = opt(64, "groups judged before the first step; 0 = no reference check, no diagnosis", least=0)
-    dead_patience: int = opt(20, "DEAD steps in a row that end the run", least=1)
-    log_rollouts_every: int = opt(10, "steps between rollouts written to samples.jsonl; 0 = never", **OFTEN)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "task", name_of(self.task))  # an object or a class of a notebook, by its name
-        super().__post_init__()
-        if not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"temperature {self.temperature}; it must be above 0: a greedy policy has no gradient")
-        if self.engine != "local" and self.engine_dir is None:
-            raise ConfigError(
-                f"--engine {self.engine} needs --engine-dir: its --reload-from, or the parent of vLLM's hf"
-            )
-        if self.engine != "local" and self.top_k is not None:
-            why = "the server does not say which tokens it kept, and training needs their probabilities"
-            raise ConfigError(
-                f"--top-k {self.top_k} with --engine {self.engine}: {why}; leave out --top-k, or set --engine local"
-            )
-
-    @property
-    def problems_per_rank(self) -> int:
-        """Problems of a step on one device."""
-        return self.device_batch_size * self.grad_accum
-
-    def needs_groups(self, why: str) -> None:
-        """ConfigError for groups of one."""
-        if self.group_size < 2:
-            raise ConfigError(f"group_size {self.group_size} with {why}; set --group-size 2 or more")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupSettings(RLSettings):
-    """What REINFORCE and GRPO have: advantages within a group of completions."""
-
-    baseline: Literal["none", "mean", "leave_one_out", "zscore"] = opt("mean", "what is subtracted from a reward")
-    importance_cap: float = opt(
-        0.0, "cap on importance weights (trainer's over sampler's probability of a token); 0 = no weights", least=0
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.baseline != "none":
-            self.needs_groups(f"baseline {self.baseline}: the advantage is always 0")
-        if 0 < self.importance_cap < 1:
-            raise ConfigError(f"importance_cap {self.importance_cap}; it must be 0 (no weights) or at least 1")
-
-
-@dataclass(frozen=True, kw_only=True)
 class MinibatchSettings(Settings):
     """Several updates on one batch of rollouts."""
 
@@ -195,39 +133,8 @@ class MinibatchSettings(Settings):
             raise ConfigError(f"minibatches {self.minibatches} must divide device_batch_size x grad_accum = {size}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RatioSettings(MinibatchSettings):
-    """What GRPO and PPO have: clipped ratios to the policy that sampled, and a pull towards the one that began."""
-
-    clip_eps_low: float | None = opt(
-        0.2, "a ratio below 1 - this has no gradient where the advantage is negative; 1 = no bound", least=0
-    )
-    clip_eps_high: float | None = opt(
-        0.2, "a ratio above 1 + this has no gradient where the advantage is positive", least=0
-    )
-    kl_coef: float = opt(0.0, "weight of the KL divergence from the starting policy; 0 = no reference model", least=0)
-    kl_kind: Literal["k1", "k2", "k3"] = opt("k3", "estimator of the KL divergence; in a reward use k1")
-    entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.clip_eps_low or 0) > 1:
-            raise ConfigError(f"clip_eps_low {self.clip_eps_low}; a ratio is never below 0, so it must be at most 1")
-        cap = getattr(self, "importance_cap", 0.0)
-        if cap and getattr(self, "old_logprobs", "sampler") == "sampler":
-            why = "the ratio starts from the sampler's log-probabilities, so that nothing is left to weigh"
-            raise ConfigError(f"importance_cap {cap}: {why}; set --importance-cap 0 or --old-logprobs trainer")
-
-
 def run_presets(toy: Mapping[str, Any] | None = None, **more: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """--preset of a loop: every named model size, `toy` where the loop has settings for it, and more."""
     sizes: dict[str, Mapping[str, Any]] = {name: {"model": model} for name, model in PRESETS.items()}
     sizes["nano"] = {**sizes["nano"], "tokenizer": "gpt2:4096"}
     return sizes | ({"toy": toy} if toy is not None else {}) | more
-
-
-_TABLES = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
-TOY_RUN: dict[str, Any] = _TABLES["toy"] | {"model": TOY_MODEL, "max_new_tokens": COMPLETION_LENGTH}
-TOY_ONE_UPDATE: dict[str, Any] = TOY_RUN | _TABLES["one_update"]
-LORA_RUN: dict[str, Any] = _TABLES["lora"]
-GSM8K_RUN: dict[str, Any] = LORA_RUN | _TABLES["gsm8k"]

@@ -1,5 +1,5 @@
 #!/bin/sh
-# {{name}}: {{module}} on {{ranks}}. Run it again to continue from the last checkpoint.
+# {{name}}: {{command}} on {{ranks}}. Run it again to continue from the last checkpoint.
 cd "$(dirname "$0")/{{up}}" || exit 1
 again=; grep -q '"status": "planned"' {{where}}/status.json || again={{again}}
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={{save_s}}  # seconds to save in when told to stop

@@ -14,6 +14,7 @@ FORCE_PREP_FUNCALL, FORCE_MERGE and FORCE_PREP_RL. A script refuses FORCE_NAME=1
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -48,6 +49,8 @@ def fill(template: str, **values: Any) -> str:
     text = Path(__file__).with_name(template).read_text()
     for name, value in values.items():
         text = text.replace("{{" + name + "}}", str(value))
+    if left := re.search(r"{{\w+}}", text):
+        raise ValueError(f"{template} has {left[0]}, for which there is no value")
     return text
 
 

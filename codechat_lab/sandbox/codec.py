@@ -10,6 +10,7 @@ and nesting beyond MAX_DEPTH raise CodecError.
 """
 
 import functools
+import importlib
 import json
 import keyword
 import math
@@ -20,14 +21,23 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from time import struct_time
 from typing import Any
 
 MAX_DEPTH = 100
 SMALL = 1 << 63  # larger ints are sent in hexadecimal: Python limits decimal text, which json uses, to 4300 digits
 NAMED = {
     t.__name__: t
-    for t in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(None))
-}
+    for t in (
+        bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type(None), object,
+        Counter, OrderedDict, defaultdict, deque, date, time, datetime, timedelta, timezone, Decimal, Fraction,
+    )
+}  # fmt: skip
+# Classes of the library whose values are what `str` writes of them. They are imported where a value arrives.
+SPELLED = frozenset(
+    """zoneinfo.ZoneInfo pathlib.PosixPath pathlib.PurePosixPath pathlib.PureWindowsPath uuid.UUID ipaddress.IPv4Address
+    ipaddress.IPv6Address ipaddress.IPv4Network ipaddress.IPv6Network""".split()
+)
 
 PLAIN = frozenset({type(None), bool, str})
 
@@ -65,18 +75,26 @@ def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
     if kind is list:
         return [_pack(x, to_ref, depth + 1) for x in v]
     inner: Pack = lambda x: _pack(x, to_ref, depth + 1)  # noqa: E731
-    if isinstance(v, datetime | time) and type(v.tzinfo) not in (type(None), timezone):
+    if isinstance(v, datetime | time) and type(v.tzinfo) not in (type(None), timezone) and not _spelled(type(v.tzinfo)):
         return to_ref(v)  # the rules of its time zone are not data
     packer = PACKERS.get(kind)
     if packer is not None:
         return packer(v, inner)
     if issubclass(kind, tuple) and (fields := _fields(kind)):
         return {"n": [kind.__name__, fields, [inner(x) for x in tuple.__iter__(v)]]}
+    if name := _spelled(kind):
+        return {"V": [name, str(v)]}
     base = next((b for b in kind.__mro__ if b in BASES), None)
     if base is None:
         return pack_name(v) or to_ref(v)
     # An IntEnum, a numpy float or a class derived from dict is sent as the data it holds.
     return _pack(BASES[base](v), to_ref, depth)
+
+
+def _spelled(kind: type) -> str:
+    """Its name if it is one of SPELLED, else ""."""
+    name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+    return name if name in SPELLED else ""
 
 
 def _fields(kind: type) -> list[str]:
@@ -108,6 +126,7 @@ PACKERS: dict[type, Callable[[Any, Pack], Any]] = {
     type({}.keys()): lambda v, p: {"v": ["keys", [[p(k), None] for k in v]]},
     type({}.values()): lambda v, p: {"v": ["values", [[i, p(x)] for i, x in enumerate(v)]]},
     type({}.items()): lambda v, p: {"v": ["items", [[p(k), p(x)] for k, x in v]]},
+    struct_time: lambda v, p: {"T": ["struct_time", [p(x) for x in v], p(v.tm_gmtoff), p(v.tm_zone)]},
     date: lambda v, p: {"T": ["date", v.year, v.month, v.day]},
     time: lambda v, p: {"T": ["time", *_clock(v, p)]},
     datetime: lambda v, p: {"T": ["datetime", v.year, v.month, v.day, *_clock(v, p)]},
@@ -216,12 +235,21 @@ MOMENTS: dict[str, Callable[..., Any]] = {
     "time": lambda *clock: time(*clock[:5], fold=clock[5]),
     "datetime": lambda *clock: datetime(*clock[:8], fold=clock[8]),
     "timezone": timezone,
+    "struct_time": lambda parts, offset, zone: struct_time(parts, {"tm_gmtoff": offset, "tm_zone": zone}),
 }
 
 
 def _moment(body: Any, u: Pack) -> Any:
     kind, *numbers = _list(body)
     return MOMENTS[_typed(str, kind)](*[u(number) for number in numbers])
+
+
+def _from_spelling(body: Any, u: Pack) -> Any:
+    name, text = _list(body, 2)
+    if name not in SPELLED:
+        raise CodecError("an unknown class")
+    module, _, kind = name.partition(".")
+    return getattr(importlib.import_module(module), kind)(_typed(str, text))
 
 
 UNPACKERS: dict[str, Callable[[Any, Pack], Any]] = {
@@ -233,6 +261,7 @@ UNPACKERS: dict[str, Callable[[Any, Pack], Any]] = {
     "n": _named,
     "v": _view,
     "T": _moment,
+    "V": _from_spelling,
     "l": lambda b, u: slice(*(u(x) for x in _list(b, 3))),
     "s": lambda b, u: {u(x) for x in _list(b)},
     "z": lambda b, u: frozenset([u(x) for x in _list(b)]),

@@ -8,8 +8,9 @@ import asyncio
 import inspect
 import unittest
 from collections.abc import Callable, Collection, Mapping
-from types import FunctionType
 from typing import Any
+
+from codechat_lab.sandbox.handles import Handle
 
 BEFORE_ALL = ("setUpModule", "setup_module")
 AFTER_ALL = ("tearDownModule", "teardown_module")
@@ -36,10 +37,10 @@ def run_defined(space: Mapping[str, Any], defined: Collection[str], used: Collec
                 _run_test_case(value)
             elif isinstance(value, type) and name.startswith("Test"):
                 _run_class(value)
-            elif isinstance(value, FunctionType) and name.startswith("test"):
+            elif callable(value) and name.startswith("test") and not isinstance(value, type | Handle):
                 if name in used and _required(value):
                     continue
-                _run_function(value, mine)
+                _run_function(name, value, mine)
     finally:
         _call_hook(mine, AFTER_ALL)
 
@@ -50,9 +51,12 @@ def run_check(check: Callable[..., Any], candidate: Any) -> None:
 
 
 def run(function: Callable[..., Any], *args: Any) -> None:
-    """Call a test, and await it where it is async. A skipped test has no effect."""
+    """Call a test, and await it where it is async. A skipped test has no effect. TypeError for one that yields, of which
+    nothing runs."""
     try:
         result = function(*args)
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise TypeError(f"{function.__name__} yields; a test must return")
         if inspect.iscoroutine(result):
             asyncio.run(result)
     except unittest.SkipTest:
@@ -60,9 +64,12 @@ def run(function: Callable[..., Any], *args: Any) -> None:
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that a caller must give."""
+    """Names of the parameters that a caller must give; none where they cannot be known."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
     return [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
 
 
@@ -73,9 +80,9 @@ def _call_hook(space: Mapping[str, Any], names: Collection[str], subject: Any = 
         run(hook, *[subject] * len(_required(hook)))
 
 
-def _run_function(function: FunctionType, space: Mapping[str, Any]) -> None:
+def _run_function(name: str, function: Callable[..., Any], space: Mapping[str, Any]) -> None:
     if missing := _required(function):
-        raise NeedsArguments(f"{function.__name__} needs {', '.join(missing)}; fixtures of pytest are not there")
+        raise NeedsArguments(f"{name} needs {', '.join(missing)}; fixtures of pytest are not there")
     _call_hook(space, ("setup_function",), function)
     try:
         run(function)
@@ -84,7 +91,11 @@ def _run_function(function: FunctionType, space: Mapping[str, Any]) -> None:
 
 
 def _run_class(cls: type) -> None:
-    """Each method in a new object, as pytest does. A class with a constructor is none of pytest's."""
+    """Each method in a new object, and the classes within, as pytest does. A class with a constructor is none of
+    pytest's."""
+    inner = [value for name in dir(cls) if name.startswith("Test") and isinstance(value := getattr(cls, name), type)]
+    for value in inner:
+        _run_class(value)
     tests = [name for name in dir(cls) if name.startswith("test") and callable(getattr(cls, name))]
     if not tests or any("__init__" in vars(base) or "__new__" in vars(base) for base in cls.__mro__[:-1]):
         return

@@ -4,15 +4,17 @@ A handle forwards attributes, calls, iteration, length, indexing, `with`, `await
 ordering or `in`: the other operand may be the value that the test expects, and the program would only have to agree.
 """
 
+import asyncio
 import builtins
 import dis
 import functools
+import inspect
 import itertools
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from types import TracebackType
 from typing import Any
 
 from codechat_lab.sandbox import codec
@@ -57,6 +59,7 @@ class Session:
         self.failed: AssertionError | None = None  # in a function of the test that the program called
         self.lent: list[Any] = []  # functions and iterators of the test that the program has got
         self.places: dict[int, int] = {}  # id -> place, of these
+        self.entered: dict[int, int] = {}  # id of a handle in a `with` -> number of the request behind its entry
 
     def request(self, op: str, *args: Any) -> Any:
         """The program's answer. An exception of the program is raised here, as the type that `raised` gives.
@@ -95,7 +98,10 @@ class Session:
         """The reply to a program that calls a function of the test, or takes the next item of its iterator."""
         function = self.lent[place]
         try:
-            value = function(*given, **named) if callable(function) else list(itertools.islice(function, 1))
+            if inspect.iscoroutine(function):
+                value = run_apart(function)
+            else:
+                value = function(*given, **named) if callable(function) else list(itertools.islice(function, 1))
             codec.encode(value, self._to_ref)
         except AssertionError as error:
             self.failed = error
@@ -113,13 +119,16 @@ class Session:
             return {"h": self.numbers[id(value)]}
         if isinstance(value, Handle):
             raise codec.CodecError("an object of a process that has ended")
+        if path := importable(value):
+            return {"p": path}
         if is_lent(value):
             place = self.places.setdefault(id(value), len(self.lent))
             if place == len(self.lent):
                 self.lent.append(value)
-            return {"j": [place, getattr(value, "__name__", "")]} if callable(value) else {"g": place}
-        if path := importable(value):
-            return {"p": path}
+            if callable(value):
+                name = getattr(value, "__name__", "")
+                return {"j": [place, name if type(name) is str else ""]}
+            return {"w" if inspect.iscoroutine(value) else "g": place}
         raise codec.CodecError(f"a {type(value).__name__} of the test cannot be sent to a program")
 
     def _from_ref(self, tag: str, body: Any) -> Any:
@@ -143,25 +152,24 @@ class Session:
         self.handles.append(handle)
 
 
-# A program gets no function of the test's process but those that the test defines, and the methods of its own lists,
-# dicts and sets (a test notes calls in them). Functions of the library go by their name: the program's process has them.
+# Functions and classes of the library go by their name: the program's process has them. Of the test's process a program
+# gets only what the test hands over, to call it or to take the next item: functions, methods, such as `seen.append`, and
+# other objects that can be called, but no class, whose objects would be the test's.
 
 
 def is_lent(value: Any) -> bool:
-    if isinstance(value, MethodType):
-        return is_lent(value.__func__)
-    if isinstance(value, FunctionType):
-        return value.__code__.co_filename == TEST
-    if isinstance(value, functools.partial):
-        return is_lent(value.func)
-    if isinstance(value, BuiltinFunctionType):
-        return type(value.__self__) in (list, dict, set, deque)
-    return hasattr(type(value), "__next__")
+    return (
+        (callable(value) and not isinstance(value, type))
+        or hasattr(type(value), "__next__")
+        or inspect.iscoroutine(value)
+    )
 
 
 def importable(value: Any) -> list[str] | None:
     """[module, name] of a function or class of the standard library, or None."""
-    owner = getattr(value, "__objclass__", None)  # of a method such as str.upper
+    bound = getattr(value, "__self__", None)
+    # The class of a method such as str.upper or date.fromisoformat.
+    owner = bound if isinstance(bound, type) else getattr(value, "__objclass__", None)
     module = getattr(owner, "__module__", None) or getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None)
     if type(module) is not str or type(name) is not str or module.partition(".")[0] not in sys.stdlib_module_names:
@@ -169,7 +177,20 @@ def importable(value: Any) -> list[str] | None:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return [module, name] if found is value and module != "__main__" else None
+    same = found is value or (isinstance(bound, type) and found == value)
+    return [module, name] if same and module != "__main__" else None
+
+
+def run_apart(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a test's coroutine that a program awaits, also while the test's own loop runs."""
+    outer = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        loop.close()
+        asyncio._set_running_loop(outer)
 
 
 def raised(name: str, text: str) -> Exception:
@@ -223,7 +244,10 @@ class Handle:
         return self._ask("format", spec, kind=str)
 
     def __instancecheck__(self, other: Any) -> bool:
-        """By the classes from which the program's object descends; what its metaclass says is not asked."""
+        """By the classes from which the program's object descends; what its metaclass says is not asked. A namedtuple
+        is data here: by its name and its fields."""
+        if isinstance(other, tuple) and hasattr(other, "_fields"):
+            return (type(other).__name__, other._fields) == (self.__name__, getattr(self, "_fields", None))
         return isinstance(other, Handle) and self._ask("instance", other) is True
 
     def __subclasscheck__(self, other: Any) -> bool:
@@ -258,10 +282,24 @@ def _next(self: Handle) -> Any:
     raise StopIteration
 
 
+def _enter(self: Handle) -> Any:
+    value = self._ask("enter")
+    self._Handle__session.entered[id(self)] = self._Handle__session.number
+    return value
+
+
 def _leave(self: Handle, kind: Any, error: BaseException | None, trace: TracebackType | None) -> bool:
-    """Whether an exception in the body of a `with` is swallowed: only one that the test raises by `raise`, which is no
-    assertion. Otherwise a program could swallow the assertion or the error that tells its fault."""
-    return self._ask("exit", *_told(error)) is True and _is_raised_by_test(error, trace)
+    """Whether an exception in the body of a `with` is swallowed: only one that the test raises by `raise`, or in a body
+    that did not use the program, and which is no assertion. Otherwise a program could swallow the assertion or the error
+    that tells its fault."""
+    session = self._Handle__session
+    alone = session.entered.pop(id(self), None) == session.number
+    swallowed = self._ask("exit", *_told(error)) is True
+    return swallowed and (_is_raised_by_test(error, trace) or (alone and _may_be_swallowed(error)))
+
+
+def _may_be_swallowed(error: BaseException | None) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, AssertionError)
 
 
 def _told(error: BaseException | None) -> tuple[str, ...]:
@@ -272,15 +310,15 @@ def _told(error: BaseException | None) -> tuple[str, ...]:
 
 
 async def _enter_async(self: Handle) -> Any:
-    return self._ask("async enter")
+    return await _finished(self._ask("async enter"))
 
 
 async def _leave_async(self: Handle, kind: Any, error: BaseException | None, trace: TracebackType | None) -> bool:
-    return self._ask("async exit", *_told(error)) is True and _is_raised_by_test(error, trace)
+    return await _finished(self._ask("async exit", *_told(error))) is True and _is_raised_by_test(error, trace)
 
 
 def _is_raised_by_test(error: BaseException | None, trace: TracebackType | None) -> bool:
-    if trace is None or not isinstance(error, Exception) or isinstance(error, AssertionError):
+    if trace is None or not _may_be_swallowed(error):
         return False
     while trace.tb_next is not None:
         trace = trace.tb_next
@@ -290,18 +328,57 @@ def _is_raised_by_test(error: BaseException | None, trace: TracebackType | None)
 
 def generated(handle: Handle) -> Generator[Any, Any, None]:
     """A generator for one of the program's."""
-    sent = None
-    while item := handle._ask("send", sent, kind=list):
-        sent = yield item[0]
+    step = handle._ask("send", None)
+    while True:
+        match step:
+            case ["yield", value]:
+                pass
+            case ["return", value]:
+                return value
+            case _:
+                handle._Handle__session.lose("no step of a generator")
+        try:
+            sent = yield value
+        except GeneratorExit:
+            handle._ask("close")
+            raise
+        except BaseException as error:
+            # As in a `with`, which contextlib.contextmanager makes of a generator: a program may swallow what the test
+            # raises or throws here, no more.
+            trace = error.__traceback__
+            thrown_here = trace is not None and trace.tb_next is None and _may_be_swallowed(error)
+            if not thrown_here and not _is_raised_by_test(error, trace):
+                handle._ask("close")
+                raise
+            step = handle._ask("throw", *_told(error))
+        else:
+            step = handle._ask("send", sent)
 
 
 async def awaited(handle: Handle) -> Any:
-    """A coroutine for one of the program's, which runs to its end in the program's process."""
-    return handle._ask("await")
+    """A coroutine for one of the program's."""
+    return await _finished(handle._ask("await"))
 
 
-async def generated_async(handle: Handle) -> AsyncGenerator[Any, None]:
-    while item := handle._ask("async next", kind=list):
+async def _finished(task: Handle) -> Any:
+    """The result of a task of the program's loop. Meanwhile other coroutines of the test's loop run."""
+    try:
+        while not (result := task._ask("poll", kind=list)):
+            await asyncio.sleep(0)
+    except (GeneratorExit, asyncio.CancelledError):
+        task._ask("cancel")
+        raise
+    return result[0]
+
+
+async def generated_async(handle: Handle) -> AsyncGenerator[Any, Any]:
+    sent = None
+    while item := await _finished(handle._ask("async send", sent)):
+        sent = yield item[0]
+
+
+async def _each_async(handle: Handle) -> AsyncGenerator[Any, None]:
+    while item := await _finished(handle._ask("async next")):
         yield item[0]
 
 
@@ -315,14 +392,14 @@ ABILITIES: dict[str, dict[str, Any]] = {
     "a": {"__await__": lambda self: awaited(self).__await__()},
     "c": {"__call__": _call},
     "e": {"__aenter__": _enter_async, "__aexit__": _leave_async},
-    "g": {"__aiter__": lambda self: generated_async(self._ask("async iter"))},
+    "g": {"__aiter__": lambda self: _each_async(self._ask("async iter"))},
     "i": {"__iter__": _iterate},
     "l": {"__len__": _asks("len", int)},
     "n": {"__next__": _next},
     "t": {"__getitem__": _asks("item")},
     "u": {"__setitem__": _asks("set item")},
     "d": {"__delitem__": _asks("delete item")},
-    "w": {"__enter__": _asks("enter"), "__exit__": _leave},
+    "w": {"__enter__": _enter, "__exit__": _leave},
 }
 
 

@@ -7,6 +7,7 @@ Levels: landlock (Landlock, seccomp and limits: reads only of the interpreter's 
 see scratch.py), and none (limits only, for trusted programs).
 """
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -18,13 +19,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from codechat_lab.sandbox import codec, defined_tests, kernel
+from codechat_lab.sandbox import codec, defined_tests, kernel, landlock
 from codechat_lab.sandbox.handles import TEST, Handle, Lost, ProgramError, Session, text_of
 from codechat_lab.sandbox.scratch import ENTRIES, SIZE_MB, Scratch
 
@@ -35,6 +37,7 @@ MEMORY = 4 << 30  # bytes of address space: a program's answers must not exhaust
 REASON = 300  # characters
 OUT_OF_TIME = "out of time"
 UNUSED = "no test uses {names}, so any program would pass"
+NOT_RUN = "it names {names}, but nothing runs what it defines"
 AGAIN_S = 0.1  # the interruption repeats, for a test that swallows it
 Result = tuple[bool, str]  # (passed, reason)
 
@@ -101,7 +104,7 @@ class Zygote(Interpreter):
     """Gives a process for each program; the next one starts while the current one is in use. They write in `scratch`."""
 
     def __init__(self, level: str, scratch: Scratch) -> None:
-        super().__init__("zygote", level, scratch.path, keep=(scratch.lock,))
+        super().__init__("zygote", level, scratch.path, str(scratch.lock), keep=(scratch.lock,))
         self.scratch, self.ending = scratch, False
 
     def take(self) -> socket.socket:
@@ -131,9 +134,7 @@ class Zygote(Interpreter):
 
 
 def main(control: socket.socket, level: str, parent: str) -> None:
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
-        return
+    end_with(int(parent))
     # The kernel reaps ended children, also while this process hangs.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, _ring)
@@ -147,6 +148,10 @@ def main(control: socket.socket, level: str, parent: str) -> None:
         scratch = Scratch()  # which the trainer removes
         with contextlib.closing(Zygote(level, scratch)) as zygote:
             say({"folder": scratch.path})
+            work_in(scratch.path)
+            if level != "none":
+                landlock.restrict_tests(scratch.path)
+            end_with(int(parent))  # a change of the user of its files has ended that
             gc.collect()
             gc.freeze()
             while True:
@@ -158,6 +163,20 @@ def main(control: socket.socket, level: str, parent: str) -> None:
     except OSError as error:  # no zygote, or the trainer has gone
         with contextlib.suppress(OSError):
             say({"error": str(error)})
+
+
+def end_with(parent: int) -> None:
+    """Let this process end with the trainer, also while it hangs."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the trainer has gone")
+
+
+def work_in(folder: str) -> None:
+    """The files of a test lie where its program finds them, and belong to the program's user."""
+    os.chdir(folder)
+    tempfile.tempdir = os.environ["HOME"] = folder
+    kernel.libc.setfsuid(os.stat(folder).st_uid)
 
 
 # ---- one program
@@ -185,16 +204,33 @@ class Trial:
         self.session: Session | None = None
         self.names: dict[str, Any] = {}  # the namespace of a test
         self.made: set[str] = set()  # names of data that the program gave, and of the set-up if it used the program
-        self.used = False  # whether a test has used the program
+        self.used = False  # whether the test that ran last has used the program
 
     def verdict(self) -> dict[str, Any]:
-        """One result per test, in order. reason: of the first failure. Where no test used the program, none has
-        passed: any program would."""
-        results = [self.prepare() or self.attempt(self.run_test, test) for test in self.job["tests"]]
-        if not self.used and any(passed for passed, _ in results):
-            results = [(False, UNUSED.format(names=", ".join(self.job["required"]) or "the program"))] * len(results)
+        """One result per test, in order. reason: of the first failure."""
+        results: list[Result] = []
+        idle: list[int] = []  # places of those that passed without the program
+        for place, test in enumerate(self.job["tests"]):
+            self.used = False
+            results.append(self.prepare() or self.attempt(self.run_test, test))
+            if results[place][0] and not self.used:
+                idle.append(place)
+        self.settle(results, idle)
         reason = next((why for passed, why in results if not passed), "")
         return {"results": results, "stage": self.stage, "reason": reason}
+
+    def settle(self, results: list[Result], idle: list[int]) -> None:
+        """A test that passed without the program, as any would, has failed where no test used it, where another failed,
+        or where it holds tests that were not run."""
+        names = ", ".join(self.job["required"]) or "the program"
+        failure = next((result for result in results if not result[0]), None)
+        if len(idle) == len(results):
+            failure = (False, UNUSED.format(names=names))
+        for place in idle:
+            if failure:
+                results[place] = failure
+            elif self.job["tests"][place]["unrun"]:
+                results[place] = (False, NOT_RUN.format(names=names))
 
     def prepare(self) -> Result | None:
         """Where there is no process, load the program into one and run the set-up. The result of a failure."""
@@ -215,6 +251,7 @@ class Trial:
         if left <= 0:
             return False, "not tried: the whole program is out of time"
         end = time.monotonic() + left
+        asyncio._set_running_loop(None)  # an interruption may have come while a test's loop ended
         try:
             signal.setitimer(signal.ITIMER_REAL, left, AGAIN_S)
             try:
@@ -265,7 +302,7 @@ class Trial:
             if test["candidate"]:
                 defined_tests.run_check(self.names["check"], self.defined[test["candidate"]])
         finally:
-            self.used |= self.session.number > before or not self.made.isdisjoint(test["used"])
+            self.used = self.session.number > before or not self.made.isdisjoint(test["used"])
 
     def run(self, source: str) -> None:
         try:

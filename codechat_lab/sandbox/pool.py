@@ -107,7 +107,7 @@ def _read(tests: tuple[str, ...], setup: str, entry_points: tuple[str, ...] | No
     wanted = required + sorted(free - modules - set(required))
     imports = [ast.unparse(n) for n in ast.parse(setup).body if isinstance(n, ast.Import | ast.ImportFrom)]
     return {
-        "tests": [_defined(source, names, every[1:], required) for source, names in zip(tests, every[1:])],
+        "tests": [_test(source, every[1:], place, required) for place, source in enumerate(tests)],
         "names": wanted,
         "required": required,
         "modules": sorted(modules),
@@ -117,12 +117,13 @@ def _read(tests: tuple[str, ...], setup: str, entry_points: tuple[str, ...] | No
 
 class Names(NamedTuple):
     """Names of a source's own scope: those that it uses, also within its functions; those that it uses outside of
-    them; those that it binds; among these the imported ones."""
+    them; those that it binds; among these the imported ones. code: whether it defines functions or classes."""
 
     used: set[str]
     called: set[str]
     bound: set[str]
     imported: set[str]
+    code: bool
 
 
 def names_of(source: str, what: str) -> Names:
@@ -140,22 +141,26 @@ def names_of(source: str, what: str) -> Names:
         {s.get_name() for s in symbols if getattr(s, f"is_{how}")()} for how in ("referenced", "assigned", "imported")
     )
     called = {s.get_name() for s in top.get_symbols() if s.is_referenced()}
-    return Names(used, called, assigned | imported, imported)
+    return Names(used, called, assigned | imported, imported, code=bool(top.get_children()))
 
 
-def _defined(source: str, names: Names, of_all: Sequence[Names], required: Sequence[str]) -> dict[str, Any]:
-    """A test for the judge. defines: names among which it looks for tests. used: by any test. candidate: what its
-    `check` is called with, or None where it has none, or where a test calls it itself.
+def _test(source: str, every: Sequence[Names], place: int, required: Sequence[str]) -> dict[str, Any]:
+    """A test for the judge; every: the names of all tests. defines: names among which it looks for tests. used: by any
+    test. unrun: whether it names the program or defines code, and no other test calls what it defines: then it tests
+    something only if it uses the program. candidate: what its `check` is called with, or None where it has none, or where a test calls it itself.
 
     DataError for a `check(candidate)` without a candidate."""
+    names = every[place]
     defines = names.bound - names.imported - set(required)
-    checks = "check" in defines and not any("check" in other.called for other in of_all)
+    checks = "check" in defines and not any("check" in other.called for other in every)
     if checks and not required:
         raise DataError("tests that define check(candidate) need entry_points; name the function to check first")
+    others = set[str]().union(*(other.used for i, other in enumerate(every) if i != place))
     return {
         "source": source,
         "defines": sorted(defines),
         "used": sorted(names.used),
+        "unrun": (names.code or not names.used.isdisjoint(required)) and defines.isdisjoint(others),
         "candidate": required[0] if checks else None,
     }
 

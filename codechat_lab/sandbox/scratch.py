@@ -26,7 +26,7 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
-    """A folder, and a lock on it that its judge, its zygote and their programs hold while they live."""
+    """A folder, and a lock on it that its judge and its zygote, which ends after its programs, hold while they live."""
 
     def __init__(self) -> None:
         """OSError where there is no place for it. Removes what ended judges have left."""
@@ -63,7 +63,7 @@ def _remove_left_over(parent: str) -> None:
 
 
 def remove(path: str | Path, wait_s: float) -> None:
-    """Remove a judge's folder, as soon as the judge, its zygote and their programs have ended: they hold its lock."""
+    """Remove a judge's folder, as soon as the judge and its zygote have ended: they hold its lock."""
     end = time.monotonic() + wait_s
     with contextlib.suppress(OSError):  # it is gone, or of another user
         fd = os.open(path, DIRECTORY)

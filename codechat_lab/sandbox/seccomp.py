@@ -27,7 +27,7 @@ THREAD_FLAGS = (0x3D0F00, 0x7D0F00)  # what glibc and musl pass to clone for a t
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)  # duplicate, flags, locks; not F_SETOWN
 IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # ask about a terminal, FIONREAD, FIONBIO, close-on-exec
 AF_UNIX = 1
-FCNTL_NR, IOCTL_NR, SOCKETPAIR, CLONE, CLONE3, PRLIMIT = 72, 16, 53, 56, 435, 302
+FCNTL_NR, IOCTL_NR, SOCKETPAIR, CLONE, CLONE3, PRLIMIT, UTIMENSAT = 72, 16, 53, 56, 435, 302, 280
 KILL_NR, TGKILL = 62, 234
 
 # Calls by name, from a file. always: of every program. zygote_only: each program's process gives these up.
@@ -74,9 +74,19 @@ def shared_program() -> bytes:
     # The kernel reads only the low half of these; the C library may leave anything in the high half.
     steps += _if_argument(FCNTL_NR, 1, FCNTL, high_half=False) + _if_argument(IOCTL_NR, 1, IOCTL, high_half=False)
     steps += _if_argument(SOCKETPAIR, 0, (AF_UNIX,), high_half=False)
+    steps += _refuse_present_time()
     for number in sorted(PRETENDED.values()):
         steps += _step(EQUAL, number, 0, 1) + _step(RETURN, ERRNO)  # error 0: nothing is done, and the call succeeds
     return steps + _allow(allowed) + REFUSE
+
+
+def _refuse_present_time() -> bytes:
+    """EPERM for utimensat without times: Path.touch tries it first, and makes the file only where it fails."""
+    low, high = ARGS + 8 * 2, ARGS + 8 * 2 + 4
+    # Each comparison jumps to the last step where a half of the pointer is not 0.
+    body = _step(LOAD, low) + _step(EQUAL, 0, 0, 3) + _step(LOAD, high) + _step(EQUAL, 0, 0, 1) + REFUSE
+    body += _step(LOAD, NR)
+    return _step(EQUAL, UTIMENSAT, 0, len(body) // 8) + body
 
 
 def own_program(own_pid: int) -> bytes:

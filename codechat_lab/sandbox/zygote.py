@@ -45,6 +45,7 @@ PRELOADED = """abc array bisect cmath collections collections.abc copy dataclass
 
 
 WATCH_MS = 10  # between two looks at what a program has written
+POLL_S = 0.002  # that a task may run before the judge's loop has its turn
 MESSAGE = 300  # characters of an exception's text that are sent
 MUTABLE = (list, dict, set, bytearray, codec.deque, codec.Counter, codec.OrderedDict, codec.defaultdict)
 
@@ -58,11 +59,11 @@ class Walls(NamedTuple):
     folder: str  # where it may write
 
 
-def main(control: socket.socket, level: str, folder: str) -> None:
+def main(control: socket.socket, level: str, folder: str, lock: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the judge ignores it, and children inherit that
     preload()
     try:
-        walls = build(level, folder)
+        walls = build(level, folder, int(lock))
     except OSError as error:
         answer = {"error": f"{error.filename or 'a wall'}: {error.strerror or error}"}
         codec.send(control, json.dumps(answer).encode())
@@ -82,7 +83,7 @@ def preload() -> None:
     random.seed(0)  # every program starts from this state, so verdicts are reproducible
 
 
-def build(level: str, folder: str) -> Walls:
+def build(level: str, folder: str, lock: int) -> Walls:
     """Build the isolation that all programs share. OSError where it cannot be built."""
     os.chdir(folder)
     os.environ["TMPDIR"] = os.environ["HOME"] = folder
@@ -101,12 +102,14 @@ def build(level: str, folder: str) -> Walls:
     kernel.limit_for_good()
     if isolated:
         seccomp.install(seccomp.shared_program())()
-    return Walls(isolated, own_bytes, own_walls(threads, ruleset), folder)
+    return Walls(isolated, own_bytes, own_walls(threads, ruleset, lock), folder)
 
 
-def own_walls(threads: kernel.Step, ruleset: int) -> list[kernel.Step]:
+def own_walls(threads: kernel.Step, ruleset: int, lock: int) -> list[kernel.Step]:
     """The steps of a program's process before it reads its program. ruleset: -1 for trusted programs."""
     steps = [kernel.prepared("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), threads]
+    # With the descriptor a program could give up the lock, and move the position from which the folder is listed.
+    steps.append(kernel.prepared("close", lock))
     if ruleset >= 0:  # no capability is left: effective, permitted or inheritable; then the rules hold, for good
         steps.append(kernel.prepared("capset", kernel.CapHeader(version=0x20080522, pid=0), (ctypes.c_uint32 * 6)()))
         steps += [kernel.prepared("landlock_restrict_self", ruleset, 0), kernel.prepared("close", ruleset)]
@@ -189,26 +192,35 @@ class Program:
         self.lent: dict[int, Any] = {}  # functions and iterators of the test, by their places
         self.places: dict[int, int] = {}  # id -> place, of these
         self.loop: Any = None  # of asyncio, from the first use on
+        self.keeping = threading.Lock()  # of objects: several threads may hand over
+        self.turn = threading.Lock()  # whoever has it sends to the judge and reads its answer
         self.ops: dict[str, Callable[..., Any]] = {
             "load": self.load, "call": self.call, "get": getattr, "set": setattr, "delete": delattr, "len": len,
             "item": operator.getitem, "set item": operator.setitem, "delete item": operator.delitem,
             "bool": bool, "str": str, "repr": repr, "format": format,
             # in an iterator of our own, so that it crosses as a reference, also one that iterates over itself
-            "iter": lambda target: Steps(iter(target)), "next": next_of, "send": send_to,
+            "iter": lambda target: Steps(iter(target)), "next": next_of,
+            "send": lambda generator, value: step_of(lambda: generator.send(value)),
+            "throw": lambda generator, *told: step_of(lambda: generator.throw(exception_of(*told)[1])),
+            "close": lambda generator: generator.close(),
             "instance": lambda kind, one: kind in type(one).__mro__,
             "subclass": lambda kind, one: isinstance(one, type) and kind in type.__dict__["__mro__"].__get__(one),
             "enter": lambda target: type(target).__enter__(target), "exit": leave,
-            "await": self.run, "async iter": lambda target: type(target).__aiter__(target), "async next": self.next_async,
-            "async enter": lambda target: self.run(type(target).__aenter__(target)),
-            "async exit": lambda target, *told: self.run(type(target).__aexit__(target, *exception_of(*told))),
+            "await": self.task, "poll": poll, "cancel": lambda task: task.cancel() and None,
+            "async iter": lambda target: type(target).__aiter__(target),
+            "async next": lambda target: self.task(item_of(type(target).__anext__(target))),
+            "async send": lambda target, value: self.task(item_of(target.asend(value))),
+            "async enter": lambda target: self.task(type(target).__aenter__(target)),
+            "async exit": lambda target, *told: self.task(type(target).__aexit__(target, *exception_of(*told))),
         }  # fmt: skip
 
     def to_ref(self, value: Any) -> dict[str, Any]:
         if id(value) in self.places:
             return {"j": self.places[id(value)]}
-        if id(value) not in self.numbers:
-            self.numbers[id(value)] = len(self.objects)
-            self.objects.append(value)
+        with self.keeping:
+            if id(value) not in self.numbers:
+                self.numbers[id(value)] = len(self.objects)
+                self.objects.append(value)
         tag = next((tag for kind, tag in NATIVE.items() if type(value) is kind), "h")
         return {tag: [self.numbers[id(value)], abilities_of(value)]}
 
@@ -221,7 +233,12 @@ class Program:
             return operator.attrgetter(name)(importlib.import_module(module))
         place, name = body if tag == "j" else (body, "")
         if place not in self.lent:
-            self.lent[place] = self.function(place, name) if tag == "j" else self.iterator(place)
+            makers = {
+                "j": lambda: self.function(place, name),
+                "g": lambda: self.iterator(place),
+                "w": lambda: self.coroutine(place),
+            }
+            self.lent[place] = makers[tag]()
             self.places[id(self.lent[place])] = place
         return self.lent[place]
 
@@ -238,28 +255,40 @@ class Program:
         while item := self.use(place, (), {}):
             yield item[0]
 
+    async def coroutine(self, place: int) -> Any:
+        return self.use(place, (), {})
+
     def use(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of the test. It may ask this program again before it returns."""
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("only the main thread of a program may call a function of its test")
-        codec.send(self.channel, codec.encode(["use", place, args, kwargs], self.to_ref))
-        while True:
-            match self.received():
-                case ["use", "ok", value]:
-                    return value
-                case ["use", "raise", name, text]:
-                    raise exception_of(name, text)[1]
-                case [number, op, *rest]:
-                    codec.send(self.channel, self.attempt(number, op, rest))
+        with self.turn:
+            codec.send(self.channel, codec.encode(["use", place, args, kwargs], self.to_ref))
+            while True:
+                match self.received():
+                    case ["use", "ok", value]:
+                        return value
+                    case ["use", "raise", name, text]:
+                        raise exception_of(name, text)[1]
+                    case [number, op, *rest]:
+                        self.answer(number, op, rest)
 
     def received(self) -> Any:
         return codec.decode(codec.receive(self.channel, codec.TRUSTED), self.from_ref)
 
     def serve(self) -> None:
         """Answer requests until the judge is gone."""
-        while True:
-            number, op, *rest = self.received()
-            codec.send(self.channel, self.attempt(number, op, rest))
+        with self.turn:
+            while True:
+                number, op, *rest = self.received()
+                self.answer(number, op, rest)
+
+    def answer(self, number: int, op: str, rest: list[Any]) -> None:
+        """Meanwhile it is the turn of any thread of the program."""
+        self.turn.release()
+        try:
+            reply = self.attempt(number, op, rest)
+        finally:
+            self.turn.acquire()
+        codec.send(self.channel, reply)
 
     def attempt(self, number: int, op: str, rest: list[Any]) -> bytes:
         """The reply to a request, whatever the program raises. A result that cannot be encoded is an error too."""
@@ -270,22 +299,16 @@ class Program:
             nearest = next(t for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t)
             return codec.encode([number, "raise", nearest.__name__, describe(error)], self.to_ref)
 
-    def run(self, awaitable: Any) -> Any:
-        """Its result, in a loop that lasts as long as the program."""
+    def task(self, awaitable: Any) -> Any:
+        """A task in a loop that lasts as long as the program, and runs while the judge polls."""
         asyncio = importlib.import_module("asyncio")  # few programs need it
-        if self.loop is None:
+        if self.loop is None or self.loop.is_running():
             self.loop = asyncio.new_event_loop()
 
         async def whole() -> Any:
             return await awaitable
 
-        return self.loop.run_until_complete(whole())
-
-    def next_async(self, target: Any) -> list[Any]:
-        try:
-            return [self.run(type(target).__anext__(target))]
-        except StopAsyncIteration:
-            return []
+        return self.loop.create_task(whole())
 
     def load(self, code: str, names: list[str], imports: str, memory_mb: int, cpu_s: float) -> list[Any]:
         module = sys.modules["candidate"] = types.ModuleType("candidate")  # where pickle finds its classes by name
@@ -347,11 +370,27 @@ def next_of(iterator: Any) -> list[Any]:
         return []
 
 
-def send_to(generator: Any, value: Any) -> list[Any]:
+def step_of(step: Callable[[], Any]) -> list[Any]:
+    """["yield", the next item of a generator], or ["return", what it returns]."""
     try:
-        return [generator.send(value)]
-    except StopIteration:
+        return ["yield", step()]
+    except StopIteration as end:
+        return ["return", end.value]
+
+
+async def item_of(awaitable: Any) -> list[Any]:
+    """[the next item], or [] at the end."""
+    try:
+        return [await awaitable]
+    except StopAsyncIteration:
         return []
+
+
+def poll(task: Any) -> list[Any]:
+    """[the result of a task], or [] where it needs more time than POLL_S."""
+    asyncio = importlib.import_module("asyncio")
+    task.get_loop().run_until_complete(asyncio.wait({task}, timeout=POLL_S))
+    return [task.result()] if task.done() else []
 
 
 def exception_of(name: str = "", text: str = "") -> tuple[Any, Any, None]:

@@ -80,7 +80,8 @@ def error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, StarletteError):
         error = protocol.ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")
     elif isinstance(error, RequestValidationError):
-        error = request_errors.api_error(error.errors(), error.body)
+        fields = protocol.supported_fields(chat=request.url.path.endswith("/chat/completions"))
+        error = request_errors.api_error(error.errors(), error.body, fields)
     elif not isinstance(error, protocol.ApiError):
         code = "overloaded" if isinstance(error, Overloaded) else None
         error = protocol.ApiError(429 if code else 503 if isinstance(error, RunError) else 400, str(error), code=code)

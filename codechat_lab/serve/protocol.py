@@ -197,6 +197,11 @@ class UnsupportedInChats(Unsupported):
     prediction: Annotated[Any, only()] = None
     web_search_options: Annotated[Any, only()] = None
     moderation: Annotated[Any, only()] = None
+    # of plain continuations
+    echo: Annotated[Any, only(False)] = None
+    best_of: Annotated[Any, only(1)] = None
+    ignore_eos: Annotated[Any, only(False)] = None
+    stop_token_ids: Annotated[Any, only([])] = None
     # who asks, and hints for caches: no part of the answer
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
@@ -285,10 +290,10 @@ class CompletionRequest(Common, UnsupportedInCompletions):
         return [self.prompt] if one else self.prompt
 
 
-def supported_fields() -> list[str]:
-    """The names of the fields that mean something here."""
-    theirs = UnsupportedInChats.model_fields.keys() | UnsupportedInCompletions.model_fields.keys()
-    return [name for name in {**ChatRequest.model_fields, **CompletionRequest.model_fields} if name not in theirs]
+def supported_fields(chat: bool) -> list[str]:
+    """The names of the fields that mean something in a chat, or in a plain continuation."""
+    request, unsupported = (ChatRequest, UnsupportedInChats) if chat else (CompletionRequest, UnsupportedInCompletions)
+    return [name for name in request.model_fields if name not in unsupported.model_fields]
 
 
 # ---- what is sampled
@@ -387,7 +392,8 @@ def tools_of(body: ChatRequest, loaded: loading.LoadedModel) -> tuple[list[Funct
     # what may be called; where only some are strict, the others may have any arguments
     callable_ = [tool for tool in tools if named in (None, tool.name)]
     if required and not callable_:
-        raise ApiError(400, f"tool_choice asks for {named or 'a call'!r}, which is not among the tools", "tool_choice")
+        needed = f"for {named!r}, which is not among the tools" if named else "for a call, and no tools are offered"
+        raise ApiError(400, f"tool_choice asks {needed}; offer it in tools", "tool_choice")
     if required and body.stops:
         raise ApiError(400, "stop goes with text; leave it out where tool_choice asks for a call", "stop")
     strict = any(tool.strict for tool in callable_)

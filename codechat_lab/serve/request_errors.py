@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from codechat.core.errors import nearest
-from codechat_lab.serve.protocol import ApiError, supported_fields
+from codechat_lab.serve.protocol import ApiError
 
 REQUIRED = {
     "bool_type": "true or false",
@@ -33,8 +33,8 @@ REQUIRED = {
 LONGEST = 60  # characters of a value that are shown
 
 
-def api_error(faults: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
-    """The error of status 400 for what pydantic found in a body: the first fault, in the alternative that fits best."""
+def api_error(faults: Sequence[Mapping[str, Any]], body: Any, fields: list[str]) -> ApiError:
+    """fields: names that the request may have. The error of status 400 for what pydantic found in a body: the first fault, in the alternative that fits best."""
     paths = [_path(fault, body) for fault in faults]
     # of the alternatives of one field, the one whose fault lies deepest was meant
     near = [i for i, path in enumerate(paths) if path[: len(paths[0])] == paths[0]]
@@ -46,18 +46,18 @@ def api_error(faults: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
         found = [fault for fault in meant if fault["type"] != "literal_error"]
     param = ".".join(map(str, deepest)) or None
     unknown = found[0]["type"] == "extra_forbidden"
-    message = f"{param or 'the body'}: {_words(found, deepest)}"
+    message = f"{param or 'the body'}: {_words(found, deepest, fields)}"
     return ApiError(400, message, param, "unknown_parameter" if unknown else None)
 
 
-def _words(found: Sequence[Mapping[str, Any]], path: tuple[str | int, ...]) -> str:
+def _words(found: Sequence[Mapping[str, Any]], path: tuple[str | int, ...], fields: list[str]) -> str:
     kind, context = found[0]["type"], found[0].get("ctx", {})
     if kind == "missing":
         return "it is missing; give it" if path else "it is empty; required is a JSON object"
     if kind == "json_invalid":
         return f"it is no JSON ({context.get('error')}); required is a JSON object"
     if kind == "extra_forbidden":
-        return f"this field is unknown{nearest(str(path[-1]), supported_fields()) if len(path) == 1 else ''}"
+        return f"this field is unknown{nearest(str(path[-1]), fields) if len(path) == 1 else ''}"
     if kind == "value_error":  # our own words
         return str(context["error"])
     required = [REQUIRED.get(fault["type"], "another value").format(**fault.get("ctx", {})) for fault in found]

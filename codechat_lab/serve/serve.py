@@ -34,7 +34,11 @@ KEEP_S = 30  # that an idle connection stays open: longer than a client keeps on
 class ServeConfig(Settings):
     """`codechat serve`."""
 
-    ckpt: str = opt(REQUIRED, "run (the checkpoint that evaluation chose, else the latest), run@latest, run@STEP, path")
+    ckpt: str = opt(
+        REQUIRED,
+        "run (the checkpoint that evaluation chose, else the latest), run@latest, run@STEP, path",
+        reads="run",
+    )
     host: str = opt("127.0.0.1", "address to listen on; any but this machine's own needs --api-key-file")
     port: int = opt(8000, "TCP port; 0 = any that is free", least=0, most=65535)
     name: str = opt("", "what clients call the model; empty = the run's name")

@@ -55,7 +55,9 @@ class ChatConfig(Settings):
     """A checkpoint, how to sample from it, and what to say to it."""
 
     chooses: ClassVar[bool] = False  # offers functions of the toolbox that fit the request
-    ckpt: str = opt("", "run (the checkpoint that evaluation chose, else the latest), run@latest, run@STEP, or path")
+    ckpt: str = opt(
+        "", "run (the checkpoint that evaluation chose, else the latest), run@latest, run@STEP, or path", reads="run"
+    )
     server: str = opt("", "URL of a server instead, such as http://127.0.0.1:8000 (codechat serve)")
     api_key_file: Path | None = opt(None, "file with the key that the server expects; none = no key")
     user: str = opt("", "one request; empty = a conversation in the terminal")

@@ -177,6 +177,14 @@ def test_every_flag_of_trl_is_accepted_or_named() -> None:
         ("--variant dapo", dict(clip_eps_high=0.28, resample_rounds=4)),
         ("--loss_type dr_grpo", dict(loss_aggregation="constant", baseline="zscore")),
         ("--loss_type dr_grpo --baseline mean", dict(baseline="mean")),
+        ("--per_device_train_batch_size 32 --num_generations 8", dict(device_batch_size=4, group_size=8)),
+        ("--per-device-train-batch-size 16", dict(device_batch_size=1, group_size=16)),
+        ("--lr_scheduler_type cosine", dict(schedule="cosine", final_lr_share=0.0)),
+        ("--lr_scheduler_type cosine --final_lr_share 0.2", dict(schedule="cosine", final_lr_share=0.2)),
+        ("--schedule cosine", dict(schedule="cosine", final_lr_share=0.1)),
+        ("--lr_scheduler_type constant", dict(schedule="constant", warmup_steps=0)),
+        ("--lr_scheduler_type constant_with_warmup --warmup_steps 7", dict(schedule="constant", warmup_steps=7)),
+        ("--learning_rate 1e-6", dict(lr=1e-6, optimizer="adamw")),
         ("--loss_type grpo --epsilon_low 0.1", dict(loss_aggregation="sequence", clip_eps_low=0.1, clip_eps_high=0.2)),
     ],
 )
@@ -200,6 +208,13 @@ def test_a_word_of_trl_means_what_it_means_there(words: str, expected: dict[str,
         ("grpo", "--steps_per_generation 4", ["--minibatches", "--grad-accum"]),
         ("grpo", "--vllm_importance_sampling_clip_max 3", ["--importance-cap"]),
         ("grpo", "--top_p 0.9", ["--top-k", "rank"]),
+        ("grpo", "--per_device_train_batch_size 4", ["completions", "multiple of 16", "--device-batch-size"]),
+        ("reinforce", "--per_device_train_batch_size 12 --num_generations 8", ["completions", "multiple of 8"]),
+        ("grpo", "--per_device_train_batch_size many", ["'many'"]),
+        ("grpo", "--lr_scheduler_type constant --warmup_steps 10", ["no warm-up", "constant_with_warmup"]),
+        ("grpo", "--lr_scheduler_type linear", ["'linear'", "wsd"]),
+        ("sft", "--learning_rate 2e-5", ["AdamW", "Muon", "--optimizer adamw"]),
+        ("preference", "--data-dir d --learning_rate 1e-6 --optimizer muon", ["Muon"]),
         ("preference", "--data-dir d --loss_type ipo", ["--loss ipo", "divides"]),
         ("preference", "--data-dir d --loss-type=orpo", ["--loss orpo", "prompt"]),
         ("preference", "--data-dir d --loss_type simpo", ["--loss simpo", "margin"]),
@@ -210,6 +225,24 @@ def test_a_word_of_trl_that_means_something_else_is_refused_with_the_difference(
 ) -> None:
     with raising(ConfigError, *named):
         LOOPS[loop].parse(words.split())
+
+
+def test_of_two_words_for_one_setting_the_later_one_says_what_it_means(tmp_path: Path) -> None:
+    """A file in TRL's words and a flag in ours, and the other way round."""
+    file = tmp_path / "trl.json"
+    file.write_text('{"per_device_train_batch_size": 64, "num_generations": 16, "lr_scheduler_type": "cosine"}')
+    kept = parse(GRPOConfig, ["--config", str(file)])
+    assert (kept.device_batch_size, kept.final_lr_share) == (4, 0.0)
+    ours = parse(GRPOConfig, ["--config", str(file), "--device-batch-size", "6", "--schedule", "cosine"])
+    assert (ours.device_batch_size, ours.final_lr_share) == (6, 0.1)
+    file.write_text('{"device_batch_size": 6}')
+    assert parse(GRPOConfig, ["--config", str(file), "--per_device_train_batch_size", "32"]).device_batch_size == 2
+
+
+def test_rows_are_logged_as_often_as_transformers_is_told() -> None:
+    assert LOOPS["sft"].parse(["--logging_steps", "1"]).log_every == 1
+    with raising(ConfigError, "logging_steps", "every step"):
+        LOOPS["grpo"].parse(["--logging_steps", "1"])
 
 
 @pytest.mark.parametrize("loss", ["dpo", "ipo", "kto", "cpo", "orpo", "simpo"])

@@ -108,10 +108,11 @@ def test_preferences_in_the_folder_are_no_conversations(tmp_path):
         conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
 
 
-@pytest.mark.parametrize("label", [False, 0])
-def test_an_answer_with_the_label_false_is_named_wherever_it_lies(tmp_path, label):
+@pytest.mark.parametrize("column", ["label", "kto_tag"])
+@pytest.mark.parametrize("label", [False, 0, 0.0, -1, "False", "false", "0"])
+def test_an_answer_with_the_label_false_is_named_wherever_it_lies(tmp_path, label, column):
     row = {"messages": [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "3"}]}
-    write(tmp_path / "chat.train.jsonl", [row | {"label": True}, row | {"label": label}])
+    write(tmp_path / "chat.train.jsonl", [row | {column: True}, row | {column: label}])
     with pytest.raises(DataError, match="chat.train.jsonl:2 .*label"):
         conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
 

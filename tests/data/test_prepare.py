@@ -21,6 +21,7 @@ from codechat.data.splits import SPLITS
 from codechat.evaluation.behaviour_probes import CELLS, cell_of
 from codechat.text import chat, tokenizer
 from codechat_lab.data import synthetic
+from codechat_lab.tasks.coding.prepare import CodeConfig, program_of
 
 BYTES = tokenizer.load("bytes")
 SMALL = ("--max-examples", 60, "--copies", 30, "--problems", 40, "--eval-examples", 20, "--probes", 3)
@@ -289,16 +290,73 @@ def test_real_samples_are_read(shared_data, tmp_path):
     assert sum(int((targets >= 0).sum()) for _, targets, _ in windows) == manifest["val_tokens"] - 1
 
 
-def test_answers_with_the_label_false_are_skipped_and_counted(tmp_path, capsys):
-    rows = [{"prompt": f"Say {n}", "completion": f"word {n}", "label": n % 3 > 0} for n in range(30)]
+@pytest.mark.parametrize("no, yes", [(False, True), (0, 1), (0.0, 1.0), ("False", "True"), ("0", "1")])
+def test_answers_with_the_label_false_are_skipped_and_counted(no, yes, tmp_path, capsys):
+    rows = [{"prompt": f"Say {n}", "completion": f"word {n}", "label": yes if n % 3 else no} for n in range(30)]
     run("sft", tmp_path / "out", "--source", write(tmp_path / "kto.jsonl", rows), "--neutral-share", 0)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["sources"]["kto.jsonl"] == {"kept": 20, "dropped": {}, "skipped": {"label_false": 10}}
     assert "label_false" in capsys.readouterr().out
 
 
+def test_labels_of_a_csv_file_are_text(tmp_path):
+    lines = [f"Say {n},word {n},{n % 3 > 0}" for n in range(30)]
+    (tmp_path / "kto.csv").write_text("\n".join(["prompt,completion,label", *lines]) + "\n")
+    run("sft", tmp_path / "out", "--source", tmp_path / "kto.csv", "--neutral-share", 0)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["sources"]["kto.csv"]["skipped"] == {"label_false": 10}
+
+
 def test_pairs_of_preferences_are_counted_by_their_name(tmp_path):
     pair = {"messages": [{"role": "user", "content": "Two?"}], "chosen_response": {"role": "assistant", "content": "2"}}
     rows = [pair | {"rejected_response": {"role": "assistant", "content": "3"}}] * 3
-    with pytest.raises(DataError, match="lost 3 of 3 rows .* to 'preference_pair'"):
+    with pytest.raises(DataError, match="lost 3 of 3 rows .* to 'preference_pair' .*codechat preference"):
         run("calls", tmp_path / "out", "--source", write(tmp_path / "pairs.jsonl", rows))
+
+
+@pytest.mark.parametrize(
+    "reason, turn",
+    [
+        ("unknown_role", {"role": "narrator", "content": "2"}),
+        ("content_not_text", {"role": "assistant", "content": {"a": 1}}),
+        ("content_not_text", {"role": "user", "content": None}),
+        ("message_form", {"type": "function_call", "name": "f", "arguments": "{}"}),
+        ("weight_form", {"role": "assistant", "content": "2", "weight": "no"}),
+        ("message_has (toolCalls)", {"role": "assistant", "content": "2", "toolCalls": [{"name": "f"}]}),
+    ],
+)
+def test_a_row_in_another_form_is_counted_by_name_and_the_others_are_kept(tmp_path, reason, turn):
+    rows = [
+        {"messages": [{"role": "user", "content": f"{n} and 1?"}, {"role": "assistant", "content": f"{n + 1}"}]}
+        for n in range(30)
+    ]
+    rows[3] = {"messages": [rows[3]["messages"][0], turn, rows[3]["messages"][1]]}
+    run("sft", tmp_path / "out", "--source", write(tmp_path / "mine.jsonl", rows), "--neutral-share", 0)
+    counted = json.loads((tmp_path / "out" / "manifest.json").read_text())["sources"]["mine.jsonl"]
+    assert counted == {"kept": 29, "dropped": {reason: 1}, "skipped": {}}
+
+
+def test_too_many_rows_in_another_form_are_an_error_that_says_what_is_required(tmp_path):
+    rows = [{"conversations": [{"from": "User", "value": "Two?"}, {"from": "Chatbot", "value": "2"}]}] * 3
+    with pytest.raises(
+        DataError, match="lost 3 of 3 rows .* to 'unknown_role' .*role 'User' is unknown; required is one"
+    ):
+        run("sft", tmp_path / "out", "--source", write(tmp_path / "mine.jsonl", rows))
+
+
+def test_reasoning_in_tags_makes_no_answer_another_language(tmp_path):
+    answers = {"chat": "It is cold.", "code": "```python\nprint(5)\n```"}
+    rows = [
+        {"instruction": f"{n} {domain}?", "output": f"<think>\nLook: {{x}}\n</think>\n\n{answer}"}
+        for n in range(30)
+        for domain, answer in answers.items()
+    ]
+    run("sft", tmp_path / "out", "--source", write(tmp_path / "mine.jsonl", rows), "--neutral-share", 0)
+    counted = json.loads((tmp_path / "out" / "manifest.json").read_text())["sources"]["mine.jsonl"]
+    assert counted == {"kept": 60, "dropped": {}, "skipped": {}}
+
+
+@pytest.mark.parametrize("value", [0, False, 7, [1]])
+def test_a_program_whose_input_is_no_text_is_lost_by_name(value):
+    row = {"instruction": "Print whether it is even.", "input": value, "output": "print(1)"}
+    assert program_of(row, CodeConfig()) == "no_request"

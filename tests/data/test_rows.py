@@ -262,3 +262,41 @@ def test_a_damaged_file_is_one_line_with_its_name(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(DataError, match=rf"\A.*{name}.*\Z"):
             list(sources.local_rows(tmp_path / name))
+
+
+def test_a_required_argument_that_is_null_in_every_row_is_no_padding(tmp_path: Path) -> None:
+    owner = {"type": ["string", "null"]}
+    filters = {"type": "object", "properties": {"owner": owner, "city": {"type": "string"}}, "required": ["owner"]}
+    ticket = {"type": "object", "properties": {"filter": filters, "day": {"type": ["string", "null"]}}}
+    tools = [{"name": "search", "description": "", "parameters": ticket}]
+    rows = []
+    for city, found in (("Oslo", None), ("Rome", "Ann"), ("Lima", None)):
+        call = {"name": "search", "arguments": {"filter": {"owner": found, "city": city}, "day": None}}
+        answer = {"role": "assistant", "content": "", "tool_calls": [{"function": call}]}
+        rows.append({"messages": [USER | {"content": f"{city}?"}, answer], "tools": json.dumps(tools)})
+    read = [
+        chat_formats.messages_of(row, "x")[2]["content"] for row in sources.local_rows(parquet(tmp_path / "a", rows))
+    ]
+    assert [json.loads(text.partition(" ")[2])["arguments"] for text in read] == [
+        {"filter": {"owner": None, "city": "Oslo"}},
+        {"filter": {"owner": "Ann", "city": "Rome"}},
+        {"filter": {"owner": None, "city": "Lima"}},
+    ]
+
+
+def test_a_json_file_may_be_one_object_over_several_lines(tmp_path: Path) -> None:
+    row = {"instruction": "Two?", "output": "2"}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(row, indent=1))
+    assert list(sources.local_rows(path)) == [row]
+    path.write_text(f"{json.dumps(row)}\n{json.dumps(row)}\n")
+    assert list(sources.local_rows(path)) == [row, row]
+
+
+def test_a_folder_of_arrow_files_is_told_how_to_become_rows(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "data-00000-of-00001.arrow").write_bytes(b"")
+    (tmp_path / "train" / "state.json").write_text("{}")
+    (tmp_path / "dataset_dict.json").write_text("{}")
+    with pytest.raises(DataError, match="no rows in .*to_parquet"):
+        list(sources.local_rows(tmp_path))

@@ -174,6 +174,26 @@ def test_rows_of_every_layout_that_sft_accepts_are_searched(layout: str, tmp_pat
     assert report.how == {"leaked": ("prompt",)} and not report.missing
 
 
+IN_JSON = {"code": {"text": CODE}}
+
+
+@pytest.mark.parametrize("place", ["an argument", "a result", "a preferred answer"])
+def test_a_program_within_the_json_of_a_call_or_its_result_is_found(place: str, tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "Run it."}
+    call = {"name": "run", "arguments": IN_JSON if place != "a result" else {}}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": call}]}
+    result = {"role": "tool", "content": json.dumps(IN_JSON if place == "a result" else {})}
+    if place == "a preferred answer":
+        row = {"prompt": [asked], "chosen": [called], "rejected": "No."}
+        write_rows(tmp_path / "preferences.train.jsonl", [row])
+    else:
+        row = {"messages": [asked, called, result, {"role": "assistant", "content": "Done."}]}
+        write_rows(tmp_path / "mine.train.jsonl", [row])
+    kind = "preference" if place == "a preferred answer" else "sft"
+    report = searched([PROBLEM], kind=kind, data_dir=str(tmp_path))
+    assert report.how == {"leaked": ("program", "solution")} and not report.missing
+
+
 def test_a_row_that_sft_refuses_is_named_and_not_a_traceback(tmp_path: Path) -> None:
     write_rows(tmp_path / "mine.train.jsonl", [{"messages": [USER, {"role": "assistant", "content": None}]}])
     report = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))

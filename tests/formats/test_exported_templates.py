@@ -226,6 +226,39 @@ def test_a_schema_that_cannot_be_listed_for_certain_is_refused(both: Any, schema
         template_ids(theirs, [USER], [function("f", "A function.", {"x": schema}, "x")])
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "float"},
+        {"type": ["string", "none"]},
+        {"type": "string", "nullable": True},
+        {"type": "array", "items": [{"type": "string"}]},
+        {"type": "integer", "minimum": 0, "exclusiveMinimum": True},
+        {"type": "string", "required": True},
+        {"anyOf": [{"type": "str"}, {"type": "null"}]},
+        {"type": "object", "properties": {"inner": {"type": "dict"}}},
+        {"type": "object", "additionalProperties": {"type": "int"}},
+        {"type": "string", "enum": None},
+    ],
+)
+def test_a_schema_that_the_server_writes_in_other_words_is_refused(both: Any, schema: Any) -> None:
+    loaded, theirs = both("ours", "text", "json")
+    tools = [function("f", "A function.", {"x": schema}, "x")]
+    with pytest.raises(TemplateError, match="codechat serve"):
+        template_ids(theirs, [USER], tools)
+    good = [function("f", "A function.", {"type": {"type": "string"}, "x": {"anyOf": [True, {"type": ["null"]}]}}, "x")]
+    assert template_ids(theirs, [USER], good) == served_ids(loaded, [USER], good)
+
+
+@pytest.mark.parametrize("key", ["inputSchema", "input_schema", "args", "schema"])
+@pytest.mark.parametrize("style", STYLES)
+def test_parameters_under_another_name_are_not_left_out(both: Any, key: str, style: str) -> None:
+    _, theirs = both("ours", "text", style)
+    parameters = {"type": "object", "properties": {"x": {"type": "string"}}}
+    with pytest.raises(TemplateError, match=f"under {key}; this template reads them from parameters"):
+        template_ids(theirs, [USER], [{"type": "function", "function": {"name": "f", key: parameters}}])
+
+
 def test_random_conversations_have_the_same_ids(both: Any) -> None:
     rng = random.Random(0)
     words = ["", " ", "a", "x < 1\n", "\n\n", "é漢🎉", "def f():\n    return 1", '{"a": 1}', "So: "]

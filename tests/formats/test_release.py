@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from raising import raising
 from safetensors.torch import load_file
 
 from codechat import cli
-from codechat.core.errors import CheckpointError
+from codechat.core.errors import CheckpointError, MissingFile
 from codechat.formats import hf_format
 from codechat.models import loading
 from codechat.models.config import GPTConfig
@@ -19,7 +20,9 @@ from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 from codechat.text import tokenizer
+from codechat_lab import bases
 from codechat_lab.sandbox.pool import Program, shared_pool
+from codechat_lab.serve.terminal import ChatConfig
 from codechat_lab.tasks.coding.answer_text import extract
 
 (SHIPPED,) = paths.released_folders()
@@ -93,7 +96,10 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
     assert cli.main([*words, "--ckpt", "tools/sft", "--rank", "3"]) in (0, None)
     fetched = []
     monkeypatch.setattr("codechat_lab.data.download.download", lambda cfg: fetched.append(cfg.name) or theirs)
+    with raising(MissingFile, "codechat download smollm2", "base/smollm2"):  # reading never reaches a network
+        loading.load_model(given)
     for _ in range(2):
+        bases.fetch_bases(ChatConfig(ckpt=str(given)))
         loaded = loading.load_model(given)
         for name, weight in tuned.state_dict().items():
             torch.testing.assert_close(loaded.model.state_dict()[name], weight, atol=1e-4, rtol=1e-4)
@@ -138,6 +144,7 @@ def test_an_adapter_in_float8_keeps_numbers_beyond_its_range_in_bfloat16(
     words = "export --format adapter --rank 2 --dtype float8_e4m3fn --ckpt tools/sft --out".split()
     assert cli.main([*words, str(tmp_path / "eight")]) in (0, None)
     assert "3 of 3 tensors in bfloat16, since float8_e4m3fn does not hold" in capsys.readouterr().out
+    bases.fetch("smollm2", "eight")
     found = loading.load_model(tmp_path / "eight").model.state_dict()
     for changed in (name, "norm.weight"):
         wrong, change = (weights[changed] - tuned.state_dict()[changed] for weights in (found, base.model.state_dict()))

@@ -412,6 +412,9 @@ def test_a_bad_request_names_the_field_and_another_model_the_served_one(up: Runn
         ({"stop": ""}, 'stop: got ""; required is a text that is not empty'),
         ({"tool_choice": "always"}, "'none', 'auto' or 'required' or an object"),
         ({"temprature": 1}, "temprature: this field is unknown; did you mean 'temperature'?"),
+        ({"echo": True}, "echo: got true, which is not supported; leave it out, or send false"),
+        ({"key": 3}, "key: this field is unknown; valid: "),
+        ({"tool_choice": "required"}, "tool_choice asks for a call, and no tools are offered; offer it in tools"),
         ({"frequency_penalty": 0.5}, "got 0.5, which is not supported; leave it out, or send 0"),
         ({"functions": [{"name": "f"}]}, 'got [{"name": "f"}], which is not supported; leave it out, or send tools'),
         ({"max_tokens": 5, "max_completion_tokens": 9}, "got 9 beside max_tokens 5; give one of them"),
@@ -442,7 +445,7 @@ NULLABLE_IN_BOTH = (
 NULLABLE_IN_CHATS = (
     "audio function_call functions max_completion_tokens metadata modalities moderation parallel_tool_calls prediction "
     "prompt_cache_key prompt_cache_options prompt_cache_retention reasoning_effort response_format safety_identifier "
-    "service_tier store tool_choice tools top_logprobs verbosity web_search_options"
+    "service_tier store tool_choice tools top_logprobs verbosity web_search_options echo best_of ignore_eos stop_token_ids"
 ).split()
 NULLABLE_IN_TEXTS = ["best_of", "echo", "suffix", "ignore_eos", "key", "stop_token_ids"]
 NEUTRAL_IN_BOTH = [
@@ -478,6 +481,7 @@ NEUTRAL_IN_CHATS = [
     {"functions": [], "function_call": "none"},
     {"function_call": "auto"},
     {"top_logprobs": 0},
+    {"echo": False, "best_of": 1, "ignore_eos": False, "stop_token_ids": []},
     {"safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
     {"max_tokens": 9, "max_completion_tokens": 9},
     {"max_tokens": 9, "max_completion_tokens": None},

@@ -93,12 +93,13 @@ def test_variables_of_a_recipes_script_are_options_of_codechat_run(written: Path
 MISREAD = {
     "v6-2b": [
         "FORCE_TYPO=1", "FORCE_STAGE=1", "FORCE=1", "FORCE_V6_SFTT=1", "force_v6_rl=1", "FORCE_PREP_COD=true", "FORCE_V6_RL=yes", "FORCE_MERGE=2",
+        "FORCE_TYPO=2", "FORCE_TYPO=y", "FORCE_TYPO=1 ", "FOCRE_MERGE=1", "FORC_V6_RL=1", "FORCEPREP_RL=1",
         "SKIPTO=7", "SKIP_T0=7", "SKIP_T=7", "SKIP_OT=7", "skip_to=7", "BAES=b", "base=b", "PYTHN=python3", "NPROC=2",
     ],
-    "sft": ["NPROCS=2", "N_PROC=2", "NPORC=2", "nproc=2", "PYHTON=python3", "SKIP_TO=3", "BASE=mine", "FORCE_V6_RL=1"],
+    "sft": ["NPROCS=2", "N_PROC=2", "NPORC=2", "nproc=2", "PYHTON=python3", "SKIP_TO=3", "BASE=mine", "FORCE_V6_RL=1", "NPROC=eight", "NPROC=0"],
 }  # fmt: skip
 OF_OTHERS = {
-    "FORCE_COLOR": "1", "FORCE_CUDA": "1", "FORCE_TORCHRUN": "1", "FORCE_JAVASCRIPT_ACTIONS_TO_NODE20": "true", "FORCE_QWENVL_VIDEO_READER": "decord",
+    "FORCE_COLOR": "3", "FORCE_CUDA": "1", "FORCE_TORCHRUN": "1", "FORCE_JAVASCRIPT_ACTIONS_TO_NODE20": "true", "FORCE_QWENVL_VIDEO_READER": "decord",
     "BASE_URL": "http://x", "BASE_DIR": "/x", "BASH": "/bin/bash", "CASE": "1", "PYTHONPATH": "/x", "PYTHON3": "python3.12", "PYTHONHASHSEED": "0",
     "NPROC_PER_NODE": "8", "SKIP": "ruff", "SKIP_TESTS": "1", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1", "LESSOPEN": "a\nFORCE_TYPO=1",
 }  # fmt: skip

@@ -68,6 +68,15 @@ def replaced(path: Path, old: str, new: str) -> Callable[[], None]:
     return edit
 
 
+def other_shard(path: Path) -> Callable[[], None]:
+    """Another shard of the same size, as a copy of a second corpus over the first one leaves it."""
+
+    def edit() -> None:
+        path.write_bytes(b"\1\0" * (path.stat().st_size // 2))
+
+    return edit
+
+
 def swapped(path: Path) -> Callable[[], None]:
     def edit() -> None:
         first, second, *others = path.read_text().splitlines()
@@ -110,6 +119,11 @@ def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
         cfg = small(loop, home)
         split = "select" if what == "held out" else "train"
         return cfg, replaced(pairs / f"preferences.{split}.jsonl", "yesyes", "yesyep"), f"preferences.{split}.jsonl"
+    if loop == "pretrain" and what in ("mixed shards", "bare shards"):
+        cfg = small(loop, home)
+        if what == "bare shards":
+            (home / "corpus" / "manifest.json").unlink()
+        return cfg, other_shard(home / "corpus" / "train_000000.bin"), "corpus"
     if loop == "pretrain":
 
         def other_corpus() -> None:
@@ -139,7 +153,15 @@ def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
 SFT = tuple(f"sft: {what}" for what in ("answer", "order", "held out", "file gone", "probes", "task", "LoRA"))
 PREFERENCE = tuple(f"preference: {what}" for what in ("train", "held out", "rollouts", "reference"))
 TASKS = tuple(f"{loop}: {what}" for loop in RL for what in ("train", "held out", "generated"))
-OTHERS = ("pretrain: corpus", "grpo: reference", "ppo: reference", "distill: teacher", "chars: text")
+OTHERS = (
+    "pretrain: corpus",
+    "pretrain: mixed shards",
+    "pretrain: bare shards",
+    "grpo: reference",
+    "ppo: reference",
+    "distill: teacher",
+    "chars: text",
+)
 
 
 @pytest.mark.parametrize("name", [*SFT, *PREFERENCE, *TASKS, *OTHERS])

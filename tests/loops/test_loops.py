@@ -23,7 +23,7 @@ from codechat import cli, grpo, sft, tasks
 from codechat.core import config, registry
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError, RunError
-from codechat.evaluation import evaluate
+from codechat.evaluation import held_out
 from codechat.models import generate, loading
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.generate import Completion
@@ -34,8 +34,8 @@ from codechat.runs import checkpoint, paths, run
 from codechat.tasks import base, toy
 from codechat.tasks.custom import RowsTask
 from codechat.text import chat, tokenizer
-from codechat.training import preferences, session
-from codechat.training.settings import TOY_RUN
+from codechat.training import preferences, trends
+from codechat.training.rl_settings import TOY_RUN
 from codechat_lab.serve import protocol, terminal
 from codechat_lab.tasks import natural
 from codechat_lab.tasks.toolbox import prepare
@@ -80,14 +80,14 @@ def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
             os.kill(os.getpid(), signal.SIGINT)
         return {"heldout_loss/code": float(at)}
 
-    monkeypatch.setattr(evaluate, "held_out_losses", measured)
+    monkeypatch.setattr(held_out, "held_out_losses", measured)
     found = train(small("sft", home, max_steps=50))
     assert "heldout_loss/code rose" in capsys.readouterr().err
     assert found.status["status"] == "stopped" and "heldout_loss" not in found.status["reason"]
     rows = {"step": range(4), "heldout_loss/code": (1.0, 1.1, 1.2, 1.3), "heldout_loss/calls": (1.3, 1.2, 1.1, 1.0)}
-    assert [line.split()[0] for line in session.warnings(pd.DataFrame(rows))] == ["heldout_loss/code"]
-    assert not session.warnings(pd.DataFrame(rows)[:3])
-    assert not session.warnings(pd.DataFrame(rows | {"heldout_loss/code": (1.0, 1.1, 1.05, 1.2)}))
+    assert [line.split()[0] for line in trends.warnings(pd.DataFrame(rows))] == ["heldout_loss/code"]
+    assert not trends.warnings(pd.DataFrame(rows)[:3])
+    assert not trends.warnings(pd.DataFrame(rows | {"heldout_loss/code": (1.0, 1.1, 1.05, 1.2)}))
 
 
 def test_a_reward_that_rises_while_fewer_answers_are_right_is_named() -> None:
@@ -95,7 +95,7 @@ def test_a_reward_that_rises_while_fewer_answers_are_right_is_named() -> None:
         rows = pd.DataFrame(paid_and_right, columns=["reward_mean", "pass@1"]).assign(step=range(len(paid_and_right)))
         for end, by in (("lo", -0.05), ("hi", 0.05)):
             rows[[f"reward_mean/{end}", f"pass@1/{end}"]] = rows[["reward_mean", "pass@1"]] + by
-        return len(session.warnings(rows))
+        return len(trends.warnings(rows))
 
     assert said((0.1, 0.3), (0.2, 0.4), (0.4, 0.1)) == 1
     assert said((0.1, 0.3), (0.4, 0.25)) == said((0.15, 0.3), (0.2, 0.1)) == said((0.4, 0.3), (0.1, 0.1)) == 0
@@ -407,10 +407,10 @@ def test_kto_mismatches_never_take_the_prompts_own_completions(prompts: str, hom
 def test_kto_needs_two_prompts(home: Path) -> None:
     """In the training rows and in the held-out ones."""
     one = [row | dict(prompt="say") for row in SINGLES]
-    for train_rows, held_out in ((one, SINGLES), (SINGLES, one)):
+    for train_rows, held_out_rows in ((one, SINGLES), (SINGLES, one)):
         cfg = small("preference", home, loss="kto")
         write_rows(home / "pairs" / "preferences.train.jsonl", train_rows)
-        write_rows(home / "pairs" / "preferences.select.jsonl", held_out)
+        write_rows(home / "pairs" / "preferences.select.jsonl", held_out_rows)
         with raising(DataError, "kto", "rows", "one prompt"):
             train(cfg)
         assert not paths.exists("preference")

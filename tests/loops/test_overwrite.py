@@ -15,7 +15,7 @@ from contracts import PAIRS, all_or_nothing, small, train, write_conversations, 
 from codechat import cli
 from codechat.core import config, registry
 from codechat.core.errors import ConfigError, UserError
-from codechat.evaluation import evaluate
+from codechat.evaluation import evaluate, held_out
 from codechat.evaluation.evaluate import EvaluateConfig
 from codechat.evaluation.pass_rates import FilterConfig, filter_problems
 from codechat.formats.exchange import ExportConfig, export
@@ -255,7 +255,7 @@ FAILURES = {
     "no conversation fits": ("sft", with_setting(seq_len=4)),
     "the task is dead": ("reinforce", dead),
     "wandb is not installed": ("sft", no_wandb),
-    "the first evaluation fails": ("sft", failing(evaluate, "held_out_losses")),
+    "the first evaluation fails": ("sft", failing(held_out, "held_out_losses")),
     "the first evaluation of a task fails": ("reinforce", failing(evaluate, "evaluate_task", eval_every=2)),
     "the first rollouts fail": ("grpo", failing(RolloutSampler, "__call__")),
     "the teacher cannot be loaded": ("distill", failing(loading, "load_model")),

@@ -11,7 +11,7 @@ from contracts import small, train
 from sync_count import SyncCount, on_meta
 
 from codechat import pretrain
-from codechat.evaluation import evaluate
+from codechat.evaluation import held_out
 from codechat.models.generate import Completion
 from codechat.rl.engines import Engine
 from codechat.tasks.base import Score
@@ -42,7 +42,7 @@ def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         rl_session, "load_task", lambda cfg, tok: load_task(cfg, tok)._replace(evaluate=lambda model, step: {})
     )
     monkeypatch.setattr(Session, "save", lambda self, wait: None)
-    monkeypatch.setattr(evaluate, "held_out_losses", lambda *a: {})
+    monkeypatch.setattr(held_out, "held_out_losses", lambda *a: {})
     monkeypatch.setattr(pretrain, "bits_per_byte", lambda *a: {})
 
 

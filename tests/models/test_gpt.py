@@ -89,9 +89,9 @@ def test_flops_of_latent_attention_against_a_count_by_hand() -> None:
         (dict(rope_width=3), "rope_width 3"),
         (dict(n_embd=24, n_head=4), "rope_width 3"),
         (dict(kv_rank=0), "kv_rank"),
-        (dict(attention="heads", kv_rank=8), "attention heads with kv_rank 8"),
-        (dict(attention="heads", q_rank=8), "attention heads with q_rank 8"),
-        (dict(attention="heads", rope_width=8), "attention heads with rope_width 8"),
+        (dict(attention="mha", kv_rank=8), "attention mha with kv_rank 8"),
+        (dict(attention="mha", q_rank=8), "attention mha with q_rank 8"),
+        (dict(attention="mha", rope_width=8), "attention mha with rope_width 8"),
     ],
     ids=str,
 )

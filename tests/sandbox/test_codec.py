@@ -209,6 +209,9 @@ def test_the_filter_looks_at_arguments() -> None:
     assert both(seccomp.IOCTL_NR, 3, 0x5401) and not both(seccomp.IOCTL_NR, 3, 0x5412), "TIOCSTI types into a terminal"
     assert both(seccomp.FCNTL_NR, 3, 1) and not both(seccomp.FCNTL_NR, 3, 8), "F_SETOWN"
     shared = seccomp.shared_program()
+    assert run_filter(shared, seccomp.UTIMENSAT, (3, 1, 0)) == seccomp.ERRNO | 1, "the present time"
+    for times in (1, 1 << 32):
+        assert run_filter(shared, seccomp.UTIMENSAT, (3, 1, times)) == seccomp.ERRNO, "nothing is done"
     assert run_filter(shared, seccomp.CLONE3) == seccomp.ERRNO | 38, "ENOSYS: the C library then asks clone"
     assert run_filter(shared, 0, arch=0x40000003) == seccomp.KILL, "32-bit calls have other numbers"
     assert run_filter(shared, 0x40000000) == seccomp.ERRNO | 1, "x32 calls"

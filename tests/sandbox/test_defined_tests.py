@@ -10,6 +10,8 @@ from codechat_lab.sandbox.pool import Pool, Program
 RIGHT = "def add(a, b):\n    return a + b"
 WRONG = "def add(a, b):\n    return 'no idea'"
 
+WEAK = "assert add(0, 0) is not None"  # passes for both
+
 # Sources that a right program passes and a wrong one does not.
 STYLES = {
     "a function": ["def test_add():\n    assert add(1, 2) == 3"],
@@ -75,6 +77,37 @@ STYLES = {
     ],
 }
 
+# As above, where the other source or test of each passes for both programs.
+STYLES |= {
+    "a class in a class": [
+        "class TestAdd:\n    class TestSmall:\n        def test_add(self):\n            assert add(1, 2) == 3",
+        WEAK,
+    ],
+    "a static method": ["class TestAdd:\n    @staticmethod\n    def test_add():\n        assert add(1, 2) == 3", WEAK],
+    "a cached function": ["import functools\n@functools.cache\ndef test_add():\n    assert add(1, 2) == 3", WEAK],
+    "a partial": [
+        "import functools\ndef same(c):\n    assert add(1, 2) == c\ntest_add = functools.partial(same, 3)",
+        WEAK,
+    ],
+    "a callable object": ["class Sum:\n    def __call__(self):\n        assert add(1, 2) == 3\ntest_add = Sum()", WEAK],
+    "another name of the program": ["test_one = add\nassert test_one(1, 2) == 3"],
+    "a helper in a source of its own": ["def same(a, b, c):\n    assert add(a, b) == c", "same(1, 2, 3)", WEAK],
+    "values in a source of their own": ["c = 3", "assert add(1, 2) == c", WEAK],
+}
+
+# Sources that no program may pass, beside one that every program passes.
+NOT_RUN = {
+    "a function that is never called": "def run_tests():\n    assert add(1, 2) == 3",
+    "check of another name": "def check_add(candidate):\n    assert candidate(1, 2) == 3",
+    "a list of tests": "TESTS = [lambda: add(1, 2) == 3]",
+    "a class that no runner knows": "class AddTest:\n    def test_add(self):\n        assert add(1, 2) == 3",
+    "a test that yields": "def test_add():\n    yield\n    assert add(1, 2) == 3",
+    "an async test that yields": "async def test_add():\n    yield\n    assert add(1, 2) == 3",
+    "a test that yields beside another": "def test_add():\n    yield\n    assert add(1, 2) == 3\ndef test_weak():\n    add(0, 0)",
+    "a case that is left out": "if not __name__:\n    assert add(1, 2) == 3",
+    "an object that is never run": "import unittest\ndef one():\n    assert add(1, 2) == 3\ncase = unittest.FunctionTestCase(one)",
+}
+
 # Sources that no program may pass.
 NOTHING = {
     "no statement": ["# assert add(1, 2) == 3"],
@@ -106,6 +139,19 @@ def test_tests_that_use_no_entry_point_pass_nothing(tests: list[str], pool: Pool
     verdict = judged(pool, RIGHT, tests)
     assert not any(result.passed for result in verdict.results)
     assert "no test uses add" in verdict.reason or "three" in verdict.reason
+
+
+@pytest.mark.parametrize("test", NOT_RUN.values(), ids=NOT_RUN)
+def test_a_source_whose_tests_are_not_run_passes_for_no_program(test: str, pool: Pool) -> None:
+    verdict = judged(pool, RIGHT, [test, WEAK])
+    assert [result.passed for result in verdict.results] == [False, True]
+    assert "nothing runs" in verdict.reason or "yields" in verdict.reason
+
+
+def test_a_source_that_needs_no_program_pays_nothing_for_a_wrong_one(pool: Pool) -> None:
+    tests = ["c = 3", "assert c == 3", "assert add(1, 2) == c"]
+    assert judged(pool, RIGHT, tests).passed
+    assert not any(result.passed for result in judged(pool, WRONG, tests).results)
 
 
 def test_a_constant_of_the_program_counts_as_used(pool: Pool) -> None:

@@ -30,6 +30,7 @@ HONEST = {
     "copies": "open('x', 'w').write('done')\nshutil.copy('x', 'y')\nshutil.copy2('y', 'z')\nshutil.move('z', 'w')\n"
     "return open('w').read()",
     "pathlib": "p = pathlib.Path('x')\np.write_text('done')\nq = p.rename('y')\ntext = q.read_text()\nq.unlink()\nreturn text",
+    "touch": "p = pathlib.Path('x')\np.touch()\np.touch()\nreturn 'done' if os.listdir() == ['x'] else ''",
     "truncated": "with open('x', 'w+') as f:\n    f.write('done and more')\n    f.truncate(4)\nreturn open('x').read()",
     "a zip": "import zipfile\nwith zipfile.ZipFile('x.zip', 'w') as z: z.writestr('a', 'done')\n"
     "return zipfile.ZipFile('x.zip').read('a').decode()",
@@ -126,6 +127,35 @@ def test_a_program_that_fills_the_folder_is_ended(body: str, pool: Pool) -> None
     assert left < 200 << 20
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "open('x', 'w').write('done')\nassert f('x') == 'done'",
+        "import tempfile\nwith tempfile.NamedTemporaryFile('w') as t:\n    t.write('done')\n    t.flush()\n    assert f(t.name) == 'done'",
+        "import os, tempfile\nwith tempfile.TemporaryDirectory() as d:\n    path = os.path.join(d, 'x')\n"
+        "    open(path, 'w').write('done')\n    assert f(path) == 'done'",
+        "import pathlib\np = pathlib.Path.home() / 'x'\np.write_text('done')\nassert f(str(p)) == 'done'",
+    ],
+)
+def test_a_program_finds_the_files_of_its_test_and_the_next_does_not(test: str, pool: Pool) -> None:
+    code = "def f(path):\n    with open(path) as file: text = file.read()\n    open(path, 'a').close()\n    return text"
+    with Pool(1) as one:
+        verdict = one.run(Program(code=code, tests=[test]))
+        assert verdict.passed, verdict.reason
+        assert judged(one, "return os.listdir()", "assert f() == []").passed
+
+
+@pytest.mark.parametrize(
+    "act", ["os.remove(f())", "shutil.rmtree(os.path.dirname(f()))", "open(f(), 'w')", "open(f()).read()"]
+)
+def test_a_test_does_to_no_file_of_the_host_what_a_program_names(act: str, pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    code = f"def f(): return {str(tmp_path / 'precious')!r}"
+    verdict = pool.run(Program(code=code, tests=[f"import os, shutil\n{act}"]))
+    assert not verdict.passed and "PermissionError" in verdict.reason
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
 def test_what_a_program_leaves_is_gone_for_the_next(pool: Pool) -> None:
     body = "os.makedirs('a/b')\nopen('a/b/x', 'w').write('x')\nopen('y', 'w').write('y')\nreturn os.getcwd()"
     with Pool(1) as one:
@@ -203,6 +233,29 @@ def test_a_folder_in_use_is_not_removed(pool: Pool) -> None:
         with Pool(1) as other:
             assert judged(other, "return 'done'").passed
         assert mine.exists() and judged(one, "open('x', 'w').write('x')\nreturn 'done'").passed
+
+
+REACHING = """import fcntl, os
+def f():
+    open('left', 'w').close()
+    for fd in range(128):
+        for act in (lambda: fcntl.flock(fd, fcntl.LOCK_UN), lambda: os.lseek(fd, 1 << 40, 0), lambda: os.lseek(fd, 2, 0)):
+            try: act()
+            except OSError: pass
+    return [fd for fd in range(128) if is_folder(fd)]
+def is_folder(fd):
+    try: return os.path.isdir(fd)
+    except OSError: return False"""
+
+
+def test_a_program_does_not_reach_the_lock_of_its_folder(pool: Pool) -> None:
+    with Pool(1) as one:
+        verdict = one.run(Program(code=REACHING, tests=["assert f() == [], 'a descriptor of the folder'"]))
+        with Pool(1) as other:  # which removes what is not locked
+            assert judged(other, "return 'done'").passed
+        left = judged(one, "with tempfile.TemporaryFile() as f: return os.listdir()", "assert f() == []")
+        assert left.passed, left.reason
+    assert verdict.passed, verdict.reason
 
 
 def test_emptying_follows_no_link(tmp_path: Path) -> None:

@@ -307,6 +307,14 @@ def test_tests_of_mbpp_that_are_only_defined_are_run(tests: list[str], task: Cod
     assert made.score(problem, "def add(a, b):\n    return 'no idea'").reward < 0.6
 
 
+@pytest.mark.parametrize("module", ["pytest", "solution"])
+def test_a_refused_row_says_what_its_reference_raised(module: str, tmp_path: Path) -> None:
+    row = mbpp_row(11, test_list=[f"import {module}\nassert add(1, 2) == 3"], challenge_test_list=[])
+    made = tasks.load("mbpp", source=str(write(tmp_path / "rows.jsonl", [row])))
+    with pytest.raises(DataError, match=f"mbpp-11: ModuleNotFoundError: No module named '{module}'"):
+        tasks.check_reference_solutions(made, made.problems("test")).require()
+
+
 def test_a_row_of_mbpp_whose_tests_use_no_name_of_its_solution_names_it(tmp_path: Path) -> None:
     row = mbpp_row(11, test_list=["assert True"], challenge_test_list=[])
     with pytest.raises(DataError, match="row 1: .*no test uses add"):

@@ -162,6 +162,28 @@ def test_correct_calls_are_possible_and_wrong_ones_are_not(row: dict[str, Any]) 
     assert len(grammar.relaxed) == row.get("relaxed", 0) and all("'f'" in message for message in grammar.relaxed)
 
 
+@pytest.mark.parametrize("spec", VOCABULARIES)
+@pytest.mark.parametrize(
+    ("value", "most"),
+    [
+        ({"type": "array", "minItems": 3, "items": {"type": "array", "minItems": 3, "items": {"type": "string"}}}, 80),
+        ({"type": "array", "minItems": 3, "items": {"type": "array", "minItems": 3, "items": {"type": "number"}}}, 80),
+        ({"$ref": "#/$defs/expression"}, 140),
+    ],
+    ids=["texts", "numbers", "expression"],
+)
+def test_the_shortest_call_of_nested_values_is_short(spec: str, value: dict[str, Any], most: int) -> None:
+    operation = {"operator": {"enum": ["+"]}, "left": {"$ref": "#/$defs/expression"}, "right": {"type": "integer"}}
+    alternatives = [
+        {"type": "object", "properties": operation, "required": [*operation]},
+        {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]},
+    ]
+    properties = {"type": "object", "properties": {"x": value}, "required": ["x"]}
+    parameters = properties | {"$defs": {"expression": {"anyOf": alternatives}}}
+    tok, tool = tokenizer.load(spec), {"name": "f", "parameters": parameters}
+    assert call_grammar(tok, "reserved", [tool], required=True, strict=True).shortest <= most
+
+
 def test_what_a_schema_says_beyond_the_grammar_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     far = {"$ref": "https://example.com/far.json"}

@@ -42,6 +42,7 @@ WORDS: list[tuple[Any, Schema]] = [
     ("int, optional", {"type": "integer"}),
     ("str, optional (default: x)", {"type": "string"}),
     ("List[int]", {"type": "array", "items": {"type": "integer"}}),
+    ("bytes", {"type": "string"}),
     ("list(str)", {"type": "array", "items": {"type": "string"}}),
     ("string[]", {"type": "array", "items": {"type": "string"}}),
     ("array of strings", {"type": "array", "items": {"type": "string"}}),
@@ -73,6 +74,15 @@ def test_a_word_that_is_not_known_is_named_and_left_open_or_refused(word: Any) -
     assert len(unknown) == 1 and "'f'" in unknown[0] and str(word) in unknown[0]
     with pytest.raises(DataError, match="x has the unknown type"):
         tool_schema(tool)
+
+
+@pytest.mark.parametrize("levels", [120, 400, 900])
+def test_parameters_that_no_reader_can_follow_are_refused_by_name(levels: int) -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(DataError, match="'f' has parameters deeper than 100 levels"):
+        tool_schema({"name": "f", "parameters": {"type": "object", "properties": {"x": deep}}})
 
 
 FORMS: dict[str, Any] = {

@@ -156,7 +156,7 @@ def program_of(row: Row, cfg: CodeConfig, where: str = "a row") -> Row | str:
     known = (column for column in READERS if column in row)
     read, *columns = READERS[next(known, "instruction")]
     for reason, names in zip(REASONS, columns, strict=True):
-        if any(not isinstance(row.get(name) or "", str) for name in names):
+        if any(row.get(name) is not None and not isinstance(row[name], str) for name in names):
             return reason
     pair = read(row, cfg)
     if isinstance(pair, str):

@@ -52,6 +52,7 @@ _UNIT = re.compile(
     rf"(-?(?:(?:{_PLAIN})(?:\s*/\s*\d+)?|\([^A-Za-z]*\)))\s*((?:[A-Za-z]{{2,}}|(?<=\s)[A-Za-z])(?:\^?\d)?(?:[\s/]+[A-Za-z]+(?:\^?\d)?)*)"
 )
 _IDLE_SPACE = re.compile(r"(?<![\w.]) (?!\.)|(?<!\.) (?![\w.])|(?<=\d) (?=[A-Za-z](?![A-Za-z]))")
+_SPACES = re.compile(r"(?<!\\)\\(?:[ ,;:]|(?:quad|qquad|thinspace|medspace|thickspace|enspace|space)(?![A-Za-z]))")
 _HEDGES = frozenset({"or", "and", "to"})  # "18 or 20" is not 18
 _TOKEN = re.compile(r"\d+\.?\d*|\.\d+|sqrt|pi|[-+*/^()]")
 _SIGNS = {"−": "-", "\\cdot": "*", "\\times": "*", "×": "*", "÷": "/", "\\pi": "pi", "π": "pi"}
@@ -63,12 +64,13 @@ def plain(text: str) -> str:
     for _ in range(2):  # bold in a quotation
         text = _MARKDOWN.sub(r"\2", text)
     text = re.sub(r"\\(?:text|mathrm|textbf|mbox|mathbf)\s*\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!;:]|\\\(|\\\)|\\\[|\\\]", "", text)
+    text = re.sub(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!|[\u200b\u2060\ufeff]|\\\(|\\\)|\\\[|\\\]", "", text)
     text = re.sub(r"(?<=\d)(?:\{,\}|\\,)(?=\d{3})", ",", text)  # 1{,}234 and 1\,234
     text = _MINUS.sub(lambda m: f"{m[1] or ''}-", text)
     text = re.sub(r"(?<!\d)[−–](?=\s?[\\$€£.\d])|−", "-", text)  # the dash of 18–20 is no minus
     text = re.sub(r"(?<=-)\s?\\?[$€£]\s?", "", text)
-    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\\%|%|\\\$|\$|€|£|\\,|~", " ", text)
+    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\\%|%|\\\$|\$|€|£|~", " ", text)
+    text = _SPACES.sub(" ", text)
     text = re.sub("[¼½¾⅐-⅞]", lambda m: " " + normalize("NFKC", m[0]).replace("⁄", "/"), text)
     text = re.sub("[⁻⁰¹²³⁴-⁹]+", lambda m: "^" + normalize("NFKC", m[0]).replace("−", "-"), text)
     for spelling, sign in _SIGNS.items():

@@ -1,0 +1,77 @@
+"""Evaluations on a task while a loop trains: the policy on validation problems, and SFT's --eval-task."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from codechat import tasks
+from codechat.distributed import sharding
+from codechat.evaluation import evaluate
+from codechat.evaluation.behaviour_probes import behaviour_matrix
+from codechat.models.gpt import GPT
+from codechat.tasks.base import Problem, Task, hash_problems
+from codechat.text.tokenizer import Tokenizer
+from codechat.training.held_out import probes_hash, read_probes
+
+
+class TaskData(NamedTuple):
+    """A task, its training problems, evaluate(model, step), which gives a row of eval.jsonl, and the hashes of what both use."""
+
+    task: Task
+    problems: list[Problem]
+    evaluate: Callable[[GPT, int], dict[str, Any]]
+    hashes: dict[str, str]
+
+
+def load_task(cfg: Any, tok: Tokenizer) -> TaskData:
+    """The task of cfg, with `evaluate_policy` on its validation problems."""
+    task = tasks.load(cfg.task, source=cfg.data_dir)
+    held_out = evaluate.problems_once(task, "select", cfg.eval_examples)
+    problems = task.problems("train", seed=cfg.seed)
+    probes = read_probes(cfg)
+    hashes = task_hash(cfg.task, cfg.data_dir, "train", problems) | probes_hash(cfg.data_dir, probes)
+    hashes |= task_hash(cfg.task, cfg.data_dir, "select", held_out)
+    return TaskData(
+        task, problems, lambda model, step: evaluate_policy(cfg, model, tok, task, held_out, probes), hashes
+    )
+
+
+def task_hash(name: str | None, source: str | None, split: str, problems: Sequence[Problem]) -> dict[str, str]:
+    origin = f" of {source}" if source else ""
+    return {f"task {name}{origin} ({split})": hash_problems(problems)} if problems else {}
+
+
+def evaluate_policy(
+    cfg: Any, model: GPT, tok: Tokenizer, task: Task, problems: Sequence[Problem], probes: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """A row of eval.jsonl: pass@k and tiers on validation problems, and the behaviour matrix where there are probes."""
+    how = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
+    with sharding.whole(model) as policy:
+        scores = evaluate.evaluate_task(policy, tok, cfg.tags, task, problems, n=max(cfg.ks), ks=cfg.ks, **how)
+        matrix = behaviour_matrix(policy, tok, cfg.tags, probes, seed=cfg.seed).metrics() if probes else {}
+    return scores.row() | matrix
+
+
+class GreedyTask:
+    """Greedy answers to validation problems of SFT's --eval-task."""
+
+    def __init__(self, cfg: Any, tok: Tokenizer) -> None:
+        self.cfg = cfg
+        self.tok = tok
+        self.task = tasks.load(cfg.eval_task, source=cfg.eval_task_data)
+        self.problems = evaluate.problems_once(self.task, "select", cfg.eval_examples)
+        self.hashes = task_hash(cfg.eval_task, cfg.eval_task_data, "select", self.problems)
+
+    def evaluate(self, policy: GPT) -> dict[str, Any]:
+        """What a row of eval.jsonl holds of it; the whole model of this rank."""
+        result = evaluate.evaluate_task(
+            policy,
+            self.tok,
+            self.cfg.tags,
+            self.task,
+            self.problems,
+            n=1,
+            temperature=0.0,
+            max_new_tokens=self.cfg.eval_new_tokens,
+            seed=self.cfg.seed,
+        )
+        return result.row() | {"task": self.cfg.eval_task, "split": "select"}

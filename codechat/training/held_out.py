@@ -1,0 +1,80 @@
+"""What SFT is evaluated on: held-out loss of each domain, behaviour probes, and greedy answers to problems of --eval-task."""
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from codechat.core.errors import MissingFile
+from codechat.data import conversations
+from codechat.data.sources import hash_rows
+from codechat.distributed import sharding
+from codechat.evaluation import behaviour_probes, held_out
+from codechat.models.gpt import GPT
+from codechat.text.tokenizer import Tokenizer
+
+
+class HeldOut:
+    """The conversations, probes and problems of one run, read once. hashes: what they are, for --resume."""
+
+    def __init__(self, cfg: Any, tok: Tokenizer) -> None:
+        self.cfg = cfg
+        self.tok = tok
+        read = self._read_domains()
+        self.domains = {
+            domain: conversations.held_out(examples, cfg.device_batch_size, cfg.length)
+            for domain, examples in read.items()
+        }
+        self.probes = read_probes(cfg)
+        self.task = _greedy_task(cfg, tok) if cfg.eval_task else None
+        hashes = {name: conversations.hash_examples(examples) for name, examples in read.items()}
+        self.hashes = domains_hash(cfg.data_dir, "select", hashes) | probes_hash(cfg.data_dir, self.probes)
+        if self.task:
+            self.hashes |= self.task.hashes
+
+    def _read_domains(self) -> dict[str, list[conversations.Example]]:
+        """Held-out conversations by domain; none, and a note, where the directory has no such file."""
+        cfg = self.cfg
+        try:
+            return conversations.load_domains(
+                cfg.data_dir, "select", self.tok, cfg.tags, cfg.model.block_size, limit=cfg.eval_examples
+            )
+        except MissingFile as absent:
+            print(f"no held-out loss: {absent}", file=sys.stderr)
+            return {}
+
+    def evaluate(self, model: GPT, step: int) -> dict[str, Any]:
+        """A row of eval.jsonl."""
+        cfg = self.cfg
+        with sharding.whole(model) as policy:
+            row: dict[str, Any] = dict(held_out.held_out_losses(policy, self.domains))
+            if self.probes:
+                matrix = behaviour_probes.behaviour_matrix(policy, self.tok, cfg.tags, self.probes, seed=cfg.seed)
+                row |= matrix.metrics()
+            if self.task:
+                row |= self.task.evaluate(policy)
+        return row
+
+
+def _greedy_task(cfg: Any, tok: Tokenizer) -> Any:
+    """The `GreedyTask` of --eval-task. Its module is imported only where a task is asked for: SFT itself stands on none."""
+    return importlib.import_module("codechat.training.evaluations").GreedyTask(cfg, tok)
+
+
+def read_probes(cfg: Any) -> list[Any]:
+    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, and a note, where the directory has no probes."""
+    if not cfg.probe_examples:
+        return []
+    try:
+        return behaviour_probes.read_probes(cfg.data_dir or "", "select", cfg.probe_examples)
+    except MissingFile as absent:
+        print(f"no behaviour probes: {absent}", file=sys.stderr)
+        return []
+
+
+def probes_hash(source: str | None, probes: Sequence[Any]) -> dict[str, str]:
+    return {f"{source}/probes.select.jsonl": hash_rows(probes)} if probes else {}
+
+
+def domains_hash(source: str, split: str, hashes: Mapping[str, str]) -> dict[str, str]:
+    return {f"domain {domain} of {source} ({split})": found for domain, found in hashes.items()}
