@@ -167,7 +167,7 @@ def picture(
 ) -> XRay:
     """Tokens, their values and roles, T each. DataError where a value is not a finite number."""
     if not all(map(math.isfinite, values)):
-        raise DataError(f"{kind} holds {next(v for v in values if not math.isfinite(v))}; required are finite numbers")
+        raise DataError(f"{kind} holds {next(v for v in values if not math.isfinite(v))}; expected finite numbers")
     return XRay(kind, list(ids), token_texts(ids, tokenizer), list(values), list(roles))
 
 

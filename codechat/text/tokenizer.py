@@ -280,7 +280,7 @@ def _tokenizer(described: str) -> Tokenizer:
     size = int(rest) if re.fullmatch("[0-9]{1,9}", rest) else 0
     if not 257 <= size <= LARGEST.get(kind, 0):  # every byte and the end of text
         sizes = " and ".join(f"{name}:257 to {name}:{most}" for name, most in LARGEST.items())
-        raise ConfigError(f"tokenizer {spec!r}; required is one of {', '.join(SPECS)}; {sizes}")
+        raise ConfigError(f"tokenizer {spec!r}; expected one of {', '.join(SPECS)}; {sizes}")
     return BpeTokenizer(size, kind)
 
 

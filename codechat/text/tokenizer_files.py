@@ -74,8 +74,6 @@ def _content(token: Any) -> str | None:
 def _with_all_tokens(spec: str, path: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> str:
     """The text of tokenizer.json with the tokens that only the files beside it name, without truncation, padding and
     dropout."""
-    import tokenizers
-
     text = path.read_text(encoding="utf-8")
     made = parsed(spec, text)
     before = made.get_added_tokens_decoder()
@@ -85,6 +83,21 @@ def _with_all_tokens(spec: str, path: Path, config: Mapping[str, Any], special: 
     table = config.get("added_tokens_decoder")
     if table is None:
         table = _older_table(path, {*special.values(), *extra}, {token.content for token in before.values()})
+    _add_listed(made, spec, table)
+    listed = {token.content for token in made.get_added_tokens_decoder().values()}
+    named = [token for token in special.values() if made.token_to_id(token) is not None]
+    unlisted = dict.fromkeys(token for token in [*named, *extra] if token not in listed)
+    made.add_special_tokens([*unlisted])
+    as_saved = json.loads(text)
+    dropout = (as_saved.get("model") or {}).get("dropout")
+    changed = as_saved.get("truncation") or as_saved.get("padding") or dropout
+    return made.to_str() if changed or made.get_added_tokens_decoder() != before else text
+
+
+def _add_listed(made: Any, spec: str, table: Any) -> None:
+    """Add the tokens of an added_tokens_decoder. DataError where one would have another id than there."""
+    import tokenizers
+
     try:
         ids = {about["content"]: int(i) for i, about in table.items()}
         tokens = [tokenizers.AddedToken(about["content"], **_flags(about)) for about in table.values()]
@@ -96,14 +109,6 @@ def _with_all_tokens(spec: str, path: Path, config: Mapping[str, Any], special: 
         if found != i:
             got = f"{spec}: added_tokens_decoder has token {content!r} as {i}, with tokenizer.json it becomes {found}"
             raise DataError(f"{got}; {ADVICE}")
-    listed = {token.content for token in made.get_added_tokens_decoder().values()}
-    named = [token for token in special.values() if made.token_to_id(token) is not None]
-    unlisted = dict.fromkeys(token for token in [*named, *extra] if token not in listed)
-    made.add_special_tokens([*unlisted])
-    as_saved = json.loads(text)
-    dropout = (as_saved.get("model") or {}).get("dropout")
-    changed = as_saved.get("truncation") or as_saved.get("padding") or dropout
-    return made.to_str() if changed or made.get_added_tokens_decoder() != before else text
 
 
 def _flags(about: Mapping[str, Any]) -> dict[str, bool]:

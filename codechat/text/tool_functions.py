@@ -45,7 +45,7 @@ def load_executors(path: Path, listed: Mapping[str, Schema] | None = None) -> di
         raise DataError(f"{path} defines no public function; define one with type hints (see examples/my_tools.py)")
     for name, function in table.items():
         if not callable(function):
-            raise DataError(f"{path}: EXECUTORS has {function!r} under {name!r}; required: a function")
+            raise DataError(f"{path}: EXECUTORS has {function!r} under {name!r}; expected a function")
     if listed:
         return {name: Executor(table[name], listed[name]) for name in table if name in listed}
     return {name: Executor(function, schema_of(function, name)) for name, function in table.items()}
@@ -109,9 +109,15 @@ def schema_of(function: Callable[..., Any], name: str) -> Schema:
         line = re.search(rf"^[ \t]*{re.escape(p.name)}: +(\S.*)$", doc, re.MULTILINE)
         if line:
             properties[p.name]["description"] = line[1].strip()
-    required = [p.name for p in parameters if p.default is p.empty]
-    about = {"type": "object", "properties": properties, "required": required}
-    return {"name": name, "description": doc.partition("\n")[0], "parameters": about}
+    return {
+        "name": name,
+        "description": doc.partition("\n")[0],
+        "parameters": {
+            "type": "object",
+            "properties": properties,
+            "required": [p.name for p in parameters if p.default is p.empty],
+        },
+    }
 
 
 def type_schema(hint: Any, where: str) -> Schema:
