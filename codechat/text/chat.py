@@ -78,7 +78,7 @@ class Layout(NamedTuple):
     ids: dict[str, list[int]]  # of each tag and of a line end; none in "template" and "raw"
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # asked for every message of a corpus
 def layout(tokenizer: Tokenizer, tags: str) -> Layout:
     """The layout of a mode. ConfigError for an unknown one."""
     if tags == TEMPLATE:
@@ -86,7 +86,7 @@ def layout(tokenizer: Tokenizer, tags: str) -> Layout:
     if tags == RAW:
         return Layout("", "", (tokenizer.eot_id,), tokenizer.encode_inside(CALL_TAG), {})
     if tags not in MODES:
-        raise ConfigError(f"tags {tags!r}; required is one of {', '.join((*MODES, TEMPLATE, RAW))}")
+        raise ConfigError(f"tags {tags!r}; expected one of {', '.join((*MODES, TEMPLATE, RAW))}")
     if tags == "reserved":
         ids = {tag: [tokenizer.n_vocab + i] for i, tag in enumerate(TAGS)}
     else:
@@ -145,6 +145,7 @@ def between_turns(messages: Sequence[Message], tokenizer: Tokenizer, tags: str =
     """Ids from after a sampled answer's closing tag to where the next answer begins, with `messages` in between.
 
     `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is tokenised again."""
+    # any exchange will do: what follows an answer does not depend on it
     talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     turns, tail = _turns([*talk, *messages], tokenizer, tags, prompt=True)
     return turns[1].after + _joined(turns[2:]) + tail
@@ -202,6 +203,7 @@ def cut_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) ->
         beginning = decode(ids[: last + 1], tokenizer)
         return any(stop in beginning for stop in stops)
 
+    # a stop once held stays held, so the first id that completes one is found by bisection
     n = bisect_left(range(len(ids)), True, key=holds_a_stop)
     return n + 1, text[: min(ends)]
 
@@ -212,7 +214,7 @@ def _turns(
     """The ids of each message in every mode, and those after the last: where the assistant begins to write, if a prompt
     is asked for."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise DataError(f"got {str(messages)[:80]!r}; required is a list of at least one message")
+        raise DataError(f"got {str(messages)[:80]!r}; expected a list of at least one message")
     _check(messages, tokenizer, tags)
     if tags == TEMPLATE:
         return template_of(tokenizer).turns(messages, prompt)
@@ -264,10 +266,10 @@ def _check(messages: Sequence[Message], tokenizer: Tokenizer, tags: str) -> None
     for number, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, str):
-            raise DataError(f"message {number} is {str(message)[:80]!r}; required are a role and a content, a string")
+            raise DataError(f"message {number} is {str(message)[:80]!r}; expected a role and a content, a string")
         role = message.get("role")
         if role not in ROLES:
-            raise DataError(f"message {number} has the role {role!r}; required is one of {', '.join(ROLES)}")
+            raise DataError(f"message {number} has the role {role!r}; expected one of {', '.join(ROLES)}")
         forged = _forged(content, role, tokenizer, tags)
         if forged:
             remedy = "remove it" if tags == TEMPLATE else 'remove it or use tags="reserved"'

@@ -106,6 +106,7 @@ class ChatTemplate:
         closing = tail[: stop.end()]
         if not rest.startswith(closing):
             raise self._fault(f"ends the last answer with {closing!r}, others with {rest[:40]!r}; use --tags text")
+        # merges do not cross a special token, so the rest of the prompt has no influence on an answer's ids
         before = asked.rpartition(USER["content"])[2]
         last_special = max((special.start() for special in self.specials.finditer(before)), default=0)
         before = before[last_special:]
@@ -233,7 +234,8 @@ class ChatTemplate:
     def _fill(self, messages: Sequence[Message], prompt: bool) -> str:
         """The text of messages. No tools or documents, which transformers passes as None, and no `strftime_now`: a
         prompt must not depend on the day."""
-        renamed = [{**message, "role": _ROLES.get(message["role"], message["role"])} for message in messages]
+        names = {"function": "tool"}  # as templates call it
+        renamed = [{**message, "role": names.get(message["role"], message["role"])} for message in messages]
         try:
             return self._compiled.render(
                 messages=renamed,
@@ -247,9 +249,6 @@ class ChatTemplate:
 
     def _fault(self, fault: str) -> DataError:
         return DataError(f"the chat template of {self.tokenizer.spec} {fault}")
-
-
-_ROLES = {"function": "tool"}  # our name and the templates'
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:

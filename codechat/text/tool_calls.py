@@ -37,6 +37,7 @@ DEEPEST = 64  # open brackets in a value that is no strict JSON
 _TAG_START = re.compile("<(?=" + "|".join(re.escape(tag.removeprefix("<")) for tag in TAGS) + ")")
 _SPACE = re.compile(r"\s*")
 # a mark, a string, or a number or word; the string's kind of quote ends it, as in Python
+# possessive (*+, ++), so that no text of a model makes it backtrack
 _TOKEN = re.compile(
     r"""\s*+(?:([{}\[\],:])|("(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')|([A-Za-z]+|-?[0-9][0-9.eE+-]*))""",
     re.DOTALL,
@@ -69,7 +70,7 @@ def format_call(name: str | None, arguments: Mapping[str, Any] | None) -> str:
     Raises DataError for an empty name and for arguments that JSON cannot hold (NaN and infinities included).
     """
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, Mapping):
-        raise DataError(f"got {name!r} and {arguments!r}; required are a name and an object of arguments")
+        raise DataError(f"got {name!r} and {arguments!r}; expected a name and an object of arguments")
     try:
         body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -202,6 +203,7 @@ def _finite(digits: str) -> float:
     return value
 
 
+# line ends in strings are allowed, since models write them; numbers must be finite, since JSON cannot write others back
 _JSON = json.JSONDecoder(strict=False, parse_constant=_finite, parse_float=_finite)
 
 
@@ -321,7 +323,7 @@ def _escaped(match: re.Match[str]) -> str:
     if code[0] not in "01234567xuUN\r":
         return match[0]
     number = int(code, 8) if code[0] in "01234567" else int(code[1:], 16)  # ValueError for what lacks its digits
-    if number in range(0xD800, 0xE000):
+    if number in range(0xD800, 0xE000):  # half a character
         raise ValueError(code)
     return chr(number)
 

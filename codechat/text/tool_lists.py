@@ -35,6 +35,7 @@ DEEPEST = 20  # levels of a type that are read and written
 PLAIN, VALUES, ALL = range(3)  # what of a line is written as JSON: nothing, values that are no plain words, all
 FURTHER = "..."  # the name under which an object's further keys stand
 
+# The quantifiers *+ and ++ are possessive, so that no list makes a pattern backtrack.
 _LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
 _KEY = rf"(?:{_STRING}|[^\s,:\"(){{}}?][^\s,:\"{{}}]*?)\??: "
@@ -99,6 +100,7 @@ def tool_line(tool: Mapping[str, Any], style: str) -> str:
 def _line(name: str, description: str, parameters: str, described: bool) -> str:
     """The plainest line that reads back."""
     wanted = listed_parameters(json.loads(parameters))
+    # what a reader makes of a name or description cannot be said in advance, so each candidate is read
     for line in _candidates(name, description, wanted, described):
         read = read_line(line, described) if "\n" not in line else None
         if read and (read.name, read.description, read.parameters) == (name, description, wanted):

@@ -59,7 +59,7 @@ NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dep
 KEYWORDS = (*ONE_SCHEMA, *NAMED_SCHEMAS, "default", "const", "examples", "example")
 # Keywords that say, without a type, that an object is a schema and no table of names.
 COMPOSING = ("$ref", "anyOf", "oneOf", "allOf")
-LONGEST_WORDS = 1000  # characters of a type
+LONGEST_WORDS = 1000  # characters of a type; what is longer is prose, and patterns must not search all of it
 DEEPEST = 100  # levels of JSON within a tool's parameters; Python cannot follow many more
 _PREFIX = re.compile(r"\b(?:typing|builtins|collections|java\.util|java\.lang)\.")
 _OPTIONAL = re.compile(r"[\s,(]+(?:optional|default)\b(?!\s*\[)[^\[\]<>]*\Z|\A\s*optional[\s,]+", re.IGNORECASE)
@@ -83,7 +83,7 @@ class Report:
     def add(self, where: str, what: str) -> None:
         message = f"tool {self.tool!r}: {where}{' ' if where else ''}{what}"
         if self.strict:
-            raise DataError(f"{message}; required is JSON Schema, such as string, integer, number, boolean, array")
+            raise DataError(f"{message}; expected JSON Schema, such as string, integer, number, boolean, array")
         if message not in self.unknown:
             self.unknown.append(message)
 
@@ -107,7 +107,7 @@ def tool_schema(item: Any, unknown: list[str] | None = None) -> Schema:
     inner = _unwrapped(item)
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(name, str) or not name.strip():
-        raise DataError(f"tool {str(item)[:80]}; required is an object with name, description and parameters")
+        raise DataError(f"tool {str(item)[:80]}; expected an object with name, description and parameters")
     report = Report(name, strict=unknown is None)
     given = _parameters_of(inner, name)
     if _is_deeper(given, DEEPEST):
@@ -150,7 +150,7 @@ def _parameters_of(tool: Mapping[str, Any], name: str) -> Any:
             parameters = json.loads(parameters)
         except ValueError:
             text = parameters[:60]
-            raise DataError(f"tool {name!r}: {key} is the text {text!r}; required is JSON Schema") from None
+            raise DataError(f"tool {name!r}: {key} is the text {text!r}; expected JSON Schema") from None
     if isinstance(parameters, Mapping) and parameters.keys() == {"json"} and isinstance(parameters["json"], Mapping):
         return parameters["json"]  # Bedrock
     return parameters
@@ -182,7 +182,7 @@ def _object_schema(given: Any, required: Any, report: Report) -> Schema:
     if isinstance(given, list) and all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in given):
         return _of_names({one["name"]: _without(one, "name") for one in given}, names, report)
     if not isinstance(given, Mapping):
-        raise DataError(f"tool {report.tool!r} has parameters {str(given)[:60]!r}; required is an object: JSON Schema")
+        raise DataError(f"tool {report.tool!r} has parameters {str(given)[:60]!r}; expected an object: JSON Schema")
     properties = given.get("properties")
     due = given.get("required")
     if not _is_schema(given, report):
@@ -191,9 +191,9 @@ def _object_schema(given: Any, required: Any, report: Report) -> Schema:
             names += map(str, due)
         return _of_names(given, names, report)
     if not isinstance(properties or {}, Mapping):
-        raise DataError(f"tool {report.tool!r} has properties {str(properties)[:60]!r}; required is an object")
+        raise DataError(f"tool {report.tool!r} has properties {str(properties)[:60]!r}; expected an object")
     if not isinstance(due or [], list | tuple):
-        raise DataError(f"tool {report.tool!r} has required {str(due)[:60]!r}; required is a list")
+        raise DataError(f"tool {report.tool!r} has required {str(due)[:60]!r}; expected a list")
     schema = _normal({key: value for key, value in given.items() if value is not None}, "", report)
     if names and not due and isinstance(properties, Mapping):
         schema["required"] = [name for name in names if name in properties]
@@ -213,7 +213,7 @@ def _is_schema(given: Mapping[str, Any], report: Report) -> bool:
     if _may_be_object(kind):
         stray = [k for k, v in given.items() if isinstance(v, Mapping) and "type" in v and k not in KEYWORDS]
         if stray and properties is None:
-            raise DataError(f"tool {report.tool!r} has {stray[0]!r} beside its type; required is {{'properties': ...}}")
+            raise DataError(f"tool {report.tool!r} has {stray[0]!r} beside its type; expected {{'properties': ...}}")
         return True
     if isinstance(kind, Mapping):  # a parameter is called `type`; a schema may stand beside it
         return False
@@ -225,7 +225,7 @@ def _is_schema(given: Mapping[str, Any], report: Report) -> bool:
         return True
     if _names_only(_without(given, "type")) and len(given) > 1:
         return False
-    raise DataError(f"tool {report.tool!r} has parameters of type {kind!r}; required is an object: JSON Schema")
+    raise DataError(f"tool {report.tool!r} has parameters of type {kind!r}; expected an object: JSON Schema")
 
 
 def _may_be_object(kind: Any) -> bool:
@@ -248,7 +248,7 @@ def _of_names(given: Mapping[str, Any], required: Sequence[str], report: Report)
     for name, value in given.items():
         about = {"type": value} if isinstance(value, str) else value
         if not isinstance(about, Mapping):
-            raise DataError(f"tool {report.tool!r} has parameters {str(dict(given))[:80]!r}; required is JSON Schema")
+            raise DataError(f"tool {report.tool!r} has parameters {str(dict(given))[:80]!r}; expected JSON Schema")
         says = about.get("required")
         optional = says is False or about.get("optional") is True or "default" in about or _is_optional(about)
         if name in required or says is True or not (required or optional):
