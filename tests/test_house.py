@@ -15,7 +15,8 @@ PACKED_TUPLES = {"codechat": (9.6, 1), LAB: (10.6, 1)}
 WALRUS = {"codechat": (9.7, 3), LAB: (8.8, 3)}
 SPLATS = {"codechat": (8.1, 3), LAB: (10.2, 3)}
 WIDE_LINES = {"codechat": (382, 0), LAB: (340, 0), "tests": (250, 0)}
-REACH = {"pretrain": (67, 36), "sft": (67, 36)}
+# 68, not 67: text/chat_template.py left text/chat.py
+REACH = {"pretrain": (68, 36), "sft": (68, 36)}
 
 
 @pytest.fixture(scope="module")

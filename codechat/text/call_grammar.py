@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -35,7 +34,8 @@ LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
 LONGEST_TEXT = 256  # characters of a string with a pattern or format and no maxLength, which must end
 # of `format_call`; lenient: keywords that llguidance lacks are left out, with a warning each
 CANONICAL = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": True}
-# Of numbers without bounds in the schema: JSON readers reject 1e999 and very long digits. No range of llguidance is larger.
+# Of numbers without bounds in the schema: JSON readers reject 1e999 and very long digits; llguidance has no larger
+# range.
 LARGEST = 9 * 10**18
 # Where a schema says nothing: any value whose numbers every reader takes.
 ANY: Schema = {"$ref": "#/$defs/any"}
@@ -50,44 +50,51 @@ ANY_VALUE: Schema = {
 FREE: Schema = {"$ref": "#/$defs/free"}
 ANY_VALUES: Schema = {"any": ANY_VALUE, "free": True}
 NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+ALTERNATIVES = ("anyOf", "oneOf")
+COMPOSED = {"allOf", "$ref", *ALTERNATIVES}
+DEFINITIONS = ("$defs", "definitions")
 # Keywords without which a schema says nothing.
-SAYING = ("type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", "properties", "patternProperties", "required")
-SAYING += ("items", "prefixItems", "additionalProperties", "pattern", "format", "minLength", "maxLength", *NUMERIC)
-NOTHING = ({}, True)  # of `not`: no value is allowed, as zod writes undefined
+SAYING = {
+    *("type", "enum", "const", "properties", "patternProperties", "required", "additionalProperties"),
+    *("items", "prefixItems", "pattern", "format", "minLength", "maxLength"),
+    *COMPOSED,
+    *NUMERIC,
+}
+NOTHING: tuple[Any, ...] = ({}, True)  # of `not`: no value is allowed, as zod writes undefined
 # Keywords that hold of one kind of value, and that are named where a schema says nothing else.
-OF_SOME_VALUES = ("not", "if", "uniqueItems", "minItems", "maxItems", "contains", "unevaluatedItems", "minProperties")
-OF_SOME_VALUES += ("maxProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies")
-OF_SOME_VALUES += ("unevaluatedProperties", "$dynamicRef", "$recursiveRef")
-# Keywords that are read elsewhere or belong to a whole document.
-DOCUMENT = (
-    "$id",
-    "id",
-    "$schema",
-    "$anchor",
-    "$dynamicAnchor",
-    "$dynamicRef",
-    "$recursiveRef",
-    "x-guidance",
-    "$comment",
+OF_SOME_VALUES = (
+    *("not", "if", "uniqueItems", "minItems", "maxItems", "contains", "unevaluatedItems"),
+    *("minProperties", "maxProperties", "propertyNames", "unevaluatedProperties"),
+    *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
 )
-# Outside of a string: what ends an object and a list, begins a string, ends a value before another; a digit, since 0 may
-# go on for ever.
+# Keywords that are read elsewhere or belong to a whole document.
+DOCUMENT = {
+    *("$id", "id", "$schema", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef"),
+    *("x-guidance", "$comment"),
+    *DEFINITIONS,
+}
+# Outside of a string: what ends an object and a list, begins a string, ends a value before another; a digit, since 0
+# may go on for ever.
 CLOSERS = (b"}", b"]", b'"', b",", b"1", b"0")
 _QUOTE = re.compile(rb'(?<!\\)(?:\\\\)*"')
 
 
-def call_grammar(tokenizer: Tokenizer, tags: str, tools: Sequence[Mapping[str, Any]], **how: bool) -> CallGrammar:
-    """The CallGrammar of these arguments; the last ones are kept, since reading schemas takes tens of milliseconds. What
-    of a schema does not hold is said on stderr, once."""
-    grammar = _kept(tokenizer, tags, json.dumps(list(tools)), **how)
+def call_grammar(
+    tokenizer: Tokenizer,
+    tags: str,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    required: bool = False,
+    one_call: bool = False,
+    declines: bool = False,
+    strict: bool = False,
+) -> CallGrammar:
+    """The CallGrammar of these arguments. The last ones are kept, since reading schemas takes tens of milliseconds.
+    What of a schema is not enforced is printed on stderr, once."""
+    grammar = _kept(tokenizer, tags, json.dumps(list(tools)), required, one_call, declines, strict)
     for message in grammar.relaxed:
-        _say(message)
+        tool_schemas.say_once(f"constrained calls do not enforce all of a schema: {message}")
     return grammar
-
-
-@lru_cache(maxsize=1000)
-def _say(message: str) -> None:
-    print(f"constrained calls do not enforce all of a schema: {message}", file=sys.stderr)
 
 
 def prompt_grammar(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags: str) -> CallGrammar | None:
@@ -98,15 +105,25 @@ def prompt_grammar(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags:
 
 
 @lru_cache(maxsize=64)
-def _kept(tokenizer: Tokenizer, tags: str, tools: str, **how: bool) -> CallGrammar:
-    return CallGrammar(tokenizer, tags, json.loads(tools), **how)
+def _kept(
+    tokenizer: Tokenizer, tags: str, tools: str, required: bool, one_call: bool, declines: bool, strict: bool
+) -> CallGrammar:
+    return CallGrammar(
+        tokenizer,
+        tags,
+        json.loads(tools),
+        required=required,
+        one_call=one_call,
+        declines=declines,
+        strict=strict,
+    )
 
 
 class CallGrammar:
     """The calls that `tools` ({"name", "description", "parameters"} each) allow.
 
-    required: the answer is a call. one_call: at most one. declines: calling `chat.NOTHING` is possible too, where no
-    call is required. strict: a type that is not known raises ConfigError instead of allowing any value. A keyword that
+    required: the answer is a call. one_call: at most one. declines: calling `chat.NOTHING` is possible too, unless a
+    call is required. strict: an unknown type raises ConfigError instead of allowing any value. A keyword that
     llguidance lacks is left out: more is allowed, never less, and `relaxed` names it."""
 
     def __init__(
@@ -124,18 +141,17 @@ class CallGrammar:
 
         if not tools:
             raise ConfigError("no functions are offered, so no call is possible; offer one")
-        self.vocabulary, self.required = _vocabulary(tokenizer, tags), required
+        self.vocabulary = _vocabulary(tokenizer, tags)
         nothing = [{"name": chat.NOTHING}] if declines and not required else []
-        self.relaxed: list[str] = []  # what of the schemas does not hold, with the tool's name
-        problem = ""
         for level in range(len(LEVELS)):  # where all of them together have no grammar, with less of each
-            calls = _calls_schema([*tools, *nothing], strict, level, relaxed := [])
+            self.relaxed: list[str] = []  # what of the schemas does not hold, with the tool's name
+            calls = _calls_schema([*tools, *nothing], strict, level, self.relaxed)
             grammar = _lark(self.vocabulary, json.dumps(calls, ensure_ascii=False), required, one_call)
             self._start = llguidance.LLMatcher(self.vocabulary.table, grammar, log_level=0)
-            if not (problem := self._start.get_error()):
-                self.relaxed = relaxed
+            problem = self._start.get_error()
+            if not problem:
                 break
-        if problem:
+        else:
             raise ConfigError(f"these functions have no grammar ({problem[:200]}); set --constrain off")
         if required and self.shortest is None:
             needed = f"no call of these functions was found to end within {LONGEST_CLOSING} tokens of this vocabulary"
@@ -151,7 +167,8 @@ class CallGrammar:
     @cached_property
     def after_tag(self) -> int:
         """Tokens that are enough for some call after its tag; 0 where the tag is no single id."""
-        state, tag = self._start.deep_copy(), self.vocabulary.tag_id
+        state = self._start.deep_copy()
+        tag = self.vocabulary.tag_id
         begun = tag is not None and state.consume_token(tag)
         return len(_closing(state, self.vocabulary) or ()) if begun else 0
 
@@ -166,7 +183,9 @@ class GrammarState:
     """Where one completion is in the grammar."""
 
     def __init__(self, grammar: CallGrammar, matcher: Any) -> None:
-        self.grammar, self.matcher, self.ended = grammar, matcher, False
+        self.grammar = grammar
+        self.matcher = matcher
+        self.ended = False
         self._closing: deque[int] = deque()  # ids that must come next
         self._text = b""  # what was written
         self._endless = False  # no way to end was found once; looking again at each token would hold up all other rows
@@ -177,10 +196,12 @@ class GrammarState:
         return not self.ended and not self.matcher.is_accepting()
 
     def mask(self, room: int) -> np.ndarray | None:
-        """(n,) bool: ids that may come next, with `room` tokens after it; none = all. No call begins that could not end."""
+        """(n,) bool: ids that may come next, with `room` tokens after it; None = all. A call begins only if it could
+        end."""
         if self.ended:
             return None
-        allowed, tag = _allowed(self.matcher, self.grammar.vocabulary), self.grammar.vocabulary.tag_id
+        allowed = _allowed(self.matcher, self.grammar.vocabulary)
+        tag = self.grammar.vocabulary.tag_id
         if tag is not None and allowed[tag] and allowed.sum() > 1 and room < self.grammar.after_tag:
             allowed[tag] = False
         return allowed
@@ -194,8 +215,10 @@ class GrammarState:
             may_end = not self.inside or room >= self.grammar.near_end or self._endless
             before = self._text
             self._step(token)
-            closing = None if may_end else self._way_out()
-            if may_end or (closing is not None and len(closing) <= room):
+            if may_end:
+                return token
+            closing = self._way_out()
+            if closing is not None and len(closing) <= room:
                 return token
             self.matcher.rollback(1)
             self._text = before
@@ -219,7 +242,8 @@ class GrammarState:
 
 def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -> str:
     """The grammar in llguidance's dialect of Lark."""
-    tag, closing = vocabulary.call_tag, vocabulary.closing
+    tag = vocabulary.call_tag
+    closing = vocabulary.closing
     more = "" if one_call else f'("\\n"? {tag} call)*'
     end = f"{vocabulary.end}?" if closing is None else f"({vocabulary.end}? {closing})?"
     rules = f'call: " " object\nobject: %json {calls}\n'
@@ -235,8 +259,8 @@ def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -
 
 
 def _calls_schema(tools: Sequence[Mapping[str, Any]], strict: bool, level: int, relaxed: list[str]) -> Schema:
-    """The schema of one call of any of the tools; `relaxed` takes a message for all that does not hold. strict: a type that
-    is not known raises ConfigError."""
+    """The schema of one call of any of the tools; `relaxed` takes a message for all that does not hold. strict: an
+    unknown type raises ConfigError."""
     definitions: Schema = dict(ANY_VALUES)
     calls = []
     for i, tool in enumerate(tools):
@@ -270,14 +294,15 @@ def _closed_object(properties: Mapping[str, Any], required: Sequence[str]) -> Sc
 
 def _of_document(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
     """The schema itself."""
-    return _Translated(parameters, place, relaxed).schema(parameters, "")
+    return _Translator(parameters, place, relaxed).schema(parameters, "")
 
 
 def _of_free_document(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
     """The schema itself, where two of its parts that both allow any value have no common grammar."""
     relaxed.append("numbers within values of any kind are not bounded")
     bounded = json.dumps(_of_document(parameters, place, relaxed))
-    return json.loads(bounded.replace(json.dumps(ANY), json.dumps(FREE)))  # type: ignore[no-any-return]
+    free: Schema = json.loads(bounded.replace(json.dumps(ANY), json.dumps(FREE)))
+    return free
 
 
 def _of_list(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
@@ -339,15 +364,17 @@ class _Inlined(NamedTuple):
         return _Inlined(self.pointers, (*self.path, *steps))
 
 
-class _Translated:
-    """A tool's schema as llguidance takes it: numbers have bounds, objects whose keys are listed have no further ones, what
-    may be any value is `ANY`, and references point to where the schema stands, `#/$defs/place`.
+class _Translator:
+    """Writes a tool's schema as llguidance takes it: numbers have bounds, objects whose keys are listed have no further
+    ones, what may be any value is `ANY`, and references point to where the schema stands, `#/$defs/place`.
 
-    What an object's keys are is known only where all its parts are put together (allOf, $ref, anyOf). So a part stays open
-    (`whole` false), and the object around it is closed."""
+    What an object's keys are is known only where all its parts are put together (allOf, $ref, anyOf). So a part stays
+    open (`whole` false), and the object around it is closed."""
 
     def __init__(self, root: Schema, place: str, relaxed: list[str]) -> None:
-        self.root, self.place, self.relaxed = root, place, relaxed
+        self.root = root
+        self.place = place
+        self.relaxed = relaxed
 
     def _relax(self, where: str, what: str) -> None:
         message = f"{where.replace('.properties.', '.').strip('.') or 'arguments'}: {what}"
@@ -355,38 +382,57 @@ class _Translated:
             self.relaxed.append(message)
 
     def schema(self, node: Any, where: str, whole: bool = True, inlined: _Inlined | None = None) -> Any:
-        """where: path to the node, for messages. inlined: where the node stands in the document, if it was put in place of a
-        reference to it or is a part of what was."""
-        if node is False or (isinstance(node, Mapping) and node.get("not") in NOTHING):
+        """where: path to the node, for messages. inlined: where the node stands in the document, if it was put in
+        place of a reference to it or is a part of what was."""
+        if node is False:
             return False
-        if not isinstance(node, Mapping) or not set(SAYING) & node.keys():
-            part = dict(node) if isinstance(node, Mapping) else {}
-            for keyword in (key for key in OF_SOME_VALUES if whole and key in part):
-                self._relax(where, f"{keyword} {str(part[keyword])[:60]}")
-            return self._definitions(node, where, dict(ANY) if whole else part)
-        out = {key: value for key, value in node.items() if key not in (*DOCUMENT, "$defs", "definitions")}
+        if not isinstance(node, Mapping):
+            return dict(ANY) if whole else {}
+        if node.get("not") in NOTHING:
+            return False
+        if not SAYING & node.keys():
+            return self._silent(node, where, whole) | self._definitions(node, where)
+        out = {key: value for key, value in node.items() if key not in DOCUMENT}
         if inlined is None:
-            out = self._definitions(node, where, out)
+            out |= self._definitions(node, where)
         out = self._values(out, where)
         self._numbers(out, where)
         self._texts(out, where)
+        # alternatives are whole where nothing beside them adds keys
         union = whole and not {"properties", "required", "allOf", "$ref", "patternProperties"} & out.keys()
-        for key in ("anyOf", "oneOf", "allOf"):
+        for key, whole_part in (("anyOf", union), ("oneOf", union), ("allOf", False)):
             if isinstance(out.get(key), list):
                 # `_reference` puts what "$ref" points to before the parts of allOf
                 first = int(key == "allOf" and "$ref" in node)
                 out[key] = [
-                    self.schema(one, where, union and key != "allOf", inlined and inlined.at(key, str(i)))
+                    self.schema(one, where, whole_part, inlined and inlined.at(key, str(i)))
                     for i, one in enumerate(out[key], first)
                 ]
-        self._reference(out, where, whole, inlined)
+        out = self._reference(out, where, whole, inlined)
         self._array(out, where, inlined)
-        self._object(out, node, where, whole, inlined)
-        return out
+        return self._object(out, node, where, whole, inlined)
+
+    def _silent(self, node: Mapping[str, Any], where: str, whole: bool) -> Schema:
+        """Of a node that says nothing of its values' type: any value, where it is no part."""
+        if not whole:
+            return dict(node)
+        for keyword in OF_SOME_VALUES:
+            if keyword in node:
+                self._relax(where, f"{keyword} {str(node[keyword])[:60]}")
+        return dict(ANY)
+
+    def _definitions(self, node: Mapping[str, Any], where: str) -> Schema:
+        """The definitions of the node, which references within it point to."""
+        given = {key: node[key] for key in DEFINITIONS if isinstance(node.get(key), Mapping)}
+        return {key: self._each(schemas, where, None, key) for key, schemas in given.items()}
+
+    def _each(self, schemas: Mapping[str, Any], where: str, inlined: _Inlined | None, key: str) -> Schema:
+        """The schemas by name that stand under a keyword."""
+        return {name: self._child(one, f"{where}.{name}", inlined, key, name) for name, one in schemas.items()}
 
     def _child(self, node: Any, where: str, inlined: _Inlined | None, *steps: str) -> Any:
-        """The schema of a value within the node. What holds its own kind would be put in place of itself for ever: there
-        it is a reference to where it stands."""
+        """The schema of a value within the node. What holds its own kind would be put in place of itself for ever:
+        there it is a reference to where it stands."""
         if inlined and '"$ref"' in json.dumps(node):
             return {"$ref": self._address(inlined.at(*steps).path)}
         return self.schema(node, where)
@@ -395,31 +441,25 @@ class _Translated:
         steps = [quote(step.replace("~", "~0").replace("/", "~1"), safe="~") for step in path]
         return "/".join(["#", "$defs", self.place, *steps])
 
-    def _definitions(self, node: Any, where: str, out: Schema) -> Schema:
-        """With the definitions of the node, which references within it point to."""
-        for key in ("$defs", "definitions"):
-            if isinstance(node, Mapping) and isinstance(node.get(key), Mapping):
-                out[key] = {name: self.schema(one, f"{where}.{name}") for name, one in node[key].items()}
-        return out
-
     def _values(self, out: Schema, where: str) -> Schema:
         """An enumeration alone, of the values that have the schema's type."""
         values = [out["const"]] if "const" in out else out.get("enum")
         if values is None:
             return out
-        kinds = out.get("type")
-        kinds = kinds if isinstance(kinds, list) else [kinds] if kinds else []
+        kinds = tool_lists.kinds_of(out)
         fitting = [value for value in values if not kinds or _has_kind(value, kinds)]
         if not fitting:
             self._relax(where, f"the type {kinds} of none of its values {str(values)[:60]}")
-        rest = {key: out[key] for key in ("$ref", "anyOf", "oneOf", "allOf", "$defs", "definitions") if key in out}
-        if not values:
-            return rest | ({"type": out["type"]} if "type" in out else dict(ANY) if not rest else {})
-        return {"enum": fitting or values} | rest
+        rest = {key: out[key] for key in ("$ref", *ALTERNATIVES, "allOf", *DEFINITIONS) if key in out}
+        if values:
+            return {"enum": fitting or values} | rest
+        if "type" in out:
+            return rest | {"type": out["type"]}
+        return rest or dict(ANY)
 
     def _numbers(self, out: Schema, where: str) -> None:
-        kinds = out.get("type")
-        kind = next((k for k in ("number", "integer") if k in (kinds if isinstance(kinds, list) else [kinds])), None)
+        kinds = tool_lists.kinds_of(out)
+        kind = next((kind for kind in ("number", "integer") if kind in kinds), None)
         if kind is None:
             return
         given = {key: out.pop(key) for key in NUMERIC if key in out}
@@ -428,8 +468,9 @@ class _Translated:
             if _has_grammar({"type": kind} | _bounded(kept)):
                 break
             del kept[key]
-        for key in [key for key in given if key not in kept]:
-            self._relax(where, f"{key} {given[key]}")
+        for key in given:
+            if key not in kept:
+                self._relax(where, f"{key} {given[key]}")
         # the usual bounds must not exclude what the schema's own ones allow
         beyond = any(key != "multipleOf" and not _in_range(given[key]) for key in given)
         out |= kept if kind == "integer" and beyond else _bounded(kept)
@@ -443,29 +484,27 @@ class _Translated:
         if "pattern" in out or known:
             out.setdefault("maxLength", max(LONGEST_TEXT, out.get("minLength", 0)))
 
-    def _reference(self, out: Schema, where: str, whole: bool, inlined: _Inlined | None) -> None:
-        """A reference as llguidance takes it. Beside other keywords, and in a part, what it points to stands itself."""
+    def _reference(self, out: Schema, where: str, whole: bool, inlined: _Inlined | None) -> Schema:
+        """With its reference as llguidance takes it. Beside other keywords, and in a part, what it points to stands
+        itself."""
         if "$ref" not in out:
-            return
+            return out
         pointer = out.pop("$ref")
+        alone = not SAYING & out.keys()
         path = tool_lists.path_of(self.root, pointer)
         target = None if path is None else tool_lists.at_path(self.root, path)
         if path is None or target is None:
             self._relax(where, f"the reference {str(pointer)[:80]!r}, which points to nothing in the schema")
-            if not set(SAYING) & out.keys():
-                out |= ANY
-        elif whole and not set(SAYING) & out.keys() and self._ends(pointer):
-            out["$ref"] = self._address(path)
-        elif inlined and pointer in inlined.pointers:
+            return out | ANY if alone else out
+        if whole and alone and self._ends(pointer):
+            return out | {"$ref": self._address(path)}
+        around = inlined.pointers if inlined else ()
+        if pointer in around:
             self._relax(where, f"the reference {pointer!r} to itself")
-        else:
-            pointers = (*(inlined.pointers if inlined else ()), pointer)
-            part = self.schema(target, where, False, _Inlined(pointers, tuple(path)))
-            parts = out.pop("allOf", [])
-            first = {"allOf": [part, *parts]}
-            rest = dict(out)
-            out.clear()
-            out |= first | rest
+            return out
+        part = self.schema(target, where, False, _Inlined((*around, pointer), tuple(path)))
+        parts = out.pop("allOf", [])
+        return {"allOf": [part, *parts]} | out
 
     def _ends(self, pointer: Any) -> bool:
         """Whether a reference leads, by references alone, to something that is none."""
@@ -484,70 +523,71 @@ class _Translated:
                 self._child(one, f"{where}[{i}]", inlined, "prefixItems", str(i))
                 for i, one in enumerate(out["prefixItems"])
             ]
-        kinds = out.get("type")
-        if "array" in (kinds if isinstance(kinds, list) else [kinds]) or {"items", "prefixItems"} & out.keys():
+        if "array" in tool_lists.kinds_of(out) or {"items", "prefixItems"} & out.keys():
             out["items"] = self._child(out.get("items", {}), f"{where}[]", inlined, "items")
 
-    def _object(self, out: Schema, node: Mapping[str, Any], where: str, whole: bool, inlined: _Inlined | None) -> None:
-        kinds = out.get("type")
-        typed = "object" in (kinds if isinstance(kinds, list) else [kinds])
+    def _object(
+        self, out: Schema, node: Mapping[str, Any], where: str, whole: bool, inlined: _Inlined | None
+    ) -> Schema:
         for key in ("properties", "patternProperties"):
             if isinstance(out.get(key), Mapping):
-                out[key] = {
-                    name: self._child(one, f"{where}.{name}", inlined, key, name) for name, one in out[key].items()
-                }
+                out[key] = self._each(out[key], where, inlined, key)
         further = out.get("additionalProperties")
         if further is not None and further is not False:
             out["additionalProperties"] = self._child(further, f"{where}.*", inlined, "additionalProperties")
         if whole:
-            self._close(out, node, typed)
+            out = self._closed(out, node)
         for key in ("minProperties", "maxProperties"):
             # of listed keys llguidance counts one: any more and it counts further ones only
             counted = "properties" not in out or (out.get("additionalProperties") is False and out.get(key) in (0, 1))
             if key in out and not counted:
                 self._relax(where, f"{key} {out.pop(key)}")
+        return out
 
-    def _close(self, out: Schema, node: Mapping[str, Any], typed: bool) -> None:
-        """Add what keys the object has, and that it has no others."""
-        names = dict(self._names(node, ()))
+    def _closed(self, out: Schema, node: Mapping[str, Any]) -> Schema:
+        """With what keys the object has, and that it has no others."""
+        names = self._names(node, ())
         if not names:
-            if typed and not {"anyOf", "oneOf", "allOf", "$ref"} & out.keys():
+            if "object" in tool_lists.kinds_of(out) and not COMPOSED & out.keys():
                 out.setdefault("additionalProperties", False if "properties" in out else dict(ANY))
-            return
-        if {"properties", "required", "allOf"} & out.keys():
-            listed = out.get("properties", {})
-            everywhere = {name: listed.get(name, True if certain else ANY) for name, certain in names.items()}
-            rest = {key: value for key, value in out.items() if key != "properties"}
-            out.clear()
-            out |= {"type": "object"} | {"properties": everywhere} | rest
-            if "additionalProperties" not in out and not self._open(node, ()):
-                out["additionalProperties"] = False
+            return out
+        if not {"properties", "required", "allOf"} & out.keys():
+            return out
+        listed = out.pop("properties", {})
+        everywhere = {name: listed.get(name, True if certain else ANY) for name, certain in names.items()}
+        closed: Schema = {"type": "object", "properties": everywhere, **out}
+        if "additionalProperties" not in closed and not self._open(node, ()):
+            closed["additionalProperties"] = False
+        return closed
 
-    def _names(self, node: Any, within: tuple[str, ...], certain: bool = True) -> Iterator[tuple[str, bool]]:
-        """The keys that an object may have, and whether each is said to be more than one of its keys: (name, whether its
-        schema stands in a part that always holds)."""
-        if not isinstance(node, Mapping):
-            return
+    def _names(self, node: Any, within: tuple[str, ...], certain: bool = True) -> dict[str, bool]:
+        """{key that an object may have: whether its schema stands in a part that always holds}. certain: node is such
+        a part."""
         found: dict[str, bool] = {}
+        if not isinstance(node, Mapping):
+            return found
         for key, value in node.items():
-            more: list[tuple[str, bool]] = []
+            parts: list[tuple[Any, bool]] = []  # schemas of the same object, and whether they always hold
+            inside = within
             if key == "properties" and isinstance(value, Mapping):
-                more = [(name, certain) for name in value]
+                found |= {name: certain or found.get(name, False) for name in value}
             elif key == "required" and isinstance(value, list):
-                more = [(name, False) for name in value if isinstance(name, str)]
+                found |= {name: found.get(name, False) for name in value if isinstance(name, str)}
             elif key == "$ref" and isinstance(value, str) and value not in within:
-                more = list(self._names(tool_lists.pointed_at(self.root, value), (*within, value), certain))
+                parts = [(tool_lists.pointed_at(self.root, value), certain)]
+                inside = (*within, value)
             elif key == "allOf" and isinstance(value, list):
-                more = [pair for one in value for pair in self._names(one, within, certain)]
-            elif key in ("anyOf", "oneOf") and isinstance(value, list):
-                more = [pair for one in value for pair in self._names(one, within, False)]
+                parts = [(one, certain) for one in value]
+            elif key in ALTERNATIVES and isinstance(value, list):
+                parts = [(one, False) for one in value]
             elif key in ("if", "then", "else"):
-                more = list(self._names(value, within, False))
+                parts = [(value, False)]
             elif key == "dependentSchemas" and isinstance(value, Mapping):
-                more = [pair for one in value.values() for pair in self._names(one, within, False)]
-            for name, sure in more:
-                found[name] = found.get(name, False) or sure
-        yield from found.items()
+                parts = [(one, False) for one in value.values()]
+            for part, sure in parts:
+                for name, known in self._names(part, inside, sure).items():
+                    found[name] = found.get(name, False) or known
+        return found
 
     def _open(self, node: Any, within: tuple[str, ...]) -> bool:
         """Whether a part of the schema says that further keys are possible."""
@@ -557,25 +597,25 @@ class _Translated:
         if (further is not None and further is not False) or node.get("patternProperties"):
             return True
         reference = node.get("$ref")
-        parts = [one for key in ("allOf", "anyOf", "oneOf") if isinstance(node.get(key), list) for one in node[key]]
+        parts = [one for key in ("allOf", *ALTERNATIVES) if isinstance(node.get(key), list) for one in node[key]]
         if isinstance(reference, str) and reference not in within:
             parts.append(tool_lists.pointed_at(self.root, reference))
             within = (*within, reference)
         return any(self._open(one, within) for one in parts)
 
 
-def _bounded(numeric: Mapping[str, Any]) -> Schema:
+def _bounded(numeric: Schema) -> Schema:
     """The keywords with a lower and an upper bound."""
-    out: Schema = {} if "exclusiveMinimum" in numeric else {"minimum": -LARGEST}
-    return out | ({} if "exclusiveMaximum" in numeric else {"maximum": LARGEST}) | dict(numeric)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    bounds: Schema = {}
+    if "exclusiveMinimum" not in numeric:
+        bounds["minimum"] = -LARGEST
+    if "exclusiveMaximum" not in numeric:
+        bounds["maximum"] = LARGEST
+    return bounds | numeric
 
 
 def _in_range(value: Any) -> bool:
-    return _is_number(value) and abs(value) <= LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _has_kind(value: Any, kinds: Sequence[str]) -> bool:
@@ -586,29 +626,33 @@ def _has_kind(value: Any, kinds: Sequence[str]) -> bool:
 
 
 class _Vocabulary:
-    """The ids of a tokenizer and its tags, as llguidance reads them. call_tag, closing: terms of the grammar; closing
-    is none where one id ends an answer."""
+    """The ids of a tokenizer and its tags, as llguidance reads them."""
 
     def __init__(self, tokenizer: Tokenizer, tags: str) -> None:
         import llguidance
 
-        reserved = tags == "reserved"
-        self.tokenizer, self.bos_token_id = tokenizer, None
+        layout = chat.layout(tokenizer, tags)
+        self.tokenizer = tokenizer
+        self.bos_token_id = None
         self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
-        self.tokens += [tag.encode() for tag in chat.TAGS] if reserved else []
-        special = {tokenizer.eot_id, *range(tokenizer.n_vocab, len(self.tokens))}
-        self.special_token_ids = sorted(special | set(tokenizer.special_tokens.values()))
-        opening, end, closing, tag, _ = chat.layout(tokenizer, tags)
-        tag = tag if reserved else tokenizer.encode_inside(chat.CALL_TAG)
-        self.opening = f"{json.dumps(opening, ensure_ascii=False)}?" if opening else ""
-        self.end = json.dumps(end or "\n", ensure_ascii=False)
-        self.call_tag, self.tag_id = self._term(tag), tag[0] if len(tag) == 1 else None
-        self.closing = None if len(closing) == 1 else self._term(closing)
-        self.eos_token_id = closing[0] if len(closing) == 1 else tokenizer.eot_id
+        if tags == "reserved":
+            self.tokens += [tag.encode() for tag in chat.TAGS]
+            call = layout.call
+        else:
+            call = tokenizer.encode_inside(chat.CALL_TAG)
+        special = {tokenizer.eot_id, *range(tokenizer.n_vocab, len(self.tokens)), *tokenizer.special_tokens.values()}
+        self.special_token_ids = sorted(special)
+        # terms of the grammar
+        self.opening = f"{json.dumps(layout.opening, ensure_ascii=False)}?" if layout.opening else ""
+        self.end = json.dumps(layout.closing or "\n", ensure_ascii=False)
+        self.call_tag = self._term(call)
+        self.tag_id = call[0] if len(call) == 1 else None
+        self.closing = None if len(layout.stop) == 1 else self._term(layout.stop)  # None where one id ends an answer
+        self.eos_token_id = layout.stop[0] if len(layout.stop) == 1 else tokenizer.eot_id
         self.lengths = np.array([len(token) for token in self.tokens])
         self.lengths[self.special_token_ids] = 0
         # the end of an answer too: where its tag is text, it begins as that of another call does
-        self.closers = [*(self.tokens.index(text) for text in CLOSERS if text in self.tokens), *closing]
+        self.closers = [*(self.tokens.index(text) for text in CLOSERS if text in self.tokens), *layout.stop]
         self.text_closers = [i for i in self.closers if self.tokens[i] == b'"']
         try:
             self.table = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self))
@@ -643,49 +687,55 @@ def _allowed(matcher: Any, vocabulary: _Vocabulary) -> np.ndarray:
     return allowed
 
 
+@dataclass
+class _Visit:
+    """Of a mask, in `_closing`: quotes before the last visit, the largest depth, and which of its bytes is taken."""
+
+    quotes: int
+    depth: int
+    byte: int = -1
+
+
 def _closing(matcher: Any, vocabulary: _Vocabulary, before: bytes = b"") -> list[int] | None:
     """A short way from a state to where the answer may end, not always the shortest; none beyond LONGEST_CLOSING.
 
     before: what was written since the call began, which tells whether the state is inside a string."""
-    probe, ids, text = matcher.deep_copy(), list[int](), before
-    tried: dict[bytes, _Visit] = {}
+    probe = matcher.deep_copy()
+    ids: list[int] = []
+    text = before
+    visits: dict[bytes, _Visit] = {}  # by the mask of the state
     while not probe.is_accepting():
-        if forced := probe.compute_ff_tokens():
+        forced = probe.compute_ff_tokens()
+        if forced:
             ids += forced
-            text += b"".join(vocabulary.tokens[i] for i in forced)
+            text += b"".join(vocabulary.tokens[token] for token in forced)
             if not probe.consume_tokens(forced):
                 return None
             continue
         allowed = _allowed(probe, vocabulary)
-        known, mask = np.flatnonzero(allowed), allowed.tobytes()
+        known = np.flatnonzero(allowed)
         if len(ids) >= LONGEST_CLOSING or not len(known):
             return None
         quotes = len(_QUOTE.findall(text))
         closers = vocabulary.text_closers if quotes % 2 else vocabulary.closers
-        token = next((i for i in closers if allowed[i]), None)
+        token = next((closer for closer in closers if allowed[closer]), None)
         if token is None:
+            mask = allowed.tobytes()
+            visit = visits.get(mask)
             single = known[vocabulary.lengths[known] == 1]
             depth = text.count(b"{") + text.count(b"[") - text.count(b"}") - text.count(b"]")
-            if (visit := tried.get(mask)) and len(single):
+            if visit and len(single):
                 # again in this string, or deeper in a value that holds its own kind: the next byte, until one leads
                 # out, as the "@" of an address or the name of a leaf
-                visit.number += visit.quotes == quotes or depth > visit.depth
-                visit.quotes, visit.depth = quotes, max(depth, visit.depth)
-                token = int(single[visit.number % len(single)])
+                visit.byte += visit.quotes == quotes or depth > visit.depth
+                visit.quotes = quotes
+                visit.depth = max(depth, visit.depth)
+                token = int(single[visit.byte % len(single)])
             else:  # among what is forced, the longest piece leaves the fewest to write
                 token = int(known[vocabulary.lengths[known].argmax()])
-                tried[mask] = _Visit(quotes, depth)
+                visits[mask] = _Visit(quotes, depth)
         if not probe.consume_token(token):
             return None
         ids.append(token)
         text += vocabulary.tokens[token]
     return ids
-
-
-@dataclass
-class _Visit:
-    """Of a mask, in `_closing`: quotes before the last one, the largest depth, and which of its bytes is taken there."""
-
-    quotes: int
-    depth: int
-    number: int = -1

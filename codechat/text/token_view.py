@@ -39,13 +39,12 @@ STYLE = "\n" + Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 @dataclass(frozen=True)
 class XRay:
-    """T tokens with a value each. texts: what each token adds to the text; their concatenation is the text. values: 0
-    or 1 for the kind mask, signed for the others; 0 has no colour."""
+    """T tokens with a value each."""
 
     kind: Kind
     ids: list[int]
-    texts: list[str]
-    values: list[float]
+    texts: list[str]  # what each token adds to the text; their concatenation is the text
+    values: list[float]  # 0 or 1 for the kind mask, signed for the others; 0 has no colour
     roles: list[str]
 
     def coloured(self) -> str:
@@ -65,11 +64,19 @@ class XRay:
     def terminal(self, colour: bool = True) -> str:
         """The text with a background per token, then a table; without colour, [[ ]] around tokens with a value."""
         if colour:
-            return f"{KINDS[self.kind][2]}\n\n{''.join(map(self._painted, range(len(self.ids))))}\n\n{self.table()}"
-        told = dict(mask="supervised", gradient="has a share of the gradient").get(self.kind, f"{self.kind} not 0")
-        groups = groupby((pair for pair in zip(self.texts, self.values) if pair[0]), lambda pair: bool(pair[1]))
-        texts = ((on, visible("".join(text for text, _ in group))) for on, group in groups)
-        return f"[[ ]]: {told}\n\n{''.join(f'[[{t}]]' if on else t for on, t in texts)}\n\n{self.table()}"
+            painted = "".join(map(self._painted, range(len(self.ids))))
+            return f"{KINDS[self.kind][2]}\n\n{painted}\n\n{self.table()}"
+        told = {"mask": "supervised", "gradient": "has a share of the gradient"}.get(self.kind, f"{self.kind} not 0")
+        return f"[[ ]]: {told}\n\n{self._bracketed()}\n\n{self.table()}"
+
+    def _bracketed(self) -> str:
+        """The text with [[ ]] around each run of tokens with a value."""
+        pieces = []
+        shown = [(text, bool(value)) for text, value in zip(self.texts, self.values) if text]
+        for has_value, run in groupby(shown, lambda pair: pair[1]):
+            text = visible("".join(text for text, _ in run))
+            pieces.append(f"[[{text}]]" if has_value else text)
+        return "".join(pieces)
 
     def __str__(self) -> str:
         return self.terminal(colour=False)
@@ -80,11 +87,15 @@ class XRay:
             return f"{len(self.ids)} tokens"
         rows = [["role", "supervised" if self.kind == "mask" else "not 0", "tokens", "share", "sum"]]
         for role in (*dict.fromkeys(self.roles), "all"):
-            values = [v for r, v in zip(self.roles, self.values) if role in (r, "all")]
-            some, n = sum(map(bool, values)), len(values)
-            rows.append([role, str(some), str(n), f"{100 * some / n:.0f} %" if n else "", f"{sum(values):.4g}"])
+            values = [value for own, value in zip(self.roles, self.values) if role in (own, "all")]
+            n = len(values)
+            n_coloured = sum(map(bool, values))
+            share = f"{100 * n_coloured / n:.0f} %" if n else ""
+            rows.append([role, str(n_coloured), str(n), share, f"{sum(values):.4g}"])
         widths = (11, 9, 8) if self.kind == "mask" else (11, 9, 8, 12)  # the sum of a mask says no more
-        lines = [row[0].ljust(12) + "".join(x.rjust(n) for x, n in zip(row[1:], widths)) for row in rows]
+        lines = []
+        for role, *cells in rows:
+            lines.append(role.ljust(12) + "".join(cell.rjust(width) for cell, width in zip(cells, widths)))
         if self.kind != "mask":
             order = sorted(range(len(self.ids)), key=lambda i: -abs(self.values[i]))
             lines += ["", f"largest: {self.kind}, place, token"]
@@ -98,9 +109,12 @@ class XRay:
         return below if value < 0 else above, 0.12 + 0.48 * share
 
     def _span(self, i: int) -> str:
-        value, about = self.values[i], f"token {i}, id {self.ids[i]}"
-        what = f"{self.kind} {value:.4g}" if self.kind != "mask" else "supervised" if value else "not supervised"
-        tip = about if self.kind == "boundary" else f"{about}, {self.roles[i]}, {what}"
+        value = self.values[i]
+        tip = f"token {i}, id {self.ids[i]}"
+        if self.kind == "mask":
+            tip += f", {self.roles[i]}, {'supervised' if value else 'not supervised'}"
+        elif self.kind != "boundary":
+            tip += f", {self.roles[i]}, {self.kind} {value:.4g}"
         attributes = ' class="xray-tag"' if self.texts[i] in chat.TAGS else ""
         if value:
             rgb, strength = self._shade(value)
@@ -133,10 +147,19 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
     for token in ids:
-        if tag := token >= tokenizer.n_vocab:
-            texts[-1:] = [text + decoder.decode(b"", final=True) for text in texts[-1:]]
-        texts.append(chat.decode([token], tokenizer) if tag else decoder.decode(tokenizer.token_bytes(token)))
-    return [*texts[:-1], *(text + decoder.decode(b"", final=True) for text in texts[-1:])]
+        if token < tokenizer.n_vocab:
+            texts.append(decoder.decode(tokenizer.token_bytes(token)))
+        else:
+            _add_rest(texts, decoder)
+            texts.append(chat.decode([token], tokenizer))
+    _add_rest(texts, decoder)
+    return texts
+
+
+def _add_rest(texts: list[str], decoder: codecs.IncrementalDecoder) -> None:
+    """Add the bytes of an unfinished character to the last text."""
+    if texts:
+        texts[-1] += decoder.decode(b"", final=True)
 
 
 def picture(
@@ -144,7 +167,7 @@ def picture(
 ) -> XRay:
     """Tokens, their values and roles, T each. DataError where a value is not a finite number."""
     if not all(map(math.isfinite, values)):
-        raise DataError(f"{kind} holds {next(v for v in values if not math.isfinite(v))}; required are finite numbers")
+        raise DataError(f"{kind} holds {next(v for v in values if not math.isfinite(v))}; expected finite numbers")
     return XRay(kind, list(ids), token_texts(ids, tokenizer), list(values), list(roles))
 
 

@@ -56,8 +56,10 @@ class Tokenizer:
     beginning: tuple[int, ...] = ()
 
     def __init__(self, spec: str, table: Sequence[bytes]) -> None:
-        self.spec, self._bytes = spec, [*table, END_OF_TEXT.encode()]
-        self.n_vocab, self.eot_id = len(self._bytes), len(table)
+        self.spec = spec
+        self._bytes = [*table, END_OF_TEXT.encode()]
+        self.n_vocab = len(self._bytes)
+        self.eot_id = len(table)
 
     def encode(self, text: str) -> list[int]:
         """Ids of ordinary text. Lone surrogates become U+FFFD."""
@@ -92,10 +94,10 @@ class Tokenizer:
 
     def check(self, ids: Sequence[int]) -> None:
         """DataError for an id outside the vocabulary."""
-        if bad := [int(i) for i in ids if not 0 <= i < self.n_vocab]:
-            raise DataError(
-                f"id {bad[0]}; {self.spec} has 0 to {self.n_vocab - 1}; decode conversations by chat.decode"
-            )
+        for token in ids:
+            if not 0 <= token < self.n_vocab:
+                known = f"{self.spec} has 0 to {self.n_vocab - 1}"
+                raise DataError(f"id {int(token)}; {known}; decode conversations by chat.decode")
 
     def to_dict(self) -> dict[str, Any]:
         """What `from_dict` takes, independent of any file; checkpoints hold it."""
@@ -110,10 +112,14 @@ class BpeTokenizer(Tokenizer):
 
     def __init__(self, n_vocab: int, family: str = "gpt2") -> None:
         ranks = {token: rank for token, rank in merged_ranks(family).items() if rank < n_vocab - 1}
-        super().__init__("gpt2" if (family, n_vocab) == ("gpt2", GPT2_VOCAB) else f"{family}:{n_vocab}", list(ranks))
+        whole = (family, n_vocab) == ("gpt2", GPT2_VOCAB)
+        super().__init__("gpt2" if whole else f"{family}:{n_vocab}", list(ranks))
         self.merges = merges(family)[: n_vocab - 257]
         self._encoding = tiktoken.Encoding(
-            self.spec, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.eot_id}
+            self.spec,
+            pat_str=GPT2_PATTERN,
+            mergeable_ranks=ranks,
+            special_tokens={END_OF_TEXT: self.eot_id},
         )
 
     def encode(self, text: str) -> list[int]:  # a third faster than by an array
@@ -127,8 +133,10 @@ class TableTokenizer(Tokenizer):
     """An id per character of an alphabet, or per byte."""
 
     def __init__(self, spec: str, alphabet: str | None) -> None:
-        super().__init__(spec, [char.encode() for char in alphabet] if alphabet else [bytes([b]) for b in range(256)])
-        self.alphabet, self._ids = alphabet, {char: i for i, char in enumerate(alphabet or "")}
+        table = [char.encode() for char in alphabet] if alphabet else [bytes([b]) for b in range(256)]
+        super().__init__(spec, table)
+        self.alphabet = alphabet
+        self._ids = {char: i for i, char in enumerate(alphabet or "")}
 
     def _array(self, text: str) -> np.ndarray:
         if self.alphabet is None:
@@ -139,7 +147,7 @@ class TableTokenizer(Tokenizer):
             raise DataError(f"character {error.args[0]!r} is not in {self.spec}; use --tokenizer bytes") from None
 
     def to_dict(self) -> dict[str, str]:
-        return {"spec": self.spec} | ({"alphabet": self.alphabet} if self.alphabet else {})
+        return {"spec": self.spec, "alphabet": self.alphabet} if self.alphabet else {"spec": self.spec}
 
 
 class ImportedTokenizer(Tokenizer):
@@ -147,7 +155,9 @@ class ImportedTokenizer(Tokenizer):
     and template or None."""
 
     def __init__(self, saved: dict[str, Any]) -> None:
-        self.saved, self.spec, self.template = saved, saved["spec"], saved.get("template")  # a jinja chat template
+        self.saved = saved
+        self.spec = saved["spec"]
+        self.template: str | None = saved.get("template")  # a jinja chat template
         self._plain = tokenizer_files.parsed(self.spec, saved["json"])
         self._special = tokenizer_files.parsed(self.spec, saved["json"])
         self._plain.encode_special_tokens = True
@@ -165,35 +175,43 @@ class ImportedTokenizer(Tokenizer):
     def beginning(self) -> tuple[int, ...]:  # type: ignore[override]
         """The ids that the tokenizer's own post-processor puts before a text (Llama's begin-of-text; none in Qwen).
         `chat` puts them before raw text."""
-        plain, whole = (self._special.encode("a", add_special_tokens=specials).ids for specials in (False, True))
-        return tuple(whole[: next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)])
+        plain = self._special.encode("a", add_special_tokens=False).ids
+        whole = self._special.encode("a", add_special_tokens=True).ids
+        n = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+        return tuple(whole[:n])
 
     def _array(self, text: str) -> np.ndarray:
         return np.array(self._plain.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def encode_inside(self, text: str) -> list[int]:
         """`encode` for text within another: without the blank that some tokenizers write before a text."""
-        starts = ORDINARY if self._leads else [""]
-        return next(ids for start in starts if (ids := self._behind(self._plain, start, text)))[0]
+        return self._apart(self._plain, text, after_text=self._leads)[0]
 
     def encode_behind(self, before: str, text: str, *, loses: bool = False) -> tuple[list[int], list[int]]:
         """Ids of `text` as it is tokenised behind `before`, and the character where each begins; apart from it where a
         token would hold parts of both. Special tokens are themselves. loses: blanks may go where `before` ends with a
         special token that takes them in."""
-        if together := self._behind(self._special, before, text, loses):
+        together = self._behind(self._special, before, text, loses)
+        if together:
             return together
         begins = self._behind(self._special, before, "x") == self._behind(self._special, "", "x")
-        starts = ORDINARY if self._leads and not begins else [""]
-        return next(ids for start in starts if (ids := self._behind(self._special, start, text)))
+        return self._apart(self._special, text, after_text=self._leads and not begins)
+
+    def _apart(self, tokenizer: Any, text: str, after_text: bool) -> tuple[list[int], list[int]]:
+        """A text alone; after_text: as it is tokenised behind ordinary text."""
+        starts = ORDINARY if after_text else ("",)
+        return next(found for start in starts if (found := self._behind(tokenizer, start, text)))
 
     def _behind(
         self, tokenizer: Any, before: str, text: str, loses: bool = False
     ) -> tuple[list[int], list[int]] | None:
         """None where the ids of `before` are others in the whole, or one of them reaches into the text."""
-        text = replace_surrogates(text)
-        head, whole = (tokenizer.encode(some, add_special_tokens=False) for some in (before, before + text))
-        n, size = len(head.ids), len(before)
-        if whole.ids[:n] != head.ids or not loses and any(end > size for _, end in whole.offsets[:n]):
+        head = tokenizer.encode(before, add_special_tokens=False)
+        whole = tokenizer.encode(before + replace_surrogates(text), add_special_tokens=False)
+        n = len(head.ids)
+        size = len(before)
+        reaches = any(end > size for _, end in whole.offsets[:n])
+        if whole.ids[:n] != head.ids or (reaches and not loses):
             return None
         return whole.ids[n:], [at - size for at, _ in whole.offsets[n:]]
 
@@ -219,7 +237,9 @@ class ImportedTokenizer(Tokenizer):
         text = self._plain.id_to_token(token)
         if self._byte_level and text:
             return bytes(map(byte_letters().index, text))
-        match = _BYTE.fullmatch(text := text or "")  # none: a gap in the vocabulary
+        if not text:  # a gap in the vocabulary
+            return b""
+        match = _BYTE.fullmatch(text)
         return bytes.fromhex(match[1]) if match else text.replace("\u2581", " ").encode()
 
     def to_dict(self) -> dict[str, Any]:
@@ -252,14 +272,15 @@ def _tokenizer(described: str) -> Tokenizer:
     saved = json.loads(described)
     if "json" in saved:
         return ImportedTokenizer(saved)
-    spec, alphabet = saved["spec"], saved.get("alphabet")
-    kind, _, rest = spec.partition(":")
+    spec = saved["spec"]
+    alphabet = saved.get("alphabet")
     if spec == "bytes" or alphabet:
         return TableTokenizer(spec, alphabet)
-    size = int(rest) if re.fullmatch("[0-9]{1,9}", rest) else GPT2_VOCAB if spec == "gpt2" else 0
+    kind, _, rest = (f"gpt2:{GPT2_VOCAB}" if spec == "gpt2" else spec).partition(":")
+    size = int(rest) if re.fullmatch("[0-9]{1,9}", rest) else 0
     if not 257 <= size <= LARGEST.get(kind, 0):  # every byte and the end of text
         sizes = " and ".join(f"{name}:257 to {name}:{most}" for name, most in LARGEST.items())
-        raise ConfigError(f"tokenizer {spec!r}; required is one of {', '.join(SPECS)}; {sizes}")
+        raise ConfigError(f"tokenizer {spec!r}; expected one of {', '.join(SPECS)}; {sizes}")
     return BpeTokenizer(size, kind)
 
 

@@ -40,14 +40,16 @@ def read(place: Path) -> dict[str, Any]:
     config = _optional(path.with_name("tokenizer_config.json"))
     if "added_tokens_decoder" not in config:  # files older than it
         config = config | _optional(path.with_name("special_tokens_map.json"))
-    special = {key: text for key in NAMED if (text := _content(config.get(key)))}
+    named = {key: _content(config.get(key)) for key in NAMED}
+    special = {key: content for key, content in named.items() if content}
     text = _with_all_tokens(spec, path, config, special)
     if "eos_token" not in special:
         model = _optional(path.with_name("config.json")) | _optional(path.with_name("generation_config.json"))
-        first = model.get("eos_token_id")
-        first = (*first, None)[0] if isinstance(first, list) else first
+        eos_id = model.get("eos_token_id")
+        if isinstance(eos_id, list):
+            eos_id = eos_id[0] if eos_id else None
         added = json.loads(text).get("added_tokens") or []
-        special |= {"eos_token": entry["content"] for entry in added if entry["id"] == first}
+        special |= {"eos_token": entry["content"] for entry in added if entry["id"] == eos_id}
     return {"spec": spec, "json": text, "special": special, "template": _template(path, config)}
 
 
@@ -70,18 +72,32 @@ def _content(token: Any) -> str | None:
 
 
 def _with_all_tokens(spec: str, path: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> str:
-    """The text of tokenizer.json with the tokens that stand only beside it, and without truncation, padding, dropout."""
-    import tokenizers
-
+    """The text of tokenizer.json with the tokens that only the files beside it name, without truncation, padding and
+    dropout."""
     text = path.read_text(encoding="utf-8")
     made = parsed(spec, text)
     before = made.get_added_tokens_decoder()
     more = config.get(EXTRA[0]) or config.get(EXTRA[1]) or []
     more = more.values() if isinstance(more, dict) else more
-    extra = [content for token in more if (content := _content(token))]
+    extra = [content for content in map(_content, more) if content]
     table = config.get("added_tokens_decoder")
     if table is None:
         table = _older_table(path, {*special.values(), *extra}, {token.content for token in before.values()})
+    _add_listed(made, spec, table)
+    listed = {token.content for token in made.get_added_tokens_decoder().values()}
+    named = [token for token in special.values() if made.token_to_id(token) is not None]
+    unlisted = dict.fromkeys(token for token in [*named, *extra] if token not in listed)
+    made.add_special_tokens([*unlisted])
+    as_saved = json.loads(text)
+    dropout = (as_saved.get("model") or {}).get("dropout")
+    changed = as_saved.get("truncation") or as_saved.get("padding") or dropout
+    return made.to_str() if changed or made.get_added_tokens_decoder() != before else text
+
+
+def _add_listed(made: Any, spec: str, table: Any) -> None:
+    """Add the tokens of an added_tokens_decoder. DataError where one would have another id than there."""
+    import tokenizers
+
     try:
         ids = {about["content"]: int(i) for i, about in table.items()}
         tokens = [tokenizers.AddedToken(about["content"], **_flags(about)) for about in table.values()]
@@ -89,16 +105,10 @@ def _with_all_tokens(spec: str, path: Path, config: Mapping[str, Any], special: 
         raise DataError(f"{spec}: added_tokens_decoder is no table of ids and tokens ({error!r}); {ADVICE}") from None
     made.add_tokens(sorted(tokens, key=lambda token: ids[token.content]))  # a new token takes the next free id
     for content, i in ids.items():
-        if (found := made.token_to_id(content)) != i:
+        found = made.token_to_id(content)
+        if found != i:
             got = f"{spec}: added_tokens_decoder has token {content!r} as {i}, with tokenizer.json it becomes {found}"
             raise DataError(f"{got}; {ADVICE}")
-    listed = {token.content for token in made.get_added_tokens_decoder().values()}
-    named = [token for token in special.values() if made.token_to_id(token) is not None]
-    unlisted = dict.fromkeys(token for token in [*named, *extra] if token not in listed)
-    made.add_special_tokens([*unlisted])
-    as_saved = json.loads(text)
-    settings = as_saved.get("truncation"), as_saved.get("padding"), (as_saved.get("model") or {}).get("dropout")
-    return made.to_str() if any(settings) or made.get_added_tokens_decoder() != before else text
 
 
 def _flags(about: Mapping[str, Any]) -> dict[str, bool]:

@@ -33,25 +33,35 @@ READABLE = (
 FORMS = (*READABLE, "bad_arguments", "no_name", "bad_json")
 DECLINED = "None of my functions can do that."
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
-DEEPEST = 64
+DEEPEST = 64  # open brackets in a value that is no strict JSON
+_TAG_START = re.compile("<(?=" + "|".join(re.escape(tag.removeprefix("<")) for tag in TAGS) + ")")
 _SPACE = re.compile(r"\s*")
 # a mark, a string, or a number or word; the string's kind of quote ends it, as in Python
+# possessive (*+, ++), so that no text of a model makes it backtrack
 _TOKEN = re.compile(
-    r"""\s*+(?:([{}\[\],:])|("(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')|([A-Za-z]+|-?[0-9][0-9.eE+-]*))""", re.DOTALL
+    r"""\s*+(?:([{}\[\],:])|("(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')|([A-Za-z]+|-?[0-9][0-9.eE+-]*))""",
+    re.DOTALL,
 )
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _ESCAPED = dict(zip("\n\\'\"abfnrtv", ("", "\\", "'", '"', "\a", "\b", "\f", "\n", "\r", "\t", "\v")))
 
 
 class Call(NamedTuple):
-    """A function call. name is None in "no_name" and "bad_json"; arguments may be None in these and
-    "bad_arguments". after: the text between its end and the next tag, stripped; "" in "bad_json", which has no end."""
+    """A function call."""
 
-    name: str | None
-    arguments: dict[str, Any] | None
-    form: str
-    after: str = ""
+    name: str | None  # None in "no_name" and "bad_json"
+    arguments: dict[str, Any] | None  # may be None in these and in "bad_arguments"
+    form: str  # one of FORMS
+    after: str = ""  # the text between its end and the next tag, stripped; "" in "bad_json", which has no end
+
+
+class Read(NamedTuple):
+    """A value that was read from a text."""
+
+    value: Any
+    end: int
+    form: str  # of its JSON, one of FORMS
 
 
 def format_call(name: str | None, arguments: Mapping[str, Any] | None) -> str:
@@ -60,7 +70,7 @@ def format_call(name: str | None, arguments: Mapping[str, Any] | None) -> str:
     Raises DataError for an empty name and for arguments that JSON cannot hold (NaN and infinities included).
     """
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, Mapping):
-        raise DataError(f"got {name!r} and {arguments!r}; required are a name and an object of arguments")
+        raise DataError(f"got {name!r} and {arguments!r}; expected a name and an object of arguments")
     try:
         body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -70,7 +80,7 @@ def format_call(name: str | None, arguments: Mapping[str, Any] | None) -> str:
 
 def escape_tags(text: str) -> str:
     """JSON whose strings spell no tag, so they open no turn where tags are plain text; it reads as the same value."""
-    return re.sub("<(?=" + "|".join(re.escape(tag[1:]) for tag in TAGS) + ")", r"\\u003c", escape_surrogates(text))
+    return _TAG_START.sub(r"\\u003c", escape_surrogates(text))
 
 
 def escape_surrogates(text: str) -> str:
@@ -85,14 +95,17 @@ _DECLINES = re.compile(rf'\s*{CALL_TAG}\s*\{{\s*"name"\s*:\s*"{NOTHING}"')
 def parse_calls(text: str) -> list[Call]:
     """Every call of a text, in order: one per tag, several where a list follows the tag. `DECLINE` is none. Never
     raises."""
-    tags = [*(match.start() for match in re.finditer(CALL_TAG, text)), len(text)]
-    calls, n = [], 0
+    tags = [match.start() for match in re.finditer(CALL_TAG, text)]
+    tags.append(len(text))
+    calls: list[Call] = []
+    n = 0
     while n < len(tags) - 1:
-        value, end, form = _value_after(text, tags, n)
-        calls += [read_call(item, form) for item in (value if isinstance(value, list) and value else [value])]
-        n = max(n + 1, bisect_left(tags, end))
+        read = _value_after(text, tags, n)
+        items = read.value if isinstance(read.value, list) and read.value else [read.value]
+        calls += [read_call(item, read.form) for item in items]
+        n = max(n + 1, bisect_left(tags, read.end))  # a tag inside the value begins no call
         if calls[-1].form != "bad_json":
-            calls[-1] = calls[-1]._replace(after=text[end : tags[n]].strip())
+            calls[-1] = calls[-1]._replace(after=text[read.end : tags[n]].strip())
     return [call for call in calls if call.name != NOTHING]
 
 
@@ -102,39 +115,38 @@ def in_words(text: str) -> str:
     return DECLINED if tagged and not parse_calls(text) else text
 
 
-def _value_after(text: str, tags: list[int], n: int) -> tuple[Any, int, str]:
-    """(value after tag n or None, its end, form of its JSON). tags: where they begin, and the end of the text."""
+def _value_after(text: str, tags: list[int], n: int) -> Read:
+    """The value after tag n; "bad_json" where there is none. tags: where they begin, and the end of the text."""
     start = _after_space(text, tags[n] + len(CALL_TAG))
+    bad = Read(None, start, "bad_json")
     if not text.startswith(("{", "["), start):
-        return None, start, "bad_json"
+        return bad
     stop = n + 1
     while True:
         try:
             value, used = _JSON.raw_decode(text[start : tags[stop]])
-            return value, start + used, "object"
+            return Read(value, start + used, "object")
         except json.JSONDecodeError as error:
             # what cut a string off may be a tag inside it; doubling the text keeps all attempts linear
             if not error.msg.startswith("Unterminated string") or stop == len(tags) - 1:
-                return _literal(text, start, tags[n + 1])
+                return _literal(text, start, tags[n + 1]) or bad
             stop = min(n + 2 * (stop - n), len(tags) - 1)
         except (ValueError, RecursionError):
-            return _literal(text, start, tags[n + 1])
+            return _literal(text, start, tags[n + 1]) or bad
 
 
 def value_at(text: str, start: int) -> tuple[Any, int] | None:
-    """(value, its end) of the JSON or Python literal that begins at `start`: an object, a list, a string, a number, true
-    or None. None where there is no such value. A tag inside a string is part of the string."""
+    """(value, its end) of the JSON or Python literal that begins at `start`; None where there is none. A tag inside a
+    string is part of the string."""
     token = _TOKEN.match(text, start)
     if not token or token[1] not in (None, "{", "["):
         return None
     if token[1]:
-        if strict := _strict(text, token.start(1)):
-            return strict
-        value, end, form = _literal(text, token.start(1), len(text))
-        return None if form == "bad_json" else (value, end)
-    listed = f"[{token[0]}]"
-    value, _, form = _literal(listed, 0, len(listed), quoted=False)
-    return None if form == "bad_json" else (value[0], token.end())
+        read = _strict(text, token.start(1)) or _literal(text, token.start(1), len(text))
+        return (read.value, read.end) if read else None
+    listed = f"[{token[0]}]"  # the reader ends a value with its bracket
+    read = _literal(listed, 0, len(listed), quoted=False)
+    return (read.value[0], token.end()) if read else None
 
 
 def read_call(item: Any, form: str = "object") -> Call:
@@ -153,16 +165,18 @@ def _arguments_of(item: Mapping[str, Any], form: str) -> tuple[dict[str, Any] | 
     given = {key: item[key] for key in ARGUMENT_KEYS if item.get(key) is not None and str(item[key]).strip()}
     others = [value for key, value in item.items() if key not in ARGUMENT_KEYS]
     if not given:
-        return (None, "bad_arguments") if any(_holds_object(v, True) for v in others) else ({}, "no_arguments")
-    first, *rest = (_object(value) for value in given.values())
-    if first is None or any(value != first for value in rest) or not first and any(map(_holds_object, others)):
+        elsewhere = any(_holds_object(value, empty=True) for value in others)
+        return (None, "bad_arguments") if elsewhere else ({}, "no_arguments")
+    objects = [_object(value) for value in given.values()]
+    arguments = objects[0]
+    if arguments is None or any(other != arguments for other in objects):
         return None, "bad_arguments"
-    key, value = next(iter(given.items()))
-    if isinstance(value, str):
-        form = form if form == "single_quoted" else "json_string"
-    elif form == "object" and key != "arguments":
-        form = "parameters"
-    return first, form
+    if not arguments and any(_holds_object(value) for value in others):
+        return None, "bad_arguments"
+    key = next(iter(given))
+    if isinstance(given[key], str):
+        return arguments, form if form == "single_quoted" else "json_string"
+    return arguments, "parameters" if form == "object" and key != "arguments" else form
 
 
 def _object(value: Any) -> dict[str, Any] | None:
@@ -170,8 +184,9 @@ def _object(value: Any) -> dict[str, Any] | None:
     if not isinstance(value, str):
         return dict(value) if isinstance(value, Mapping) else None
     text = value.strip()
-    value, end = _strict(text) or _literal(text, 0, len(text), quoted=False)[:2]
-    return value if isinstance(value, dict) and end == len(text) else None
+    read = _strict(text) or _literal(text, 0, len(text), quoted=False)
+    whole = read is not None and read.end == len(text)
+    return read.value if read and whole and isinstance(read.value, dict) else None
 
 
 def _holds_object(value: Any, empty: bool = False) -> bool:
@@ -188,65 +203,109 @@ def _finite(digits: str) -> float:
     return value
 
 
+# line ends in strings are allowed, since models write them; numbers must be finite, since JSON cannot write others back
 _JSON = json.JSONDecoder(strict=False, parse_constant=_finite, parse_float=_finite)
 
 
-def _strict(text: str, start: int = 0) -> tuple[Any, int] | None:
-    """(value, end) by the json module, line ends in strings allowed."""
+def _strict(text: str, start: int = 0) -> Read | None:
+    """The value at `start` by the json module, line ends in strings allowed."""
     try:
-        return _JSON.raw_decode(text, start)
+        value, end = _JSON.raw_decode(text, start)
     except (ValueError, RecursionError):
         return None
+    return Read(value, end, "object")
 
 
-def _literal(text: str, start: int, stop: int, quoted: bool = True) -> tuple[Any, int, str]:
-    """(value or None, end, form) of a Python literal, of JSON with commas too many, or of a mixture: rewritten as JSON
-    token by token. Equal to `ast.literal_eval` where that reads the text too, or nothing. quoted: it is a call, whose
-    arguments may be JSON in single quotes."""
-    out, nesting, at, form = [""], "", start, "trailing_comma"
-    while True:
-        if not (token := _TOKEN.match(text, at, stop)) or len(nesting) > DEEPEST:
-            return None, start, "bad_json"
-        mark, string, atom = token.groups()
-        at = token.end()
-        if string:
-            form = "python_literal" if form == "trailing_comma" and string[0] == "'" else form
-            value = _unescaped(string[1:-1])
-            if (
-                quoted
-                and string[0] == "'"
-                and nesting in ("{", "[{")
-                and out[-1] == ":"
-                and out[-2][1:-1] in ARGUMENT_KEYS
-            ):
-                value, at, quoted = _quoted_object(text, token.start(2), at, value)
-                form = "single_quoted" if quoted else form
-            if value is None:
-                return None, start, "bad_json"
-            out.append(json.dumps(value))
-        elif atom:
-            form = "python_literal" if form == "trailing_comma" and atom in _PYTHON else form
-            out.append(_PYTHON.get(atom, atom))
-        else:
-            if mark in "}]" and out[-1] == "," and out[-2] not in "{[,:":
-                out.pop()
-            nesting = nesting + mark if mark in "{[" else nesting[:-1] if mark in "}]" else nesting
-            out.append(mark)
-            if not nesting:
-                break
-    value = _strict(" ".join(out).strip())
-    return (value[0], at, form) if value else (None, start, "bad_json")
+def _literal(text: str, start: int, stop: int, quoted: bool = True) -> Read | None:
+    """A Python literal, JSON with commas too many, or a mixture. Equal to `ast.literal_eval` where that reads the text
+    too, or nothing. quoted: it is a call, whose arguments may be JSON in single quotes."""
+    return _LiteralReader(text, start, stop, quoted).read()
 
 
-def _quoted_object(text: str, begin: int, end: int, value: str | None) -> tuple[str | None, int, bool]:
-    """(a text that spells an object, its end, True) for arguments in single quotes: a Python string, or JSON as it
-    stands, where an apostrophe does not end it. Otherwise the string as it was read, and False."""
+class _LiteralReader:
+    """Rewrites a literal as JSON token by token, up to the bracket that ends it."""
+
+    def __init__(self, text: str, start: int, stop: int, quoted: bool) -> None:
+        self.text = text
+        self.at = start
+        self.stop = stop
+        self.quoted = quoted
+        self.nesting = ""  # the open brackets, such as "[{"
+        self.json = [""]  # tokens so far
+        self.form = "trailing_comma"
+
+    def read(self) -> Read | None:
+        """The value; None where the text is no literal."""
+        while len(self.nesting) <= DEEPEST:
+            token = _TOKEN.match(self.text, self.at, self.stop)
+            if not token:
+                return None
+            self.at = token.end()
+            mark, string, atom = token.groups()
+            if string:
+                value = self._string(string, token.start(2))
+                if value is None:
+                    return None
+                self.json.append(json.dumps(value))
+            elif atom:
+                self._atom(atom)
+            else:
+                self._mark(mark)
+                if not self.nesting:
+                    read = _strict(" ".join(self.json).strip())
+                    return Read(read.value, self.at, self.form) if read else None
+        return None
+
+    def _string(self, string: str, begin: int) -> str | None:
+        """The value of a string that begins at `begin`; of arguments in single quotes, the text of their object."""
+        value = _unescaped(string[1:-1])
+        if string.startswith("'"):
+            self._python()
+            if self.quoted and self._at_arguments():
+                spelled = _quoted_object(self.text, begin, self.at, value)
+                if spelled:
+                    value, self.at = spelled
+                    self.form = "single_quoted"
+                else:
+                    self.quoted = False  # tried once only, so that reading stays linear
+        return value
+
+    def _at_arguments(self) -> bool:
+        """Whether the call's own arguments come next."""
+        return self.nesting in ("{", "[{") and self.json[-1] == ":" and self.json[-2] in _ARGUMENT_KEYS_AS_JSON
+
+    def _atom(self, atom: str) -> None:
+        if atom in _PYTHON_WORDS:
+            self._python()
+        self.json.append(_PYTHON_WORDS.get(atom, atom))
+
+    def _mark(self, mark: str) -> None:
+        if mark in "{[":
+            self.nesting += mark
+        elif mark in "}]":
+            self.nesting = self.nesting[:-1]
+            if self.json[-1] == "," and self.json[-2] not in ("{", "[", ",", ":"):
+                self.json.pop()
+        self.json.append(mark)
+
+    def _python(self) -> None:
+        if self.form == "trailing_comma":
+            self.form = "python_literal"
+
+
+_ARGUMENT_KEYS_AS_JSON = [json.dumps(key) for key in ARGUMENT_KEYS]
+
+
+def _quoted_object(text: str, begin: int, end: int, value: str | None) -> tuple[str, int] | None:
+    """(a text that spells an object, its end) for arguments in single quotes from `begin` to `end`: the `value` of a
+    Python string, or JSON as it stands, where an apostrophe does not end it. None for another string."""
     if value is not None and _object(value) is not None and text.startswith((",", "}"), _after_space(text, end)):
-        return value, end, True
-    raw, last = _strict(text, _after_space(text, begin + 1)) or (None, begin)
-    if isinstance(raw, dict) and text.startswith("'", last := _after_space(text, last)):
-        return json.dumps(raw), last + 1, True
-    return value, end, False
+        return value, end
+    raw = _strict(text, _after_space(text, begin + 1))
+    if raw is None or not isinstance(raw.value, dict):
+        return None
+    closing = _after_space(text, raw.end)
+    return (json.dumps(raw.value), closing + 1) if text.startswith("'", closing) else None
 
 
 def _unescaped(body: str) -> str | None:
@@ -264,34 +323,58 @@ def _escaped(match: re.Match[str]) -> str:
     if code[0] not in "01234567xuUN\r":
         return match[0]
     number = int(code, 8) if code[0] in "01234567" else int(code[1:], 16)  # ValueError for what lacks its digits
-    if number in range(0xD800, 0xE000):
+    if number in range(0xD800, 0xE000):  # half a character
         raise ValueError(code)
     return chr(number)
 
 
 def _after_space(text: str, start: int) -> int:
-    return _SPACE.match(text, start).end()
+    space = _SPACE.match(text, start)
+    assert space  # an empty one matches too
+    return space.end()
 
 
 def as_openai(messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Messages in OpenAI's form, and the `tools` that their system texts list. Calls that have results are `tool_calls`."""
-    said, tools, waiting = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
+    """Messages in OpenAI's form, and the `tools` that their system texts list. Calls with results are `tool_calls`."""
+    said: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = []
+    waiting: list[str] = []  # ids of calls whose results come next
     for number, message in enumerate(messages):
-        role, content, more = message["role"], message["content"], dict[str, Any]()
-        calls = parse_calls(content) if role == "assistant" else []
-        results = takewhile(lambda later: later["role"] == "function", messages[number + 1 :])
+        role = message["role"]
+        content = message["content"]
+        calls = _answered_calls(messages, number)
         if role == "system":
             content, offered = split_offer(content)
             tools += [{"type": "function", "function": schema} for schema in offered]
-        elif calls and len(calls) == len([*results]) and all(call.form in READABLE for call in calls):
-            waiting, content = [f"call_{number}_{k}" for k in range(len(calls))], content.partition(CALL_TAG)[0].strip()
-            named = [dict(name=c.name, arguments=json.dumps(c.arguments)) for c in calls]
-            more["tool_calls"] = [dict(id=id, type="function", function=f) for id, f in zip(waiting, named)]
+            if content:
+                said.append({"role": role, "content": content})
         elif role == "function":
-            role, more = "tool", {"tool_call_id": waiting.pop(0) if waiting else ""}
-        if content or role != "system":
-            said.append({"role": role, "content": content, **more})
+            said.append({"role": "tool", "content": content, "tool_call_id": waiting.pop(0) if waiting else ""})
+        elif calls:
+            waiting = [f"call_{number}_{k}" for k in range(len(calls))]
+            called = [_openai_call(id, call) for id, call in zip(waiting, calls)]
+            said.append({"role": role, "content": content.partition(CALL_TAG)[0].strip(), "tool_calls": called})
+        else:
+            said.append({"role": role, "content": content})
     return said, tools
+
+
+def _answered_calls(messages: Sequence[Mapping[str, str]], number: int) -> list[Call]:
+    """The calls of an answer if all can be read and each has a result; else none."""
+    if messages[number]["role"] != "assistant":
+        return []
+    calls = parse_calls(messages[number]["content"])
+    results = takewhile(lambda later: later["role"] == "function", messages[number + 1 :])
+    answered = len(calls) == len(list(results)) and all(call.form in READABLE for call in calls)
+    return calls if answered else []
+
+
+def _openai_call(id: str, call: Call) -> dict[str, Any]:
+    return {
+        "id": id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+    }
 
 
 def answer_text(message: Mapping[str, Any]) -> str:
@@ -316,22 +399,25 @@ def answer_text(message: Mapping[str, Any]) -> str:
 
 @dataclass
 class Turn:
-    """calls: canonical texts. ids: one per call, or none. result_of: id of the call that a function's result answers.
-    weight: 0 = an answer that carries no loss."""
+    """A message of another project's conversation."""
 
     role: str
     content: str
-    calls: list[str] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    result_of: str | None = None
-    weight: int = 1
+    calls: list[str] = field(default_factory=list)  # canonical texts
+    ids: list[str] = field(default_factory=list)  # one per call, or none
+    result_of: str | None = None  # id of the call that a function's result answers
+    weight: int = 1  # 0 = an answer that carries no loss
 
     def message(self) -> dict[str, Any]:
         """Prose, then calls, one per line."""
-        prose = self.content.strip() if self.calls else self.content
-        lines = [*([prose] if prose or not self.calls else []), *self.calls]
-        weight = {} if self.weight or self.role != "assistant" else {"weight": 0}
-        return {"role": self.role, "content": "\n".join(lines), **weight}
+        content = self.content
+        if self.calls:
+            prose = self.content.strip()
+            content = "\n".join([prose, *self.calls] if prose else self.calls)
+        message: dict[str, Any] = {"role": self.role, "content": content}
+        if self.role == "assistant" and not self.weight:
+            message["weight"] = 0
+        return message
 
 
 class Unreadable(DataError):
@@ -339,7 +425,8 @@ class Unreadable(DataError):
 
     def __init__(self, reason: str, turn: Turn | None = None, message: str = "") -> None:
         super().__init__(message or reason)
-        self.reason, self.turn = reason, turn
+        self.reason = reason
+        self.turn = turn
 
 
 def messages_of_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], style: str) -> list[dict[str, Any]]:
@@ -347,27 +434,31 @@ def messages_of_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]],
     turns = list(turns)
     for at, turn in enumerate(turns):
         if turn.role != "function" or at == 0:
-            results = list(takewhile(lambda turn: turn.role == "function", turns[at + 1 :]))
+            results = list(takewhile(lambda later: later.role == "function", turns[at + 1 :]))
             end = at + 1 + len(results)
             turns[at + 1 : end] = _in_call_order(turn, results, goes_on=end < len(turns))
     if tools:
-        system, rest = (turns[0].content, turns[1:]) if turns[0].role == "system" else ("", turns)
         try:
             offer = tools_prompt(tools, style)
         except DataError as error:
             raise Unreadable("unreadable_tools", None, str(error)) from None
-        turns = [Turn("system", f"{system}\n{offer}" if system else offer), *rest]
+        if turns[0].role == "system":
+            system = turns.pop(0).content
+            offer = f"{system}\n{offer}" if system else offer
+        turns.insert(0, Turn("system", offer))
     return [turn.message() for turn in turns]
 
 
 def _in_call_order(turn: Turn, results: list[Turn], goes_on: bool) -> list[Turn]:
-    """The results of a turn in the order of its calls where they name one. Unreadable where ids do not match one to one."""
+    """The results of a turn in the order of its calls, where they name one. goes_on: other turns follow the results.
+    Unreadable where ids do not match one to one."""
     if len(set(turn.ids)) < len(turn.ids):
         raise Unreadable("unreadable_call", turn)
-    named, left = [one for one in (turn, *results) if one.result_of is not None], list(turn.ids)
+    named = [one for one in (turn, *results) if one.result_of is not None]
     if named and not turn.ids and not turn.calls and CALL_TAG not in turn.content:
         raise Unreadable("result_without_call", named[0])
     if turn.ids and named:
+        left = list(turn.ids)
         for result in results:
             if result.result_of not in left:
                 raise Unreadable("result_without_call", result)

@@ -28,10 +28,10 @@ TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: 
 
 
 class Executor(NamedTuple):
-    """schema: {"name", "description", "parameters"} of `function`."""
+    """A function that runs calls."""
 
     function: Callable[..., Any]
-    schema: Schema
+    schema: Schema  # {"name", "description", "parameters"}
 
 
 def load_executors(path: Path, listed: Mapping[str, Schema] | None = None) -> dict[str, Executor]:
@@ -40,14 +40,21 @@ def load_executors(path: Path, listed: Mapping[str, Schema] | None = None) -> di
 
     listed: schemas by name; their functions need no hints, and others are left out."""
     module = run_file(path, "executors", "--executors takes a Python file (see examples/my_tools.py)")
-    functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
-    table = getattr(module, "EXECUTORS", {n: f for n, f in functions.items() if f.__name__ == n and n[0] != "_"})
+    table = getattr(module, "EXECUTORS", _public_functions(module))
     if not table:
         raise DataError(f"{path} defines no public function; define one with type hints (see examples/my_tools.py)")
-    if wrong := next((name for name, function in table.items() if not callable(function)), None):
-        raise DataError(f"{path}: EXECUTORS has {table[wrong]!r} under {wrong!r}; required: a function")
-    chosen = {name: function for name, function in table.items() if not listed or name in listed}
-    return {name: Executor(f, listed[name] if listed else schema_of(f, name)) for name, f in chosen.items()}
+    for name, function in table.items():
+        if not callable(function):
+            raise DataError(f"{path}: EXECUTORS has {function!r} under {name!r}; expected a function")
+    if listed:
+        return {name: Executor(table[name], listed[name]) for name in table if name in listed}
+    return {name: Executor(function, schema_of(function, name)) for name, function in table.items()}
+
+
+def _public_functions(module: types.ModuleType) -> dict[str, Callable[..., Any]]:
+    """The functions that a module itself defines, not those that it imports or renames."""
+    own = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
+    return {name: function for name, function in own.items() if function.__name__ == name and name[0] != "_"}
 
 
 def executors_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Executor]:
@@ -67,16 +74,24 @@ def run_file(path: Path, kind: str, needed: str) -> types.ModuleType:
     try:
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:  # the file is the user's and may raise anything
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
+        line = _line_of(error, path)
         raise DataError(f"{path} line {line}: {type(error).__name__}: {error}; correct the file") from error
     return module
+
+
+def _line_of(error: BaseException, path: Path) -> int | None:
+    """The line of a file that raised an error; 1 where none is known."""
+    if isinstance(error, SyntaxError):
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines else 1
 
 
 def schema_of(function: Callable[..., Any], name: str) -> Schema:
     """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without a known
     type."""
-    doc, code = inspect.getdoc(function) or "", getattr(function, "__code__", None)
+    doc = inspect.getdoc(function) or ""
+    code = getattr(function, "__code__", None)  # a class or a partial has none
     where = f"{code.co_filename} line {code.co_firstlineno}: {name}" if code else name
     try:
         hints = typing.get_type_hints(function)
@@ -91,26 +106,38 @@ def schema_of(function: Callable[..., Any], name: str) -> Schema:
             remedy = f"write {p.name}: str, int, list[...] ..., or give its schema with --tools-file"
             raise DataError(f"{where}: parameter {p.name} has no type hint; {remedy}")
         properties[p.name] = type_schema(hints[p.name], f"{where}: parameter {p.name}")
-        if line := re.search(rf"^[ \t]*{re.escape(p.name)}: +(\S.*)$", doc, re.MULTILINE):
+        line = re.search(rf"^[ \t]*{re.escape(p.name)}: +(\S.*)$", doc, re.MULTILINE)
+        if line:
             properties[p.name]["description"] = line[1].strip()
-    required = [p.name for p in parameters if p.default is p.empty]
-    about = {"type": "object", "properties": properties, "required": required}
-    return {"name": name, "description": doc.partition("\n")[0], "parameters": about}
+    return {
+        "name": name,
+        "description": doc.partition("\n")[0],
+        "parameters": {
+            "type": "object",
+            "properties": properties,
+            "required": [p.name for p in parameters if p.default is p.empty],
+        },
+    }
 
 
 def type_schema(hint: Any, where: str) -> Schema:
     """JSON schema of a type hint. DataError for a type without one."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType) and len(some := [a for a in args if a is not type(None)]) == 1:
-        return type_schema(some[0], where)
-    if origin is Literal and len(kinds := {TYPES.get(type(a)) for a in args}) == 1 and None not in kinds:
-        return {"type": kinds.pop(), "enum": list(args)}
-    if (origin or hint) is list:
+    args = typing.get_args(hint)
+    kind = typing.get_origin(hint) or hint
+    if kind in (typing.Union, types.UnionType):
+        some = [one for one in args if one is not type(None)]
+        if len(some) == 1:
+            return type_schema(some[0], where)
+    elif kind is Literal:
+        kinds = {TYPES.get(type(value)) for value in args}
+        if len(kinds) == 1 and None not in kinds:
+            return {"type": kinds.pop(), "enum": list(args)}
+    elif kind is list:
         return {"type": "array", "items": type_schema(args[0], where) if args else {}}
-    if (origin or hint) is dict and args:
+    elif kind is dict and args:
         return {"type": "object", "additionalProperties": type_schema(args[1], where)}
-    if (origin or hint) in TYPES:
-        return {"type": TYPES[origin or hint]}
+    elif kind in TYPES:
+        return {"type": TYPES[kind]}
     raise DataError(f"{where} has type {hint}; use str, int, float, bool, list[...], dict or Literal[...]")
 
 

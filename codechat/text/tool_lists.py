@@ -4,9 +4,10 @@
     get_weather(city: string, unit?: c|f, days?: integer[]) - Weather of a city
     add_note(note: {text: string, tags?: string[]}, colour?: red|"a|b"|null)
 
-`?` = optional; `a|b` = one of these values or types; `[]` = a list of what stands before it; `{...}` = an object of these
-keys, `...: type` in it = any further keys. A value is written as JSON where its plain text would be read as another one. A
-line reads back as what it was written for, whatever names, values and descriptions hold: each is read before it is used.
+`?` = optional; `a|b` = one of these values or types; `[]` = a list of what stands before it; `{...}` = an object of
+these keys, `...: type` in it = any further keys. A value is written as JSON where its plain text would be read as
+another one. A line reads back as what it was written for, whatever names, values and descriptions hold: each is read
+before it is used.
 
 Lists keep names, types, enumerations, which arguments are required, and nested objects. References, `anyOf`, `allOf`
 and `const` are written as what they allow. What a list cannot say it leaves open: bounds, patterns, and the inside of a
@@ -15,7 +16,7 @@ recursive model.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -34,6 +35,7 @@ DEEPEST = 20  # levels of a type that are read and written
 PLAIN, VALUES, ALL = range(3)  # what of a line is written as JSON: nothing, values that are no plain words, all
 FURTHER = "..."  # the name under which an object's further keys stand
 
+# The quantifiers *+ and ++ are possessive, so that no list makes a pattern backtrack.
 _LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
 _KEY = rf"(?:{_STRING}|[^\s,:\"(){{}}?][^\s,:\"{{}}]*?)\??: "
@@ -50,13 +52,12 @@ _BEFORE_NAME = re.compile(rf"(?:\A|: )(?=(?:{_STRING}|[^\s\"(][^\s(]*)\()")
 
 
 class Line(NamedTuple):
-    """A line of a list. parameters: {"type", "properties", "required"} in the words of a list; end: where the text of
-    its name and arguments ends."""
+    """A line of a list."""
 
     name: str
     description: str
-    parameters: Schema
-    end: int
+    parameters: Schema  # {"type", "properties", "required"} in the words of a list
+    end: int  # where the text of its name and arguments ends
 
 
 # ---- writing
@@ -77,8 +78,10 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
     if style == "json":
         texts = [_json_text(given, tool) for given, tool in zip(tools, read, strict=True)]
         return f"{WITH_TOOLS}\n" + "\n\n".join(texts)
-    lines = [tool_line(tool, style) for tool in read]
-    return "\n".join(["Functions:", *lines, *([NOTHING_FITS] if style == "described" else [])])
+    lines = ["Functions:", *(tool_line(tool, style) for tool in read)]
+    if style == "described":
+        lines.append(NOTHING_FITS)
+    return "\n".join(lines)
 
 
 def _json_text(given: Mapping[str, Any], tool: Schema) -> str:
@@ -97,20 +100,28 @@ def tool_line(tool: Mapping[str, Any], style: str) -> str:
 def _line(name: str, description: str, parameters: str, described: bool) -> str:
     """The plainest line that reads back."""
     wanted = listed_parameters(json.loads(parameters))
-    lines = []
-    for quoted in (PLAIN, VALUES, ALL):
-        arguments = _arguments_text(wanted, quoted)
-        signature = f"{json.dumps(name, ensure_ascii=False) if quoted == ALL else name}({arguments})"
-        texts = (
-            [description, json.dumps(description, ensure_ascii=False)] if described and description else [description]
-        )
-        for text in texts:
-            lines.append(_joined(signature, text, described and (quoted == ALL or not re.search(r"\s", name))))
-    for line in lines:
+    # what a reader makes of a name or description cannot be said in advance, so each candidate is read
+    for line in _candidates(name, description, wanted, described):
         read = read_line(line, described) if "\n" not in line else None
         if read and (read.name, read.description, read.parameters) == (name, description, wanted):
-            return line
-    return lines[-1]
+            break
+    return line
+
+
+def _candidates(name: str, description: str, parameters: Schema, described: bool) -> Iterator[str]:
+    """Lines of a tool from the plainest to the one with the most JSON."""
+    descriptions = [description]
+    if described and description:
+        descriptions.append(_json(description))
+    for quoted in (PLAIN, VALUES, ALL):
+        signature = f"{_json(name) if quoted == ALL else name}({_arguments_text(parameters, quoted)})"
+        turned = described and (quoted == ALL or not re.search(r"\s", name))
+        for text in descriptions:
+            yield _joined(signature, text, turned)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _joined(signature: str, description: str, described: bool) -> str:
@@ -122,7 +133,8 @@ def _joined(signature: str, description: str, described: bool) -> str:
 def described(prompt: str) -> str:
     """A system text whose compact list has each line as `description: name(arguments)` and ends with `NOTHING_FITS`;
     other text is unchanged."""
-    if not (listed := _LISTED.search(prompt)):
+    listed = _LISTED.search(prompt)
+    if not listed:
         return prompt
     lines, rest = _split_list(prompt, listed)
     if NOTHING_FITS in lines:
@@ -149,9 +161,11 @@ def _arguments_text(schema: Schema, quoted: int) -> str:
     texts = []
     for name, one in schema.get("properties", {}).items():
         plain = quoted < ALL and name != FURTHER and _ARGUMENT.fullmatch(f"{name}: ")
-        written = name if plain else json.dumps(name, ensure_ascii=False)
-        texts.append(f"{written}{'' if name in required else '?'}: {_type_text(one, quoted)}")
-    if further := schema.get("additionalProperties"):
+        written = name if plain else _json(name)
+        optional = "" if name in required else "?"
+        texts.append(f"{written}{optional}: {_type_text(one, quoted)}")
+    further = schema.get("additionalProperties")
+    if further:
         texts.append(f"{FURTHER}: {_type_text(further if isinstance(further, dict) else {}, quoted)}")
     return ", ".join(texts)
 
@@ -181,7 +195,7 @@ def _value_text(value: Any, quoted: int) -> str:
     if isinstance(value, str) and value not in _WORDS and not _NUMBER.fullmatch(value):
         if quoted == PLAIN or (quoted == VALUES and _PLAIN_WORDS.fullmatch(value) and not type_named(value)):
             return value
-    return json.dumps(value, ensure_ascii=False)
+    return _json(value)
 
 
 # ---- reading
@@ -200,23 +214,25 @@ def offered_names(prompt: str) -> frozenset[str]:
 
 
 def offered_schemas(prompt: str) -> list[Schema]:
-    """{"name", "description", "parameters"} of the functions that a system text offers in any style of `tools_prompt`, in
-    JSON Schema, as far as it says."""
+    """{"name", "description", "parameters": JSON Schema} of the functions that a system text offers in any style of
+    `tools_prompt`, as far as it says."""
     return split_offer(prompt)[1]
 
 
 def split_offer(prompt: str) -> tuple[str, list[Schema]]:
     """A system text without its list of functions, and `offered_schemas`."""
-    if listed := _LISTED.search(prompt):
-        lines, rest = _split_list(prompt, listed)
-        turned = NOTHING_FITS in lines
-        read = [read_line(line, turned) for line in lines if line != NOTHING_FITS]
-        tools = [
-            {"name": one.name, "description": one.description, "parameters": one.parameters} for one in read if one
-        ]
-        return prompt[: listed.start()] + rest, tools
-    schemas = list(_json_schemas(prompt))
-    return prompt.partition(WITH_TOOLS)[0].rstrip("\n") if schemas else prompt, schemas
+    listed = _LISTED.search(prompt)
+    if not listed:
+        schemas = list(_json_schemas(prompt))
+        return prompt.partition(WITH_TOOLS)[0].rstrip("\n") if schemas else prompt, schemas
+    lines, rest = _split_list(prompt, listed)
+    turned = NOTHING_FITS in lines
+    tools = []
+    for line in lines:
+        read = read_line(line, turned) if line != NOTHING_FITS else None
+        if read:
+            tools.append({"name": read.name, "description": read.description, "parameters": read.parameters})
+    return prompt[: listed.start()] + rest, tools
 
 
 def _json_schemas(prompt: str) -> Iterable[Schema]:
@@ -227,7 +243,8 @@ def _json_schemas(prompt: str) -> Iterable[Schema]:
         try:
             item, end = decoder.raw_decode(prompt, at)
         except (ValueError, RecursionError):
-            item, end = None, at + 1
+            item = None
+            end = at + 1
         if isinstance(item, dict) and isinstance(item.get("name"), str):
             try:
                 yield tool_schema(item, unknown=[])
@@ -246,25 +263,32 @@ def read_line(line: str, described: bool) -> Line | None:
 
 def _compact(line: str, naming: re.Pattern[str]) -> Line | None:
     name = naming.match(line)
-    read = _Reader(line, name.end()).arguments(")") if name else None
-    if not name or not read:
+    if not name:
         return None
-    parameters, end = read
-    rest = line[end:]
+    reader = _Reader(line, name.end())
+    parameters = reader.arguments()
+    rest = line[reader.at :]
+    if parameters is None:
+        return None
     if rest and not rest.startswith(" - "):
         return None
-    return Line(_unquoted(name["name"]), rest.removeprefix(" - "), parameters, end)
+    return Line(_unquoted(name["name"]), rest.removeprefix(" - "), parameters, reader.at)
 
 
 def _described(line: str) -> Line | None:
+    starts = [before.end() for before in _BEFORE_NAME.finditer(line)]
     quoted = _LITERAL.match(line)  # a description that is written as JSON
-    first = [quoted.end() + 2] if quoted and line.startswith(": ", quoted.end()) else []
-    for start in (*first, *(before.end() for before in _BEFORE_NAME.finditer(line))):
+    if quoted and line.startswith(": ", quoted.end()):
+        starts.insert(0, quoted.end() + len(": "))
+    for start in starts:
         name = _NAME.match(line, start)
-        read = _Reader(line, name.end()).arguments(")") if name else None
-        if name and read and read[1] == len(line):
+        if not name:
+            continue
+        reader = _Reader(line, name.end())
+        parameters = reader.arguments()
+        if parameters is not None and reader.at == len(line):
             description = _unquoted(line[:start].removesuffix(": "))
-            return Line(_unquoted(name["name"]), description, read[0], len(line))
+            return Line(_unquoted(name["name"]), description, parameters, reader.at)
     return None
 
 
@@ -286,12 +310,14 @@ class _Reader:
     """Reads what `_arguments_text` and `_type_text` write."""
 
     def __init__(self, text: str, at: int) -> None:
-        self.text, self.at, self.depth = text, at, 0
+        self.text = text
+        self.at = at
+        self.depth = 0
 
-    def arguments(self, closing: str) -> tuple[Schema, int] | None:
-        """The schema of the arguments that begin here, and where they end; none where these are none."""
+    def arguments(self) -> Schema | None:
+        """The schema of the arguments that begin here and end with a bracket; None where these are none."""
         try:
-            return self._object(closing), self.at
+            return self._object(")")
         except _NoList:
             return None
 
@@ -348,7 +374,8 @@ class _Reader:
                     return {"type": "object", "additionalProperties": schema["additionalProperties"]}
                 return schema | {"additionalProperties": False}
             return schema
-        if literal := _LITERAL.match(self.text, self.at):
+        literal = _LITERAL.match(self.text, self.at)
+        if literal:
             self.at = literal.end()
             return {"enum": [_unquoted(literal[0])]}
         bare = _BARE.match(self.text, self.at)
@@ -366,10 +393,10 @@ def _read_union(parts: Sequence[str | Schema]) -> Schema:
         named = type_named(words[0])  # of another language, as lists had it
         return {"enum": words} if named is None else named
     types = all(word in TYPES or word == "any" for word in words)
-    members = [_read_member(part, types) for part in parts if part != "null"]
-    null = {"enum": [None]} if any("enum" in one for one in members) else {"type": "null"}  # beside values it is one
-    rest = iter(members)
-    return union(null if part == "null" else next(rest) for part in parts)
+    members = [_read_member(part, types) for part in parts]
+    if not any("enum" in one for part, one in zip(parts, members) if part != "null"):  # beside values null is one
+        members = [{"type": "null"} if part == "null" else one for part, one in zip(parts, members)]
+    return union(members)
 
 
 def _read_member(part: str | Schema, types: bool) -> Schema:
@@ -413,7 +440,8 @@ class _Simplifier:
     may allow more."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
-        self.root, self.left = root, MOST_REFERENCES
+        self.root = root
+        self.left = MOST_REFERENCES  # references that may still be followed
 
     def simple(self, schema: Any, within: tuple[str, ...] = (), depth: int = 0) -> Schema:
         """within: the references that led here."""
@@ -426,7 +454,8 @@ class _Simplifier:
         for one in _listed(schema.get("allOf")):
             out = both(out, self.simple(one, within, depth))
         for key in ("anyOf", "oneOf"):
-            if alternatives := _listed(schema.get(key)):
+            alternatives = _listed(schema.get(key))
+            if alternatives:
                 out = both(out, union([self.simple(one, within, depth) for one in alternatives]))
         return out
 
@@ -440,8 +469,7 @@ class _Simplifier:
 
     def _own(self, schema: Mapping[str, Any], within: tuple[str, ...], depth: int) -> Schema:
         """What the schema says itself."""
-        kinds = schema.get("type")
-        kinds = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind in TYPES]
+        kinds = [kind for kind in kinds_of(schema) if kind in TYPES]
         if "const" in schema:
             return _of_values([schema["const"]], [])
         if isinstance(schema.get("enum"), list) and schema["enum"]:
@@ -458,10 +486,12 @@ class _Simplifier:
         return self._object(schema, within, depth) if kind == "object" else {"type": kind}
 
     def _array(self, schema: Mapping[str, Any], within: tuple[str, ...], depth: int) -> Schema:
-        items, first = schema.get("items"), _listed(schema.get("prefixItems"))
-        if first:
-            closed = items is False or schema.get("maxItems") == len(first)
-            several = [*first, *([] if closed else [items if isinstance(items, Mapping) else {}])]
+        items = schema.get("items")
+        several = list(_listed(schema.get("prefixItems")))
+        if several:
+            closed = items is False or schema.get("maxItems") == len(several)
+            if not closed:
+                several.append(items)
             return {"type": "array", "items": union([self.simple(one, within, depth + 1) for one in several])}
         if not isinstance(items, Mapping):
             return {"type": "array"}
@@ -550,73 +580,104 @@ def _of_values(values: Sequence[Any], kinds: Sequence[str]) -> Schema:
 def union(schemas: Iterable[Schema]) -> Schema:
     """The schema of a value that fits one of them: types and values are put together where the first of them stands."""
     members: list[Schema] = []
-    for one in (each for schema in schemas for each in schema.get("anyOf", [schema])):
-        if one == {}:
-            return {}
-        _add_member(members, one)
-    for one in members:
-        if one.get("enum") == [None]:  # alone, null is a type
-            members = [other for other in members if other is not one]
-            _add_member(members, {"type": "null"})
-    values = next((one["enum"] for one in members if "enum" in one), None)
-    types = next((one["type"] for one in members if one.keys() == {"type"}), None)
+    for schema in schemas:
+        for one in schema.get("anyOf", [schema]):
+            if one == {}:
+                return {}
+            _add_member(members, one)
+    if {"enum": [None]} in members:  # alone, null is a type
+        members.remove({"enum": [None]})
+        _add_member(members, {"type": "null"})
+    values = _values_of(members)
+    types = _types_of(members)
     if values and types and "null" in types:  # beside values, null is one of them
-        values += [] if None in values else [None]
         types.remove("null")
-    members = [
-        {"type": one["type"][0]} if len(one.get("type", "")) == 1 else one for one in members if one != {"type": []}
-    ]
-    return members[0] if len(members) == 1 else {"anyOf": members} if members else {}
+        if None not in values:
+            values.append(None)
+    members = [_plain_member(one) for one in members if one != {"type": []}]
+    if len(members) > 1:
+        return {"anyOf": members}
+    return members[0] if members else {}
 
 
 def _add_member(members: list[Schema], one: Schema) -> None:
+    """Add an alternative: to the values or types among them, if it is one."""
     if "enum" in one:
-        values = next((member["enum"] for member in members if "enum" in member), None)
+        values = _values_of(members)
         if values is None:
-            members.append({"enum": (values := [])})
-        values += [v for i, v in enumerate(one["enum"]) if not any(_same(v, w) for w in (*values, *one["enum"][:i]))]
+            values = []
+            members.append({"enum": values})
+        for value in one["enum"]:
+            if not any(_same(value, other) for other in values):
+                values.append(value)
     elif one.keys() == {"type"}:
-        kinds = one["type"] if isinstance(one["type"], list) else [one["type"]]
-        types = next((member["type"] for member in members if member.keys() == {"type"}), None)
+        types = _types_of(members)
         if types is None:
-            members.append({"type": (types := [])})
-        types += [kind for kind in dict.fromkeys(kinds) if kind not in types]
+            types = []
+            members.append({"type": types})
+        types += [kind for kind in dict.fromkeys(kinds_of(one)) if kind not in types]
     elif one not in members:
         members.append(one)
+
+
+def _values_of(members: Iterable[Schema]) -> list[Any] | None:
+    return next((one["enum"] for one in members if "enum" in one), None)
+
+
+def _types_of(members: Iterable[Schema]) -> list[str] | None:
+    return next((one["type"] for one in members if one.keys() == {"type"}), None)
+
+
+def _plain_member(one: Schema) -> Schema:
+    """A single type as a word, not a list."""
+    kinds = one.get("type", "")
+    return {"type": kinds[0]} if isinstance(kinds, list) and len(kinds) == 1 else one
 
 
 def both(a: Schema, b: Schema) -> Schema:
     """A schema that allows at least what both allow."""
     if not a or not b or a == b:
         return a or b
+    if "anyOf" in a and "anyOf" in b:
+        return a
     if "anyOf" in a or "anyOf" in b:
         many, one = (a, b) if "anyOf" in a else (b, a)
-        fitting = [both(member, one) for member in many["anyOf"] if "anyOf" in one or _overlap(member, one)]
-        return union(fitting) if fitting and "anyOf" not in one else a
+        fitting = [both(member, one) for member in many["anyOf"] if _overlap(member, one)]
+        return union(fitting) if fitting else a
     if not _overlap(a, b):
         return a
     if "enum" in a or "enum" in b:
         values, other = (a, b) if "enum" in a else (b, a)
-        if "enum" in other:
-            shared = [value for value in values["enum"] if any(_same(value, one) for one in other["enum"])]
-        else:
-            shared = [value for value in values["enum"] if is_of(value, _kinds(other))]
-        return union([{"enum": [value]} for value in shared or values["enum"]])
+        shared = [value for value in values["enum"] if _allows(other, value)]
+        return union([{"enum": [value]} for value in shared])
     if a.get("type") == b.get("type") == "object":
         return _both_objects(a, b)
     if a.get("type") == b.get("type") == "array":
         items = both(a.get("items", {}), b.get("items", {}))
         return {"type": "array", "items": items} if items else {"type": "array"}
     if a.keys() == {"type"} and b.keys() == {"type"}:
-        kinds = [kind for kind in _kinds(a) if kind in _kinds(b)]
-        for one, other in ((a, b), (b, a)):
-            if "integer" in _kinds(one) and "number" in _kinds(other) and "integer" not in kinds:
-                kinds.append("integer")
-        return union([{"type": kinds}]) if kinds else a
+        return _both_types(kinds_of(a), kinds_of(b)) or a
     return b if a.keys() == {"type"} else a
 
 
-def _kinds(schema: Schema) -> list[str]:
+def _both_types(a: Sequence[str], b: Sequence[str]) -> Schema:
+    """The types that stand in both; an integer is a number too."""
+    kinds = [kind for kind in a if kind in b]
+    for some, others in ((a, b), (b, a)):
+        if "integer" in some and "number" in others and "integer" not in kinds:
+            kinds.append("integer")
+    return union([{"type": kinds}]) if kinds else {}
+
+
+def _allows(schema: Schema, value: Any) -> bool:
+    """Whether an enumeration or a type allows a plain value."""
+    if "enum" in schema:
+        return any(_same(value, one) for one in schema["enum"])
+    return is_of(value, kinds_of(schema))
+
+
+def kinds_of(schema: Mapping[str, Any]) -> list[str]:
+    """The types of a schema; none where it says none."""
     kinds = schema.get("type", [])
     return kinds if isinstance(kinds, list) else [kinds]
 
@@ -625,20 +686,23 @@ def _overlap(a: Schema, b: Schema) -> bool:
     """Whether a value may fit both."""
     if "enum" in a or "enum" in b:
         values, other = (a, b) if "enum" in a else (b, a)
-        if "enum" in other:
-            return any(_same(value, one) for value in values["enum"] for one in other["enum"])
-        return any(is_of(value, _kinds(other)) for value in values["enum"])
-    kinds = {*_kinds(a)} | ({"integer"} if "number" in _kinds(a) else set())
-    return bool(kinds & ({*_kinds(b)} | ({"integer"} if "number" in _kinds(b) else set())))
+        return any(_allows(other, value) for value in values["enum"])
+    return bool(_with_integers(a) & _with_integers(b))
+
+
+def _with_integers(schema: Schema) -> set[str]:
+    kinds = set(kinds_of(schema))
+    return kinds | {"integer"} if "number" in kinds else kinds
 
 
 def _both_objects(a: Schema, b: Schema) -> Schema:
-    first, second = a.get("properties", {}), b.get("properties", {})
+    first = a.get("properties", {})
+    second = b.get("properties", {})
     properties = {name: both(one, second.get(name, {})) for name, one in first.items()}
     properties |= {name: one for name, one in second.items() if name not in first}
-    further = [one["additionalProperties"] for one in (a, b) if one.get("additionalProperties")]
     if not properties:
         return a if "additionalProperties" in a else b
     due = {*a.get("required", ()), *b.get("required", ())}
     out: Schema = {"type": "object", "properties": properties, "required": [name for name in properties if name in due]}
-    return out | ({"additionalProperties": further[0]} if further else {})
+    further = a.get("additionalProperties") or b.get("additionalProperties")
+    return out | ({"additionalProperties": further} if further else {})

@@ -59,7 +59,7 @@ NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dep
 KEYWORDS = (*ONE_SCHEMA, *NAMED_SCHEMAS, "default", "const", "examples", "example")
 # Keywords that say, without a type, that an object is a schema and no table of names.
 COMPOSING = ("$ref", "anyOf", "oneOf", "allOf")
-LONGEST_WORDS = 1000  # characters of a type
+LONGEST_WORDS = 1000  # characters of a type; what is longer is prose, and patterns must not search all of it
 DEEPEST = 100  # levels of JSON within a tool's parameters; Python cannot follow many more
 _PREFIX = re.compile(r"\b(?:typing|builtins|collections|java\.util|java\.lang)\.")
 _OPTIONAL = re.compile(r"[\s,(]+(?:optional|default)\b(?!\s*\[)[^\[\]<>]*\Z|\A\s*optional[\s,]+", re.IGNORECASE)
@@ -83,16 +83,16 @@ class Report:
     def add(self, where: str, what: str) -> None:
         message = f"tool {self.tool!r}: {where}{' ' if where else ''}{what}"
         if self.strict:
-            raise DataError(f"{message}; required is JSON Schema, such as string, integer, number, boolean, array")
+            raise DataError(f"{message}; expected JSON Schema, such as string, integer, number, boolean, array")
         if message not in self.unknown:
             self.unknown.append(message)
 
 
 def listed_tools(content: Any) -> list[Any]:
-    """The tools of a list, of what holds one (MCP's {"tools": [...]}, Gemini's {"functionDeclarations": [...]}), or of one
-    tool."""
+    """The tools of a list, of an object that holds one (MCP's {"tools": [...]}, Gemini's {"functionDeclarations":
+    [...]}), or of one tool."""
     if isinstance(content, list | tuple):
-        return [tool for item in content for tool in ([item] if item is None else listed_tools(item))]
+        return [tool for item in content for tool in listed_tools(item)]
     for key in LIST_KEYS:
         if isinstance(content, Mapping) and "name" not in content and isinstance(content.get(key), list):
             return listed_tools(content[key])
@@ -107,16 +107,16 @@ def tool_schema(item: Any, unknown: list[str] | None = None) -> Schema:
     inner = _unwrapped(item)
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(name, str) or not name.strip():
-        raise DataError(f"tool {str(item)[:80]}; required is an object with name, description and parameters")
+        raise DataError(f"tool {str(item)[:80]}; expected an object with name, description and parameters")
     report = Report(name, strict=unknown is None)
-    key, given = _parameters_of(inner, name)
+    given = _parameters_of(inner, name)
     if _is_deeper(given, DEEPEST):
         raise DataError(f"tool {name!r} has parameters deeper than {DEEPEST} levels; name the inner ones in $defs")
     parameters = _object_schema(given, inner.get("required"), report)
     if unknown is not None:
         unknown += report.unknown
     tool = {"name": name, "description": ""}
-    tool |= {k: v for k, v in inner.items() if k == "parameters" or k not in PARAMETER_KEYS}
+    tool |= {key: value for key, value in inner.items() if key == "parameters" or key not in PARAMETER_KEYS}
     if tool.get("description") is None:
         tool["description"] = ""
     return tool | {"parameters": parameters}
@@ -132,27 +132,28 @@ def _unwrapped(item: Any) -> Any:
     return item
 
 
-def _parameters_of(tool: Mapping[str, Any], name: str) -> tuple[str | None, Any]:
-    """The key and value of the tool's parameters. DataError where they stand under an unknown key, or twice."""
+def _parameters_of(tool: Mapping[str, Any], name: str) -> Any:
+    """The tool's parameters. DataError where they stand under an unknown key, or twice."""
     given = {key: tool[key] for key in PARAMETER_KEYS if tool.get(key) not in (None, "", [], {})}
     if not given:
         for key, value in tool.items():
             if key not in (*PARAMETER_KEYS, *OTHER_KEYS) and _may_be_parameters(key, value):
                 known = ", ".join(USUAL_KEYS[:3])
                 raise DataError(f"tool {name!r} has a schema under {key!r}; its parameters are read from {known}")
-        return None, {}
+        return {}
     given = {key: given[key] for key in USUAL_KEYS if key in given} or given
-    (key, first), *others = given.items()
-    if any(value != first for _, value in others):
+    key, parameters = next(iter(given.items()))
+    if any(other != parameters for other in given.values()):
         raise DataError(f"tool {name!r} has different parameters under {' and '.join(given)}; keep one of them")
-    if isinstance(first, str):
+    if isinstance(parameters, str):
         try:
-            first = json.loads(first)
+            parameters = json.loads(parameters)
         except ValueError:
-            raise DataError(f"tool {name!r}: {key} is the text {first[:60]!r}; required is JSON Schema") from None
-    if isinstance(first, Mapping) and first.keys() == {"json"} and isinstance(first["json"], Mapping):
-        first = first["json"]  # Bedrock
-    return key, first
+            text = parameters[:60]
+            raise DataError(f"tool {name!r}: {key} is the text {text!r}; expected JSON Schema") from None
+    if isinstance(parameters, Mapping) and parameters.keys() == {"json"} and isinstance(parameters["json"], Mapping):
+        return parameters["json"]  # Bedrock
+    return parameters
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
@@ -179,49 +180,58 @@ def _object_schema(given: Any, required: Any, report: Report) -> Schema:
     """The schema of an object of parameters. required: names that the tool itself lists."""
     names = [name for name in required if isinstance(name, str)] if isinstance(required, list | tuple) else []
     if isinstance(given, list) and all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in given):
-        given = {one["name"]: {key: value for key, value in one.items() if key != "name"} for one in given}
-        return _of_names(given, names, report)
+        return _of_names({one["name"]: _without(one, "name") for one in given}, names, report)
     if not isinstance(given, Mapping):
-        raise DataError(f"tool {report.tool!r} has parameters {str(given)[:60]!r}; required is an object: JSON Schema")
+        raise DataError(f"tool {report.tool!r} has parameters {str(given)[:60]!r}; expected an object: JSON Schema")
+    properties = given.get("properties")
+    due = given.get("required")
     if not _is_schema(given, report):
-        listed = given.get("required")
-        if isinstance(listed, list):
-            given = {key: value for key, value in given.items() if key != "required"}
-            names = [*names, *map(str, listed)]
+        if isinstance(due, list):
+            given = _without(given, "required")
+            names += map(str, due)
         return _of_names(given, names, report)
-    properties, due = given.get("properties"), given.get("required")
-    if not isinstance(properties or {}, Mapping) or not isinstance(due or [], list | tuple):
-        wrong = "properties" if not isinstance(properties or {}, Mapping) else "required"
-        needed = "an object" if wrong == "properties" else "a list"
-        raise DataError(f"tool {report.tool!r} has {wrong} {str(given[wrong])[:60]!r}; required is {needed}")
+    if not isinstance(properties or {}, Mapping):
+        raise DataError(f"tool {report.tool!r} has properties {str(properties)[:60]!r}; expected an object")
+    if not isinstance(due or [], list | tuple):
+        raise DataError(f"tool {report.tool!r} has required {str(due)[:60]!r}; expected a list")
     schema = _normal({key: value for key, value in given.items() if value is not None}, "", report)
     if names and not due and isinstance(properties, Mapping):
         schema["required"] = [name for name in names if name in properties]
     return dict(schema)
 
 
+def _without(mapping: Mapping[str, Any], key: str) -> Schema:
+    return {other: value for other, value in mapping.items() if other != key}
+
+
 def _is_schema(given: Mapping[str, Any], report: Report) -> bool:
     """Whether parameters are a schema of an object, not a table of the parameters' names, one of which may be `type`
     or `properties`. DataError for a type that an object of parameters cannot have."""
-    properties, kind = given.get("properties"), given.get("type")
+    properties = given.get("properties")
+    kind = given.get("type")
     named = isinstance(properties, Mapping) and all(isinstance(one, Mapping | bool) for one in properties.values())
-    kinds = kind if isinstance(kind, list) else [kind]
-    if any(isinstance(one, str) and (_type_of(one) or {}).get("type") == "object" for one in kinds):
+    if _may_be_object(kind):
         stray = [k for k, v in given.items() if isinstance(v, Mapping) and "type" in v and k not in KEYWORDS]
         if stray and properties is None:
-            raise DataError(f"tool {report.tool!r} has {stray[0]!r} beside its type; required is {{'properties': ...}}")
+            raise DataError(f"tool {report.tool!r} has {stray[0]!r} beside its type; expected {{'properties': ...}}")
         return True
     if isinstance(kind, Mapping):  # a parameter is called `type`; a schema may stand beside it
         return False
     if kind is None:
         composed = any(isinstance(given.get(key), list) for key in LISTED_SCHEMAS) or isinstance(given.get("$ref"), str)
-        rest = {key: value for key, value in given.items() if not (key == "required" and isinstance(value, list))}
+        rest = _without(given, "required") if isinstance(given.get("required"), list) else given
         return named or composed or not rest or not _names_only(rest)
     if named:
         return True
-    if _names_only({name: value for name, value in given.items() if name != "type"}) and len(given) > 1:
+    if _names_only(_without(given, "type")) and len(given) > 1:
         return False
-    raise DataError(f"tool {report.tool!r} has parameters of type {kind!r}; required is an object: JSON Schema")
+    raise DataError(f"tool {report.tool!r} has parameters of type {kind!r}; expected an object: JSON Schema")
+
+
+def _may_be_object(kind: Any) -> bool:
+    """Whether the value of `type` says that an object is possible."""
+    words = [word for word in (kind if isinstance(kind, list) else [kind]) if isinstance(word, str)]
+    return any((type_named(word) or {}).get("type") == "object" for word in words)
 
 
 def _names_only(given: Mapping[str, Any]) -> bool:
@@ -235,15 +245,15 @@ def _of_names(given: Mapping[str, Any], required: Sequence[str], report: Report)
     default, or it says so itself."""
     properties: Schema = {}
     due = []
-    for name, about in given.items():
-        about = {"type": about} if isinstance(about, str) else about
+    for name, value in given.items():
+        about = {"type": value} if isinstance(value, str) else value
         if not isinstance(about, Mapping):
-            raise DataError(f"tool {report.tool!r} has parameters {str(dict(given))[:80]!r}; required is JSON Schema")
+            raise DataError(f"tool {report.tool!r} has parameters {str(dict(given))[:80]!r}; expected JSON Schema")
         says = about.get("required")
         optional = says is False or about.get("optional") is True or "default" in about or _is_optional(about)
         if name in required or says is True or not (required or optional):
             due.append(name)
-        properties[name] = _normal({key: value for key, value in about.items() if key != "optional"}, name, report)
+        properties[name] = _normal(_without(about, "optional"), name, report)
     return {"type": "object", "properties": properties, "required": due}
 
 
@@ -255,12 +265,13 @@ def _is_optional(about: Mapping[str, Any]) -> bool:
 def say_unknown(messages: Sequence[str]) -> None:
     """What `tool_schema` found unknown, on stderr, each message once."""
     for message in messages:
-        _say(message)
+        say_once(f"{message}; it is offered as any")
 
 
-@lru_cache(maxsize=1000)
-def _say(message: str) -> None:
-    print(f"{message}; it is offered as any", file=sys.stderr)
+@lru_cache(maxsize=2000)
+def say_once(message: str) -> None:
+    """Print on stderr what was not said before."""
+    print(message, file=sys.stderr)
 
 
 def whole_object(parameters: Schema) -> Schema:
@@ -281,35 +292,43 @@ def _normal(schema: Any, where: str, report: Report) -> Any:
         return {}
     out: Schema = {}
     for key, value in schema.items():
-        if key == "type":
-            out |= {k: v for k, v in _typed(value, where, report).items() if k == "type" or k not in schema}
-        elif key in NAMED_SCHEMAS and isinstance(value, Mapping):
-            inside = where if key == "properties" else f"{where}.{key}".lstrip(".")
-            out[key] = {name: _normal(one, f"{inside}.{name}".lstrip("."), report) for name, one in value.items()}
-        elif key == "items" and isinstance(value, list):  # before 2020-12
-            out["prefixItems"] = [_normal(one, f"{where}[{i}]", report) for i, one in enumerate(value)]
-            if "additionalItems" in schema:
-                out["items"] = _normal(schema["additionalItems"], f"{where}[]", report)
-        elif key in LISTED_SCHEMAS and isinstance(value, list):
-            out[key] = [_normal(one, where, report) for one in value]
-        elif key == "additionalItems" and isinstance(schema.get("items"), list):
-            continue
-        elif key in ONE_SCHEMA:
-            out[key] = _normal(value, f"{where}[]" if key == "items" else where, report)
-        elif key == "enum" and not isinstance(value, list):
-            report.add(where, f"has an enum {str(value)[:60]!r} that is no list; any value is allowed")
-        elif key == "required" and not isinstance(value, list):
-            if not isinstance(value, bool | tuple):  # a truth value belongs to the object around, see `_lifted`
-                report.add(where, f"has required {str(value)[:60]!r} that is no list")
-            elif isinstance(value, tuple):
-                out[key] = list(value)
-        elif key in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):  # draft 4
-            bound = key.removeprefix("exclusive").lower()
-            if value and bound in schema:
-                out[key] = schema[bound]
-        else:
-            out[key] = value
+        out |= _keyword(key, value, schema, where, report)
     return _nullable(_lifted(out, schema), schema)
+
+
+def _keyword(key: str, value: Any, schema: Mapping[str, Any], where: str, report: Report) -> Schema:
+    """What one keyword of `schema` says in JSON Schema of 2020-12; nothing where it has no meaning."""
+    if key == "type":
+        typed = _typed(value, where, report)
+        return {part: typed[part] for part in typed if part == "type" or part not in schema}
+    if key in NAMED_SCHEMAS and isinstance(value, Mapping):
+        inside = where if key == "properties" else f"{where}.{key}".lstrip(".")
+        return {key: {name: _normal(one, f"{inside}.{name}".lstrip("."), report) for name, one in value.items()}}
+    if key == "items" and isinstance(value, list):  # before 2020-12
+        out: Schema = {"prefixItems": [_normal(one, f"{where}[{i}]", report) for i, one in enumerate(value)]}
+        if "additionalItems" in schema:
+            out["items"] = _normal(schema["additionalItems"], f"{where}[]", report)
+        return out
+    if key == "additionalItems" and isinstance(schema.get("items"), list):
+        return {}
+    if key in LISTED_SCHEMAS and isinstance(value, list):
+        return {key: [_normal(one, where, report) for one in value]}
+    if key in ONE_SCHEMA:
+        return {key: _normal(value, f"{where}[]" if key == "items" else where, report)}
+    if key == "enum" and not isinstance(value, list):
+        report.add(where, f"has an enum {str(value)[:60]!r} that is no list; any value is allowed")
+        return {}
+    if key == "required" and isinstance(value, tuple):
+        return {key: list(value)}
+    if key == "required" and isinstance(value, bool):  # belongs to the object around, see `_lifted`
+        return {}
+    if key == "required" and not isinstance(value, list):
+        report.add(where, f"has required {str(value)[:60]!r} that is no list")
+        return {}
+    if key in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):  # draft 4
+        bound = key.removeprefix("exclusive").lower()
+        return {key: schema[bound]} if value and bound in schema else {}
+    return {key: value}
 
 
 def _lifted(out: Schema, schema: Mapping[str, Any]) -> Schema:
@@ -348,11 +367,12 @@ def _typed(value: Any, where: str, report: Report) -> Schema:
     listed = value if isinstance(value, list) else [value]
     if listed and all(isinstance(one, str) and one in TYPES for one in listed):
         return {"type": value}
-    read = [_type_of(one) if isinstance(one, str) else None for one in listed]
-    if None in read or not read:
+    read = [type_named(one) if isinstance(one, str) else None for one in listed]
+    known = [one for one in read if one is not None]
+    if not known or len(known) < len(read):
         report.add(where, f"has the unknown type {str(value)[:60]!r}")
         return {}
-    return _union([one for one in read if one is not None])
+    return _union(known)
 
 
 def _union(parts: Sequence[Schema]) -> Schema:
@@ -368,8 +388,8 @@ def _union(parts: Sequence[Schema]) -> Schema:
     return {"anyOf": list(parts)}
 
 
-def _type_of(text: str) -> Schema | None:
-    """The schema that words for a type mean; none = they are not known."""
+def type_named(text: str) -> Schema | None:
+    """The schema that words for a type of any language mean; None where they are not known."""
     if text == "enum":  # its values stand beside it
         return {}
     text = _PREFIX.sub("", _REQUIRED.sub("", _OPTIONAL.sub("", text[:LONGEST_WORDS])))
@@ -381,16 +401,12 @@ def _type_of(text: str) -> Schema | None:
     return read if not tokens.rest() else None
 
 
-def type_named(text: str) -> Schema | None:
-    """The schema that a text means as words for a type of any language; none = it is none."""
-    return _type_of(text) if text.strip() else None
-
-
 class _Tokens:
     """The words and marks of a type, taken one after the other; LookupError where another one is required."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text = text
+        self.at = 0
 
     def peek(self) -> re.Match[str] | None:
         return _TOKEN.match(self.text, self.at)
@@ -399,9 +415,9 @@ class _Tokens:
         """The mark or word that comes next, in lower case, if it is one of these; it is taken."""
         token = self.peek()
         found = (token["mark"] or token["word"] or "").lower() if token else ""
-        if not found or found not in marks:
+        if not token or found not in marks:
             return None
-        self.at = token.end() if token else self.at
+        self.at = token.end()
         return found
 
     def take(self, kind: str) -> str:
@@ -438,25 +454,35 @@ def _word(tokens: _Tokens) -> Schema:
     word = tokens.take("word").lower()
     if word == "literal" and tokens.next_is("["):
         return {"enum": list(_literals(tokens))}
-    several = word not in TYPE_OF_WORD and word.endswith("s")
-    kind = TYPE_OF_WORD.get(word.removesuffix("s") if several else word)
-    if kind is None and word not in ("optional", "union", "annotated"):
-        raise LookupError(word)
-    mark = tokens.next_is("[", "<", "(") if kind in ("array", "object", None) else None
-    inside = list(_arguments(tokens, _CLOSING[mark])) if mark else []
-    if kind is None:
+    if word in ("optional", "union", "annotated"):
+        inside = _inside(tokens)
         if not inside:
             raise LookupError(word)
         return _union([*inside, {"type": "null"}] if word == "optional" else inside)
+    kind = TYPE_OF_WORD.get(word) or TYPE_OF_WORD.get(word.removesuffix("s"))  # "strings", but not "short"
+    if kind is None:
+        raise LookupError(word)
+    if kind == "any":
+        return {}
+    out: Schema = {"type": kind}
     if kind == "array":
-        if not mark and tokens.next_is("of"):
+        inside = _inside(tokens)
+        if inside is None and tokens.next_is("of"):
             inside = [_alternatives(tokens)]
-        items = _union(inside) if inside else {}
-        return {"type": "array", "items": items} if items else {"type": "array"}
-    if kind == "object":
-        values = inside[1] if len(inside) == 2 else {}
-        return {"type": "object", "additionalProperties": values} if values else {"type": "object"}
-    return {} if kind == "any" else {"type": kind}
+        items = _union(inside or [{}])
+        if items:
+            out["items"] = items
+    elif kind == "object":
+        inside = _inside(tokens)
+        if inside and len(inside) == 2 and inside[1]:  # of keys and of values
+            out["additionalProperties"] = inside[1]
+    return out
+
+
+def _inside(tokens: _Tokens) -> list[Schema] | None:
+    """The types in brackets behind a word; None without brackets."""
+    opening = tokens.next_is(*_CLOSING)
+    return list(_arguments(tokens, _CLOSING[opening])) if opening else None
 
 
 def _arguments(tokens: _Tokens, closing: str) -> Iterator[Schema]:
@@ -472,10 +498,12 @@ def _arguments(tokens: _Tokens, closing: str) -> Iterator[Schema]:
 def _literals(tokens: _Tokens) -> Iterator[Any]:
     words = {"true": True, "false": False, "none": None}
     while not tokens.next_is("]"):
-        if word := tokens.next_is(*words):
+        token = tokens.peek()
+        word = tokens.next_is(*words)
+        if word:
             yield words[word]
+        elif token and token["text"]:
+            yield tokens.take("text")[1:-1]
         else:
-            token = tokens.peek()
-            text = tokens.take("text") if token and token["text"] else None
-            yield text[1:-1] if text is not None else json.loads(tokens.take("number"))
+            yield json.loads(tokens.take("number"))
         tokens.next_is(",")

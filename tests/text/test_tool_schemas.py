@@ -177,9 +177,9 @@ def test_json_schema_stays_as_it_is() -> None:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ({"description": "d"}, "required is an object with name"),
-    ({"name": " "}, "required is an object with name"),
-    ("f", "required is an object with name"),
+    ({"description": "d"}, "expected an object with name"),
+    ({"name": " "}, "expected an object with name"),
+    ("f", "expected an object with name"),
     ({"name": "f", "parameters": {"type": "string"}}, "parameters of type 'string'"),
     ({"name": "f", "parameters": [1]}, "has parameters"),
     ({"name": "f", "parameters": "words"}, "is the text 'words'"),
