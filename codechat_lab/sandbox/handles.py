@@ -337,22 +337,34 @@ def generated(handle: Handle) -> Generator[Any, Any, None]:
                 return value
             case _:
                 handle._Handle__session.lose("no step of a generator")
-        try:
+        sent = None
+        with _Thrown(handle) as thrown:
             sent = yield value
-        except GeneratorExit:
-            handle._ask("close")
-            raise
-        except BaseException as error:
-            # As in a `with`, which contextlib.contextmanager makes of a generator: a program may swallow what the test
-            # raises or throws here, no more.
-            trace = error.__traceback__
-            thrown_here = trace is not None and trace.tb_next is None and _may_be_swallowed(error)
-            if not thrown_here and not _is_raised_by_test(error, trace):
-                handle._ask("close")
-                raise
-            step = handle._ask("throw", *_told(error))
-        else:
-            step = handle._ask("send", sent)
+        step = thrown.step or handle._ask("send", sent)
+
+
+class _Thrown:
+    """Around a yield: an exception that is thrown into a generator goes to the program's.
+
+    As in a `with`, which contextlib.contextmanager makes of a generator: a program may swallow what the test raises or
+    throws here, no more."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.step: Any = None  # behind the exception
+
+    def __enter__(self) -> "_Thrown":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if error is None:
+            return False
+        thrown_here = trace is not None and trace.tb_next is None and _may_be_swallowed(error)
+        if thrown_here or _is_raised_by_test(error, trace):
+            self.step = self.handle._ask("throw", *_told(error))
+            return True
+        self.handle._ask("close")
+        return False
 
 
 async def awaited(handle: Handle) -> Any:
