@@ -90,8 +90,8 @@ class GroupSettings(RLSettings):
         given = dict(super().as_spelled(given, spelled))
         if "per_device_train_batch_size" not in spelled:
             return given
-        batch = given["device_batch_size"]
-        group = given.get("group_size", fields_of(cls)["group_size"].default)
+        batch: Any = given["device_batch_size"]
+        group: Any = given.get("group_size", fields_of(cls)["group_size"].default)
         try:
             problems = int(batch) / int(group)
         except (TypeError, ValueError, ZeroDivisionError):
