@@ -55,6 +55,7 @@ class Episode:
     score: Score
 
     def __init__(self, task: Any, problem: Problem, seed: int, name: str, tokenizer: Tokenizer, tags: str) -> None:
+        self.problem = problem
         self.world: Environment = task.environment()
         self.name = name
         self.tokenizer = tokenizer
