@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAB = "codechat_lab"
 
 # what is measured: (ceiling today, target)
-CONTENT = {"codechat": (91_400, 66_000), "both": (161_100, 135_000)}
+CONTENT = {"codechat": (91_450, 66_000), "both": (161_150, 135_000)}
 DENSITY = {"codechat": (6.26, 5.0), LAB: (6.84, 5.5), "tests": (7.50, 5.5)}
 PACKED_TUPLES = {"codechat": (4.2, 1), LAB: (10.5, 1)}
 WALRUS = {"codechat": (3.9, 3), LAB: (9.1, 3)}
