@@ -279,6 +279,8 @@ def check_out(tree: str, folder: Path) -> None:
     subprocess.run(["tar", "-x", "-C", str(folder)], stdin=archive.stdout, check=True)
     if archive.wait():
         raise SystemExit(f"git archive {tree} failed")
+    # entry points name the laboratory's commands and tasks; a tree that is not installed has none
+    subprocess.run([sys.executable, "setup.py", "-q", "egg_info"], cwd=folder, check=True, capture_output=True)
     (folder / ".complete").touch()
 
 
