@@ -141,6 +141,7 @@ def fraction(hex_digest: str) -> float:
 
 
 PACKAGE_DIRS = ("site-packages", "dist-packages")
+OWN_PACKAGES = ("codechat", "codechat_lab")
 TEST_DIRS = frozenset({"test", "tests", "testing", "idle_test", "_tests"})
 VENDOR_DIRS = frozenset(
     {"_vendor", "_vendored", "vendor", "vendored", "extern", "externals", "third_party", "_distutils"}
@@ -186,7 +187,7 @@ def _python_files(root: Path) -> Iterator[Path]:
 def _path_rule(relative: str) -> str | None:
     """The rule that leaves a path out, or None."""
     *folders, name = PurePosixPath(relative).parts
-    if folders[:1] == ["codechat"]:
+    if folders and folders[0] in OWN_PACKAGES:
         return "this_project"
     tests = name.startswith("test_") or name.endswith(("_test.py", "conftest.py"))
     if tests or TEST_DIRS.intersection(folders):
