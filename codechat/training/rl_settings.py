@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.config import fields_of, opt
+from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.tasks import NAMES, name_of
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
@@ -91,7 +91,7 @@ class GroupSettings(RLSettings):
         if "per_device_train_batch_size" not in spelled:
             return given
         batch: Any = given["device_batch_size"]
-        group: Any = given.get("group_size", fields_of(cls)["group_size"].default)
+        group: Any = given.get("group_size", cls.__dataclass_fields__["group_size"].default)
         try:
             problems = int(batch) / int(group)
         except (TypeError, ValueError, ZeroDivisionError):
