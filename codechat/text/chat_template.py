@@ -244,7 +244,7 @@ class ChatTemplate:
                 documents=None,
                 **self.tokenizer.saved["special"],
             )
-        except Exception as error:
+        except Exception as error:  # a template is the model's own program and may raise anything
             raise self._fault(f"cannot render the conversation ({error}); use --tags text") from None
 
     def _fault(self, fault: str) -> DataError:
