@@ -19,10 +19,20 @@ def ask(order: dict[str, Any], prompt: list[int], seed: int, out: list[tuple[int
     """One request on a new connection; appends (tokens, seconds to the first token) to `out`."""
     connection = http.client.HTTPConnection(urlsplit(order["url"]).netloc, timeout=600)
     connection.connect()
-    body = {"model": "bench", "prompt": prompt, "seed": seed, **{k: order[k] for k in ("max_tokens", "stream")}}
+    body = {
+        "model": "bench",
+        "prompt": prompt,
+        "seed": seed,
+        **{k: order[k] for k in ("max_tokens", "stream")},
+    }
     body |= {"stream_options": {"include_usage": True}} if order["stream"] else {}
     began = time.perf_counter()
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request(
+        "POST",
+        "/v1/completions",
+        json.dumps(body),
+        {"Content-Type": "application/json"},
+    )
     answer = connection.getresponse()
     if order["stream"]:
         first, tokens = 0.0, 0

@@ -3,9 +3,8 @@
 python -m benchmarks constrain                            16 rows, four functions of the toolbox
 python -m benchmarks constrain --prompts 1 --tokenizer gpt2
 
-Two figures: the masks of correct calls, and sampling whole with and without a grammar. The model is random and writes text, since what a row
-costs does not depend on what it says.
-"""
+Two figures: the masks of correct calls, and sampling whole with and without a grammar. The model is random and
+writes text, since what a row costs does not depend on what it says."""
 
 from __future__ import annotations
 
@@ -29,30 +28,37 @@ from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 
 def mask_seconds(grammar: CallGrammar, tok: Tokenizer, tools: tuple[str, ...], room: int) -> float:
-    """Seconds per token of the masks of correct calls, a line of text before each. room: tokens that the answers may have."""
-    rng, seconds, tokens = random.Random(0), 0.0, 0
+    """Seconds per token of the masks of correct calls, a line of text before each. room: tokens that the answers
+    may have."""
+    rng = random.Random(0)
+    seconds = 0.0
+    tokens = 0
     for name in tools:
         call = chat.format_call(name, TOOLS[name].sample(rng, "train"))
-        state, ids = grammar.begin(), chat.completion_ids(f"Let me see.\n{call}", tok)
+        state = grammar.begin()
+        ids = chat.completion_ids(f"Let me see.\n{call}", tok)
         start = time.perf_counter()
         for place, token in enumerate(ids):
             state.mask(room - place - 1)
             if state.take(token, room - place - 1) != token:
                 raise RunError(f"the grammar does not allow the call {call}")
-        seconds, tokens = seconds + time.perf_counter() - start, tokens + len(ids)
+        seconds = seconds + time.perf_counter() - start
+        tokens = tokens + len(ids)
     return seconds / tokens
 
 
 def bench(cfg: ConstrainBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
-    tok, device = tokenizer.load(cfg.tokenizer), dist.device()
+    tok = tokenizer.load(cfg.tokenizer)
+    device = dist.device()
     shape = replace(cfg.model, vocab_size=tok.n_vocab)
     model = GPT(shape).to(device).eval()
     tools = [TOOLS[name].schema for name in cfg.tools]
     start = time.perf_counter()
     CallGrammar(tok, "reserved", tools)
     first = time.perf_counter() - start
-    builds, trials = [], cfg.rounds or measure.ROUNDS
+    builds = []
+    trials = cfg.rounds or measure.ROUNDS
     for _ in range(trials):
         start = time.perf_counter()
         grammar = CallGrammar(tok, "reserved", tools)
@@ -64,7 +70,13 @@ def bench(cfg: ConstrainBench) -> dict[str, Any]:
     def sampling(grammars: list[Any] | None) -> Callable[[], Any]:
         def run() -> None:
             with dist.autocast(device):
-                generate.sample(model, prompts, max_new_tokens=cfg.max_new_tokens, seed=0, grammars=grammars)
+                generate.sample(
+                    model,
+                    prompts,
+                    max_new_tokens=cfg.max_new_tokens,
+                    seed=0,
+                    grammars=grammars,
+                )
 
         return run
 

@@ -1,14 +1,17 @@
-"""A learning curve of GRPO beside trl's: the same start, prompts, reward and settings; mean reward of each step, over seeds.
+"""A learning curve of GRPO beside trl's: the same start, prompts, reward and settings; mean reward of each step,
+over seeds.
 
     python -m benchmarks curve                        20 steps, five seeds, on the toy task
     python -m benchmarks curve --vs                   codechat alone
     python -m benchmarks curve --ckpt smollm2 --lr 2e-5 --group-size 8        from a checkpoint
 
-A short GRPO run gives the start, or a checkpoint is, which is exported. trl reads the export, without the unused padding rows of the vocabulary, which codechat never
-samples. Its prompts are the same token ids, and completions have a fixed length. Both sample on their own, so curves can agree as distributions only:
-intervals of each step over seeds, and a permutation test of the mean over all steps. The gradient is compared by computation: codechat's loss on the
-first batch that trl sampled must have the norm that trl reports. Bootstrap intervals of five values are too narrow: they cover 84 %, and those of two
-equal learners have nothing in common in one step of twenty. So the overlap stands beside the one that chance gives; use more seeds for a verdict.
+A short GRPO run gives the start, or a checkpoint is, which is exported. trl reads the export, without the unused
+padding rows of the vocabulary, which codechat never samples. Its prompts are the same token ids, and completions
+have a fixed length. Both sample on their own, so curves can agree as distributions only: intervals of each step
+over seeds, and a permutation test of the mean over all steps. The gradient is compared by computation: codechat's
+loss on the first batch that trl sampled must have the norm that trl reports. Bootstrap intervals of five values are
+too narrow: they cover 84 %, and those of two equal learners have nothing in common in one step of twenty. So the
+overlap stands beside the one that chance gives; use more seeds for a verdict.
 
 Left out: the KL term and several updates of a batch; both are off in trl by default.
 """
@@ -50,15 +53,26 @@ def train_codechat(cfg: CurveBench, name: str, steps: int, seed: int, init_from:
     settings = TOY_RUN | NEVER | dict(lr=cfg.lr, max_steps=steps, seed=seed, init_from=init_from, eval_examples=1)
     if cfg.ckpt:
         settings = {name: value for name, value in settings.items() if name not in ("model", "tokenizer", "tags")}
-    settings |= dict(device_batch_size=cfg.problems, group_size=cfg.group_size, run_name=name, overwrite=True)
+    settings |= dict(
+        device_batch_size=cfg.problems,
+        group_size=cfg.group_size,
+        run_name=name,
+        overwrite=True,
+    )
     made = config.from_dict(grpo.GRPOConfig, settings)
     return grpo.train(made).metrics()["reward_mean"].tolist()
 
 
-def train_trl(cfg: CurveBench, seed: int, folder: Path, start: loading.LoadedModel) -> tuple[Curve, dict[str, Any]]:
+def train_trl(
+    cfg: CurveBench,
+    seed: int,
+    folder: Path,
+    start: loading.LoadedModel,
+) -> tuple[Curve, dict[str, Any]]:
     """Mean reward of each step, and {grad_norm, prompts, completions, rewards} of the first."""
     trl, transformers, datasets = map(peers.require, ("trl", "transformers", "datasets"))
-    task, tok = ToyTask(), start.tokenizer
+    task = ToyTask()
+    tok = start.tokenizer
     drawn = [p for _ in range(-(-cfg.problems * cfg.steps // 4)) for p in task.problems("train")]
     ids = [chat.prompt(task.prompt(p), tok, start.tags) for p in drawn]
     rows = {"prompt": [" ".join(f"<{i}>" for i in prompt) for prompt in ids], "which": list(range(len(drawn)))}
@@ -72,12 +86,27 @@ def train_trl(cfg: CurveBench, seed: int, folder: Path, start: loading.LoadedMod
         return found
 
     how = peers.grpo_config(
-        folder / "out", seed=seed, max_steps=cfg.steps, num_generations=cfg.group_size,
-        per_device_train_batch_size=cfg.problems * cfg.group_size, max_completion_length=TOY_RUN["max_new_tokens"],
-        learning_rate=cfg.lr, lr_scheduler_type="constant", optim="adamw_torch", adam_beta1=0.9, adam_beta2=0.95, weight_decay=0.0,
-        max_grad_norm=1.0, epsilon=0.2, num_iterations=1, loss_type="grpo", scale_rewards="group", temperature=1.0,
-        shuffle_dataset=False, logging_steps=1,
-    )  # fmt: skip
+        folder / "out",
+        seed=seed,
+        max_steps=cfg.steps,
+        num_generations=cfg.group_size,
+        per_device_train_batch_size=cfg.problems * cfg.group_size,
+        max_completion_length=TOY_RUN["max_new_tokens"],
+        learning_rate=cfg.lr,
+        lr_scheduler_type="constant",
+        optim="adamw_torch",
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        epsilon=0.2,
+        num_iterations=1,
+        loss_type="grpo",
+        scale_rewards="group",
+        temperature=1.0,
+        shuffle_dataset=False,
+        logging_steps=1,
+    )
     trainer = trl.GRPOTrainer(
         model=_read_export(folder, start.model.cfg.n_ids),
         reward_funcs=reward,
@@ -92,7 +121,8 @@ def train_trl(cfg: CurveBench, seed: int, folder: Path, start: loading.LoadedMod
 
 
 def _read_export(folder: Path, n_ids: int) -> Any:
-    """The exported model without padding rows; its generation settings, which stop at ends of turns, do not apply here."""
+    """The exported model without padding rows; its generation settings, which stop at ends of turns, do not apply
+    here."""
     transformers = peers.require("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(str(folder / "hf"), dtype=torch.float32)
     model.resize_token_embeddings(n_ids)
@@ -103,7 +133,8 @@ def _read_export(folder: Path, n_ids: int) -> Any:
 def gradient_norm(cfg: CurveBench, start: loading.LoadedModel, batch: dict[str, Any]) -> float:
     """Of codechat's GRPO loss at the start, on completions that trl sampled."""
     rows = [torch.tensor([p + c]) for p, c in zip(batch["prompts"], batch["completions"])]
-    C, model = len(batch["completions"][0]), start.model.train()
+    C = len(batch["completions"][0])
+    model = start.model.train()
     model.zero_grad()
     logits = [model(ids[:, :-1])[:, -C:, : model.cfg.n_ids].float() for ids in rows]
     chosen = [x.log_softmax(-1).gather(-1, ids[:, -C:, None])[..., 0] for x, ids in zip(logits, rows)]
@@ -112,7 +143,13 @@ def gradient_norm(cfg: CurveBench, start: loading.LoadedModel, batch: dict[str, 
     advantage = advantages.group_advantages(rewards, "zscore").view(-1, 1)
     mask = torch.ones_like(logprobs)
     loss = losses.clipped_policy_loss(losses.policy_ratio(logprobs, logprobs.detach(), mask), advantage)
-    weights = losses.token_weights(mask.sum(1), "sequence", n_sequences=len(rows), n_tokens=mask.numel(), max_tokens=C)
+    weights = losses.token_weights(
+        mask.sum(1),
+        "sequence",
+        n_sequences=len(rows),
+        n_tokens=mask.numel(),
+        max_tokens=C,
+    )
     losses.masked_sum(loss * weights, mask).backward()
     return float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
 
@@ -123,7 +160,8 @@ def intervals(curves: Sequence[Curve]) -> list[dict[str, float]]:
 
 
 def bench(cfg: CurveBench) -> dict[str, Any]:
-    """Print the table; returns curves of every seed, their intervals, their difference, and the first step's gradients."""
+    """Print the table; returns curves of every seed, their intervals, their difference, and the first step's
+    gradients."""
     if not cfg.ckpt:
         train_codechat(cfg, START, cfg.start_steps, 0, None)
     origin = cfg.ckpt or START
@@ -155,9 +193,11 @@ def _overlap(rows: dict[str, list[dict[str, float]]]) -> float:
 
 
 def _chance(curves: dict[str, list[Curve]]) -> dict[str, float]:
-    """The overlap of two contestants that learn alike: its mean over DIVISIONS ways to divide the trainings into two groups of these sizes; p: the
-    share of these ways that overlap as little as the contestants do. Steps of one training are not independent, and need not be here."""
-    n, everything = len(curves["codechat"]), [curve for some in curves.values() for curve in some]
+    """The overlap of two contestants that learn alike: its mean over DIVISIONS ways to divide the trainings into
+    two groups of these sizes; p: the share of these ways that overlap as little as the contestants do. Steps of one
+    training are not independent, and need not be here."""
+    n = len(curves["codechat"])
+    everything = [curve for some in curves.values() for curve in some]
     ways = list(itertools.combinations(range(len(everything)), n))
     ways = [ways[0], *random.Random(0).sample(ways[1:], min(len(ways), DIVISIONS) - 1)]  # the first is the real one
 
@@ -171,8 +211,9 @@ def _chance(curves: dict[str, list[Curve]]) -> dict[str, float]:
 
 
 def _difference(curves: dict[str, list[Curve]]) -> dict[str, float]:
-    """Of the mean reward over all steps, codechat less trl; p: the share of all divisions of the trainings into two groups of these sizes whose
-    difference is as large (a permutation test). A seed means other draws in the other library, so nothing is paired."""
+    """Of the mean reward over all steps, codechat less trl; p: the share of all divisions of the trainings into two
+    groups of these sizes whose difference is as large (a permutation test). A seed means other draws in the other
+    library, so nothing is paired."""
     own, theirs = ([sum(curve) / len(curve) for curve in curves[name]] for name in ("codechat", "trl"))
     everything = own + theirs
 
@@ -194,7 +235,8 @@ def _show(cfg: CurveBench, found: dict[str, Any]) -> None:
     console = Console(width=120)
     console.print(table)
     if cfg.vs:
-        d, chance = found["difference"], found["chance"]
+        d = found["difference"]
+        chance = found["chance"]
         console.print(
             f"intervals overlap in {found['overlap']:.0%} of the steps; those of equal learners in {chance['overlap']:.0%}, p {chance['p']:.2f}"
         )

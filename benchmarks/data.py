@@ -41,7 +41,8 @@ def documents(path: str | None) -> list[Document]:
 
 def contestants(cfg: DataBench, out: Path) -> list[measure.Contestant]:
     """codechat (deduplicated, split, hashed, written) and tiktoken (ids in memory) on the same text and threads."""
-    chosen, n_bytes = [], 0
+    chosen = []
+    n_bytes = 0
     for document in tqdm(documents(cfg.path), "reading", unit=" documents", leave=False):
         chosen.append(document)
         n_bytes += len(document.text.encode("utf-8", "replace"))
@@ -51,7 +52,12 @@ def contestants(cfg: DataBench, out: Path) -> list[measure.Contestant]:
     texts = [document.text for document in chosen]
     merged = tokenizer.merged_ranks(known.spec.partition(":")[0])
     ranks = {token: rank for token, rank in merged.items() if rank < known.n_vocab - 1}
-    plain = tiktoken.Encoding("plain", pat_str=tokenizer.GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    plain = tiktoken.Encoding(
+        "plain",
+        pat_str=tokenizer.GPT2_PATTERN,
+        mergeable_ranks=ranks,
+        special_tokens={},
+    )
     threads = os.cpu_count() or 1
     runs = {
         "codechat": lambda: corpus_writer.write_corpus(chosen, out, known),
@@ -65,7 +71,9 @@ def loader_share(directory: Path, known: tokenizer.Tokenizer) -> float:
     device = dist.device()
     loader = corpus.WindowLoader(directory, "train", 16, 256)
     model = GPT(replace(GPTConfig(**PRESETS["nano"]), vocab_size=known.n_vocab)).to(device)
-    optimizers, waited, began = optim.build(model, lr=1e-3), 0.0, time.perf_counter()
+    optimizers = optim.build(model, lr=1e-3)
+    waited = 0.0
+    began = time.perf_counter()
     for _ in range(STEPS):
         start = time.perf_counter()
         ids, targets = (x.to(device) for x in loader.next())

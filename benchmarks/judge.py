@@ -3,9 +3,9 @@
     python -m benchmarks judge                        24 programs with 764 tests each, in scripts of 50 kB
     python -m benchmarks judge --kilobytes 400        of larger values
 
-A judge keeps a script that it has read, so the completions of one problem share that work: scripts are timed when they are new and when they
-are known. `exec` runs new ones in this process, without any isolation: what Python itself takes.
-"""
+A judge keeps a script that it has read, so the completions of one problem share that work: scripts are timed when
+they are new and when they are known. `exec` runs new ones in this process, without any isolation: what Python
+itself takes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ CHECK = (
 
 def program(cfg: JudgeBench, seed: int) -> Program:
     """A right program; half of its script are inputs, half results."""
-    rng, length = random.Random(seed), max(1, round(500 * cfg.kilobytes / cfg.tests / DIGITS))
+    rng = random.Random(seed)
+    length = max(1, round(500 * cfg.kilobytes / cfg.tests / DIGITS))
     inputs = [[rng.randrange(1000, 10000) for _ in range(length)] for _ in range(cfg.tests)]
     tests = f"inputs = {inputs}\nresults = {[sorted(x) for x in inputs]}\n{CHECK}"
     return Program(code=CODE, tests=tests, entry_points=["ordered"])
@@ -37,7 +38,8 @@ def program(cfg: JudgeBench, seed: int) -> Program:
 
 def contestants(cfg: JudgeBench, pool: Pool) -> list[measure.Contestant]:
     """New scripts, known ones, and new ones without isolation."""
-    spent, seeds = [0.0], count()
+    spent = [0.0]
+    seeds = count()
     known = [program(cfg, next(seeds)) for _ in range(cfg.programs)]
 
     def judged(programs: Sequence[Program]) -> None:

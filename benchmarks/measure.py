@@ -1,9 +1,10 @@
 """Interleaved timing: contestants take turns, so that noise of the machine affects all of them.
 
-`race` runs every contestant once as a warm-up (shown separately, because it includes compilation), then `rounds` times
-in turn; by default up to ROUNDS times, and no round that would end after LIMIT_S. A rate is the median over rounds. A ratio to the
-first contestant is the median of the rounds' ratios, so that a slow minute of the machine cancels out. The peak that an MFU
-is a share of is the best of trials between the rounds, for the same reason; a share above 1 is shown as "disturbed".
+`race` runs every contestant once as a warm-up (shown separately, because it includes compilation), then `rounds`
+times in turn; by default up to ROUNDS times, and no round that would end after LIMIT_S. A rate is the median over
+rounds. A ratio to the first contestant is the median of the rounds' ratios, so that a slow minute of the machine
+cancels out. The peak that an MFU is a share of is the best of trials between the rounds, for the same reason; a
+share above 1 is shown as "disturbed".
 `peak_memory` runs one contestant alone in a new process.
 
 Left out: statistics beyond median and range, which a handful of rounds does not support.
@@ -41,7 +42,8 @@ ROUNDS, LIMIT_S = 5, 240.0  # so that a bench ends within five minutes
 
 @dataclass(frozen=True)
 class Contestant:
-    """run() does `units` of work (tokens, rollouts, bytes); flops: model FLOPs per unit, 0 = not stated; a function is asked after the last run.
+    """run() does `units` of work (tokens, rollouts, bytes); flops: model FLOPs per unit, 0 = not stated; a function
+    is asked after the last run.
 
     seconds() returns the time counted for the last run(); None = all of its time."""
 
@@ -76,8 +78,8 @@ def race(
 ) -> list[Timing]:
     """Timings in the given order; the first contestant is the baseline of all ratios. RunError without contestants.
 
-    rounds: none = up to ROUNDS, those that end within limit_s (default LIMIT_S). peak_flops: a function is asked before each round, and its best
-    answer counts."""
+    rounds: none = up to ROUNDS, those that end within limit_s (default LIMIT_S). peak_flops: a function is asked
+    before each round, and its best answer counts."""
     if not contestants:
         raise RunError(
             "no contestants to time; install the peers with pip install -e '.[bench]', or choose others with --vs"
@@ -97,7 +99,8 @@ def race(
         if r == 0:
             gc.collect()
     bar.close()
-    warm_up, seconds = [s[0] for s in seconds], [s[1:] for s in seconds]
+    warm_up = [s[0] for s in seconds]
+    seconds = [s[1:] for s in seconds]
     own = [contestants[0].units / s for s in seconds[0]]
     found = []
     for contestant, times, first in zip(contestants, seconds, warm_up):
@@ -113,8 +116,8 @@ def race(
 
 
 def _until(most: int, limit_s: float, all_of_them: bool) -> Iterator[int]:
-    """0, 1, ... below `most`; the first two always, and no further one that would end after limit_s, unless all are asked for. It is taken to be as
-    long as the one before."""
+    """0, 1, ... below `most`; the first two always, and no further one that would end after limit_s, unless all are
+    asked for. It is taken to be as long as the one before."""
     began = turned = time.perf_counter()
     for turn in range(most):
         now = time.perf_counter()
@@ -125,7 +128,8 @@ def _until(most: int, limit_s: float, all_of_them: bool) -> Iterator[int]:
 
 
 def turns(rounds: int | None, unit: str) -> Iterator[int]:
-    """Numbers of the rounds of a bench that is no `race`, behind a bar: `rounds` of them, or up to ROUNDS within LIMIT_S."""
+    """Numbers of the rounds of a bench that is no `race`, behind a bar: `rounds` of them, or up to ROUNDS within
+    LIMIT_S."""
     most = rounds or ROUNDS
     return iter(tqdm(_until(most, LIMIT_S, rounds is not None), total=most, unit=unit, leave=False))
 
@@ -134,9 +138,11 @@ class Peak:
     """The FLOP/s that shares are of, as `race` takes it: a data sheet's, or the best product measured so far."""
 
     def __init__(self) -> None:
-        self.device, self.dtype = dist.device(), dist.compute_dtype()
+        self.device = dist.device()
+        self.dtype = dist.compute_dtype()
         self.flops, self.source = hardware.peak_flops(self.device, self.dtype)
-        self.trials, self.stated = 1, "data sheet" in self.source
+        self.trials = 1
+        self.stated = "data sheet" in self.source
 
     def __call__(self) -> float:
         if not self.stated:
@@ -170,9 +176,13 @@ def step(model: Any, optimizers: Iterable[torch.optim.Optimizer], loss: Callable
 
 
 def entrants(
-    modes: Sequence[str], codechat: Callable[..., Contestant], peer: Callable[..., Contestant], kinds: Iterable[str]
+    modes: Sequence[str],
+    codechat: Callable[..., Contestant],
+    peer: Callable[..., Contestant],
+    kinds: Iterable[str],
 ) -> dict[str, Callable[[], Contestant]]:
-    """{name: builder}: codechat (name, compile) as it trains, on a GPU also eager, then each kind of peer (name, kind, compile) in each mode."""
+    """{name: builder}: codechat (name, compile) as it trains, on a GPU also eager, then each kind of peer (name,
+    kind, compile) in each mode."""
     made = {"codechat": partial(codechat, "codechat", True)}
     if dist.device().type == "cuda" and "eager" in modes:
         made["codechat, eager"] = partial(codechat, "codechat, eager", False)
@@ -235,9 +245,15 @@ def _peak_so_far() -> float:
     return float(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))) * 1024
 
 
-def show(title: str, unit: str, timings: Sequence[Timing], extra: dict[str, dict[str, str]] | None = None) -> None:
+def show(
+    title: str,
+    unit: str,
+    timings: Sequence[Timing],
+    extra: dict[str, dict[str, str]] | None = None,
+) -> None:
     """Print the table; extra: more columns {heading: {contestant: text}}."""
-    extra, first = extra or {}, timings[0]
+    extra = extra or {}
+    first = timings[0]
     headings = [f"{unit}/s, median", "slowest to fastest", f"{first.name} is faster by", "MFU", "first run, s"]
     rounds = f"{first.rounds} round{'s' * (first.rounds > 1)}"
     table = Table("", *headings, *extra, title=f"{title}, {rounds}")
@@ -246,7 +262,12 @@ def show(title: str, unit: str, timings: Sequence[Timing], extra: dict[str, dict
         ratio = "" if t is first else f"{t.ratio:.2f} x"
         share = "disturbed" if t.disturbed else "" if t.mfu is None else f"{t.mfu:.0%}"
         cells = [rate, f"{t.slowest:,.4g} to {t.fastest:,.4g}", ratio, share]
-        table.add_row(t.name, *cells, f"{t.warm_up_s:.1f}", *(column.get(t.name, "") for column in extra.values()))
+        table.add_row(
+            t.name,
+            *cells,
+            f"{t.warm_up_s:.1f}",
+            *(column.get(t.name, "") for column in extra.values()),
+        )
     Console(width=140).print(table)
 
 

@@ -44,7 +44,8 @@ class PlainGPT(nn.Module):
         super().__init__()
         D = cfg.n_embd
         self.n_head = cfg.n_head
-        self.wte, self.wpe = nn.Embedding(cfg.padded_vocab, D), nn.Embedding(cfg.block_size, D)
+        self.wte = nn.Embedding(cfg.padded_vocab, D)
+        self.wpe = nn.Embedding(cfg.block_size, D)
         self.blocks = nn.ModuleList(self._block(D) for _ in range(cfg.depth))
         self.norm = nn.LayerNorm(D, bias=False)
         for name, p in self.named_parameters():
@@ -84,7 +85,12 @@ def exported(ckpt: str) -> tuple[Any, Any]:
 def lora(rank: int) -> Any:
     """peft's settings for adapters in the matrices that ours are in."""
     matrices = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()
-    return require("peft").LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules=matrices, task_type="CAUSAL_LM")
+    return require("peft").LoraConfig(
+        r=rank,
+        lora_alpha=LORA_ALPHA,
+        target_modules=matrices,
+        task_type="CAUSAL_LM",
+    )
 
 
 def huggingface(kind: str, cfg: GPTConfig) -> Any:
@@ -129,13 +135,17 @@ def padded(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def word_per_id(n_ids: int) -> Any:
-    """transformers' tokenizer whose word <i> is the id i. Its end of text is no row of the model, so a completion ends at its full length; masked
-    places hold 0."""
+    """transformers' tokenizer whose word <i> is the id i. Its end of text is no row of the model, so a completion
+    ends at its full length; masked places hold 0."""
     tokenizers, transformers = map(require, ("tokenizers", "transformers"))
     words = {f"<{i}>": i for i in range(n_ids)} | {"<none>": n_ids}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<0>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<0>", eos_token="<none>")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<0>",
+        eos_token="<none>",
+    )
 
 
 def grpo_config(folder: Path, **settings: Any) -> Any:

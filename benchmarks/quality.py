@@ -3,12 +3,12 @@
     python -m benchmarks quality                                    100 s each on the embedded corpus
     python -m benchmarks quality --path python.parquet --seconds 300 --peer-tokenizer python:4096
 
-Two percent of the documents are held out, by hash. Evaluations do not count as training time. The learning-rate schedule follows the
-clock, so that each contestant ends its schedule with its time. codechat: the pretraining of recipe `nano` with the
-vocabulary that scored best here (docs/experiments/pretraining.md explains why the recipe keeps another). plain: nanoGPT's settings: 4 x 256, T
-256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare across vocabularies; `python:N` was trained
-on the standard library, which is part of the embedded corpus, so compare it on --path.
-"""
+Two percent of the documents are held out, by hash. Evaluations do not count as training time. The learning-rate
+schedule follows the clock, so that each contestant ends its schedule with its time. codechat: the pretraining of
+recipe `nano` with the vocabulary that scored best here (docs/experiments/pretraining.md explains why the recipe
+keeps another). plain: nanoGPT's settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits
+per byte compare across vocabularies; `python:N` was trained on the standard library, which is part of the embedded
+corpus, so compare it on --path."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def prepare(cfg: QualityBench, spec: str, out: Path) -> dict[str, Any]:
 
 
 def contestant(
-    name: str, vocab: int, device: torch.device, bench: QualityBench
+    name: str,
+    vocab: int,
+    device: torch.device,
+    bench: QualityBench,
 ) -> tuple[nn.Module, list[torch.optim.Optimizer], PretrainConfig]:
     """(model with a .loss, optimizers, settings) of "codechat" or "plain"."""
     if name == "codechat":
@@ -66,7 +69,8 @@ def contestant(
         cfg = PretrainConfig(model=shape, seq_len=256, device_batch_size=16, **rates)
         torch.manual_seed(bench.seed)
         model = peers.PlainGPT(shape)
-    model, rates = model.to(device), dict(lr=cfg.lr, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay)
+    model = model.to(device)
+    rates = dict(lr=cfg.lr, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay)
     return model, optim.build(model, optimizer=cfg.optimizer, **rates), cfg
 
 
@@ -79,13 +83,15 @@ def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iter
     spent, tokens, due = 0.0, 0, 1
     bar = tqdm(desc=name, total=round(cfg.seconds), unit="s", leave=False)
     while due <= cfg.evaluations:
-        began, tick = time.perf_counter(), int(TICKS * min(1.0, spent / cfg.seconds))
+        began = time.perf_counter()
+        tick = int(TICKS * min(1.0, spent / cfg.seconds))
         optim.set_lr(optimizers, optim.lr_scale(tick, final=how.final_lr_share, **schedule))
         ids, targets = (x.to(device) for x in loader.next())
         measure.step(model, optimizers, partial(model.loss, ids, targets))
         if device.type == "cuda":
             torch.cuda.synchronize()
-        spent, tokens = spent + time.perf_counter() - began, tokens + ids.numel()
+        spent = spent + time.perf_counter() - began
+        tokens = tokens + ids.numel()
         bar.update(min(round(spent), round(cfg.seconds)) - bar.n)
         if spent >= cfg.seconds * due / cfg.evaluations:
             due += 1
@@ -106,10 +112,20 @@ def bench(cfg: QualityBench) -> dict[str, Any]:
             found[name] = list(curve)
     title = f"bits per byte of held-out text after {cfg.seconds:.0f} s of training"
     lowest = {name: min(r["val_bpb"] for r in rows) for name, rows in found.items()}
-    table = Table("", "tokenizer", "seconds", "tokens seen", "tokens/s", "bits per byte", "lowest", title=title)
+    table = Table(
+        "",
+        "tokenizer",
+        "seconds",
+        "tokens seen",
+        "tokens/s",
+        "bits per byte",
+        "lowest",
+        title=title,
+    )
     for name, rows in found.items():
         for row in rows:
-            seconds, tokens = row["seconds"], row["tokens"]
+            seconds = row["seconds"]
+            tokens = row["tokens"]
             cells = [f"{seconds:.0f}", f"{tokens:,}", f"{tokens / seconds:,.0f}", f"{row['val_bpb']:.4f}"]
             table.add_row(name, specs[name], *cells, f"{lowest[name]:.4f}" if row is rows[-1] else "")
     Console(width=120).print(table)

@@ -2,9 +2,11 @@
 
     python -m benchmarks rl                           8 problems x 8 completions of 64 tokens
     python -m benchmarks rl --vs                      codechat alone
-    python -m benchmarks rl --ckpt smollm2 --max-new-tokens 128 --lora-rank 16 --peer-rows 8       a checkpoint's weights, and peft
+    python -m benchmarks rl --ckpt smollm2 --max-new-tokens 128 --lora-rank 16 --peer-rows 8       a checkpoint's
+    weights, and peft
 
-Every completion has all its tokens. Both are timed by the step times that they report; set-up, evaluation and the last checkpoint are not counted. The first
+Every completion has all its tokens. Both are timed by the step times that they report; set-up, evaluation and the
+last checkpoint are not counted. The first
 steps warm up. MFU: sampling counts a forward pass of each token, learning three.
 """
 
@@ -33,12 +35,17 @@ def contestants(cfg: RLBench) -> list[measure.Contestant]:
 
 
 def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
-    seconds, flops = list[float](), list[float]()
+    seconds = list[float]()
+    flops = list[float]()
     peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())  # what the loop's own share is of
 
     def run() -> None:
         how: dict[str, Any] = dict(run_name=RUN_NAME, overwrite=True, max_steps=STEPS, eval_examples=1, task="toy")
-        how |= dict(device_batch_size=cfg.problems, group_size=cfg.group_size, max_new_tokens=cfg.max_new_tokens)
+        how |= dict(
+            device_batch_size=cfg.problems,
+            group_size=cfg.group_size,
+            max_new_tokens=cfg.max_new_tokens,
+        )
         how |= dict.fromkeys(("diagnose_groups", "eval_every", "save_every", "log_rollouts_every"), 0)
         how |= dict(init_from=cfg.ckpt) if cfg.ckpt else dict(model=cfg.model, tokenizer="gpt2")
         settings = reinforce.ReinforceConfig(**how, lora_rank=cfg.lora_rank, lora_targets=LORA_TARGETS)
@@ -51,7 +58,8 @@ def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
 
 def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
     trl, transformers, datasets = map(peers.require, ("trl", "transformers", "datasets"))
-    began, seconds = [0.0], []
+    began = [0.0]
+    seconds = []
 
     class Clock(transformers.TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -75,7 +83,12 @@ def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
         length = dict(
             max_completion_length=cfg.max_new_tokens, generation_kwargs={"min_new_tokens": cfg.max_new_tokens}
         )
-        steps = dict(max_steps=STEPS, num_generations=cfg.group_size, learning_rate=1e-4, logging_steps=1000)
+        steps = dict(
+            max_steps=STEPS,
+            num_generations=cfg.group_size,
+            learning_rate=1e-4,
+            logging_steps=1000,
+        )
         random = lambda: (peers.huggingface("arcee", cfg.model), peers.word_per_id(cfg.model.vocab_size))  # noqa: E731
         model, tokenizer = peers.exported(cfg.ckpt) if cfg.ckpt else random()
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
 """Sampling: new tokens per second from random prompts of one length.
 
-python -m benchmarks sample                       codechat beside transformers' generate and a full forward pass per token
+python -m benchmarks sample                       codechat beside transformers' generate and a full forward pass per
+                                                  token
 python -m benchmarks sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-tokens 64
 python -m benchmarks sample --ckpt smollm2 --prompts 4 --vs arcee           beside transformers on the same weights
 """
@@ -26,7 +27,13 @@ def contestants(cfg: SampleBench) -> list[measure.Contestant]:
 
     def ours() -> None:
         with dist.autocast(device):
-            generate.sample(model, prompts.tolist(), max_new_tokens=cfg.max_new_tokens, top_k=cfg.top_k, seed=0)
+            generate.sample(
+                model,
+                prompts.tolist(),
+                max_new_tokens=cfg.max_new_tokens,
+                top_k=cfg.top_k,
+                seed=0,
+            )
 
     made = [measure.Contestant("codechat", ours, units)]
     if "arcee" in cfg.vs:
@@ -53,7 +60,8 @@ def _huggingface(cfg: SampleBench, prompts: torch.Tensor) -> Any:
     model = model.to(prompts.device, dist.compute_dtype()).eval()
     model.generation_config.eos_token_id = None
     length = dict(max_new_tokens=cfg.max_new_tokens, min_new_tokens=cfg.max_new_tokens, pad_token_id=0)
-    how, mask = dict(do_sample=True, top_k=cfg.top_k or 0, **length), torch.ones_like(prompts)
+    how = dict(do_sample=True, top_k=cfg.top_k or 0, **length)
+    mask = torch.ones_like(prompts)
 
     def run() -> None:
         with torch.no_grad():

@@ -42,7 +42,13 @@ def load(cfg: ServeBench) -> LoadedModel:
     if cfg.ckpt:
         return loading.load_model(cfg.ckpt, dist.device())
     words = tokenizer.load(f"gpt2:{cfg.model.vocab_size}")
-    return LoadedModel(GPT(cfg.model).to(dist.device()).eval(), words, "reserved", {"run": "random"}, Path())
+    return LoadedModel(
+        GPT(cfg.model).to(dist.device()).eval(),
+        words,
+        "reserved",
+        {"run": "random"},
+        Path(),
+    )
 
 
 def prompts_of(cfg: ServeBench, loaded: LoadedModel) -> list[list[int]]:
@@ -75,7 +81,10 @@ class Crowd:
 
     def __enter__(self) -> Crowd:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.clients"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "benchmarks.clients"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         return self
 
@@ -94,16 +103,26 @@ class Crowd:
 
 
 def race(
-    cfg: ServeBench, loaded: LoadedModel, prompts: list[list[int]], crowd: Crowd, url: str
+    cfg: ServeBench,
+    loaded: LoadedModel,
+    prompts: list[list[int]],
+    crowd: Crowd,
+    url: str,
 ) -> list[measure.Timing]:
     """generate.sample first, then the engine, then the server with whole and with streamed answers."""
     last: dict[str, float] = {}
-    device, units = dist.device(), cfg.clients * cfg.max_new_tokens
+    device = dist.device()
+    units = cfg.clients * cfg.max_new_tokens
 
     def plain() -> None:
         with dist.autocast(device):
             for at in range(0, len(prompts), cfg.clients):
-                generate.sample(loaded.model, prompts[at : at + cfg.clients], max_new_tokens=cfg.max_new_tokens, seed=0)
+                generate.sample(
+                    loaded.model,
+                    prompts[at : at + cfg.clients],
+                    max_new_tokens=cfg.max_new_tokens,
+                    seed=0,
+                )
 
     def engine() -> None:
         with Engine(loaded, max_rows=cfg.clients) as running_engine:
@@ -136,9 +155,17 @@ def race(
     return measure.race(made, cfg.rounds)
 
 
-def first_token(cfg: ServeBench, loaded: LoadedModel, prompt: list[int], crowd: Crowd, url: str) -> tuple[float, float]:
+def first_token(
+    cfg: ServeBench,
+    loaded: LoadedModel,
+    prompt: list[int],
+    crowd: Crowd,
+    url: str,
+) -> tuple[float, float]:
     """Median seconds of one prefill in this process, and from one request to its first token, in turns."""
-    ids, alone, served = torch.tensor([prompt], device=dist.device()), [], []
+    ids = torch.tensor([prompt], device=dist.device())
+    alone = []
+    served = []
     for _ in range(cfg.first_tokens + 1):
         with torch.no_grad(), dist.autocast(dist.device()):
             began = time.perf_counter()
@@ -164,4 +191,9 @@ def bench(cfg: ServeBench) -> dict[str, Any]:
     print(
         f"first token on an idle server {1e3 * first:.1f} ms, one prefill {1e3 * prefill:.1f} ms: {first / prefill:.1f} x (median of {cfg.first_tokens})"
     )
-    return {"title": title, "timings": measure.rows(timings), "prefill_s": prefill, "first_token_s": first}
+    return {
+        "title": title,
+        "timings": measure.rows(timings),
+        "prefill_s": prefill,
+        "first_token_s": first,
+    }

@@ -24,7 +24,8 @@ class Bench(config.Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        model, lengths = getattr(self, "model", None), ("seq_len", "prompt_tokens", "max_new_tokens")
+        model = getattr(self, "model", None)
+        lengths = ("seq_len", "prompt_tokens", "max_new_tokens")
         parts = {name: getattr(self, name) for name in lengths if hasattr(self, name)}
         if model and not getattr(self, "ckpt", "") and sum(parts.values()) > model.block_size:
             listed = " + ".join(f"{name} {n}" for name, n in parts.items())
@@ -138,7 +139,8 @@ class ConstrainBench(Bench):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if unknown := [name for name in self.tools if name not in TOOLS]:
+        unknown = [name for name in self.tools if name not in TOOLS]
+        if unknown:
             raise ConfigError(f"--tools {unknown[0]!r}: the toolbox has no such function{nearest(unknown[0], TOOLS)}")
 
 

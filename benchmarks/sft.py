@@ -1,12 +1,14 @@
 """SFT steps on function-calling conversations: packed rows beside rows padded to the longest conversation of the step.
 
-    python -m benchmarks sft                          codechat, and transformers' Arcee on padded rows; eager and compiled
+    python -m benchmarks sft                          codechat, and transformers' Arcee on padded rows; eager and
+                                                      compiled
     python -m benchmarks sft --vs --preset nano       codechat alone, in the shape of nano
-    python -m benchmarks sft --ckpt smollm2 --lora-rank 16 --steps 1 --modes eager --memory true       a checkpoint's weights, and peft
+    python -m benchmarks sft --ckpt smollm2 --lora-rank 16 --steps 1 --modes eager --memory true       a checkpoint's
+    weights, and peft
 
-Both learn from the same conversations in each step: as many as fill `device_batch_size` packed rows. A rate counts tokens of conversations, not
-padding, and MFU counts their FLOPs, attention at their mean length. So a row of one contestant that is not full costs it both.
-"""
+Both learn from the same conversations in each step: as many as fill `device_batch_size` packed rows. A rate counts
+tokens of conversations, not padding, and MFU counts their FLOPs, attention at their mean length. So a row of one
+contestant that is not full costs it both."""
 
 from __future__ import annotations
 
@@ -34,10 +36,14 @@ from codechat_lab.tasks.toolbox import dialogues
 
 def batches(cfg: SFTBench) -> tuple[GPTConfig, list[Batch]]:
     """(the shape with the tokenizer's vocabulary, the packed rows of a turn's steps)."""
-    tok, tags, shape = tokenizer.load(cfg.tokenizer), "reserved", cfg.model
+    tok = tokenizer.load(cfg.tokenizer)
+    tags = "reserved"
+    shape = cfg.model
     if cfg.ckpt:
         loaded = loading.load_model(cfg.ckpt)
-        tok, tags, shape = loaded.tokenizer, loaded.tags, loaded.model.cfg
+        tok = loaded.tokenizer
+        tags = loaded.tags
+        shape = loaded.model.cfg
     rows = list(dialogues.draw("train", 2000))  # more than a turn's steps take
     examples = conversations.encode_all(rows, tok, tags, cfg.seq_len, Ledger("toolbox", 1.0))
     loader = conversations.PackedLoader({"calls": examples}, None, cfg.device_batch_size, cfg.seq_len)
@@ -61,7 +67,8 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
         hardware.compile_blocks(model, compile)
 
         def loss(batch: Batch) -> Tensor:
-            places, batch = batch.places(device), batch.to(device)
+            places = batch.places(device)
+            batch = batch.to(device)
             mask = conversations.packed_mask(batch.docs)
             return model.loss(batch.ids, batch.targets, positions=batch.positions, mask=mask, places=places)
 
@@ -79,14 +86,26 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
             return F.cross_entropy(logits.float(), targets.flatten(), ignore_index=IGNORE)
 
         adamw = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
-        return contestant(name, model, [adamw], torch.compile(loss) if compile else loss, [*map(peers.padded, made)])
+        return contestant(
+            name,
+            model,
+            [adamw],
+            torch.compile(loss) if compile else loss,
+            [*map(peers.padded, made)],
+        )
 
-    return measure.entrants(cfg.modes, codechat, peer, ["transformers"] * len(cfg.vs) if cfg.ckpt else cfg.vs)
+    return measure.entrants(
+        cfg.modes,
+        codechat,
+        peer,
+        ["transformers"] * len(cfg.vs) if cfg.ckpt else cfg.vs,
+    )
 
 
 def bench(cfg: SFTBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
-    made, peak = builders(cfg), measure.Peak()
+    made = builders(cfg)
+    peak = measure.Peak()
     memory, shown = measure.memory_alone(__name__, cfg, made) if cfg.memory else ({}, None)
     contestants = [build() for build in made.values()]
     timings = measure.race(contestants, cfg.rounds, peak)

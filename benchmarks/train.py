@@ -1,8 +1,10 @@
 """Training steps: forward, backward, gradient clipping and AdamW on random ids, in the machine's compute dtype.
 
-python -m benchmarks train                        codechat, transformers' Arcee and GPT-2, a plain GPT; eager and compiled
+python -m benchmarks train                        codechat, transformers' Arcee and GPT-2, a plain GPT; eager and
+                                                  compiled
 python -m benchmarks train --vs plain --rounds 3
-python -m benchmarks train --preset 2b --device-batch-size 4 --seq-len 2048 --model.recompute blocks     one step of 2b on a GPU
+python -m benchmarks train --preset 2b --device-batch-size 4 --seq-len 2048 --model.recompute blocks     one step of 2b
+on a GPU
 """
 
 from __future__ import annotations
@@ -47,9 +49,11 @@ def _contestant(
     loss: Callable[[Tensor, Tensor], Tensor],
     optimizers: list[torch.optim.Optimizer],
 ) -> measure.Contestant:
-    device, rng = dist.device(), torch.Generator().manual_seed(0)
+    device = dist.device()
+    rng = torch.Generator().manual_seed(0)
     tokens = torch.randint(cfg.model.vocab_size, (cfg.device_batch_size, cfg.seq_len + 1), generator=rng).to(device)
-    ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    ids = tokens[:, :-1].contiguous()
+    targets = tokens[:, 1:].contiguous()
 
     step = partial(measure.step, model, optimizers, partial(loss, ids, targets))
     return measure.Contestant(name, step, ids.numel(), cfg.model.flops_per_token(cfg.seq_len))
@@ -64,9 +68,11 @@ def _loss_of(model: Any, peer: str, compile: bool) -> Callable[[Tensor, Tensor],
 
 def bench(cfg: TrainBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
-    began, made = time.perf_counter(), builders(cfg)
+    began = time.perf_counter()
+    made = builders(cfg)
     memory, shown = measure.memory_alone(__name__, cfg, made) if cfg.memory else ({}, None)
-    left, peak = measure.LIMIT_S - (time.perf_counter() - began), measure.Peak()
+    left = measure.LIMIT_S - (time.perf_counter() - began)
+    peak = measure.Peak()
     timings = measure.race([build() for build in made.values()], cfg.rounds, peak, left)
     params = cfg.model.n_params / 1e6
     title = f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {measure.dtype()}"

@@ -1,4 +1,5 @@
-"""`codechat COMMAND`: runs a command of `core.registry.COMMANDS`, and turns what goes wrong into a line on stderr and an exit code.
+"""`codechat COMMAND`: runs a command of `core.registry.COMMANDS`, and turns what goes wrong into a line on stderr
+and an exit code.
 
 The module is imported when its command is called, so `codechat --help` needs neither torch nor a data library.
 
@@ -50,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _others_compute() -> bool:
-    """Whether other processes keep cores busy that this one's threads want. Then these should not poll before they sleep: a step of
-    training takes twice as long (docs/experiments/speed-on-a-cpu.md)."""
+    """Whether other processes keep cores busy that this one's threads want. Then these should not poll before they
+    sleep: a step of training takes twice as long (docs/experiments/speed-on-a-cpu.md)."""
     running = []
     for _ in range(5):  # a single look may meet a short-lived thread
         time.sleep(0.005)
@@ -60,7 +61,8 @@ def _others_compute() -> bool:
 
 
 def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
-    """Call `command(argv)`; turn a user error, an interrupt or a failing disk into one line on stderr and an exit code."""
+    """Call `command(argv)`; turn a user error, an interrupt or a failing disk into one line on stderr and an exit
+    code."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):  # sampled text may not fit the terminal's encoding
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
@@ -114,7 +116,8 @@ def _dispatch(words: list[str]) -> Any:
     if words[0] == "--version":
         print(f"codechat {__version__}")
         return 0
-    name, rest = words[0], words[1:]
+    name = words[0]
+    rest = words[1:]
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
     command = COMMANDS[name]

@@ -1,12 +1,15 @@
 """Distillation: a student learns to write what a larger teacher would write, on the prompts of a task.
 
     codechat distill --teacher released/mini --init-from nano/sft --data-dir data/nano/sft --run-name nano-taught
-    torchrun --standalone --nproc-per-node 8 -m codechat distill --teacher d20-sft --init-from d12-sft --data-dir data/sft --run-name d12-taught
+    torchrun --standalone --nproc-per-node 8 -m codechat distill --teacher d20-sft --init-from d12-sft --data-dir
+    data/sft --run-name d12-taught
 
---samples student: on-policy distillation (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543). The student samples, and the teacher's
-log-probability of each sampled token less the student's is that token's advantage: its expected gradient is that of the reverse KL divergence
-of this token, KL(student || teacher), without its influence on later tokens. --samples teacher: the teacher samples, and the student maximises
-the likelihood: the forward KL, KL(teacher || student), up to a constant. Both take one sample of the vocabulary where GKD sums over it.
+--samples student: on-policy distillation (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543). The student samples,
+and the teacher's log-probability of each sampled token less the student's is that token's advantage: its expected
+gradient is that of the reverse KL divergence of this token, KL(student || teacher), without its influence on later
+tokens. --samples teacher: the teacher samples, and the student maximises
+the likelihood: the forward KL, KL(teacher || student), up to a constant. Both take one sample of the vocabulary
+where GKD sums over it.
 
 Teacher and student have one tokenizer. The task gives prompts and evaluations; its reward is logged and does not train.
 """
@@ -38,7 +41,8 @@ RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
 
 
 def check_room(cfg: DistillConfig, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """ConfigError where the teacher's block is shorter than prompts and completions may become: it has learned no position behind its block. theirs,
+    """ConfigError where the teacher's block is shorter than prompts and completions may become: it has learned no
+    position behind its block. theirs,
     ours: meta.json of teacher and student."""
     from codechat import tasks
     from codechat.rl import episodes
@@ -59,7 +63,8 @@ def check_room(cfg: DistillConfig, theirs: Mapping[str, Any], ours: Mapping[str,
 
 
 def train(cfg: DistillConfig) -> Run:
-    """Distil the teacher; returns the finished run. UserError, before anything is written, for bad settings or another tokenizer."""
+    """Distil the teacher; returns the finished run. UserError, before anything is written, for bad settings or
+    another tokenizer."""
     import torch
 
     from codechat.distributed import dist

@@ -1,23 +1,26 @@
 """GRPO on a task's reward (group advantages, clipped ratios), and its variants Dr. GRPO, DAPO, GSPO and CISPO.
 
     codechat grpo --init-from my-sft --task funcall --data-dir data/nano/sft --run-name my-grpo
-    codechat grpo --init-from qwen --preset lora --task gsm8k --data-dir hub --run-name qwen-grpo      adapters on an imported checkpoint
-    torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-grpo
+    codechat grpo --init-from qwen --preset lora --task gsm8k --data-dir hub --run-name qwen-grpo      adapters on an
+    imported checkpoint
+    torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft --task funcall --data-dir data/sft
+    --run-name d20-grpo
 
-GRPO adds four things to REINFORCE (reinforce.py): several updates per batch of rollouts, with clipped ratios to the sampling policy; choices
-of loss aggregation and reward scale; new groups in place of those without variance (--resample-rounds); a penalty on the KL divergence from
-the starting policy (--kl-coef), in the loss or in the reward. --variant selects the settings of a paper; any flag overrides them.
+GRPO adds four things to REINFORCE (reinforce.py): several updates per batch of rollouts, with clipped ratios to the
+sampling policy; choices of loss aggregation and reward scale; new groups in place of those without variance
+(--resample-rounds); a penalty on the KL divergence from the starting policy (--kl-coef), in the loss or in the
+reward. --variant selects the settings of a paper; any flag overrides them.
 
     grpo     arXiv:2402.03300   reward / group's std; mean over each completion's tokens; clip 0.2
     dr_grpo  arXiv:2503.20783   no std, no division by length: sum over max_new_tokens
     dapo     arXiv:2503.14476   mean over all tokens; clip 0.2 below, 0.28 above; groups without variance replaced
     gspo     arXiv:2507.18071   one ratio per completion; clip 0.0003 below, 0.0004 above
-    cispo    arXiv:2506.13585   mean over all tokens; the ratio is a weight, cut at 1 + 4 (ours: the paper gives no number), not below
+    cispo    arXiv:2506.13585   mean over all tokens; the ratio is a weight, cut at 1 + 4 (ours: the paper gives no
+             number), not below
 
 A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. Without rewards, the KL penalty alone
-would still change the policy. So 20 DEAD steps in a row end the run, and a minibatch whose advantages are all 0 makes no update. Two
-ranks give the same update as one with the whole batch.
-"""
+would still change the policy. So 20 DEAD steps in a row end the run, and a minibatch whose advantages are all 0
+makes no update. Two ranks give the same update as one with the whole batch."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
@@ -77,7 +80,8 @@ class GRPOConfig(RatioSettings, GroupSettings):
 
     @classmethod
     def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
-        """TRL's words: --loss_type sets less than a variant does, and CISPO's ratio is cut at --epsilon_high, not at 1 + it."""
+        """TRL's words: --loss_type sets less than a variant does, and CISPO's ratio is cut at --epsilon_high, not
+        at 1 + it."""
         given, variant = dict(super().as_spelled(given, spelled)), given.get("variant")
         if "loss_type" in spelled:
             given = TRL_KEEPS.get(variant, {}) | given
@@ -111,14 +115,16 @@ RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE, lora=LORA_RUN, gsm8k=GSM8K_RUN)
 
 
 def train(cfg: GRPOConfig) -> Run:
-    """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
+    """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings
+    or a DEAD task."""
     from codechat.rl import losses
     from codechat.rl.advantages import credit
     from codechat.training.rl_session import CLIPPING, rl_session
 
     cfg = cfg.resolved()
     surrogate = losses.weighted_policy_loss if cfg.variant == "cispo" else losses.clipped_policy_loss
-    clip, kl_loss = (cfg.clip_eps_low, cfg.clip_eps_high), bool(cfg.kl_coef) and cfg.kl_in == "loss"
+    clip = (cfg.clip_eps_low, cfg.clip_eps_high)
+    kl_loss = bool(cfg.kl_coef) and cfg.kl_in == "loss"
     measures = (*CLIPPING, *(("kl_ref",) if cfg.kl_coef else ()))
     with rl_session(cfg, "grpo", reference=bool(cfg.kl_coef), measures=measures) as r:
         for _ in r.steps():
@@ -139,7 +145,11 @@ def train(cfg: GRPOConfig) -> Run:
                         loss = loss + cfg.kl_coef * losses.kl_estimate(logprobs, mb.of(ref), cfg.kl_kind)
                     loss = loss - cfg.entropy_coef * entropy
                     weights = losses.token_weights(
-                        mb.mask.sum(1), cfg.loss_aggregation, update.n_sequences, update.n_tokens, cfg.max_new_tokens
+                        mb.mask.sum(1),
+                        cfg.loss_aggregation,
+                        update.n_sequences,
+                        update.n_tokens,
+                        cfg.max_new_tokens,
                     )  # (B, 1)
                     sums = losses.clip_statistics(ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip)
                     if cfg.kl_coef:

@@ -1,16 +1,18 @@
 """PPO on a task's reward: a value head, generalised advantages, clipped ratios, several passes in minibatches.
 
     codechat ppo --init-from my-sft --task funcall --data-dir data/nano/sft --run-name my-ppo
-    torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task funcall --data-dir data/sft --run-name d20-ppo
+    torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task funcall --data-dir data/sft
+    --run-name d20-ppo
 
-Like GRPO (grpo.py), but a token's advantage comes from a learned value, not from the group. A linear head on the policy's last states
-predicts the future reward, `advantages.estimate_gae` compares it with the actual one (arXiv:1506.02438), and each minibatch trains both
-policy and head (arXiv:1707.06347, eq. 9). The reward arrives at the last token; with --kl-coef every token gets a KL penalty
-(arXiv:2203.02155, eq. 2). With --lam 1 and a value of 0 the advantage is the reward itself.
+Like GRPO (grpo.py), but a token's advantage comes from a learned value, not from the group. A linear head on the
+policy's last states predicts the future reward, `advantages.estimate_gae` compares it with the actual one
+(arXiv:1506.02438), and each minibatch trains both policy and head (arXiv:1707.06347, eq. 9). The reward arrives at
+the last token; with --kl-coef every token gets a KL penalty (arXiv:2203.02155, eq. 2). With --lam 1 and a value of
+0 the advantage is the reward itself.
 
-A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. The head is saved with the checkpoint and starts at 0.
-A step in which no group has variance makes no update, since only errors of the value head would change the policy; 20 in a row end the run.
-"""
+A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. The head is saved with the checkpoint
+and starts at 0. A step in which no group has variance makes no update, since only errors of the value head would
+change the policy; 20 in a row end the run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -29,17 +31,24 @@ class PPOConfig(RatioSettings, RLSettings):
     inner_epochs: int = 2
     minibatches: int = 2
     kl_kind: Literal["k1", "k2", "k3"] = "k1"
-    lam: float = opt(0.95, "decay of generalised advantages; 1 = the whole return, 0 = one step ahead", least=0, most=1)
+    lam: float = opt(
+        0.95,
+        "decay of generalised advantages; 1 = the whole return, 0 = one step ahead",
+        least=0,
+        most=1,
+    )
     value_coef: float = opt(0.1, "weight of the value loss; its gradient reaches the policy's body too", least=0)
 
 
-# toy: four updates a step at a constant 4e-3 collapse to a deterministic policy before it is right, in some seeds; a constant rate also loses a class
-# again late in the run, where nearly all rewards are equal and Adam scales up the noise that is left.
+# toy: four updates a step at a constant 4e-3 collapse to a deterministic policy before it is right, in some seeds;
+# a constant rate also loses a class again late in the run, where nearly all rewards are equal and Adam scales up
+# the noise that is left.
 RUN_PRESETS = run_presets(toy=TOY_RUN | {"lr": 2.5e-3, "schedule": "cosine"}, lora=LORA_RUN)
 
 
 def train(cfg: PPOConfig) -> Run:
-    """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
+    """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings
+    or a DEAD task."""
     from codechat.rl import advantages, losses
     from codechat.training.rl_session import CLIPPING, rl_session
 

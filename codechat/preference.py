@@ -1,14 +1,16 @@
 """Preferences: DPO, IPO, KTO, CPO, ORPO or SimPO on fixed pairs (or labelled completions).
 
     codechat preference --init-from my-sft --data-dir data/preferences --loss dpo --run-name my-dpo
-    codechat preference --init-from my-sft --task funcall --task-data data/nano/sft --run-name my-dpo     pairs sampled from the policy itself
-    torchrun --standalone --nproc-per-node 8 -m codechat preference --init-from d20-sft --data-dir data/preferences --run-name d20-dpo
+    codechat preference --init-from my-sft --task funcall --task-data data/nano/sft --run-name my-dpo     pairs sampled
+    from the policy itself
+    torchrun --standalone --nproc-per-node 8 -m codechat preference --init-from d20-sft --data-dir data/preferences
+    --run-name d20-dpo
 
-Pairs come from preferences.train.jsonl (and .select.jsonl for evaluation), or, without --data-dir, from the best and the worst completion of
-groups that the starting policy samples on --task. The starting policy is the reference model; its log-probabilities are computed once, before
-the first step, and then it is freed. With --task, evaluations also measure the policy's reward: the margin can rise while answers get worse,
-because the loss sees only differences.
-"""
+Pairs come from preferences.train.jsonl (and .select.jsonl for evaluation), or, without --data-dir, from the best
+and the worst completion of groups that the starting policy samples on --task. The starting policy is the reference
+model; its log-probabilities are computed once, before the first step, and then it is freed. With --task,
+evaluations also measure the policy's reward: the margin can rise while answers get worse, because the loss sees
+only differences."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
@@ -72,7 +74,8 @@ RUN_PRESETS = run_presets(toy=TOY_RUN | {"group_size": 16, "sample_groups": 64, 
 
 
 def train(cfg: PreferenceConfig) -> Run:
-    """Optimise the loss on the preferences; returns the finished run. UserError, before anything is written, for bad settings or data."""
+    """Optimise the loss on the preferences; returns the finished run. UserError, before anything is written, for
+    bad settings or data."""
     from codechat import tasks
     from codechat.distributed import dist, hardware
     from codechat.evaluation.evaluate import problems_once

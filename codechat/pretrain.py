@@ -4,11 +4,12 @@
     torchrun --standalone --nproc-per-node 8 -m codechat pretrain --preset d20 --data-dir data/corpus --run-name d20
     codechat pretrain --depth 6 --data-dir data/corpus --run-name d6
 
---depth follows nanochat's rule (models/config.py: by_depth): width 64 x depth, AdamW's rate 3e-3 (width / 768)^-0.5, 12 tokens per weight of a matrix
-product, 2^19 tokens per step at depth 12, more with more tokens. Presets d12 and d20 are its shapes.
+--depth follows nanochat's rule (models/config.py: by_depth): width 64 x depth, AdamW's rate 3e-3 (width /
+768)^-0.5, 12 tokens per weight of a matrix product, 2^19 tokens per step at depth 12, more with more tokens.
+Presets d12 and d20 are its shapes.
 
-With --resume a killed run continues on the same curve, bitwise on a CPU. Training windows cross document boundaries, as in GPT-2.
-"""
+With --resume a killed run continues on the same curve, bitwise on a CPU. Training windows cross document
+boundaries, as in GPT-2."""
 
 import math
 import os
@@ -63,8 +64,10 @@ def by_depth(depth: int, build: Callable[..., PretrainConfig], ranks: int = 1) -
         return cfg
 
     cfg = config.by_depth(depth, fitted, ranks)
-    model, batch = cfg.model, ranks * cfg.grad_accum * cfg.device_batch_size * cfg.length
-    tokens, n_flops = cfg.max_steps * batch, cfg.max_steps * batch * model.flops_per_token(cfg.length)
+    model = cfg.model
+    batch = ranks * cfg.grad_accum * cfg.device_batch_size * cfg.length
+    tokens = cfg.max_steps * batch
+    n_flops = cfg.max_steps * batch * model.flops_per_token(cfg.length)
     shape = f"width {model.n_embd}, {model.n_head} heads, context {model.block_size}, {model.n_params:,} parameters"
     long = f"{cfg.max_steps:,} steps of {batch:,} tokens, grad_accum {cfg.grad_accum}; {tokens:.2e} tokens, {n_flops:.1e} FLOPs"
     if os.environ.get("RANK", "0") == "0":
@@ -76,7 +79,8 @@ RUN_DIALS = {"depth": by_depth}
 
 
 def bits_per_byte(model: Any, cfg: PretrainConfig) -> dict[str, float]:
-    """Validation loss in nats per token, and in bits per byte of text: total nats / ln 2 / bytes, which different tokenizers share.
+    """Validation loss in nats per token, and in bits per byte of text: total nats / ln 2 / bytes, which different
+    tokenizers share.
 
     Sums, token and byte counts are added over ranks, each of which reads its share."""
     import torch
@@ -97,7 +101,8 @@ def bits_per_byte(model: Any, cfg: PretrainConfig) -> dict[str, float]:
 
 
 def train(cfg: PretrainConfig) -> Run:
-    """Train `cfg.model` on the corpus; returns the finished run. UserError, before anything is written, for bad settings."""
+    """Train `cfg.model` on the corpus; returns the finished run. UserError, before anything is written, for bad
+    settings."""
     from codechat.data import conversations, corpus
     from codechat.distributed import dist, hardware
     from codechat.text import tokenizer
@@ -110,7 +115,11 @@ def train(cfg: PretrainConfig) -> Run:
         loader = conversations.Prefetched(corpus.WindowLoader(*batches), world.device)
         model = build_policy(cfg, parent)
         hardware.compile_blocks(model, cfg.compile)
-        how = dict(parent=parent, evaluate=lambda model, step: bits_per_byte(model, cfg), kept={"loader": loader})
+        how = dict(
+            parent=parent,
+            evaluate=lambda model, step: bits_per_byte(model, cfg),
+            kept={"loader": loader},
+        )
         how |= dict(tags="reserved", trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir))
         found = manifest.get("hash", "")
         if dist.is_main() and (cfg.resume or not found):  # a copy may have mixed two corpora; bare shards have no hash

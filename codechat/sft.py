@@ -3,10 +3,10 @@
     codechat sft --init-from my-pretrain --data-dir data/nano/sft --run-name my-sft
     torchrun --standalone --nproc-per-node 8 -m codechat sft --init-from d20 --data-dir data/sft --run-name d20-sft
 
-Only assistant messages and their closing tag carry loss. Several conversations share a row but do not attend to each other. Evaluations
-measure each domain's held-out loss (three rises in a row are reported) and run the 2 x 2 behaviour probes: request for code or for a
-tool, tools offered or not. --eval-task gsm8k also samples a task's validation problems.
-"""
+Only assistant messages and their closing tag carry loss. Several conversations share a row but do not attend to
+each other. Evaluations measure each domain's held-out loss (three rises in a row are reported) and run the 2 x 2
+behaviour probes: request for code or for a tool, tools offered or not. --eval-task gsm8k also samples a task's
+validation problems."""
 
 import math
 from dataclasses import dataclass, replace
@@ -66,7 +66,8 @@ RUN_PRESETS = run_presets()
 
 
 def train(cfg: SFTConfig) -> Run:
-    """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
+    """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is
+    written, for bad settings."""
     from codechat.data import conversations
     from codechat.distributed import dist, hardware
     from codechat.models import attention
@@ -102,7 +103,8 @@ def train(cfg: SFTConfig) -> Run:
                 ((n_tokens,),) = totals([[sum(int((b.targets >= 0).sum()) for b in batches)]])
                 nats = 0.0
                 for batch in batches:
-                    places, batch = batch.places(world.device), batch.to(world.device)
+                    places = batch.places(world.device)
+                    batch = batch.to(world.device)
                     where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs), places=places)
                     with dist.autocast():
                         loss = model.loss(batch.ids, batch.targets, reduction="sum", **where) / n_tokens

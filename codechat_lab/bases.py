@@ -1,4 +1,5 @@
-"""Pretrained models that released adapters belong to: fetched once, before the first command that reads such an adapter."""
+"""Pretrained models that released adapters belong to: fetched once, before the first command that reads such an
+adapter."""
 
 from contextlib import suppress
 from typing import Any
@@ -15,19 +16,22 @@ def fetch_bases(cfg: Any) -> None:
 
     Other commands that need it wait. Raises what the download or the import raises."""
     for _, ref in config.read_by(cfg, "run"):
-        if name := base_of(ref):
+        name = base_of(ref)
+        if name:
             fetch(name, ref)
 
 
 def base_of(ref: str) -> str | None:
-    """The pretrained model of an adapter; None of any other checkpoint, and of what does not exist: the command says so itself."""
+    """The pretrained model of an adapter; None of any other checkpoint, and of what does not exist: the command
+    says so itself."""
     with suppress(UserError):
         return read_json(paths.find_checkpoint(ref) / "meta.json").get("base")
     return None
 
 
 def fetch(name: str, ref: str) -> None:
-    """Download and import a pretrained model as run base/NAME, unless it is there. NAME alone is taken: recipe `smollm2` has its runs there."""
+    """Download and import a pretrained model as run base/NAME, unless it is there. NAME alone is taken: recipe
+    `smollm2` has its runs there."""
     run = f"base/{name}"
     path = paths.runs_dir() / run
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""Headless Chromium by its debugging pipe: JSON messages that end in a null byte on descriptors 3 (to it) and 4 (from it)."""
+"""Headless Chromium by its debugging pipe: JSON messages that end in a null byte on descriptors 3 (to it) and 4
+(from it)."""
 
 import base64
 import json

@@ -11,7 +11,8 @@ import pytest
 # Before torch is imported, and for the processes that tests start: a test run leaves the machine usable.
 # Models this small only wait for a second thread, and wait long on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The tolerances are those of float32; a processor with native bfloat16 would compute in that. Tests of other types set it themselves.
+# The tolerances are those of float32; a processor with native bfloat16 would compute in that. Tests of other types
+# set it themselves.
 os.environ.setdefault("CODECHAT_DTYPE", "float32")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -89,7 +90,8 @@ def toy_run(make_run: Callable[..., Any]) -> Any:
 
 @pytest.fixture(scope="session")
 def quick() -> Callable[..., Any]:
-    """`quick(limit_s, call, *args)` gives what `call` returns; one of five tries takes less processor time than limit_s.
+    """`quick(limit_s, call, *args)` gives what `call` returns; one of five tries takes less processor time than
+    limit_s.
 
     A collection of garbage in the middle of a try takes half a second in a process that has loaded everything.
     """
@@ -118,7 +120,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give whole files to the workers, so that a module's fixtures are made once; an executed notebook is a unit of its own."""
+    """Give whole files to the workers, so that a module's fixtures are made once; an executed notebook is a unit of
+    its own."""
     from xdist.scheduler import LoadFileScheduling
 
     class FilesAndNotebooks(LoadFileScheduling):

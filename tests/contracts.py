@@ -1,5 +1,6 @@
-"""What every loop keeps, whatever it learns: killed and resumed it ends as if nobody had stopped it, two ranks learn what one does,
-and a task without signal is rejected. Each loop's tests call these with settings of their own and add what only that loop does."""
+"""What every loop keeps, whatever it learns: killed and resumed it ends as if nobody had stopped it, two ranks
+learn what one does, and a task without signal is rejected. Each loop's tests call these with settings of their own
+and add what only that loop does."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -116,13 +117,20 @@ def weights(found: run.Run) -> dict[str, torch.Tensor]:
 
 
 def assert_same_weights(a: run.Run, b: run.Run) -> None:
-    one, other = weights(a), weights(b)
+    one = weights(a)
+    other = weights(b)
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
 
 
-def assert_close_curves(a: run.Run, b: run.Run, *columns: str, rel: float = 2e-3, abs: float = 2e-5) -> None:
+def assert_close_curves(
+    a: run.Run,
+    b: run.Run,
+    *columns: str,
+    rel: float = 2e-3,
+    abs: float = 2e-5,
+) -> None:
     """Another order of summation, and what AdamW makes of it: it divides by gradients that may be near 0."""
     for one, other in zip(curve(a, *columns), curve(b, *columns), strict=True):
         assert one == pytest.approx(other, rel=rel, abs=abs), a.name
@@ -134,7 +142,8 @@ class Killed(Exception):
 
 @contextmanager
 def killed_after(step: int | None = None) -> Iterator[None]:
-    """The block must die as soon as the checkpoint of `step`, or any, is saved; it may still be on its way to the disk."""
+    """The block must die as soon as the checkpoint of `step`, or any, is saved; it may still be on its way to the
+    disk."""
     saved = checkpoint.save
 
     def save_then_die(path: Path, at: int, **what: Any) -> None:
@@ -174,7 +183,8 @@ def assert_same_runs(a: run.Run, b: run.Run) -> None:
 
 
 def resume_contract(cfg: Any, step: int) -> None:
-    """The runs `whole`, and `cut`: killed after its checkpoint of `step` and resumed as by a recipe. Same weights, metrics and evaluations, bit by bit."""
+    """The runs `whole`, and `cut`: killed after its checkpoint of `step` and resumed as by a recipe. Same weights,
+    metrics and evaluations, bit by bit."""
     whole = train(replace(cfg, run_name="whole"))
     cut = replace(cfg, run_name="cut")
     with killed_after(step):
@@ -201,7 +211,8 @@ def all_or_nothing(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Sc
 
 
 def dead_task_contract(cfg: Any) -> run.Run:
-    """The toy task without signal is rejected before anything is written; with --allow-dead the run ends after --dead-patience steps."""
+    """The toy task without signal is rejected before anything is written; with --allow-dead the run ends after
+    --dead-patience steps."""
     cfg = replace(cfg, diagnose_groups=8, dead_patience=5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toy.ToyTask, "score", all_or_nothing)
@@ -209,6 +220,7 @@ def dead_task_contract(cfg: Any) -> run.Run:
             train(cfg)
         assert not paths.exists(cfg.run_name)
         found = train(replace(cfg, allow_dead=True))
-    assert found.status["status"] == "stopped" and "DEAD" in found.status["reason"]
+    assert found.status["status"] == "stopped"
+    assert "DEAD" in found.status["reason"]
     assert len(found.metrics()) == 5
     return found

@@ -53,14 +53,19 @@ def packed_docs(rows: int, length: int) -> Tensor:
 
 
 class Trainer:
-    """A model, its optimizers, and steps of pretraining, SFT and RL on random tokens that are on the device before a step."""
+    """A model, its optimizers, and steps of pretraining, SFT and RL on random tokens that are on the device before
+    a step."""
 
     def __init__(self, cfg: GPTConfig, rows: int, length: int, **how: Any) -> None:
-        self.rows, self.length, self.model = rows, length, randomized(made(cfg))
+        self.rows = rows
+        self.length = length
+        self.model = randomized(made(cfg))
         self.optimizers = optim.build(self.model, lr=1e-4, **how)
-        self.ids, docs = random_ids(cfg, rows, length), packed_docs(rows, length)
+        self.ids = random_ids(cfg, rows, length)
+        docs = packed_docs(rows, length)
         at = torch.arange(length).expand(rows, length).contiguous()
-        self.docs, self.branches = docs.to(DEVICE), (at % 97 > 30).long().to(DEVICE)
+        self.docs = docs.to(DEVICE)
+        self.branches = (at % 97 > 30).long().to(DEVICE)
         self.targets = self.ids.masked_fill(self.docs != 1, -100)
         self.where = dict(positions=at.to(DEVICE), places=(self.targets >= 0).flatten().nonzero()[:, 0])
 

@@ -1,4 +1,5 @@
-"""Errors by their type and by what they name: settings, numbers, files. How the sentence around them reads is free to change."""
+"""Errors by their type and by what they name: settings, numbers, files. How the sentence around them reads is free
+to change."""
 
 import os
 import re
@@ -10,7 +11,8 @@ import pytest
 
 @contextmanager
 def raising(kind: type[BaseException], *named: object) -> Iterator[pytest.ExceptionInfo]:
-    """The block must raise `kind` with a message that holds every one of `named`: a number as a number, anything else as it is written."""
+    """The block must raise `kind` with a message that holds every one of `named`: a number as a number, anything
+    else as it is written."""
     with pytest.raises(kind) as raised:
         yield raised
     message = str(raised.value)

@@ -8,7 +8,15 @@ from codechat.models import lora
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
-SHAPE = GPTConfig(depth=2, n_embd=32, n_head=4, n_kv_head=2, block_size=32, vocab_size=58, mlp="swiglu")
+SHAPE = GPTConfig(
+    depth=2,
+    n_embd=32,
+    n_head=4,
+    n_kv_head=2,
+    block_size=32,
+    vocab_size=58,
+    mlp="swiglu",
+)
 IDS = torch.randint(58, (2, 9), generator=torch.Generator().manual_seed(0))
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from codechat.core import config, registry
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-# A thread of a process group that meets the end of the interpreter aborts the process. Registered first, this runs last.
+# A thread of a process group that meets the end of the interpreter aborts the process. Registered first, this runs
+# last.
 GROUP_ENDS = """
 import atexit, os, pathlib
 
@@ -42,7 +43,13 @@ def start(n: int, program: str, folder: Path, *args: str, more: tuple[str, ...] 
     path.write_text(program)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **env}
-    how = dict(cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    how = dict(
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
     return subprocess.Popen([sys.executable, *torchrun, str(path), *args], **how)
 
 

@@ -46,7 +46,8 @@ class Running:
     def idle(self) -> bool:
         end = time.monotonic() + 20
         while time.monotonic() < end:
-            if (h := self.health())["running"] == h["waiting"] == 0:
+            h = self.health()
+            if h["running"] == h["waiting"] == 0:
                 return True
             time.sleep(0.02)
         return False

@@ -1,15 +1,17 @@
-"""How often the host waits for the device: operators whose result the host must know, counted where they are dispatched.
+"""How often the host waits for the device: operators whose result the host must know, counted where they are
+dispatched.
 
     with on_meta(), SyncCount() as syncs:
         grpo.train(...)
     syncs.calls      # Counter({"aten.nonzero.default": 1, "aten._local_scalar_dense.default": 1})
 
-On a CPU nothing waits, and a copy to the host is none there. So a whole loop is counted on the meta device, whose tensors have shapes and no values: what the host reads of them is counted and answered with ones, as are copies from the host that do not return at
-once; an operator whose result has a shape that depends on the data raises, and so does one whose tensors lie on two devices.
+On a CPU nothing waits, and a copy to the host is none there. So a whole loop is counted on the meta device, whose
+tensors have shapes and no values: what the host reads of them is counted and answered with ones, as are copies from
+the host that do not return at once; an operator whose result has a shape that depends on the data raises, and so
+does one whose tensors lie on two devices.
 
-Left out: what kernels and libraries do within themselves, `torch.tensor(..., device=...)`, and compiled code, which is not dispatched operator by
-operator.
-"""
+Left out: what kernels and libraries do within themselves, `torch.tensor(..., device=...)`, and compiled code, which
+is not dispatched operator by operator."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -56,8 +58,8 @@ class SyncCount(TorchDispatchMode):
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """This process computes on the meta device, as it would on a GPU. What that device has not is replaced: flex attention, AdamW's fused kernel,
-    autocast."""
+    """This process computes on the meta device, as it would on a GPU. What that device has not is replaced: flex
+    attention, AdamW's fused kernel, autocast."""
 
     def adamw(*args: Any, **how: Any) -> torch.optim.Optimizer:
         return own(*args, **how | {"fused": None})
@@ -71,7 +73,9 @@ def on_meta() -> Iterator[None]:
     def casts(kind: str | None = None) -> bool:
         return kind != "meta" and own_casts(*([kind] if kind else []))
 
-    own, own_autocast, own_casts = torch.optim.AdamW, torch.autocast, torch.is_autocast_enabled
+    own = torch.optim.AdamW
+    own_autocast = torch.autocast
+    own_casts = torch.is_autocast_enabled
     with (
         mock.patch.object(dist, "device", lambda: META),
         mock.patch.object(torch.optim, "AdamW", adamw),

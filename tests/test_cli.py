@@ -33,9 +33,12 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for name, entry in COMMANDS.items():
         source = Path(importlib.util.find_spec(entry.module).origin).read_text(encoding="utf-8")
-        assert f"\n  {name} " in text and entry.about in text and f"def {entry.main or entry.function}(" in source
+        assert f"\n  {name} " in text
+        assert entry.about in text
+        assert f"def {entry.main or entry.function}(" in source
         assert f"codechat {name}" in source, f"the help of {name} shows no example"
-    assert main([]) == 2 and main(["--version"]) == 0
+    assert main([]) == 2
+    assert main(["--version"]) == 0
     assert capsys.readouterr().out.endswith(f"codechat {__version__}\n")
 
 
@@ -43,14 +46,22 @@ ROOT_OF = "import sys; from codechat import cli; cli.main(sys.argv[1:]); "
 ROOT_OF += "from codechat.runs import paths; print(paths.ROOT)"
 
 
-def test_runs_lie_below_the_folder_of_the_command_or_of_root(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    for where, words, found in ((ROOT, (), ROOT), (tmp_path, (), tmp_path), (ROOT, ("--root", str(tmp_path)), tmp_path)):  # fmt: skip
-        argv, env = [sys.executable, "-c", ROOT_OF, *words, "runs"], os.environ | {"PYTHONPATH": str(ROOT)}
+def test_runs_lie_below_the_folder_of_the_command_or_of_root(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for where, words, found in (
+        (ROOT, (), ROOT),
+        (tmp_path, (), tmp_path),
+        (ROOT, ("--root", str(tmp_path)), tmp_path),
+    ):
+        argv = [sys.executable, "-c", ROOT_OF, *words, "runs"]
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run(argv, cwd=where, env=env, capture_output=True, text=True, check=True)
         assert Path(done.stdout.split()[-1]).samefile(found)
     before = Path.cwd()
     assert main(["--root", str(tmp_path / "absent"), "runs"]) == main(["--root"]) == 2
-    assert "--root" in capsys.readouterr().err and Path.cwd() == before
+    assert "--root" in capsys.readouterr().err
+    assert Path.cwd() == before
 
 
 def test_openmp_polls_seldom_where_other_processes_compute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +79,10 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     for word, near in (("cht", "chat"), ("eval", "evaluate"), ("renforce", "reinforce")):
         assert main([word]) == 2
         err = capsys.readouterr().err
-        assert err.startswith("error: ") and repr(word) in err and repr(near) in err and err.count("\n") == 1
+        assert err.startswith("error: ")
+        assert repr(word) in err
+        assert repr(near) in err
+        assert err.count("\n") == 1
 
 
 def test_what_goes_wrong_is_one_line_and_a_code_a_defect_keeps_its_traceback(capsys: Any) -> None:
@@ -78,7 +92,8 @@ def test_what_goes_wrong_is_one_line_and_a_code_a_defect_keeps_its_traceback(cap
     for number in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
         assert guarded(fails(OSError(number, os.strerror(number), "runs/x")), []) == 2
         err = capsys.readouterr().err
-        assert err.startswith("error: runs/x: ") and err.count("\n") == 1
+        assert err.startswith("error: runs/x: ")
+        assert err.count("\n") == 1
     for reason, line in (((), "interrupted\n"), (("step 12 is saved",), "interrupted: step 12 is saved\n")):
         assert guarded(fails(KeyboardInterrupt(*reason)), []) == INTERRUPTED == 130
         assert capsys.readouterr().err == line
@@ -96,7 +111,10 @@ def test_ctrl_c_ends_a_process_cleanly() -> None:
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     # a job that a shell started in the background ignores Ctrl-C, and so would its children
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **pipes
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **pipes,
     )
     assert process.stdout.read(9) == "half a li"
     process.send_signal(signal.SIGINT)
@@ -117,4 +135,5 @@ def test_text_that_the_terminal_cannot_spell_is_no_crash() -> None:
     code = "from codechat.cli import guarded; guarded(lambda a: print('caf\\xe9 \\u65e5 \\ud800'), [])"
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=env)
-    assert done.returncode == 0 and done.stdout.strip() == rb"caf\xe9 \u65e5 \ud800"
+    assert done.returncode == 0
+    assert done.stdout.strip() == rb"caf\xe9 \u65e5 \ud800"

@@ -1,4 +1,5 @@
-"""Alignment helpers on plain tensors: closed forms, shapes, signs of gradients, and that accumulating equals one batch."""
+"""Alignment helpers on plain tensors: closed forms, shapes, signs of gradients, and that accumulating equals one
+batch."""
 
 import inspect
 import json
@@ -40,7 +41,9 @@ def models() -> tuple[GPT, GPT]:
 
 def test_prompt_and_output_are_joined_shifted_and_masked() -> None:
     found = functional.run_tokenize_prompt_and_output(
-        prompt_strs=["ab", "c"], output_strs=["xyz", "w"], tokenizer=Words()
+        prompt_strs=["ab", "c"],
+        output_strs=["xyz", "w"],
+        tokenizer=Words(),
     )
     assert found["input_ids"].tolist() == [[97, 98, 120, 121], [99, 119, 256, 256]]
     assert found["labels"].tolist() == [[98, 120, 121, 122], [119, 256, 256, 256]]
@@ -58,15 +61,22 @@ def test_reductions_by_hand() -> None:
     assert functional.masked_normalize(LOGP, MASK, 1, 4.0).tolist() == pytest.approx([-0.75, -3.125])
     poisoned = LOGP.clone()
     poisoned[0, 2] = math.nan
-    assert functional.masked_mean(poisoned, MASK).isfinite() and functional.masked_normalize(poisoned, MASK).isfinite()
+    assert functional.masked_mean(poisoned, MASK).isfinite()
+    assert functional.masked_normalize(poisoned, MASK).isfinite()
 
 
 def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "sft.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"p{i}", "response": f"r{i}"}) + "\n" for i in range(3)))
-    data = functional.get_packed_sft_dataset(tokenizer=Words(), dataset_path=path, seq_length=50, shuffle=False)
+    data = functional.get_packed_sft_dataset(
+        tokenizer=Words(),
+        dataset_path=path,
+        seq_length=50,
+        shuffle=False,
+    )
     batches = list(functional.run_iterate_batches(dataset=data, batch_size=2, shuffle=False))
-    assert batches[0]["input_ids"].shape == (2, 50) and len(batches) == -(-len(data) // 2)
+    assert batches[0]["input_ids"].shape == (2, 50)
+    assert len(batches) == -(-len(data) // 2)
     texts = [functional.INSTRUCTION.format(instruction=f"p{i}", response=f"r{i}").encode() for i in range(3)]
     stream = [i for text in texts for i in [257, *text, 256]]
     assert len(data) == (len(stream) - 1) // 50
@@ -101,21 +111,39 @@ def test_the_adapters_have_the_names_and_arguments_of_the_course() -> None:
 
 
 def test_each_adapter_gives_what_the_course_asks_for(models: tuple[GPT, GPT]) -> None:
-    """Every one is called as the course's tests do, by keyword, and its values come from the formula, not from the library."""
-    adapters, ids = functional, torch.tensor([[1, 2, 3], [4, 5, 6]])
+    """Every one is called as the course's tests do, by keyword, and its values come from the formula, not from the
+    library."""
+    adapters = functional
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
     logp = models[0](ids).log_softmax(-1)
-    found = adapters.run_get_response_log_probs(model=models[0], input_ids=ids, labels=ids, return_token_entropy=True)
+    found = adapters.run_get_response_log_probs(
+        model=models[0],
+        input_ids=ids,
+        labels=ids,
+        return_token_entropy=True,
+    )
     torch.testing.assert_close(found["log_probs"], logp.gather(-1, ids[..., None])[..., 0])
     torch.testing.assert_close(found["token_entropy"], -(logp.exp() * logp).sum(-1))
-    wrapped = adapters.run_get_response_log_probs(lambda x: SimpleNamespace(logits=models[0](x)), ids, ids, False)
-    assert torch.equal(wrapped["log_probs"], found["log_probs"]) and set(wrapped) == {"log_probs"}
+    wrapped = adapters.run_get_response_log_probs(
+        lambda x: SimpleNamespace(logits=models[0](x)),
+        ids,
+        ids,
+        False,
+    )
+    assert torch.equal(wrapped["log_probs"], found["log_probs"])
+    assert set(wrapped) == {"log_probs"}
     torch.testing.assert_close(adapters.run_compute_entropy(logits=logp), -(logp.exp() * logp).sum(-1))
     reward = lambda response, truth: {"reward": float(response)}  # noqa: E731
     advantages, raw, _ = adapters.run_compute_group_normalized_rewards(
-        reward_fn=reward, rollout_responses=["0", "1", "5", "5"], repeated_ground_truths=["x"] * 4, group_size=2,
-        advantage_eps=0.0, normalize_by_std=False,
-    )  # fmt: skip
-    assert advantages.tolist() == [-0.5, 0.5, 0, 0] and raw.tolist() == [0, 1, 5, 5]
+        reward_fn=reward,
+        rollout_responses=["0", "1", "5", "5"],
+        repeated_ground_truths=["x"] * 4,
+        group_size=2,
+        advantage_eps=0.0,
+        normalize_by_std=False,
+    )
+    assert advantages.tolist() == [-0.5, 0.5, 0, 0]
+    assert raw.tolist() == [0, 1, 5, 5]
     signal = dict(policy_log_probs=LOGP)
     naive = -ADVANTAGES * LOGP
     got = adapters.run_compute_naive_policy_gradient_loss(raw_rewards_or_advantages=ADVANTAGES, **signal)
@@ -132,7 +160,8 @@ def test_each_adapter_gives_what_the_course_asks_for(models: tuple[GPT, GPT]) ->
         value, _ = adapters.run_grpo_microbatch_train_step(policy_log_probs=trained, **step)
         expected = ((loss * MASK).sum(1) / MASK.sum(1)).mean() / 2
         torch.testing.assert_close(value, expected)
-        assert trained.grad is not None and bool((trained.grad[MASK == 0] == 0).all())
+        assert trained.grad is not None
+        assert bool((trained.grad[MASK == 0] == 0).all())
     for constant in (1.0, None):
         value, _ = adapters.run_sft_microbatch_train_step(LOGP.clone().requires_grad_(), MASK, 2, constant)
         assert float(value) == pytest.approx(15.5 / 2 / 2)

@@ -65,7 +65,8 @@ def test_flags_in_tables_of_other_projects_are_accepted_or_named() -> None:
     known |= config.ALIASES.keys() | config.ELSEWHERE.keys()
     cells = [re.findall(r"^\| (`--[^|]*)\|", page.read_text(), re.M) for page in DOCS.glob("coming-from-*.md")]
     flags = {flag for cell in sum(cells, []) for flag in re.findall(r"--(\w+)", cell)}
-    assert len(flags) > 20 and not {flag for flag in flags if not {flag, flag.removeprefix("no_")} & known}
+    assert len(flags) > 20
+    assert not {flag for flag in flags if not {flag, flag.removeprefix("no_")} & known}
 
 
 def test_every_page_and_every_command_is_listed() -> None:
@@ -108,7 +109,8 @@ def shell_lines(page: Path) -> list[list[str]]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words after `codechat`, also in tables, two at least. What follows a lone -- are settings of the loop that is launched: one more command."""
+    """The words after `codechat`, also in tables, two at least. What follows a lone -- are settings of the loop
+    that is launched: one more command."""
     rows = re.findall(r"^\|.*", page.read_text(encoding="utf-8") if "experiments" not in page.parts else "", re.M)
     found = [
         words[at + 1 :]
@@ -142,7 +144,8 @@ def test_commands_are_valid(page: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 @pytest.mark.slow
 def test_the_first_hour_runs_as_it_is_written(tmp_path: Path) -> None:
-    """Every command of the page in its order, in an empty folder with the examples; reinforce may find no gradient (exit code 2)."""
+    """Every command of the page in its order, in an empty folder with the examples; reinforce may find no gradient
+    (exit code 2)."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     printed = {}
@@ -166,13 +169,15 @@ def test_the_first_hour_runs_as_it_is_written(tmp_path: Path) -> None:
         exec(said[said.index("def ") :], made := {})
         assert eval(holds, {"f": made[name]}), said
     weather = next(text for command, text in printed.items() if "Beijing" in command and "my-tools" in command)
-    assert '{"name": "get_weather", "arguments": {"city": "Beijing"}}' in weather and "serve" in printed
+    assert '{"name": "get_weather", "arguments": {"city": "Beijing"}}' in weather
+    assert "serve" in printed
     assert {path.name for path in (tmp_path / "runs").iterdir()} >= {"my-tools", "my-tools-test", "backwards-signal"}
 
 
 def test_make_targets_exist() -> None:
     used = {words[1] for page in PAGES for words in shell_lines(page) if words[0] == "make"}
-    assert used and used <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert used
+    assert used <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
 
 
 def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
@@ -200,7 +205,8 @@ def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
         for name, mark in (("README.md", r"\?"), ("README.zh.md", "？"))
     )
     told, again = ([sorted(re.findall(r"\d+", answer)) for _, answer in table] for table in (rows, chinese))
-    assert len(rows) == len(expected) and told == again
+    assert len(rows) == len(expected)
+    assert told == again
     kept = [read_rows(ROOT / "reports" / "frozen" / f"pretrained{part}.jsonl") for part in ("", "_natural")]
     tuned, asked = ([r for r in part if r["checkpoint"] == "released/smollm2-tools@232"] for part in kept)
     (unseen,) = [r["right"] for r in tuned if r["stratum"] == "tool"]
@@ -216,5 +222,6 @@ def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
             found = [public[benchmark][key] for key in ("n", "base", "sft", "rl")]
             assert cells.split(" | ") == ["-" if value is None else str(value) for value in found]
     for (asked, answer), (word, numbers) in zip(rows, expected.items()):
-        assert word in asked and numbers in answer
+        assert word in asked
+        assert numbers in answer
         assert re.findall(r"\d+", answer) == re.findall(r"\d+", numbers), f"another number: {answer}"

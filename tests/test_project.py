@@ -1,4 +1,5 @@
-"""The project's own files and the shape of the library: one environment in two spellings, a Makefile that repairs, notebooks in shape; imports go one way."""
+"""The project's own files and the shape of the library: one environment in two spellings, a Makefile that repairs,
+notebooks in shape; imports go one way."""
 
 import ast
 import fnmatch
@@ -78,9 +79,12 @@ def test_installed_package_would_hold_every_data_file(name: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["ruff check --no-cache codechat codechat_lab tests examples", "ruff format --check --no-cache codechat codechat_lab tests examples",
-     pytest.param("mypy", marks=pytest.mark.slow)],
-)  # fmt: skip
+    [
+        "ruff check --no-cache codechat codechat_lab tests examples",
+        "ruff format --check --no-cache codechat codechat_lab tests examples",
+        pytest.param("mypy", marks=pytest.mark.slow),
+    ],
+)
 def test_linters_find_nothing(words: str) -> None:
     """Their settings, and the modules with findings of mypy left, are in pyproject.toml."""
     command = [sys.executable, "-m", *words.split()]
@@ -137,7 +141,12 @@ def test_make_says_why_no_python_will_do(made: Path) -> None:
     (made / "old").write_text("#!/bin/sh\necho 'is Python 3.8; 3.11 or newer is needed' >&2; exit 1\n")
     (made / "old").chmod(0o755)
     (made / ".venv" / ".place").unlink()
-    ran = subprocess.run(["make", "venv", "PYTHON=./old no-such-python"], cwd=made, capture_output=True, text=True)
+    ran = subprocess.run(
+        ["make", "venv", "PYTHON=./old no-such-python"],
+        cwd=made,
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode != 0
     for part in ("./old is Python 3.8; 3.11 or newer is needed", "no-such-python is not on the PATH", "PYTHON=/path"):
         assert part in ran.stderr
@@ -163,7 +172,9 @@ def test_nothing_large_is_committed() -> None:
 
 
 def test_no_file_names_a_machine_or_a_package_index() -> None:
-    foreign = re.compile(r"(?<![\w.])/w[o]rk/|/r[o]ot/\.|/t[m]p/[a-z0-9_]+/|p[y]pi\.org|pythonh[o]sted|download\.p[y]torch")  # fmt: skip
+    foreign = re.compile(
+        r"(?<![\w.])/w[o]rk/|/r[o]ot/\.|/t[m]p/[a-z0-9_]+/|p[y]pi\.org|pythonh[o]sted|download\.p[y]torch"
+    )
     texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in tracked() if path.suffix in TEXT}
     assert not {str(path): match[0] for path, text in texts.items() if (match := foreign.search(text))}
 
@@ -180,8 +191,10 @@ def lines_but_imports(code: str) -> int:
 
 def test_notebooks_have_the_agreed_shape() -> None:
     for name in notebooks.names():
-        source, report = notebooks.source_of(name), notebooks.is_template(name)
-        code, first = [cell.source for cell in source.cells if cell.cell_type == "code"], source.cells[0]
+        source = notebooks.source_of(name)
+        report = notebooks.is_template(name)
+        code = [cell.source for cell in source.cells if cell.cell_type == "code"]
+        first = source.cells[0]
         assert first.cell_type == "markdown" and first.source.startswith("# "), name
         parts = ["Question"] if report else ["Question", "Result"]  # a report's result is what its rows give
         assert all(f"**{word}" in first.source for word in parts), f"{name}: Question and Result in the first cell"
@@ -262,7 +275,8 @@ for command in sys.argv[2:]:
 def test_help_of_every_command_imports_only_what_is_quick() -> None:
     """All in one process: the first command that imports anything else is named."""
     pages = foreign(EVERY_HELP, " ".join(QUICK), *HELPS)[1].split("@ ")[1:]
-    assert len(pages) == len(HELPS) and all("usage: codechat" in page for page in pages)
+    assert len(pages) == len(HELPS)
+    assert all("usage: codechat" in page for page in pages)
 
 
 def test_chatting_imports_torch_without_its_compiler_and_sharding() -> None:

@@ -30,7 +30,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (place / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, place / "source" / name)
     words = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(place), "."]
-    made = subprocess.run([sys.executable, "-m", *words], cwd=place / "source", capture_output=True, text=True)
+    made = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=place / "source",
+        capture_output=True,
+        text=True,
+    )
     if "No module named" in made.stderr and "setuptools" in made.stderr:
         pytest.skip("setuptools is not installed")
     assert made.returncode == 0, made.stderr
@@ -42,7 +47,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ran(site: Path, folder: Path, *words: str) -> str:
     env = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=1400)
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=1400,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -53,10 +65,12 @@ def test_a_wheel_holds_what_the_commands_read(site: Path) -> None:
     assert {path.name for path in (shipped / "reports").iterdir()} >= {*build.templates(), "frozen", "published"}
     for folder in ("frozen", "published", "nano/data"):
         names = {path.name for path in (ROOT / "reports" / folder).glob("*.csv")}
-        assert names and names == {path.name for path in (shipped / "reports" / folder).glob("*.csv")}
+        assert names
+        assert names == {path.name for path in (shipped / "reports" / folder).glob("*.csv")}
     for model in (ROOT / "codechat" / "released").rglob("*"):
         assert model.is_dir() or (site / model.relative_to(ROOT)).read_bytes() == model.read_bytes()
-    assert (shipped / "docs" / "first-hour.md").is_file() and (site / "codechat" / "py.typed").is_file()
+    assert (shipped / "docs" / "first-hour.md").is_file()
+    assert (site / "codechat" / "py.typed").is_file()
 
 
 def test_a_report_is_drawn_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
@@ -65,7 +79,8 @@ def test_a_report_is_drawn_in_an_empty_folder(site: Path, tmp_path: Path) -> Non
     ran(site, tmp_path, "-m", "codechat", "report", "staircase", "--frozen")
     drawn = {path.name for path in (tmp_path / "reports").iterdir()}
     assert drawn >= {"staircase.html", "staircase.ipynb", "index.html"}
-    assert not (site / "reports").exists() and not (site / "runs").exists()
+    assert not (site / "reports").exists()
+    assert not (site / "runs").exists()
 
 
 def test_recipe_nano_runs_to_its_report_in_an_empty_folder(site: Path, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Counterfactual (minimal-pair) evaluation: swap one thing in a prompt; does the answer follow, ignore the swap, or break?
+"""Counterfactual (minimal-pair) evaluation: swap one thing in a prompt; does the answer follow, ignore the swap, or
+break?
 
     python tools/counterfactuals.py --ckpt nano/sft nano/rl@best --data-dir data/nano/sft
 
@@ -8,9 +9,8 @@
     tool_renamed    the requested tool has another name in the list: the call must use the new name
     value_swapped   a value of the request is replaced: the call must carry the new value
 
-Each case is answered greedily before and after its swap. It counts only if the first answer was as expected, so the flip
-rate measures the effect of the swap, not the model's skill.
-"""
+Each case is answered greedily before and after its swap. It counts only if the first answer was as expected, so the
+flip rate measures the effect of the swap, not the model's skill."""
 
 from __future__ import annotations
 
@@ -81,7 +81,12 @@ class Case:
 # ---- the cases
 
 
-def cases(problems: Sequence[Problem], probes: Sequence[dict[str, Any]], limit: int, seed: int = 0) -> list[Case]:
+def cases(
+    problems: Sequence[Problem],
+    probes: Sequence[dict[str, Any]],
+    limit: int,
+    seed: int = 0,
+) -> list[Case]:
     """At most `limit` cases of each swap. problems: requests that one of the offered tools serves. probes: hold the
     requests for code."""
     rng = random.Random(f"swaps {seed}")
@@ -110,7 +115,8 @@ def tools_off(problem: Problem, rng: random.Random) -> Case:
 
 
 def tools_on(probe: dict[str, Any], number: int, rng: random.Random) -> Case:
-    offered, messages = dialogues.tools_system(rng), probe["messages"]
+    offered = dialogues.tools_system(rng)
+    messages = probe["messages"]
     after = _system(messages if messages[0]["role"] == "system" else [{}, *messages], offered)
     code = lambda text: behaviour(text) == "code"  # noqa: E731
     return Case("tools_on", f"code-{number}", messages, after, code, calls(), code)
@@ -118,7 +124,8 @@ def tools_on(probe: dict[str, Any], number: int, rng: random.Random) -> Case:
 
 def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
     """The line of the requested tool becomes that of a tool of another family that is not offered yet."""
-    name, lines = problem.gold["name"], problem.messages[0]["content"].splitlines()
+    name = problem.gold["name"]
+    lines = problem.messages[0]["content"].splitlines()
     at = _line_of(name, lines)
     taken = {n for n in catalogue.TOOLS if _line_of(n, lines) is not None} | catalogue.family(name)
     others = [t.name for t in catalogue.SEEN if t.name not in taken]
@@ -126,26 +133,38 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
         return None
     style = "compact" if lines[at].startswith(name) else "described"
     lines[at] = chat.tools_prompt([catalogue.TOOLS[rng.choice(others)].schema], style).splitlines()[1]
-    after, same = _system(problem.messages, "\n".join(lines)), calls(name)
-    return Case("tool_swapped", problem.id, problem.messages, after, same, same, lambda text: not calls()(text))
+    after = _system(problem.messages, "\n".join(lines))
+    same = calls(name)
+    return Case(
+        "tool_swapped",
+        problem.id,
+        problem.messages,
+        after,
+        same,
+        same,
+        lambda text: not calls()(text),
+    )
 
 
 def tool_renamed(problem: Problem) -> Case | None:
     """The requested tool keeps its description and arguments under another name: its words in reverse order
     (area_circle), or add_it."""
-    name, lines = problem.gold["name"], problem.messages[0]["content"].splitlines()
+    name = problem.gold["name"]
+    lines = problem.messages[0]["content"].splitlines()
     at = _line_of(name, lines)
     if at is None:
         return None
     new = "_".join(reversed(name.split("_"))) if "_" in name else f"{name}_it"
     lines[at] = lines[at].replace(f"{name}(", f"{new}(", 1)
-    after, same = _system(problem.messages, "\n".join(lines)), calls(name)
+    after = _system(problem.messages, "\n".join(lines))
+    same = calls(name)
     return Case("tool_renamed", problem.id, problem.messages, after, same, same, calls(new))
 
 
 def value_swapped(problem: Problem, problems: Sequence[Problem], rng: random.Random) -> Case | None:
     """A value that stands once in the request becomes that of another request for the same tool."""
-    name, request = problem.gold["name"], problem.messages[-1]["content"]
+    name = problem.gold["name"]
+    request = problem.messages[-1]["content"]
     spelled = {k: _spelled(v) for k, v in problem.gold["arguments"].items()}
     usable = [k for k, text in spelled.items() if text and len(_places(text, request)) == 1]
     if not usable:
@@ -231,10 +250,16 @@ def run_swaps(cfg: SwapsConfig) -> Run:
     swaps = cases(problems, read_probes(cfg.data_dir, cfg.split, cfg.limit), cfg.limit, cfg.seed)
     models = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
     conversations = [m for case in swaps for m in (case.before, case.after)]
-    how = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
+    how = dict(
+        temperature=cfg.temperature,
+        top_k=cfg.top_k,
+        max_new_tokens=cfg.max_new_tokens,
+        seed=cfg.seed,
+    )
     with Run.create(cfg.run_name, cfg, kind="swaps", parent=cfg.ckpt[0], overwrite=cfg.overwrite) as run:
         for loaded in models:
-            step, name = int(loaded.meta["step"]), label(Path(loaded.path))
+            step = int(loaded.meta["step"])
+            name = label(Path(loaded.path))
             texts = answers(loaded.model, loaded.tokenizer, loaded.tags, conversations, **how)
             for row in flips(swaps, texts[::2], texts[1::2]):
                 run.log_eval(step, dict(row, checkpoint=name, split=cfg.split))

@@ -19,7 +19,8 @@ def table() -> str:
     spellings: dict[str, list[str]] = {}
     for theirs, ours in config.ALIASES.items():
         if ours in config.fields_of(GPTConfig):  # settings of the model have its name before them
-            theirs, ours = f"model.{theirs}", f"model.{ours}"
+            theirs = f"model.{theirs}"
+            ours = f"model.{ours}"
         spellings.setdefault(" or ".join(f"`{config.flag_of(name)}`" for name in ours.split()), []).append(theirs)
     accepted = [(", ".join(f"`--{name}`" for name in names), ours) for ours, names in sorted(spellings.items())]
     named = [(f"`--{theirs}`", meant) for theirs, meant in sorted(config.ELSEWHERE.items())]

@@ -2,7 +2,8 @@
 
 python tools/freeze_rows.py nano
 python tools/freeze_rows.py strata RUN ...     of these evaluations, the strata of each checkpoint: pretrained.jsonl
-python tools/freeze_rows.py seeds RUN ...      of evaluations of one list of checkpoints, a run per seed: each answer, 0 or 1: distillation.jsonl
+python tools/freeze_rows.py seeds RUN ...      of evaluations of one list of checkpoints, a run per seed: each answer,
+                                               0 or 1: distillation.jsonl
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ def freeze(recipe: str) -> Frames:
         rows = frames[table][frames[table]["run"].isin([f"{recipe}/{s}" for s in stages])]
         first = rows["sampling"].dropna().iloc[:1] if "sampling" in rows else []
         frames[table] = rows[rows["sampling"].isna() | rows["sampling"].isin(first)] if len(first) else rows
-    if siblings := run_frames.seeds_of(f"{recipe}/evaluate")[1:]:  # of other seeds only the result is kept
+    siblings = run_frames.seeds_of(f"{recipe}/evaluate")[1:]
+    if siblings:  # of other seeds only the result is kept
         frames["runs"] = pd.concat([frames["runs"], run_frames.collect(siblings, samples=None)["runs"]])
     manifests = [{"run": f"{recipe}/{data}", "manifest": run_frames.manifest(recipe, data)} for data in DATA]
     return run_frames.freeze(frames | {"manifests": pd.DataFrame(manifests)}, paths.ROOT / "reports" / "frozen")
 
 
 def freeze_strata(names: list[str]) -> tuple[int, int]:
-    """A row per checkpoint and stratum: n, share right with its interval, share without a call, share of other tools. A row per natural request,
-    with its answer in the last run."""
+    """A row per checkpoint and stratum: n, share right with its interval, share without a call, share of other
+    tools. A row per natural request, with its answer in the last run."""
     parts = {
         "right": "pass@1",
         "lo": "pass@1/lo",
@@ -50,7 +52,8 @@ def freeze_strata(names: list[str]) -> tuple[int, int]:
     natural: list[dict[str, object]] = []
     for run in map(Run.open, names):
         texts = {"request", "answer"} if run.name == names[-1] else set()  # of the last run only: the rows stay small
-        if (path := run.path / "natural.jsonl").exists():
+        path = run.path / "natural.jsonl"
+        if path.exists():
             natural += [
                 {k: v for k, v in row.items() if k in said | texts} for row in read_rows(path) if row["kind"] != "chat"
             ]
@@ -73,7 +76,8 @@ def freeze_strata(names: list[str]) -> tuple[int, int]:
 
 
 def freeze_seeds(names: list[str]) -> int:
-    """A row per training, seed and stratum: greedy answers right (a text of 0 and 1) in the order of the problems; and a row per stratum with their tools."""
+    """A row per training, seed and stratum: greedy answers right (a text of 0 and 1) in the order of the problems;
+    and a row per stratum with their tools."""
     found: dict[tuple[str, int, str], list[int]] = {}
     tools: dict[str, list[str]] = {}
     for seed, run in enumerate(map(Run.open, names)):

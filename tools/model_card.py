@@ -1,6 +1,7 @@
 """The README of a released model, written from its evaluation: data, settings, commit, every figure, what it cannot do.
 
-    codechat evaluate --ckpt released/nano --task funcall --data-dir data/nano/sft --split test test_hard --limit 250 --n 4 --ks 1 4 \\
+    codechat evaluate --ckpt released/nano --task funcall --data-dir data/nano/sft --split test test_hard --limit
+    250 --n 4 --ks 1 4 \\
         --temperatures 0 --run-name released-nano
     codechat natural --ckpt released/nano --run-name released-nano-natural
     python tools/model_card.py --ckpt released/nano --evaluation released-nano --natural released-nano-natural
@@ -81,7 +82,8 @@ def _lineage(meta: dict[str, Any]) -> list[str]:
 
 
 def _lacks(evals: pd.DataFrame, natural: pd.Series) -> list[str]:
-    """What fewer than half of the greedy answers get right, from the rows; then what holds for any model of this size."""
+    """What fewer than half of the greedy answers get right, from the rows; then what holds for any model of this
+    size."""
     found = {STRATA[k]: by["greedy"][f"{k}/pass@1"] for k, by in of_strata(evals).items()}
     found |= {f"natural requests, {words}": natural[name] for name, (words, _) in NATURAL.items()}
     lines = [f"- {words}: {value:.0%} right." for words, value in found.items() if value < LACKING]
@@ -131,10 +133,14 @@ def _adapter(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
 
 def card(cfg: CardConfig) -> str:
     """The card's Markdown. ConfigError where an evaluation is of another model."""
-    folder, meta = checkpoint.resolve(cfg.ckpt), checkpoint.read_meta(cfg.ckpt)
-    run, judged, asked = Run.open(cfg.ckpt), Run.open(cfg.evaluation), Run.open(cfg.natural)
+    folder = checkpoint.resolve(cfg.ckpt)
+    meta = checkpoint.read_meta(cfg.ckpt)
+    run = Run.open(cfg.ckpt)
+    judged = Run.open(cfg.evaluation)
+    asked = Run.open(cfg.natural)
     for other in (judged, asked):
-        if (of := list(other.config["ckpt"])) != [cfg.ckpt]:
+        of = list(other.config["ckpt"])
+        if of != [cfg.ckpt]:
             raise ConfigError(f"run {other.name} is of {', '.join(of)}; an evaluation of {cfg.ckpt} is required")
     evals, natural, env = judged.evals(), asked.evals().iloc[-1], read_json(folder.parent.parent / "env.json")
     size = sum(f["bytes"] for f in meta["files"].values()) / 1e6

@@ -1,12 +1,12 @@
 """Pairs of notebooks: build them from their sources, and find those that are stale.
 
-    python tools/notebook_pairs.py build [NAME ...]     execute the source in an empty folder; write and stamp notebooks/NAME.ipynb
+    python tools/notebook_pairs.py build [NAME ...]     execute the source in an empty folder; write and stamp
+                                                        notebooks/NAME.ipynb
     python tools/notebook_pairs.py prose [NAME ...]     write changed Markdown only and keep the outputs
     python tools/notebook_pairs.py check [NAME ...]     pairs that differ, and outputs older than their code
 
-`build` removes what differs between machines from the outputs, and stamps the sha256 of the code cells. Both writers link the first cell to its neighbours.
-Report templates are committed without outputs.
-"""
+`build` removes what differs between machines from the outputs, and stamps the sha256 of the code cells. Both
+writers link the first cell to its neighbours. Report templates are committed without outputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ LINKS = re.compile(r"\n+(Previous|Next): \[[^\n]*\.ipynb\)$")
 def source_of(name: str) -> NotebookNode:
     """The notebook of a source, linked to its neighbours."""
     notebook = notebooks.source_of(name)
-    if links := navigation(name):
+    links = navigation(name)
+    if links:
         first = notebook.cells[0]
         first.source = LINKS.sub("", first.source) + f"\n\n{links}"
     return notebook
@@ -76,7 +77,8 @@ def build(name: str, timeout_s: float = 600) -> Path:
     """Write notebooks/NAME.ipynb from its source; nothing is written unless every cell ran.
 
     Raises NotebookError if a cell fails, DataError if the .ipynb holds code that its source lacks."""
-    notebook, path = source_of(name), executed(name)
+    notebook = source_of(name)
+    path = executed(name)
     old = html.read(path) if path.exists() else notebook
     if stamp_of(old) and code_sha256(old) not in (stamp_of(old), code_sha256(notebook)):
         raise DataError(f"{path} holds code that nbs_py/{name}.py lacks; keep it with `jupytext --sync`, or delete it")
@@ -90,18 +92,21 @@ def build(name: str, timeout_s: float = 600) -> Path:
 
 def rewrite_prose(name: str) -> Path:
     """Write the source's Markdown into notebooks/NAME.ipynb, outputs kept. DataError if the code needs a build."""
-    notebook, done = source_of(name), html.read(executed(name))
+    notebook = source_of(name)
+    done = html.read(executed(name))
     if not stamp_of(done) == code_sha256(notebook) == code_sha256(done):
         raise DataError(f"notebooks/{name}.ipynb was executed from other code; run `make notebooks ARGS={name}`")
     for cell, before in zip(code_cells(notebook), code_cells(done), strict=True):
-        cell.outputs, cell.execution_count = before.outputs, before.execution_count
+        cell.outputs = before.outputs
+        cell.execution_count = before.execution_count
     return write_pair(name, notebook)
 
 
 def write_pair(name: str, notebook: NotebookNode) -> Path:
     """Stamp a notebook and write both files where they changed; returns that of the notebook."""
     notebook.metadata["codechat"] = {"code_sha256": code_sha256(notebook)}
-    source, path = paths.SHIPPED / "nbs_py" / f"{name}.py", executed(name)
+    source = paths.SHIPPED / "nbs_py" / f"{name}.py"
+    path = executed(name)
     path.parent.mkdir(exist_ok=True)
     text = jupytext.writes(notebook, fmt="py:percent", config=load_jupytext_config(str(paths.SHIPPED)))
     for file, new in ((source, text), (path, nbformat.writes(notebook) + "\n")):
@@ -133,7 +138,8 @@ def scrub(notebook: NotebookNode, places: Mapping[str, str]) -> None:
 
 
 def check(chosen: Sequence[str] = ()) -> list[str]:
-    """Problems of the pairs, a line each: incomplete, stale, not executed from top to bottom, with numbers of its own, too large."""
+    """Problems of the pairs, a line each: incomplete, stale, not executed from top to bottom, with numbers of its
+    own, too large."""
     known = notebooks.names()
     problems = [
         f"notebooks/{name}.ipynb: {problem}; run `make notebooks ARGS={name}`"
@@ -145,21 +151,26 @@ def check(chosen: Sequence[str] = ()) -> list[str]:
 
 
 def problems_of(name: str) -> Iterator[str]:
-    source, path, template = source_of(name), executed(name), is_template(name)
+    source = source_of(name)
+    path = executed(name)
+    template = is_template(name)
     if navigation(name) not in (paths.SHIPPED / "nbs_py" / f"{name}.py").read_text(encoding="utf-8"):
         yield "the links to neighbours in its source are old"
     if not path.exists():
         yield "is missing"
         return
-    notebook, once = html.read(path), [None if template else n + 1 for n in range(len(code_cells(source)))]
+    notebook = html.read(path)
+    once = [None if template else n + 1 for n in range(len(code_cells(source)))]
     if cells_of(notebook) != cells_of(source):
         yield "its cells differ from its source"
     if stamp_of(notebook) != code_sha256(source) or [c.execution_count for c in code_cells(notebook)] != once:
         not_executed = "its outputs are not those of its source, executed once from top to bottom"
         yield "is not stripped" if template else not_executed
-    if stale := numbers_shown_nowhere(notebook):
+    stale = numbers_shown_nowhere(notebook)
+    if stale:
         yield f"no output shows what its Result claims: {', '.join(stale)}"
-    if (size := path.stat().st_size) > MAX_BYTES:
+    size = path.stat().st_size
+    if size > MAX_BYTES:
         yield f"{size} bytes; at most {MAX_BYTES} are allowed: fewer or smaller figures"
 
 
@@ -170,7 +181,8 @@ def numbers(text: str) -> list[tuple[str, float, bool]]:
 
 
 def numbers_shown_nowhere(notebook: NotebookNode) -> list[str]:
-    """Numbers of the Result that no output shows and no cell asserts, rounded as the Result rounds them; a percentage may be a share.
+    """Numbers of the Result that no output shows and no cell asserts, rounded as the Result rounds them; a
+    percentage may be a share.
 
     Whole numbers up to 12 without a sign are taken to count things."""
     result = RESULT.search(notebook.cells[0].source)
@@ -201,7 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("action", choices=("build", "prose", "check"))
     parser.add_argument("names", nargs="*", help="names without folder and suffix (default: all)")
     args = parser.parse_args(argv)
-    known, failed = notebooks.names(), False
+    known = notebooks.names()
+    failed = False
     for name in set(args.names) - set(known):
         raise MissingFile(f"no notebook {name}: nbs_py/{name}.py does not exist{nearest(name, known)}")
     for name in args.names or known if args.action != "check" else ():

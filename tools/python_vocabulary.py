@@ -1,10 +1,10 @@
-"""Write `codechat/text/python_merges.txt`: byte-pair merges of the running interpreter's standard library, its tests left out.
+"""Write `codechat/text/python_merges.txt`: byte-pair merges of the running interpreter's standard library, its
+tests left out.
 
     python tools/python_vocabulary.py merges.txt        a minute; the committed file comes from CPython 3.11.7
 
-The committed file is fixed, so `python:4096` means the same in every checkpoint. It has the layout of GPT-2's vocab.bpe: a line with its origin,
-then one merge per line.
-"""
+The committed file is fixed, so `python:4096` means the same in every checkpoint. It has the layout of GPT-2's
+vocab.bpe: a line with its origin, then one merge per line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def standard_library() -> list[str]:
 
 def train(texts: list[str], size: int) -> list[str]:
     """The merges of a vocabulary of `size` ids, end of text included, most frequent first."""
-    bpe, letters = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
+    bpe = Tokenizer(models.BPE())
+    letters = pre_tokenizers.ByteLevel.alphabet()
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(vocab_size=size - 1, initial_alphabet=letters, show_progress=False)
     bpe.train_from_iterator(texts, trainer)

@@ -1,11 +1,13 @@
 """Reward ablation: the same rollouts under other reward shapes, and where the gradient of each tier falls.
 
-    python tools/reward_ablation.py --ckpt nano/sft nano/rl@20 nano/rl@60 --data-dir data/nano/sft --run-name nano/anatomy
+    python tools/reward_ablation.py --ckpt nano/sft nano/rl@20 nano/rl@60 --data-dir data/nano/sft --run-name
+    nano/anatomy
 
 The result is a run directory, which a report can trace. For each checkpoint groups of calls are sampled once; then rows
 are logged, with `what`:
 
-    shape     groups with variance, and the advantage of each tier, if the reward were binary, fractional, tiered or the staircase
+    shape     groups with variance, and the advantage of each tier, if the reward were binary, fractional, tiered or
+              the staircase
     tier      the parts of the call on which the gradient of each tier falls: tag, name, arguments
 
 Left out: tasks other than function calls (the parts are those of a call).
@@ -82,7 +84,8 @@ def shape_rows(batch: RolloutBatch) -> Iterator[dict[str, Any]]:
     for shape in SHAPES:
         rewards = torch.tensor([reshaped(s, shape) for s in batch.scores], dtype=torch.float64).view_as(batch.rewards)
         advantages = group_advantages(rewards).flatten()
-        size, live = float(advantages.abs().sum()), int((~zero_variance(rewards)).sum())
+        size = float(advantages.abs().sum())
+        live = int((~zero_variance(rewards)).sum())
         pulls = Counter[str]()
         for tier, advantage in zip(tiers, advantages.tolist(), strict=True):
             pulls[tier] += advantage / size if size else 0.0
@@ -104,7 +107,8 @@ def shape_rows(batch: RolloutBatch) -> Iterator[dict[str, Any]]:
 
 
 def token_gradients(model: GPT, batch: RolloutBatch, advantages: Tensor) -> Tensor:
-    """(N, C) norm of the policy gradient at the output of the last norm, credited to the token predicted there; 0 for tokens without loss."""
+    """(N, C) norm of the policy gradient at the output of the last norm, credited to the token predicted there; 0
+    for tokens without loss."""
     device = model.wte.weight.device
     norms = torch.zeros(batch.mask().shape)
     for packed in rollout.pack(batch, advantages != 0, row_tokens=512, rows=8):
@@ -124,17 +128,20 @@ def parts_of(ids: Sequence[int], loaded: LoadedModel) -> list[str]:
     """The one of PARTS that each token of a completion belongs to, by its first visible character. form: braces, quotes
     and keys of the call."""
     pieces = [chat.decode([i], loaded.tokenizer) for i in ids]
-    text, n_end = "".join(pieces), len(chat.stop_sequences(loaded.tokenizer, loaded.tags)[0])
+    text = "".join(pieces)
+    n_end = len(chat.stop_sequences(loaded.tokenizer, loaded.tags)[0])
     closed = list(ids[-n_end:]) == list(chat.stop_sequences(loaded.tokenizer, loaded.tags)[0])
     body = len("".join(pieces[: len(pieces) - n_end])) if closed else len(text)
     kinds = ["prose"] * body + ["end"] * (len(text) - body)
-    if found := _CALL.search(text[:body]):
+    found = _CALL.search(text[:body])
+    if found:
         kinds[found.start() : body] = ["form"] * (body - found.start())
         kinds[found.start() : found.start() + len(chat.CALL_TAG)] = ["tag"] * len(chat.CALL_TAG)
         for group in ("name", "arguments"):
             start, end = found.span(group)
             kinds[start:end] = [group] * (end - start) if start >= 0 else []
-    at, parts = 0, []
+    at = 0
+    parts = []
     for piece in pieces:
         skipped = len(piece) - len(piece.lstrip())
         parts.append(kinds[min(at + (skipped if skipped < len(piece) else 0), len(kinds) - 1)])
@@ -148,7 +155,8 @@ def tier_rows(batch: RolloutBatch, norms: Tensor, parts: Sequence[Sequence[str]]
     for tier in TIERS:
         rows = [i for i, s in enumerate(batch.scores) if s.tier == tier]
         by_part = _by_part(norms, parts, rows)
-        if mine := sum(by_part.values()):
+        mine = sum(by_part.values())
+        if mine:
             yield dict(what="tier", tier=tier, completions=len(rows), share=mine / total) | _shares(by_part, mine)
 
 
@@ -168,8 +176,8 @@ def _by_part(norms: Tensor, parts: Sequence[Sequence[str]], rows: Sequence[int])
 
 
 def ablate_rewards(cfg: AblationConfig) -> Run:
-    """Sample rollouts of each checkpoint and log all rows. Raises UserError before anything is written if a checkpoint is missing or a
-    reference solution fails."""
+    """Sample rollouts of each checkpoint and log all rows. Raises UserError before anything is written if a
+    checkpoint is missing or a reference solution fails."""
     task = tasks.load(cfg.task, source=cfg.data_dir)
     problems = task.problems("train", limit=max(cfg.problems, 64), seed=cfg.seed)
     tasks.check_reference_solutions(task, problems).require()
@@ -195,4 +203,11 @@ def _rows(loaded: LoadedModel, batch: RolloutBatch) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    ablate_rewards(config.parse(AblationConfig, sys.argv[1:], prog="python tools/reward_ablation.py", epilog=__doc__))
+    ablate_rewards(
+        config.parse(
+            AblationConfig,
+            sys.argv[1:],
+            prog="python tools/reward_ablation.py",
+            epilog=__doc__,
+        )
+    )

@@ -3,8 +3,9 @@
     python tools/reward_rows.py starts --out reports/frozen/thesis.jsonl
     python tools/reward_rows.py rates --out reports/frozen/rates.jsonl --seeds 3 4
 
-starts: every reward from every start of `codechat_lab.instruments.reward_starts`, with the same requests and settings. AdamW divides
-a constant factor of the reward out; what remains is how the rewards weigh groups against each other.
+starts: every reward from every start of `codechat_lab.instruments.reward_starts`, with the same requests and
+settings. AdamW divides a constant factor of the reward out; what remains is how the rewards weigh groups against
+each other.
 rates: learning rate, group size and temperature at equal compute: 1,152 completions a run, 48 an update, so a larger
 group means fewer requests. The reward is binary: a group carries a gradient where its answers differ. Every learning
 rate meets every group size at temperature 1; the other temperatures have the middle learning rate and group size.
@@ -37,7 +38,9 @@ from codechat_lab.instruments import reward_starts
 from codechat_lab.instruments.reward_starts import SHAPES, STARTS, Setting, backward, reshaped, update
 
 COMPLETIONS, PER_UPDATE = 1152, 48
-LRS, GROUP_SIZES, TEMPERATURES = (2e-4, 1e-3, 5e-3), (2, 8, 24), (0.5, 1.0, 1.5)
+LRS = (2e-4, 1e-3, 5e-3)
+GROUP_SIZES = (2, 8, 24)
+TEMPERATURES = (0.5, 1.0, 1.5)
 Row = dict[str, Any]
 
 
@@ -73,20 +76,31 @@ def plan_rates(seeds: Sequence[int]) -> Plan:
 
 
 def evaluate(setting: Setting, policy: GPT) -> Row:
-    """Per held-out request: whether the greedy answer is exact, and how many answers at temperature 1 are; their tiers."""
+    """Per held-out request: whether the greedy answer is exact, and how many answers at temperature 1 are; their
+    tiers."""
     greedy = setting.sampled(policy, setting.held_out, group_size=1, temperature=0.0, seed=0)
     drawn = setting.sampled(policy, setting.held_out, group_size=setting.samples, seed=0)
     tiers = dict(sorted(Counter(score.tier for score in drawn.scores).items()))
-    return dict(greedy=[int(x) for x in greedy.correct[:, 0]], correct=drawn.correct.sum(1).tolist(), tiers=tiers)
+    return dict(
+        greedy=[int(x) for x in greedy.correct[:, 0]],
+        correct=drawn.correct.sum(1).tolist(),
+        tiers=tiers,
+    )
 
 
 def reinforce(
-    setting: Setting, rl: RL, policy: GPT, seed: int, stream: str = "reinforce"
+    setting: Setting,
+    rl: RL,
+    policy: GPT,
+    seed: int,
+    stream: str = "reinforce",
 ) -> Iterator[dict[str, float]]:
-    """REINFORCE in place; yields the mean reward, the share of exact answers and of groups with variance of each update.
+    """REINFORCE in place; yields the mean reward, the share of exact answers and of groups with variance of each
+    update.
 
     Requests and sampling seeds depend on seed and update only, so all rewards meet the same requests."""
-    rng, optimizers = random.Random(f"{stream} {seed}"), optim.build(policy, lr=rl.lr, weight_decay=0.0)
+    rng = random.Random(f"{stream} {seed}")
+    optimizers = optim.build(policy, lr=rl.lr, weight_decay=0.0)
     for step in range(rl.updates):
         asked = rng.sample(setting.train, rl.problems)
         how = dict(group_size=rl.group_size, temperature=rl.temperature, seed=seed * 1_000_003 + step)
@@ -96,7 +110,11 @@ def reinforce(
         if live:
             backward(policy, batch, group_advantages(rewards, rl.baseline), rl.temperature)
             update(optimizers)
-        yield dict(reward=float(rewards.mean()), exact=float(batch.correct.float().mean()), live=live / rl.problems)
+        yield dict(
+            reward=float(rewards.mean()),
+            exact=float(batch.correct.float().mean()),
+            live=live / rl.problems,
+        )
 
 
 def train(out: Path, setting: Setting, plan: Plan, every: int, stream: str) -> list[Row]:
@@ -124,12 +142,25 @@ def starts_of(setting: Setting) -> Callable[[int, str], tuple[Any, Row]]:
     return lambda seed, start: (policies(seed)[start], scores(seed, start))
 
 
-def train_one(setting: Setting, rl: RL, first: Any, before: Row, seed: int, every: int, stream: str) -> Row:
-    began, policy = time.process_time(), copy.deepcopy(first)
+def train_one(
+    setting: Setting,
+    rl: RL,
+    first: Any,
+    before: Row,
+    seed: int,
+    every: int,
+    stream: str,
+) -> Row:
+    began = time.process_time()
+    policy = copy.deepcopy(first)
     steps = list(reinforce(setting, rl, policy, seed, stream))
     spent = round(time.process_time() - began, 2)
     curve = {name: thinned([step[name] for step in steps], every) for name in steps[0]}
-    about = dict(steps=rl.updates, updates=rl.updates, completions=rl.updates * rl.problems * rl.group_size)
+    about = dict(
+        steps=rl.updates,
+        updates=rl.updates,
+        completions=rl.updates * rl.problems * rl.group_size,
+    )
     after = evaluate(setting, policy)
     return about | dict(samples=setting.samples, before=before, after=after, curve=curve, seconds=spent)
 
@@ -151,9 +182,20 @@ def summary(name: Row, row: Row) -> str:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=("starts", "rates"))
-    parser.add_argument("--out", type=Path, required=True, help="file of rows; runs that it has are skipped")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="file of rows; runs that it has are skipped",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--baselines", nargs="+", default=["mean"], choices=("mean", "zscore"), help="of `starts`")
+    parser.add_argument(
+        "--baselines",
+        nargs="+",
+        default=["mean"],
+        choices=("mean", "zscore"),
+        help="of `starts`",
+    )
     args = parser.parse_args(argv)
     if args.experiment == "starts":
         train(args.out, Setting(), plan_starts(args.seeds, args.baselines), 5, "reinforce")

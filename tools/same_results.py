@@ -4,16 +4,17 @@
     python tools/same_results.py 68b4fe7 HEAD --keep DIR      # BASE's results stay in DIR and are reused the next time
     python tools/same_results.py 68b4fe7 --only toy/grpo-0    # this run, and the runs and data it needs
 
-Both trees run JOBS on this machine: the nano recipe at a tenth of its steps, and every loop on small models. Compared per run: the
-final weights with the tensors saved beside them (adapters, value heads), and every row of every *.jsonl, key by key. Times are left out
-(TIMES), and metrics that change on purpose (MENDED). A key or file that only NEW has is listed, not counted. Prepared data are compared by
+Both trees run JOBS on this machine: the nano recipe at a tenth of its steps, and every loop on small models.
+Compared per run: the final weights with the tensors saved beside them (adapters, value heads), and every row of
+every *.jsonl, key by key. Times are left out (TIMES), and metrics that change on purpose (MENDED). A key or file
+that only NEW has is listed, not counted. Prepared data are compared by
 hash. Exit code: 0 same, 1 different, 2 BASE does not run.
 
-A tree is what `git archive` gives of it; the working tree counts as `git add -A` would record it. The files are read directly, so that the code
-under test does not judge itself.
+A tree is what `git archive` gives of it; the working tree counts as `git add -A` would record it. The files are
+read directly, so that the code under test does not judge itself.
 
-Left out: optimizer and random states (the resumed runs depend on them), sharded checkpoints, GPUs, config.json and printed text.
-"""
+Left out: optimizer and random states (the resumed runs depend on them), sharded checkpoints, GPUs, config.json and
+printed text."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ TIMES = (  # keys of a row, as patterns
     "mfu",  # FLOPs over time
     "peak_memory_mb",  # depends on the allocator
 )
-# Metrics whose definition is changed on purpose: {loop: {metric, as a pattern: reason}}. Their differences are listed, not counted.
+# Metrics whose definition is changed on purpose: {loop: {metric, as a pattern: reason}}. Their differences are
+# listed, not counted.
 RL = {
     "entropy": "of all completions, from the sampler's log-probabilities; was of the completions that were trained on, from the trainer's",
     "effective_groups": "of all ranks in every loop",
@@ -72,7 +74,8 @@ RENAMED: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class Job:
-    """Commands that leave one run (or prepared data) behind. rewind: instead, a run whose copy goes back to this step before it continues."""
+    """Commands that leave one run (or prepared data) behind. rewind: instead, a run whose copy goes back to this
+    step before it continues."""
 
     name: str  # below runs/; "data" is data/made/
     loop: str  # key of MENDED
@@ -118,7 +121,13 @@ def _nano() -> Iterator[Job]:
         "--lr 3e-3 --muon-lr 0.02 --eval-every 18 --save-every 18 --eval-examples 16 --probe-examples 4"
     )
     yield _job("nano/sft", sft, needs=("nano/pretrain",), dtype=None)
-    yield _job("nano/sft-resumed", sft + " --resume", needs=("nano/sft",), rewind=("nano/sft", 18), dtype=None)
+    yield _job(
+        "nano/sft-resumed",
+        sft + " --resume",
+        needs=("nano/sft",),
+        rewind=("nano/sft", 18),
+        dtype=None,
+    )
     yield _job(
         "nano/diagnose",
         f"diagnose --ckpt nano/sft --groups 64 --group-size 4 {answer}",
@@ -207,7 +216,8 @@ def _toy() -> Iterator[Job]:
 
 
 def _chars() -> Iterator[Job]:
-    """Four objectives, 12 steps each: --max-tokens is 12 times batch x horizon, x group size where the policy reads its own symbols, x passes."""
+    """Four objectives, 12 steps each: --max-tokens is 12 times batch x horizon, x group size where the policy reads
+    its own symbols, x passes."""
     shape = (
         "chars --model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --horizon 24 --device-batch-size 8 --group-size 4 "
         "--eval-every 6 --save-every 6 --log-every 3 --warmup-steps 2"
@@ -252,7 +262,13 @@ def chosen(names: Sequence[str]) -> list[Job]:
 
 
 def git(*words: str, **env: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, env=os.environ | env, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", *words],
+        cwd=ROOT,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         raise SystemExit(f"git {' '.join(words)}: {done.stderr.strip()}")
     return done.stdout.strip()
@@ -280,7 +296,12 @@ def check_out(tree: str, folder: Path) -> None:
     if archive.wait():
         raise SystemExit(f"git archive {tree} failed")
     # entry points name the laboratory's commands and tasks; a tree that is not installed has none
-    subprocess.run([sys.executable, "setup.py", "-q", "egg_info"], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "egg_info"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
     (folder / ".complete").touch()
 
 
@@ -303,8 +324,9 @@ def _digest(*values: Any) -> str:
 
 
 def share_data(made: Path, base: Path, new: Path) -> None:
-    """One set of data for the runs of both trees, made by BASE when it was first needed. Packages that are installed later change what `codechat data`
-    makes, and must not make kept results useless; whether both trees make the same now is compared by itself."""
+    """One set of data for the runs of both trees, made by BASE when it was first needed. Packages that are
+    installed later change what `codechat data` makes, and must not make kept results useless; whether both trees
+    make the same now is compared by itself."""
     if made.exists() and not base.exists():
         shutil.copytree(made, base)
     if base.exists() and base != new:
@@ -316,7 +338,8 @@ def share_data(made: Path, base: Path, new: Path) -> None:
 
 @dataclass
 class Tree:
-    """A checked-out tree and the jobs that were done in it. done/NAME keeps a job's recipe, so that the next comparison can reuse its results."""
+    """A checked-out tree and the jobs that were done in it. done/NAME keeps a job's recipe, so that the next
+    comparison can reuse its results."""
 
     path: Path
     failed: dict[str, str] = field(default_factory=dict)
@@ -333,11 +356,13 @@ class Tree:
     def run(self, job: Job) -> None:
         """Run the job's commands anew; what went wrong is kept in `failed`."""
         self.mark(job).unlink(missing_ok=True)
-        if lacking := [n for n in job.needs if n in self.failed and n != "data"]:  # BASE's data are there
+        lacking = [n for n in job.needs if n in self.failed and n != "data"]
+        if lacking:  # BASE's data are there
             self.failed[job.name] = f"not run, since {lacking[0]} failed"
             return
         shutil.rmtree(self.output(job), ignore_errors=True)
-        began, used = time.perf_counter(), cpu_seconds()
+        began = time.perf_counter()
+        used = cpu_seconds()
         if job.rewind:
             rewind(self.path / "runs" / job.rewind[0], self.output(job), job.rewind[1])
         for words in job.commands:
@@ -360,7 +385,11 @@ class Tree:
         """SystemExit where a process in this tree would import another package: an installed one, say."""
         asked = [sys.executable, "-c", "import codechat; print(codechat.__file__)"]
         found = subprocess.run(
-            asked, cwd=self.path, env=os.environ | {"PYTHONPATH": str(self.path)}, capture_output=True, text=True
+            asked,
+            cwd=self.path,
+            env=os.environ | {"PYTHONPATH": str(self.path)},
+            capture_output=True,
+            text=True,
         ).stdout.strip()
         if not Path(found).is_relative_to(self.path):
             raise SystemExit(f"{self.path} imports {found or 'no codechat'}; its own package is required")
@@ -399,7 +428,8 @@ def cpu_seconds() -> float:
 
 
 def rewind(source: Path, target: Path, step: int) -> None:
-    """A copy of a finished run that was stopped at `step`: --resume goes on from `latest` and drops the rows after it."""
+    """A copy of a finished run that was stopped at `step`: --resume goes on from `latest` and drops the rows after
+    it."""
     shutil.copytree(source, target)
     for folder in (target / "checkpoints").glob("step_*"):
         if int(folder.name.removeprefix("step_")) > step:
@@ -431,7 +461,8 @@ class Findings:
 
 def compare(job: Job, base: Tree, new: Tree) -> Findings:
     found = Findings()
-    a, b = base.output(job), new.output(job)
+    a = base.output(job)
+    b = new.output(job)
     if job.name in new.failed:
         found.differences.append(new.failed[job.name])
     elif job.name == "data":
@@ -460,7 +491,8 @@ def compare_files(a: Path, b: Path, found: Findings) -> None:
 
 
 def last_tensors(run: Path) -> dict[str, torch.Tensor]:
-    """The weights of the last checkpoint, and the tensors in the `extra` of each rank by their path; nothing for a run without checkpoints."""
+    """The weights of the last checkpoint, and the tensors in the `extra` of each rank by their path; nothing for a
+    run without checkpoints."""
     steps = sorted((run / "checkpoints").glob("step_*"))
     if not steps:
         return {}
@@ -481,12 +513,14 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def compare_weights(a: Path, b: Path, found: Findings) -> None:
     """Tensor by tensor, bitwise."""
-    one, two = last_tensors(a), last_tensors(b)
+    one = last_tensors(a)
+    two = last_tensors(b)
     found.differences += [f"{name} is lost" for name in one if name not in two]
     found.notes += [f"new tensor {name}" for name in two if name not in one]
     differing = [n for n in one if n in two and not same_bits(one[n], two[n])]
     if differing:
-        x, y = one[differing[0]], two[differing[0]]
+        x = one[differing[0]]
+        y = two[differing[0]]
         gap = (
             f"by at most {float((x.double() - y.double()).abs().max()):.3g}"
             if x.shape == y.shape
@@ -506,7 +540,8 @@ def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 def compare_rows(a: Path, b: Path, mended: dict[str, str], found: Findings) -> None:
     """Every *.jsonl of the run, row by row and key by key. 1 and 1.0 are the same number."""
-    rows, keys = 0, set[str]()
+    rows = 0
+    keys = set[str]()
     found.notes += [f"new file {f.name}" for f in sorted(b.glob("*.jsonl")) if not (a / f.name).exists()]
     for file in sorted(a.glob("*.jsonl")):
         if not (b / file.name).exists():
@@ -523,10 +558,18 @@ def compare_rows(a: Path, b: Path, mended: dict[str, str], found: Findings) -> N
 
 
 def _compare_keys(
-    file: str, one: list[dict[str, Any]], two: list[dict[str, Any]], mended: dict[str, str], found: Findings
+    file: str,
+    one: list[dict[str, Any]],
+    two: list[dict[str, Any]],
+    mended: dict[str, str],
+    found: Findings,
 ) -> set[str]:
-    """One line for each key that differs: the first row in which it does, and in how many more. Returns the keys that were compared."""
-    first, count, added, compared = dict[str, str](), Counter[str](), Counter[str](), set[str]()
+    """One line for each key that differs: the first row in which it does, and in how many more. Returns the keys
+    that were compared."""
+    first = dict[str, str]()
+    count = Counter[str]()
+    added = Counter[str]()
+    compared = set[str]()
     for i, (x, y) in enumerate(zip(one, two), 1):
         added.update(y.keys() - x.keys())
         for key in (k for k in x if not _matches(k, TIMES)):
@@ -577,15 +620,28 @@ def report(job: Job, found: Findings) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", metavar="BASE", help="commit whose results are right")
-    parser.add_argument("new", metavar="NEW", nargs="?", help="commit to check; default: the working tree")
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help=f"runs, as names or patterns: {', '.join(JOBS)}"
+        "new",
+        metavar="NEW",
+        nargs="?",
+        help="commit to check; default: the working tree",
     )
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="directory in which BASE's results stay, and are looked for"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help=f"runs, as names or patterns: {', '.join(JOBS)}",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="directory in which BASE's results stay, and are looked for",
     )
     args = parser.parse_args()
-    jobs, trees = chosen(args.only), (tree_of(args.base), tree_of(args.new))
+    jobs = chosen(args.only)
+    trees = (tree_of(args.base), tree_of(args.new))
     with contextlib.ExitStack() as stack:
         kept = (
             args.keep.resolve()

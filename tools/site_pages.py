@@ -1,4 +1,5 @@
-"""Gather the pages of the web site in build/pages: documents, executed notebooks and reports, interactive pages, the API.
+"""Gather the pages of the web site in build/pages: documents, executed notebooks and reports, interactive pages,
+the API.
 
     python tools/site_pages.py && mkdocs build --strict --config-file build/mkdocs.yml        or: make site
 

@@ -1,10 +1,10 @@
 """Count the supervised tokens in files of conversations, with and without a limit on their length.
 
-    python tools/supervised_tokens.py --files calls=glaive.jsonl code=data/sft/code.train.jsonl --tokenizer gpt2 --limit 2049
+    python tools/supervised_tokens.py --files calls=glaive.jsonl code=data/sft/code.train.jsonl --tokenizer gpt2
+    --limit 2049
 
-Rows are conversations, or {system, chat} as in glaive. The run gets one row per file. A cut conversation keeps its tokens before the limit, as in
-the original system; our preparation drops such conversations.
-"""
+Rows are conversations, or {system, chat} as in glaive. The run gets one row per file. A cut conversation keeps its
+tokens before the limit, as in the original system; our preparation drops such conversations."""
 
 from __future__ import annotations
 
@@ -83,7 +83,12 @@ def main(argv: list[str] | None = None) -> None:
             raise MissingFile(f"{path} does not exist; give a jsonl or parquet file of conversations")
     with Run.create(cfg.run_name, cfg, kind="supervision", overwrite=cfg.overwrite) as run:
         for domain, path in places.items():
-            row = dict(domain=domain, limit=cfg.limit, tokenizer=cfg.tokenizer, **count(masks(path, cfg), cfg.limit))
+            row = dict(
+                domain=domain,
+                limit=cfg.limit,
+                tokenizer=cfg.tokenizer,
+                **count(masks(path, cfg), cfg.limit),
+            )
             run.log_eval(0, row)
             counts = f"{row['conversations']} conversations, {row['supervised']:,} supervised tokens"
             print(f"{domain}: {counts}, {row['cut']} cut at {cfg.limit}")

@@ -1,14 +1,14 @@
-"""Faults in numbers: processes killed at random moments, two of one name, a disk that fills up or turns read-only, fuzzed inputs, a server under
-hostile clients.
+"""Faults in numbers: processes killed at random moments, two of one name, a disk that fills up or turns read-only,
+fuzzed inputs, a server under hostile clients.
 
     make torture                                    everything, an hour at most
     python tools/torture.py kills --kills 40        one part; parts: kills names disk fuzz server
     python tools/torture.py kills --jobs recipe     one job of a part
     python tools/torture.py --minutes 10 --seed 1
 
-Each part prints a table and the script ends with 1 where a row has a failure. It is seeded; the moments at which a process is killed still depend
-on the machine. Where the hour ends first, fewer faults were made, and the table says how many. Not collected by pytest.
-"""
+Each part prints a table and the script ends with 1 where a row has a failure. It is seeded; the moments at which a
+process is killed still depend on the machine. Where the hour ends first, fewer faults were made, and the table says
+how many. Not collected by pytest."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ PRETRAIN = [
 
 @dataclass(frozen=True)
 class Job:
-    """A command that is killed and started again. runs: those that it writes, of which the weights are compared, or the rows of eval.jsonl where
-    it saves none; out: a folder of which every file is compared. before: words of a command that runs first and is never killed. program: run
-    in place of codechat, which goes on by itself."""
+    """A command that is killed and started again. runs: those that it writes, of which the weights are compared, or
+    the rows of eval.jsonl where it saves none; out: a folder of which every file is compared. before: words of a
+    command that runs first and is never killed. program: run in place of codechat, which goes on by itself."""
 
     name: str
     words: list[str]
@@ -133,7 +133,7 @@ JOBS = (
             "3",
         ],
         out="calls",
-    ),  # fmt: skip
+    ),
     Job("pretrain", ["pretrain", *PRETRAIN, *STEPS, "--run-name", "p"], runs=("p",)),
     Job("sft", ["sft", *SFT, *STEPS, "--run-name", "s"], runs=("s",)),
     *(Job(name, [name, *TOY, "--run-name", name], runs=(name,)) for name in ("reinforce", "grpo", "ppo", "expert")),
@@ -141,7 +141,7 @@ JOBS = (
         "preference",
         ["preference", "--preset", "toy", "--task", "toy", "--max-steps", "40", "--save-every", "5", "--run-name", "d"],
         runs=("d",),
-    ),  # fmt: skip
+    ),
     Job(
         "evaluate",
         [
@@ -162,7 +162,7 @@ JOBS = (
         ],
         runs=("e",),
         before=("reinforce", "--preset", "toy", "--max-steps", "5", "--run-name", "base"),
-    ),  # fmt: skip
+    ),
     Job(
         "recipe",
         ["{home}", "tiny"],
@@ -218,12 +218,21 @@ def write_inputs(home: Path) -> None:
     (home / "talks").mkdir()
     for split, n in (("train", 60), ("select", 8)):
         turns = [[("user", f"add {i} to x"), ("assistant", f"x + {i}")] for i in range(n)]
-        rows = [{"id": f"c{i}", "domain": "code", "meta": {}, "messages": [{"role": r, "content": c} for r, c in t]} for i, t in enumerate(turns)]  # fmt: skip
+        rows = [
+            {
+                "id": f"c{i}",
+                "domain": "code",
+                "meta": {},
+                "messages": [{"role": r, "content": c} for r, c in t],
+            }
+            for i, t in enumerate(turns)
+        ]
         (home / "talks" / f"code.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def outcome(job: Job, root: Path) -> str:
-    """A hash of what the job left: the weights of each run's last checkpoint, or its evaluations; every file of its folder."""
+    """A hash of what the job left: the weights of each run's last checkpoint, or its evaluations; every file of its
+    folder."""
     from codechat.core.atomic_files import read_rows
     from codechat.runs import checkpoint
 
@@ -257,7 +266,14 @@ def again(job: Job, root: Path) -> list[str]:
 
 
 def finish(home: Path, root: Path, job: Job) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(home, root, job, *again(job, root)), cwd=root, env=ENVIRONMENT, capture_output=True, text=True, timeout=1800)  # fmt: skip
+    return subprocess.run(
+        command(home, root, job, *again(job, root)),
+        cwd=root,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
 
 
 def prepared(home: Path, root: Path, job: Job) -> Path:
@@ -270,23 +286,35 @@ def prepared(home: Path, root: Path, job: Job) -> Path:
 
 
 def kills(table: Table, home: Path, rng: random.Random, until: float, n: int) -> None:
-    """Kill each job -9 at random moments, start it again each time, and compare what it leaves with a run that nobody killed."""
+    """Kill each job -9 at random moments, start it again each time, and compare what it leaves with a run that
+    nobody killed."""
     home.joinpath("kept").mkdir()
     for at, job in enumerate(JOBS):
         whole = prepared(home, home / f"whole-{at}", job)
-        kept, victim = home / "kept" / str(at), home / f"victim-{at}"
+        kept = home / "kept" / str(at)
+        victim = home / f"victim-{at}"
         shutil.copytree(whole, kept)
         shutil.copytree(kept, victim)
         began = time.monotonic()
-        if (done := finish(home, whole, job)).returncode:
+        done = finish(home, whole, job)
+        if done.returncode:
             table.fail(job.name, f"without any kill: {done.stderr[-400:]}")
             continue
-        seconds, due = time.monotonic() - began, -(-n // len(JOBS))
+        seconds = time.monotonic() - began
+        due = -(-n // len(JOBS))
         ends = time.monotonic() + max(0.0, until - time.monotonic()) / (
             len(JOBS) - at
         )  # no job takes the time of those after it
         while due and time.monotonic() < ends:
-            process = subprocess.Popen(command(home, victim, job, *again(job, victim)), cwd=victim, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+            process = subprocess.Popen(
+                command(home, victim, job, *again(job, victim)),
+                cwd=victim,
+                env=ENVIRONMENT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
             try:
                 _, err = process.communicate(timeout=rng.uniform(min(0.3, seconds / 4), seconds))
             except subprocess.TimeoutExpired:
@@ -301,7 +329,8 @@ def kills(table: Table, home: Path, rng: random.Random, until: float, n: int) ->
             compare(table, job, whole, victim)
             shutil.rmtree(victim)
             shutil.copytree(kept, victim)
-        if (done := finish(home, victim, job)).returncode:
+        done = finish(home, victim, job)
+        if done.returncode:
             table.fail(job.name, f"after the last kill: {done.stderr[-400:]}")
             continue
         compare(table, job, whole, victim)
@@ -337,9 +366,29 @@ FEW_STEPS = ["--max-steps", "12", "--save-every", "0", "--eval-every", "0"]
 BASE = ["reinforce", "--preset", "toy", "--max-steps", "2", "--diagnose-groups", "0", "--run-name"]
 SCORED = ["--task", "toy", "--limit", "8", "--n", "1", "--ks", "1", "--max-new-tokens", "8", "--no-contamination"]
 CHARS = [
-    "--source", "{home}/text.txt", "--objective", "supervised", "--horizon", "8", "--max-tokens", "3072", "--save-every", "0", "--eval-every", "0",
-    "--model.depth", "1", "--model.n-embd", "16", "--model.n-head", "2", "--model.block-size", "16", "--samples", "0",
-]  # fmt: skip
+    "--source",
+    "{home}/text.txt",
+    "--objective",
+    "supervised",
+    "--horizon",
+    "8",
+    "--max-tokens",
+    "3072",
+    "--save-every",
+    "0",
+    "--eval-every",
+    "0",
+    "--model.depth",
+    "1",
+    "--model.n-embd",
+    "16",
+    "--model.n-head",
+    "2",
+    "--model.block-size",
+    "16",
+    "--samples",
+    "0",
+]
 LOOPS = {
     "pretrain": [*PRETRAIN, *FEW_STEPS, "--no-compile"],
     "sft": [*SFT, *FEW_STEPS, "--no-compile"],
@@ -370,7 +419,15 @@ def start(home: Path, root: Path, words: list[str], program: str = "") -> subpro
     """A command in a session of its own."""
     first = ["-c", program] if program else ["-m", "codechat"]
     command = [sys.executable, *first, *(word.format(home=home) for word in words)]
-    return subprocess.Popen(command, cwd=root, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    return subprocess.Popen(
+        command,
+        cwd=root,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def one_line(err: str) -> bool:
@@ -382,8 +439,9 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 def names(table: Table, home: Path, rng: random.Random, until: float, n: int) -> None:
-    """Two of every loop, of an evaluation and of a corpus at once with one name: one of them is whole, the other says so in one line. Every loop
-    killed in its last evaluation on a host that is then called otherwise: no step is lost, and it goes on. No command replaces a run that it reads."""
+    """Two of every loop, of an evaluation and of a corpus at once with one name: one of them is whole, the other
+    says so in one line. Every loop killed in its last evaluation on a host that is then called otherwise: no step
+    is lost, and it goes on. No command replaces a run that it reads."""
     root = home / "names"
     root.mkdir()
     for base in ("base", "other"):
@@ -400,9 +458,20 @@ def names(table: Table, home: Path, rng: random.Random, until: float, n: int) ->
                 Job(name, [name, *words, "--run-name", f"{name}-{turn}"], runs=(f"{name}-{turn}",)),
                 rng,
             )
-            kill_in_last_evaluation(table, home, root, Job(name, [name, *words, "--run-name", f"{name}-k{turn}"], runs=(f"{name}-k{turn}",)))  # fmt: skip
+            kill_in_last_evaluation(
+                table,
+                home,
+                root,
+                Job(name, [name, *words, "--run-name", f"{name}-k{turn}"], runs=(f"{name}-k{turn}",)),
+            )
             table.print_row(name)
-        two_at_once(table, home, root, Job("evaluate", ["evaluate", "--ckpt", "base", *SCORED, "--run-name", f"e{turn}"], runs=(f"e{turn}",)), rng)  # fmt: skip
+        two_at_once(
+            table,
+            home,
+            root,
+            Job("evaluate", ["evaluate", "--ckpt", "base", *SCORED, "--run-name", f"e{turn}"], runs=(f"e{turn}",)),
+            rng,
+        )
         corpus = ["data", "corpus", "--source", "{home}/text.txt", "--tokenizer", "bytes", "--out", f"made-{turn}"]
         two_at_once(table, home, root, Job("data corpus", corpus, out=f"made-{turn}"), rng)
     reading(table, home, root)
@@ -447,9 +516,11 @@ def kill_in_last_evaluation(table: Table, home: Path, root: Path, job: Job) -> N
     rename_host(run)
     from codechat.runs import paths
 
-    if (state := paths.read_status(run)["status"]) != "killed":
+    state = paths.read_status(run)["status"]
+    if state != "killed":
         table.fail(job.name, f"killed in its last evaluation, on a host that was renamed, it is {state}")
-    steps, rows = paths.checkpoint_paths(run), len((run / "metrics.jsonl").read_text().splitlines())
+    steps = paths.checkpoint_paths(run)
+    rows = len((run / "metrics.jsonl").read_text().splitlines())
     if not steps:
         table.fail(job.name, "killed in its last evaluation it has lost all steps: no checkpoint")
         return
@@ -465,7 +536,8 @@ def kill_in_last_evaluation(table: Table, home: Path, root: Path, job: Job) -> N
 def rename_host(folder: Path) -> None:
     """As of a container that starts again."""
     for name in ("status.json", "env.json", "process.json"):
-        if (file := folder / name).is_file():
+        file = folder / name
+        if file.is_file():
             file.write_text(json.dumps(json.loads(file.read_text()) | {"host": "a-former-name"}))
 
 
@@ -483,7 +555,8 @@ def reading(table: Table, home: Path, root: Path) -> None:
 
 
 def launched(table: Table, home: Path, root: Path) -> None:
-    """A launched run that was killed on a host that is then called otherwise: status, tail and stop end, and start goes on."""
+    """A launched run that was killed on a host that is then called otherwise: status, tail and stop end, and start
+    goes on."""
     words = "launch reinforce --start -- --preset toy --max-steps 400 --save-every 5 --eval-every 0 --diagnose-groups 0 --dead-patience 100000 --run-name launched"
     start(home, root, words.split()).communicate(timeout=600)
     run = root / "runs" / "launched"
@@ -510,10 +583,11 @@ def launched(table: Table, home: Path, root: Path) -> None:
 
 
 def disk(table: Table, home: Path, rng: random.Random, until: float, n: int) -> None:
-    """A pretraining run on a small file system that fills up, or turns read-only, after its first checkpoint: one line, an older checkpoint that
-    loads, and the same weights once there is room."""
+    """A pretraining run on a small file system that fills up, or turns read-only, after its first checkpoint: one
+    line, an older checkpoint that loads, and the same weights once there is room."""
     job = Job("pretrain", ["pretrain", *PRETRAIN, *STEPS, "--run-name", "p"], runs=("p",))
-    whole, small = home / "disk-whole", home / "disk"
+    whole = home / "disk-whole"
+    small = home / "disk"
     whole.mkdir(), small.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(small)]).returncode:
         table.count("disk", "not run: no right to mount a file system")
@@ -529,8 +603,23 @@ def disk(table: Table, home: Path, rng: random.Random, until: float, n: int) -> 
         subprocess.run(["umount", "-l", str(small)])
 
 
-def break_disk(table: Table, home: Path, small: Path, whole: Path, job: Job, fault: str, rng: random.Random) -> None:
-    process = subprocess.Popen(command(home, small, job), cwd=small, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # fmt: skip
+def break_disk(
+    table: Table,
+    home: Path,
+    small: Path,
+    whole: Path,
+    job: Job,
+    fault: str,
+    rng: random.Random,
+) -> None:
+    process = subprocess.Popen(
+        command(home, small, job),
+        cwd=small,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while process.poll() is None and again(job, small) != ["--resume"]:
         time.sleep(0.02)
     time.sleep(rng.uniform(0, 1.5))
@@ -538,7 +627,8 @@ def break_disk(table: Table, home: Path, small: Path, whole: Path, job: Job, fau
     if fault == "full":
         fill(ballast)
     else:
-        # Over itself: the file system has files open for writing, so it cannot be remounted; nor can this, in the moment in which one is opened.
+        # Over itself: the file system has files open for writing, so it cannot be remounted; nor can this, in the
+        # moment in which one is opened.
         subprocess.run(["mount", "--bind", str(small), str(small)], check=True)
         read_only = ["mount", "-o", "remount,bind,ro", str(small)]
         while subprocess.run(read_only, stderr=subprocess.DEVNULL).returncode and process.poll() is None:
@@ -553,7 +643,8 @@ def break_disk(table: Table, home: Path, small: Path, whole: Path, job: Job, fau
         table.fail(fault, f"a traceback: {err[-400:]}")
     elif process.returncode == 0:
         table.count(fault, "finished before it was noticed")
-    if (done := finish(home, small, job)).returncode:
+    done = finish(home, small, job)
+    if done.returncode:
         table.fail(fault, f"cannot go on: {done.stderr[-400:]}")
     else:
         compare(table, Job(fault, job.words, runs=job.runs), whole, small)
@@ -601,13 +692,45 @@ def targets(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
     from codechat_lab.tasks.funcall import score_call
     from codechat_lab.tasks.toolbox.prepare import CallsConfig, prepare_calls
 
-    talk = {"id": "a", "domain": "calls", "meta": {}, "messages": [{"role": "user", "content": "add 1"}, {"role": "assistant", "content": chat.format_call("add", {"a": 1})}]}  # fmt: skip
-    openai = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}], "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}  # fmt: skip
-    request = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0.5, "tools": openai["tools"]}  # fmt: skip
+    talk = {
+        "id": "a",
+        "domain": "calls",
+        "meta": {},
+        "messages": [
+            {"role": "user", "content": "add 1"},
+            {"role": "assistant", "content": chat.format_call("add", {"a": 1})},
+        ],
+    }
+    openai = {
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    }
+    request = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "tools": openai["tools"],
+    }
     yield "conversations", (json.dumps(talk) + "\n").encode() * 3, lambda p: list(conversations.read(p))
-    yield "configuration", json.dumps({"max_steps": 3, "data_dir": "x", "mix": ["calls=1"], "model": {"depth": 2}}).encode(), lambda p: config.parse(SFTConfig, ["--config", str(p)])  # fmt: skip
+    yield (
+        "configuration",
+        json.dumps({"max_steps": 3, "data_dir": "x", "mix": ["calls=1"], "model": {"depth": 2}}).encode(),
+        lambda p: config.parse(SFTConfig, ["--config", str(p)]),
+    )
     yield "request", json.dumps(request).encode(), lambda p: protocol.ChatRequest.model_validate_json(p.read_bytes())
-    yield "call", talk["messages"][1]["content"].encode(), lambda p: score_call(p.read_bytes().decode("utf-8", "replace"), {"name": "add", "arguments": {"a": 1}})  # fmt: skip
+    yield (
+        "call",
+        talk["messages"][1]["content"].encode(),
+        lambda p: score_call(p.read_bytes().decode("utf-8", "replace"), {"name": "add", "arguments": {"a": 1}}),
+    )
     rows = (json.dumps(openai) + "\n").encode() * 2
     made = dict(out=str(home / "fuzzed"), tokenizer="bytes", probes=0, max_lost=1.0)
     yield "rows of others", rows, lambda p: prepare_calls(CallsConfig(source=str(p), **made))
@@ -637,7 +760,12 @@ def damaged_runs(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]
         for step in (1, 2):
             made.log(step, train_loss=1.0 / step)
             made.log_eval(step, {"pass@1": 0.5, "n": 4})
-            checkpoint.save(made.path, step, model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)])
+            checkpoint.save(
+                made.path,
+                step,
+                model=model,
+                optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
+            )
 
     def reading(file: Path, read: Callable[[], Any]) -> Callable[[Path], Any]:
         good = file.read_bytes()
@@ -706,8 +834,8 @@ def fuzz(table: Table, home: Path, rng: random.Random, until: float, n: int) -> 
 
 
 def server(table: Table, home: Path, rng: random.Random, until: float, clients: int) -> None:
-    """Clients that ask for their own number, some of which leave in the middle or read slowly: every answer that is awaited to its end is the one
-    that was given alone, and the memory stays where it was."""
+    """Clients that ask for their own number, some of which leave in the middle or read slowly: every answer that is
+    awaited to its end is the one that was given alone, and the memory stays where it was."""
     from server import Serving
 
     from codechat.runs import paths
@@ -722,12 +850,14 @@ def server(table: Table, home: Path, rng: random.Random, until: float, clients: 
         for version in versions:
             reload(running, version)
             alone |= {(version, i): ask(running, i) for i in range(8)}
-        before, lock = resident(), threading.Lock()
+        before = resident()
+        lock = threading.Lock()
 
         def client(number: int) -> None:
             mine = random.Random(f"{number} {rng.random()}")
             while time.monotonic() < until:
-                which, manner = mine.randrange(8), mine.choice(["whole", "whole", "leaves", "slow"])
+                which = mine.randrange(8)
+                manner = mine.choice(["whole", "whole", "leaves", "slow"])
                 try:
                     found = ask(running, which, manner, mine)
                 except Busy:
@@ -812,9 +942,22 @@ def ask(running: Any, which: int, manner: str = "whole", rng: random.Random | No
     import http.client
 
     link = http.client.HTTPConnection(*running.place, timeout=300)
-    body = {"model": "tiny/sft", "messages": [{"role": "user", "content": f"add {which}"}], "max_tokens": 12, "temperature": 1.0, "seed": which, "stream": True}  # fmt: skip
-    link.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    answer, text = link.getresponse(), ""
+    body = {
+        "model": "tiny/sft",
+        "messages": [{"role": "user", "content": f"add {which}"}],
+        "max_tokens": 12,
+        "temperature": 1.0,
+        "seed": which,
+        "stream": True,
+    }
+    link.request(
+        "POST",
+        "/v1/chat/completions",
+        json.dumps(body),
+        {"Content-Type": "application/json"},
+    )
+    answer = link.getresponse()
+    text = ""
     if answer.status == 429:
         raise Busy
     if answer.status != 200:
@@ -849,9 +992,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument(
-        "--jobs", nargs="+", default=[job.name for job in JOBS], help="of kills, such as 'data calls' or recipe"
+        "--jobs",
+        nargs="+",
+        default=[job.name for job in JOBS],
+        help="of kills, such as 'data calls' or recipe",
     )
-    parser.add_argument("--turns", type=int, default=2, help="of names: how often two of each are started at once")
+    parser.add_argument(
+        "--turns",
+        type=int,
+        default=2,
+        help="of names: how often two of each are started at once",
+    )
     parser.add_argument("--disks", type=int, default=10, help="faults of each kind")
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=200)
@@ -865,10 +1016,12 @@ def main() -> int:
     }
     share = {"kills": 0.5, "names": 0.1, "disk": 0.1, "fuzz": 0.13, "server": 0.17}
     parts = given.parts or list(sizes)
-    if unknown := [name for name in given.jobs if name not in {job.name for job in JOBS}]:
+    unknown = [name for name in given.jobs if name not in {job.name for job in JOBS}]
+    if unknown:
         parser.error(f"no job {unknown[0]!r}; there are {', '.join(job.name for job in JOBS)}")
     JOBS = tuple(job for job in JOBS if job.name in given.jobs)
-    if unknown := [part for part in parts if part not in sizes]:
+    unknown = [part for part in parts if part not in sizes]
+    if unknown:
         parser.error(f"no part {unknown[0]!r}; there are {', '.join(sizes)}")
     tables = []
     with tempfile.TemporaryDirectory(prefix="torture") as folder:
@@ -877,7 +1030,13 @@ def main() -> int:
         for part in parts:
             tables.append(Table(f"{part} (seed {given.seed})"))
             minutes = given.minutes * share[part] / sum(share[p] for p in parts)
-            globals()[part](tables[-1], home, random.Random(f"{part} {given.seed}"), time.monotonic() + 60 * minutes, sizes[part])  # fmt: skip
+            globals()[part](
+                tables[-1],
+                home,
+                random.Random(f"{part} {given.seed}"),
+                time.monotonic() + 60 * minutes,
+                sizes[part],
+            )
             tables[-1].print()
     return int(any(table.failures for table in tables))
 

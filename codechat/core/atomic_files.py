@@ -39,11 +39,14 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path, fresh: Path | None = None, keep_old: bool = False) -> Iterator[Path]:
-    """A new directory that becomes `path`, in the place of an older one, at the end of the block; after an exception nothing has changed.
+    """A new directory that becomes `path`, in the place of an older one, at the end of the block; after an
+    exception nothing has changed.
 
-    fresh: where it is until then, which may hold files already. keep_old: the older one stays as .NAME.old, as it does after a kill between
-    the two renames; where a .NAME.old is there already, that one stays. RunError where another process made `path` during the block."""
-    fresh, old = fresh or path.with_name(f".{path.name}.{os.getpid()}.tmp"), path.with_name(f".{path.name}.old")
+    fresh: where it is until then, which may hold files already. keep_old: the older one stays as .NAME.old, as it
+    does after a kill between the two renames; where a .NAME.old is there already, that one stays. RunError where
+    another process made `path` during the block."""
+    fresh = fresh or path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    old = path.with_name(f".{path.name}.old")
     there = path.exists()
     try:
         fresh.mkdir(parents=True, exist_ok=True)
@@ -98,7 +101,8 @@ def file_record(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a jsonl file. A last line that was cut is skipped; damage elsewhere raises RunError with the line."""
+    """The objects of a jsonl file. A last line that was cut is skipped; damage elsewhere raises RunError with the
+    line."""
     if not path.is_file():
         return
     lines = path.read_bytes().splitlines()
@@ -114,7 +118,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to a jsonl file, in the place of a last line that was cut. OSError where they do not fit on the disk."""
+    """Append rows to a jsonl file, in the place of a last line that was cut. OSError where they do not fit on the
+    disk."""
     with open(path, "ab+") as f:
         if f.tell():
             f.seek(-1, os.SEEK_END)

@@ -7,12 +7,12 @@
 
     cfg = parse(SFTConfig, sys.argv[1:], presets={"nano": {"lr": 1e-3, "model.depth": 4}})
 
-Precedence: defaults < --preset < --config FILE < flags. Keys may be nested or dotted, with - or _. Types: bool, int, float, str, Path, Literal,
-tuple, Any, unions of them, and dataclasses. The words none and null are None where the type allows it and no choice has this name, in code too, so
-settings mean the same from whatever they are read; an int may be written 1_000 or 1e6. A word of the command line is split at its commas where a
-tuple is expected. tyro converts words only, not json and presets, and its errors are a box and an exit, where recipes and notebooks need one line as
-an exception.
-"""
+Precedence: defaults < --preset < --config FILE < flags. Keys may be nested or dotted, with - or _. Types: bool,
+int, float, str, Path, Literal, tuple, Any, unions of them, and dataclasses. The words none and null are None where
+the type allows it and no choice has this name, in code too, so settings mean the same from whatever they are read;
+an int may be written 1_000 or 1e6. A word of the command line is split at its commas where a tuple is expected.
+tyro converts words only, not json and presets, and its errors are a box and an exit, where recipes and notebooks
+need one line as an exception."""
 
 import contextlib
 import dataclasses
@@ -34,8 +34,8 @@ from codechat.core.errors import ConfigError, UserError, check_choice, nearest
 
 T = TypeVar("T")
 Presets = Mapping[str, Mapping[str, Any]]
-# A flag of which many settings follow, by (number, build) -> configuration: what is given wins over the settings in build(settings). The first line
-# of the docstring is the help.
+# A flag of which many settings follow, by (number, build) -> configuration: what is given wins over the settings in
+# build(settings). The first line of the docstring is the help.
 Dials = Mapping[str, Callable[[int, Callable[[Mapping[str, Any]], Any]], Any]]
 REQUIRED = dataclasses.MISSING
 SEEDS: dict[str, int] = {"least": 0, "most": 2**32 - 1}  # bounds of a seed: what every generator takes, no two alike
@@ -47,18 +47,20 @@ ELSEWHERE = json.loads(Path(__file__).with_name("elsewhere.json").read_text(enco
 
 
 def opt(default: Any, help: str, **meta: Any) -> Any:
-    """A dataclass field with its help (name the unit). `default` may be a value, a factory or REQUIRED. A class that inherits the field gives it
+    """A dataclass field with its help (name the unit). `default` may be a value, a factory or REQUIRED. A class
+    that inherits the field gives it
     another default by a plain `lr: float = 5e-5`; help and bounds stay.
 
-    meta: least=, most= are the bounds of a number; identity=False keeps the field out of `config_hash`; positional=True takes a bare word of
-    the command line; reads="run" or "path" says that the value names runs or files that are read, which no --overwrite may delete."""
+    meta: least=, most= are the bounds of a number; identity=False keeps the field out of `config_hash`;
+    positional=True takes a bare word of the command line; reads="run" or "path" says that the value names runs or
+    files that are read, which no --overwrite may delete."""
     how = {} if default is REQUIRED else {"default_factory" if callable(default) else "default": default}
     return dataclasses.field(metadata={"help": help, **meta}, **how)
 
 
 class Settings:
-    """Base of settings groups, which a configuration inherits, several at once. The `__post_init__` of each group ends here: a word for None becomes
-    None, as it does on a command line, and numbers are within their bounds."""
+    """Base of settings groups, which a configuration inherits, several at once. The `__post_init__` of each group
+    ends here: a word for None becomes None, as it does on a command line, and numbers are within their bounds."""
 
     def __post_init__(self) -> None:
         for name, field in fields_of(type(self)).items():
@@ -68,8 +70,9 @@ class Settings:
 
     @classmethod
     def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
-        """What is given by our dotted fields, where `spelled` has the words that were written for it: another tool's word may mean another value
-        here, or more settings than one. ConfigError where it means what this project does not have."""
+        """What is given by our dotted fields, where `spelled` has the words that were written for it: another
+        tool's word may mean another value here, or more settings than one. ConfigError where it means what this
+        project does not have."""
         return given
 
 
@@ -91,7 +94,8 @@ class Field(NamedTuple):
 
 @cache
 def fields_of(cls: type) -> dict[str, Field]:
-    hints, out = typing.get_type_hints(cls), {}
+    hints = typing.get_type_hints(cls)
+    out = {}
     for f in dataclasses.fields(cls):
         classes = [base for base in reversed(cls.__mro__) if f.name in base.__dict__.get("__annotations__", {})]
         meta = {k: v for base in classes for k, v in base.__dict__["__dataclass_fields__"][f.name].metadata.items()}
@@ -102,7 +106,8 @@ def fields_of(cls: type) -> dict[str, Field]:
 
 
 def leaves_of(cls: type, prefix: str = "", usual: Any = None) -> dict[str, Field]:
-    """{dotted key: field}; a nested config is followed by the keys below it. usual: an instance whose values are the defaults."""
+    """{dotted key: field}; a nested config is followed by the keys below it. usual: an instance whose values are
+    the defaults."""
     out = {}
     for name, f in fields_of(cls).items():
         out[prefix + name] = f = f._replace(default=getattr(usual, name, f.default))
@@ -132,7 +137,8 @@ def arms(tp: Any) -> tuple[Any, ...]:
 
 
 def none_words(tp: Any) -> tuple[str, ...]:
-    """The words that mean None for a type: of `Literal["none", "mean"] | None` only null, since none is a choice there."""
+    """The words that mean None for a type: of `Literal["none", "mean"] | None` only null, since none is a choice
+    there."""
     if types.NoneType not in arms(tp):
         return ()
     choices = [str(choice) for arm in arms(tp) if typing.get_origin(arm) is Literal for choice in typing.get_args(arm)]
@@ -156,7 +162,9 @@ def type_name(tp: Any) -> str:
 
 def convert(tp: Any, value: Any) -> Any:
     """`value` (from json, or a word of the command line) as `tp`; ValueError or OverflowError where it does not fit."""
-    word, kind, args = str(value), typing.get_origin(tp) or tp, typing.get_args(tp)
+    word = str(value)
+    kind = typing.get_origin(tp) or tp
+    args = typing.get_args(tp)
     if len(arms(tp)) > 1:
         if value is None or (isinstance(value, str) and means_none(tp, value)):
             return convert(types.NoneType, None)
@@ -193,7 +201,9 @@ def split_words(words: Iterable[str]) -> list[str]:
 
 def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> None:
     for name, field in fields_of(cls).items():
-        value, least, most = values.get(name), field.meta.get("least", -math.inf), field.meta.get("most", math.inf)
+        value = values.get(name)
+        least = field.meta.get("least", -math.inf)
+        most = field.meta.get("most", math.inf)
         bounded = value is not None and {"least", "most"} & field.meta.keys()
         if bounded and not (least <= value <= most and math.isfinite(value)):
             raise ConfigError(f"{flag_of(prefix + name)} ({name}) is {value}; required: finite, from {least} to {most}")
@@ -206,14 +216,16 @@ def _flat(cls: type, mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
     """{dotted field: value} from nested, dotted and aliased keys; of two keys with one meaning the later wins."""
     out = {}
     for key, value in _dotted(plain(mapping)).items():
-        if (name := find_field(cls, key)) is None:
+        name = find_field(cls, key)
+        if name is None:
             raise ConfigError(f"{where}: unknown setting {key!r}{_meant(key.replace('-', '_'), leaves_of(cls))}")
         out[name] = value
     return out
 
 
 def _as_spelled(cls: type, given: dict[str, Any], mappings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """`Settings.as_spelled` of settings that were read from these mappings. Of several words for one setting the last one is meant, as its value is."""
+    """`Settings.as_spelled` of settings that were read from these mappings. Of several words for one setting the
+    last one is meant, as its value is."""
     words: dict[str, str] = {}
     for mapping in mappings:
         for key in mapping:
@@ -228,11 +240,14 @@ def _meant(key: str, names: Iterable[str]) -> str:
 
 
 def _build(cls: type[T], given: Mapping[str, Any], usual: Any = None, prefix: str = "") -> T:
-    """An instance from values by dotted field; absent fields are those of the instance `usual`, or have their defaults."""
+    """An instance from values by dotted field; absent fields are those of the instance `usual`, or have their
+    defaults."""
     values: dict[str, Any] = {}
     for name, f in fields_of(cls).items():
-        default, flag = getattr(usual, name, f.default), flag_of(prefix + name)
-        if below := {k.removeprefix(f"{name}."): v for k, v in given.items() if k.startswith(f"{name}.")}:
+        default = getattr(usual, name, f.default)
+        flag = flag_of(prefix + name)
+        below = {k.removeprefix(f"{name}."): v for k, v in given.items() if k.startswith(f"{name}.")}
+        if below:
             values[name] = _build(f.nested, below, default, f"{prefix}{name}.")
         elif name in given:
             try:
@@ -296,7 +311,8 @@ def identity(cfg: Any) -> dict[str, Any]:
 
 
 def read_by(cfg: Any, kind: Literal["run", "path"]) -> list[tuple[str, str]]:
-    """(flag, text) of each run, or file or folder, that a configuration reads: the values of fields with reads=`kind`."""
+    """(flag, text) of each run, or file or folder, that a configuration reads: the values of fields with
+    reads=`kind`."""
     found = []
     for name, field in fields_of(type(cfg)).items():
         value = getattr(cfg, name)
@@ -321,12 +337,14 @@ def _dotted(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
     """{dotted setting: (in a, in b)} where two configurations or mappings differ; None where one lacks it."""
-    left, right = _dotted(plain(a)), _dotted(plain(b))
+    left = _dotted(plain(a))
+    right = _dotted(plain(b))
     return {k: (left.get(k), right.get(k)) for k in left | right if left.get(k) != right.get(k)}
 
 
 def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
-    """{dotted setting: (default, here)}, as plain json, of what differs from the defaults; "required" where there is none."""
+    """{dotted setting: (default, here)}, as plain json, of what differs from the defaults; "required" where there
+    is none."""
     usual = {n: "required" if f.default is REQUIRED else f.default for n, f in fields_of(type(cfg)).items()}
     return differences(usual, cfg)
 
@@ -337,7 +355,8 @@ def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
 def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, Any]:
     """argv as {key: word, words or bool}. extra: flags that are no settings."""
     words = list(argv[1:] if argv[:1] == ["--"] else argv)  # some Pythons pass on the -- of `torchrun -m MODULE -- ...`
-    leaves, values = leaves_of(cls), {}
+    leaves = leaves_of(cls)
+    values = {}
     free = [name for name, f in leaves.items() if f.meta.get("positional")]
     kinds = {name: [typing.get_origin(arm) or arm for arm in arms(f.type)] for name, f in leaves.items()}
     while words:
@@ -346,7 +365,9 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
         if not word.startswith("--"):
             if not free:
                 raise ConfigError(f"unexpected word {word!r}; settings are written --name value")
-            name, equals, value = free[0], "=", word
+            name = free[0]
+            equals = "="
+            value = word
             free = free if tuple in kinds[name] else free[1:]
         elif (name := key if key in extra else find_field(cls, key)) is None:
             name = find_field(cls, re.sub("^no[-_]", "", key))
@@ -373,9 +394,16 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
     return values
 
 
-def format_help(cls: type, presets: Presets = {}, prog: str = "", epilog: str = "", dials: Dials = {}) -> str:
+def format_help(
+    cls: type,
+    presets: Presets = {},
+    prog: str = "",
+    epilog: str = "",
+    dials: Dials = {},
+) -> str:
     """The text of --help: one entry for each field, under the group that declares it."""
-    leaves, heading = leaves_of(cls), cls
+    leaves = leaves_of(cls)
+    heading = cls
     bare = [name.upper() for name, f in leaves.items() if f.meta.get("positional")]
     entries = [("--preset NAME", f"start from one of: {', '.join(presets)}")] if presets else []
     entries += [
@@ -386,7 +414,8 @@ def format_help(cls: type, presets: Presets = {}, prog: str = "", epilog: str = 
     for name, f in leaves.items():
         group = leaves[name.partition(".")[0]].group
         if group is not heading:
-            heading, title = group, group.__name__.removesuffix("Settings").removesuffix("Config")
+            heading = group
+            title = group.__name__.removesuffix("Settings").removesuffix("Config")
             entries.append((f"\n{re.sub(r'(?<=[a-z])(?=[A-Z][a-z])', ' ', title)}:", ""))
         shown = " ".join(map(str, f.default)) or "empty" if isinstance(f.default, tuple) else f.default
         usual = "required" if shown is REQUIRED else f"default {'none' if shown is None else shown}"
@@ -401,14 +430,21 @@ def format_help(cls: type, presets: Presets = {}, prog: str = "", epilog: str = 
 
 
 def parse(
-    cls: type[T], argv: Sequence[str], *, presets: Presets = {}, dials: Dials = {}, prog: str = "", epilog: str = ""
+    cls: type[T],
+    argv: Sequence[str],
+    *,
+    presets: Presets = {},
+    dials: Dials = {},
+    prog: str = "",
+    epilog: str = "",
 ) -> T:
     """`cls` from the words of a command line. --help prints and raises SystemExit(0); every error is a ConfigError."""
     if "--help" in argv or "-h" in argv:
         print(format_help(cls, presets, prog, epilog, dials))
         raise SystemExit(0)
     values = _read_words(cls, argv, {"config", *dials, *(["preset"] if presets else [])})
-    preset, file = values.pop("preset", None) if presets else None, values.pop("config", None)
+    preset = values.pop("preset", None) if presets else None
+    file = values.pop("config", None)
     for name in dials.keys() & values.keys():
         flag = f"{flag_of(name)} {(number := values.pop(name))}"
         if preset or not re.fullmatch("[1-9][0-9]{0,2}", number):

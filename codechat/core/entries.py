@@ -1,4 +1,5 @@
-"""The form of what can be run: a loop, a preparation, a stage of a recipe, or another command (`core.registry` lists them)."""
+"""The form of what can be run: a loop, a preparation, a stage of a recipe, or another command (`core.registry`
+lists them)."""
 
 import importlib
 import os
@@ -16,7 +17,8 @@ BEFORE = "codechat.before"
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A loop, preparation, stage or other command: `function` of `module` takes a `config` (a class of the same module)."""
+    """A loop, preparation, stage or other command: `function` of `module` takes a `config` (a class of the same
+    module)."""
 
     id: str
     kind: Literal["loop", "preparation", "stage", "command"]  # command: no stage of a recipe
@@ -41,7 +43,8 @@ class Entry:
         return getattr(importlib.import_module(self.module), "RUN_PRESETS", {})
 
     def parse(self, words: Sequence[str], ranks: int = 1, **how: Any) -> Any:
-        """The settings of a command line for so many processes, with the presets and dials of the module (`config.parse`)."""
+        """The settings of a command line for so many processes, with the presets and dials of the module
+        (`config.parse`)."""
         dials = getattr(importlib.import_module(self.module), "RUN_DIALS", {})
         dials = {name: partial(dial, ranks=ranks) for name, dial in dials.items()}
         return config.parse(self.config_class, words, presets=self.presets, dials=dials, **how)
@@ -60,4 +63,12 @@ class Entry:
 def loop(id: str, config: str, about: str, *, command: str = "", module: str = "") -> Entry:
     """The entry of a training loop: `train` of its module, by default codechat.ID."""
     module = module or f"codechat.{id}"
-    return Entry(id=id, kind="loop", module=module, config=config, function="train", command=command or id, about=about)
+    return Entry(
+        id=id,
+        kind="loop",
+        module=module,
+        config=config,
+        function="train",
+        command=command or id,
+        about=about,
+    )

@@ -77,8 +77,11 @@ class Link:
         kind: str = "server",
         remedy: str = "start one with codechat serve --ckpt RUN",
     ) -> None:
-        self.url, self.kind, self.remedy = url.rstrip("/").removesuffix("/v1"), kind, remedy
-        if not (parts := re.fullmatch(r"https?://([\w.-]+|\[[\w:]+\])(:\d{1,5})?(/.*)?", url)):
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.kind = kind
+        self.remedy = remedy
+        parts = re.fullmatch(r"https?://([\w.-]+|\[[\w:]+\])(:\d{1,5})?(/.*)?", url)
+        if not parts:
             raise ConfigError(f"{flag} {url}: it must be a URL such as http://127.0.0.1:8000")
         self.headers = {"Content-Type": "application/json"}
         if api_key_file:
@@ -90,8 +93,8 @@ class Link:
         self._noting = threading.Lock()
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The answer as json, None where it is empty; to a GET without a body, else a POST. Refused where the server answers with an
-        error, NoAnswer where it does not answer."""
+        """The answer as json, None where it is empty; to a GET without a body, else a POST. Refused where the
+        server answers with an error, NoAnswer where it does not answer."""
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.url + path, data, self.headers)
@@ -107,7 +110,10 @@ class Link:
             raise NoAnswer(f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}") from None
 
     def answer(
-        self, body: Mapping[str, Any], patience_s: float = 0.0, dispensable: Mapping[str, Any] = MappingProxyType({})
+        self,
+        body: Mapping[str, Any],
+        patience_s: float = 0.0,
+        dispensable: Mapping[str, Any] = MappingProxyType({}),
     ) -> Answer:
         """The chat completion of a request. ConfigError where the answer has none. A busy server is asked again for
         patience_s seconds. dispensable: fields that the server may refuse; it is then asked without them, and stderr
@@ -124,7 +130,12 @@ class Link:
             why = f" ({said[:200]})" if said else ""
             raise ConfigError(f"{self.url} answers without a message{why}; it must speak OpenAI's API") from None
 
-    def _without_unknown(self, body: Mapping[str, Any], patience_s: float, dispensable: Mapping[str, Any]) -> Any:
+    def _without_unknown(
+        self,
+        body: Mapping[str, Any],
+        patience_s: float,
+        dispensable: Mapping[str, Any],
+    ) -> Any:
         """The answer, without the dispensable fields that the server refuses."""
         more = {name: value for name, value in dispensable.items() if name not in self.unknown}
         while True:
@@ -139,7 +150,8 @@ class Link:
                 dropped = [named[0][1]] if named else list(more)
                 more = {name: value for name, value in more.items() if name not in dropped}
         with self._noting:
-            if refused := [name for name in dispensable if name not in more and name not in self.unknown]:
+            refused = [name for name in dispensable if name not in more and name not in self.unknown]
+            if refused:
                 self.unknown.update(refused)
                 note = (
                     f"{self.url} refuses {', '.join(refused)}; it is asked without, and samples as it does by default"

@@ -1,10 +1,13 @@
-"""Processes: whether the writer of a file still lives, locks on files, a signal that asks this process to stop, and work on all cores.
+"""Processes: whether the writer of a file still lives, locks on files, a signal that asks this process to stop, and
+work on all cores.
 
-The lock is a POSIX record lock on a file that is removed with it. Children do not inherit it, so that kill -9 of a trainer frees it although
-its workers live on; and it names its holder. `filelock` has neither, leaves its files behind, and takes 0.1 s to import.
+The lock is a POSIX record lock on a file that is removed with it. Children do not inherit it, so that kill -9 of a
+trainer frees it although its workers live on; and it names its holder. `filelock` has neither, leaves its files
+behind, and takes 0.1 s to import.
 
-A free lock means that its process is gone. That holds on every file system whose locks work between the hosts that share it: local disks, NFS with
-its lock service, GPFS, Lustre mounted with `flock`. Where locks hold within each host only (Lustre mounted with `localflock`), a run on
+A free lock means that its process is gone. That holds on every file system whose locks work between the hosts that
+share it: local disks, NFS with its lock service, GPFS, Lustre mounted with `flock`. Where locks hold within each
+host only (Lustre mounted with `localflock`), a run on
 another host looks killed: give each host a root of its own.
 """
 
@@ -39,8 +42,10 @@ def process_start(pid: int) -> str | None:
 
 
 def alive(process: Mapping[str, Any]) -> bool:
-    """Whether the process of a status (pid, pid_start) lives on this machine. Its host name is not asked: containers are renamed."""
-    start, pid = process.get("pid_start"), process.get("pid")
+    """Whether the process of a status (pid, pid_start) lives on this machine. Its host name is not asked:
+    containers are renamed."""
+    start = process.get("pid_start")
+    pid = process.get("pid")
     return start is not None and pid is not None and start == process_start(pid)
 
 
@@ -64,9 +69,11 @@ os.register_at_fork(after_in_child=_held.clear)
 
 
 def lock(path: Path) -> bool:
-    """Lock the file `path` for this process until `unlock` or its end, kill -9 included; False where another process holds it.
+    """Lock the file `path` for this process until `unlock` or its end, kill -9 included; False where another
+    process holds it.
 
-    Children do not inherit the lock. Locking again what this process holds changes nothing. OSError where the file system has no locks."""
+    Children do not inherit the lock. Locking again what this process holds changes nothing. OSError where the file
+    system has no locks."""
     path = path.resolve()
     with _changing:
         while path not in _held:
@@ -79,7 +86,8 @@ def lock(path: Path) -> bool:
             except OSError:
                 file.close()
                 raise
-            # the former holder may have removed the file between opening and locking: then another process can lock a new one
+            # the former holder may have removed the file between opening and locking: then another process can lock
+            # a new one
             if _is_at(file, path):
                 _held[path] = file
             else:
@@ -99,14 +107,16 @@ def unlock(path: Path) -> None:
     """Give back what `lock` took, and remove the file."""
     path = path.resolve()
     with _changing:
-        if file := _held.pop(path, None):
+        file = _held.pop(path, None)
+        if file:
             with suppress(OSError):  # a folder that cannot be written any more
                 path.unlink()
             file.close()
 
 
 def holder(path: Path) -> int | None:
-    """The process that holds the lock on `path`; 0 where it cannot be seen from here, None where the lock is free. Takes no lock."""
+    """The process that holds the lock on `path`; 0 where it cannot be seen from here, None where the lock is free.
+    Takes no lock."""
     path = path.resolve()
     with _changing:
         if path in _held:
@@ -128,7 +138,8 @@ _turns: dict[Path, threading.Lock] = {}
 
 @contextmanager
 def alone(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Within the block no other process and no other thread is in a block of the same `path`, a file that is removed afterwards.
+    """Within the block no other process and no other thread is in a block of the same `path`, a file that is
+    removed afterwards.
 
     Waits for its turn; with wait=False gives False, without the lock, where somebody else has it."""
     turn = _turns.setdefault(path.resolve(), threading.Lock())
@@ -151,7 +162,8 @@ stop = threading.Event()  # the loop that runs, or ran last, was asked to stop
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within the block the first Ctrl-C or SIGTERM sets `stop`, so that a loop can save and leave. A second Ctrl-C raises KeyboardInterrupt."""
+    """Within the block the first Ctrl-C or SIGTERM sets `stop`, so that a loop can save and leave. A second Ctrl-C
+    raises KeyboardInterrupt."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if stop.is_set() and number == signal.SIGINT:
@@ -170,7 +182,8 @@ def stoppable() -> Iterator[None]:
 
 
 def on_all_cores(one: Callable[[Any], Any], items: Sequence[Any], chunk: int = 1) -> Iterator[Any]:
-    """`one` of each item, in order: many in one process per core, `chunk` at a time. Raises what `one` raises; only its results are pickled."""
+    """`one` of each item, in order: many in one process per core, `chunk` at a time. Raises what `one` raises; only
+    its results are pickled."""
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if cores < 2 or len(items) < 6 * chunk:
         return map(one, items)

@@ -1,4 +1,5 @@
-"""Where a run came from: commit, versions, hardware, command. What cannot be determined is "unknown", with the reason."""
+"""Where a run came from: commit, versions, hardware, command. What cannot be determined is "unknown", with the
+reason."""
 
 import hashlib
 import os
@@ -21,12 +22,19 @@ def now() -> str:
 def _git(root: Path, *args: str) -> str:
     """What git prints in `root`; a repository around it does not count, as it may be that of another project."""
     env = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_CEILING_DIRECTORIES": str(root.resolve().parent)}
-    how = dict(capture_output=True, timeout=20, env=os.environ | env, stdin=subprocess.DEVNULL, check=True)
+    how = dict(
+        capture_output=True,
+        timeout=20,
+        env=os.environ | env,
+        stdin=subprocess.DEVNULL,
+        check=True,
+    )
     return subprocess.run(["git", "-C", str(root), *args], **how, encoding="utf-8", errors="replace").stdout
 
 
 def git_state(root: Path) -> dict[str, Any]:
-    """{commit, dirty, dirty_hash}, or {commit: "unknown", reason}. The hash covers tracked changes and the names of untracked files."""
+    """{commit, dirty, dirty_hash}, or {commit: "unknown", reason}. The hash covers tracked changes and the names of
+    untracked files."""
     try:
         commit = _git(root, "rev-parse", "--verify", "HEAD").strip()
         changed = _git(root, "status", "--porcelain")
@@ -51,7 +59,13 @@ def hardware() -> dict[str, Any]:
     count = torch.cuda.device_count() if torch and torch.cuda.is_available() else 0
     gpus = [torch.cuda.get_device_name(i) for i in range(count)]
     cores = len(os.sched_getaffinity(0))
-    return {"cpu": cpu, "cores": cores, "memory_gib": memory, "gpus": gpus, "system": platform.platform()}
+    return {
+        "cpu": cpu,
+        "cores": cores,
+        "memory_gib": memory,
+        "gpus": gpus,
+        "system": platform.platform(),
+    }
 
 
 def snapshot(root: Path) -> dict[str, Any]:

@@ -336,8 +336,8 @@ def _function_of(item: Any) -> Any:
 
 
 def _is_call(item: Any, offered: Collection[str]) -> bool:
-    """Whether JSON is a call of a function on offer, and not data with a name. Unreadable for a call under other keys, or
-    of another function."""
+    """Whether JSON is a call of a function on offer, and not data with a name. Unreadable for a call under other
+    keys, or of another function."""
     if not isinstance(item, Mapping):
         return False
     if item.get("name") in offered and not item.keys().isdisjoint(tool_calls.ARGUMENT_KEYS):

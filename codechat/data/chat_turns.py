@@ -1,6 +1,7 @@
 """Turns of public chat sets, in OpenAI's or ShareGPT's keys -> `Turn` of `text.tool_calls`.
 
-A turn is {role or from, content or value}; an answer may also have tool_calls or function_call, reasoning, and a mark of
+A turn is {role or from, content or value}; an answer may also have tool_calls or function_call, reasoning, and a
+mark of
 its loss: `weight: 0`, `train: false` or `loss: false`. Content may be Anthropic's parts."""
 
 import json

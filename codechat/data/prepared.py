@@ -109,7 +109,13 @@ def _command_of(cfg: Any) -> str:
     return command if domain == "calls" else f"{command} --domain {domain}"
 
 
-def _replace_files(out: Path, files: Mapping[str, list[Row]], manifest: Row, cfg: Any, style: str) -> None:
+def _replace_files(
+    out: Path,
+    files: Mapping[str, list[Row]],
+    manifest: Row,
+    cfg: Any,
+    style: str,
+) -> None:
     """Write the files and enter them in the manifest; remove those that this command wrote earlier and does not now.
     DataError, before anything is written, for a file of another command or one that this command reads."""
     command = _command_of(cfg)

@@ -185,7 +185,12 @@ def conversation_rows(
             yield converted
 
 
-def conversation_row(row: Row, where: str = "row", tools_style: str = "compact", domain: str = "") -> Row | str:
+def conversation_row(
+    row: Row,
+    where: str = "row",
+    tools_style: str = "compact",
+    domain: str = "",
+) -> Row | str:
     """A conversation, with domain "other" for code that is not Python; or the reason why it cannot be taught."""
     messages = chat_formats.messages_of(row, where, tools_style)
     if isinstance(messages, str):

@@ -20,7 +20,12 @@ SYSTEM_COLUMNS = ("system", "system_prompt")
 NO_CALL = "I have no function for that."
 _CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
 _GLAIVE = re.compile(r"(?:\A|\n[ \t]*\n)\s*(USER|ASSISTANT|A|FUNCTION RESPONSE):[ \t]?")
-_GLAIVE_ROLES = {"USER": "user", "FUNCTION RESPONSE": "function", "ASSISTANT": "assistant", "A": "assistant"}
+_GLAIVE_ROLES = {
+    "USER": "user",
+    "FUNCTION RESPONSE": "function",
+    "ASSISTANT": "assistant",
+    "A": "assistant",
+}
 _GLAIVE_CALL = re.compile(r"<functioncall>(?=\s*[\[{])")
 # calls in the turns of tool sets
 _FENCED = re.compile(r'\A\s*```(?:json)?\s*([\[{].*"name".*[\]}])\s*```\s*\Z', re.DOTALL)

@@ -80,8 +80,22 @@ class Ledger:
         rows += [self._row("skipped", rule, n) for rule, n in sorted(self.skipped.items())]
         return rows
 
-    def _row(self, what: str, reason: str, n: int, share: float | None = None, limit: float | None = None) -> Row:
-        return {"source": self.source, "what": what, "reason": reason, "rows": n, "share": share, "limit": limit}
+    def _row(
+        self,
+        what: str,
+        reason: str,
+        n: int,
+        share: float | None = None,
+        limit: float | None = None,
+    ) -> Row:
+        return {
+            "source": self.source,
+            "what": what,
+            "reason": reason,
+            "rows": n,
+            "share": share,
+            "limit": limit,
+        }
 
     def check(self, remedy: str = "repair the input, or raise --max-lost") -> None:
         """DataError when a reason took more than its share, or when nothing was kept."""

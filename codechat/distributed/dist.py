@@ -1,14 +1,14 @@
-"""The process group as a context manager, sums and agreements over ranks, desync detection, this machine's compute dtype.
+"""The process group as a context manager, sums and agreements over ranks, desync detection, this machine's compute
+dtype.
 
     with dist.session(cfg) as world:       # torchrun's variables decide; one process needs no group
         dist.sum_(loss); stopping = any(dist.gather(stop.requested))
 
 Where there are several ranks every function is a collective: all ranks call it, equally often, in the same order.
 
-A session compares code and settings of all ranks first; `Watch` records every few seconds where each rank is; when a
-collective fails `explained` names ranks and lines. With TORCH_DISTRIBUTED_DEBUG=DETAIL torch fails every collective whose
-operation or shapes differ over ranks.
-"""
+A session compares code and settings of all ranks first; `Watch` records every few seconds where each rank is; when
+a collective fails `explained` names ranks and lines. With TORCH_DISTRIBUTED_DEBUG=DETAIL torch fails every
+collective whose operation or shapes differ over ranks."""
 
 import atexit
 import ctypes
@@ -41,7 +41,9 @@ import codechat
 from codechat.core.config import differences, plain
 from codechat.core.errors import ConfigError, RunError, UserError
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+# of glibc's malloc.h
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
 TIMEOUT_S = 600.0  # longest that a rank waits for another
 BUCKET = 1 << 24  # numbers, about, that `sum_gradients` adds at once
 PACKAGE = Path(codechat.__file__).resolve().parent
@@ -106,7 +108,8 @@ _droppers: list[Callable[[], None]] = []
 
 
 def when_destroyed(drop: Callable[[], None]) -> None:
-    """At the end of this session, drop a reference to the process group: its threads would abort the interpreter's end."""
+    """At the end of this session, drop a reference to the process group: its threads would abort the interpreter's
+    end."""
     _droppers.append(drop)
 
 
@@ -116,7 +119,8 @@ def session(settings: Any = None) -> Iterator[World]:
 
     settings: a configuration that must be the same on all ranks, as the library's code. RunError where they differ, and
     where a collective fails or takes longer than TIMEOUT_S, with this rank's call and where the others are."""
-    where, local_size = device(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    where = device()
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if where.type == "cuda":
         if local_size > (gpus := torch.cuda.device_count()):  # NCCL would hang
             raise RunError(f"{local_size} ranks on a host with {gpus} GPUs; lower --nproc-per-node")
@@ -134,7 +138,8 @@ def _group(where: torch.device, settings: Any) -> Iterator[None]:
     import torch.distributed.nn.functional  # noqa: F401, PLC0415
 
     atexit.register(gc.collect)  # a sharded model lives in reference cycles and keeps the group too
-    # Each session and restart has its own prefix: the keys of an earlier one would hang the group. Over several hosts the number of restarts
+    # Each session and restart has its own prefix: the keys of an earlier one would hang the group. Over several
+    # hosts the number of restarts
     # differs: there torchrun's own rendezvous must be new (docs/distributed.md).
     store, me, size = next(iter(td.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S))))
     one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
@@ -159,7 +164,8 @@ def _group(where: torch.device, settings: Any) -> Iterator[None]:
         yield
         td.barrier()  # without it a rank may tear down while another still reads from it
     except RuntimeError as e:
-        if (better := explained(e)) is not e:
+        better = explained(e)
+        if better is not e:
             raise better from e
         raise
     finally:
@@ -196,8 +202,11 @@ class Watch(threading.Thread):
 
     def __init__(self, store: td.Store, rank: int, size: int) -> None:
         super().__init__(name="watch", daemon=True)
-        self.store, self.rank, self.size = store.clone(), rank, size
-        self.main, self.ended = threading.main_thread().ident, threading.Event()
+        self.store = store.clone()
+        self.rank = rank
+        self.size = size
+        self.main = threading.main_thread().ident
+        self.ended = threading.Event()
 
     def run(self) -> None:
         with suppress(td.DistError, RuntimeError):  # the store is gone, and with it the ranks that read it
@@ -210,7 +219,8 @@ class Watch(threading.Thread):
         """Where each other rank was last seen; at most eight, those first that have been silent for longest."""
         seen = []
         for r in (r for r in range(self.size) if r != self.rank):
-            told, text = 0.0, f"rank {r} never gave a sign of life"
+            told = 0.0
+            text = f"rank {r} never gave a sign of life"
             if self.store.check([f"watch/{r}"]):
                 told, text = json.loads(self.store.get(f"watch/{r}"))
                 text += f", seen {time.time() - told:.0f} s ago"
@@ -277,7 +287,8 @@ def together() -> Iterator[None]:
         yield
     except UserError as error:
         problem = error
-    if first := next((p for p in gather(problem) if p is not None), None):
+    first = next((p for p in gather(problem) if p is not None), None)
+    if first:
         raise first
 
 

@@ -3,9 +3,9 @@
     model = sharding.build(lambda: GPT(shape), seed=0, shard_it=cfg.shard)
     with sharding.whole(model) as reader:      # sampling and evaluation: plain tensors, and no collectives
 
-Master weights are float32 on the rank that owns them. Blocks are gathered in the compute dtype, the root (embedding, last
-norm) and gradients in float32. Forward and backward passes of a sharded model are collectives (`in_step`).
-"""
+Master weights are float32 on the rank that owns them. Blocks are gathered in the compute dtype, the root
+(embedding, last norm) and gradients in float32. Forward and backward passes of a sharded model are collectives
+(`in_step`)."""
 
 import os
 import sys
@@ -58,7 +58,8 @@ def mesh(over: int | None = None) -> DeviceMesh:
 
 
 def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
-    """Split the parameters over the mesh, in place: each block is gathered on its own, the rest as one. dtype: of products."""
+    """Split the parameters over the mesh, in place: each block is gathered on its own, the rest as one. dtype: of
+    products."""
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     dtype = dtype or dist.compute_dtype()
@@ -88,11 +89,13 @@ def build(
     over: int | None = None,
     adapters: int = 0,
 ) -> M:
-    """The model that `make` returns, initialised from `seed` (none = not at all) on this rank's device; the same weights
+    """The model that `make` returns, initialised from `seed` (none = not at all) on this rank's device; the same
+    weights
     whole or sharded. shard_it: None = where a replica does not fit; adapters: as of `fits`."""
     with torch.device("meta"):
         model = make()
-    device, n_params = dist.device(), sum(p.numel() for p in model.parameters())
+    device = dist.device()
+    n_params = sum(p.numel() for p in model.parameters())
     if shard_it is None:
         shard_it = not all(dist.gather(fits(n_params, device_memory(device), adapters)))
     if dist.world_size() > 1 and shard_it:
@@ -136,7 +139,8 @@ def plain_copy(model: M, dtype: torch.dtype) -> M:
 
 @contextmanager
 def whole(model: M) -> Iterator[M]:
-    """The model for reading, in evaluation mode: itself, or where it is sharded a plain copy. Entering is a collective."""
+    """The model for reading, in evaluation mode: itself, or where it is sharded a plain copy. Entering is a
+    collective."""
     if is_sharded(model):
         model.reshard()  # after a forward pass the root's weights are still gathered
         yield plain_copy(model, dist.compute_dtype())

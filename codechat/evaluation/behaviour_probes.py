@@ -72,7 +72,12 @@ def cell_of(probe: Mapping[str, Any]) -> str:
 
 
 def behaviour_matrix(
-    model: gpt.GPT, tokenizer: Tokenizer, tags: str, probes: Sequence[Mapping[str, Any]], *, seed: int = 0
+    model: gpt.GPT,
+    tokenizer: Tokenizer,
+    tags: str,
+    probes: Sequence[Mapping[str, Any]],
+    *,
+    seed: int = 0,
 ) -> BehaviourMatrix:
     """One completion of each probe {messages, asked: tool | code, tools_present}, counted by cell and behaviour. A
     collective."""

@@ -265,7 +265,8 @@ def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[tuple[str, 
 
 
 def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
-    """Messages of the rows that SFT trains on, without system prompts, and the texts in the JSON of calls and results."""
+    """Messages of the rows that SFT trains on, without system prompts, and the texts in the JSON of calls and
+    results."""
     tokenized = set[str]()
     for file in conversations.domain_files(directory, "train"):
         for row in conversations.read(file):
@@ -290,7 +291,8 @@ def _preference_texts(directory: Path) -> Iterator[tuple[str, bool]]:
 
 def _said(messages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
     for message in messages:
-        role, content = message["role"], message["content"]
+        role = message["role"]
+        content = message["content"]
         if role != "system":
             yield content, True
         # a program in JSON has no line ends, so no solution is found in it

@@ -91,7 +91,12 @@ def evaluate_task(
     mine = problems[dist.rank() :: dist.world_size()]
     per_chunk = max(1, CHUNK_ROWS // n)
     my_rows: list[results.Row] = []
-    with tqdm(total=len(mine), desc=progress, unit="problem", disable=not (progress and dist.is_main())) as bar:
+    with tqdm(
+        total=len(mine),
+        desc=progress,
+        unit="problem",
+        disable=not (progress and dist.is_main()),
+    ) as bar:
         for at in range(0, len(mine), per_chunk):
             chunk = mine[at : at + per_chunk]
             grammars = None
@@ -197,7 +202,12 @@ def _example(task: tasks.Task, batch: rollout.RolloutBatch, i: int) -> results.R
 # ---- held-out loss
 
 
-def losses_of_checkpoint(loaded: loading.LoadedModel, data_dir: str, split: str, limit: int) -> dict[str, float]:
+def losses_of_checkpoint(
+    loaded: loading.LoadedModel,
+    data_dir: str,
+    split: str,
+    limit: int,
+) -> dict[str, float]:
     """Both losses, of the first `limit` conversations of each domain."""
     block = loaded.model.cfg.block_size
     domains = conversations.load_domains(data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit)
@@ -252,7 +262,10 @@ class EvaluateConfig(TaskSettings):
     endpoint: str = opt("", "URL of an OpenAI-compatible server, evaluated after the checkpoints, if any")
     model: str = opt("", "the endpoint's name of the model; empty = the first that it lists")
     api_key_file: Path | None = opt(
-        None, "file with the key that the endpoint expects; none = no key", identity=False, reads="path"
+        None,
+        "file with the key that the endpoint expects; none = no key",
+        identity=False,
+        reads="path",
     )
     contamination: bool = opt(True, "search what the checkpoint was trained on for the problems first", identity=False)
     split: tuple[Literal["train", "select", "test", "test_hard"], ...] = opt(

@@ -17,7 +17,8 @@ def held_out_losses(
     other lengths. A collective."""
     import torch
 
-    losses, device = {}, dist.device()
+    losses = {}
+    device = dist.device()
     for domain, batches in held_out.items():
         total = torch.zeros(2, dtype=torch.float64, device=device)
         for batch in batches[dist.rank() :: dist.world_size()]:

@@ -43,7 +43,13 @@ def score_choices(
         longest = max(longest, len(batch.prompts[-1]) + sum(map(len, choices)))
         choices += [[]] * (most - len(choices))  # a batch has groups of one size
         batch.completions.extend(generate.Completion(ids, [], stop) for ids in choices)
-    table = rollout.score_logprobs(model, batch, temperature=1.0, row_tokens=max(longest, ROW_TOKENS), rows=ROWS)
+    table = rollout.score_logprobs(
+        model,
+        batch,
+        temperature=1.0,
+        row_tokens=max(longest, ROW_TOKENS),
+        rows=ROWS,
+    )
     scored = [replace(c, logprobs=nats[: len(c.ids)]) for c, nats in zip(batch.completions, table.tolist())]
     return [scored[i * most :][: len(continuations)] for i, (_, continuations) in enumerate(asked)]
 

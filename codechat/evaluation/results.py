@@ -189,7 +189,12 @@ class TaskResult:
         return f"{passes} ({self.settings()}, 95 % intervals over {number} {kind})"
 
 
-def mean_over(counts: Sequence[Row], values: Sequence[float], seed: int = 0, largest: float = 1.0) -> Interval:
+def mean_over(
+    counts: Sequence[Row],
+    values: Sequence[float],
+    seed: int = 0,
+    largest: float = 1.0,
+) -> Interval:
     """The mean of a value of each problem, from 0 to `largest`, with the interval over clusters or problems."""
     clusters = _clusters(counts, [p["id"] for p in counts])
     bounds = (0.0, largest)

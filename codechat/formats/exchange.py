@@ -1,16 +1,20 @@
 """`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, a file for
-llama.cpp, or a run to give away. `codechat import`: weights trained elsewhere as a run (docs/commands.md, "Out and in").
+llama.cpp, or a run to give away. `codechat import`: weights trained elsewhere as a run (docs/commands.md, "Out and
+in").
 
     codechat export --ckpt nano/rl --out nano-rl-hf
     codechat export --ckpt nano/sft --out my-model --format run
     codechat export --ckpt smollm2/sft --out tools --format gguf --dtype q8_0
-    codechat export --ckpt smollm2/sft --out tools --format adapter   what it adds to the pretrained model, at rank --rank
-    codechat import qwen --run-name qwen                            after `codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen`
+    codechat export --ckpt smollm2/sft --out tools --format adapter   what it adds to the pretrained model, at rank
+    --rank
+    codechat import qwen --run-name qwen                            after `codechat download Qwen/Qwen2.5-0.5B-Instruct
+    --out qwen`
     codechat import old/latest.pt --run-name old
     vllm serve nano-rl-hf --model-impl transformers
 
-Squared ReLU with QK-norm becomes Qwen3 with hidden_act relu; its gate projection repeats the up projection, which import drops. Weights become
-float32. An imported model keeps its tokenizer and chat template (tags "template"); --tags text, reserved and raw replace it."""
+Squared ReLU with QK-norm becomes Qwen3 with hidden_act relu; its gate projection repeats the up projection, which
+import drops. Weights become float32. An imported model keeps its tokenizer and chat template (tags "template");
+--tags text, reserved and raw replace it."""
 
 from __future__ import annotations
 
@@ -91,7 +95,13 @@ def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str
     imported = isinstance(tok, ImportedTokenizer)
     family = hf_format.family_of(shape, imported=imported)
     tensors = hf_format.tensors(shape, ckpt.model_state)
-    about = hf_format.to_hf(shape, family, dtype=cfg.dtype, bos_id=tok.eot_id, eos_ids=end_ids(tok, tags))
+    about = hf_format.to_hf(
+        shape,
+        family,
+        dtype=cfg.dtype,
+        bos_id=tok.eot_id,
+        eos_ids=end_ids(tok, tags),
+    )
     line = f"{family.architecture} with {family.act}, {sum(t.numel() for t in tensors.values()):,} parameters"
     if family.act == "relu":
         line += f" ({shape.n_params:,} here; the gate projection repeats the up projection; not for llama.cpp)"
@@ -99,7 +109,11 @@ def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str
         got = f"tokenizer {tok.spec} with tags {tags}"
         raise ConfigError(f"{got}; --format gguf takes an imported model with tags template, text or raw")
     files = tokenizer_files(
-        tok, tags, block_size=shape.block_size, rows=shape.padded_vocab, tools_style=loading.tools_style(ckpt.meta)
+        tok,
+        tags,
+        block_size=shape.block_size,
+        rows=shape.padded_vocab,
+        tools_style=loading.tools_style(ckpt.meta),
     )
     if cfg.format == "gguf":
         template = files["chat_template.jinja"]
@@ -114,7 +128,10 @@ def _write_run(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> tuple[str, 
     from codechat.models import lora
     from codechat.runs import checkpoint
 
-    run, tensors, more, wider = ckpt.path.parent.parent, ckpt.model_state, {}, list[str]()
+    run = ckpt.path.parent.parent
+    tensors = ckpt.model_state
+    more = {}
+    wider = list[str]()
     about = f"{sum(v.numel() for v in tensors.values()):,} parameters"
     if cfg.format == "adapter":
         first = ckpt.meta["lineage"][0]
@@ -155,7 +172,12 @@ MESSAGES = "messages.jinja"  # turns OpenAI's messages and tools into messages t
 _MESSAGES = re.compile(r"\{#- messages as text, by CodeChat #\}.*?\{#- end of messages as text #\}\n", re.DOTALL)
 
 
-def chat_template(tags: str, tools_style: str = "compact", theirs: str | None = None, beginning: str = "") -> str:
+def chat_template(
+    tags: str,
+    tools_style: str = "compact",
+    theirs: str | None = None,
+    beginning: str = "",
+) -> str:
     """The jinja template of what `codechat serve` renders: conversations with tools, calls and results. theirs: the
     template of an imported model, for tags template. beginning: what stands before raw text. It raises for what it
     cannot render so."""
@@ -185,7 +207,8 @@ def without_messages(template: str) -> str:
 def own_template(tags: str) -> str:
     """The jinja template of `chat`'s layout for messages of text: one for both tag modes; of raw text without tags."""
     text = Path(__file__).with_name(f"{'raw' if tags == chat.RAW else 'chat'}_template.jinja").read_text()
-    heads, turns = {**TAG_OF, "tool": TAG_OF["function"]}, [t for t in TAGS if t != CALL_TAG]
+    heads = {**TAG_OF, "tool": TAG_OF["function"]}
+    turns = [t for t in TAGS if t != CALL_TAG]
     text = text.replace("HEADS", json.dumps(heads)).replace("ROLES", ", ".join(TAG_OF))
     return text.replace("TURN_TAGS", json.dumps(turns)).replace("CALL_TAG", CALL_TAG).replace("END_TAG", END_TAG)
 
@@ -197,24 +220,40 @@ def end_ids(tok: Tokenizer, tags: str) -> list[int]:
 
 
 def tokenizer_files(
-    tok: Tokenizer, tags: str, *, block_size: int, rows: int, tools_style: str = "compact"
+    tok: Tokenizer,
+    tags: str,
+    *,
+    block_size: int,
+    rows: int,
+    tools_style: str = "compact",
 ) -> dict[str, str]:
     """{file name: text} of tokenizer and conversations. rows: of the embedding; rows without an id are never generated.
 
-    The ids equal those of `tok.encode`, `chat.render` and `chat.prompt`, which tokenise tags, line ends and contents
-    apart, while a template yields one text. So the normaliser puts the mark `CUT` where `chat` begins a new piece, and the
-    pre-tokeniser splits there and drops the mark; not in raw text of several turns, where nothing marks the places, so a
-    token may hold the end of one turn and the beginning of the next. The template raises where one text is ambiguous: content that spells a
-    turn tag or, outside assistant turns, <functioncall>. In text mode <|end|> is several tokens: `generate` needs
-    stop_strings=["<|end|>"] and its tokenizer."""
-    imported, reserved, ends = isinstance(tok, ImportedTokenizer), tags == "reserved", end_ids(tok, tags)
+    The ids equal those of `tok.encode`, `chat.render` and `chat.prompt`, which tokenise tags, line ends and
+    contents apart, while a template yields one text. So the normaliser puts the mark `CUT` where `chat` begins a
+    new piece, and the pre-tokeniser splits there and drops the mark; not in raw text of several turns, where
+    nothing marks the places, so a token may hold the end of one turn and the beginning of the next. The template
+    raises where one text is ambiguous: content that spells a turn tag or, outside assistant turns, <functioncall>.
+    In text mode <|end|> is several tokens: `generate` needs stop_strings=["<|end|>"] and its tokenizer."""
+    imported = isinstance(tok, ImportedTokenizer)
+    reserved = tags == "reserved"
+    ends = end_ids(tok, tags)
     if imported and reserved:  # its ids keep their meaning only with its own template, or with tags as text
         raise ConfigError(f"tags reserved with the imported {tok.spec}; required are tags template or text")
-    special = dict(bos_token=END_OF_TEXT, eos_token=END_TAG if reserved else END_OF_TEXT, pad_token=END_OF_TEXT)
-    config = dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=block_size, add_bos_token=False)
+    special = dict(
+        bos_token=END_OF_TEXT,
+        eos_token=END_TAG if reserved else END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+    )
+    config = dict(
+        tokenizer_class="PreTrainedTokenizerFast",
+        model_max_length=block_size,
+        add_bos_token=False,
+    )
     config |= {"clean_up_tokenization_spaces": False} | (tok.saved["special"] if imported else special)
     generation = {"bos_token_id": tok.eot_id, "eos_token_id": ends, "pad_token_id": tok.eot_id}
-    if unnamed := list(range(tok.n_vocab + (len(TAGS) if reserved else 0), rows)):
+    unnamed = list(range(tok.n_vocab + (len(TAGS) if reserved else 0), rows))
+    if unnamed:
         generation["suppress_tokens"] = unnamed
     theirs = (getattr(tok, "template", None) or "") if tags == chat.TEMPLATE else None
     beginning = tok.decode(tok.beginning) if tok.beginning else ""
@@ -230,12 +269,20 @@ def tokenizer_json(tok: Tokenizer, tags: str) -> dict[str, Any]:
     """The `tokenizers` package's own file."""
     if not isinstance(tok, (tokenizer.BpeTokenizer, tokenizer.TableTokenizer)):
         raise ConfigError(f"tokenizer {tok.spec} has no tokenizer.json; gpt2, gpt2:N, python:N, chars, bytes do")
-    bpe, letters = isinstance(tok, tokenizer.BpeTokenizer), tokenizer.byte_letters()
-    plain, merges = not bpe and tok.alphabet is not None, tok.merges if bpe else []
+    bpe = isinstance(tok, tokenizer.BpeTokenizer)
+    letters = tokenizer.byte_letters()
+    plain = not bpe and tok.alphabet is not None
+    merges = tok.merges if bpe else []
     tokens = [*(sorted(letters) if bpe else tok.alphabet or letters), *(merge.replace(" ", "") for merge in merges)]
     special = [(tok.eot_id, END_OF_TEXT), *(enumerate(TAGS, tok.n_vocab) if tags == "reserved" else ())]
     # normalized: matched after the normaliser ran, which looks for tags beside line ends
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}
+    flags = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": True,
+        "special": True,
+    }
     marks = [{"type": "Replace", "pattern": {"String": text}, "content": by} for text, by in _cuts(tags)]
     cut = {"type": "Split", "pattern": {"String": CUT}, "behavior": "Removed", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": bpe}
@@ -250,8 +297,8 @@ def tokenizer_json(tok: Tokenizer, tags: str) -> dict[str, Any]:
 
 
 def _with_cuts(text: str, tags: str) -> str:
-    """An imported tokenizer.json that splits where `chat` does. Without it a token may hold the end of a content and the
-    line end behind it, as Qwen's `.\\n` does. Where a blank stands before each piece it stays as it is."""
+    """An imported tokenizer.json that splits where `chat` does. Without it a token may hold the end of a content
+    and the line end behind it, as Qwen's `.\\n` does. Where a blank stands before each piece it stays as it is."""
     about = json.loads(text)
     if tags != "text" or '"add_prefix_space": true' in json.dumps(about["pre_tokenizer"]):
         return text
@@ -319,15 +366,22 @@ def import_model(cfg: ImportConfig) -> Run:
     from codechat.formats import gguf_format, hf_format  # these import torch, which --help does not need
     from codechat.runs import checkpoint, run
 
-    source, step, weights, note = cfg.source, 0, None, ""
+    source = cfg.source
+    step = 0
+    weights = None
+    note = ""
     if not source.exists():
         raise MissingFile(f"no {source}; give a directory or a .pt file; `codechat download MODEL` fetches one")
-    if gguf := gguf_format.file_in(source):
+    gguf = gguf_format.file_in(source)
+    if gguf:
         file = gguf_format.read(gguf)
-        about, weights, note = file.about, file.weights, file.note
+        about = file.about
+        weights = file.weights
+        note = file.note
         tok = tokenizer.load(cfg.tokenizer) if cfg.tokenizer else tokenizer.from_dict(file.saved)
     elif source.is_dir():
-        about, tok = read_json(source / "config.json"), tokenizer.load(cfg.tokenizer or f"hf:{source}")
+        about = read_json(source / "config.json")
+        tok = tokenizer.load(cfg.tokenizer or f"hf:{source}")
         tensors = hf_format.read_weights(source)
         about, note = hf_format.with_own_head(about, tensors)
         weights = tensors.items()

@@ -25,25 +25,37 @@ FILE = "model.gguf"
 FAMILIES = ("llama", "qwen2", "qwen3")
 # theirs -> Hugging Face's; {} is the layer
 NAMES = {
-    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
-    "blk.{}.attn_norm": "model.layers.{}.input_layernorm", "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
-    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj", "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
-    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj", "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
-    "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm", "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
-    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj", "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
+    "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
+    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
+    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
+    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
+    "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm",
+    "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
+    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
+    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
     "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
-}  # fmt: skip
+}
 # keys of the architecture: config.json's
 KEYS = {
-    "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta",
-}  # fmt: skip
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
 LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}  # the scale of a block is in float16
 WRITTEN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}  # our names of theirs
-# Of the architecture's keys: those that change nothing, whatever they say, and the values of others that change nothing.
-# One that stands in no table and is set would be a computation that our model does not have.
+# Of the architecture's keys: those that change nothing, whatever they say, and the values of others that change
+# nothing. One that stands in no table and is set would be a computation that our model does not have.
 HARMLESS = {"vocab_size", "rope.scaling.original_context_length", "rope.scaling.finetuned"}
 HARMLESS_VALUES = {"attention.causal": (True,), "rope.scaling.type": ("none",)} | dict.fromkeys(
     ("rope.scaling.factor", "rope.scaling.attn_factor", "logit_scale", "residual_scale", "embedding_scale"), (0.0, 1.0)
@@ -93,22 +105,24 @@ def _bits(kind: Any) -> int:
 def _same(gguf: Any, head: Any, embedding: Any) -> bool:
     """Whether two matrices are one that was quantized twice.
 
-    An unbiased quantizer to b bits is off by 1 to 2 parts in 2^b of the root mean square, and by less than 4 in a row of
-    few numbers; two matrices that were trained apart differ by more than they are large."""
+    An unbiased quantizer to b bits is off by 1 to 2 parts in 2^b of the root mean square, and by less than 4 in a
+    row of few numbers; two matrices that were trained apart differ by more than they are large."""
     kinds = {head.tensor_type, embedding.tensor_type}
     if list(head.shape) != list(embedding.shape):
         return False
     if len(kinds) == 1 and head.tensor_type.name in EXACT:
         return bool(np.array_equal(head.data, embedding.data))
     step = sum(2.0 ** -_bits(tensor.tensor_type) for tensor in (head, embedding))
-    wrong, total = [], []
+    wrong = []
+    total = []
     for at in range(0, len(head.data), ROWS):
         a, b = (_values(gguf, tensor, slice(at, at + ROWS)) for tensor in (head, embedding))
         wrong.append(np.linalg.norm(a - b, axis=1))
         total.append(np.linalg.norm(a, axis=1))
         if np.linalg.norm(wrong[-1]) > 4 * step * np.linalg.norm(total[-1]):
             return False
-    errors, sizes = np.concatenate(wrong), np.concatenate(total)
+    errors = np.concatenate(wrong)
+    sizes = np.concatenate(total)
     least = 0.01 * sizes.mean()  # scales are in float16, which has no small numbers
     near = np.linalg.norm(errors) <= 2 * step * np.linalg.norm(sizes)
     return bool(near and np.all(errors <= 4 * step * sizes + least))
@@ -151,7 +165,8 @@ def read(path: Path) -> File:
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
-        family, split = fields["general.architecture"], fields.get("tokenizer.ggml.pre", "default")
+        family = fields["general.architecture"]
+        split = fields.get("tokenizer.ggml.pre", "default")
         scaled = "by frequency" if "rope_freqs.weight" in tensors else fields.get(f"{family}.rope.scaling.type", "none")
         for what, found, known in (
             ("architecture", family, FAMILIES),
@@ -162,14 +177,16 @@ def read(path: Path) -> File:
         ):
             if found not in known:
                 raise ConfigError(f"{path} has {what} {found}; required: {', '.join(known)}")
-        if unread := {t.tensor_type.name for t in reader.tensors if not _dequantizes(gguf, t.tensor_type)}:
+        unread = {t.tensor_type.name for t in reader.tensors if not _dequantizes(gguf, t.tensor_type)}
+        if unread:
             readable = ", ".join(kind.name for kind in gguf.GGMLQuantizationType if _dequantizes(gguf, kind))
             raise ConfigError(f"{path} has tensors in {', '.join(sorted(unread))}; required: {readable}")
         about = _config(path, family, fields)
         has_head = "output.weight" in tensors
         about["tie_word_embeddings"] = _tie(gguf, path, tensors)
         about["vocab_size"] = int(tensors["token_embd.weight"].shape[1])  # rows beyond the tokens are padding
-        names, saved = _names(about), gguf_tokenizer.read(path, split, fields)
+        names = _names(about)
+        saved = gguf_tokenizer.read(path, split, fields)
     except ConfigError:
         raise
     except (ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
@@ -205,7 +222,8 @@ def _config(path: Path, family: str, fields: Mapping[str, Any]) -> dict[str, Any
 
 def _tie(gguf: Any, path: Path, tensors: dict[str, Any]) -> bool:
     """Whether the head is the embedding; of two copies the coarser one leaves `tensors`."""
-    head, embedding = tensors.get("output.weight"), tensors["token_embd.weight"]
+    head = tensors.get("output.weight")
+    embedding = tensors["token_embd.weight"]
     if head is None:
         return True
     config = path.with_name("config.json")
@@ -233,7 +251,8 @@ def write(
     template of the conversations that were trained ("" = none); returns its bytes. Matrices are in `dtype` (a key of
     WRITTEN), vectors in float32. ConfigError for what no such file can hold."""
     gguf = _package()
-    family, scaling = about["model_type"], about.get("rope_scaling")
+    family = about["model_type"]
+    scaling = about.get("rope_scaling")
     if family not in FAMILIES or about["hidden_act"] != "silu" or scaling:
         got = f"{family} with {about['hidden_act']} and rope_scaling {scaling}"
         raise ConfigError(f"this model is {got}; required: {', '.join(FAMILIES)} with silu, without rope_scaling")

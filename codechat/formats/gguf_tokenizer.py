@@ -1,5 +1,5 @@
-"""The tokenizer of a GGUF file, read as a tokenizer.json and written. Tokenizers are byte-level ("gpt2"); SentencePiece ones
-("llama") are not read."""
+"""The tokenizer of a GGUF file, read as a tokenizer.json and written. Tokenizers are byte-level ("gpt2");
+SentencePiece ones ("llama") are not read."""
 
 import json
 from collections.abc import Mapping
@@ -63,7 +63,8 @@ def _splitter(split: Split) -> Any:
 def read(path: Path, pre: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """`saved` of an ImportedTokenizer: a tokenizer.json made of the vocabulary, special tokens and the template."""
     parts = {key.removeprefix("tokenizer.ggml."): value for key, value in fields.items()}
-    tokens, split = parts["tokens"], SPLIT_OF[pre]
+    tokens = parts["tokens"]
+    split = SPLIT_OF[pre]
     kinds = parts.get("token_type") or [1] * len(tokens)
     if len(set(tokens)) < len(tokens):
         twice = next(token for i, token in enumerate(tokens) if token in tokens[:i])
@@ -71,7 +72,8 @@ def read(path: Path, pre: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
     merges = [tuple(merge.split(" ")) for merge in parts["merges"]]
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, ignore_merges=split.ignore_merges))
-    made.pre_tokenizer, made.decoder = _splitter(split), tokenizers.decoders.ByteLevel()
+    made.pre_tokenizer = _splitter(split)
+    made.decoder = tokenizers.decoders.ByteLevel()
     if split.nfc:
         made.normalizer = tokenizers.normalizers.NFC()
     added = [(token, kind) for token, kind in zip(tokens, kinds) if kind in (CONTROL, USER_DEFINED)]
@@ -80,7 +82,8 @@ def read(path: Path, pre: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     special = {key: tokens[i] for key, i in ids.items() if i is not None}
     begins = parts.get("add_bos_token", split.begins)
     around = {"bos_token": begins, "eos_token": parts.get("add_eos_token", False)}
-    if absent := [key for key, on in around.items() if on and key not in special]:
+    absent = [key for key, on in around.items() if on and key not in special]
+    if absent:
         got = f"{path} puts a {absent[0]} around every text and has none"
         raise ConfigError(f"{got}; required is tokenizer.ggml.{SPECIAL[absent[0]]}_token_id; choose another file")
     if any(around.values()):
@@ -95,10 +98,12 @@ def read(path: Path, pre: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
-    """Tokens, their kinds, merges, the tokens around a text, and the name of the way texts are split. llama.cpp wants as
-    many tokens as the embedding has rows."""
-    file, made = json.loads(saved["json"]), tokenizer_files.parsed(saved["spec"], saved["json"])
-    model, added = file["model"], file["added_tokens"]
+    """Tokens, their kinds, merges, the tokens around a text, and the name of the way texts are split. llama.cpp
+    wants as many tokens as the embedding has rows."""
+    file = json.loads(saved["json"])
+    made = tokenizer_files.parsed(saved["spec"], saved["json"])
+    model = file["model"]
+    added = file["added_tokens"]
     ids = model["vocab"] | {t["content"]: t["id"] for t in added}
     named = {i: token for token, i in ids.items()}
     kinds = dict.fromkeys(model["vocab"], 1)
@@ -123,9 +128,11 @@ def add(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
 
 
 def _split_name(spec: str, file: Mapping[str, Any], made: Any) -> str:
-    """The name under which a reader finds these ids again, by trying the known ones. ConfigError where there is none."""
+    """The name under which a reader finds these ids again, by trying the known ones. ConfigError where there is
+    none."""
     probe = "it's  WE'LL don'T aBcD\u00c9e 12345 x=1.0/2 <=>$+\n\n\t caf\u00e9/\n \u6f22\u5b57 e\u0301 \r\n"
-    model, normalizer = file["model"], file.get("normalizer") or {}
+    model = file["model"]
+    normalizer = file.get("normalizer") or {}
     steps = [step["type"] for step in normalizer.get("normalizers", [normalizer] if normalizer else [])]
     pieces = made.pre_tokenizer and made.pre_tokenizer.pre_tokenize_str(probe)
     odd = [t["content"] for t in file["added_tokens"] if t["lstrip"] or t["rstrip"] or t["single_word"]]

@@ -3,8 +3,10 @@ original system's .pt files. transformers is never imported.
 
     Arcee    squared ReLU (our default)
     Llama    swiglu
-    Qwen2    swiglu, qkv_bias, with an imported tokenizer: wherever model_type is qwen2, AutoTokenizer splits as Qwen does
-    Qwen3    swiglu, qk_norm; or squared ReLU, qk_norm (preset nano): hidden_act relu, the gate projection repeats the up
+    Qwen2    swiglu, qkv_bias, with an imported tokenizer: wherever model_type is qwen2, AutoTokenizer splits as Qwen
+             does
+    Qwen3    swiglu, qk_norm; or squared ReLU, qk_norm (preset nano): hidden_act relu, the gate projection repeats the
+             up
              projection, exact since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy
 """
 
@@ -60,13 +62,26 @@ UNSUPPORTED = {
 }
 # Of config.json: our fields; sizes are integers, but for KINDS.
 KEYS = dict(
-    vocab_size="rows", hidden_size="n_embd", intermediate_size="mlp_width", num_hidden_layers="depth",
-    num_attention_heads="n_head", num_key_value_heads="n_kv_head", head_dim="head_width", rms_norm_eps="norm_eps",
-    max_position_embeddings="block_size", rope_theta="rope_theta", tie_word_embeddings="tied",
-)  # fmt: skip
+    vocab_size="rows",
+    hidden_size="n_embd",
+    intermediate_size="mlp_width",
+    num_hidden_layers="depth",
+    num_attention_heads="n_head",
+    num_key_value_heads="n_kv_head",
+    head_dim="head_width",
+    rms_norm_eps="norm_eps",
+    max_position_embeddings="block_size",
+    rope_theta="rope_theta",
+    tie_word_embeddings="tied",
+)
 KINDS = dict(rms_norm_eps=float, rope_theta=float, tie_word_embeddings=bool)
 # never none
-RESOLVED = dict(rows="padded_vocab", mlp_width="hidden_width", n_kv_head="kv_heads", head_width="head_dim")
+RESOLVED = dict(
+    rows="padded_vocab",
+    mlp_width="hidden_width",
+    n_kv_head="kv_heads",
+    head_width="head_dim",
+)
 ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")  # buffers of older files, and the copy of a tied head
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -84,7 +99,8 @@ def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
         qkv_bias=cfg.mlp != "gelu" and (family is None or (cfg.qkv_bias and not imported)),
         n_embd=not cfg.qk_norm and cfg.n_embd % cfg.n_head != 0,
     )
-    if wrong := ", ".join(f"model.{name} {getattr(cfg, name)}" for name, bad in problems.items() if bad):
+    wrong = ", ".join(f"model.{name} {getattr(cfg, name)}" for name, bad in problems.items() if bad)
+    if wrong:
         raise ConfigError(f"no Hugging Face class computes {wrong}; train such a model, or use this one through --ckpt")
     return family
 
@@ -100,14 +116,16 @@ class Piece(NamedTuple):
 
 def pieces(cfg: GPTConfig) -> Iterator[Piece]:
     """Every tensor of their model."""
-    q, kv = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
+    q = cfg.n_head * cfg.head_dim
+    kv = cfg.kv_heads * cfg.head_dim
     gate = "gate" if cfg.mlp == "swiglu" else "up" if cfg.mlp == "relu2" and cfg.qk_norm else None
     parts = {"input_layernorm": "attn_norm", "self_attn.o_proj": "attn.out", "post_attention_layernorm": "mlp_norm"}
     parts |= {f"self_attn.{x}_norm": f"attn.{x}_norm" for x in ("qk" if cfg.qk_norm else "")}
     parts |= ({"mlp.gate_proj": f"mlp.{gate}"} if gate else {}) | {"mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}
     yield Piece("model.embed_tokens.weight", "wte.weight")
     for layer in range(cfg.depth):
-        theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
+        theirs = f"model.layers.{layer}."
+        ours = f"blocks.{layer}."
         for kind in ("weight", "bias") if cfg.qkv_bias else ("weight",):
             for letter, start, stop in (("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv)):
                 yield Piece(f"{theirs}self_attn.{letter}_proj.{kind}", f"{ours}attn.qkv.{kind}", start, stop)
@@ -125,9 +143,10 @@ def tensors(cfg: GPTConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def holds(tensor: Tensor, dtype: str) -> bool:
     """Whether a type of torch holds these numbers: none lies beyond its largest, where float8 would become that one
-    silently, and rounding moves the tensor by at most 1/16 of its root mean square, as one number of float8_e4m3fn moves
-    by. Numbers far below its smallest normal one, 2^-6, lose more."""
-    kind, wide = getattr(torch, dtype), tensor.detach().float()
+    silently, and rounding moves the tensor by at most 1/16 of its root mean square, as one number of float8_e4m3fn
+    moves by. Numbers far below its smallest normal one, 2^-6, lose more."""
+    kind = getattr(torch, dtype)
+    wide = tensor.detach().float()
     if wide.abs().max() > torch.finfo(kind).max:
         return False
     return bool((wide.to(kind).float() - wide).norm() <= wide.norm() / 16)
@@ -151,7 +170,8 @@ def save(path: Path, tensors: Mapping[str, Tensor], dtype: str, wider: Container
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory by name, in one safetensors file or shards, mapped into memory."""
-    whole, weights = (directory / ONE_FILE).is_file(), dict[str, Tensor]()
+    whole = (directory / ONE_FILE).is_file()
+    weights = dict[str, Tensor]()
     for name in [ONE_FILE] if whole else sorted(set(read_json(directory / INDEX).get("weight_map", {}).values())):
         path = directory / Path(name).name  # never outside of it
         try:
@@ -195,7 +215,8 @@ def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]]) -> GPT:
     absent = {p.theirs: p for p in pieces(cfg)}
     first: dict[tuple[Any, ...], str] = {}  # the name under which each range of rows was read first
     for name, tensor in weights:
-        if (place := absent.pop(name, None)) is None:
+        place = absent.pop(name, None)
+        if place is None:
             if name.endswith(IGNORED):
                 continue
             raise CheckpointError(f"{name} is no weight of such a model; use the files of one model")
@@ -206,7 +227,8 @@ def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]]) -> GPT:
         if tensor.dtype not in FLOATS:
             got = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, required is float16, bfloat16 or float32"
             raise CheckpointError(f"{got}; choose the model that is not quantized")
-        if (other := first.setdefault(place[1:], name)) == name:
+        other = first.setdefault(place[1:], name)
+        if other == name:
             rows.copy_(tensor)
             check_finite(name, rows)
         elif not torch.equal(rows, tensor.to(rows)):
@@ -217,18 +239,33 @@ def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]]) -> GPT:
     return model.eval()
 
 
-def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dict[str, Any]:
+def to_hf(
+    cfg: GPTConfig,
+    family: Family,
+    *,
+    dtype: str,
+    bos_id: int,
+    eos_ids: list[int],
+) -> dict[str, Any]:
     """config.json. transformers 4 and 5, vLLM and llama.cpp read rope_theta and rope_scaling."""
     scaling = None
     if cfg.rope_scaling:
         *factors, context = cfg.rope_scaling
         scaling = dict(zip(ROPE_KEYS, (*factors, int(context)))) | {"rope_type": "llama3"}
     return {
-        **dict(architectures=[family.architecture], model_type=family.model_type, hidden_act=family.act),
+        **dict(
+            architectures=[family.architecture],
+            model_type=family.model_type,
+            hidden_act=family.act,
+        ),
         **{theirs: getattr(cfg, RESOLVED.get(ours, ours)) for theirs, ours in KEYS.items()},
         **dict(attention_bias=False, attention_dropout=0.0, initializer_range=0.02, use_cache=True),
         **({"mlp_bias": False} if family.model_type in ("arcee", "llama") else {"use_sliding_window": False}),
-        **dict(bos_token_id=bos_id, eos_token_id=eos_ids[0] if len(eos_ids) == 1 else eos_ids, pad_token_id=None),
+        **dict(
+            bos_token_id=bos_id,
+            eos_token_id=eos_ids[0] if len(eos_ids) == 1 else eos_ids,
+            pad_token_id=None,
+        ),
         **dict(rope_scaling=scaling, torch_dtype=dtype),
     }
 
@@ -243,7 +280,8 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     layers = set(config.get("layer_types") or ()) - {"full_attention"}
     given = {"rope_theta": 10000.0, **config, **positions}
     given |= {"rope_type": scaled, "layer_types": layers}
-    if by_kind := [kind for kind, value in positions.items() if isinstance(value, dict)]:
+    by_kind = [kind for kind, value in positions.items() if isinstance(value, dict)]
+    if by_kind:
         given["rope_type"] = f"one for each of {', '.join(by_kind)}"
     kind = config.get("model_type"), config.get("hidden_act")
     family = next((f for f in FAMILIES if (f.model_type, f.act) == (kind[0], kind[1] or f.act)), None)
@@ -256,7 +294,12 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     try:
         heads = given["num_attention_heads"]
         width = 128 if family.model_type == "qwen3" else given["hidden_size"] // heads
-        usual = dict(num_key_value_heads=heads, head_dim=width, rms_norm_eps=family.eps, tie_word_embeddings=False)
+        usual = dict(
+            num_key_value_heads=heads,
+            head_dim=width,
+            rms_norm_eps=family.eps,
+            tie_word_embeddings=False,
+        )
         given = usual | {name: value for name, value in given.items() if value is not None}
         shape = {ours: KINDS.get(theirs, int)(given[theirs]) for theirs, ours in KEYS.items()}
         scaling = None if scaled == "default" else tuple(float(positions[key]) for key in ROPE_KEYS)
@@ -273,7 +316,13 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
 
 SIZES = ("vocab_size", "depth", "n_embd", "n_head", "block_size")
 OURS = {"tok_emb": "wte", "pos_emb": "wpe", "ln_f": "norm", "ln1": "attn_norm", "ln2": "mlp_norm"}  # parts of names
-OURS |= {"attn.proj": "attn.out", "mlp.fc": "mlp.up", "mlp.proj": "mlp.down", "_orig_mod.": "", "module.": ""}
+OURS |= {
+    "attn.proj": "attn.out",
+    "mlp.fc": "mlp.up",
+    "mlp.proj": "mlp.down",
+    "_orig_mod.": "",
+    "module.": "",
+}
 PART = re.compile("|".join(map(re.escape, OURS)))
 
 
@@ -283,9 +332,11 @@ def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
     eps = torch.finfo(torch.float32).eps  # of nn.RMSNorm(width), in whatever dtype it runs
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        cfg, step = {key: int(saved["cfg"][key]) for key in SIZES}, int(saved.get("step") or 0)
+        cfg = {key: int(saved["cfg"][key]) for key in SIZES}
+        step = int(saved.get("step") or 0)
         weights = {PART.sub(lambda part: OURS[part[0]], name): p for name, p in saved["model"].items()}
-        rows, wte = cfg.pop("vocab_size"), weights["wte.weight"]
+        rows = cfg.pop("vocab_size")
+        wte = weights["wte.weight"]
         about = dict(vocab_size=n_vocab, n_tags=0, rows=rows if rows != n_vocab else None, norm_eps=eps)
         model = GPT(GPTConfig(**cfg, **about, mlp="gelu", pos="learned"))
         tied = torch.equal(weights.pop("head.weight", wte), wte)

@@ -1,4 +1,5 @@
-"""PEFT's files of LoRA adapters (`models.lora`): our fused query-key-value matrix becomes three adapters that share A."""
+"""PEFT's files of LoRA adapters (`models.lora`): our fused query-key-value matrix becomes three adapters that share
+A."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,10 +21,23 @@ WITHOUT = "train with --lora-rank 8, or export the whole model with codechat exp
 ADAPTER, ABOUT = "adapter_model.safetensors", "adapter_config.json"
 # Settings of adapter_config.json that a reader of the factors needs not know; any other one must be off, or PLAIN.
 HARMLESS = {
-    "r", "lora_alpha", "use_rslora", "lora_dropout", "target_modules", "exclude_modules", "task_type",
-    "base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version",
-    "layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size",
-}  # fmt: skip
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "lora_dropout",
+    "target_modules",
+    "exclude_modules",
+    "task_type",
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+    "auto_mapping",
+    "peft_version",
+    "layers_to_transform",
+    "layers_pattern",
+    "megatron_core",
+    "qalora_group_size",
+}
 PLAIN = {"peft_type": ("LORA",), "init_lora_weights": (True, "gaussian", "orthogonal"), "bias": ("none",)}
 
 
@@ -42,11 +56,16 @@ def _stem(weight: str) -> str:
 
 
 def save(
-    factors: Mapping[str, Tensor], cfg: GPTConfig, alpha: float, directory: str | Path, base: str | None = None
+    factors: Mapping[str, Tensor],
+    cfg: GPTConfig,
+    alpha: float,
+    directory: str | Path,
+    base: str | None = None,
 ) -> None:
     """Write `lora.adapters` for `PeftModel.from_pretrained(exported base, directory)`; base: the name of that model."""
     hf_format.family_of(cfg, imported=True)  # else adapters of some matrices would have no name of theirs
-    directory, tensors = Path(directory), dict[str, Tensor]()
+    directory = Path(directory)
+    tensors = dict[str, Tensor]()
     for theirs, ours, start, stop in hf_format.pieces(cfg):
         layer = ours.removesuffix(".weight")
         if f"{layer}.a" in factors:
@@ -55,10 +74,17 @@ def save(
     if not tensors:
         raise ConfigError(f"the model has no adapters; {WITHOUT}")
     about: dict[str, Any] = dict(
-        peft_type="LORA", task_type="CAUSAL_LM", bias="none", base_model_name_or_path=base, inference_mode=True,
-        r=len(next(iter(tensors.values()))), lora_alpha=alpha, lora_dropout=0.0, fan_in_fan_out=False,
+        peft_type="LORA",
+        task_type="CAUSAL_LM",
+        bias="none",
+        base_model_name_or_path=base,
+        inference_mode=True,
+        r=len(next(iter(tensors.values()))),
+        lora_alpha=alpha,
+        lora_dropout=0.0,
+        fan_in_fan_out=False,
         target_modules=sorted({name.split(".")[-3] for name in tensors}),
-    )  # fmt: skip
+    )
     directory.mkdir(parents=True, exist_ok=True)
     hf_format.save(directory / ADAPTER, tensors, "float32")
     write_json(directory / ABOUT, about)
@@ -70,7 +96,8 @@ def load(model: GPT, directory: str | Path) -> GPT:
 
     CheckpointError for an adapter that is no plain LoRA or fits no matrix. Copies of one matrix (the gate projection
     that repeats the up projection) need equal adapters."""
-    about, factors = read_json(Path(directory) / ABOUT), load_file(Path(directory) / ADAPTER)
+    about = read_json(Path(directory) / ABOUT)
+    factors = load_file(Path(directory) / ADAPTER)
     odd = {k: v for k, v in about.items() if v and k not in HARMLESS and v not in PLAIN.get(k, ())}
     hf_format.family_of(model.cfg, imported=True)  # else some of our weights would have no name of theirs
     weights = hf_format.tensors(model.cfg, model.state_dict())

@@ -1,5 +1,6 @@
-"""Attention: over packed rows, document by document on a CPU and under a block mask of flex attention on a GPU; and over
-what sampling keeps of the tokens so far, one cache per batch, or rows that continue the cache of shared prefixes.
+"""Attention: over packed rows, document by document on a CPU and under a block mask of flex attention on a GPU; and
+over what sampling keeps of the tokens so far, one cache per batch, or rows that continue the cache of shared
+prefixes.
 
 A dense mask keeps flash kernels from being taken, and every block reads (B, T, T) of it.
 
@@ -35,7 +36,8 @@ def dense(device: torch.device) -> bool:
 
 
 class Piece(NamedTuple):
-    """Neighbouring queries (Q,) of a row and every key (S,) that one of them sees, as tokens of (B T,); sees: (Q, S)."""
+    """Neighbouring queries (Q,) of a row and every key (S,) that one of them sees, as tokens of (B T,); sees: (Q,
+    S)."""
 
     queries: Tensor
     keys: Tensor
@@ -51,8 +53,8 @@ class Alike(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All pieces. place (N,): of each token among the queries of all; uses: the places of token 0 among all keys, of token 1, ...,
-    those of each beginning at starts (N,)."""
+    """All pieces. place (N,): of each token among the queries of all; uses: the places of token 0 among all keys,
+    of token 1, ..., those of each beginning at starts (N,)."""
 
     alike: list[Alike]
     place: Tensor
@@ -75,10 +77,12 @@ class Documents:
 
     def _sees(self, at: int, end: int) -> Tensor:
         """Whether tokens [at, end) see those before `end`: (B, end - at, end)."""
-        q, k = self.docs[:, at:end, None], self.docs[:, None, :end]
+        q = self.docs[:, at:end, None]
+        k = self.docs[:, None, :end]
         same = (q == k) & (q >= 0)
         if self.branches is not None:
-            own, other = self.branches[:, at:end, None], self.branches[:, None, :end]
+            own = self.branches[:, at:end, None]
+            other = self.branches[:, None, :end]
             same &= (other == 0) | (other == own)
         back = torch.arange(at, end, device=q.device)[:, None] - torch.arange(end, device=q.device)
         return (same & (back >= 0)) | (back == 0)
@@ -86,7 +90,8 @@ class Documents:
     @cached_property
     def plan(self) -> Plan:
         """QUERIES of a row at a time, by number of keys, ABREAST at a time."""
-        T, n_tokens = self.docs.shape[1], self.docs.numel()
+        T = self.docs.shape[1]
+        n_tokens = self.docs.numel()
         pieces = []
         for at in range(0, T, QUERIES):
             for row, sees in enumerate(self._sees(at, min(at + QUERIES, T))):
@@ -108,8 +113,10 @@ def _alike(pieces: list[Piece], n_tokens: int) -> Alike:
     hides = torch.zeros(len(pieces), 1, 1, queries.shape[1], keys.shape[1], dtype=torch.bool)
     for i, piece in enumerate(pieces):
         q, k = piece.sees.shape
-        queries[i, :q], keys[i, :k] = piece.queries, piece.keys
-        hides[i, ..., :q, k:], hides[i, ..., :q, :k] = True, ~piece.sees
+        queries[i, :q] = piece.queries
+        keys[i, :k] = piece.keys
+        hides[i, ..., :q, k:] = True
+        hides[i, ..., :q, :k] = ~piece.sees
     return Alike(queries, keys, hides)
 
 
@@ -154,12 +161,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, products
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """torch's own attention."""
     grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=causal,
+        enable_gqa=grouped,
+    )
 
 
 def _causal_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Scores, softmax in float32 and weighted sum of QUERIES queries at a time over all earlier keys. The fused kernel's
-    tiles are slow in bfloat16; `_Pieces`, row by row, takes an eighth more of a step."""
+    """Scores, softmax in float32 and weighted sum of QUERIES queries at a time over all earlier keys. The fused
+    kernel's tiles are slow in bfloat16; `_Pieces`, row by row, takes an eighth more of a step."""
     parts = []
     for at in range(0, q.shape[2], QUERIES):
         end = min(at + QUERIES, q.shape[2])
@@ -170,7 +184,8 @@ def _causal_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class _Pieces(torch.autograd.Function):
-    """Attention of all pieces over what each sees, those of like size as one product; q scaled (N, H, E), k, v (N, K, E)."""
+    """Attention of all pieces over what each sees, those of like size as one product; q scaled (N, H, E), k, v (N,
+    K, E)."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
@@ -206,7 +221,8 @@ def _with_padding(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, tokens: Tensor, groups: int = 0) -> Tensor:
-    """Tokens (P, L) of x (N + 1, H, E) as (P, H, L, E); of `groups` of heads, which share a key, as (P, groups, H/groups x L, E)."""
+    """Tokens (P, L) of x (N + 1, H, E) as (P, H, L, E); of `groups` of heads, which share a key, as (P, groups,
+    H/groups x L, E)."""
     rows = x[tokens].transpose(1, 2)
     return rows.unflatten(1, (groups, -1)).flatten(2, 3) if groups else rows
 
@@ -226,11 +242,17 @@ class KVCache:
     its positions continue from its own length. A class, not a list: FSDP's mixed precision would copy a list."""
 
     def __init__(
-        self, cfg: GPTConfig, batch: int, length: int, device: Any = "cpu", dtype: Any = torch.float32
+        self,
+        cfg: GPTConfig,
+        batch: int,
+        length: int,
+        device: Any = "cpu",
+        dtype: Any = torch.float32,
     ) -> None:
         self.cfg = cfg
         parts, heads, width = cfg.cached
-        # (depth, 2, B, K, S, E) keys, then values; with mla (depth, 1, B, 1, S, L + R) latents, of which values are a part
+        # (depth, 2, B, K, S, E) keys, then values; with mla (depth, 1, B, 1, S, L + R) latents, of which values are
+        # a part
         self.kv = torch.zeros(cfg.depth, parts, batch, heads, length, width, device=device, dtype=dtype)
         self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,) real tokens
         self.real = torch.ones(batch, length, device=device, dtype=torch.bool)  # (B, S) false = padding
@@ -284,7 +306,9 @@ class KVCache:
     def select(self, rows: Tensor | slice) -> Self:
         """A new cache of `rows` (repeats allowed); of a slice a view, to be filled before this one is advanced."""
         out = copy(self)
-        out.kv, out.lengths, out.real = self.kv[:, :, rows], self.lengths[rows], self.real[rows]
+        out.kv = self.kv[:, :, rows]
+        out.lengths = self.lengths[rows]
+        out.real = self.real[rows]
         return out
 
 
@@ -294,7 +318,8 @@ def keys_and_values(kept: Tensor, cfg: GPTConfig) -> tuple[Tensor, Tensor]:
 
 
 class SharedCache(KVCache):
-    """Rows that continue shared prefixes: row i continues row owner[i] of `prefix`, which is not copied, by `room` tokens.
+    """Rows that continue shared prefixes: row i continues row owner[i] of `prefix`, which is not copied, by `room`
+    tokens.
 
     With one new token per row, attention waits for memory: a prefix is read once for all rows of its group."""
 
@@ -312,7 +337,14 @@ class SharedCache(KVCache):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         kept = keys_and_values(self.prefix.kv[layer, :, :, :, : self.prefix.extent], self.cfg)
-        return attend_shared(q, *self.store(layer, k, v), mask, (*kept, self.prefix_mask), self.members, self.place)
+        return attend_shared(
+            q,
+            *self.store(layer, k, v),
+            mask,
+            (*kept, self.prefix_mask),
+            self.members,
+            self.place,
+        )
 
     def select(self, rows: Tensor | slice) -> Self:
         """The cache of `rows`, and of the prefixes that they still need."""
@@ -323,7 +355,13 @@ class SharedCache(KVCache):
 
 
 def attend_shared(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix: tuple[Tensor, ...], members: Tensor, place: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    prefix: tuple[Tensor, ...],
+    members: Tensor,
+    place: Tensor,
 ) -> Tensor:
     """Attention (B, H, T, E) of q over its row's k and v (B, K, S, E) and its prefix's keys and values (P, K, S', E)
     under a mask (P, 1, 1, S'); members, place: of `group_members`.

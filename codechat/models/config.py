@@ -16,7 +16,8 @@ PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("preset
 
 
 LORA_TARGETS = ("qkv", "out", "gate", "up", "down")
-LORA_ALPHA, LORA_CHOSEN = 16.0, ("qkv", "out")
+LORA_ALPHA = 16.0
+LORA_CHOSEN = ("qkv", "out")
 # The matrices that a target stands for, where it is not a matrix itself.
 LORA_PARTS = {"qkv": ("qkv", "q", "q_a", "q_b", "kv_a", "kv_b")}
 
@@ -121,8 +122,8 @@ class GPTConfig(Settings):
 
     @property
     def cached(self) -> tuple[int, int, int]:
-        """What sampling keeps of a token and block: tensors (keys, and values unless they are a part of the keys), heads,
-        width of each."""
+        """What sampling keeps of a token and block: tensors (keys, and values unless they are a part of the keys),
+        heads, width of each."""
         if self.attention == "mla":
             return 1, 1, self.latent_width + self.rotary_width
         return 2, self.kv_heads, self.head_dim
@@ -140,7 +141,8 @@ class GPTConfig(Settings):
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
         """{name: (in, out)} of the matrices of one block."""
-        heads, values = self.n_head, self.n_head * self.head_dim
+        heads = self.n_head
+        values = self.n_head * self.head_dim
         if self.attention == "mla":
             queries = heads * self.query_width
             direct = {"q": (self.n_embd, queries)}
@@ -199,15 +201,18 @@ class GPTConfig(Settings):
 
 
 def by_depth(depth: int, build: Callable[..., Any], ranks: int = 1) -> Any:
-    """A run from scratch by one number, as `config.Dials`; nanochat's rule (scripts/base_train.py), with heads and context for small models too.
+    """A run from scratch by one number, as `config.Dials`; nanochat's rule (scripts/base_train.py), with heads and
+    context for small models too.
 
-    Width 64 x depth, up to a multiple of the head width: 64, from depth 12 on 128. Context 128 x depth tokens, down to a power of two, at most 2048.
-    12 tokens per weight of a matrix product, the head included (Chinchilla: 20 per parameter, arXiv:2203.15556), in steps of 2^19 (tokens / those
-    of depth 12)^0.383 tokens (arXiv:2505.13738), to a power of two; grad_accum is what rows, length and ranks leave of a step. AdamW at 3e-3
-    (width / 768)^-0.5 and Muon, whose update does not depend on the shape, at 0.02: not tuned here. The recipes nano and mini have about four times
-    this AdamW rate and hundredths of these tokens."""
+    Width 64 x depth, up to a multiple of the head width: 64, from depth 12 on 128. Context 128 x depth tokens, down
+    to a power of two, at most 2048. 12 tokens per weight of a matrix product, the head included (Chinchilla: 20 per
+    parameter, arXiv:2203.15556), in steps of 2^19 (tokens / those of depth 12)^0.383 tokens (arXiv:2505.13738), to
+    a power of two; grad_accum is what rows, length and ranks leave of a step. AdamW at 3e-3 (width / 768)^-0.5 and
+    Muon, whose update does not depend on the shape, at 0.02: not tuned here. The recipes nano and mini have about
+    four times this AdamW rate and hundredths of these tokens."""
     head = 64 if depth < 12 else 128
-    width, context = -(-64 * depth // head) * head, min(2048, 2 ** ((128 * depth).bit_length() - 1))
+    width = -(-64 * depth // head) * head
+    context = min(2048, 2 ** ((128 * depth).bit_length() - 1))
     chosen: dict[str, Any] = dict(model=dict(depth=depth, n_embd=width, n_head=width // head, block_size=context))
     cfg = build(chosen := chosen | {"lr": 3e-3 * (width / 768) ** -0.5, "muon_lr": 0.02})
     weights = cfg.model.matmul_params

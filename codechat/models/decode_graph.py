@@ -1,6 +1,6 @@
-"""Decoding with static shapes: a GPU replays a new token of every row as one graph; and how many rows its memory holds.
-Once in CHUNK tokens the host asks who is running, and finished rows leave where a smaller bucket holds the rest. Compiled,
-a token of 128 rows of 2b took 1.5 times as long on an H200, and one of a single row three quarters.
+"""Decoding with static shapes: a GPU replays a new token of every row as one graph; and how many rows its memory
+holds. Once in CHUNK tokens the host asks who is running, and finished rows leave where a smaller bucket holds the
+rest. Compiled, a token of 128 rows of 2b took 1.5 times as long on an H200, and one of a single row three quarters.
 
 Shapes: B rows (padded), P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value
 heads, E head width.
@@ -33,7 +33,8 @@ COLUMNS = 16  # the cache's room is a multiple of it
 
 @dataclass(frozen=True)
 class Reader:
-    """Who decodes (`generate.reading`): the model, or on a GPU a copy in the compute dtype; its head; whether with static shapes."""
+    """Who decodes (`generate.reading`): the model, or on a GPU a copy in the compute dtype; its head; whether with
+    static shapes."""
 
     model: GPT
     logits_of: Callable[[Tensor], Tensor]
@@ -56,7 +57,15 @@ def weight_bytes(cfg: GPTConfig, size: int) -> int:
     return size * (cfg.depth * cfg.block_matmul_params + cfg.padded_vocab * cfg.n_embd)
 
 
-def row_bytes(cfg: GPTConfig, size: int, *, prompt_tokens: int, new_tokens: int, samples: int, kept: int = 0) -> float:
+def row_bytes(
+    cfg: GPTConfig,
+    size: int,
+    *,
+    prompt_tokens: int,
+    new_tokens: int,
+    samples: int,
+    kept: int = 0,
+) -> float:
     """One row's keys and values, its share of the prompt's, logits (three times, with what a draw makes), the scores of
     one block and its states, and `kept` ids that are noted of each new token."""
     columns = room_for(new_tokens)
@@ -100,10 +109,12 @@ def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
     """A step whose tensors stay where they are; on a GPU captured behind WARM_UP calls, and replayed as one graph."""
     if not on_gpu:
         return step
-    graph, calls = torch.cuda.CUDAGraph(), count()
+    graph = torch.cuda.CUDAGraph()
+    calls = count()
 
     def call() -> None:
-        if (n := next(calls)) < WARM_UP:
+        n = next(calls)
+        if n < WARM_UP:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -119,16 +130,22 @@ def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
 
 
 class Decoder(Rows):
-    """A batch that is decoded to its end; every token changes its tensors in place. cache, last (B, D): of `generate._prefill` without room."""
+    """A batch that is decoded to its end; every token changes its tensors in place. cache, last (B, D): of
+    `generate._prefill` without room."""
 
     KEPT = [*Rows.KEPT, "owner", "base", "hidden"]
     real: Tensor  # (B, 1, 1, O) own columns that steps read; false = padding behind a shared beginning
 
     def __init__(self, reader: Reader, cache: SharedCache, last: Tensor, batch: Batch) -> None:
-        count, prompts, self.reader, self.how = len(batch.budgets), cache.prefix, reader, batch.how
+        count = len(batch.budgets)
+        prompts = cache.prefix
+        self.reader = reader
+        self.how = batch.how
         self.noted = batch.kept
         super().__init__(batch, bucket(count), last.device)
-        B, self.most, self.extent = len(self.row), max(batch.budgets), cache.extent
+        B = len(self.row)
+        self.most = max(batch.budgets)
+        self.extent = cache.extent
         self.room = room_for(self.extent + self.most)
         self.owner = F.pad(cache.owner, (0, B - count))  # (B,) prompt of each row
         self.base = F.pad(cache.positions(1)[:, 0], (0, B - count))  # (B,) position of the first new token
@@ -137,7 +154,8 @@ class Decoder(Rows):
         self.column = torch.tensor([self.extent], device=last.device)  # (1,) own column that the next token takes
         self.all_real = torch.ones(B, 1, 1, self.room, dtype=torch.bool, device=last.device)
         self.all_real[:count, 0, 0, : self.extent] = cache.real[:, : self.extent]
-        self.layers, self.width = [], 0
+        self.layers = []
+        self.width = 0
         for kv, prompt in zip(cache.kv, prompts.kv):  # of each block
             own = prompt.new_zeros(len(kv), B, kv.shape[2], self.room, kv.shape[4])
             own[:, :count, :, : self.extent] = kv[..., : self.extent, :]
@@ -175,7 +193,8 @@ class Decoder(Rows):
 
     def step(self) -> None:
         """One new token of every row: drawn from its last state and noted, then read by every block."""
-        model, how = self.reader.model, self.how
+        model = self.reader.model
+        how = self.how
         logits = F.linear(self.hidden, self.reader.head).float()
         logits[:, model.cfg.n_ids :] = -math.inf
         # a finished row may stand behind the model's block, where there is no position

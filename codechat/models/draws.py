@@ -1,5 +1,6 @@
-"""Draws: a truncated distribution, one token of it per row, the random numbers that decide, and what the rows of a batch
-have sampled. The numbers are hashes of (seed, prompt key, sample, position), so that a row's tokens do not depend on its
+"""Draws: a truncated distribution, one token of it per row, the random numbers that decide, and what the rows of a
+batch have sampled. The numbers are hashes of (seed, prompt key, sample, position), so that a row's tokens do not
+depend on its
 neighbours. Shapes: B rows, V ids.
 """
 
@@ -30,7 +31,9 @@ class GrammarState(Protocol):
 States = Sequence[GrammarState | None]  # none: the row follows no grammar
 
 BLOCK = 64  # our padded vocabulary is a multiple of it
-ANY, NEVER = -2, -3  # in place of a stop sequence's id: every token matches; none does
+# in place of a stop sequence's id: every token matches; none does
+ANY = -2
+NEVER = -3
 COLDEST = torch.finfo(torch.float32).tiny  # a smaller temperature may be 0 in float32, and 0 / 0 is NaN
 
 
@@ -64,7 +67,8 @@ class Truncation:
         return min(self.top_k or n_ids, n_ids)
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut, and their ids; none: K = V."""
+        """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut, and their ids; none:
+        K = V."""
         if self.temperature != 1:
             # the largest becomes 0 first: a tiny temperature would make it infinite, and inf - inf is NaN
             logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(max(self.temperature, COLDEST))
@@ -87,7 +91,12 @@ def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
     return _draw_among(*how.candidates(logits), u)
 
 
-def draw_and_note(logits: Tensor, how: Truncation, u: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def draw_and_note(
+    logits: Tensor,
+    how: Truncation,
+    u: Tensor,
+    width: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """`draw`, and the ids that could have been drawn, (B, width) int32 with -1 where there are fewer.
 
     width: of `how.width`, above 0. Who trains on the draws needs these ids: their log-probabilities are of the
@@ -124,7 +133,8 @@ def invert_cumulative(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     # N where logits are NaN: token 0 with a log-probability of NaN, which `RLSession.draw` reports
     place = torch.searchsorted(mass, target, right=True) % mass.shape[1]
     edges = F.pad(mass, (1, 0))
-    low, high = edges.gather(1, place), edges.gather(1, place + 1)
+    low = edges.gather(1, place)
+    high = edges.gather(1, place + 1)
     return place, (target - low) / (high - low)
 
 
@@ -141,7 +151,12 @@ def apply_grammars(logits: Tensor, states: States, room: Sequence[int]) -> None:
     logits.masked_fill_(~allowed.to(logits.device), -math.inf)
 
 
-def take_allowed(states: States, ids: Tensor, logprobs: Tensor, room: Sequence[int]) -> tuple[Tensor, Tensor]:
+def take_allowed(
+    states: States,
+    ids: Tensor,
+    logprobs: Tensor,
+    room: Sequence[int],
+) -> tuple[Tensor, Tensor]:
     """The ids that count (B,), and their log-probabilities: 0 where the grammar decided."""
     drawn = ids.tolist()
     taken = [t if state is None else state.take(t, left) for t, state, left in zip(drawn, states, room)]
@@ -200,7 +215,8 @@ class Rows:
     KEPT = ["row", "keys", "budget", "tail", "done", "stopped", "ends", "ids", "logprobs", "kept"]  # one value per row
 
     def __init__(self, batch: Batch, size: int, device: Any) -> None:
-        most, longest = max(batch.budgets), max(map(len, batch.stops), default=1)
+        most = max(batch.budgets)
+        longest = max(map(len, batch.stops), default=1)
         endings = [[ANY] * (longest - len(s)) + s for s in batch.stops] or [[NEVER]]
         self.endings = torch.tensor(endings, device=device)  # (N, L), right-aligned
         self.t = torch.zeros(1, dtype=torch.long, device=device)  # tokens so far
@@ -216,7 +232,13 @@ class Rows:
         self.kept = torch.zeros(size, most, batch.kept, dtype=torch.int32, device=device)
         self.out: list[Ended] = [Ended([], [], False)] * len(batch.budgets)
 
-    def add(self, ids: Tensor, logprobs: Tensor, states: States | None = None, kept: Tensor | None = None) -> None:
+    def add(
+        self,
+        ids: Tensor,
+        logprobs: Tensor,
+        states: States | None = None,
+        kept: Tensor | None = None,
+    ) -> None:
         """Append a token to every row (B,), and note which end with it. What is done stays as it is. kept (B, K): the
         ids that could have been drawn, where the batch notes them."""
         self.tail.copy_(torch.cat((self.tail[:, 1:], ids[:, None]), dim=1))

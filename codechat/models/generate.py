@@ -126,7 +126,8 @@ def sample(
     graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
     grammars: one per prompt, which its completions follow, or none.
     note_kept: where top_k or top_p cut, each completion says which ids it could have drawn from; no grammars then."""
-    how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), [list(s) for s in stop]
+    how = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
+    stops = [list(s) for s in stop]
     budgets = [_budget(model, prompt, max_new_tokens, on_overflow) for prompt in prompts]
     cuts = [len(p) for p in prompts] if prefix_tokens is None else prefix_tokens
     names = range(len(prompts)) if keys is None else keys
@@ -179,7 +180,8 @@ def stream(
     budget = _budget(model, prompt, max_new_tokens, "raise")
     draws = [row_key(int(torch.randint(2**62, ())) if seed is None else seed, key, 0)]
     states = None if grammar is None else [grammar.begin()]
-    how, stops = Truncation(**truncation), [list(s) for s in stop]
+    how = Truncation(**truncation)
+    stops = [list(s) for s in stop]
     batch = Batch([prompt], [len(prompt)], [budget], draws, how, stops, states)
     with nullcontext(kept) if kept else closing(Conversation(model)) as seen:
         for t, rows in enumerate(_steps(seen.reader, batch, seen.read(prompt, budget))):
@@ -191,18 +193,22 @@ class Conversation:
     """Weights copied once, and the cache of the ids seen last, for prompts that continue each other (`stream`)."""
 
     def __init__(self, model: GPT) -> None:
-        self.ids, opened = list[int](), ExitStack()
-        self.reader, self.close = opened.enter_context(reading(model, False)), opened.close
+        self.ids = list[int]()
+        opened = ExitStack()
+        self.reader = opened.enter_context(reading(model, False))
+        self.close = opened.close
         self.cache = KVCache(model.cfg, 1, 0, model.wte.weight.device, _cache_dtype(model.wte.weight))
 
     def read(self, prompt: Sequence[int], room: int) -> tuple[KVCache, Tensor]:
         """The cache of a prompt with room for more tokens, and its last state (1, D)."""
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, prompt)))
-        same, kv = min(same, self.cache.extent, len(prompt) - 1), self.cache.kv
+        same = min(same, self.cache.extent, len(prompt) - 1)
+        kv = self.cache.kv
         if kv.shape[4] < len(prompt) + room:
             self.cache = KVCache(self.reader.model.cfg, 1, 2 * (len(prompt) + room), kv.device, kv.dtype)
             self.cache.kv[..., :same, :] = kv[..., :same, :]
-        self.ids, self.cache.extent = list(prompt), same
+        self.ids = list(prompt)
+        self.cache.extent = same
         self.cache.lengths.fill_(same)
         new = torch.tensor([prompt[same:]], device=kv.device)
         return self.cache, self.reader.model.hidden(new, cache=self.cache)[:, -1]
@@ -210,9 +216,11 @@ class Conversation:
 
 @contextmanager
 def reading(model: GPT, graph: bool | None) -> Iterator[Reader]:
-    """The reader of these weights, copied once for all batches; they must not change meanwhile. graph: none = on a GPU."""
+    """The reader of these weights, copied once for all batches; they must not change meanwhile. graph: none = on a
+    GPU."""
     on_cpu = attention.dense(model.wte.weight.device)
-    head, dtype = model.head_weight().detach(), compute_dtype(model.wte.weight)
+    head = model.head_weight().detach()
+    dtype = compute_dtype(model.wte.weight)
     if on_cpu and not graph:
         gated = [block.mlp for block in model.blocks if block.mlp.gate is not None]
         inside = {m.base for _, m in lora.adapted(model.blocks)} | {m for mlp in gated for m in (mlp.up, mlp.gate)}
@@ -229,26 +237,38 @@ def reading(model: GPT, graph: bool | None) -> Iterator[Reader]:
             for part in (*layers, *gated):  # another reader may have been closed before
                 vars(part).pop("forward" if part in layers else "up_and_gate", None)
     else:
-        copy, head = sharding.plain_copy(lora.merged(model), dtype), head.to(dtype)
+        copy = sharding.plain_copy(lora.merged(model), dtype)
+        head = head.to(dtype)
         static = not on_cpu if graph is None else graph
         yield Reader(copy, lambda hidden: F.linear(hidden, head), head, static)
 
 
 def _reads_copy(
-    weight: Tensor, bias: Tensor | None, dtype: torch.dtype, own: Callable[[Tensor], Tensor]
+    weight: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    own: Callable[[Tensor], Tensor],
 ) -> Callable[[Tensor], Tensor]:
-    """A linear layer with a packed or transposed copy of its weight: a product of few rows waits for the weight from
-    memory, and torch packs a weight (out, in) again in every such product. With gradients it is `own`, the layer itself."""
+    """A linear layer with a packed or transposed copy of its weight: a product of few rows waits for the weight
+    from memory, and torch packs a weight (out, in) again in every such product. With gradients it is `own`, the
+    layer itself."""
     if torch.backends.mkldnn.is_available() and (
         weight.numel() >= PACKED if dtype == torch.float32 else torch.ops.mkldnn._is_mkldnn_bf16_supported()
     ):
         # private, but torch's compiler calls these
         copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype), 16)
         added = None if bias is None else bias.detach().to(dtype)
-        product, most = lambda x: torch.ops.mkldnn._linear_pointwise(x.to(dtype), copy, added, "none", [], ""), math.inf
+        most = math.inf
+
+        def product(x: Tensor) -> Tensor:
+            return torch.ops.mkldnn._linear_pointwise(x.to(dtype), copy, added, "none", [], "")
+
     else:
         copy = weight.detach().to(dtype).t().contiguous()
-        product, most = lambda x: x @ copy if bias is None else x @ copy + bias, FEW_ROWS
+        most = FEW_ROWS
+
+        def product(x: Tensor) -> Tensor:
+            return x @ copy if bias is None else x @ copy + bias
 
     def forward(x: Tensor) -> Tensor:
         if torch.is_grad_enabled() or x.numel() > most * x.shape[-1]:
@@ -259,8 +279,10 @@ def _reads_copy(
 
 
 def _steps(reader: Reader, batch: Batch, begun: tuple[KVCache, Tensor] | None = None) -> Iterator[Rows]:
-    """The rows after each new token, until all have ended. Those that have stay until they are many. begun: `_prefill`."""
-    model, states = reader.model, batch.states
+    """The rows after each new token, until all have ended. Those that have stay until they are many. begun:
+    `_prefill`."""
+    model = reader.model
+    states = batch.states
     cache, hidden = begun or _prefill(model, batch, max(batch.budgets))
     rows = Rows(batch, len(batch.prompts), hidden.device)
     # a row that has filled the model's block must leave at once: it has no position for another token
@@ -284,7 +306,8 @@ def _steps(reader: Reader, batch: Batch, begun: tuple[KVCache, Tensor] | None = 
         if not len(live):
             return
         if len(live) < COMPACT_BELOW * len(ids) or t in full:
-            cache, ids = cache.select(live), ids[live]
+            cache = cache.select(live)
+            ids = ids[live]
             rows.keep(live)
             states = states and [states[i] for i in live.tolist()]
         hidden = model.hidden(ids[:, None], cache=cache)[:, 0]
@@ -296,7 +319,8 @@ def _prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
 
     Rows that share nothing are run whole, a few at a time, so that little is padding and a CPU's caches suffice."""
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
-    if alone := len(set(heads)) == len(heads):
+    alone = len(set(heads)) == len(heads)
+    if alone:
         heads = [tuple(p) for p in batch.prompts]
     place = {head: i for i, head in enumerate(dict.fromkeys(heads))}
     device = model.wte.weight.device
@@ -304,13 +328,16 @@ def _prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     P, S = ids.shape
     dtype = _cache_dtype(model.wte.weight) if alone and room else compute_dtype(model.wte.weight)
     cache = KVCache(model.cfg, P, S + (room if alone else 0), device, dtype)
-    states, sizes = [], list(map(len, place))
+    states = []
+    sizes = list(map(len, place))
     for some in _few_tokens(sizes, CPU_PREFILL if device.type == "cpu" else decode_graph.PREFILL_TOKENS):
-        n, width = lengths[some], max(sizes[some])
+        n = lengths[some]
+        width = max(sizes[some])
         states.append(last_real(model.hidden(ids[some, :width], cache=cache.select(some), n_new=n), n))
     cache.advance(S, lengths)
     owner = torch.tensor([place[head] for head in heads], device=device)
-    last, rest = torch.cat(states)[owner], [p[len(head) :] for p, head in zip(batch.prompts, heads)]
+    last = torch.cat(states)[owner]
+    rest = [p[len(head) :] for p, head in zip(batch.prompts, heads)]
     if alone and room:
         return cache, last
     shared = SharedCache(cache, owner, max(map(len, rest)) + room)
@@ -321,7 +348,8 @@ def _prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
 
 
 def _cache_dtype(weight: Tensor) -> torch.dtype:
-    """Of what rows that share nothing keep: on a CPU torch's attention of one new token is 5 times slower in bfloat16."""
+    """Of what rows that share nothing keep: on a CPU torch's attention of one new token is 5 times slower in
+    bfloat16."""
     return torch.float32 if attention.dense(weight.device) else compute_dtype(weight)
 
 
@@ -357,16 +385,29 @@ def _budget(model: GPT, prompt: Sequence[int], max_new_tokens: int, on_overflow:
     return max(0, min(room, max_new_tokens))
 
 
-def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples: int, noted: int) -> int:
+def _rows_in_memory(
+    model: GPT,
+    prompts: Sequence[Sequence[int]],
+    room: int,
+    samples: int,
+    noted: int,
+) -> int:
     """How many rows keep caches (with a share of the prompt) and logits under CACHE_BYTES; on a GPU, in free memory.
     noted: ids that are kept of each new token."""
-    cfg, longest, device = model.cfg, max(map(len, prompts)), model.wte.weight.device
+    cfg = model.cfg
+    longest = max(map(len, prompts))
+    device = model.wte.weight.device
     if device.type == "cuda":
         dtype = compute_dtype(model.wte.weight)
         copies = any(p.dtype != dtype for p in model.blocks.parameters() if p.ndim == 2)
         # what nobody uses, and what torch keeps for itself
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         how = dict(prompt_tokens=longest, new_tokens=room, samples=samples, copies=copies, kept=noted)
-        return decode_graph.rows_in_memory(cfg, torch.cuda.mem_get_info(device)[0] + kept, dtype.itemsize, **how)
+        return decode_graph.rows_in_memory(
+            cfg,
+            torch.cuda.mem_get_info(device)[0] + kept,
+            dtype.itemsize,
+            **how,
+        )
     cache = cfg.depth * cfg.cache_width * (room + longest / samples) * model.wte.weight.element_size()
     return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab + 4 * noted * room)))

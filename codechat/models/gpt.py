@@ -1,5 +1,5 @@
-"""The model: a decoder-only transformer with pre-norm RMSNorm, rotary positions, SDPA attention, a non-gated 4x MLP with
-squared ReLU, no biases and a tied head; or one of its options.
+"""The model: a decoder-only transformer with pre-norm RMSNorm, rotary positions, SDPA attention, a non-gated 4x MLP
+with squared ReLU, no biases and a tied head; or one of its options.
 
 The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to a multiple of 64, which
 `token_logprobs` and sampling exclude. Weights are float32; `dist.autocast` decides the dtype of matrix products.
@@ -31,7 +31,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
@@ -71,7 +72,9 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor | None, None]:
         normed, scale, weight = ctx.saved_tensors
-        both, gain = up * normed, weight.to(up.dtype)  # sharded weights come in bfloat16
+        # sharded weights come in bfloat16
+        both = up * normed
+        gain = weight.to(up.dtype)
         shared = (both * gain).mean(-1, keepdim=True) if weight.ndim > 1 else (both @ gain)[..., None] / up.shape[-1]
         dx = (up * gain).addcmul_(normed, shared, value=-1).mul_(scale)
         return dx, both.sum_to_size(weight.shape).to(weight.dtype) if ctx.needs_input_grad[1] else None, None
@@ -93,7 +96,12 @@ class _SquaredReLU(torch.autograd.Function):
         return torch.addcmul(up.new_zeros(()), up, kept, value=2).to(kept.dtype)  # one pass
 
 
-def rope_table(cfg: GPTConfig, length: int, positions: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+def rope_table(
+    cfg: GPTConfig,
+    length: int,
+    positions: Tensor | None,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines (1|B, 1, T, E) of rotary positions (RoFormer, arXiv:2104.09864, eq. 34) for `rotate`: both
     halves of E are equal except for the sine's sign.
 
@@ -108,7 +116,8 @@ def rope_table(cfg: GPTConfig, length: int, positions: Tensor | None, device: to
     if positions is None:
         positions = torch.arange(length, device=device)[None]
     angle = positions[:, None, :, None].float() * frequency
-    cos, sin = angle.cos(), angle.sin()
+    cos = angle.cos()
+    sin = angle.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
@@ -155,11 +164,13 @@ class Attention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads are made of one
-    latent vector per token (L), and all heads share one rotated key (R). These two are what sampling keeps.
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads are
+    made of one latent vector per token (L), and all heads share one rotated key (R). These two are what sampling
+    keeps.
 
-    With a cache the matrices that make keys and values are absorbed: q (W c) = (W' q) c, and the weighted sum of latents is
-    multiplied by the values' matrix once. So the latents are attended to as the keys and values of a single key head."""
+    With a cache the matrices that make keys and values are absorbed: q (W c) = (W' q) c, and the weighted sum of
+    latents is multiplied by the values' matrix once. So the latents are attended to as the keys and values of a
+    single key head."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
@@ -177,7 +188,9 @@ class LatentAttention(nn.Module):
         q, q_turned = q.split((cfg.head_dim, cfg.rotary_width), dim=-1)
         latent, k_turned = self.kv_a(x).split((cfg.latent_width, cfg.rotary_width), dim=-1)
         latent = self.kv_norm(latent)  # (B, T, L)
-        q_turned, k_turned = rotate(q_turned, *rope), rotate(k_turned[:, None], *rope)  # (B, 1, T, R)
+        # (B, 1, T, R)
+        q_turned = rotate(q_turned, *rope)
+        k_turned = rotate(k_turned[:, None], *rope)
         if cached is None:
             kv = self.kv_b(latent).view(B, T, cfg.n_head, 2 * cfg.head_dim).transpose(1, 2)
             k, v = kv.split(cfg.head_dim, dim=-1)  # (B, H, T, E) each
@@ -199,7 +212,8 @@ class LatentAttention(nn.Module):
         layer: int,
     ) -> Tensor:
         """(B, H, T, E) of new queries over the latents of all tokens so far."""
-        cfg, adapted = self.cfg, hasattr(self.kv_b, "merged")
+        cfg = self.cfg
+        adapted = hasattr(self.kv_b, "merged")
         weight = (self.kv_b.merged() if adapted else self.kv_b.weight).to(q.dtype)
         up_k, up_v = weight.view(cfg.n_head, 2 * cfg.head_dim, -1).split(cfg.head_dim, dim=1)  # (H, E, L) each
         k = torch.cat((latent, k_turned), dim=-1)  # (B, 1, T, L + R)
@@ -242,7 +256,14 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
         self.mlp = MLP(cfg)
 
-    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, cached: Cached, places: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rope: Rope,
+        mask: Tensor | None,
+        cached: Cached,
+        places: Tensor | None,
+    ) -> Tensor:
         y = self.attn(self.attn_norm(x), rope, mask, cached)
         x = x + y if places is None else x.flatten(0, 1)[places] + y.flatten(0, 1)[places]
         return x + self.mlp(self.mlp_norm(x))
@@ -309,7 +330,8 @@ class GPT(nn.Module):
                 raise ConfigError(
                     "a cache with causal False; required is True, or an objective that learns without a cache"
                 )
-            positions, mask = cache.positions(T), cache.mask(T)
+            positions = cache.positions(T)
+            mask = cache.mask(T)
         x = self.wte(ids)
         if self.wpe is not None:
             x = x + self.wpe(torch.arange(T, device=ids.device) if positions is None else positions)

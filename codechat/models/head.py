@@ -1,8 +1,8 @@
 """Loss and log-probabilities of the output head, a chunk of rows at a time, without a whole (N, V) tensor of logits.
 
-`cross_entropy` computes its gradient, which is known up to a factor, in the forward pass. `logprobs` keeps the logits for
-its backward pass up to KEEP_BYTES and recomputes them beyond. A chunk is as long as matrix products want it; its logits
-are worked on in blocks of rows that a CPU's cache holds, in float32.
+`cross_entropy` computes its gradient, which is known up to a factor, in the forward pass. `logprobs` keeps the
+logits for its backward pass up to KEEP_BYTES and recomputes them beyond. A chunk is as long as matrix products want
+it; its logits are worked on in blocks of rows that a CPU's cache holds, in float32.
 
 Shapes: N rows, D width, V rows of the head's weight.
 """
@@ -19,7 +19,9 @@ from codechat.models import attention
 
 CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
 KEEP_BYTES = 1 << 30  # of logits that `logprobs` keeps: a third less work than recomputing them
-CHUNK_SHARE, KEEP_SHARE = 1 / 64, 1 / 16  # the same on a GPU, of its memory
+# the same on a GPU, of its memory
+CHUNK_SHARE = 1 / 64
+KEEP_SHARE = 1 / 16
 CUT = -1e20  # in place of the logit of a token that was cut: its weight is 0, and 0 times it is no NaN
 BLOCK_BYTES = 1 << 22  # float32 logits of one block: a few such tensors fit into the cache that two cores share
 
@@ -63,7 +65,12 @@ def _budget(device: torch.device, fixed: int, share: float) -> int:
     return fixed if device.type != "cuda" else max(fixed, int(share * torch.cuda.mem_get_info(device)[1]))
 
 
-def _chunks(h: Tensor, w: Tensor, kept: Tensor | None = None, known: bool = False) -> Iterator[tuple[slice, Tensor]]:
+def _chunks(
+    h: Tensor,
+    w: Tensor,
+    kept: Tensor | None = None,
+    known: bool = False,
+) -> Iterator[tuple[slice, Tensor]]:
     """Rows of h (N, D) and their logits (n, V), about CHUNK_BYTES in float32 at a time. kept (N, V): where to keep
     them; known: they are there. Else all chunks share a buffer: page faults cost more than a pass."""
     count = max(1, -(-len(h) * len(w) * 4 // _budget(w.device, CHUNK_BYTES, CHUNK_SHARE)))
@@ -149,21 +156,30 @@ def _slope(logits: Tensor, targets: Tensor, temperature: float, *rows: Tensor | 
     """d loss / d logits (N, V), float32. rows: log-sum-exp and entropy of `_chosen_and_entropy`, the gradient of the
     log-probabilities and of the entropies (none = no loss used them), (N,) each."""
     lse, entropy, d_chosen, d_entropy = rows
-    x, up = _scaled(logits, temperature), d_chosen[:, None] / temperature
+    x = _scaled(logits, temperature)
+    up = d_chosen[:, None] / temperature
     factor = -up  # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
     if d_entropy is not None:
         factor = factor - (x - lse[:, None] + entropy[:, None]) * (d_entropy[:, None] / temperature)
     return torch.softmax(x, -1).mul_(factor).scatter_add_(1, targets[:, None], up)
 
 
-def _kept_logits(logits: Tensor, targets: Tensor, temperature: float, kept: Tensor) -> tuple[Tensor, Tensor]:
+def _kept_logits(
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    kept: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Of logits (N, V) those of the ids kept (N, K), float32 at this temperature, and each target's column (N,)."""
     some = _scaled(logits.gather(1, kept.long().clamp(min=0)), temperature).masked_fill(kept < 0, CUT)
     return some, (kept == targets[:, None]).int().argmax(1)
 
 
 def _chosen_and_entropy_of_kept(
-    logits: Tensor, targets: Tensor, temperature: float, kept: Tensor
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    kept: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`_chosen_and_entropy` of the distribution over the ids that were kept."""
     some, columns = _kept_logits(logits, targets, temperature, kept)
@@ -180,10 +196,19 @@ def _slope_of_kept(logits: Tensor, targets: Tensor, temperature: float, kept: Te
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learns: bool) -> Tensor:
-        h, w = hidden.to(dtype), weight.to(dtype)
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+        learns: bool,
+    ) -> Tensor:
+        h = hidden.to(dtype)
+        w = weight.to(dtype)
         total = torch.zeros((), device=hidden.device)
-        d_hidden, d_weight = torch.empty_like(h) if learns else None, None
+        d_hidden = torch.empty_like(h) if learns else None
+        d_weight = None
         teaches = learns and ctx.needs_input_grad[1]  # not beside adapters
         body = _body(_loss_and_slope, hidden.device)
         for rows, logits in _chunks(h, w):
@@ -198,7 +223,8 @@ class _CrossEntropy(torch.autograd.Function):
         if teaches and d_weight is None:
             d_weight = torch.zeros_like(weight, dtype=torch.float32)
         if learns:
-            ctx.slopes, ctx.dtypes = (d_hidden, d_weight), (hidden.dtype, weight.dtype)
+            ctx.slopes = (d_hidden, d_weight)
+            ctx.dtypes = (hidden.dtype, weight.dtype)
         return total
 
     @staticmethod
@@ -220,7 +246,8 @@ class _Logprobs(torch.autograd.Function):
         dtype: torch.dtype,
         among: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        h, w = hidden.to(dtype), weight.to(dtype)
+        h = hidden.to(dtype)
+        w = weight.to(dtype)
         chosen, entropy, lses = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
         ctx.set_materialize_grads(False)
         budget = _budget(weight.device, KEEP_BYTES, KEEP_SHARE)
@@ -240,10 +267,13 @@ class _Logprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, lses, entropy, among = ctx.saved_tensors
-        h, w = hidden.to(ctx.dtype), weight.to(ctx.dtype)
-        d_hidden, d_weight = torch.empty_like(h), None
+        h = hidden.to(ctx.dtype)
+        w = weight.to(ctx.dtype)
+        d_hidden = torch.empty_like(h)
+        d_weight = None
         d_chosen = torch.zeros_like(lses) if d_chosen is None else d_chosen
-        slopes, body = w.new_empty(0), _body(_slope if among is None else _slope_of_kept, hidden.device)
+        slopes = w.new_empty(0)
+        body = _body(_slope if among is None else _slope_of_kept, hidden.device)
         for rows, logits in _chunks(h, w, ctx.kept, ctx.kept is not None):
             slopes = torch.empty_like(logits) if len(slopes) < len(logits) else slopes
             slope = slopes[: len(logits)]

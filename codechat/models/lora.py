@@ -22,7 +22,8 @@ class LoRALinear(nn.Module):
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, rng: torch.Generator) -> None:
         super().__init__()
-        self.base, self.scale = base.requires_grad_(False), alpha / rank
+        self.base = base.requires_grad_(False)
+        self.scale = alpha / rank
         device = base.weight.device
         bound = base.in_features**-0.5  # kaiming_uniform(a=sqrt 5), as peft initialises A
         self.a = nn.Parameter(((torch.rand(rank, base.in_features, generator=rng) * 2 - 1) * bound).to(device))
@@ -38,7 +39,11 @@ class LoRALinear(nn.Module):
 
 
 def attach(
-    model: GPT, rank: int, alpha: float = LORA_ALPHA, targets: Sequence[str] = LORA_CHOSEN, seed: int = 0
+    model: GPT,
+    rank: int,
+    alpha: float = LORA_ALPHA,
+    targets: Sequence[str] = LORA_CHOSEN,
+    seed: int = 0,
 ) -> GPT:
     """Freeze `model` and give the target matrices of every block an adapter, in place; rank 0 changes nothing."""
     if not rank:
@@ -100,17 +105,22 @@ def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
 
 
 def low_rank(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tensor], float]:
-    """What training changed, for `checkpoint.load`: NAME.b (out, rank) and NAME.a (rank, in) of each changed matrix, the
-    nearest in squared error (Eckart and Young, 1936); other changes whole. And the share of the squared change that
+    """What training changed, for `checkpoint.load`: NAME.b (out, rank) and NAME.a (rank, in) of each changed
+    matrix, the nearest in squared error (Eckart and Young, 1936); other changes whole. And the share of the squared
+    change that
     is lost: 0 where LoRA of this rank trained."""
-    factors, lost, total = dict[str, Tensor](), 0.0, 0.0
+    factors = dict[str, Tensor]()
+    lost = 0.0
+    total = 0.0
     for name, weight in tuned.items():
         change = weight.float() - base[name].float()
         if change.any() and change.dim() == 2:
             u, s, v = torch.linalg.svd(change, full_matrices=False)
             root = s[:rank].sqrt()
-            factors[f"{name}.b"], factors[f"{name}.a"] = u[:, :rank] * root, root[:, None] * v[:rank]
-            lost, total = lost + float(s[rank:].square().sum()), total + float(s.square().sum())
+            factors[f"{name}.b"] = u[:, :rank] * root
+            factors[f"{name}.a"] = root[:, None] * v[:rank]
+            lost = lost + float(s[rank:].square().sum())
+            total = total + float(s.square().sum())
         elif change.any():
             factors[name] = change
     return factors, lost / (total or 1)

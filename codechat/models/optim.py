@@ -18,7 +18,12 @@ DECAY_SHARE = 0.4  # of the steps of warmup-stable-decay
 
 
 def lr_scale(
-    step: int, *, max_steps: int, warmup_steps: int = 0, schedule: Schedule = "cosine", final: float = 0.0
+    step: int,
+    *,
+    max_steps: int,
+    warmup_steps: int = 0,
+    schedule: Schedule = "cosine",
+    final: float = 0.0,
 ) -> float:
     """Factor on the base learning rate at `step` (0-based), in [final, 1].
 
@@ -52,7 +57,9 @@ def build(
     """The optimizers of a model. Tensors of two or more dimensions have weight decay; gains and biases have none.
 
     With "muon" the block matrices take Muon at `muon_lr`; `lr` drives AdamW for the rest."""
-    matrices, decaying, others = [], [], []
+    matrices = []
+    decaying = []
+    others = []
     for name, p in model.named_parameters():
         if p.requires_grad:
             muon = optimizer == "muon" and p.ndim == 2 and "blocks." in name
@@ -102,7 +109,8 @@ class Muon(torch.optim.Optimizer):
 def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
     """N matrices of one shape, orthogonalised; each rank does N / ranks of them. Matrices sharded by rows take two
     all-to-alls: each rank receives all rows of its share of the matrices, and returns theirs."""
-    first, many = matrices[0], td.is_initialized() and td.get_world_size() > 1
+    first = matrices[0]
+    many = td.is_initialized() and td.get_world_size() > 1
     if not isinstance(first, DTensor) and not many:
         return orthogonalise(torch.stack(matrices))
     group = first.device_mesh.get_group("shard") if isinstance(first, DTensor) else None
@@ -127,7 +135,13 @@ def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
     done = F.pad(orthogonalise(whole).to(sent.dtype), (0, 0, 0, ranks * rows - m))
     td.all_to_all_single(received, done.view(share, ranks, rows, n).transpose(0, 1).contiguous(), group=group)
     return [
-        DTensor.from_local(part[: len(g.to_local())], g.device_mesh, g.placements, shape=g.shape, stride=g.stride())
+        DTensor.from_local(
+            part[: len(g.to_local())],
+            g.device_mesh,
+            g.placements,
+            shape=g.shape,
+            stride=g.stride(),
+        )
         for part, g in zip(received.view(ranks * share, rows, n), matrices)
     ]
 
@@ -138,14 +152,18 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
 
     Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. Where x is wide and float32, steps are
     taken on the small s. The rounding of s grows a^2 = 12 times a step, so it is computed anew after three."""
-    a, b, c = 3.4445, -4.7750, 2.0315
+    a = 3.4445
+    b = -4.7750
+    c = 2.0315
     x = g.to(dist.compute_dtype(g.device))  # bfloat16 suffices (Keller Jordan et al., 2024)
     if g.shape[-2] > g.shape[-1]:
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     if x.dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
         for taken in range(0, steps, 3):
-            s, product, few = x @ x.mT, None, min(3, steps - taken)
+            s = x @ x.mT
+            product = None
+            few = min(3, steps - taken)
             for step in range(few):
                 q = torch.baddbmm(s, s, s, beta=b, alpha=c)
                 q.diagonal(dim1=-2, dim2=-1).add_(a)

@@ -82,7 +82,12 @@ def live_completions(rewards: Tensor) -> Tensor:
 
 
 def estimate_gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float = 0.95
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns (B, T) by generalised advantage estimation (arXiv:1506.02438, eq. 16).
 
@@ -103,7 +108,12 @@ def estimate_gae(
     return advantages, torch.where(on, advantages + values, torch.zeros_like(values))
 
 
-def credit(cfg: CreditSettings, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> tuple[Tensor, Tensor]:
+def credit(
+    cfg: CreditSettings,
+    batch: RolloutBatch,
+    old: Tensor,
+    ref: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """GRPO's (P, G) advantages of the rewards within their group, and a (P, G) mask of those that differ from 0. With
     --kl-in reward each advantage is reduced by the completion's KL divergence from the reference.
 

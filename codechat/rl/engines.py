@@ -180,7 +180,13 @@ class Http(Engine):
 
     # ---- requests
 
-    def _draws(self, stop: Sequence[Sequence[int]], top_k: int | None, seed: int, key: int | str) -> dict[str, Any]:
+    def _draws(
+        self,
+        stop: Sequence[Sequence[int]],
+        top_k: int | None,
+        seed: int,
+        key: int | str,
+    ) -> dict[str, Any]:
         """How the server is told what to draw, and where to stop."""
         return {"stop_token_ids": [list(s) for s in stop], "top_k": top_k, "seed": seed, "key": key}
 
@@ -211,7 +217,12 @@ class Http(Engine):
         answer = self.link.ask("/v1/completions", {"model": self.model, **body})
         return sorted(answer["choices"], key=lambda choice: choice["index"])
 
-    def _completion(self, choice: Mapping[str, Any], prompt: Sequence[int], max_new_tokens: int) -> Completion:
+    def _completion(
+        self,
+        choice: Mapping[str, Any],
+        prompt: Sequence[int],
+        max_new_tokens: int,
+    ) -> Completion:
         """A checked choice: training needs exactly the ids that were sampled."""
         ids = choice.get("token_ids")
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
@@ -257,7 +268,13 @@ class VLLM(Http):
 
     busy = (*BUSY, 500)  # when its core has died
 
-    def _draws(self, stop: Sequence[Sequence[int]], top_k: int | None, seed: int, key: int | str) -> dict[str, Any]:
+    def _draws(
+        self,
+        stop: Sequence[Sequence[int]],
+        top_k: int | None,
+        seed: int,
+        key: int | str,
+    ) -> dict[str, Any]:
         single = [s[0] for s in stop if len(s) == 1]
         if stop and not single:  # endings of more tokens only save time: completions are cut at stop texts
             problem = "vLLM stops at single ids, but a turn of this model ends with several"
@@ -268,7 +285,14 @@ class VLLM(Http):
 
     def _load_weights(self) -> None:
         dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")  # one of the names that an export takes
-        exchange.export(exchange.ExportConfig(ckpt=str(self.path), out=self.folder / HF, dtype=dtype, overwrite=True))
+        exchange.export(
+            exchange.ExportConfig(
+                ckpt=str(self.path),
+                out=self.folder / HF,
+                dtype=dtype,
+                overwrite=True,
+            )
+        )
         self.link.ask("/collective_rpc", {"method": "reload_weights"})
         self.link.ask("/reset_prefix_cache", {})
 
@@ -324,7 +348,14 @@ class RolloutSampler:
         self.problems = problems
         self.tok = tok
 
-    def __call__(self, at: int, n: int, seed: int, key: int = 0, group_size: int | None = None) -> RolloutBatch:
+    def __call__(
+        self,
+        at: int,
+        n: int,
+        seed: int,
+        key: int = 0,
+        group_size: int | None = None,
+    ) -> RolloutBatch:
         """Rollouts of n problems from number `at` on, wrapping around. key: the first group's number within its step
         over all ranks. One part is judged while the next one is sampled. A collective."""
         cfg = self.cfg

@@ -54,7 +54,15 @@ class Episode:
     text: str
     score: Score
 
-    def __init__(self, task: Any, problem: Problem, seed: int, name: str, tokenizer: Tokenizer, tags: str) -> None:
+    def __init__(
+        self,
+        task: Any,
+        problem: Problem,
+        seed: int,
+        name: str,
+        tokenizer: Tokenizer,
+        tags: str,
+    ) -> None:
         self.problem = problem
         self.world: Environment = task.environment()
         self.name = name
@@ -68,7 +76,13 @@ class Episode:
         self.turns: list[Turn] = []
         self.stop: generate.StopReason | None = None  # none = it goes on
 
-    def _append(self, ids: list[int], logprobs: list[float], written: bool, kept: Tensor | None = None) -> None:
+    def _append(
+        self,
+        ids: list[int],
+        logprobs: list[float],
+        written: bool,
+        kept: Tensor | None = None,
+    ) -> None:
         self.ids += ids
         self.kept.append((len(ids), kept))
         self.logprobs += logprobs

@@ -15,7 +15,8 @@ KLKind = Literal["k1", "k2", "k3"]
 Aggregation = Literal["sequence", "token", "constant"]
 # Bounds of log ratios that are exponentiated. exp overflows float32 at 88, and the squares of its gradient, which a
 # gradient norm adds up, at 44; below -87 the reciprocal overflows, which the gradient of a ratio's logarithm needs.
-SMALLEST_LOG_RATIO, LARGEST_LOG_RATIO = -60.0, 30.0
+SMALLEST_LOG_RATIO = -60.0
+LARGEST_LOG_RATIO = 30.0
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
@@ -35,7 +36,13 @@ def bounded(log_ratio: Tensor) -> Tensor:
     return torch.where(cut == log_ratio, log_ratio, cut + (log_ratio - log_ratio.detach()))
 
 
-def token_weights(lengths: Tensor, how: Aggregation, n_sequences: float, n_tokens: float, max_tokens: int) -> Tensor:
+def token_weights(
+    lengths: Tensor,
+    how: Aggregation,
+    n_sequences: float,
+    n_tokens: float,
+    max_tokens: int,
+) -> Tensor:
     """Loss aggregation: (B, 1) weights of the tokens of sequences of `lengths` (B,); counts are of the whole step.
 
     sequence: mean over a sequence's tokens, then over sequences (GRPO, arXiv:2402.03300, eq. 3). token: mean over all
@@ -49,7 +56,10 @@ def token_weights(lengths: Tensor, how: Aggregation, n_sequences: float, n_token
 
 
 def policy_gradient_loss(
-    logprobs: Tensor, advantages: Tensor, mask: Tensor, count: float | Tensor | None = None
+    logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    count: float | Tensor | None = None,
 ) -> Tensor:
     """REINFORCE: -mean over tokens of advantage x log pi, scalar (Williams 1992; Sutton & Barto, 2nd ed., sec. 13.4).
 
@@ -59,7 +69,10 @@ def policy_gradient_loss(
 
 
 def policy_ratio(
-    logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: Literal["token", "sequence"] = "token"
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    mask: Tensor,
+    level: Literal["token", "sequence"] = "token",
 ) -> Tensor:
     """(B, T) new / old policy of each token, or the geometric mean of its sequence (GSPO, arXiv:2507.18071, eq. 7); see
     `bounded` for ratios above 1e13."""
@@ -70,7 +83,10 @@ def policy_ratio(
 
 
 def importance_weights(
-    logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, cap: float
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    mask: Tensor,
+    cap: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(B, T) min(pi / mu, cap) of each token, pi the trainer's and mu the sampler's probability, no gradient; 1 if
     `cap` is 0. For a sampler that computes other probabilities than the trainer, or is some steps behind.
@@ -87,7 +103,12 @@ def importance_weights(
     return ratio.clamp(max=cap) if cap else torch.ones_like(ratio), stats
 
 
-def clipped_policy_loss(ratio: Tensor, advantages: Tensor, eps_low: float = 0.2, eps_high: float = 0.2) -> Tensor:
+def clipped_policy_loss(
+    ratio: Tensor,
+    advantages: Tensor,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Tensor:
     """Per token -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), (B, T), of ratios (B, T) and advantages (B, T|1).
 
     PPO (arXiv:1707.06347, eq. 7) and GRPO (arXiv:2402.03300, eq. 3); separate bounds are DAPO's clip-higher

@@ -26,14 +26,26 @@ class Losses(NamedTuple):
     rejected_rewards: Tensor
 
 
-def dpo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Losses:
+def dpo_loss(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    beta: float = 0.1,
+) -> Losses:
     """-log sigmoid(beta [(log pi - log ref)(chosen) - (log pi - log ref)(rejected)]) (DPO, arXiv:2305.18290, eq. 7)."""
     good = beta * (chosen - ref_chosen)
     bad = beta * (rejected - ref_rejected)
     return Losses(-F.logsigmoid(good - bad), good.detach(), bad.detach())
 
 
-def ipo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Losses:
+def ipo_loss(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    beta: float = 0.1,
+) -> Losses:
     """(h - 1 / (2 beta))^2 with h DPO's difference of log-ratios (IPO, arXiv:2310.12036, eq. 17; its tau is our beta).
 
     The margin has a target: pairs beyond it are pulled back. h is over sums, as in the paper."""
@@ -65,7 +77,11 @@ def simpo_loss(
 
 
 def orpo_loss(
-    chosen: Tensor, rejected: Tensor, chosen_lengths: Tensor, rejected_lengths: Tensor, beta: float = 0.1
+    chosen: Tensor,
+    rejected: Tensor,
+    chosen_lengths: Tensor,
+    rejected_lengths: Tensor,
+    beta: float = 0.1,
 ) -> Losses:
     """-beta log sigmoid(log odds(chosen) - log odds(rejected)), odds = p / (1 - p), p the geometric mean of token
     probabilities (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). `pair_loss` adds its SFT term."""
@@ -81,7 +97,11 @@ def _log_odds(mean_logprob: Tensor) -> Tensor:
 
 
 def kto_loss(
-    logprobs: Tensor, ref_logprobs: Tensor, liked: Tensor, kl: Tensor | float, beta: float = 0.1
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    liked: Tensor,
+    kl: Tensor | float,
+    beta: float = 0.1,
 ) -> tuple[Tensor, Tensor]:
     """Losses and implicit rewards of completions, both (B,): 1 - sigmoid(beta (r - kl)) if liked (B,) bool, else
     1 - sigmoid(beta (kl - r)), r = log pi - log ref (KTO, arXiv:2402.01306, eq. 8, without lambda_y).

@@ -360,7 +360,12 @@ class RowShapes(TypedDict):
 
 
 def pack(
-    batch: RolloutBatch, keep: Tensor | None = None, *, row_tokens: int, rows: int, fixed: bool = False
+    batch: RolloutBatch,
+    keep: Tensor | None = None,
+    *,
+    row_tokens: int,
+    rows: int,
+    fixed: bool = False,
 ) -> Iterator[Packed]:
     """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not fit is split, its prompt
     repeated. fixed: of exactly `rows` rows of row_tokens, or of a multiple of it where a row is longer, so that
@@ -462,7 +467,12 @@ def _pad(bins: list[Row], length: int, rows: int) -> Packed:
     )
 
 
-def table_of(batch: RolloutBatch, value: Callable[[Packed], Tensor], device: torch.device, shapes: RowShapes) -> Tensor:
+def table_of(
+    batch: RolloutBatch,
+    value: Callable[[Packed], Tensor],
+    device: torch.device,
+    shapes: RowShapes,
+) -> Tensor:
     """(N, C) what `value`, which returns (R, T), gives at each token of the completions; 0 behind a completion's
     end."""
     table = torch.zeros(len(batch.completions), int(batch.lengths().max()), device=device)
@@ -473,7 +483,14 @@ def table_of(batch: RolloutBatch, value: Callable[[Packed], Tensor], device: tor
 
 
 @torch.no_grad()
-def score_logprobs(model: GPT, batch: RolloutBatch, *, temperature: float, row_tokens: int, rows: int) -> Tensor:
+def score_logprobs(
+    model: GPT,
+    batch: RolloutBatch,
+    *,
+    temperature: float,
+    row_tokens: int,
+    rows: int,
+) -> Tensor:
     """(N, C) log-probabilities in nats of the sampled ids under `model`, 0 behind a completion's end; in the caller's
     autocast, on the model's device."""
     device = model.wte.weight.device

@@ -50,7 +50,8 @@ resolve = find_checkpoint
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `load` read. `optim_state` is None where it was not requested; `rng` is None where the number of ranks changed."""
+    """What `load` read. `optim_state` is None where it was not requested; `rng` is None where the number of ranks
+    changed."""
 
     path: Path
     step: int
@@ -98,32 +99,47 @@ def _parameters(
 ) -> dict[str, tuple[torch.optim.Optimizer, Tensor]]:
     """{name: (its optimizer, parameter)}; those that the model does not have, such as a value head's, are numbered."""
     every = [(o, p) for o in optimizers for group in o.param_groups for p in group["params"]]
-    names, beside = {p: name for name, p in model.named_parameters()}, itertools.count()
+    names = {p: name for name, p in model.named_parameters()}
+    beside = itertools.count()
     return {names[p] if p in names else f"beside.{next(beside)}": (o, p) for o, p in every}
 
 
 def optimizer_states(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The tensors of the optimizers as NAME.KEY: reading depends neither on the sharding nor on the order of parameters."""
+    """The tensors of the optimizers as NAME.KEY: reading depends neither on the sharding nor on the order of
+    parameters."""
     states = {name: o.state.get(p, {}) for name, (o, p) in _parameters(model, optimizers).items()}
     return {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
 
 
 def _describe(
-    run_path: Path, step: int, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], meta: Mapping[str, Any]
+    run_path: Path,
+    step: int,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    meta: Mapping[str, Any],
 ) -> dict[str, Any]:
     shape = getattr(model, "cfg", None)
     about = {
-        "format": FORMAT, "step": step, "run": name_of(run_path.resolve()), "saved": round(time.time(), 3), "torch": torch.__version__,
-        "world_size": dist.world_size(), "sharded": sharding.is_sharded(model), "model": type(model).__name__,
-        "optimizers": [type(o).__name__ for o in optimizers], "model_config": shape and config.plain(shape), **config.plain(meta),
-    }  # fmt: skip
+        "format": FORMAT,
+        "step": step,
+        "run": name_of(run_path.resolve()),
+        "saved": round(time.time(), 3),
+        "torch": torch.__version__,
+        "world_size": dist.world_size(),
+        "sharded": sharding.is_sharded(model),
+        "model": type(model).__name__,
+        "optimizers": [type(o).__name__ for o in optimizers],
+        "model_config": shape and config.plain(shape),
+        **config.plain(meta),
+    }
     if about.get("lineage"):
         about["lineage"] = [*about["lineage"][:-1], {**about["lineage"][-1], "step": step}]
     return about
 
 
 def fingerprint(meta: Mapping[str, Any]) -> str:
-    """Which weights these are, from a checkpoint's meta.json: RUN@STEP and a hash of the files' hashes; "" without files."""
+    """Which weights these are, from a checkpoint's meta.json: RUN@STEP and a hash of the files' hashes; "" without
+    files."""
     files = meta.get("files")
     if not files:
         return ""
@@ -138,7 +154,12 @@ def _temporary(final: Path) -> Path:
     return final.with_name(f".{final.name}.tmp")
 
 
-def write_step(final: Path, contents: Mapping[str, Any], meta: dict[str, Any], shards: Mapping[str, Any]) -> None:
+def write_step(
+    final: Path,
+    contents: Mapping[str, Any],
+    meta: dict[str, Any],
+    shards: Mapping[str, Any],
+) -> None:
     """Create the directory `final` of a step, complete or not at all, and point `latest` at it.
 
     contents: {file: value}. shards: {file: record} of the files that are in its temporary directory already."""
@@ -155,7 +176,8 @@ def write_step(final: Path, contents: Mapping[str, Any], meta: dict[str, Any], s
 
 
 def prune(run_path: Path, step: int, keep_last: int) -> None:
-    """Remove the steps that no rule keeps, and what a kill left; a step is renamed first, so that it is never partial."""
+    """Remove the steps that no rule keeps, and what a kill left; a step is renamed first, so that it is never
+    partial."""
     paths = checkpoint_paths(run_path)
     for left in {*(run_path / "checkpoints").glob(".step_*")} - {*paths.values()}:
         shutil.rmtree(left)
@@ -170,7 +192,8 @@ def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> Non
     """CheckpointError, on every rank, where a file is missing or damaged. Each rank hashes its share. A collective."""
     with dist.together():
         for i, name in enumerate(names):
-            path, mine = folder / name, i % dist.world_size() == dist.rank()
+            path = folder / name
+            mine = i % dist.world_size() == dist.rank()
             whole = path.is_file() and path.stat().st_size == files[name]["bytes"]
             if not whole or (mine and file_record(path)["sha256"] != files[name]["sha256"]):
                 remedy = f"use another step, RUN@STEP; to continue from there, delete {folder}, then set --resume"
@@ -249,7 +272,8 @@ def save(
     ranks = dist.gather({"extra": dict(extra or {}), "rng": rng_state()})
     about = _describe(Path(run_path), step, model, optimizers, meta or {})
     states = {"model": model.state_dict()} | ({"optim": optimizer_states(model, optimizers)} if optimizers else {})
-    if sharded := sharding.is_sharded(model):
+    sharded = sharding.is_sharded(model)
+    if sharded:
         from codechat.runs import sharded_checkpoint
 
         group = _group_for_writing(td.group.WORLD)
@@ -303,12 +327,13 @@ def check(ref: str | Path) -> None:
 
 
 def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Checkpoint:
-    """Read a checkpoint from its reference (`runs.paths`). A collective. mmap leaves the weights in their file; the tensors
-    of a sharded checkpoint are read when they are accessed."""
+    """Read a checkpoint from its reference (`runs.paths`). A collective. mmap leaves the weights in their file; the
+    tensors of a sharded checkpoint are read when they are accessed."""
     settle()
     path = find_checkpoint(ref)
     meta = read_meta(path)
-    files, step = meta["files"], meta["step"]
+    files = meta["files"]
+    step = meta["step"]
     _verify(path, files, [name for name in files if optimizer or name != "optim.pt"])
     if RELEASED_WEIGHTS in files:
         return Checkpoint(path, step, meta, _read_file(path / RELEASED_WEIGHTS), None, {}, None)
@@ -319,7 +344,8 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     if meta.get("sharded"):
         from codechat.runs.sharded_checkpoint import Shards
 
-        state, optim = Shards(path, "model."), Shards(path, "optim.") if optimizer else None
+        state = Shards(path, "model.")
+        optim = Shards(path, "optim.") if optimizer else None
     else:
         state = _read_file(path / "model.pt", mmap)
         optim = _read_file(path / "optim.pt", mmap) if optimizer else None
@@ -330,7 +356,8 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
 
 
 def _base_weights(meta: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Weights of the run base/NAME that an adapter belongs to. MissingFile without it: reading a checkpoint never reaches a network."""
+    """Weights of the run base/NAME that an adapter belongs to. MissingFile without it: reading a checkpoint never
+    reaches a network."""
     name = meta["base"]
     run = f"base/{name}"
     if latest_step(runs_dir() / run) is None:
@@ -357,7 +384,10 @@ def _fill(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
 
 def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """The state of each parameter by its name, sharded as the parameter is; none before the first update."""
-    names, params, saved, targets = ckpt.meta["optimizers"], _parameters(model, optimizers), ckpt.optim_state, {}
+    names = ckpt.meta["optimizers"]
+    params = _parameters(model, optimizers)
+    saved = ckpt.optim_state
+    targets = {}
     if len(names) != len(optimizers):
         held = f"{ckpt.path} holds {len(names)} optimizer states, {len(optimizers)} are required"
         raise CheckpointError(f"{held}; use the same --optimizer")
@@ -373,14 +403,16 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
 
 
 def restore(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
-    """Put the saved state into `model`; with optimizers, also into them and the global random states. CheckpointError, with
-    both shapes, where they do not fit."""
-    saved, targets = ckpt.model_state, model.state_dict()
+    """Put the saved state into `model`; with optimizers, also into them and the global random states.
+    CheckpointError, with both shapes, where they do not fit."""
+    saved = ckpt.model_state
+    targets = model.state_dict()
     there, here = (
         {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for tensors in (getattr(saved, "about", saved), targets)
     )
-    if differ := [name for name in {**there, **here} if there.get(name) != here.get(name)]:
+    differ = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    if differ:
         listed = "; ".join(f"{name} is {there.get(name)} there and {here.get(name)} here" for name in differ[:3])
         remedy = "use the settings of the run that saved it"
         raise CheckpointError(f"{ckpt.path} does not fit the model in {len(differ)} tensors: {listed}; {remedy}")

@@ -42,7 +42,8 @@ def show_list() -> None:
 def show_run(ref: str) -> None:
     """Status, origin, settings, the last value of each metric with its unit, and the evaluations."""
     run = Run.open(ref)
-    status, env = run.status, run.env
+    status = run.status
+    env = run.env
     about = {"run": run.name, "directory": str(run.path)}
     about |= {k: status.get(k) for k in ("kind", "status", "reason", "started", "ended")}
     about |= {"parent": (env.get("parent") or {}).get("ref"), "commit": env.get("commit")}

@@ -6,12 +6,12 @@ called (`codechat --root DIR` for another one), or of the checkout where it is c
 
 A run may be planned: `launch` writes its directory, torchrun starts the loop later and takes the directory over.
 
-Who writes a run holds the lock .NAME.lock beside it, from before the directory is there until the run ends: one process at a time has a name,
-and a running run whose lock is free was killed, whatever host name its status has (`core.processes` says on which file systems).
+Who writes a run holds the lock .NAME.lock beside it, from before the directory is there until the run ends: one
+process at a time has a name, and a running run whose lock is free was killed, whatever host name its status has
+(`core.processes` says on which file systems).
 
-A run that --overwrite replaces lies in .NAME.old until the new one has begun: a row of metrics, a checkpoint, its end. If the new one fails or
-is killed before that, the former run comes back.
-"""
+A run that --overwrite replaces lies in .NAME.old until the new one has begun: a row of metrics, a checkpoint, its
+end. If the new one fails or is killed before that, the former run comes back."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,8 @@ from codechat.core.processes import holder, lock, process_start, unlock
 
 _PACKAGE = Path(codechat.__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
-# runs/, data/ and reports/ of this process are below it: its folder, or the checkout of this package where that lies inside
+# runs/, data/ and reports/ of this process are below it: its folder, or the checkout of this package where that
+# lies inside
 ROOT = _CHECKOUT if _CHECKOUT and Path.cwd().is_relative_to(_CHECKOUT) else Path.cwd()
 RELEASED = "released"  # released/NAME: runs that come with an installed package
 RELEASED_GROUP = "codechat.released"  # of the entry points: packages whose folders are such runs
@@ -98,7 +99,8 @@ def no_such_run(ref: str | Path) -> MissingFile:
 
 def find_run(ref: str | Path) -> Path:
     """The directory of a run from its name, itself, or anything inside; MissingFile names what exists."""
-    if (place := _place(ref)) is None:
+    place = _place(ref)
+    if place is None:
         raise no_such_run(ref)
     run = next((path for path in (place, *place.parents) if is_run(path)), None)
     if run is None:
@@ -113,11 +115,13 @@ def exists(name: str) -> bool:
 
 
 def checkpoint_paths(run_path: Path) -> dict[int, Path]:
-    """step -> directory, ascending. A step whose replacement was killed between two renames is read from .step_N.old."""
+    """step -> directory, ascending. A step whose replacement was killed between two renames is read from
+    .step_N.old."""
     folder = run_path / "checkpoints"
     steps: dict[int, Path] = {}
     for path in (*folder.glob("step_*"), *folder.glob(".step_*.old")):
-        if (m := STEP.fullmatch(path.name)) and (path / "meta.json").is_file():
+        m = STEP.fullmatch(path.name)
+        if m and (path / "meta.json").is_file():
             steps.setdefault(int(m[1]), path)
     return dict(sorted(steps.items()))
 
@@ -131,12 +135,14 @@ def pointed_step(run_path: Path, which: str) -> int | None:
 
 def latest_step(run_path: Path) -> int | None:
     """The step that checkpoints/latest names or, where that was deleted, the last one that is there."""
-    steps, named = checkpoint_paths(run_path), pointed_step(run_path, "latest")
+    steps = checkpoint_paths(run_path)
+    named = pointed_step(run_path, "latest")
     return named if named in steps else max(steps, default=None)
 
 
 def _checkpoint_of(run_path: Path, which: str) -> Path:
-    name, steps = name_of(run_path), checkpoint_paths(run_path)
+    name = name_of(run_path)
+    steps = checkpoint_paths(run_path)
     if not steps:
         state = read_status(run_path)["status"]
         raise MissingFile(f"run {name} ({state}) has no checkpoint yet; train it first, or continue it with --resume")
@@ -151,10 +157,12 @@ def _checkpoint_of(run_path: Path, which: str) -> Path:
 
 def find_checkpoint(ref: str | Path) -> Path:
     """The directory of a checkpoint from its reference."""
-    text, which = str(ref), "latest"
+    text = str(ref)
+    which = "latest"
     if _place(text) is None and "@" in text:
         text, _, which = text.rpartition("@")
-    if (place := _place(text)) is None:
+    place = _place(text)
+    if place is None:
         raise no_such_run(text)
     folder = place.parent if place.is_file() else place
     if (folder / "meta.json").is_file():
@@ -170,13 +178,17 @@ def find_checkpoint(ref: str | Path) -> Path:
 
 
 def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:
-    """`find_checkpoint`, but a run without a step means the checkpoint that evaluation chose; and which of several it is."""
-    path, place = find_checkpoint(ref), _place(ref)
+    """`find_checkpoint`, but a run without a step means the checkpoint that evaluation chose; and which of several
+    it is."""
+    path = find_checkpoint(ref)
+    place = _place(ref)
     run_path = path.parent.parent
     steps = checkpoint_paths(run_path) if is_run(run_path) else {}
     if place not in (run_path, run_path / "checkpoints") or len(steps) < 2:
         return path, ""
-    name, best, latest = name_of(run_path), pointed_step(run_path, "best"), latest_step(run_path)
+    name = name_of(run_path)
+    best = pointed_step(run_path, "best")
+    latest = latest_step(run_path)
     if best not in steps:
         return path, f"{name} = step {latest} (the latest; no evaluation chose one)"
     return steps[best], f"{name} = step {best} (@best, which evaluation chose; the latest is step {latest})"
@@ -244,7 +256,8 @@ def has_begun(run_path: Path) -> bool:
 
 
 def recover(run_path: Path) -> None:
-    """Where a kill left a former run in .NAME.old: put it back, unless the run in its place has begun or was launched and still may.
+    """Where a kill left a former run in .NAME.old: put it back, unless the run in its place has begun or was
+    launched and still may.
 
     Nothing where the name is being written, or no former run is there."""
     with contextlib.suppress(OSError, ValueError, RunError):  # only readable; a text that is no path; a damaged run
@@ -255,10 +268,12 @@ def recover(run_path: Path) -> None:
 
 
 def settle_former(run_path: Path) -> bool:
-    """For who holds the lock: delete the former run where the new one has begun, else put it back; whether it was put back.
+    """For who holds the lock: delete the former run where the new one has begun, else put it back; whether it was
+    put back.
 
     It stays aside while a launched run is in its place, which has its log there and may be started again."""
-    real, old = run_path.resolve(), _beside(run_path, "old")
+    real = run_path.resolve()
+    old = _beside(run_path, "old")
     if not old.exists():
         return False
     if real.exists() and has_begun(real):
@@ -303,12 +318,16 @@ def _places_of_run(ref: str) -> Iterator[Path]:
     with contextlib.suppress(UserError):  # who reads it says what is wrong with it
         folder = find_checkpoint(ref)
         yield from (folder.resolve(), folder.parent.parent.resolve())
-        if base := read_json(folder / "meta.json").get("base"):
+        base = read_json(folder / "meta.json").get("base")
+        if base:
             yield (runs_dir() / "base" / base).resolve()
 
 
 def check_not_read(
-    name: str, config: Any, parent: str | Path | None = None, what: str = "--overwrite would delete"
+    name: str,
+    config: Any,
+    parent: str | Path | None = None,
+    what: str = "--overwrite would delete",
 ) -> None:
     """ConfigError where a command reads the run of this name, or anything inside."""
     real = (runs_dir() / name).resolve()
@@ -325,7 +344,8 @@ def _ranks() -> int:
 
 
 def check_same(name: str, config: Any) -> None:
-    """RunError where a resumed run would compute something else than its config.json says; ranks may share a step anew."""
+    """RunError where a resumed run would compute something else than its config.json says; ranks may share a step
+    anew."""
     path = runs_dir() / name
     stored = read_json(path / "config.json")
     now = configs.identity(config) if dataclasses.is_dataclass(config) else dict(config)
@@ -333,9 +353,12 @@ def check_same(name: str, config: Any) -> None:
     if "device_batch_size" in now:
         for c, ranks in ((stored, read_json(path / "env.json")["world_size"]), (now, _ranks())):
             c["device_batch_size x grad_accum x ranks"] = c.pop("device_batch_size") * c.pop("grad_accum", 1) * ranks
-    if changes := configs.differences(stored, now):
+    changes = configs.differences(stored, now)
+    if changes:
         listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in changes.items())
-        raise RunError(f"run {name} was begun with other settings: {listed}; use the same, or choose another --run-name")  # fmt: skip
+        raise RunError(
+            f"run {name} was begun with other settings: {listed}; use the same, or choose another --run-name"
+        )
 
 
 def same_launch(name: str) -> bool:
@@ -353,7 +376,8 @@ def _parent_record(ref: str | Path | None) -> dict[str, Any] | None:
     if ref is None:
         return None
     path = find_checkpoint(ref)
-    owner, m = path.parent.parent, STEP.fullmatch(path.name)
+    owner = path.parent.parent
+    m = STEP.fullmatch(path.name)
     return {"ref": str(ref), "run": name_of(owner) if is_run(owner) else None, "step": int(m[1]) if m else None}
 
 
@@ -362,7 +386,8 @@ _preparing = threading.RLock()  # the threads of a process share its locks
 
 @contextlib.contextmanager
 def _claimed(path: Path, for_good: bool) -> Iterator[bool]:
-    """Hold the name of a run within the block, `for_good` also after it unless it fails; whether this process had it before."""
+    """Hold the name of a run within the block, `for_good` also after it unless it fails; whether this process had
+    it before."""
     with _preparing:
         before = holder(lock_of(path)) == os.getpid()
         hold(path)
@@ -401,19 +426,30 @@ def prepare(
         planned = state == PLANNED and not overwrite
         if there and not (resume or overwrite or planned):
             continued = "--resume to continue it, " if hasattr(config, "resume") else ""
-            raise RunError(f"run name {name!r} is in use ({state}); "
-                           f"set {continued}--overwrite to replace it, or another --run-name")  # fmt: skip
+            raise RunError(
+                f"run name {name!r} is in use ({state}); "
+                f"set {continued}--overwrite to replace it, or another --run-name"
+            )
         if there and overwrite:
             check_not_read(name, config, parent)
         origin = _parent_record(parent)
         here = {"kind": kind, "config_hash": configs.config_hash(config), **provenance.snapshot(SHIPPED)}
         here |= {"world_size": _ranks(), "launch": os.environ.get("TORCHELASTIC_RUN_ID")}
         status = dict(
-            reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node(), status=PLANNED
+            reason=None,
+            kind=kind,
+            started=None,
+            ended=None,
+            summary={},
+            host=platform.node(),
+            status=PLANNED,
         )
         if plan is None:
             status |= dict(
-                status="running", started=provenance.now(), pid=os.getpid(), pid_start=process_start(os.getpid())
+                status="running",
+                started=provenance.now(),
+                pid=os.getpid(),
+                pid_start=process_start(os.getpid()),
             )
         files = {"config.json": configs.plain(config), "env.json": here | {"parent": origin}, "status.json": status}
         if plan is None and (planned or resume):  # in place: launch.sh and its log stay where they are
@@ -440,7 +476,8 @@ def prepare(
 
 
 def move_away(name: str) -> Path:
-    """Rename a run that has ended to NAME.1, or the next number that is free; its new directory. RunError where it is being written."""
+    """Rename a run that has ended to NAME.1, or the next number that is free; its new directory. RunError where it
+    is being written."""
     path = runs_dir() / name
     with _claimed(path, for_good=False):
         numbered = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))

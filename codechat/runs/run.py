@@ -13,7 +13,8 @@ A step's number counts the optimizer updates done: the row of the first update i
 the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are flushed one by one; a line
 cut by a kill is not read. With several ranks only the first writes.
 
-A metric with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not finite is written as null.
+A metric with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not finite is written as
+null.
 
 A configuration with wandb=True also sends rows and samples to Weights & Biases, under the run's name as id; `wandb
 sync runs/NAME/tb` sends the rows of another run.
@@ -65,7 +66,8 @@ def declared(name: str) -> str | None:
 
 def unit_of(name: str) -> str:
     """The unit of a metric; ValueError with the nearest name where none is declared."""
-    if (known := declared(name)) is None:
+    known = declared(name)
+    if known is None:
         raise ValueError(f"metric {name!r} is not declared in metrics.csv{nearest(name, METRICS)}")
     return METRICS[known]
 
@@ -106,14 +108,16 @@ def _restarted(name: str) -> bool:
 
 
 def list_runs() -> pd.DataFrame:
-    """One row per run: run, kind, status, step (last checkpoint), started, parent, commit, reason; only the name of a damaged one."""
+    """One row per run: run, kind, status, step (last checkpoint), started, parent, commit, reason; only the name of
+    a damaged one."""
     import pandas as pd
 
     rows = []
     for path in paths.run_paths():
         row = {"run": paths.name_of(path.resolve()), "kind": None, "status": "damaged", "step": None}
         with contextlib.suppress(RunError, AttributeError, KeyError, TypeError):  # a damaged file holds anything
-            status, env = paths.read_status(path), read_json(path / "env.json")
+            status = paths.read_status(path)
+            env = read_json(path / "env.json")
             row |= {name: status[name] for name in ("kind", "status", "started", "reason")} | {
                 "step": max(paths.checkpoint_paths(path), default=None),
                 "parent": (env["parent"] or {}).get("run"),
@@ -136,11 +140,12 @@ def _quiet_about_disks(failed: threading.ExceptHookArgs) -> None:
 
 
 class Run:
-    """A run directory. `Run.create` to write one, `Run.open` to read one (or to add evaluations to it). `with run:` marks it
-    finished at the end of the block, stopped on Ctrl-C, failed on any other exception."""
+    """A run directory. `Run.create` to write one, `Run.open` to read one (or to add evaluations to it). `with run:`
+    marks it finished at the end of the block, stopped on Ctrl-C, failed on any other exception."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.name = path, paths.name_of(path.resolve())
+        self.path = path
+        self.name = paths.name_of(path.resolve())
         self.resumed = False  # whether a checkpoint is there to continue from
         self._writing = False  # created here and not ended yet
         self._alone = False  # whether the run that this one replaces is deleted
@@ -153,7 +158,14 @@ class Run:
 
     @classmethod
     def create(
-        cls, name: str, config: Any, *, kind: str, parent: Any = None, resume: bool = False, overwrite: bool = False
+        cls,
+        name: str,
+        config: Any,
+        *,
+        kind: str,
+        parent: Any = None,
+        resume: bool = False,
+        overwrite: bool = False,
     ) -> Run:
         """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it starts from.
 
@@ -183,7 +195,9 @@ class Run:
         run._writing = True
         if resume:
             latest = paths.latest_step(run.path)
-            run.resumed, run._begins, run._rewind = latest is not None, latest or 0, True
+            run.resumed = latest is not None
+            run._begins = latest or 0
+            run._rewind = True
         return run
 
     @classmethod
@@ -203,7 +217,8 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """{status, reason, kind, started, ended, summary, ...}; status: planned, running, finished, stopped, failed or killed."""
+        """{status, reason, kind, started, ended, summary, ...}; status: planned, running, finished, stopped, failed
+        or killed."""
         return self._ended or paths.read_status(self.path)
 
     def checkpoints(self) -> list[int]:
@@ -234,7 +249,8 @@ class Run:
             self._show(row)
 
     def log_eval(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append one evaluation of the weights after `step` updates: metrics, and what they were measured on (n, split, ...)."""
+        """Append one evaluation of the weights after `step` updates: metrics, and what they were measured on (n,
+        split, ...)."""
         row = plain_row(step, values)
         if _ranks().is_main():
             self._append("eval.jsonl", [row])
@@ -242,16 +258,19 @@ class Run:
             self._show(shown, self._curve(row))
 
     def _curve(self, row: Mapping[str, Any]) -> str:
-        """Where the values of an evaluation are shown: eval/ or eval/SPLIT/. Rows of another run's checkpoint, or sampled otherwise, than the first
-        ones of the split have these in the name too, so that no curve has two values at one step."""
-        split, run = str(row.get("split", "")), str(row.get("checkpoint", "")).partition("@")[0]
+        """Where the values of an evaluation are shown: eval/ or eval/SPLIT/. Rows of another run's checkpoint, or
+        sampled otherwise, than the first ones of the split have these in the name too, so that no curve has two
+        values at one step."""
+        split = str(row.get("split", ""))
+        run = str(row.get("checkpoint", "")).partition("@")[0]
         source = (run, str(row.get("sampling", "")))
         first = self._curves.setdefault(split, source)
         differing = [part for part, usual in zip(source, first) if part != usual]
         return "".join(f"{part}/" for part in ("eval", split, *differing) if part)
 
     def keep(self) -> None:
-        """What this run replaces (--overwrite) is deleted. `log` and the end of a run call it: until then a failure brings the former run back."""
+        """What this run replaces (--overwrite) is deleted. `log` and the end of a run call it: until then a failure
+        brings the former run back."""
         if self._writing and not self._alone and _ranks().is_main():
             paths.drop_former(self.path)
             self._alone = True
@@ -341,7 +360,12 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        e: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._writing and kind is None:
             self.finish()
         elif self._writing:

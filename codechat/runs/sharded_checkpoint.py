@@ -1,4 +1,5 @@
-"""Checkpoints of sharded models, by torch.distributed.checkpoint: each rank writes its shard, any number of ranks reads them.
+"""Checkpoints of sharded models, by torch.distributed.checkpoint: each rank writes its shard, any number of ranks
+reads them.
 
     step_000120/shards/.metadata       which part of which tensor is in which file
                        __R_0.distcp    written by rank R
@@ -34,7 +35,8 @@ def write(temp: Path, states: Mapping[str, Mapping[str, Tensor]], group: td.Proc
     """Write this rank's shard of {model, optim: {name: tensor}}; {file: record} of all ranks' files. A collective over
     `group`. OSError, on every rank, where a disk fails; the temporary directory is then removed."""
     td.barrier(group)
-    problem, mine = None, {}
+    problem = None
+    mine = {}
     tensors = {f"{kind}.{name}": tensor for kind, some in states.items() for name, tensor in some.items()}
     try:
         with warnings.catch_warnings():
@@ -49,7 +51,8 @@ def write(temp: Path, states: Mapping[str, Mapping[str, Tensor]], group: td.Proc
         problem = e
     every: list[Any] = [None] * td.get_world_size(group)
     td.all_gather_object(every, (str(problem) if problem else None, mine), group)
-    if problems := [text for text, _ in every if text]:
+    problems = [text for text, _ in every if text]
+    if problems:
         if dist.is_main():
             shutil.rmtree(temp, ignore_errors=True)
         raise OSError(problems[0])
@@ -94,10 +97,12 @@ class _Reader(dcp.FileSystemReader):
 
 
 class Shards(Mapping[str, Tensor]):
-    """The tensors of a sharded checkpoint whose names begin with `prefix`, which is cut off; each is read, whole, on access."""
+    """The tensors of a sharded checkpoint whose names begin with `prefix`, which is cut off; each is read, whole,
+    on access."""
 
     def __init__(self, folder: Path, prefix: str) -> None:
-        self.folder, self.prefix = folder / FOLDER, prefix
+        self.folder = folder / FOLDER
+        self.prefix = prefix
         table = _Reader(self.folder).read_metadata().state_dict_metadata
         self.about = {  # shapes and dtypes
             name.removeprefix(prefix): torch.empty(about.size, dtype=about.properties.dtype, device="meta")

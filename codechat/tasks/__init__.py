@@ -1,7 +1,8 @@
 """Problems with their own reward, by name.
 
-The library has one task of its own, `toy`, and reads rows of one's own (`custom`). Every other task is a class of a file,
-or of an installed package that names it in its entry points `codechat.tasks`; the laboratory's tasks are found so too.
+The library has one task of its own, `toy`, and reads rows of one's own (`custom`). Every other task is a class of a
+file, or of an installed package that names it in its entry points `codechat.tasks`; the laboratory's tasks are
+found so too.
 `load` imports a task's module at that moment, so names and help texts cost nothing.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import ConfigError, DataError, UserError, check_choice
-from codechat.tasks.base import (  # fmt: skip
+from codechat.tasks.base import (
     SPLITS,
     Problem,
     ReferenceCheck,
@@ -36,14 +37,27 @@ NAMES = tuple(sorted({*TASKS, *entry_points(group=GROUP).names}))
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
 _SEPARATOR = re.compile(r",(?![^\[]*\])")  # a comma inside brackets is no separator
 __all__ = [
-    "NAMES", "SPLITS", "TASKS", "Problem", "ReferenceCheck", "RowsTask", "Score", "Task", "check_reference_solutions", "check_reward", "find_class", "load",
-    "name_of", "score_all",
-]  # fmt: skip
+    "NAMES",
+    "SPLITS",
+    "TASKS",
+    "Problem",
+    "ReferenceCheck",
+    "RowsTask",
+    "Score",
+    "Task",
+    "check_reference_solutions",
+    "check_reward",
+    "find_class",
+    "load",
+    "name_of",
+    "score_all",
+]
 
 
 def find_installed(name: str) -> Callable[..., Task] | None:
-    """The class that an installed distribution declares under this name in its entry points; None where no one does. ConfigError where the name is
-    of this package or of two distributions; DataError where the class cannot be imported."""
+    """The class that an installed distribution declares under this name in its entry points; None where no one
+    does. ConfigError where the name is of this package or of two distributions; DataError where the class cannot be
+    imported."""
     points = [*entry_points(group=GROUP, name=name)]
     owners = ["codechat"] * (name in OWN) + [point.dist.name for point in points]
     if points and len(owners) > 1:
@@ -57,11 +71,12 @@ def find_installed(name: str) -> Callable[..., Task] | None:
 
 
 def find_class(name: str) -> tuple[Callable[..., Task], str]:
-    """(class of the task called NAME:OPTIONS or FILE.py:CLASS:OPTIONS, the options); without CLASS the only task of the file. NAME is of this
-    package or of an installed one.
+    """(class of the task called NAME:OPTIONS or FILE.py:CLASS:OPTIONS, the options); without CLASS the only task of
+    the file. NAME is of this package or of an installed one.
 
     MissingFile, DataError (the file or package fails); ConfigError names the nearest known task."""
-    if match := _FILE.fullmatch(name):
+    match = _FILE.fullmatch(name)
+    if match:
         module = run_file(Path(match["path"]), "task", "--task takes a file and a class, such as my_task.py:MyTask")
         classes = {k: v for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__}
         tasks = {k: v for k, v in classes.items() if isinstance(v, Task)}
@@ -69,15 +84,17 @@ def find_class(name: str) -> tuple[Callable[..., Task], str]:
         check_choice(f"{match['path']}: task class", cls, tasks)
         return tasks[cls], match["options"] or ""
     name, _, words = name.partition(":")
-    if made := find_installed(name):
+    made = find_installed(name)
+    if made:
         return made, words
     check_choice("task", name, [*TASKS, *entry_points(group=GROUP).names])
     return TASKS[name], words
 
 
 def load(name: str, *, source: Any = None, **options: Any) -> Task:
-    """The task called `name`, with options in the name or as keywords: "mbpp:variant=sanitized,timeout_s=3". A file of your own is
-    "my_task.py:MyTask" or "my_task.py:MyTask:level=2". source: where its problems are; none = what the task has.
+    """The task called `name`, with options in the name or as keywords: "mbpp:variant=sanitized,timeout_s=3". A file
+    of your own is "my_task.py:MyTask" or "my_task.py:MyTask:level=2". source: where its problems are; none = what
+    the task has.
 
     ConfigError for an unknown name or option, and for a value of the wrong type."""
     make, words = find_class(name)
@@ -92,7 +109,8 @@ def load(name: str, *, source: Any = None, **options: Any) -> Task:
 
 
 def name_of(task: str | Task | type) -> str:
-    """The name under which `load` finds a task: itself, or that of an object or a class, which is registered for this process.
+    """The name under which `load` finds a task: itself, or that of an object or a class, which is registered for
+    this process.
 
     ConfigError for what is no task, and for a name that this package uses."""
     if isinstance(task, str):

@@ -55,7 +55,8 @@ class Score:
 
 @runtime_checkable
 class Task(Protocol):
-    """tiers: from worst to best. max_reward: what a reference solution must score. Optional `tier_groups`: {metric: tiers}, whose shares
+    """tiers: from worst to best. max_reward: what a reference solution must score. Optional `tier_groups`: {metric:
+    tiers}, whose shares
     `codechat passk` reports. Optional `stop_texts`: where there are no turns (tags "raw"),
     a completion is cut behind the first of them."""
 
@@ -83,7 +84,8 @@ class Environment(Protocol):
     limited."""
 
     def reset(self, problem: Problem, seed: int) -> list[Message]:
-        """Start an episode. Returns the messages before the first answer, the same ones for the same problem and seed."""
+        """Start an episode. Returns the messages before the first answer, the same ones for the same problem and
+        seed."""
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
         """Take one answer. Returns the world's messages, the reward gained, and whether the episode has ended. Never
@@ -164,9 +166,10 @@ def problem_of(
     meta: Collection[str] = (),
     splits: Sequence[str] = SPLITS,
 ) -> Problem:
-    """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError, beginning with `where`, where one
-    is missing."""
-    answer, about = row.get("gold"), row.get("meta") or {}
+    """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError,
+    beginning with `where`, where one is missing."""
+    answer = row.get("gold")
+    about = row.get("meta") or {}
     whole = isinstance(answer, Mapping) and isinstance(about, Mapping) and {"id", "messages"} <= row.keys()
     if not whole or row.get("split") not in splits or not (set(gold) <= answer.keys() and set(meta) <= about.keys()):
         raise DataError(
@@ -217,7 +220,9 @@ def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> Refere
 
     A task without reference solutions gives the reason in `no_references`. A task with `hollow(problem)` gives texts
     that do nothing: where all of them earn the maximum too, the problem has failed."""
-    problems, failed, reasons = list(problems), {}, {}
+    problems = list(problems)
+    failed = {}
+    reasons = {}
     if problems and (why := getattr(task, "no_references", "")):
         return ReferenceCheck(task.name, 0, {}, why)
     for problem, score in zip(problems, score_all(task, problems, [task.gold(p) for p in problems]), strict=True):
@@ -258,11 +263,13 @@ ATTACKS = {  # beside the prompt, and all answers at once
 
 
 def check_reward(task: Task, problems: Iterable[Problem]) -> dict[str, float]:
-    """Red team: texts that solve nothing, on the first problems. Shortcut -> share of problems on which it earns the full reward,
-    although their answers differ.
+    """Red team: texts that solve nothing, on the first problems. Shortcut -> share of problems on which it earns
+    the full reward, although their answers differ.
 
-    DataError where a score is none: it raises, its reward is not finite and from 0 to the maximum, or its tier is unknown."""
-    problems, paid = list(problems)[:RED_TEAM_PROBLEMS], Counter[str]()
+    DataError where a score is none: it raises, its reward is not finite and from 0 to the maximum, or its tier is
+    unknown."""
+    problems = list(problems)[:RED_TEAM_PROBLEMS]
+    paid = Counter[str]()
     golds = [] if getattr(task, "no_references", "") else [task.gold(problem) for problem in problems]
     for i, problem in enumerate(problems):
         prompt = "\n".join(message["content"] for message in task.prompt(problem))
@@ -289,7 +296,8 @@ def check_reward(task: Task, problems: Iterable[Problem]) -> dict[str, float]:
 
 
 def warn_of_shortcuts(task: Task, problems: Iterable[Problem]) -> None:
-    """`check_reward` of a user's own task, with a line on stderr for each shortcut. The tests check those of this package."""
+    """`check_reward` of a user's own task, with a line on stderr for each shortcut. The tests check those of this
+    package."""
     if not type(task).__module__.startswith(("codechat.", "codechat_lab.")):
         for name, share in check_reward(task, problems).items():
             how = f"{name} earns the full reward on {share:.0%} of problems; RL will find it"

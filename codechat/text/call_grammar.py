@@ -33,7 +33,12 @@ Schema = dict[str, Any]
 LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
 LONGEST_TEXT = 256  # characters of a string with a pattern or format and no maxLength, which must end
 # of `format_call`; lenient: keywords that llguidance lacks are left out, with a warning each
-CANONICAL = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": True}
+CANONICAL = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "lenient": True,
+}
 # Of numbers without bounds in the schema: JSON readers reject 1e999 and very long digits; llguidance has no larger
 # range.
 LARGEST = 9 * 10**18
@@ -106,7 +111,13 @@ def prompt_grammar(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags:
 
 @lru_cache(maxsize=64)
 def _kept(
-    tokenizer: Tokenizer, tags: str, tools: str, required: bool, one_call: bool, declines: bool, strict: bool
+    tokenizer: Tokenizer,
+    tags: str,
+    tools: str,
+    required: bool,
+    one_call: bool,
+    declines: bool,
+    strict: bool,
 ) -> CallGrammar:
     return CallGrammar(
         tokenizer,
@@ -258,7 +269,12 @@ def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -
 # ---- the schemas of the tools as llguidance takes them
 
 
-def _calls_schema(tools: Sequence[Mapping[str, Any]], strict: bool, level: int, relaxed: list[str]) -> Schema:
+def _calls_schema(
+    tools: Sequence[Mapping[str, Any]],
+    strict: bool,
+    level: int,
+    relaxed: list[str],
+) -> Schema:
     """The schema of one call of any of the tools; `relaxed` takes a message for all that does not hold. strict: an
     unknown type raises ConfigError."""
     definitions: Schema = dict(ANY_VALUES)
@@ -321,7 +337,13 @@ def _of_names(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
 LEVELS = (_of_document, _of_free_document, _of_list, _of_names)
 
 
-def _arguments_schema(name: str, parameters: Schema, place: str, level: int, relaxed: list[str]) -> Schema:
+def _arguments_schema(
+    name: str,
+    parameters: Schema,
+    place: str,
+    level: int,
+    relaxed: list[str],
+) -> Schema:
     """The schema of a tool's arguments at `#/$defs/place`: the first of LEVELS, from `level` on, that has a grammar."""
     problems: list[str] = []
     for build in LEVELS[level:]:
@@ -527,7 +549,12 @@ class _Translator:
             out["items"] = self._child(out.get("items", {}), f"{where}[]", inlined, "items")
 
     def _object(
-        self, out: Schema, node: Mapping[str, Any], where: str, whole: bool, inlined: _Inlined | None
+        self,
+        out: Schema,
+        node: Mapping[str, Any],
+        where: str,
+        whole: bool,
+        inlined: _Inlined | None,
     ) -> Schema:
         for key in ("properties", "patternProperties"):
             if isinstance(out.get(key), Mapping):

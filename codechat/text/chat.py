@@ -209,7 +209,10 @@ def cut_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) ->
 
 
 def _turns(
-    messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prompt: bool = False
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    tags: str,
+    prompt: bool = False,
 ) -> tuple[list[TurnIds], list[int]]:
     """The ids of each message in every mode, and those after the last: where the assistant begins to write, if a prompt
     is asked for."""

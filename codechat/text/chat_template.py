@@ -175,7 +175,14 @@ class ChatTemplate:
             at += sum(map(len, turn))
         return turns, self.form.after if answered else text[at:]
 
-    def _answer_in(self, text: str, at: int, messages: Sequence[Message], number: int, n_known: int) -> TurnTexts:
+    def _answer_in(
+        self,
+        text: str,
+        at: int,
+        messages: Sequence[Message],
+        number: int,
+        n_known: int,
+    ) -> TurnTexts:
         """The texts of answer `number`, which must stand behind its generation prompt. text: of the first `n_known`
         messages; at: the end of the turn before."""
         answer = self._answer(messages[number]["content"])

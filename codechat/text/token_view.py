@@ -163,7 +163,11 @@ def _add_rest(texts: list[str], decoder: codecs.IncrementalDecoder) -> None:
 
 
 def picture(
-    kind: Kind, ids: Sequence[int], values: Sequence[float], tokenizer: Tokenizer, roles: Sequence[str]
+    kind: Kind,
+    ids: Sequence[int],
+    values: Sequence[float],
+    tokenizer: Tokenizer,
+    roles: Sequence[str],
 ) -> XRay:
     """Tokens, their values and roles, T each. DataError where a value is not a finite number."""
     if not all(map(math.isfinite, values)):

@@ -203,7 +203,11 @@ class ImportedTokenizer(Tokenizer):
         return next(found for start in starts if (found := self._behind(tokenizer, start, text)))
 
     def _behind(
-        self, tokenizer: Any, before: str, text: str, loses: bool = False
+        self,
+        tokenizer: Any,
+        before: str,
+        text: str,
+        loses: bool = False,
     ) -> tuple[list[int], list[int]] | None:
         """None where the ids of `before` are others in the whole, or one of them reaches into the text."""
         head = tokenizer.encode(before, add_special_tokens=False)

@@ -24,7 +24,14 @@ from typing import Any, Literal, NamedTuple
 from codechat.core.errors import DataError, MissingFile
 
 Schema = dict[str, Any]
-TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
+TYPES = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    dict: "object",
+    list: "array",
+}
 
 
 class Executor(NamedTuple):

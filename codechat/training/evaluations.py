@@ -14,7 +14,8 @@ from codechat.training.held_out import probes_hash, read_probes
 
 
 class TaskData(NamedTuple):
-    """A task, its training problems, evaluate(model, step), which gives a row of eval.jsonl, and the hashes of what both use."""
+    """A task, its training problems, evaluate(model, step), which gives a row of eval.jsonl, and the hashes of what
+    both use."""
 
     task: Task
     problems: list[Problem]
@@ -31,20 +32,38 @@ def load_task(cfg: Any, tok: Tokenizer) -> TaskData:
     hashes = task_hash(cfg.task, cfg.data_dir, "train", problems) | probes_hash(cfg.data_dir, probes)
     hashes |= task_hash(cfg.task, cfg.data_dir, "select", held_out)
     return TaskData(
-        task, problems, lambda model, step: evaluate_policy(cfg, model, tok, task, held_out, probes), hashes
+        task,
+        problems,
+        lambda model, step: evaluate_policy(cfg, model, tok, task, held_out, probes),
+        hashes,
     )
 
 
-def task_hash(name: str | None, source: str | None, split: str, problems: Sequence[Problem]) -> dict[str, str]:
+def task_hash(
+    name: str | None,
+    source: str | None,
+    split: str,
+    problems: Sequence[Problem],
+) -> dict[str, str]:
     origin = f" of {source}" if source else ""
     return {f"task {name}{origin} ({split})": hash_problems(problems)} if problems else {}
 
 
 def evaluate_policy(
-    cfg: Any, model: GPT, tok: Tokenizer, task: Task, problems: Sequence[Problem], probes: Sequence[Any] = ()
+    cfg: Any,
+    model: GPT,
+    tok: Tokenizer,
+    task: Task,
+    problems: Sequence[Problem],
+    probes: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """A row of eval.jsonl: pass@k and tiers on validation problems, and the behaviour matrix where there are probes."""
-    how = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
+    how = dict(
+        temperature=cfg.temperature,
+        top_k=cfg.top_k,
+        max_new_tokens=cfg.max_new_tokens,
+        seed=cfg.seed,
+    )
     with sharding.whole(model) as policy:
         scores = evaluate.evaluate_task(policy, tok, cfg.tags, task, problems, n=max(cfg.ks), ks=cfg.ks, **how)
         matrix = behaviour_matrix(policy, tok, cfg.tags, probes, seed=cfg.seed).metrics() if probes else {}

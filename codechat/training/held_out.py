@@ -1,4 +1,5 @@
-"""What SFT is evaluated on: held-out loss of each domain, behaviour probes, and greedy answers to problems of --eval-task."""
+"""What SFT is evaluated on: held-out loss of each domain, behaviour probes, and greedy answers to problems of
+--eval-task."""
 
 import importlib
 import sys
@@ -37,7 +38,12 @@ class HeldOut:
         cfg = self.cfg
         try:
             return conversations.load_domains(
-                cfg.data_dir, "select", self.tok, cfg.tags, cfg.model.block_size, limit=cfg.eval_examples
+                cfg.data_dir,
+                "select",
+                self.tok,
+                cfg.tags,
+                cfg.model.block_size,
+                limit=cfg.eval_examples,
             )
         except MissingFile as absent:
             print(f"no held-out loss: {absent}", file=sys.stderr)
@@ -57,12 +63,14 @@ class HeldOut:
 
 
 def _greedy_task(cfg: Any, tok: Tokenizer) -> Any:
-    """The `GreedyTask` of --eval-task. Its module is imported only where a task is asked for: SFT itself stands on none."""
+    """The `GreedyTask` of --eval-task. Its module is imported only where a task is asked for: SFT itself stands on
+    none."""
     return importlib.import_module("codechat.training.evaluations").GreedyTask(cfg, tok)
 
 
 def read_probes(cfg: Any) -> list[Any]:
-    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, and a note, where the directory has no probes."""
+    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, and a note, where the directory has no
+    probes."""
     if not cfg.probe_examples:
         return []
     try:

@@ -1,8 +1,8 @@
-"""What `preference` trains on and how it is scored: pairs read or sampled, their losses with the reference model's log-probabilities, and what is logged.
+"""What `preference` trains on and how it is scored: pairs read or sampled, their losses with the reference model's
+log-probabilities, and what is logged.
 
-Rows of `preferences.SPLIT.jsonl` have the forms of `data.preference_rows`. Pairs are groups of a `rollout.RolloutBatch`,
-so that rollouts and preferences share packing and scoring.
-"""
+Rows of `preferences.SPLIT.jsonl` have the forms of `data.preference_rows`. Pairs are groups of a
+`rollout.RolloutBatch`, so that rollouts and preferences share packing and scoring."""
 
 import sys
 import time
@@ -37,7 +37,8 @@ SCORED_ROWS = 8  # of a pass without gradients, at most
 class PreferenceLoss:
     """The loss on some of the preferences of a batch.
 
-    The reference model is the policy before its first step. It is asked once about everything that it will ever be asked."""
+    The reference model is the policy before its first step. It is asked once about everything that it will ever be
+    asked."""
 
     def __init__(self, cfg: Any, model: GPT, pairs: RolloutBatch, held_out: RolloutBatch | None) -> None:
         self.cfg, self.model = cfg, model
@@ -54,7 +55,8 @@ class PreferenceLoss:
             return rollout.score_logprobs(reader, batch, **how).sum(1).view_as(batch.rewards)
 
     def rows_of(self, batch: RolloutBatch) -> int:
-        """Rows of a microbatch: on a GPU, whose rows have one shape, as many as the longest groups of the batch need; else as many as there are."""
+        """Rows of a microbatch: on a GPU, whose rows have one shape, as many as the longest groups of the batch
+        need; else as many as there are."""
         shapes = rollout.row_shapes(batch, self.cfg.row_tokens, 1 << 30, dist.device())
         if not shapes["fixed"]:
             return shapes["rows"]
@@ -64,8 +66,9 @@ class PreferenceLoss:
         return len(packed.ids)
 
     def reference_point(self, batch: RolloutBatch, rows: list[int]) -> float:
-        """KTO's z_0 for these rows of `batch` and those of the other ranks: the mean log-ratio of completions of other prompts, at least 0
-        (KTO, arXiv:2402.01306, section 4.1). One for a whole step, so that accumulation and ranks change nothing. 0 for other losses. A collective."""
+        """KTO's z_0 for these rows of `batch` and those of the other ranks: the mean log-ratio of completions of
+        other prompts, at least 0 (KTO, arXiv:2402.01306, section 4.1). One for a whole step, so that accumulation
+        and ranks change nothing. 0 for other losses. A collective."""
         if self.cfg.loss != "kto":
             return 0.0
         drift = self.totals(self.others[id(batch)].take(rows)) - picked(self.other_refs[id(batch)], rows)
@@ -73,11 +76,16 @@ class PreferenceLoss:
         return max(0.0, total / max(1.0, count))
 
     def __call__(
-        self, batch: RolloutBatch, rows: list[int], point: float, learns: bool = True
+        self,
+        batch: RolloutBatch,
+        rows: list[int],
+        point: float,
+        learns: bool = True,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors, which a `Meter` reads. point: of `reference_point`,
-        for the rows of the whole step."""
-        part, device = batch.take(rows), dist.device()
+        """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors, which a `Meter`
+        reads. point: of `reference_point`, for the rows of the whole step."""
+        part = batch.take(rows)
+        device = dist.device()
         with torch.set_grad_enabled(learns):
             shapes = rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
 
@@ -99,11 +107,22 @@ class PreferenceLoss:
         total = losses.sum() / (part.group_size if self.cfg.loss == "kto" else 1)
         return total, sums | dict(loss=total.detach(), pairs=len(rows))
 
-    def kto(self, part: RolloutBatch, summed: Tensor, refs: Tensor, point: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """KTO's losses of the completions, and sums of what is logged. `where`: a selection by a mask would have to be waited for."""
+    def kto(
+        self,
+        part: RolloutBatch,
+        summed: Tensor,
+        refs: Tensor,
+        point: float,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """KTO's losses of the completions, and sums of what is logged. `where`: a selection by a mask would have to
+        be waited for."""
         liked = dist.send(part.rewards.bool().flatten(), summed.device)
         losses, reward = preference_losses.kto_loss(
-            summed.flatten(), refs.flatten(), liked, kl=point, beta=self.cfg.beta
+            summed.flatten(),
+            refs.flatten(),
+            liked,
+            kl=point,
+            beta=self.cfg.beta,
         )
         return losses, dict(
             chosen_rewards=torch.where(liked, reward, 0.0).sum(),
@@ -121,7 +140,8 @@ def picked(table: Tensor, rows: list[int]) -> Tensor:
 
 def held_out_means(cfg: Any, loss_of: PreferenceLoss, held_out: RolloutBatch) -> dict[str, float]:
     """Metrics of the held-out pairs, all of which every rank judges."""
-    at, meter = list(range(len(held_out.prompts))), Meter()
+    at = list(range(len(held_out.prompts)))
+    meter = Meter()
     point = loss_of.reference_point(held_out, at)
     for i in range(0, len(at), cfg.device_batch_size):
         meter.add(**loss_of(held_out, at[i : i + cfg.device_batch_size], point, learns=False)[1])
@@ -133,7 +153,12 @@ def log_step(session: Session, meter: Meter, group_size: int, epoch: float) -> N
     """Write the step's metrics, over all ranks. A collective."""
     changed = meter.read_changed()
     row = pair_means(dist.mean(dict(meter.sums)), group_size) | changed
-    row |= dict(epoch=epoch, lr=session.lr, grad_norm=session.grad_norm, step_s=time.perf_counter() - meter.began)
+    row |= dict(
+        epoch=epoch,
+        lr=session.lr,
+        grad_norm=session.grad_norm,
+        step_s=time.perf_counter() - meter.began,
+    )
     session.run.log(session.step + 1, row)
     session.bar.update(1)
     session.bar.set_postfix({name: f"{row[f'preference_{name}']:.3f}" for name in ("loss", "margin", "accuracy")})
@@ -186,10 +211,13 @@ def place(i: int, size: int, seed: int) -> int:
 
 
 def pair_means(sums: Mapping[str, float], group_size: int) -> dict[str, float]:
-    """Sums over pairs as the declared metrics; rows of a single completion are liked or not, so each side has its own count."""
-    liked, n = max(1e-9, sums["liked"]), sums["pairs"]
+    """Sums over pairs as the declared metrics; rows of a single completion are liked or not, so each side has its
+    own count."""
+    liked = max(1e-9, sums["liked"])
+    n = sums["pairs"]
     disliked = max(1e-9, n * group_size - sums["liked"])
-    good, bad = sums["chosen_rewards"] / liked, sums["rejected_rewards"] / disliked
+    good = sums["chosen_rewards"] / liked
+    bad = sums["rejected_rewards"] / disliked
     return dict(
         preference_loss=sums["loss"] / n,
         preference_margin=good - bad,
@@ -204,15 +232,22 @@ def pair_means(sums: Mapping[str, float], group_size: int) -> dict[str, float]:
 
 
 def read_preferences(
-    directory: Path | str, split: str, tokenizer: Tokenizer, tags: str, block_size: int, limit: int | None = None
+    directory: Path | str,
+    split: str,
+    tokenizer: Tokenizer,
+    tags: str,
+    block_size: int,
+    limit: int | None = None,
 ) -> RolloutBatch:
-    """The first `limit` rows of a split as groups of two with rewards 1 and 0, or of one with its label as reward. Rows that are too long or whose answers
-    are equal are left out and counted on stderr. MissingFile without a file; DataError with file and line for a row that cannot be read."""
+    """The first `limit` rows of a split as groups of two with rewards 1 and 0, or of one with its label as reward.
+    Rows that are too long or whose answers are equal are left out and counted on stderr. MissingFile without a
+    file; DataError with file and line for a row that cannot be read."""
     path = Path(directory) / f"preferences.{split}.jsonl"
     if not path.is_file():
         needed = "rows of prompt, chosen and rejected, or of prompt, completion and label"
         raise MissingFile(f"{path} does not exist; required: {needed}; or set --task without --data-dir")
-    groups, left_out = list[RolloutBatch](), Counter[str]()
+    groups = list[RolloutBatch]()
+    left_out = Counter[str]()
     for number, row in islice(read_jsonl(path), limit):
         group = _encoded(row, tokenizer, tags, block_size, f"{path}:{number}")
         if isinstance(group, str):
@@ -228,7 +263,13 @@ def read_preferences(
     return with_longest_row(rollout.join(groups))
 
 
-def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int, where: str) -> RolloutBatch | str:
+def _encoded(
+    row: dict[str, Any],
+    tokenizer: Tokenizer,
+    tags: str,
+    block_size: int,
+    where: str,
+) -> RolloutBatch | str:
     """The row as one group, or why it teaches nothing."""
     preference = preference_rows.preference_of(row, where)
     if isinstance(preference, str):
@@ -240,7 +281,12 @@ def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: i
     return _group(preference.messages, prompt, completions, preference.rewards)
 
 
-def _group(messages: list[dict], prompt: list[int], completions: list[list[int]], rewards: list[float]) -> RolloutBatch:
+def _group(
+    messages: list[dict],
+    prompt: list[int],
+    completions: list[list[int]],
+    rewards: list[float],
+) -> RolloutBatch:
     scores = [Score(r, "liked" if r else "disliked", {}, bool(r)) for r in rewards]
     made = [Completion(ids, [0.0] * len(ids), "stop") for ids in completions], [""] * len(completions), scores
     return RolloutBatch([Problem("preference", messages, None, "train")], [prompt], *made, len(rewards))
@@ -258,7 +304,8 @@ def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
         raise DataError("these completions are episodes; take a task without an environment, or reinforce or grpo")
     pairs = []
     for p, rewards in enumerate(batch.rewards):
-        best, worst = int(rewards.argmax()), int(rewards.argmin())
+        best = int(rewards.argmax())
+        worst = int(rewards.argmin())
         ids = [batch.completions[p * batch.group_size + g].ids for g in (best, worst)]
         if rewards[best] > rewards[worst] and all(ids):
             pairs.append(_group(batch.problems[p].messages, batch.prompts[p], ids, [1.0, 0.0]))
@@ -292,7 +339,8 @@ def groups_of_other_prompts(prompts: list[list[int]]) -> list[int]:
         raise DataError(
             f"{got}; its reference point needs answers to another prompt; add rows, or raise --eval-examples"
         )
-    others, start = list[int](), 0
+    others = list[int]()
+    start = 0
     for i in range(count):
         if i == ends[start]:
             start = i

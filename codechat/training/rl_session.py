@@ -1,4 +1,5 @@
-"""What the loops that learn from a task's reward share: rollouts in, updates out, and everything about a step that has one right answer.
+"""What the loops that learn from a task's reward share: rollouts in, updates out, and everything about a step that
+has one right answer.
 
     with rl_session(cfg, "reinforce") as r:                 # policy, task, engine, run; checks; resume; the last save
         for step in r.steps():                              # saves and evaluates when due
@@ -11,7 +12,8 @@
                 update.apply()
             r.log(batch)
 
-Shapes: P problems with G completions each, N = P x G, C tokens of the longest one; B completions of a microbatch; R packed rows of T tokens.
+Shapes: P problems with G completions each, N = P x G, C tokens of the longest one; B completions of a microbatch; R
+packed rows of T tokens.
 
 Metrics of a batch, over all ranks:
 
@@ -80,9 +82,11 @@ def rl_session(
     measures: Sequence[str] = (),
     data: Mapping[str, str] = {},
 ) -> Iterator[RLSession]:
-    """Opens a run of reinforcement learning, in its process group. UserError, before anything is written, for bad settings or a DEAD task.
+    """Opens a run of reinforcement learning, in its process group. UserError, before anything is written, for bad
+    settings or a DEAD task.
 
-    reference: keep the starting policy as `r.reference`. value_head: train `r.head`. measures: names that `Microbatch.backward` adds up.
+    reference: keep the starting policy as `r.reference`. value_head: train `r.head`. measures: names that
+    `Microbatch.backward` adds up.
     data: hashes of what the loop uses beside its task."""
     with dist.session(cfg) as world:
         r = RLSession(cfg, kind, world, reference, value_head, measures, data)
@@ -91,8 +95,9 @@ def rl_session(
 
 
 def check_signal(cfg: Any, task: Task, problems: list[Problem], sampler: RolloutSampler) -> None:
-    """Before the first step: the task's reference solutions earn the full reward, an own task's reward keeps its contract, and the diagnosis is
-    not DEAD, unless --allow-dead; else RunError. Nothing where --diagnose-groups is 0 or the run is resumed. A collective."""
+    """Before the first step: the task's reference solutions earn the full reward, an own task's reward keeps its
+    contract, and the diagnosis is not DEAD, unless --allow-dead; else RunError. Nothing where --diagnose-groups is
+    0 or the run is resumed. A collective."""
     if not cfg.diagnose_groups or cfg.resume:
         return
     tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
@@ -149,9 +154,10 @@ class RLSession(Session):
         super().__init__(kind, cfg, model, tok, **how)
 
     def sample(self, resample_rounds: int = 0) -> RolloutBatch:
-        """G completions of this rank's next P problems, drawn by the policy as it is. Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups
-        without variance are replaced by those of further problems, at most so many times. A collective: all ranks count together, since what
-        one replaces decides what the next one draws, and each samples in every round."""
+        """G completions of this rank's next P problems, drawn by the policy as it is. Dynamic sampling (DAPO,
+        arXiv:2503.14476, eq. 11): groups without variance are replaced by those of further problems, at most so
+        many times. A collective: all ranks count together, since what one replaces decides what the next one draws,
+        and each samples in every round."""
         self.meter = Meter(self.measures)
         self.engine.push(self.model, self.step)
         self.drawn = self.world.size * self.cfg.problems_per_rank  # of all ranks, in this step
@@ -166,8 +172,8 @@ class RLSession(Session):
         return batch
 
     def draw(self, at: int, n: int) -> RolloutBatch:
-        """Rollouts of n problems from the at-th of this step on. RunError, before anything is learned, where a reward or a log-probability is
-        not finite. A collective."""
+        """Rollouts of n problems from the at-th of this step on. RunError, before anything is learned, where a
+        reward or a log-probability is not finite. A collective."""
         try:
             batch = self.sampler(self.counts.get("problems", 0) + at, n, step_seed(self.cfg, self.step), key=at)
             for number, completion in enumerate(batch.completions):
@@ -185,10 +191,12 @@ class RLSession(Session):
         return self.drawn - self.world.size * self.cfg.problems_per_rank
 
     def score(self, model: GPT, batch: RolloutBatch) -> Tensor:
-        """(N, C) log-probabilities of the completions under a model, without gradient. A collective where it is sharded.
+        """(N, C) log-probabilities of the completions under a model, without gradient. A collective where it is
+        sharded.
 
-        Under --top-k of the distribution over the tokens that the sampler kept, also for a reference model or a teacher: both sides of a
-        difference are then distributions over one set, equal models differ by 0, and the expected difference is a KL divergence."""
+        Under --top-k of the distribution over the tokens that the sampler kept, also for a reference model or a
+        teacher: both sides of a difference are then distributions over one set, equal models differ by 0, and the
+        expected difference is a KL divergence."""
         how = dict(temperature=self.cfg.temperature, row_tokens=self.cfg.row_tokens, rows=self.cfg.rows)
         with sharding.whole(model) as reader, dist.autocast():
             return rollout.score_logprobs(reader, batch, **how)
@@ -196,10 +204,16 @@ class RLSession(Session):
     def to_device(self, *tensors: Tensor) -> list[Tensor]:
         return [dist.send(x, self.world.device) for x in tensors]
 
-    def updates(self, batch: RolloutBatch, live: Tensor, epochs: int = 1, minibatches: int = 1) -> Iterator[Update]:
-        """Optimizer updates: `epochs` passes over the batch in `minibatches`, to which groups are dealt in turn. live: (P, G) bool, completions
-        that have an advantage. Where none of a minibatch of all ranks has, there is no update: neither momentum nor a KL term or an entropy bonus
-        may move the policy then. A collective."""
+    def updates(
+        self,
+        batch: RolloutBatch,
+        live: Tensor,
+        epochs: int = 1,
+        minibatches: int = 1,
+    ) -> Iterator[Update]:
+        """Optimizer updates: `epochs` passes over the batch in `minibatches`, to which groups are dealt in turn.
+        live: (P, G) bool, completions that have an advantage. Where none of a minibatch of all ranks has, there is
+        no update: neither momentum nor a KL term or an entropy bonus may move the policy then. A collective."""
         self.counts["problems"] = self.counts.get("problems", 0) + self.drawn
         self.meter.begin_learning(self.model)
         self.sampled_logprobs, mask = self.to_device(batch.logprobs(), batch.mask())
@@ -215,9 +229,11 @@ class RLSession(Session):
                     yield Update(self, batch, groups, mask, epoch == number == 0, sequences, tokens, live_tokens)
 
     def log(self, batch: RolloutBatch, sums: Mapping[str, float | Tensor] = {}, **means: float | Tensor) -> None:
-        """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its best and worst rollouts. Ends the run after too many
+        """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its best and worst
+        rollouts. Ends the run after too many
         DEAD steps in a row. sums: over this rank's tokens. A collective."""
-        meter, device = self.meter, self.world.device
+        meter = self.meter
+        device = self.world.device
         row = meter.read_changed()
         flops = batch.flops(self.cfg.model, meter.trained)
         mfu = flops / ((time.perf_counter() - meter.began) * hardware.peak_flops(device, dist.compute_dtype())[0])
@@ -229,8 +245,14 @@ class RLSession(Session):
         row |= rollout_metrics(batch, self.task.tiers, means=values, sums=loss, maxima=meter.maxima)
         if "kl_old" in row:
             row |= dict(approx_kl=row.pop("kl_old"), clip_frac=row["clipped_low"] + row["clipped_high"])
-        step_s, sample_s = time.perf_counter() - meter.began, meter.sampled - meter.began
-        row |= dict(sample_s=sample_s, step_s=step_s, tok_per_s=self.n_tokens / step_s, train_s=step_s - sample_s)
+        step_s = time.perf_counter() - meter.began
+        sample_s = meter.sampled - meter.began
+        row |= dict(
+            sample_s=sample_s,
+            step_s=step_s,
+            tok_per_s=self.n_tokens / step_s,
+            train_s=step_s - sample_s,
+        )
         row |= dict(lr=self.lr, grad_norm=self.grad_norm if meter.updates else 0.0)
         with_variance = 1.0 - row["frac_zero_std_groups"]
         idle = self._idle() if with_variance and not meter.updates else ""
@@ -260,7 +282,8 @@ class RLSession(Session):
 
 @dataclass(frozen=True)
 class Update:
-    """One optimizer update on some groups of a batch. Counts are of all ranks: completions, their tokens, those of the live ones."""
+    """One optimizer update on some groups of a batch. Counts are of all ranks: completions, their tokens, those of
+    the live ones."""
 
     session: RLSession
     batch: RolloutBatch
@@ -272,9 +295,10 @@ class Update:
     n_live_tokens: float
 
     def microbatches(self, keep: Tensor | None = None) -> Iterator[Microbatch]:
-        """Packed rows on this rank's device, equally many on every rank where the model is sharded. keep: (P, G) bool; what is left out must add
-        exactly 0 to the gradient; default all."""
-        cfg, device = self.session.cfg, dist.device()
+        """Packed rows on this rank's device, equally many on every rank where the model is sharded. keep: (P, G)
+        bool; what is left out must add exactly 0 to the gradient; default all."""
+        cfg = self.session.cfg
+        device = dist.device()
         part = self.batch.take(self.groups)
         shapes = rollout.row_shapes(part, cfg.row_tokens, cfg.rows, device)
         rows = list(rollout.pack(part, None if keep is None else keep[self.groups], **shapes))
@@ -292,7 +316,8 @@ class Update:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """B completions in packed rows. numbers (B,): which of the N of the batch. mask (B, C): tokens that the policy wrote."""
+    """B completions in packed rows. numbers (B,): which of the N of the batch. mask (B, C): tokens that the policy
+    wrote."""
 
     update: Update
     packed: Packed
@@ -305,10 +330,12 @@ class Microbatch:
         return dist.send(table, self.numbers.device)[self.numbers, : self.packed.longest]
 
     def logprobs(self, states: bool = False, whole: bool = False) -> tuple[Tensor, ...]:
-        """(B, C) log-probabilities and entropies of the distribution that was sampled: at its temperature, under --top-k over the tokens that
-        the sampler kept. The entropy carries gradient where --entropy-coef asks for it.
+        """(B, C) log-probabilities and entropies of the distribution that was sampled: at its temperature, under
+        --top-k over the tokens that the sampler kept. The entropy carries gradient where --entropy-coef asks for
+        it.
 
-        states=True: also what `ValueHead` reads, as `unpack` takes it. whole=True: over all tokens also under --top-k, for a loss that is a
+        states=True: also what `ValueHead` reads, as `unpack` takes it. whole=True: over all tokens also under
+        --top-k, for a loss that is a
         likelihood: it must take probability from the tokens that were cut."""
         session, cfg, packed = self.update.session, self.update.session.cfg, self.packed
         how = dict(temperature=cfg.temperature, entropy_grad=getattr(cfg, "entropy_coef", 0) != 0, **packed.where())
@@ -322,15 +349,16 @@ class Microbatch:
         with dist.autocast():
             logprobs, entropy, *hidden = session.model.token_logprobs(packed.ids, packed.targets, **how)
         comparable = packed.unpack(logprobs.detach() if comparable is None else comparable)
-        logprobs, entropy = packed.unpack(logprobs), packed.unpack(entropy)
+        logprobs = packed.unpack(logprobs)
+        entropy = packed.unpack(entropy)
         if self.update.first:  # the largest difference between the trainer's and the sampler's log-probabilities
             gap = torch.where(self.mask, comparable - self.of(session.sampled_logprobs), 0.0)
             session.meter.add(logprob_mismatch=gap.abs().max())
         return logprobs, entropy, *hidden
 
     def importance(self, logprobs: Tensor) -> Tensor:
-        """(B, C) weights of tokens whose sampler computes other probabilities than the policy, see `losses.importance_weights`; measured, and
-        1 where --importance-cap is 0."""
+        """(B, C) weights of tokens whose sampler computes other probabilities than the policy, see
+        `losses.importance_weights`; measured, and 1 where --importance-cap is 0."""
         session = self.update.session
         sampled = self.of(session.sampled_logprobs)
         weights, off_policy = importance_weights(logprobs, sampled, self.mask, session.cfg.importance_cap)
@@ -338,7 +366,8 @@ class Microbatch:
         return weights
 
     def backward(self, loss: Tensor, **sums: Tensor) -> None:
-        """The backward pass of a loss that is divided by counts of the whole update; sums: over tokens, to be logged."""
+        """The backward pass of a loss that is divided by counts of the whole update; sums: over tokens, to be
+        logged."""
         loss.backward()
         meter = self.update.session.meter
         sums = {"policy_loss": loss, "tokens": self.mask.sum()} | sums
@@ -353,7 +382,8 @@ class Meter:
     """Sums and maxima over the microbatches of one step, and where its time goes."""
 
     def __init__(self, measures: Sequence[str] = ()) -> None:
-        """measures: what `add` will be given, so that every rank logs the same names, also where it had nothing to do."""
+        """measures: what `add` will be given, so that every rank logs the same names, also where it had nothing to
+        do."""
         self.sums = Counter({name: 0.0 for name in ("tokens", "policy_loss", *measures) if name not in MAXIMA})
         self.maxima = {name: 0.0 for name in ("logprob_mismatch", *measures) if name in MAXIMA}
         self.updates = 0
@@ -364,15 +394,16 @@ class Meter:
     def begin_learning(self, model: nn.Module) -> None:
         """Sampling ends here; the weights are as they are before learning."""
         self.sampled = time.perf_counter()
-        self.model, self.before = model, diagnose.bf16_snapshot(model)
+        self.model = model
+        self.before = diagnose.bf16_snapshot(model)
 
     def add(self, **values: Tensor | float) -> None:
         """Values of a microbatch: sums, or maxima where `maxima` has the name."""
         self.unread += values.items()
 
     def read(self, *more: Tensor) -> list[float]:
-        """Note what the microbatches left on the device, in one copy: the host waits for a GPU once a step. Returns the values of `more`, scalars
-        that come with it."""
+        """Note what the microbatches left on the device, in one copy: the host waits for a GPU once a step. Returns
+        the values of `more`, scalars that come with it."""
         unread, self.unread = self.unread, []
         tensors = [value for _, value in unread if isinstance(value, Tensor)] + [*more]
         values = iter(torch.stack([x.detach().double() for x in tensors]).tolist() if tensors else [])
@@ -392,10 +423,16 @@ class Meter:
 
 
 def rollout_metrics(
-    batch: RolloutBatch, tiers: Sequence[str], *, means: Pairs = {}, sums: Values = {}, maxima: Values = {}
+    batch: RolloutBatch,
+    tiers: Sequence[str],
+    *,
+    means: Pairs = {},
+    sums: Values = {},
+    maxima: Values = {},
 ) -> dict[str, float]:
-    """Metrics of the batch that all ranks train on, and the loop's own values. means: (sum, count) of items. sums: added. maxima: the largest,
-    NaN if any is. A collective; every rank passes the same names and equally many groups."""
+    """Metrics of the batch that all ranks train on, and the loop's own values. means: (sum, count) of items. sums:
+    added. maxima: the largest, NaN if any is. A collective; every rank passes the same names and equally many
+    groups."""
     nats = -math.fsum(x for c in batch.completions for x in c.logprobs)  # 0 where an environment spoke
     mine = dict(
         exact_match=float(batch.correct.double().mean()),

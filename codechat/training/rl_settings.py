@@ -86,7 +86,8 @@ class GroupSettings(RLSettings):
 
     @classmethod
     def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
-        """TRL counts the completions of a batch, --device-batch-size its problems. ConfigError where they are no whole groups."""
+        """TRL counts the completions of a batch, --device-batch-size its problems. ConfigError where they are no
+        whole groups."""
         given = dict(super().as_spelled(given, spelled))
         if "per_device_train_batch_size" not in spelled:
             return given

@@ -1,4 +1,5 @@
-"""A run while it trains, and what a loop opens before its first step: checkpoint and policy. What every loop shares; it knows no task.
+"""A run while it trains, and what a loop opens before its first step: checkpoint and policy. What every loop
+shares; it knows no task.
 
 s = Session("sft", cfg, model, tok, parent=parent, evaluate=evaluate, kept={"loader": loader})
 with s.running():
@@ -39,10 +40,13 @@ KEPT = "the last checkpoint is kept"
 
 
 class Session:
-    """Opens or resumes a run, then saves, evaluates and stops it. A lost engine and Ctrl-C lose nothing: what was trained is saved at the end.
+    """Opens or resumes a run, then saves, evaluates and stops it. A lost engine and Ctrl-C lose nothing: what was
+    trained is saved at the end.
 
-    evaluate(model, step): a row of eval.jsonl. data: {what the run uses: hash}; --resume with other data is refused by name. heads: modules beside the model, such as a value head, and their learning rates.
-    kept: objects with state() and load_state(), which a checkpoint holds beside model and optimizers. trained_on: what the contamination check searches."""
+    evaluate(model, step): a row of eval.jsonl. data: {what the run uses: hash}; --resume with other data is refused
+    by name. heads: modules beside the model, such as a value head, and their learning rates.
+    kept: objects with state() and load_state(), which a checkpoint holds beside model and optimizers. trained_on:
+    what the contamination check searches."""
 
     def __init__(
         self,
@@ -88,12 +92,15 @@ class Session:
             raise
 
     def _check_data(self) -> None:
-        """RunError where the settings are not those of the run, DataError where its data are not, before anything is written. A collective."""
-        name, path = self.cfg.run_name, paths.runs_dir() / self.cfg.run_name
+        """RunError where the settings are not those of the run, DataError where its data are not, before anything
+        is written. A collective."""
+        name = self.cfg.run_name
+        path = paths.runs_dir() / self.cfg.run_name
         with dist.together():
             if not paths.exists(name) or paths.latest_step(path) is None:
                 return
-            before, now = checkpoint.read_meta(path).get("data", {}), self.meta["data"]
+            before = checkpoint.read_meta(path).get("data", {})
+            now = self.meta["data"]
             changed = [f"{what} has changed" for what in before if what in now and before[what] != now[what]]
             changed += [f"{what} is no longer there" for what in before if what not in now]
             changed += [f"{what} is new" for what in now if what not in before]
@@ -135,8 +142,9 @@ class Session:
     # ---- the steps
 
     def steps(self) -> Iterator[int]:
-        """The steps to train. Before each what is due is saved and evaluated, once more after the last; ends early when interrupted, on all
-        ranks together. A resumed run evaluates its first weights only if that was cut off."""
+        """The steps to train. Before each what is due is saved and evaluated, once more after the last; ends early
+        when interrupted, on all ranks together. A resumed run evaluates its first weights only if that was cut
+        off."""
         self.pace = (self.start, time.perf_counter())
         evaluated = dist.gather(self.start in set(self.run.evals()["step"]))[0]
         for self.step in range(self.start, self.max_steps + 1):
@@ -150,13 +158,19 @@ class Session:
             if done or self.stopping:
                 return
             schedule = dict(schedule=self.cfg.schedule, final=self.cfg.final_lr_share)
-            scale = optim.lr_scale(self.step, max_steps=self.max_steps, warmup_steps=self.cfg.warmup_steps, **schedule)
+            scale = optim.lr_scale(
+                self.step,
+                max_steps=self.max_steps,
+                warmup_steps=self.cfg.warmup_steps,
+                **schedule,
+            )
             optim.set_lr(self.optimizers, scale)
             self.lr = self.cfg.lr * scale
             yield self.step
 
     def _evaluate(self) -> None:
-        """Append a row to eval.jsonl, and warn. Training continues from the random state that was saved, whatever an evaluation draws."""
+        """Append a row to eval.jsonl, and warn. Training continues from the random state that was saved, whatever
+        an evaluation draws."""
         random_state = checkpoint.rng_state()
         row = self.evaluate(self.model, self.step)
         checkpoint.set_rng_state(random_state)
@@ -169,8 +183,8 @@ class Session:
         return bool(every and self.step % every == 0)
 
     def apply_gradients(self) -> None:
-        """Add the gradients of all ranks, clip their common norm, take a step. RunError, before it, where the norm is not finite: such weights
-        are never saved, so the last checkpoint is good."""
+        """Add the gradients of all ranks, clip their common norm, take a step. RunError, before it, where the norm
+        is not finite: such weights are never saved, so the last checkpoint is good."""
         parts = (self.model, *self.heads)
         for part in parts:
             dist.sum_gradients(part)
@@ -183,18 +197,25 @@ class Session:
             optimizer.zero_grad(set_to_none=True)
 
     def save(self, wait: bool) -> None:
-        """Write a checkpoint beside training; wait: until it is on the disk. RunError for weights that are not finite."""
+        """Write a checkpoint beside training; wait: until it is on the disk. RunError for weights that are not
+        finite."""
         weights = [p for part in (self.model, *self.heads) for p in part.parameters()]
         if any(dist.gather(not torch.stack([dist.local(p).isfinite().all() for p in weights]).all())):
             raise RunError(f"weights are not finite after step {self.step}; lower --lr or --muon-lr; {KEPT}")
         extra = {"lora": lora.adapters(self.model), "counts": dict(self.counts)}
         extra |= {name: part.state() for name, part in self.kept.items()}
-        how = dict(optimizers=self.optimizers, extra=extra, meta=self.meta, keep_last=self.cfg.keep_last, wait=wait)
+        how = dict(
+            optimizers=self.optimizers,
+            extra=extra,
+            meta=self.meta,
+            keep_last=self.cfg.keep_last,
+            wait=wait,
+        )
         checkpoint.save(self.run.path, self.step, model=lora.merged(self.model), **how)
 
     def log_supervised(self, nats: Tensor, tokens_per_step: int, **row: float) -> None:
-        """Every --log-every steps a row of metrics. nats: this rank's part of the step's mean loss; `train_loss` is that of all ranks.
-        A collective in the steps that are logged."""
+        """Every --log-every steps a row of metrics. nats: this rank's part of the step's mean loss; `train_loss` is
+        that of all ranks. A collective in the steps that are logged."""
         self.bar.update(1)
         if (self.step + 1) % self.cfg.log_every and self.step + 1 != self.max_steps:
             return
@@ -221,8 +242,9 @@ def totals(rows: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> tuple[C, Checkpoint | None, Tokenizer]:
-    """(settings, parent checkpoint or None, tokenizer). The settings take architecture and, unless they name others, tags from the parent, or the vocabulary
-    from the tokenizer. ConfigError where the parent has another architecture. tok: the tokenizer of the data, where those decide it."""
+    """(settings, parent checkpoint or None, tokenizer). The settings take architecture and, unless they name
+    others, tags from the parent, or the vocabulary from the tokenizer. ConfigError where the parent has another
+    architecture. tok: the tokenizer of the data, where those decide it."""
     parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
     if not getattr(cfg, "tags", chat.RAW):
         cfg = replace(cfg, tags=parent.meta["tags"] if parent else "reserved")
@@ -231,7 +253,8 @@ def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> tuple[C, Checkpoint 
         theirs = tokenizer.from_dict(parent.meta["tokenizer"])
         taken = {f"model.{name}": value for name, value in config.plain(shape).items()} | {"tokenizer": theirs.spec}
         for name, (_, value) in config.changed(cfg).items():
-            if (there := taken.get(name, value)) != value:
+            there = taken.get(name, value)
+            if there != value:
                 got = f"{config.flag_of(name)} {value}: with --init-from {cfg.init_from} it is {there}"
                 raise ConfigError(f"{got}; leave the flag, or the --preset that sets it, out")
         if tok and tok.spec != theirs.spec:
@@ -247,7 +270,8 @@ def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> tuple[C, Checkpoint 
 
 
 def build_model(cfg: Any, parent: Checkpoint | None) -> GPT:
-    """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights, or new ones of the seed."""
+    """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights, or new ones of the
+    seed."""
     # random weights of 8b take over a minute per rank: none where others are read
     seed = None if parent else cfg.seed
     model = sharding.build(

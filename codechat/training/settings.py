@@ -1,8 +1,8 @@
-"""Settings that several loops share, each declared once. A loop's config inherits the groups it has and adds its own; `rl_settings` has those of RL.
+"""Settings that several loops share, each declared once. A loop's config inherits the groups it has and adds its
+own; `rl_settings` has those of RL.
 
-No torch here: `--help`, presets, recipes and launch read these classes.
-Dataclasses list the fields of the last base first, so a config names its groups from the last to the first that --help shows.
-"""
+No torch here: `--help`, presets, recipes and launch read these classes. Dataclasses list the fields of the last
+base first, so a config names its groups from the last to the first that --help shows."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
@@ -44,7 +44,8 @@ class RunSettings(Settings):
 
     @classmethod
     def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
-        """Words of transformers: its rate is that of all weights, its cosine ends at 0, its constant has no warm-up. ConfigError where ours differs."""
+        """Words of transformers: its rate is that of all weights, its cosine ends at 0, its constant has no
+        warm-up. ConfigError where ours differs."""
         given = dict(super().as_spelled(given, spelled))
         optimizer = given.get("optimizer", fields_of(cls)["optimizer"].default)
         if "learning_rate" in spelled and optimizer == "muon" and "muon_lr" not in spelled:
@@ -66,7 +67,8 @@ class RunSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LearningSettings(RunSettings):
-    """What every loop has but the character laboratory: data, steps, and which weights are trained and where they lie."""
+    """What every loop has but the character laboratory: data, steps, and which weights are trained and where they
+    lie."""
 
     data_dir: str | None = opt(
         None,
@@ -84,7 +86,9 @@ class LearningSettings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rank, alpha, targets = self.lora_rank, self.lora_alpha, self.lora_targets
+        rank = self.lora_rank
+        alpha = self.lora_alpha
+        targets = self.lora_targets
         if set(targets) - set(LORA_TARGETS) or (rank and (alpha <= 0 or not targets)):
             got = f"lora_rank {rank}, lora_alpha {alpha}, lora_targets {' '.join(targets) or 'none'}"
             raise ConfigError(f"{got}; required an alpha above 0, targets among {' '.join(LORA_TARGETS)}")

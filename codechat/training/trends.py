@@ -4,9 +4,10 @@ import pandas as pd
 
 
 def warnings(evals: pd.DataFrame) -> list[str]:
-    """What the rows of eval.jsonl warn of: held-out losses that rose in each of the last three; a reward that rose since an earlier row while
-    pass@1 fell, each beyond both intervals."""
-    found, now = [], evals.iloc[-1]
+    """What the rows of eval.jsonl warn of: held-out losses that rose in each of the last three; a reward that rose
+    since an earlier row while pass@1 fell, each beyond both intervals."""
+    found = []
+    now = evals.iloc[-1]
     for name, changes in evals.filter(like="heldout_loss/").diff()[1:][-3:].items():
         if len(changes) == 3 and (changes > 0).all():
             remedy = "this domain is being overwritten: raise its --mix share or lower --lr"

@@ -10,9 +10,9 @@ samples at one position with each other, PPO with a learned value. The weight of
 --reference, a bigram model of the text or the random policy of the start, rises from 0 to --kl-coef over
 --kl-warmup-tokens. All four objectives read the same windows.
 
-`tokens` counts positions in backward passes, over all ranks and epochs; --max-tokens ends every objective at the same
-count. `epoch` counts passes over the text: a policy that reads its own samples spends --group-size positions per symbol.
-"""
+`tokens` counts positions in backward passes, over all ranks and epochs; --max-tokens ends every objective at the
+same count. `epoch` counts passes over the text: a policy that reads its own samples spends --group-size positions
+per symbol."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class CharsConfig(MinibatchSettings, RunSettings):
         """±1 may be written without the sign that keyboards lack."""
         modes = {"+-1": "±1", "+/-1": "±1", "1": "+1"}
         given = dict(super().as_spelled(given, spelled))
-        if (mode := str(given.get("reward_mode"))) in modes:
+        mode = str(given.get("reward_mode"))
+        if mode in modes:
             given["reward_mode"] = modes[mode]
         return given
 
@@ -98,7 +99,8 @@ def train(cfg: CharsConfig) -> Run:
     from codechat_lab.chars import learning as learning
     from codechat_lab.chars import task as chars
 
-    text, masked = chars.load(cfg.source, cfg.tokenizer), cfg.objective == "denoise"
+    text = chars.load(cfg.source, cfg.tokenizer)
+    masked = cfg.objective == "denoise"
     # the tag of a denoising model is its mask
     shape = replace(cfg.model, causal=not masked, n_tags=int(masked), vocab_size=text.tokenizer.n_vocab)
     cfg = replace(cfg, model=shape)
@@ -119,7 +121,13 @@ def train(cfg: CharsConfig) -> Run:
             return found | {"tokens": step * per_step}
 
         heads = {learner.head: VALUE_LR} if cfg.objective == "ppo" else {}
-        how = dict(parent=None, evaluate=evaluate, heads=heads, max_steps=steps, kept={"value_head": learner.head})
+        how = dict(
+            parent=None,
+            evaluate=evaluate,
+            heads=heads,
+            max_steps=steps,
+            kept={"value_head": learner.head},
+        )
         how |= dict(tags="text", trained_on=dict(objective=cfg.objective))
         data = {f"text {cfg.source}": text.hash()}
         session = Session("chars", cfg, learner.model, text.tokenizer, data=data, **how)

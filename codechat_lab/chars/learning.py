@@ -1,17 +1,18 @@
 """One step of the character laboratory: what is drawn, how it is rewarded, the loss of each objective; validation.
 
-Per-token rewards: G draws at each of T places of a window. A draw reads the policy's own symbols, as in sampling (G rows for each window), or the
-text's, as in supervised training: then the G draws of a place share one row, and a draw's own reward is its whole return. The expected reward of such
-a place is p, the probability of its correct symbol, and its gradient p times that of log p.
+Per-token rewards: G draws at each of T places of a window. A draw reads the policy's own symbols, as in sampling (G
+rows for each window), or the text's, as in supervised training: then the G draws of a place share one row, and a
+draw's own reward is its whole return. The expected reward of such a place is p, the probability of its correct
+symbol, and its gradient p times that of log p.
 
-Masked denoising: a bidirectional model fills in masked symbols, in any order, several at a time. Training masks m of a
-window's T symbols, m uniform in 1..T, and multiplies their mean cross-entropy by T: order-agnostic autoregression
-(arXiv:2110.02037, eq. 4), which is masked diffusion with its noise level integrated out (LLaDA, arXiv:2502.09992, eq. 14).
-Its mean over m and positions is an upper bound on the negative log-likelihood. The mask is the last used id of the model.
+Masked denoising: a bidirectional model fills in masked symbols, in any order, several at a time. Training masks m
+of a window's T symbols, m uniform in 1..T, and multiplies their mean cross-entropy by T: order-agnostic
+autoregression (arXiv:2110.02037, eq. 4), which is masked diffusion with its noise level integrated out (LLaDA,
+arXiv:2502.09992, eq. 14). Its mean over m and positions is an upper bound on the negative log-likelihood. The mask
+is the last used id of the model.
 
-Shapes: W windows of P given symbols (one, in training) and T learned ones, G draws; R rows of S draws: (W G, 1, T) for `own`, (W, G, T) for `text`;
-V vocabulary, D width. Log-probabilities and entropies in nats.
-"""
+Shapes: W windows of P given symbols (one, in training) and T learned ones, G draws; R rows of S draws: (W G, 1, T)
+for `own`, (W, G, T) for `text`; V vocabulary, D width. Log-probabilities and entropies in nats."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Learner:
         self.mine = torch.arange(self.total).chunk(world.size)[world.rank]
 
     def losses(self, step: int, tokens: int, row: dict[str, float]) -> Iterator[Tensor]:
-        """The loss of each update of a step after `tokens` places, divided by the places of all ranks; none where no draw is better than another.
+        """The loss of each update of a step after `tokens` places, divided by the places of all ranks; none where
+        no draw is better than another.
 
         row: what is logged of the step. Randomness depends on seed and step; ranks take parts of the same draws."""
         rng = torch.Generator().manual_seed(engines.step_seed(self.cfg, step))
@@ -76,9 +78,15 @@ class Learner:
         yield loss
 
     def _rewarded(
-        self, step: int, tokens: int, windows: Tensor, rng: torch.Generator, row: dict[str, float]
+        self,
+        step: int,
+        tokens: int,
+        windows: Tensor,
+        rng: torch.Generator,
+        row: dict[str, float],
     ) -> Iterator[Tensor]:
-        """Draw symbols and reward each; then minibatches of the clipped policy loss with KL and value terms, means over their draws."""
+        """Draw symbols and reward each; then minibatches of the clipped policy loss with KL and value terms, means
+        over their draws."""
         cfg, G = self.cfg, self.cfg.group_size
         batch = self._draw(step, windows, rng)
         credit = batch.truth_logprobs
@@ -96,7 +104,13 @@ class Learner:
             with torch.no_grad(), dist.autocast():
                 old_values = self._values(self.model.hidden(batch.inputs), batch)
             flat = rewards.flatten(0, 1)
-            gae = advantages.estimate_gae(flat, old_values.flatten(0, 1), torch.ones_like(flat), gamma=0.0, lam=LAMBDA)
+            gae = advantages.estimate_gae(
+                flat,
+                old_values.flatten(0, 1),
+                torch.ones_like(flat),
+                gamma=0.0,
+                lam=LAMBDA,
+            )
             advantage, returns = (x.view_as(rewards) for x in gae)
             row["explained_variance"] = advantages.explained_variance(returns, old_values)
             moves = rewards != rewards[0, 0, 0]
@@ -179,7 +193,8 @@ class Draws(NamedTuple):
 
 
 def symbol_logprobs(model: GPT, inputs: Tensor, hidden: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (R, S, T) of symbols drawn at the last T places, given states (R, P + T - 1, D), and the entropy of each place (R, T)."""
+    """Log-probabilities (R, S, T) of symbols drawn at the last T places, given states (R, P + T - 1, D), and the
+    entropy of each place (R, T)."""
     R, S, T = drawn.shape
     wide = hidden[:, None, -T:].expand(R, S, T, hidden.shape[-1]).flatten(0, 1)
     logprobs, entropy = model.token_logprobs(inputs, drawn.flatten(0, 1), hidden=wide)
@@ -187,9 +202,17 @@ def symbol_logprobs(model: GPT, inputs: Tensor, hidden: Tensor, drawn: Tensor) -
 
 
 @torch.no_grad()
-def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, uniforms: Tensor) -> Draws:
-    """G draws at each of the last `places` symbols of windows (W, P + T), in the text's context. uniforms: (W, G, T)."""
-    inputs, truth = windows[:, :-1], windows[:, None, -places:]
+def draw_fed_by_text(
+    model: GPT,
+    windows: Tensor,
+    places: int,
+    group_size: int,
+    uniforms: Tensor,
+) -> Draws:
+    """G draws at each of the last `places` symbols of windows (W, P + T), in the text's context. uniforms: (W, G,
+    T)."""
+    inputs = windows[:, :-1]
+    truth = windows[:, None, -places:]
     hidden = model.hidden(inputs)
     logits = F.linear(hidden[:, -places:].flatten(0, 1), model.head_weight()).float()  # (W T, V)
     logits[:, model.cfg.n_ids :] = -torch.inf
@@ -200,17 +223,32 @@ def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, 
 
 @torch.no_grad()
 def draw_fed_by_itself(
-    model: GPT, windows: Tensor, places: int, group_size: int, *, seed: int, first: int = 0
+    model: GPT,
+    windows: Tensor,
+    places: int,
+    group_size: int,
+    *,
+    seed: int,
+    first: int = 0,
 ) -> Draws:
     """G continuations of each window's first P symbols by `places` symbols, compared with its last T.
 
     Sampling depends on seed and first + the window's index."""
-    keys, prompts = range(first, first + len(windows)), windows[:, :-places].tolist()
-    done = generate.sample(model, prompts, max_new_tokens=places, samples_per_prompt=group_size, seed=seed, keys=keys)
+    keys = range(first, first + len(windows))
+    prompts = windows[:, :-places].tolist()
+    done = generate.sample(
+        model,
+        prompts,
+        max_new_tokens=places,
+        samples_per_prompt=group_size,
+        seed=seed,
+        keys=keys,
+    )
     drawn = torch.tensor([c.ids for c in done], device=windows.device)  # (W G, T)
     logprobs = torch.tensor([c.logprobs for c in done], device=windows.device)
     rows = windows.repeat_interleave(group_size, 0)
-    inputs, truth = torch.cat((rows[:, :-places], drawn[:, :-1]), dim=1), rows[:, None, -places:]
+    inputs = torch.cat((rows[:, :-places], drawn[:, :-1]), dim=1)
+    truth = rows[:, None, -places:]
     truth_logprobs, _ = symbol_logprobs(model, inputs, model.hidden(inputs), truth)
     return Draws(inputs, drawn[:, None], logprobs[:, None], truth, truth_logprobs)
 
@@ -231,20 +269,26 @@ def place_advantages(rewards: Tensor, group_size: int) -> Tensor:
 
 @torch.no_grad()
 def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device) -> dict[str, Any]:
-    """Cross-entropy of held-out windows (for a denoising model its bound), in nats per symbol and bits per byte of text;
-    and the chance that a draw is right, the reward that a policy fed by the text can expect. Sums over ranks."""
-    T, causal = cfg.horizon, model.cfg.causal
+    """Cross-entropy of held-out windows (for a denoising model its bound), in nats per symbol and bits per byte of
+    text; and the chance that a draw is right, the reward that a policy fed by the text can expect. Sums over
+    ranks."""
+    T = cfg.horizon
+    causal = model.cfg.causal
     windows = text.val_windows(1 + T, T, -(-VAL_SYMBOLS // T))
     mine = torch.arange(dist.rank(), len(windows), dist.world_size())
-    rng, sums = torch.Generator().manual_seed(cfg.seed), torch.zeros(4, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(cfg.seed)
+    sums = torch.zeros(4, dtype=torch.float64)
     ranks = [random_ranks(len(windows), T, rng) for _ in range(VAL_DRAWS)] if not causal else []
     size = text.symbol_bytes()
     for rows in mine.split(cfg.device_batch_size):
-        ids, nats, right = windows[rows].to(device), 0.0, 0.0
+        ids = windows[rows].to(device)
+        nats = 0.0
+        right = 0.0
         with dist.autocast(device):
             if causal:
                 logprobs, _ = symbol_logprobs(model, ids[:, :-1], model.hidden(ids[:, :-1]), ids[:, None, -T:])
-                nats, right = -float(logprobs.double().sum()), float(logprobs.double().exp().sum())
+                nats = -float(logprobs.double().sum())
+                right = float(logprobs.double().exp().sum())
             for i, order in enumerate(ranks):
                 counts = mask_counts(rows, len(windows), T, (i + 0.5) / VAL_DRAWS).to(device)
                 nats += float(denoising_bound(model, ids, counts, order[rows].to(device)).double().sum()) / VAL_DRAWS
@@ -256,7 +300,12 @@ def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.devic
 
 
 @torch.no_grad()
-def write_samples(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device) -> list[dict[str, str]]:
+def write_samples(
+    model: GPT,
+    text: chars.Text,
+    cfg: CharsConfig,
+    device: torch.device,
+) -> list[dict[str, str]]:
     """Texts of one horizon after held-out prompts."""
     T = cfg.horizon
     prompts = text.val_windows(1, 1 + T, cfg.samples).to(device)
@@ -286,10 +335,12 @@ def random_ranks(count: int, places: int, rng: torch.Generator) -> Tensor:
 
 
 def denoising_bound(model: GPT, windows: Tensor, counts: Tensor, ranks: Tensor) -> Tensor:
-    """(W,) nats of each window's last T symbols: T x the mean cross-entropy of those with a rank below counts (W,), which are masked."""
+    """(W,) nats of each window's last T symbols: T x the mean cross-entropy of those with a rank below counts (W,),
+    which are masked."""
     masked = torch.zeros_like(windows, dtype=torch.bool)
     masked[:, -ranks.shape[1] :] = ranks < counts[:, None]
-    inputs, targets = windows.masked_fill(masked, model.cfg.n_ids - 1), windows.masked_fill(~masked, -100)
+    inputs = windows.masked_fill(masked, model.cfg.n_ids - 1)
+    targets = windows.masked_fill(~masked, -100)
     return model.loss(inputs, targets, reduction="none").sum(1) * (ranks.shape[1] / counts)
 
 

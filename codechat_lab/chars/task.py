@@ -1,8 +1,10 @@
-"""A text as a sequence of symbols (characters or tokens), and a reward for each symbol: the data of the character laboratory.
+"""A text as a sequence of symbols (characters or tokens), and a reward for each symbol: the data of the character
+laboratory.
 
-The last tenth of the text is held out. A sampled symbol is compared with the text's symbol at the same position, so there are no problems and no
-`score`. `Bigram` is the reference policy: add-one smoothed bigram counts of the text. Shapes: W windows, T positions of a window.
-"""
+The last tenth of the text is held out. A sampled symbol is compared with the text's symbol at the same position, so
+there are no problems and no
+`score`. `Bigram` is the reference policy: add-one smoothed bigram counts of the text. Shapes: W windows, T
+positions of a window."""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from codechat.data import sources
 from codechat.text import tokenizer
 from codechat.text.tokenizer import Tokenizer
 
-# The hub keeps a parquet copy of data sets that ship only a loading script, on a branch of its own. "train" is nine tenths of the plays.
+# The hub keeps a parquet copy of data sets that ship only a loading script, on a branch of its own. "train" is nine
+# tenths of the plays.
 HUB = ("karpathy/tiny_shakespeare@refs/convert/parquet", "default/train/*.parquet")
 HELD_OUT = 0.1
 
@@ -36,7 +39,8 @@ class Text:
         return self.train[starts[:, None] + torch.arange(length)]
 
     def val_windows(self, length: int, step: int, limit: int) -> Tensor:
-        """(W, length) ids: windows of the held-out part at a stride of `step` symbols, at most `limit`, at least one."""
+        """(W, length) ids: windows of the held-out part at a stride of `step` symbols, at most `limit`, at least
+        one."""
         _starts(self.val, length)
         return self.val.unfold(0, length, step)[: max(1, limit)]
 
@@ -59,7 +63,8 @@ def _starts(ids: Tensor, length: int) -> int:
 def load(source: str, symbols: str | Tokenizer) -> Text:
     """The text of `source` (embedded, hub, or a file), split at a line break before its last tenth.
 
-    symbols: "chars" for the text's own characters, a tokenizer's name (gpt2:1024, bytes, ...), or a tokenizer. Raises UserError."""
+    symbols: "chars" for the text's own characters, a tokenizer's name (gpt2:1024, bytes, ...), or a tokenizer.
+    Raises UserError."""
     text = read_text(source)
     cut = text.rfind("\n", 0, int(len(text) * (1 - HELD_OUT))) + 1
     if not cut:
@@ -86,7 +91,12 @@ def read_text(source: str) -> str:
 
 
 def dense_rewards(
-    drawn: Tensor, truth: Tensor, *, wrong: float = 0.0, partial: float = 0.0, credit: Tensor | None = None
+    drawn: Tensor,
+    truth: Tensor,
+    *,
+    wrong: float = 0.0,
+    partial: float = 0.0,
+    credit: Tensor | None = None,
 ) -> Tensor:
     """Per-token rewards, float32: 1 where the sampled symbol equals the text's, else `wrong`, plus `partial` x credit.
 
@@ -96,7 +106,8 @@ def dense_rewards(
 
 
 def annealed(kl_coef: float, tokens: int, warmup_tokens: int) -> float:
-    """The KL coefficient after `tokens`: linear from 0 to kl_coef at `warmup_tokens`, then constant. 0 warm-up tokens: constant from the start."""
+    """The KL coefficient after `tokens`: linear from 0 to kl_coef at `warmup_tokens`, then constant. 0 warm-up
+    tokens: constant from the start."""
     return kl_coef if tokens >= warmup_tokens else kl_coef * tokens / warmup_tokens
 
 

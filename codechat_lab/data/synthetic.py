@@ -60,7 +60,8 @@ def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
     """The row of one function, or the rule that skips it."""
     if len(source) > 4 * max_chars:
         return "too_long"
-    if (tree := parsed(source)) is None:
+    tree = parsed(source)
+    if tree is None:
         return "unparsed"
     node = tree.body[0]
     assert isinstance(node, ast.FunctionDef)
@@ -70,7 +71,8 @@ def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
     if len(sentence) < 20 or _MARKUP.search(sentence) or not sentence.isascii():
         return "unclear_docstring"
     trivial = (ast.Pass, ast.Raise, ast.Import, ast.ImportFrom, ast.Constant)
-    code, body = _without_docstring(source, node), [s.value if isinstance(s, ast.Expr) else s for s in node.body[1:]]
+    code = _without_docstring(source, node)
+    body = [s.value if isinstance(s, ast.Expr) else s for s in node.body[1:]]
     if code is None or all(isinstance(statement, trivial) for statement in body):
         return "no_body"
     user = _request(f"{node.name}({ast.unparse(node.args)})", sentence)
@@ -80,7 +82,8 @@ def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
 
 def _without_docstring(source: str, node: ast.FunctionDef) -> str | None:
     """The function's lines without the docstring; None where the docstring shares a line with code."""
-    doc, lines = node.body[0], source.split("\n")
+    doc = node.body[0]
+    lines = source.split("\n")
     if len(node.body) < 2 or doc.lineno == node.lineno or node.body[1].lineno <= doc.end_lineno:
         return None
     kept = lines[: doc.lineno - 1] + lines[doc.end_lineno : node.end_lineno]
@@ -98,7 +101,8 @@ def _request(signature: str, sentence: str) -> str:
     words = {"signature": signature, "sentence": sentence}
     if verb and rest:
         third = verb + ("es" if verb.endswith(("s", "sh", "ch", "x", "z")) else "s")
-        third, rest = re.sub("([^aeiou])ys$", r"\1ies", third), rest.rstrip(".!")
+        third = re.sub("([^aeiou])ys$", r"\1ies", third)
+        rest = rest.rstrip(".!")
         words |= {"verb": f"{verb} {rest}", "thirds": f"{third} {rest}"}
     return wordings[int(digest(signature)[:4], 16) % len(wordings)].format(**words)
 

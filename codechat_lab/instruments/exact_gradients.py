@@ -28,7 +28,8 @@ LETTERS = "ab"
 
 
 def staircase(text: str, target: str = "abba") -> float:
-    """0.2 for each correct letter from the start, 1 for the target itself: partial credit, as a task's tiers give it."""
+    """0.2 for each correct letter from the start, 1 for the target itself: partial credit, as a task's tiers give
+    it."""
     correct = next((i for i, (a, b) in enumerate(zip(text, target)) if a != b), min(len(text), len(target)))
     return 1.0 if text == target else 0.2 * correct
 
@@ -45,7 +46,8 @@ class World:
         self.mask = torch.zeros(shape, dtype=torch.bool)
         for s, text in enumerate(self.texts):
             for t in range(min(len(text) + 1, length)):  # a full text has no stop symbol
-                self.states[s, t], self.mask[s, t] = prefixes[text[:t]], True
+                self.states[s, t] = prefixes[text[:t]]
+                self.mask[s, t] = True
                 self.symbols[s, t] = 1 + LETTERS.index(text[t]) if t < len(text) else 0
         self.rewards = torch.tensor([float(reward(text)) for text in self.texts], dtype=torch.float64)  # (S,)
 
@@ -93,7 +95,12 @@ class World:
     def sample(self, theta: Tensor, groups: int, group_size: int, seed: int = 0) -> Tensor:
         """(N, G) indices of texts sampled from the policy: fixed rollouts for comparing estimators."""
         rng = torch.Generator().manual_seed(seed)
-        drawn = torch.multinomial(self.probabilities(theta), groups * group_size, replacement=True, generator=rng)
+        drawn = torch.multinomial(
+            self.probabilities(theta),
+            groups * group_size,
+            replacement=True,
+            generator=rng,
+        )
         return drawn.view(groups, group_size)
 
 
@@ -127,9 +134,14 @@ Loss = Callable[[Groups, Tensor], Tensor]
 
 
 def group_loss(
-    *, baseline: Baseline, aggregation: str, level: str = "token", clip_eps: tuple[float, float] = (1e9, 1e9)
+    *,
+    baseline: Baseline,
+    aggregation: str,
+    level: str = "token",
+    clip_eps: tuple[float, float] = (1e9, 1e9),
 ) -> Loss:
-    """The family of REINFORCE and GRPO: a group baseline, a loss aggregation, a clipped ratio. Each group is a step of its own."""
+    """The family of REINFORCE and GRPO: a group baseline, a loss aggregation, a clipped ratio. Each group is a step
+    of its own."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         N, G = groups.at.shape
@@ -175,7 +187,12 @@ ESTIMATORS: Mapping[str, Loss] = {
     "grpo": group_loss(baseline="zscore", aggregation="sequence", clip_eps=(0.2, 0.2)),
     "dr_grpo": group_loss(baseline="mean", aggregation="constant", clip_eps=(0.2, 0.2)),
     "dapo": group_loss(baseline="zscore", aggregation="token", clip_eps=(0.2, 0.28)),
-    "gspo": group_loss(baseline="zscore", aggregation="sequence", level="sequence", clip_eps=(3e-4, 4e-4)),
+    "gspo": group_loss(
+        baseline="zscore",
+        aggregation="sequence",
+        level="sequence",
+        clip_eps=(3e-4, 4e-4),
+    ),
     "ppo, exact value": gae_loss(lam=0.95),
     "ppo, wrong value": gae_loss(lam=0.95, value_error=0.3),
     "expert iteration": expert_loss,
@@ -191,7 +208,13 @@ def kl_in_loss(kind: losses.KLKind, reference: Tensor) -> Loss:
     return loss
 
 
-def group_gradients(world: World, theta: Tensor, loss: Loss, at: Tensor, old: Tensor | None = None) -> Tensor:
+def group_gradients(
+    world: World,
+    theta: Tensor,
+    loss: Loss,
+    at: Tensor,
+    old: Tensor | None = None,
+) -> Tensor:
     """(N, D) minus the gradient of the loss of each group of texts `at` (N, G): the direction of a step."""
     logprobs = world.logprobs(theta)[at.flatten()].detach().requires_grad_()
     groups = Groups(world, theta, theta if old is None else old, at)
@@ -210,7 +233,13 @@ def every_group(world: World, group_size: int, theta: Tensor) -> tuple[Tensor, T
     return at, world.probabilities(theta)[at].prod(1)
 
 
-def expectation(world: World, theta: Tensor, loss: Loss, group_size: int = 2, old: Tensor | None = None) -> Tensor:
+def expectation(
+    world: World,
+    theta: Tensor,
+    loss: Loss,
+    group_size: int = 2,
+    old: Tensor | None = None,
+) -> Tensor:
     """(D,) the exact mean of an estimator's gradient over all groups that the sampling policy can draw."""
     at, p = every_group(world, group_size, theta if old is None else old)
     return p @ group_gradients(world, theta, loss, at, old)

@@ -3,9 +3,9 @@
     check(dpo_loss)                    dpo_loss: correct (6 cases, values and gradients)
     check_cases(half, ((4,), 2))       half: correct (1 cases), for any function
 
-A solution is a function with the name and the arguments of an exercise. It runs on random cases; the first difference of
-a value or a gradient is reported. A function that raises NotImplementedError or returns nothing is not filled in.
-"""
+A solution is a function with the name and the arguments of an exercise. It runs on random cases; the first
+difference of a value or a gradient is reported. A function that raises NotImplementedError or returns nothing is
+not filled in."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -31,7 +31,8 @@ class Exercise(NamedTuple):
 def check(function: Callable[..., Any]) -> str:
     """Print and return CORRECT or EMPTY. AssertionError names the case and the difference of a wrong solution."""
     name = function.__name__
-    exercise, rng = EXERCISES[name], torch.Generator().manual_seed(0)
+    exercise = EXERCISES[name]
+    rng = torch.Generator().manual_seed(0)
     for number in range(1, CASES + 1):
         case = {k: draw(rng) if callable(draw) else draw for k, draw in exercise.arguments.items()}
         ours = _value_and_gradients(function, case, exercise.learns)
@@ -48,8 +49,8 @@ def check(function: Callable[..., Any]) -> str:
 
 
 def check_cases(function: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any]) -> None:
-    """Print CORRECT or EMPTY for any function. A case is its arguments and the correct result, a number or a list or tensor of
-    numbers. AssertionError names the first case that differs."""
+    """Print CORRECT or EMPTY for any function. A case is its arguments and the correct result, a number or a list
+    or tensor of numbers. AssertionError names the first case that differs."""
     name = function.__name__
     for number, (arguments, expected) in enumerate(cases, 1):
         result = _value(function, *arguments)
@@ -108,9 +109,12 @@ def _lengths(rng: torch.Generator) -> Tensor:
     return torch.randint(1, 9, (4,), generator=rng).double()
 
 
-TOKENS, SUMS = _logprobs(3, 5), _logprobs(4, scale=5.0)  # log-probabilities of tokens, and of whole completions
+# log-probabilities of tokens, and of whole completions
+TOKENS = _logprobs(3, 5)
+SUMS = _logprobs(4, scale=5.0)
 PAIR = dict(chosen=SUMS, rejected=SUMS)
-REFERENCE, LENGTHS = dict(ref_chosen=SUMS, ref_rejected=SUMS), dict(chosen_lengths=_lengths, rejected_lengths=_lengths)
+REFERENCE = dict(ref_chosen=SUMS, ref_rejected=SUMS)
+LENGTHS = dict(chosen_lengths=_lengths, rejected_lengths=_lengths)
 LIKED = torch.arange(4) % 2 == 0
 
 
@@ -132,7 +136,10 @@ EXERCISES: Mapping[str, Exercise] = {
     ),
     "clipped_policy_loss": Exercise(
         lambda logprobs, old_logprobs, advantages, clip_eps: losses.clipped_policy_loss(
-            (logprobs - old_logprobs).exp(), advantages, clip_eps, clip_eps
+            (logprobs - old_logprobs).exp(),
+            advantages,
+            clip_eps,
+            clip_eps,
         ),
         dict(logprobs=TOKENS, old_logprobs=TOKENS, advantages=_normal(3, 1), clip_eps=0.2),
         ("logprobs",),

@@ -51,11 +51,13 @@ def verdict(problem: Problem, tier: str, answer: str) -> str:
 
 
 def summarize(rows: Sequence[Row]) -> Iterator[tuple[str, str, int, Interval]]:
-    """(metric, its words, n, interval) of each share; where some rows of a kind were trained on, also of those and of the others."""
+    """(metric, its words, n, interval) of each share; where some rows of a kind were trained on, also of those and
+    of the others."""
     for kind, metric, words, counts in SHARES:
         of_kind = [row for row in rows if row["kind"] == kind]
         strata = {"": of_kind}
-        if trained := [row for row in of_kind if row["trained"]]:
+        trained = [row for row in of_kind if row["trained"]]
+        if trained:
             strata |= {", not trained on": [row for row in of_kind if not row["trained"]], ", trained on": trained}
         for stratum, some in strata.items():
             if some:
@@ -88,7 +90,8 @@ def markdown(answers: Mapping[str, Sequence[Row]], how: str) -> str:
     for kind in KINDS:
         lines = []
         for same in zip(*answers.values(), strict=True):  # the rows of one request
-            if (row := same[0])["kind"] == kind:
+            row = same[0]
+            if row["kind"] == kind:
                 shown = [f"{_as_code(r['answer'])}<br>**{r['verdict']}{', trained on' * r['trained']}**" for r in same]
                 about = [row["id"], _escape(row["request"]), ", ".join(row["tools"]), _as_code(row["expected"])]
                 lines.append([*about, *shown])
@@ -127,13 +130,23 @@ def run_natural(cfg: NaturalConfig) -> Run:
     top = f", top_k {cfg.top_k}" if cfg.top_k else ""
     how = f"Temperature {cfg.temperature:g}{top}, at most {cfg.max_new_tokens} tokens, seed {cfg.seed}."
 
-    def judge(run: Run, result: TaskResult, which: Mapping[str, str], exposed: Mapping[str, Any]) -> dict[str, float]:
+    def judge(
+        run: Run,
+        result: TaskResult,
+        which: Mapping[str, str],
+        exposed: Mapping[str, Any],
+    ) -> dict[str, float]:
         name = which["checkpoint"]
         answers[name] = []
         for problem, example in zip(result.problems, result.examples, strict=True):
-            same, kind = {k: example[k] for k in ("request", "stop", "tier", "correct")}, problem.meta["kind"]
+            same = {k: example[k] for k in ("request", "stop", "tier", "correct")}
+            kind = problem.meta["kind"]
             row = dict(id=problem.id, kind=kind, trained=problem.meta["trained"] or problem.id in exposed)
-            row |= dict(found=list(exposed.get(problem.id, ())), tools=problem.meta["tools"], expected=example["gold"])
+            row |= dict(
+                found=list(exposed.get(problem.id, ())),
+                tools=problem.meta["tools"],
+                expected=example["gold"],
+            )
             row |= dict(answer=example["completion"], verdict=verdict(problem, example["tier"], example["completion"]))
             answers[name].append(row | same | {k: example["parts"][k] for k in ("passed", "tests") if kind == "code"})
         if dist.is_main():

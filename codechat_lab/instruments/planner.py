@@ -1,14 +1,15 @@
-"""Estimate what a configuration needs: memory per GPU by category, hours, cost, the largest microbatch, a setting that makes it fit.
+"""Estimate what a configuration needs: memory per GPU by category, hours, cost, the largest microbatch, a setting
+that makes it fit.
 
     codechat plan --preset 8b --gpus 8 --gpu a800-80gb --device-batch-size 4
     codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.recompute blocks --price 2.5
     codechat plan sft --preset 8b --gpus 1 --gpu h200-141gb --lora-rank 16 --device-batch-size 1
     codechat plan rl --preset 2b --gpus 1 --gpu h200-141gb --group-size 16 --max-new-tokens 512
 
-Memory comes from a step on fake tensors (`step_memory`) plus a stated reserve. A plan fits if HEADROOM and the prefetch buffers of the
-gathers remain free. Time is FLOPs per token over an assumed share (MFU) of the data sheet's peak. For RL the plan covers the memory of
-both phases but no time, because the policy decides how long completions are. With --engine, rollouts use the server's memory instead.
-"""
+Memory comes from a step on fake tensors (`step_memory`) plus a stated reserve. A plan fits if HEADROOM and the
+prefetch buffers of the gathers remain free. Time is FLOPs per token over an assumed share (MFU) of the data sheet's
+peak. For RL the plan covers the memory of both phases but no time, because the policy decides how long completions
+are. With --engine, rollouts use the server's memory instead."""
 
 from __future__ import annotations
 
@@ -30,10 +31,13 @@ from codechat.runs import checkpoint
 from codechat_lab.instruments import step_memory  # modules, not names: --help then runs no torch
 
 GIB = 2**30
-# Published throughput of the system whose sizes the presets keep, both with recomputed blocks, over 312 TFLOP/s per A800 and our own
-# FLOPs per token: 8b on 8 GPUs 22.3 ktok/s = 0.48, 2b on one 7.9 ktok/s = 0.45 (its TRAINING_REPORT_8b_a88_x8, sections 2 and 7).
+# Published throughput of the system whose sizes the presets keep, both with recomputed blocks, over 312 TFLOP/s per
+# A800 and our own
+# FLOPs per token: 8b on 8 GPUs 22.3 ktok/s = 0.48, 2b on one 7.9 ktok/s = 0.45 (its TRAINING_REPORT_8b_a88_x8,
+# sections 2 and 7).
 MFU, MFU_SOURCE = 0.45, "the lower of two published runs on A800: 0.48 (8b, 8 GPUs), 0.45 (2b, 1 GPU)"
-# Their matrix products are faster in relation to their memory: torchtitan publishes 0.33 to 0.39 for 8B on H100, compiled, in bf16.
+# Their matrix products are faster in relation to their memory: torchtitan publishes 0.33 to 0.39 for 8B on H100,
+# compiled, in bf16.
 HOPPER_MFU, HOPPER_SOURCE = 0.36, "torchtitan's published 8B on H100, 0.33 to 0.39; not measured here"
 HOPPER = ("h100", "h800", "h200", "b200")
 HEADROOM = 0.08  # of the usable memory: predictions may be that far below what the allocator reserves
@@ -42,7 +46,9 @@ CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
 PLANNED_LOOPS = {"pretrain": "pretrain", "sft": "sft", "reinforce": "rl", "grpo": "rl", "ppo": "rl"}  # loop -> its plan
 MOST_ROWS = 256  # per microbatch, where the search ends
 PROMPT_TOKENS = 256  # of the longest prompt of RL, assumed
-STAYS, BF16 = ("weights", "optimizer states", "reference"), 2  # of a step, while RL samples; bytes
+# of a step, while RL samples; bytes
+STAYS = ("weights", "optimizer states", "reference")
+BF16 = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +117,9 @@ class PlanConfig(config.Settings):
 
     @property
     def over(self) -> int:
-        """GPUs that share one copy of the weights; 1 = each holds its own. Unless `shard` is set, they share where a replica does not fit
-        the GPU, as `sharding.build` decides. Frozen weights under low-rank updates are never shared."""
+        """GPUs that share one copy of the weights; 1 = each holds its own. Unless `shard` is set, they share where
+        a replica does not fit the GPU, as `sharding.build` decides. Frozen weights under low-rank updates are never
+        shared."""
         fits = sharding.fits(self.model.n_params, self.usable_gib * GIB, self.adapters)
         shard = self.shard if self.shard is not None else not fits
         return (self.shard_over or min(self.gpus, 8)) if shard and self.gpus > 1 and not self.lora_rank else 1
@@ -125,8 +132,8 @@ class PlanConfig(config.Settings):
 
     @property
     def buffers_gib(self) -> float:
-        """What FSDP overlaps with the computation: the next block, gathered twice (the flat buffer and the weights copied out of it), and
-        the gradients of the block before, which are still being reduced in float32."""
+        """What FSDP overlaps with the computation: the next block, gathered twice (the flat buffer and the weights
+        copied out of it), and the gradients of the block before, which are still being reduced in float32."""
         return (2 * BF16 + 4) * self.model.block_matmul_params / GIB if self.over > 1 else 0.0
 
     @property
@@ -140,8 +147,8 @@ class PlanConfig(config.Settings):
 
 
 class Sampling(NamedTuple):
-    """GiB per GPU while RL samples: what stays of training, a whole copy in the compute dtype, and keys and values of the `rows` that fit
-    beside them at a time; a step needs `needed` rows, in so many batches."""
+    """GiB per GPU while RL samples: what stays of training, a whole copy in the compute dtype, and keys and values
+    of the `rows` that fit beside them at a time; a step needs `needed` rows, in so many batches."""
 
     held: float
     copy: float
@@ -153,7 +160,8 @@ class Sampling(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The result. Memory in GiB per GPU, with the reserve. knobs: {flags: GiB} of settings tried where it does not fit."""
+    """The result. Memory in GiB per GPU, with the reserve. knobs: {flags: GiB} of settings tried where it does not
+    fit."""
 
     cfg: PlanConfig
     peaks: step_memory.Peaks
@@ -179,11 +187,13 @@ class Plan:
         cfg, model = self.cfg, self.cfg.model
         if cfg.loop != "rl":
             return None
-        held, copy = sum(self.peaks.training.get(name, 0) for name in STAYS), decode_graph.weight_bytes(model, BF16)
+        held = sum(self.peaks.training.get(name, 0) for name in STAYS)
+        copy = decode_graph.weight_bytes(model, BF16)
         if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
             copy += 4 * model.padded_vocab * model.n_embd
         lengths = dict(prompt_tokens=PROMPT_TOKENS, new_tokens=cfg.max_new_tokens, samples=cfg.group_size)
-        free, needed = (cfg.usable_gib - CONTEXT_GIB) * GIB - held - copy, cfg.device_batch_size * cfg.group_size
+        free = (cfg.usable_gib - CONTEXT_GIB) * GIB - held - copy
+        needed = cfg.device_batch_size * cfg.group_size
         fit = decode_graph.rows_in_memory(model, free, BF16, copies=False, **lengths) if free > 0 else 1
         rows = min(fit, decode_graph.bucket(needed))
         kept = rows * decode_graph.row_bytes(model, BF16, **lengths)
@@ -205,7 +215,8 @@ class Plan:
     @property
     def verdict(self) -> str:
         """One line: does it fit, how long, which setting to change."""
-        cfg, phase = self.cfg, self.sampling
+        cfg = self.cfg
+        phase = self.sampling
         memory = f"{self.total_gib:.1f} of {cfg.usable_gib:.1f} GiB on {cfg.gpus} x {cfg.gpu}"
         if not self.fits:
             rl = "lower --rows, --row-tokens or --max-new-tokens, take more GPUs, or sample on a server (--engine)"
@@ -213,7 +224,9 @@ class Plan:
             enough = (f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= cfg.room_gib)
             return f"does not fit: {memory}; {next(enough, advice)}"
         if phase:
-            return f"fits: {memory} while it learns; samples {phase.rows:,} rows at a time, {phase.batches} batches a step"  # fmt: skip
+            return (
+                f"fits: {memory} while it learns; samples {phase.rows:,} rows at a time, {phase.batches} batches a step"
+            )
         cost = "" if cfg.price is None else f", cost {self.gpu_hours * cfg.price:,.0f}"
         larger = (self.largest_batch or 0) > cfg.device_batch_size
         room = f"; room for --device-batch-size {self.largest_batch}" if larger else ""
@@ -221,7 +234,8 @@ class Plan:
 
     def rows(self) -> dict[str, str]:
         """What is printed below the verdict."""
-        cfg, evaluates = self.cfg, self.peaks.largest is self.peaks.evaluation
+        cfg = self.cfg
+        evaluates = self.peaks.largest is self.peaks.evaluation
         at = "an evaluation, which gathers a whole copy of the weights" if evaluates else "a training step"
         rows = {name: f"{gib:.2f} GiB" for name, gib in self.memory.items() if gib}
         rows |= {
@@ -229,7 +243,8 @@ class Plan:
             "buffers of gathers ahead": f"{cfg.buffers_gib:.2f} GiB",
             "copies of the weights": f"one on {cfg.over} GPUs" if cfg.over > 1 else "one on every GPU",
         }
-        if phase := self.sampling:
+        phase = self.sampling
+        if phase:
             gib = f"{phase.held:.2f} + {phase.copy:.2f} + {phase.kept:.2f} GiB"
             return rows | {
                 "while it samples": f"{gib}: weights and states, a whole copy in bfloat16, keys and values",
@@ -264,7 +279,8 @@ def with_reserve(held: step_memory.Bytes) -> dict[str, float]:
 
 
 def make(cfg: PlanConfig, search: bool = False) -> Plan:
-    """The plan of these settings, with a setting that makes it fit where it does not. search: also the largest microbatch."""
+    """The plan of these settings, with a setting that makes it fit where it does not. search: also the largest
+    microbatch."""
     plan = Plan(cfg, step_memory.measure(cfg))
     if cfg.loop == "rl" or plan.fits and not search:  # of RL, rows and row_tokens decide
         return plan
@@ -279,8 +295,11 @@ def _total(cfg: PlanConfig) -> float:
 
 def try_knobs(plan: Plan) -> dict[str, float]:
     """{flags: GiB per GPU} of settings that need less, cheapest first, until one fits."""
-    cfg, rows, tried = plan.cfg, max(1, plan.largest_batch or 0), {}
-    accum, recompute = -(-cfg.device_batch_size * cfg.grad_accum // rows), replace(cfg.model, recompute="blocks")
+    cfg = plan.cfg
+    rows = max(1, plan.largest_batch or 0)
+    tried = {}
+    accum = -(-cfg.device_batch_size * cfg.grad_accum // rows)
+    recompute = replace(cfg.model, recompute="blocks")
     for flags, changes in {
         f"--device-batch-size {rows} --grad-accum {accum}": dict(device_batch_size=rows, grad_accum=accum),
         "--model.recompute blocks": dict(model=recompute),
@@ -288,7 +307,8 @@ def try_knobs(plan: Plan) -> dict[str, float]:
         "--model.recompute blocks --device-batch-size 1": dict(model=recompute, device_batch_size=1),
     }.items():
         changed = replace(cfg, **changes)
-        if (gib := _total(changed)) < plan.total_gib:
+        gib = _total(changed)
+        if gib < plan.total_gib:
             tried[flags] = gib
         if gib <= changed.room_gib:
             break
@@ -301,7 +321,13 @@ def try_knobs(plan: Plan) -> dict[str, float]:
 def from_settings(cfg: Any, *, gpus: int, gpu: str, price: float | None = None) -> PlanConfig:
     """The plan's settings for a configuration of a loop."""
     loop = check_choice("loop to plan", registry.entry_of(cfg, registry.ENTRIES).id, PLANNED_LOOPS)
-    given = dict(loop=PLANNED_LOOPS[loop], gpus=gpus, gpu=gpu, reference=getattr(cfg, "kl_coef", 0) > 0, price=price)
+    given = dict(
+        loop=PLANNED_LOOPS[loop],
+        gpus=gpus,
+        gpu=gpu,
+        reference=getattr(cfg, "kl_coef", 0) > 0,
+        price=price,
+    )
     settings = {name: getattr(cfg, name) for name in PlanConfig.__dataclass_fields__ if hasattr(cfg, name)}
     if loop != "pretrain" and cfg.init_from:
         with suppress(MissingFile):  # a parent that has not been trained yet

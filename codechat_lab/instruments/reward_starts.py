@@ -1,4 +1,5 @@
-"""Policies that are never, hardly, sometimes and mostly correct, and rewards of several shapes: the lab of notebooks 06, 29 and 31.
+"""Policies that are never, hardly, sometimes and mostly correct, and rewards of several shapes: the lab of
+notebooks 06, 29 and 31.
 
 A model of two layers learns calls of eight tools of the toolbox whose arguments are two whole numbers below 100. The
 starts are one SFT run at four of its steps. Held-out requests use pairs of numbers that training never has. No tools
@@ -37,7 +38,8 @@ ROW_TOKENS, ROWS = 512, 8
 
 def requests(split: str, n: int, seed: int = 0) -> list[base.Problem]:
     """n requests of the toolbox for the tools in CALLED. A pair of numbers belongs to one split."""
-    rng, problems = random.Random(f"reward starts {split} {seed}"), []
+    rng = random.Random(f"reward starts {split} {seed}")
+    problems = []
     while len(problems) < n:
         tool = TOOLS[rng.choice(CALLED)]
         arguments = tool.sample(rng, split)
@@ -52,9 +54,16 @@ def requests(split: str, n: int, seed: int = 0) -> list[base.Problem]:
 def vocabulary() -> tokenizer.Tokenizer:
     """Byte-pair encoding of the training texts: calls half as long as in a vocabulary for code, so runs cost half."""
     bpe = tokenizers.Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    letters, end = pre_tokenizers.ByteLevel.alphabet(), tokenizer.END_OF_TEXT
-    how = dict(vocab_size=VOCABULARY, special_tokens=[end], initial_alphabet=sorted(letters), show_progress=False)
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    end = tokenizer.END_OF_TEXT
+    how = dict(
+        vocab_size=VOCABULARY,
+        special_tokens=[end],
+        initial_alphabet=sorted(letters),
+        show_progress=False,
+    )
     texts = [text for p in requests("train", TRAINING_REQUESTS) for text in (p.messages[0]["content"], _answer(p))]
     bpe.train_from_iterator([text.removeprefix(chat.CALL_TAG) for text in texts], trainers.BpeTrainer(**how))
     return tokenizer.from_dict({"spec": "toolbox", "json": bpe.to_str(), "special": {"eos_token": end}})
@@ -76,7 +85,8 @@ class Setting:
     width: int = 64
 
     def __post_init__(self) -> None:
-        self.task, self.tokenizer = funcall.FuncallTask(), vocabulary()
+        self.task = funcall.FuncallTask()
+        self.tokenizer = vocabulary()
         self.train, self.held_out = requests("train", TRAINING_REQUESTS), requests("test", self.held_out_requests)
         shape = dict(depth=2, n_embd=self.width, n_head=self.width // 16, block_size=SFT_TOKENS)
         self.model = config.GPTConfig(**shape, vocab_size=self.tokenizer.n_vocab)
@@ -107,7 +117,12 @@ def reshaped(score: base.Score, shape: str) -> float:
     return 0.05 if score.tier in ("bad_json", "no_name") else 0.15 + 0.85 * f
 
 
-def backward(model: gpt.GPT, batch: rollout.RolloutBatch, advantages: Tensor, temperature: float = 1.0) -> None:
+def backward(
+    model: gpt.GPT,
+    batch: rollout.RolloutBatch,
+    advantages: Tensor,
+    temperature: float = 1.0,
+) -> None:
     """Add the gradient of REINFORCE's loss on the batch, at the temperature of sampling. advantages (P, G)."""
     device = model.wte.weight.device
     for packed in rollout.pack(batch, advantages != 0, row_tokens=ROW_TOKENS, rows=ROWS):
@@ -119,7 +134,8 @@ def backward(model: gpt.GPT, batch: rollout.RolloutBatch, advantages: Tensor, te
 
 def start_policies(setting: Setting, seed: int) -> dict[str, gpt.GPT]:
     """The starts of a seed: one SFT run on correct calls at some of its steps; its rate falls from weak to strong."""
-    policy, starts = gpt.GPT(setting.model, seed=seed), {}
+    policy = gpt.GPT(setting.model, seed=seed)
+    starts = {}
     talks = [p.messages + [{"role": "assistant", "content": _answer(p)}] for p in setting.train]
     given = [{"messages": messages, "domain": "calls"} for messages in talks]
     rows = [conversations.encode(row, setting.tokenizer, TAGS, SFT_TOKENS) for row in given]

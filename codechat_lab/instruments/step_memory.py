@@ -1,8 +1,8 @@
-"""What one rank holds at the peak of a training step: the step of one device on fake tensors (seconds for any size, and no GPU), divided by
-the ranks that share the weights.
+"""What one rank holds at the peak of a training step: the step of one device on fake tensors (seconds for any size,
+and no GPU), divided by the ranks that share the weights.
 
-Every token counts as supervised, the most that a batch can cost. The CPU's path runs with the GPU's numeric types; `torch.compile` keeps
-less than the eager step that is measured here."""
+Every token counts as supervised, the most that a batch can cost. The CPU's path runs with the GPU's numeric types;
+`torch.compile` keeps less than the eager step that is measured here."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SHALLOW = (3, 4)  # blocks are alike: every moment of a step grows by the same b
 
 
 class Tape(TorchDispatchMode):
-    """Bytes of the tensors made within it: `now`, and the `peak` since it was last set. Also of fake tensors, if it is entered after
-    FakeTensorMode; there `nonzero` has every place, and a number read from a tensor is 1."""
+    """Bytes of the tensors made within it: `now`, and the `peak` since it was last set. Also of fake tensors, if it
+    is entered after FakeTensorMode; there `nonzero` has every place, and a number read from a tensor is 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,11 +47,13 @@ class Tape(TorchDispatchMode):
             if func is aten._local_scalar_dense.default:
                 return True if fake.dtype == torch.bool else 1.0 if fake.dtype.is_floating_point else 1
             if func is aten.nonzero.default:
-                func, args = aten.new_empty.default, (fake, [fake.numel(), fake.dim()])
+                func = aten.new_empty.default
+                args = (fake, [fake.numel(), fake.dim()])
                 kwargs = {"dtype": torch.int64}
         out = func(*args, **(kwargs or {}))
         for t in (t for t in tree_iter(out) if isinstance(t, Tensor) and t.device.type != "meta"):
-            if (storage := t.untyped_storage())._cdata not in self._sizes:
+            storage = t.untyped_storage()
+            if storage._cdata not in self._sizes:
                 self._sizes[storage._cdata] = storage.nbytes()
                 ended = weakref.finalize(storage, lambda key: self.add(-self._sizes.pop(key)), storage._cdata)
                 ended.atexit = False
@@ -80,7 +82,8 @@ class Peaks(NamedTuple):
 
 @cache
 def measure(cfg: PlanConfig, whole: bool = False, dtype: str = "bfloat16", cpu: bool = False) -> Peaks:
-    """The peaks of a step and of an evaluation on a rank. Those of a deep model are continued from two shallow ones, unless `whole`.
+    """The peaks of a step and of an evaluation on a rank. Those of a deep model are continued from two shallow
+    ones, unless `whole`.
     cpu: with the chunks, norms and last block of a CPU."""
     cfg, depth = replace(cfg, shard=cfg.over > 1, shard_over=cfg.over), cfg.model.depth  # also where it is shallow
     if whole or depth <= SHALLOW[1]:
@@ -90,14 +93,21 @@ def measure(cfg: PlanConfig, whole: bool = False, dtype: str = "bfloat16", cpu: 
 
 
 def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
-    """The largest moment of one device's step, on a rank that holds 1 / over of weights, gradients and states and gathers the rest as FSDP
-    does: what is outside of blocks throughout, a block while it computes, and in a backward pass also the one before and a block's
-    gradients in float32."""
-    model, over, size = cfg.model, cfg.over, 4 if dtype == "float32" else 2
-    matrices, block = model.depth * model.block_matmul_params, size * model.block_matmul_params
-    weights, states, outside = one["weights"] // over, one["states"] // over, one["weights"] - 4 * matrices
+    """The largest moment of one device's step, on a rank that holds 1 / over of weights, gradients and states and
+    gathers the rest as FSDP
+    does: what is outside of blocks throughout, a block while it computes, and in a backward pass also the one
+    before and a block's gradients in float32."""
+    model = cfg.model
+    over = cfg.over
+    size = 4 if dtype == "float32" else 2
+    matrices = model.depth * model.block_matmul_params
+    block = size * model.block_matmul_params
+    weights = one["weights"] // over
+    states = one["states"] // over
+    outside = one["weights"] - 4 * matrices
     gradients = one["gradients"] // over
-    backward, earlier = outside + 2 * block + 4 * model.block_matmul_params, gradients if cfg.grad_accum > 1 else 0
+    backward = outside + 2 * block + 4 * model.block_matmul_params
+    earlier = gradients if cfg.grad_accum > 1 else 0
     # of Muon: a rank iterates its share of the matrices, which travel there and back; replicas keep all momenta
     mine = -(-model.depth // (over if over > 1 else cfg.gpus)) / model.depth
     share = 1 if cfg.gpus == 1 else 0.5 + 0.6 * mine if over == 1 else 1.95 * mine
@@ -118,9 +128,11 @@ def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
 
 
 def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
-    """Of a step on one device, then an evaluation: bytes of weights and optimizer states; beyond these, at the peak of a forward pass, of the
-    beginning and the end of a backward pass, and of an evaluation; beyond gradients, at the peak of the optimizer."""
-    gpu_bytes, numbers = 0 if cpu else cfg.usable_gib * 2**30, getattr(torch, dtype)
+    """Of a step on one device, then an evaluation: bytes of weights and optimizer states; beyond these, at the peak
+    of a forward pass, of the beginning and the end of a backward pass, and of an evaluation; beyond gradients, at
+    the peak of the optimizer."""
+    gpu_bytes = 0 if cpu else cfg.usable_gib * 2**30
+    numbers = getattr(torch, dtype)
     with (  # the numeric types, norms and chunks of the output head of that GPU, whatever this machine has
         mock.patch.object(attention, "dense", lambda device: cpu),
         mock.patch.object(head, "BLOCK_BYTES", sys.maxsize),
@@ -141,7 +153,8 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         if cfg.over > 1:  # a rank computes with gathered weights, which are in the compute dtype
             for p in model.blocks.parameters():
                 p.data = p.data.to(numbers)
-        shards, middle = [], next(p for p in model.blocks[cfg.model.depth // 2].parameters() if p.requires_grad)
+        shards = []
+        middle = next(p for p in model.blocks[cfg.model.depth // 2].parameters() if p.requires_grad)
 
         def reduce(p: Tensor) -> None:
             """A gradient is summed over ranks, which keep their shards of it, as soon as it is there."""
@@ -150,13 +163,15 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
             if cfg.over > 1 or cfg.grad_accum > 1:
                 p.grad = None
             if p is middle:
-                one["begins"], tape.peak = tape.peak - start, tape.now
+                one["begins"] = tape.peak - start
+                tape.peak = tape.now
 
         for p in trained:
             p.register_post_accumulate_grad_hook(reduce)
         start = tape.peak = tape.now
         loss = _loss(model, cfg, numbers)
-        one["forward"], tape.peak = tape.peak - start, tape.now
+        one["forward"] = tape.peak - start
+        tape.peak = tape.now
         loss.backward()
         del loss
         one["ends"] = tape.peak - start

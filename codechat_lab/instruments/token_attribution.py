@@ -1,10 +1,12 @@
 """Coloured tokens: which are supervised, each token's advantage, and its share of the gradient.
 
-    codechat xray --ckpt nano/sft                                            the loss mask of a validation row of its data
+    codechat xray --ckpt nano/sft                                            the loss mask of a validation row of its
+    data
     codechat xray --ckpt nano/sft --data data/nano/sft/calls.train.jsonl --row 3   of this conversation
     codechat xray --ckpt nano/sft --gradient                                 each token's share of the gradient
 
-An `XRay` shows as HTML in notebooks, as colours in a terminal, and otherwise as plain text. It uses the training code: the mask comes from
+An `XRay` shows as HTML in notebooks, as colours in a terminal, and otherwise as plain text. It uses the training
+code: the mask comes from
 `chat.render`, the gradient from the loss.
 """
 
@@ -43,7 +45,8 @@ def xray_values(
 
 
 def gradient_share(model: GPT, ids: Sequence[int], weights: Sequence[float], **how: Any) -> list[float]:
-    """(T,) each token's share of the gradient of the training loss on one sequence: its `gradient_norms` over their sum; all zeros if every weight is 0."""
+    """(T,) each token's share of the gradient of the training loss on one sequence: its `gradient_norms` over their
+    sum; all zeros if every weight is 0."""
     norms = gradient_norms(model, ids, weights, **how)
     return (norms / norms.sum()).nan_to_num().tolist()
 
@@ -57,10 +60,11 @@ def gradient_norms(
 ) -> Tensor:
     """(T,) norm of the gradient of the training loss that each token of one sequence of T ids causes.
 
-    weights (T,): of each token in the loss, the cross-entropy (a loss mask) or with `policy` the policy-gradient loss (advantages, 0 outside completions).
-    at="hidden": the gradient at the last norm's output, credited to the token predicted there. at="embedding": the gradient at the input embedding; 0
-    from the last weighted token on, which no prediction reads. The gradients of the model's weights are left unchanged.
-    ConfigError for a sequence longer than the block."""
+    weights (T,): of each token in the loss, the cross-entropy (a loss mask) or with `policy` the policy-gradient
+    loss (advantages, 0 outside completions). at="hidden": the gradient at the last norm's output, credited to the
+    token predicted there. at="embedding": the gradient at the input embedding; 0 from the last weighted token on,
+    which no prediction reads. The gradients of the model's weights are left unchanged. ConfigError for a sequence
+    longer than the block."""
     import torch
 
     device = model.wte.weight.device
@@ -97,7 +101,8 @@ class XRayConfig:
 
 
 def validation_rows(ckpt: str) -> Path:
-    """The file of validation conversations, calls where there are some, of the data that a checkpoint was last fine-tuned on."""
+    """The file of validation conversations, calls where there are some, of the data that a checkpoint was last
+    fine-tuned on."""
     folders = [entry["data_dir"] for entry in checkpoint.read_meta(ckpt).get("lineage", ()) if entry.get("data_dir")]
     for folder in reversed(folders):
         try:

@@ -1,4 +1,5 @@
-"""`codechat launch`: write, start, follow and stop a run, or a whole recipe, detached: it survives a closed terminal or a restarted kernel.
+"""`codechat launch`: write, start, follow and stop a run, or a whole recipe, detached: it survives a closed
+terminal or a restarted kernel.
 
     codechat launch sft --nproc 8 -- --preset d20 --data-dir data/sft --run-name my-sft
     codechat launch my-sft start
@@ -9,11 +10,11 @@
 
     codechat launch v6                            the unfinished stages of a recipe, with the options of `codechat run`
     codechat launch v6 --from v6-rl --scale 8b --yes
-    codechat launch v6 status --scale 8b          its process, its stages, its log; also tail and stop, with the same --scale and --seed
+    codechat launch v6 status --scale 8b          its process, its stages, its log; also tail and stop, with the same
+                                                  --scale and --seed
 
-From a notebook: launcher.write(cfg, nproc=8), then launcher.start("my-sft"), attach, status and stop. When the run begins, it takes over
-its directory. Jobs are submitted with sbatch; runs on other hosts are stopped there.
-"""
+From a notebook: launcher.write(cfg, nproc=8), then launcher.start("my-sft"), attach, status and stop. When the run
+begins, it takes over its directory. Jobs are submitted with sbatch; runs on other hosts are stopped there."""
 
 import contextlib
 import fcntl
@@ -77,7 +78,8 @@ class LaunchConfig(Machines):
 
 @dataclass(frozen=True)
 class Written:
-    """A run that is ready to start: its directory, what differs from the defaults, the plan in one line, the command that starts it."""
+    """A run that is ready to start: its directory, what differs from the defaults, the plan in one line, the
+    command that starts it."""
 
     path: Path
     changes: dict[str, tuple[Any, Any]]
@@ -93,12 +95,18 @@ class Written:
 
 
 def write(cfg: Any, **machines: Any) -> Written:
-    """Write the run directory of `cfg`, ready to start: config.json, launch.sh, perhaps job.slurm; `machines` as in Machines.
+    """Write the run directory of `cfg`, ready to start: config.json, launch.sh, perhaps job.slurm; `machines` as in
+    Machines.
 
-    A planned run of the name is replaced, another one only with `overwrite`. ConfigError or RunError before anything is written."""
-    entry, where, name = registry.entry_of(cfg, LAUNCHABLE), Machines(**machines), cfg.run_name
+    A planned run of the name is replaced, another one only with `overwrite`. ConfigError or RunError before
+    anything is written."""
+    entry = registry.entry_of(cfg, LAUNCHABLE)
+    where = Machines(**machines)
+    name = cfg.run_name
     if getattr(cfg, "resume", False) or cfg.overwrite:
-        raise ConfigError("leave out resume and overwrite: launch.sh resumes by itself, and the launch has an overwrite of its own")  # fmt: skip
+        raise ConfigError(
+            "leave out resume and overwrite: launch.sh resumes by itself, and the launch has an overwrite of its own"
+        )
     check_not_started(name, paths.runs_dir() / name)
     if not where.gpu:
         verdict = "not requested; name a GPU (gpu='a800-80gb', --gpu a800-80gb)"
@@ -106,40 +114,62 @@ def write(cfg: Any, **machines: Any) -> Written:
         verdict = f"none for {entry.id}"
     else:
         verdict = planner.make(planner.from_settings(cfg, gpus=where.nproc * where.nodes, gpu=where.gpu)).verdict
-    texts, submit = {"launch.sh": launch_sh(cfg, entry.command, where)}, f"codechat launch {name} start"
+    texts = {"launch.sh": launch_sh(cfg, entry.command, where)}
+    submit = f"codechat launch {name} start"
     if where.slurm or where.nodes > 1:
         # a Slurm job: one torchrun on each node, met at the first node's port; requeued, it continues
-        to, machines = paths.runs_dir() / name, dict(nodes=where.nodes, nproc=where.nproc, save_s=SAVE_S, port=PORT)
-        how = dict(job=name.replace("/", "-"), path=to.as_posix(), launch=shlex.quote(f"{to.as_posix()}/launch.sh"))
-        texts["job.slurm"], submit = fill("job.slurm.sh", **how, **machines), f"sbatch runs/{name}/job.slurm"
+        to = paths.runs_dir() / name
+        machines = dict(nodes=where.nodes, nproc=where.nproc, save_s=SAVE_S, port=PORT)
+        how = dict(
+            job=name.replace("/", "-"),
+            path=to.as_posix(),
+            launch=shlex.quote(f"{to.as_posix()}/launch.sh"),
+        )
+        texts["job.slurm"] = fill("job.slurm.sh", **how, **machines)
+        submit = f"sbatch runs/{name}/job.slurm"
     path = paths.prepare(name, cfg, entry.id, overwrite=where.overwrite, plan=texts)
-    return Written(path, {k: pair for k, pair in config.changed(cfg).items() if k != "run_name"}, verdict, submit)
+    return Written(
+        path,
+        {k: pair for k, pair in config.changed(cfg).items() if k != "run_name"},
+        verdict,
+        submit,
+    )
 
 
 def launch_sh(cfg: Any, command: str, where: Machines) -> str:
     """launch.sh: torchrun on this machine, or on one of several with rendezvous options as arguments."""
-    name, message = cfg.run_name, f"{where.nodes} nodes: start this by its job script"
+    name = cfg.run_name
+    message = f"{where.nodes} nodes: start this by its job script"
     return fill(
-        "launch.sh", name=name, command=command, ranks=f"{where.nodes} x {where.nproc} ranks", where=f"runs/{name}", save_s=SAVE_S,
-        nproc=where.nproc, up="/".join([".."] * (2 + name.count("/"))), python=shlex.quote(sys.executable),
+        "launch.sh",
+        name=name,
+        command=command,
+        ranks=f"{where.nodes} x {where.nproc} ranks",
+        where=f"runs/{name}",
+        save_s=SAVE_S,
+        nproc=where.nproc,
+        up="/".join([".."] * (2 + name.count("/"))),
+        python=shlex.quote(sys.executable),
         again="--resume" if hasattr(cfg, "resume") else "--overwrite",  # where a loop has nothing to resume
         guard=f'[ $# -gt 0 ] || {{ echo "{message}" >&2; exit 2; }}\n' if where.nodes > 1 else "",
         restarts=f" --max-restarts {where.max_restarts}" if where.max_restarts else "",
-    )  # fmt: skip
+    )
 
 
 # ---- a detached process
 
 
 def start_detached(words: list[str], where: Path, log: str, what: str) -> None:
-    """Start a process in a session of its own, output to the file `log` in `where`, beside process.json: it outlives the kernel or
-    shell that started it. RunError where one that was started there is alive, or is being started."""
+    """Start a process in a session of its own, output to the file `log` in `where`, beside process.json: it
+    outlives the kernel or shell that started it. RunError where one that was started there is alive, or is being
+    started."""
     with alone(where / ".start", wait=False) as mine:
         if not mine:
             raise RunError(f"{what} is being started by another command")
         check_not_started(what, where)
         with open(where / log, "ab") as out, open(where / ALIVE, "ab") as kept:
-            # the child inherits this lock (its own children do not) and holds it until it ends, also where its host gets another name
+            # the child inherits this lock (its own children do not) and holds it until it ends, also where its host
+            # gets another name
             fcntl.flock(kept, fcntl.LOCK_EX)
             child = subprocess.Popen(
                 words,
@@ -175,13 +205,17 @@ def process_of(where: Path) -> dict[str, Any] | None:
 
 def check_not_started(what: str, where: Path) -> None:
     """RunError where a process that was started there is alive."""
-    if process := process_of(where):
-        raise RunError(f"{what} was started as process {process['pid']} on {process['host']}; "
-                       f"stop it first (codechat launch {what} stop)")  # fmt: skip
+    process = process_of(where)
+    if process:
+        raise RunError(
+            f"{what} was started as process {process['pid']} on {process['host']}; "
+            f"stop it first (codechat launch {what} stop)"
+        )
 
 
 def end(what: str, process: Mapping[str, Any], now: bool, where: Path) -> None:
-    """SIGTERM to a process, or SIGKILL to it and its descendants, and wait. RunError on another host, or after SAVE_S."""
+    """SIGTERM to a process, or SIGKILL to it and its descendants, and wait. RunError on another host, or after
+    SAVE_S."""
     if not alive(process):
         raise RunError(f"{what} runs on {process['host']}; stop it there (or with scancel)")
     targets = {pid: process_start(pid) for pid in [process["pid"], *(descendants(process["pid"]) if now else ())]}
@@ -215,7 +249,8 @@ def follow(lines: Iterable[str], what: str) -> None:
 
 
 def new_lines(file: Path, going: Callable[[], bool], every_s: float = 1.0) -> Iterator[str]:
-    """Lines of a file as they are written, until nothing is going on; where a resumed run has dropped lines, those behind them."""
+    """Lines of a file as they are written, until nothing is going on; where a resumed run has dropped lines, those
+    behind them."""
     before: list[bytes] = []
     more = True
     while more:
@@ -265,17 +300,28 @@ def stop(ref: str | Path, *, now: bool = False) -> str:
 
 
 def status(ref: str | Path) -> dict[str, Any]:
-    """{run, status, step, max_steps, reason, process, ...last metrics}. "starting" is a process that has not begun its run;
-    "start failed" one that never did, with the last line of its log as reason."""
+    """{run, status, step, max_steps, reason, process, ...last metrics}. "starting" is a process that has not begun
+    its run; "start failed" one that never did, with the last line of its log as reason."""
     path = _folder(ref)
-    read, process = paths.read_status(path), process_of(path)
-    state, reason = read["status"], read.get("reason")
+    read = paths.read_status(path)
+    process = process_of(path)
+    state = read["status"]
+    reason = read.get("reason")
     if process and state in (paths.PLANNED, "killed", "stopped"):
         state = "starting"
     elif state == paths.PLANNED and (path / "process.json").is_file():
-        state, reason = "start failed", error_line(path / "launch.log")
-    pid, max_steps = process["pid"] if process else None, read_json(path / "config.json").get("max_steps")
-    about = dict(run=paths.name_of(path), status=state, reason=reason, process=pid, max_steps=max_steps, step=0)
+        state = "start failed"
+        reason = error_line(path / "launch.log")
+    pid = process["pid"] if process else None
+    max_steps = read_json(path / "config.json").get("max_steps")
+    about = dict(
+        run=paths.name_of(path),
+        status=state,
+        reason=reason,
+        process=pid,
+        max_steps=max_steps,
+        step=0,
+    )
     for row in read_rows(path / "metrics.jsonl"):
         about |= {k: v for k, v in row.items() if k in ("step", *SHOWN)}
     return about
@@ -287,9 +333,11 @@ def lives(path: Path) -> bool:
 
 
 def attach(ref: str | Path) -> dict[str, Any]:
-    """Follow a run until it ends, a line for each logged step. An interrupt ends the following, not the run. Returns its `status`."""
+    """Follow a run until it ends, a line for each logged step. An interrupt ends the following, not the run.
+    Returns its `status`."""
     path = _folder(ref)
-    lines, max_steps = new_lines(path / "metrics.jsonl", lambda: lives(path)), status(path)["max_steps"]
+    lines = new_lines(path / "metrics.jsonl", lambda: lives(path))
+    max_steps = status(path)["max_steps"]
     follow((line_of(json.loads(line), max_steps) for line in lines), paths.name_of(path))
     state = status(path)
     print(f"{state['run']}: {state['status']}" + (f" ({state['reason']})" if state["reason"] else ""))
@@ -327,7 +375,8 @@ def main(argv: list[str]) -> int | None:
     if cfg.action == "stop":
         return print(f"{name}: {stop(name, now=cfg.now)}")
     if cfg.action == "write":
-        entry, how = registry.find(cfg.what, LAUNCHABLE), f"codechat launch {cfg.what} --"
+        entry = registry.find(cfg.what, LAUNCHABLE)
+        how = f"codechat launch {cfg.what} --"
         settings = entry.parse(argv[at + 1 :], prog=how, ranks=cfg.nproc * cfg.nodes)
         print(write(settings, **{f.name: getattr(cfg, f.name) for f in fields(Machines)}))
         name = settings.run_name

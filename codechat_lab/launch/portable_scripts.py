@@ -1,4 +1,5 @@
-"""`codechat export-scripts`: shell scripts with json settings, for the loops and for whole recipes, to run on any machine.
+"""`codechat export-scripts`: shell scripts with json settings, for the loops and for whole recipes, to run on any
+machine.
 
     codechat export-scripts --out scripts                          every loop on eight GPUs; v6 and ours at 2b and 8b
     codechat export-scripts --out mine --recipes v5 --scales 8b
@@ -6,11 +7,11 @@
     SKIP_TO=7 sh scripts/v6-8b.sh
     BASE=my-base sh scripts/v6-8b.sh
 
-NAME.sh of a loop starts torchrun with NAME.json; flags after it win. NAME-SCALE.sh of a recipe calls `codechat run` with
-NAME-SCALE.json, the settings of every stage, which you can edit. SKIP_TO takes a stage or a number: for v6 the original script's
-number, otherwise the position of the stage. FORCE_STAGE=1 runs a stage again; v6 also knows the original's FORCE_PREP_CODE,
-FORCE_PREP_FUNCALL, FORCE_MERGE and FORCE_PREP_RL. A script refuses FORCE_NAME=1 of no stage and misspelt variables. The files hold what differs from the defaults, and no path of this machine.
-"""
+NAME.sh of a loop starts torchrun with NAME.json; flags after it win. NAME-SCALE.sh of a recipe calls `codechat run`
+with NAME-SCALE.json, the settings of every stage, which you can edit. SKIP_TO takes a stage or a number: for v6 the
+original script's number, otherwise the position of the stage. FORCE_STAGE=1 runs a stage again; v6 also knows the
+original's FORCE_PREP_CODE, FORCE_PREP_FUNCALL, FORCE_MERGE and FORCE_PREP_RL. A script refuses FORCE_NAME=1 of no
+stage and misspelt variables. The files hold what differs from the defaults, and no path of this machine."""
 
 import json
 import os
@@ -31,8 +32,11 @@ SAVE_S = 600  # that torchrun gives its ranks to write a checkpoint when it is t
 LOOPS: dict[str, str] = json.loads(Path(__file__).with_name("loops.json").read_text())  # the words of each
 V6_NUMBERS = ("plain-programs", "plain-calls", "v6-sft", "v6-sft", "v6-diagnose", "v6-diagnose", "v6-rl", "v6-evaluate")
 V6_FORCED = {
-    "FORCE_PREP_CODE": "plain-programs", "FORCE_PREP_FUNCALL": "plain-calls", "FORCE_MERGE": "v6-sft", "FORCE_PREP_RL": "plain-calls",
-}  # fmt: skip
+    "FORCE_PREP_CODE": "plain-programs",
+    "FORCE_PREP_FUNCALL": "plain-calls",
+    "FORCE_MERGE": "v6-sft",
+    "FORCE_PREP_RL": "plain-calls",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +53,24 @@ def fill(template: str, **values: Any) -> str:
     text = Path(__file__).with_name(template).read_text()
     for name, value in values.items():
         text = text.replace("{{" + name + "}}", str(value))
-    if left := re.search(r"{{\w+}}", text):
+    left = re.search(r"{{\w+}}", text)
+    if left:
         raise ValueError(f"{template} has {left[0]}, for which there is no value")
     return text
 
 
 def changed_settings(cfg: Any) -> dict[str, Any]:
-    """{dotted setting: value} of what a configuration does not have by default, sorted; `config.from_dict` gives it back."""
+    """{dotted setting: value} of what a configuration does not have by default, sorted; `config.from_dict` gives it
+    back."""
     return {name: here for name, (_, here) in sorted(config.changed(cfg).items())}
 
 
 def write_loop(cfg: Any, out: str | Path, nproc: int = 8, name: str = "") -> Path:
-    """Write the script and the settings of one run of a loop; the script's path. `name`: of the files; default the run's."""
+    """Write the script and the settings of one run of a loop; the script's path. `name`: of the files; default the
+    run's."""
     entry = registry.entry_of(cfg, registry.ENTRIES)
-    settings, how = {"run_name": cfg.run_name, **changed_settings(cfg)}, dict(nproc=nproc, save_s=SAVE_S)
+    settings = {"run_name": cfg.run_name, **changed_settings(cfg)}
+    how = dict(nproc=nproc, save_s=SAVE_S)
     name = name or cfg.run_name.replace("/", "-")
     how |= dict(name=name, command=entry.command, about=entry.about, check=check_of("NPROC", "PYTHON"))
     return _write(out, name, settings, "loop.sh", **how)
@@ -70,7 +78,9 @@ def write_loop(cfg: Any, out: str | Path, nproc: int = 8, name: str = "") -> Pat
 
 def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
     """Write the script of a recipe at a scale, and the settings of its stages; the script's path."""
-    bound, size, settings = bound_stages(recipe, scale), find_scale(scale), {}
+    bound = bound_stages(recipe, scale)
+    size = find_scale(scale)
+    settings = {}
     for b in bound:
         place = "out" if b.stage.out else "run_name"
         settings[b.stage.name] = {place: config.plain(getattr(b.cfg, place)), **changed_settings(b.cfg)}
@@ -78,12 +88,18 @@ def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
     numbers, forced = (V6_NUMBERS, V6_FORCED) if recipe == "v6" else (settings, {})
     flags = [f"FORCE_{stage.upper().replace('-', '_')}" for stage in settings]
     return _write(
-        out, f"{recipe}-{scale}", settings, "recipe.sh", recipe=recipe, scale=scale, stages=" ".join(settings),
+        out,
+        f"{recipe}-{scale}",
+        settings,
+        "recipe.sh",
+        recipe=recipe,
+        scale=scale,
+        stages=" ".join(settings),
         machine=f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU",
         check=check_of("SKIP_TO", "BASE", "PYTHON", *flags, *forced),
         cases="".join(f"    {i}) SKIP_TO={stage} ;;\n" for i, stage in enumerate(numbers, 1)),
         forced="".join(f'[ "${{{flag}:-0}}" != 1 ] || set -- --force {name} "$@"\n' for flag, name in forced.items()),
-    )  # fmt: skip
+    )
 
 
 def check_of(*variables: str) -> str:
@@ -96,7 +112,8 @@ def _write(out: str | Path, file: str, settings: Mapping[str, Any], template: st
     folder = Path(os.path.abspath(out))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / f"{file}.json", json.dumps(settings, indent=1) + "\n")
-    inside, path = folder.is_relative_to(paths.ROOT), Path(out) / f"{file}.sh"
+    inside = folder.is_relative_to(paths.ROOT)
+    path = Path(out) / f"{file}.sh"
     go = f'cd "$here/{os.path.relpath(paths.ROOT, folder)}" || exit 1\n' if inside else ""
     write_atomic(path, fill(template, go=go, **values))
     path.chmod(0o755)
@@ -105,7 +122,8 @@ def _write(out: str | Path, file: str, settings: Mapping[str, Any], template: st
 
 def export(cfg: ExportConfig) -> list[Path]:
     """Write all scripts; their paths. ConfigError before anything is written."""
-    chosen, written = list(product(cfg.recipes, cfg.scales)), []
+    chosen = list(product(cfg.recipes, cfg.scales))
+    written = []
     for recipe, scale in chosen:
         bound_stages(recipe, scale)
     for id, words in LOOPS.items():

@@ -1,5 +1,5 @@
-"""Recipes: `codechat_lab/recipes/*.toml` or any file like them (docs/recipes.md), read into stages; `bind` fills in their placeholders and
-hashes them. Scales, `scales/*.toml`, replace settings of stages."""
+"""Recipes: `codechat_lab/recipes/*.toml` or any file like them (docs/recipes.md), read into stages; `bind` fills in
+their placeholders and hashes them. Scales, `scales/*.toml`, replace settings of stages."""
 
 import hashlib
 import json
@@ -36,7 +36,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Stages in order. home: the recipe beside whose runs and data its own lie; larger: the one whose stages run at a larger scale."""
+    """Stages in order. home: the recipe beside whose runs and data its own lie; larger: the one whose stages run at
+    a larger scale."""
 
     about: str
     stages: tuple[Stage, ...]
@@ -49,8 +50,8 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Scale:
-    """A size of the recipes. settings: replace those of a stage, "default" takes one away, stages without any are left out; ranks: of
-    torchrun by the kind of a stage, other stages run in this process; gpu: to plan for."""
+    """A size of the recipes. settings: replace those of a stage, "default" takes one away, stages without any are
+    left out; ranks: of torchrun by the kind of a stage, other stages run in this process; gpu: to plan for."""
 
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
@@ -64,7 +65,8 @@ class Scale:
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    """A toml file over the one it is `from`: stage tables and shared settings are merged by name, a key here replaces."""
+    """A toml file over the one it is `from`: stage tables and shared settings are merged by name, a key here
+    replaces."""
     try:
         here = {"shared": {}, "stage": {}} | tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -94,8 +96,11 @@ ATTRIBUTES = {name for name in Stage.__dataclass_fields__ if name not in ("name"
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe from its file, its stages in the file's order but behind those that they need. ConfigError names what is wrong."""
-    tables, stages, order = _tables(path), [], dict[str, None]()
+    """A recipe from its file, its stages in the file's order but behind those that they need. ConfigError names
+    what is wrong."""
+    tables = _tables(path)
+    stages = []
+    order = dict[str, None]()
 
     def place(name: str, before: tuple[str, ...] = ()) -> None:
         check_choice(f"{path}: a stage needs", name, tables["stage"].keys() - before)
@@ -107,11 +112,17 @@ def read_recipe(path: Path) -> Recipe:
         place(name)
     for name in order:
         settings = _settings(tables, name)
-        if missing := {"about", "kind"} - settings.keys():
+        missing = {"about", "kind"} - settings.keys()
+        if missing:
             raise ConfigError(f"{path}: stage {name} has no {min(missing)}; required are about and kind")
         about = {k: settings.pop(k) for k in ATTRIBUTES & settings.keys()}
         stages.append(Stage(name=name, settings=settings, **about | {"needs": tuple(about.get("needs", ()))}))
-    return Recipe(tables.get("about", path.stem), tuple(stages), tables.get("home", ""), tables.get("larger", ""))
+    return Recipe(
+        tables.get("about", path.stem),
+        tuple(stages),
+        tables.get("home", ""),
+        tables.get("larger", ""),
+    )
 
 
 def read_scale(path: Path) -> Scale:
@@ -175,11 +186,17 @@ class Bound:
 
 
 def bound_stages(
-    name: str, scale: str = NANO, seed: int = 0, settings: Path | None = None, base: str | None = None
+    name: str,
+    scale: str = NANO,
+    seed: int = 0,
+    settings: Path | None = None,
+    base: str | None = None,
 ) -> list[Bound]:
-    """The stages of a recipe in order, ready to run. settings: a file of {stage: settings} that replace those of the recipe; base: a
-    checkpoint in place of its pretraining. ConfigError for what does not exist or does not fit."""
-    stages, prefix = _stages_at(name, scale), prefix_of(name, scale)
+    """The stages of a recipe in order, ready to run. settings: a file of {stage: settings} that replace those of
+    the recipe; base: a checkpoint in place of its pretraining. ConfigError for what does not exist or does not
+    fit."""
+    stages = _stages_at(name, scale)
+    prefix = prefix_of(name, scale)
     edited = config.read_json(settings) if settings else {}
     for stage_name, its in edited.items():
         check_choice("settings of stage", stage_name, [stage.name for stage in stages])
@@ -187,11 +204,15 @@ def bound_stages(
             raise ConfigError(f"settings of {stage_name} are {its!r}; required: {{setting: value}}")
     replaced = _pretraining(stages) if base else set()
     digest = _digest([checkpoint.fingerprint(checkpoint.read_meta(base))]) if base else ""
-    bound, places, parents, hashes = [], {"runs": prefix, "data": f"data/{prefix}"}, {}, {}
+    bound = []
+    places = {"runs": prefix, "data": f"data/{prefix}"}
+    parents = {}
+    hashes = {}
     for stage in stages:
         if seed and stage.once:
             continue
-        entry, suffix = registry.find(stage.kind), f"-s{seed}" if seed and stage.seeded else ""
+        entry = registry.find(stage.kind)
+        suffix = f"-s{seed}" if seed and stage.seeded else ""
         seeds = {"seed": seed} if suffix and hasattr(entry.config_class, "seed") else {}  # a filter draws nothing
         place = "out" if stage.out else "run_name"
         usual = {place: _fill(stage.out or f"{{runs}}/{stage.name}", places, {}) + suffix}
@@ -203,7 +224,8 @@ def bound_stages(
         cfg = config.from_dict(entry.config_class, given | seeds, where=f"recipe {prefix}, stage {stage.name}")
         hashes[stage.name] = _digest([entry.id, config.config_hash(cfg), [hashes[need] for need in stage.needs]])
         kept = replace(stage, needs=tuple(need for need in stage.needs if need not in replaced))
-        action, when = entry.load(entry.function), _fill(stage.when, places, {})
+        action = entry.load(entry.function)
+        when = _fill(stage.when, places, {})
         bound.append(Bound(kept, stage.name + suffix, cfg, action, hashes[stage.name], when))
     if base and not (replaced and bound):
         raise ConfigError(f"--base {base}: recipe {name} has no stage behind a pretraining; leave out --base")
@@ -212,11 +234,13 @@ def bound_stages(
 
 def _stages_at(name: str, scale: str) -> tuple[Stage, ...]:
     """The stages of a recipe that exist at this scale, with its settings."""
-    recipe, size = find_recipe(name), find_scale(scale)
+    recipe = find_recipe(name)
+    size = find_scale(scale)
     if scale == NANO:
         return recipe.stages
     there = [stage for stage in find_recipe(recipe.larger or name).stages if stage.name in size.settings]
-    if lost := {need for stage in there for need in stage.needs} - {stage.name for stage in there}:
+    lost = {need for stage in there for need in stage.needs} - {stage.name for stage in there}
+    if lost:
         raise ConfigError(f"recipe {name} has no scale {scale}: stage {min(lost)} has no settings there")
     merged = [{**stage.settings, **size.settings[stage.name]} for stage in there]
     kept = [{k: v for k, v in settings.items() if v != "default"} for settings in merged]
@@ -237,7 +261,8 @@ def _digest(identity: list[Any]) -> str:
 
 
 def _fill(value: Any, places: Mapping[str, str], parents: Mapping[str, str]) -> Any:
-    """A setting with the places of other stages; what names a checkpoint of a run in `parents` gets the one given there."""
+    """A setting with the places of other stages; what names a checkpoint of a run in `parents` gets the one given
+    there."""
     if isinstance(value, str):
         try:
             filled = value.format_map(places)

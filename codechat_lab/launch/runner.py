@@ -10,15 +10,14 @@
     codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
     codechat recipes                       list all recipes
 
-The ledger `runs/NAME/stages.json` holds a hash of each finished stage, over its settings and the hashes of the stages that it
-needs. A killed stage resumes from its checkpoint if its settings are the same. A stage without input files (such as GRPO after a
-filter that kept no problem) is skipped with a message.
+The ledger `runs/NAME/stages.json` holds a hash of each finished stage, over its settings and the hashes of the
+stages that it needs. A killed stage resumes from its checkpoint if its settings are the same. A stage without input
+files (such as GRPO after a filter that kept no problem) is skipped with a message.
 
-At a larger scale torchrun launches the GPU stages, detached, and the recipe follows them. Stages without a GPU, such as data, run
-first, so a machine without GPUs can prepare them. An interrupted recipe leaves GPU stages running and finds them again when you
-restart it. `codechat launch v6` runs a recipe detached: its process id and recipe.log are in runs/nano/launch/v6/ (runs/nano-8b/launch/v6/
-at --scale 8b).
-"""
+At a larger scale torchrun launches the GPU stages, detached, and the recipe follows them. Stages without a GPU,
+such as data, run first, so a machine without GPUs can prepare them. An interrupted recipe leaves GPU stages running
+and finds them again when you restart it. `codechat launch v6` runs a recipe detached: its process id and recipe.log
+are in runs/nano/launch/v6/ (runs/nano-8b/launch/v6/ at --scale 8b)."""
 
 import itertools
 import sys
@@ -87,7 +86,8 @@ def read_ledger(ledger: Path) -> dict[str, dict[str, Any]]:
 
 
 def note(ledger: Path, name: str, row: Mapping[str, Any] | None) -> None:
-    """Set the row of a stage; None removes it. Other seeds and recipes may write beside this one, so the file is read again, alone."""
+    """Set the row of a stage; None removes it. Other seeds and recipes may write beside this one, so the file is
+    read again, alone."""
     ledger.parent.mkdir(parents=True, exist_ok=True)
     with processes.alone(ledger.with_name(f".{ledger.name}.lock")):
         rows = {k: v for k, v in read_ledger(ledger).items() if k != name}
@@ -100,15 +100,18 @@ def is_finished(b: Bound, rows: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def pending(cfg: RecipeConfig) -> tuple[set[str], set[str]]:
-    """Names of the stages to run (unfinished ones, forced ones, and every stage that needs one of those), and of those among them that
+    """Names of the stages to run (unfinished ones, forced ones, and every stage that needs one of those), and of
+    those among them that
     --from and --force run again."""
-    rows, names = read_ledger(cfg.ledger), [b.stage.name for b in cfg.bound]
+    rows = read_ledger(cfg.ledger)
+    names = [b.stage.name for b in cfg.bound]
     requested = {name for name in (cfg.from_stage, cfg.until, *cfg.force) if name is not None}
     for name in requested:
         check_choice("stage", name, names)
     for b in reversed(cfg.bound):
         requested |= set(b.stage.needs) if b.stage.name in requested else set()
-    todo, again = set(), {*cfg.force, *(names[names.index(cfg.from_stage) :] if cfg.from_stage else ())}
+    todo = set()
+    again = {*cfg.force, *(names[names.index(cfg.from_stage) :] if cfg.from_stage else ())}
     for b in cfg.bound:
         name, needs, forced = b.stage.name, set(b.stage.needs), b.stage.name in again
         again |= {name} if again & needs else set()
@@ -119,7 +122,10 @@ def pending(cfg: RecipeConfig) -> tuple[set[str], set[str]]:
 
 def run_recipe(cfg: RecipeConfig) -> list[Bound]:
     """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
-    bound, scale, console, rows = cfg.bound, find_scale(cfg.scale), Console(highlight=False), read_ledger(cfg.ledger)
+    bound = cfg.bound
+    scale = find_scale(cfg.scale)
+    console = Console(highlight=False)
+    rows = read_ledger(cfg.ledger)
     todo, again = pending(cfg)
     for b in bound:
         if b.stage.name in todo and b.run_name and paths.exists(b.run_name):
@@ -131,7 +137,8 @@ def run_recipe(cfg: RecipeConfig) -> list[Bound]:
     expected = {b.name: 0.0 if scale.ranks else b.stage.seconds for b in bound if b.stage.name in todo}
     taken: dict[str, float] = {}
     for number, b in enumerate(data_first(bound, scale, todo), 1):
-        ranks, title = scale.ranks_of(b.stage), f"[{number}/{len(bound)}] {b.name}"
+        ranks = scale.ranks_of(b.stage)
+        title = f"[{number}/{len(bound)}] {b.name}"
         if b.stage.name not in todo:
             console.print(f"{title}: {'finished, skipped' if b.name in rows else 'not requested'}", style="dim")
         elif b.waits:
@@ -141,8 +148,10 @@ def run_recipe(cfg: RecipeConfig) -> list[Bound]:
             wait = f", about {left / 60:.0f} min to go" if (left := time_left(expected, taken)) else ""
             console.rule(f"{title}{wait}: {b.stage.about}", align="left")
             if scale.gpu and (here := gpus_here()) < ranks:
-                raise ConfigError(f"stage {b.name} needs {ranks} GPUs and there are {here}; stages that need none are finished; run the recipe "
-                                  "again on a machine that has them")  # fmt: skip
+                raise ConfigError(
+                    f"stage {b.name} needs {ranks} GPUs and there are {here}; stages that need none are finished; run the recipe "
+                    "again on a machine that has them"
+                )
             seconds = run_stage(b, cfg.ledger, ranks, b.stage.name in again, cfg.overwrite)
             taken[b.name] = seconds
             console.print(f"{title}: {seconds:.0f} s")
@@ -150,7 +159,8 @@ def run_recipe(cfg: RecipeConfig) -> list[Bound]:
 
 
 def time_left(expected: Mapping[str, float], taken: Mapping[str, float]) -> float:
-    """Seconds for the stages to come: those that the recipe expects, times how much longer than expected the others took here. 0 = unknown."""
+    """Seconds for the stages to come: those that the recipe expects, times how much longer than expected the others
+    took here. 0 = unknown."""
     known = [name for name in taken if expected[name]]
     pace = sum(taken[name] for name in known) / sum(expected[name] for name in known) if known else 1.0
     return pace * sum(seconds for name, seconds in expected.items() if name not in taken)
@@ -160,8 +170,8 @@ def time_left(expected: Mapping[str, float], taken: Mapping[str, float]) -> floa
 
 
 def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) -> float:
-    """Run a stage and note it in the ledger; its seconds. ranks: of torchrun; 0 = in this process. again: it was requested by name, or
-    stands behind a stage that was."""
+    """Run a stage and note it in the ledger; its seconds. ranks: of torchrun; 0 = in this process. again: it was
+    requested by name, or stands behind a stage that was."""
     processes.stop.clear()
     began = time.perf_counter()
     path = paths.runs_dir() / (b.run_name or "")
@@ -186,18 +196,22 @@ def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) 
 def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
     """The stage's config: with resume where a killed run of the same settings left a checkpoint, else with overwrite.
 
-    A finished run is deleted only with `overwrite`: moved to NAME.1, NAME.2, ... where the stage is run `again`, else a ConfigError."""
+    A finished run is deleted only with `overwrite`: moved to NAME.1, NAME.2, ... where the stage is run `again`,
+    else a ConfigError."""
     if b.run_name is None or not paths.exists(b.run_name):
         return b.cfg
-    old, now = Run.open(b.run_name), config.identity(b.cfg)
+    old = Run.open(b.run_name)
+    now = config.identity(b.cfg)
     finished = old.status["status"] == "finished"
     # of what decides the result; a run fills in its model and what is none
     set_here = {k: v for k, v in now.items() if k in old.config and k != "model" and v is not None}
     changes = {k: (old.config[k], v) for k, v in set_here.items() if old.config[k] != v}
     if finished and not overwrite and not again:
         what = ", ".join(f"{k} {a!r} -> {c!r}" for k, (a, c) in changes.items()) or "what it starts from"
-        raise ConfigError(f"stage {b.name} is finished and has changed ({what}); --from {b.stage.name} keeps its run under another name "
-                          "and runs it again, --overwrite deletes it")  # fmt: skip
+        raise ConfigError(
+            f"stage {b.name} is finished and has changed ({what}); --from {b.stage.name} keeps its run under another name "
+            "and runs it again, --overwrite deletes it"
+        )
     if finished and not overwrite:
         paths.check_not_read(b.run_name, b.cfg, what="running the stage again would rename")
         paths.move_away(b.run_name)
@@ -210,7 +224,8 @@ def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
 
 
 def confirm(scale: Scale, bound: list[Bound], yes: bool) -> None:
-    """Print the plan of the stages to launch, and ask unless `yes`. ConfigError without a terminal to ask, or where the plan does not fit."""
+    """Print the plan of the stages to launch, and ask unless `yes`. ConfigError without a terminal to ask, or where
+    the plan does not fit."""
     hours = 0.0
     for b in bound:
         if not scale.gpu or planner.PLANNED_LOOPS.get(b.stage.kind, "rl") == "rl":
@@ -239,7 +254,8 @@ def data_first(bound: list[Bound], scale: Scale, todo: set[str]) -> list[Bound]:
 
 
 def say_missing_gpus(bound: list[Bound], scale: Scale) -> None:
-    """Before anything is prepared: which stages can run here where there are fewer GPUs than a stage needs. ConfigError where none can."""
+    """Before anything is prepared: which stages can run here where there are fewer GPUs than a stage needs.
+    ConfigError where none can."""
     here = gpus_here()
     able = [b.name for b in itertools.takewhile(lambda b: scale.ranks_of(b.stage) <= here, bound)]
     if len(able) == len(bound):
@@ -258,14 +274,17 @@ def gpus_here() -> int:
 
 
 def launch_stage(settings: Any, ranks: int) -> None:
-    """Start a stage by torchrun, detached, and follow it to its end. A stopped stage continues; any other is written again."""
+    """Start a stage by torchrun, detached, and follow it to its end. A stopped stage continues; any other is
+    written again."""
     name = settings.run_name
     if not (getattr(settings, "resume", False) and (paths.runs_dir() / name / "launch.sh").is_file()):
         launcher.write(replace(settings, overwrite=False), nproc=ranks, overwrite=settings.overwrite)
     launcher.start(name)
     state = launcher.attach(name)
     if state["status"] != "finished":
-        raise RunError(f"stage {name} {state['status']}: {state['reason']}; see runs/{name}/launch.log, then run the recipe again to continue")  # fmt: skip
+        raise RunError(
+            f"stage {name} {state['status']}: {state['reason']}; see runs/{name}/launch.log, then run the recipe again to continue"
+        )
 
 
 # ---- detached
@@ -285,7 +304,8 @@ class RecipeLaunch(RecipeConfig):
 
 
 def launch(argv: list[str]) -> int | None:
-    """`codechat launch`, of a recipe or a run; 1 where `status` or `tail` find a failure. A run of the name of a recipe comes first."""
+    """`codechat launch`, of a recipe or a run; 1 where `status` or `tail` find a failure. A run of the name of a
+    recipe comes first."""
     what = argv[0] if argv else ""
     if not what.endswith(".toml") and (what not in RECIPES or paths.exists(what)):
         return launcher.main(argv)
@@ -304,14 +324,20 @@ def launch(argv: list[str]) -> int | None:
 
 
 def start_recipe(cfg: RecipeLaunch) -> None:
-    """Start `codechat run` in a session of its own. ConfigError for stages that do not exist, RunError where the recipe runs already."""
+    """Start `codechat run` in a session of its own. ConfigError for stages that do not exist, RunError where the
+    recipe runs already."""
     command = RecipeConfig(**{f.name: getattr(cfg, f.name) for f in fields(RecipeConfig)})
     pending(command)
     launcher.check_not_started(cfg.recipe, cfg.where)
     cfg.where.mkdir(parents=True, exist_ok=True)
     settings = cfg.where / "settings.json"
     write_json(settings, config.plain(command))
-    launcher.start_detached([sys.executable, "-m", "codechat", "run", "--config", str(settings)], cfg.where, "recipe.log", cfg.recipe)  # fmt: skip
+    launcher.start_detached(
+        [sys.executable, "-m", "codechat", "run", "--config", str(settings)],
+        cfg.where,
+        "recipe.log",
+        cfg.recipe,
+    )
 
 
 def launched(where: Path) -> RecipeConfig:
@@ -320,29 +346,44 @@ def launched(where: Path) -> RecipeConfig:
 
 
 def recipe_status(where: Path) -> dict[str, Any]:
-    """{recipe, status, reason, process, log, then the state of each stage}; what did not finish has the state of the stage where it ended."""
-    process, cfg = launcher.process_of(where), launched(where)
-    rows, state, reason = read_ledger(cfg.ledger), "running" if process else "finished", None
+    """{recipe, status, reason, process, log, then the state of each stage}; what did not finish has the state of
+    the stage where it ended."""
+    process = launcher.process_of(where)
+    cfg = launched(where)
+    rows = read_ledger(cfg.ledger)
+    state = "running" if process else "finished"
+    reason = None
     states = {b.name: _state(b, rows) for b in cfg.bound}
     todo, _ = pending(replace(cfg, from_stage=None, force=()))
     if not process and any(b.stage.name in todo and not b.waits for b in cfg.bound):
         reason = launcher.error_line(where / "recipe.log") or ""
         ended = [state for state in (*launcher.FAILED, "stopped") if state in states.values()]
         state = ended[0] if ended else "failed" if reason.startswith("error: ") else "stopped"
-    about = {"recipe": cfg.recipe, "status": state, "reason": reason, "process": process["pid"] if process else None}
+    about = {
+        "recipe": cfg.recipe,
+        "status": state,
+        "reason": reason,
+        "process": process["pid"] if process else None,
+    }
     return about | {"log": where / "recipe.log"} | states
 
 
 def _state(b: Bound, rows: Mapping[str, Mapping[str, Any]]) -> str:
     if is_finished(b, rows):
         return "finished"
-    state = paths.read_status(paths.runs_dir() / b.run_name)["status"] if b.run_name and paths.exists(b.run_name) else "waiting"  # fmt: skip
+    state = (
+        paths.read_status(paths.runs_dir() / b.run_name)["status"]
+        if b.run_name and paths.exists(b.run_name)
+        else "waiting"
+    )
     return "waiting" if state == "finished" else state  # finished with other settings
 
 
 def stop_recipe(where: Path, *, now: bool = False) -> str:
-    """End the recipe, then the stage that torchrun runs for it; a stage that trains saves a checkpoint first. RunError where nothing runs."""
-    process, cfg = launcher.process_of(where), launched(where)
+    """End the recipe, then the stage that torchrun runs for it; a stage that trains saves a checkpoint first.
+    RunError where nothing runs."""
+    process = launcher.process_of(where)
+    cfg = launched(where)
     if process:
         launcher.end(f"recipe {cfg.recipe}", process, now, where)
     stages = [b.run_name for b in cfg.bound if b.run_name and launcher.process_of(paths.runs_dir() / b.run_name)]
@@ -360,7 +401,8 @@ SUMMARY = ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean")
 
 def results_table(cfg: RecipeConfig) -> Table:
     """Stage, seconds, and the numbers of its run."""
-    rows, table = read_ledger(cfg.ledger), Table("stage", "seconds", "result", title=f"recipe {cfg.recipe}")
+    rows = read_ledger(cfg.ledger)
+    table = Table("stage", "seconds", "result", title=f"recipe {cfg.recipe}")
     for b in cfg.bound:
         row = rows.get(b.name)
         result = result_of(b) if row and b.run_name and b.done else ""  # its run may be deleted since
@@ -370,7 +412,8 @@ def results_table(cfg: RecipeConfig) -> Table:
 
 def result_of(b: Bound) -> str:
     """The last evaluations of the stage's run, a line each."""
-    rows, lines = Run.open(b.run_name).evals().to_dict("records"), []
+    rows = Run.open(b.run_name).evals().to_dict("records")
+    lines = []
     for row in rows[-4:] if b.stage.name.endswith("evaluate") else rows[-1:]:
         words = [str(row[k]) for k in ("checkpoint", "split", "verdict") if isinstance(row.get(k), str)]
         shown = {k: v for k, v in row.items() if k in SUMMARY or k.startswith("heldout_loss/")}
@@ -383,7 +426,8 @@ SHEETS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.txt"))}
 
 @dataclass(frozen=True, kw_only=True)
 class SheetConfig(config.Settings):
-    """`codechat recipes`: the recipes, or command lines to copy for public models and data (codechat_lab/recipes/NAME.txt)."""
+    """`codechat recipes`: the recipes, or command lines to copy for public models and data
+    (codechat_lab/recipes/NAME.txt)."""
 
     name: str | None = opt(None, "a sheet of command lines; none = list recipes and sheets", positional=True)
 

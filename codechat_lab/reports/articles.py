@@ -4,8 +4,8 @@
     articles.beside([("pass@1", "0.86", "0.64", "another task set")])         published | ours | what it means
     articles.table(frame, {"lr": "learning rate", "changed": ("values changed", ".1%")})
 
-The numbers of an answer are those that the report stores with `run_frames.headline`, which compares them with the committed ones.
-"""
+The numbers of an answer are those that the report stores with `run_frames.headline`, which compares them with the
+committed ones."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

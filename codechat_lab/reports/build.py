@@ -2,16 +2,19 @@
 
     codechat report                            list the reports
     codechat report nano staircase             write reports/NAME.{ipynb,html} and reports/NAME/data of each
-    codechat report staircase --frozen         from the committed rows, without any run, in runs/drawn/report: what is committed stays as it is
-    codechat report nano --out runs/nano/report    write elsewhere; the recipe does this, so the repository stays unchanged
+    codechat report staircase --frozen         from the committed rows, without any run, in runs/drawn/report: what is
+                                               committed stays as it is
+    codechat report nano --out runs/nano/report    write elsewhere; the recipe does this, so the repository stays
+                                                   unchanged
 
-A report is a template `nbs_py/9x_NAME.py`, which papermill can run, by default on the committed rows. It reads only run directories, freezes their rows and
-draws from these; if none of its runs is on this machine, it uses the committed rows. `reports/index.html` (not committed) shows every report
+A report is a template `nbs_py/9x_NAME.py`, which papermill can run, by default on the committed rows. It reads only
+run directories, freezes their rows and draws from these; if none of its runs is on this machine, it uses the
+committed rows. `reports/index.html` (not committed) shows every report
 on this machine: title, first sentence and picture.
 
-A report reads like an article: a cell tagged `answer` with three sentences, one tagged `thumbnail` with the main figure, a table "published |
-ours | what it means", the argument, an appendix. Its cells are tagged `hide-input` (shown without code) or `hide-cell` (shown at the end of the page).
-"""
+A report reads like an article: a cell tagged `answer` with three sentences, one tagged `thumbnail` with the main
+figure, a table "published | ours | what it means", the argument, an appendix. Its cells are tagged `hide-input`
+(shown without code) or `hide-cell` (shown at the end of the page)."""
 
 import shutil
 from dataclasses import dataclass
@@ -43,10 +46,12 @@ def templates() -> dict[str, str]:
 
 
 def build(name: str, out: str, frozen: bool = False) -> Path:
-    """Execute the template of report `name` into OUT/NAME.ipynb, OUT from the project's root, and render its page; returns the page's path.
+    """Execute the template of report `name` into OUT/NAME.ipynb, OUT from the project's root, and render its page;
+    returns the page's path.
 
     RunError names the cell that failed and the reason; the notebook up to there is kept."""
-    here, committed = paths.ROOT / out / name / "data", paths.ROOT / "reports" / name / "data"
+    here = paths.ROOT / out / name / "data"
+    committed = paths.ROOT / "reports" / name / "data"
     kept = committed if out == DRAWN and committed.is_dir() else paths.SHIPPED / "reports" / name / "data"
     if kept.is_dir() and (out == DRAWN or (out == "reports" and not here.exists())):
         shutil.rmtree(here, ignore_errors=True)  # of an earlier call
@@ -60,8 +65,11 @@ def build(name: str, out: str, frozen: bool = False) -> Path:
 
 
 def write(cfg: ReportConfig) -> None:
-    """Build the reports, and an index over all executed reports and notebooks of runs, and print their paths; without a name, print the list."""
-    known, folder, runs = templates(), paths.ROOT / "reports", paths.ROOT / "runs"
+    """Build the reports, and an index over all executed reports and notebooks of runs, and print their paths;
+    without a name, print the list."""
+    known = templates()
+    folder = paths.ROOT / "reports"
+    runs = paths.ROOT / "runs"
     for name in cfg.names:
         check_choice("report", name, known)
     out = cfg.out or (DRAWN if cfg.frozen else "reports")

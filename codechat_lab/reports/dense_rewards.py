@@ -54,9 +54,10 @@ def live_share(rows: Sequence[Row]) -> float:
 
 
 def table(rows: Sequence[Row]) -> pd.DataFrame:
-    """One row per start and reward: exact match before and after, pass@8, exact match of the worst seed, the gain over the
-    binary reward, groups with variance over all updates."""
-    found, parts = cells(rows), []
+    """One row per start and reward: exact match before and after, pass@8, exact match of the worst seed, the gain
+    over the binary reward, groups with variance over all updates."""
+    found = cells(rows)
+    parts = []
     for (start, reward), runs in found.items():
         row: dict[str, Any] = dict(start=start, reward=reward, seeds=len(runs), live=live_share(runs))
         for measure in ("greedy", "pass@1", f"pass@{runs[0]['samples']}"):
@@ -68,22 +69,32 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def figure(rows: Sequence[Row]) -> Plot:
-    """Exact match after RL, greedy and at T = 1, and groups with variance: a point per start and reward, side by side."""
+    """Exact match after RL, greedy and at T = 1, and groups with variance: a point per start and reward, side by
+    side."""
     found = table(rows)
     above = (found["gain/lo"] > 0).sum()
     title = f"{above} of {found['gain'].count()} rewards with partial credit end above the binary one, though more groups teach"
     fig, axes = new_figure(title, cols=3, size=(9.6, 3.4), sharey=True)
-    before, look = found.drop_duplicates("start"), dict(color=GREY, markersize=22, label="before RL")
-    places, bars = np.arange(len(before)), dict(fmt="o", capsize=2.5, elinewidth=1.4)
+    before = found.drop_duplicates("start")
+    look = dict(color=GREY, markersize=22, label="before RL")
+    places = np.arange(len(before))
+    bars = dict(fmt="o", capsize=2.5, elinewidth=1.4)
     for ax, measure in zip(axes[0], ("greedy", "pass@1")):
         ax.plot(places, before[f"{measure} before"], "_", **look)
     for i, (reward, runs) in enumerate(found.groupby("reward", sort=False)):
-        at, look = places + 0.17 * (i - 1.5), dict(color=SHAPE_COLOURS[reward], markersize=4.5)
+        at = places + 0.17 * (i - 1.5)
+        look = dict(color=SHAPE_COLOURS[reward], markersize=4.5)
         for ax, measure in zip(axes[0], ("greedy", "pass@1")):
             ax.errorbar(at, runs[measure], errors_of(runs, measure), label=reward, **bars, **look)
         axes[0, 2].plot(at, runs["live"], "o", **look)
     for ax, label in zip(axes[0], ("exact match, greedy", "exact match, T = 1", "groups with variance, all updates")):
         ax.set_xticks(places, [f"{s}\n{v:.1%}" for s, v in zip(before["start"], before["pass@1 before"])])
         ax.set_ylim(-0.02, 1.02)
-        finish(ax, x="start of RL, and its exact match at T = 1", y=label, loc="upper left", legend=ax is axes[0, 0])
+        finish(
+            ax,
+            x="start of RL, and its exact match at T = 1",
+            y=label,
+            loc="upper left",
+            legend=ax is axes[0, 0],
+        )
     return fig

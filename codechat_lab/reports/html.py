@@ -1,8 +1,8 @@
 """Executed notebooks as plain HTML pages, and an index page over reports.
 
-Jinja2 fills templates and escapes every value, markdown-it turns Markdown into HTML. A page loads nothing from the network. nbconvert would load scripts
-from there, and pass on HTML within Markdown, which a completion of a model may hold.
-"""
+Jinja2 fills templates and escapes every value, markdown-it turns Markdown into HTML. A page loads nothing from the
+network. nbconvert would load scripts from there, and pass on HTML within Markdown, which a completion of a model
+may hold."""
 
 import os
 import re
@@ -28,9 +28,11 @@ def read(path: Path) -> NotebookNode:
 def write_page(notebook_path: Path) -> Path:
     """Render an executed notebook to NAME.html beside it; returns the page's path.
 
-    Prose, outputs, and each cell's code behind a fold. Cells tagged `hide-cell` are at the end, behind one fold with the code of those tagged
+    Prose, outputs, and each cell's code behind a fold. Cells tagged `hide-cell` are at the end, behind one fold
+    with the code of those tagged
     `hide-input`; an article has all its code there."""
-    notebook, path = read(notebook_path), notebook_path.with_suffix(".html")
+    notebook = read(notebook_path)
+    path = notebook_path.with_suffix(".html")
     cells = [dict(c, place=_place(c, bool(answer(notebook)))) for c in notebook.cells if c.source.strip()]
     write_atomic(path, fill("notebook.html", title=title(notebook), cells=cells))
     return path
@@ -45,8 +47,8 @@ def _place(cell: NotebookNode, article: bool) -> str:
 
 
 def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
-    """Write the page `out` over executed reports, each with its title, the first sentence of its answer and thumbnails, and a list of other
-    executed notebooks. Every notebook is rendered beside its file and linked."""
+    """Write the page `out` over executed reports, each with its title, the first sentence of its answer and
+    thumbnails, and a list of other executed notebooks. Every notebook is rendered beside its file and linked."""
     cards, links = ([_card(path, out.parent) for path in group] for group in (reports, notebooks))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, fill("index.html", title="CodeChat reports", reports=cards, notebooks=links))
@@ -54,7 +56,8 @@ def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = 
 
 
 def _card(path: Path, folder: Path) -> dict[str, Any]:
-    notebook, page = read(path), write_page(path)
+    notebook = read(path)
+    page = write_page(path)
     return dict(
         href=Path(os.path.relpath(page, folder)).as_posix(),
         title=title(notebook),
@@ -88,7 +91,12 @@ def prose(markdown: str) -> str:
 
 def fill(template: str, more_css: str = "", **values: Any) -> str:
     """A whole HTML file; the templates escape every value that they do not mark as safe."""
-    pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     pages.filters["markdown"] = prose
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     return pages.get_template(template).render(css=css + more_css, **values)

@@ -1,8 +1,7 @@
 """Notebooks by name: their sources, and executed copies with other parameters.
 
-`nbs_py/NAME.py` (py:percent) is the source; `tools/notebook_pairs.py` builds the committed `notebooks/NAME.ipynb`. A walk-through claims what its last
-code cell asserts. Names that begin with 9 are report templates.
-"""
+`nbs_py/NAME.py` (py:percent) is the source; `tools/notebook_pairs.py` builds the committed `notebooks/NAME.ipynb`.
+A walk-through claims what its last code cell asserts. Names that begin with 9 are report templates."""
 
 import hashlib
 import os
@@ -31,7 +30,12 @@ from codechat_lab.reports import html
 
 AT_ROOT = "from codechat.runs import paths; paths.ROOT = type(paths.ROOT)({!r}); del paths"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python", "pygments_lexer": "ipython3"}
+LANGUAGE = {
+    "name": "python",
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "pygments_lexer": "ipython3",
+}
 
 
 class NotebookError(UserError, RuntimeError):
@@ -85,11 +89,15 @@ class CopiesConfig:
 
 
 def run_copies(cfg: CopiesConfig) -> None:
-    """Execute copies of the walk-throughs that read runs on those of cfg.source. A claim that does not hold there is printed, not raised."""
-    out, verdicts, threads = paths.ROOT / cfg.out, [], str(max(1, len(os.sched_getaffinity(0)) // 2))
+    """Execute copies of the walk-throughs that read runs on those of cfg.source. A claim that does not hold there
+    is printed, not raised."""
+    out = paths.ROOT / cfg.out
+    verdicts = []
+    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
 
     def ran(name: str) -> tuple[str, float, str]:
-        begin, verdict = time.perf_counter(), "held"
+        begin = time.perf_counter()
+        verdict = "held"
         try:
             execute_copy(name, out / f"{name}.ipynb", {"source": cfg.source}, OMP_NUM_THREADS=threads)
         except NotebookError as error:
@@ -104,7 +112,8 @@ def run_copies(cfg: CopiesConfig) -> None:
 
 
 def execute_copy(name: str, path: Path, parameters: Mapping[str, object], **environment: str) -> None:
-    """Execute a notebook or report template with `parameters` into `path`, in its folder, in this environment. NotebookError if a cell fails; the outputs up to there are kept."""
+    """Execute a notebook or report template with `parameters` into `path`, in its folder, in this environment.
+    NotebookError if a cell fails; the outputs up to there are kept."""
     notebook = source_of(name)
     for cell in notebook.cells:
         tags = cell.metadata.setdefault("tags", [])  # papermill reads the tags of every cell

@@ -5,11 +5,11 @@
 
     calculator    pass@k from counts, and the number of rollout groups that carry a gradient
     completions   requests with the reference call and the answers of two checkpoints, by tier
-    xray          loss mask, advantage, share of the gradient and probability of rollouts over the steps of RL, as notebook 00 recorded them
+    xray          loss mask, advantage, share of the gradient and probability of rollouts over the steps of RL, as
+                  notebook 00 recorded them
 
-A page loads nothing from the network: it contains its rows, and the chart library (Vega-Lite) is one shared copy below `templates/pages`, linked by a
-relative path.
-"""
+A page loads nothing from the network: it contains its rows, and the chart library (Vega-Lite) is one shared copy
+below `templates/pages`, linked by a relative path."""
 
 import json
 import os
@@ -43,7 +43,8 @@ def json_for_html(data: Any) -> str:
 
 
 def completions_data(source: str = "frozen") -> dict[str, Any]:
-    """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one answer of each to a request. DataError unless there are two."""
+    """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one answer of each to a
+    request. DataError unless there are two."""
     samples = run_frames.stage_rows(source, "evaluate", "samples").to_dict("records")
     who = list(dict.fromkeys(sample["checkpoint"] for sample in samples))
     if len(who) != 2:
@@ -53,9 +54,14 @@ def completions_data(source: str = "frozen") -> dict[str, Any]:
     answers: dict[str, dict[str, dict[str, Any]]] = {}
     about: dict[str, dict[str, Any]] = {}
     for sample in samples:
-        problem, by = sample["problem"], sample["checkpoint"]
+        problem = sample["problem"]
+        by = sample["checkpoint"]
         about.setdefault(problem, {"id": problem} | {k: sample[k] for k in ("split", "request", "gold")})
-        answer = dict(text=sample["completion"], tier=sample["tier"], reward=float(f"{sample['reward']:.4g}"))
+        answer = dict(
+            text=sample["completion"],
+            tier=sample["tier"],
+            reward=float(f"{sample['reward']:.4g}"),
+        )
         answers.setdefault(problem, {}).setdefault(by, answer | counted.get((by, problem), {}))
     rows = [about[p] | {"answers": [a[by] for by in who]} for p, a in answers.items() if len(a) == len(who)]
     return dict(rows=rows, tiers=list(TIERS), who=who)

@@ -1,7 +1,7 @@
 """Figures of runs that several notebooks and reports share: functions from DataFrames to a `Figure`.
 
-A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()` returns. A title states the finding.
-"""
+A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()`
+returns. A title states the finding."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,17 +19,30 @@ from codechat_lab.reports.style import Plot, finish, new_figure
 
 def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame) -> Plot:
     """Left: training loss over tokens. Right: validation bits per byte."""
-    points, known = evals[evals["val_bpb"].notna()], metrics[metrics["tokens"].notna()]
+    points = evals[evals["val_bpb"].notna()]
+    known = metrics[metrics["tokens"].notna()]
     points = points.assign(tokens=np.interp(points["step"], [0, *known["step"]], [0, *known["tokens"]]))
-    first, last = points["val_bpb"].iloc[0], points["val_bpb"].iloc[-1]
+    first = points["val_bpb"].iloc[0]
+    last = points["val_bpb"].iloc[-1]
     total = EngFormatter(sep="", places=1).format_data(metrics["tokens"].max())
     title = f"{run}: {first:.2f} to {last:.2f} bits per byte of unseen code after {total} tokens"
     fig, axes = new_figure(title, cols=2)
     style.draw_smoothed(
-        axes[0, 0], metrics["tokens"], metrics["train_loss"], colour=style.colour_of(run), label="training"
+        axes[0, 0],
+        metrics["tokens"],
+        metrics["train_loss"],
+        colour=style.colour_of(run),
+        label="training",
     )
     finish(axes[0, 0], x="tokens", y=style.label_of("train_loss"))
-    axes[0, 1].plot(points["tokens"], points["val_bpb"], "o-", color=style.colour_of(run), markersize=4, linewidth=1.2)
+    axes[0, 1].plot(
+        points["tokens"],
+        points["val_bpb"],
+        "o-",
+        color=style.colour_of(run),
+        markersize=4,
+        linewidth=1.2,
+    )
     finish(axes[0, 1], x="tokens", y=style.label_of("val_bpb"), note=style.seeds_note([run]))
     return fig
 
@@ -45,23 +58,52 @@ def heldout_losses(run: str, evals: pd.DataFrame) -> Plot:
     )
     fig, axes = new_figure(f"{run}: {said}")
     for column, colour, marker in zip(columns, [c for n, c in style.OKABE_ITO.items() if n != "yellow"], "os^Dv<>"):
-        rows, name = evals[evals[column].notna()], column.partition("/")[2]
+        rows = evals[evals[column].notna()]
+        name = column.partition("/")[2]
         look = dict(marker=marker, markersize=4, color=colour, linewidth=1.4)
         axes[0, 0].plot(rows["step"], rows[column], label=name, **look)
-    finish(axes[0, 0], x="step", y=style.label_of("heldout_loss/*"), note=style.seeds_note([run]))
+    finish(
+        axes[0, 0],
+        x="step",
+        y=style.label_of("heldout_loss/*"),
+        note=style.seeds_note([run]),
+    )
     return fig
 
 
 def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str) -> Plot:
-    """Reward and exact match of the rollouts over RL steps; evaluations on held-out problems as points with 95 % intervals."""
+    """Reward and exact match of the rollouts over RL steps; evaluations on held-out problems as points with 95 %
+    intervals."""
     fig, axes = new_figure(title, cols=2, sharey=True)
-    look = dict(fmt="o", color=style.OKABE_ITO["black"], markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
+    look = dict(
+        fmt="o",
+        color=style.OKABE_ITO["black"],
+        markersize=4.5,
+        markeredgecolor="white",
+        markeredgewidth=0.6,
+    )
     for ax, y, eval_y in zip(axes[0], ("reward_mean", "exact_match"), ("reward_mean", "pass@1")):
-        style.draw_smoothed(ax, metrics["step"], metrics[y], colour=style.colour_of(run), label="rollouts")
+        style.draw_smoothed(
+            ax,
+            metrics["step"],
+            metrics[y],
+            colour=style.colour_of(run),
+            label="rollouts",
+        )
         rows = evals[evals[eval_y].notna()]
         how = f"N={rows['n_problems'].iloc[-1]:.0f}, n={rows['n_samples'].iloc[-1]:.0f}, 95 %"
-        errors, label = np.nan_to_num(style.errors_of(rows, eval_y)), f"validation ({how})"
-        ax.errorbar(rows["step"], rows[eval_y], errors, capsize=2.5, linewidth=1.1, zorder=5, label=label, **look)
+        errors = np.nan_to_num(style.errors_of(rows, eval_y))
+        label = f"validation ({how})"
+        ax.errorbar(
+            rows["step"],
+            rows[eval_y],
+            errors,
+            capsize=2.5,
+            linewidth=1.1,
+            zorder=5,
+            label=label,
+            **look,
+        )
         ax.set_ylim(0, 1)
         finish(ax, x="step", y=style.label_of(y), loc="lower right")
     style.add_note(axes[0, 1], style.seeds_note([run]))
@@ -69,22 +111,46 @@ def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str
 
 
 def group_signal(run: str, metrics: pd.DataFrame) -> Plot:
-    """Does the optimizer receive a signal? Left: share of groups with variance. Right: share of weights whose bf16 value changed."""
+    """Does the optimizer receive a signal? Left: share of groups with variance. Right: share of weights whose bf16
+    value changed."""
     live = metrics.assign(live=1 - metrics["frac_zero_std_groups"])
     moved = metrics["weights_changed_bf16"].median()
     title = f"{run}: {live['live'].mean():.0%} of groups have a gradient, a step moves {moved:.1%} of weights"
     fig, axes = new_figure(title, cols=2)
-    style.draw_smoothed(axes[0, 0], live["step"], live["live"], colour=style.colour_of(run), label=run)
+    style.draw_smoothed(
+        axes[0, 0],
+        live["step"],
+        live["live"],
+        colour=style.colour_of(run),
+        label=run,
+    )
     for level, name in ((0.05, "DEAD below"), (0.25, "WEAK below")):
         axes[0, 0].axhline(level, color=style.GREY, linestyle="--", linewidth=0.9)
-        axes[0, 0].text(live["step"].max(), level + 0.01, name, ha="right", fontsize=7, color=style.GREY)
+        axes[0, 0].text(
+            live["step"].max(),
+            level + 0.01,
+            name,
+            ha="right",
+            fontsize=7,
+            color=style.GREY,
+        )
     axes[0, 0].set_ylim(0, 1)
     finish(axes[0, 0], x="step", y="groups with variance (share)")
     style.draw_smoothed(
-        axes[0, 1], metrics["step"], metrics["weights_changed_bf16"], colour=style.colour_of(run), label=run
+        axes[0, 1],
+        metrics["step"],
+        metrics["weights_changed_bf16"],
+        colour=style.colour_of(run),
+        label=run,
     )
     axes[0, 1].set_ylim(bottom=0)
-    finish(axes[0, 1], x="step", y=style.label_of("weights_changed_bf16"), note=style.seeds_note([run]), legend=False)
+    finish(
+        axes[0, 1],
+        x="step",
+        y=style.label_of("weights_changed_bf16"),
+        note=style.seeds_note([run]),
+        legend=False,
+    )
     return fig
 
 
@@ -94,16 +160,23 @@ def tier_colours(count: int) -> list[Any]:
 
 
 def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str], title: str) -> Plot:
-    """Shares of the reward's tiers on the same validation problems at each evaluation, a panel per run, the worst tier at the bottom."""
+    """Shares of the reward's tiers on the same validation problems at each evaluation, a panel per run, the worst
+    tier at the bottom."""
     fig, axes = new_figure(title, cols=len(evals), size=(7.6, 3.4), sharey=True)
     for ax, (run, frame) in zip(axes[0], evals.items()):
-        steps, bottom = [f"{step:g}" for step in frame["step"]], np.zeros(len(frame))
+        steps = [f"{step:g}" for step in frame["step"]]
+        bottom = np.zeros(len(frame))
         for tier, colour in zip(tiers, tier_colours(len(tiers))):
             share = frame.get(f"tier/{tier}", pd.Series(0.0, index=frame.index)).fillna(0.0).to_numpy()
             ax.bar(steps, share, 0.85, bottom=bottom, color=colour, label=style.label_of_tier(tier))
             bottom = bottom + share
         ax.set_title(f"{style.label_of_run(run)}, N={int(frame['n_problems'].iloc[0])}", fontsize=8.5, loc="left")
-        finish(ax, x="step", y="answers to validation problems (share)" if ax is axes[0, 0] else None, legend=False)
+        finish(
+            ax,
+            x="step",
+            y="answers to validation problems (share)" if ax is axes[0, 0] else None,
+            legend=False,
+        )
     style.outer_legend(fig, axes[0, 0], "outside right center", reverse=True)
     return fig
 
@@ -111,7 +184,8 @@ def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str],
 def differences(rows: pd.DataFrame, title: str) -> Plot:
     """Differences of shares in percentage points with 95 % intervals, a line each. rows: name, value, lo, hi."""
     fig, axes = new_figure(title, size=(6.4, 1.2 + 0.3 * len(rows)))
-    ax, points = axes[0, 0], 100 * rows[["value", "lo", "hi"]]
+    ax = axes[0, 0]
+    points = 100 * rows[["value", "lo", "hi"]]
     error = [points["value"] - points["lo"], points["hi"] - points["value"]]
     look = dict(fmt="o", color=style.OKABE_ITO["black"], capsize=3, markersize=4.5, linewidth=1.2)
     ax.errorbar(points["value"], range(len(rows)), xerr=error, **look)
@@ -124,8 +198,13 @@ def differences(rows: pd.DataFrame, title: str) -> Plot:
 
 
 # Places of the cells: row = what is asked for, column = which tools are there; code has no column of unfitting tools.
-GRID = {"tool_with_tools": (0, 0), "tool_with_other_tools": (0, 1), "tool_without_tools": (0, 2),
-         "code_with_tools": (1, 0), "code_without_tools": (1, 2)}  # fmt: skip
+GRID = {
+    "tool_with_tools": (0, 0),
+    "tool_with_other_tools": (0, 1),
+    "tool_without_tools": (0, 2),
+    "code_with_tools": (1, 0),
+    "code_without_tools": (1, 2),
+}
 
 
 def cell_in_words(cell: str) -> str:
@@ -134,17 +213,23 @@ def cell_in_words(cell: str) -> str:
 
 
 def draw_behaviour(
-    ax: Axes, cells: Mapping[tuple[int, int], tuple[Mapping[str, Any], str]], text: str, fontsize: float
+    ax: Axes,
+    cells: Mapping[tuple[int, int], tuple[Mapping[str, Any], str]],
+    text: str,
+    fontsize: float,
 ) -> None:
-    """A map of the shares of expected behaviour. cells: (row, column) -> evaluation and probed cell; one that was not probed stays empty.
+    """A map of the shares of expected behaviour. cells: (row, column) -> evaluation and probed cell; one that was
+    not probed stays empty.
 
     text: a format of expected, p, lo, hi and n."""
     share = np.full([1 + max(sides) for sides in zip(*cells)], np.nan)
     for at, (row, cell) in cells.items():
         if row.get(f"probe/{cell}/n", 0) > 0:
-            n, expected = int(row[f"probe/{cell}/n"]), behaviour_probes.EXPECTED[cell]
+            n = int(row[f"probe/{cell}/n"])
+            expected = behaviour_probes.EXPECTED[cell]
             p = row[f"probe/{cell}/{expected}"]
-            shown, look = intervals.wilson_interval(round(p * n), n), dict(ha="center", va="center", fontsize=fontsize)
+            shown = intervals.wilson_interval(round(p * n), n)
+            look = dict(ha="center", va="center", fontsize=fontsize)
             words = text.format(expected=expected, p=p, lo=shown.lo, hi=shown.hi, n=n)
             ax.text(at[1], at[0], words, color="black" if p > 0.55 else "white", **look)
             share[at] = p

@@ -1,13 +1,14 @@
 """Finished runs as DataFrames, the rows that are frozen of them, and what reports and walk-throughs compute from these.
 
-    frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data", frozen=False)    # from the runs, or from the frozen rows
+    frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data", frozen=False)    # from the runs, or from
+    the frozen rows
     metrics = run_frames.rows_of(frames["metrics"], "nano/rl")
     metrics = run_frames.stage_rows("frozen", "rl", "metrics")                  # what a walk-through reads
 
-`gather` writes the rows it read below `data` and returns them as read back, so that a figure can be redrawn from committed bytes. Columns of published
-tables end in "(published)", so that they never join measured ones. A walk-through reads rows of source "frozen", which `tools/freeze_rows.py` committed,
-so that its numbers hold on any machine; any other source is a recipe whose runs are read (`nano` for runs/nano/sft).
-"""
+`gather` writes the rows it read below `data` and returns them as read back, so that a figure can be redrawn from
+committed bytes. Columns of published tables end in "(published)", so that they never join measured ones. A
+walk-through reads rows of source "frozen", which `tools/freeze_rows.py` committed, so that its numbers hold on any
+machine; any other source is a recipe whose runs are read (`nano` for runs/nano/sft)."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,22 +48,26 @@ QUOTED = {"test", "test_hard"}  # splits whose scores are quoted: no checkpoint 
 
 
 def check(runs: Sequence[Run]) -> None:
-    """RunError unless the runs are finished, those of one kind were evaluated alike, and no checkpoint was chosen on a test split or trained again since."""
+    """RunError unless the runs are finished, those of one kind were evaluated alike, and no checkpoint was chosen
+    on a test split or trained again since."""
     first: dict[tuple[str, bool], Run] = {}
     for run in runs:
-        status, config = run.status, run.config
+        status = run.status
+        config = run.config
         if status["status"] != "finished":
             reason = status.get("reason", "no end yet")
             raise RunError(f"run {run.name} is {status['status']} ({reason}); wait, or use --resume")
         if status["kind"] in ("evaluate", "swaps", "anatomy"):
             for name in filter(paths.exists, _trained(run)):  # of a run that was deleted the scores still hold
-                if (started := Run.open(name).status["started"]) > status["started"]:
+                started = Run.open(name).status["started"]
+                if started > status["started"]:
                     raise RunError(f"run {run.name} evaluated {name}, trained again on {started}; evaluate it again")
         if status["kind"] == "evaluate" and QUOTED & set(config.get("split", ())):
             _check_choice(run)
         other = first.setdefault((status["kind"], bool(config.get("all_checkpoints"))), run)
         for setting in COMPARED.get(status["kind"], ()):
-            a, b = other.config.get(setting), config.get(setting)
+            a = other.config.get(setting)
+            b = config.get(setting)
             if a != b:
                 raise RunError(f"runs {other.name} and {run.name} differ in {setting}: {a} and {b}; evaluate one again")
 
@@ -76,7 +81,8 @@ def _trained(run: Run, ending: str = "") -> set[str]:
 def _check_choice(run: Run) -> None:
     """A score on a test split belongs to one checkpoint of a run, chosen on another split."""
     names = [checkpoint.partition("@")[0] for checkpoint in set(run.evals().get("checkpoint", ()))]
-    if twice := {name for name in names if names.count(name) > 1}:
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
         raise RunError(f"run {run.name} evaluated several checkpoints of {min(twice)} on test; use --split select")
     best = _trained(run, "@best")
     for chooser in map(Run.open, paths.run_paths()) if best else ():
@@ -101,7 +107,8 @@ def collect(runs: Sequence[str | Path], samples: int | None = SAMPLES_PER_RUN) -
 
 
 def _describe(run: Run) -> dict[str, Any]:
-    status, env = run.status, run.env
+    status = run.status
+    env = run.env
     return {
         "run": run.name,
         "kind": status["kind"],
@@ -127,9 +134,13 @@ def _spread(rows: Sequence[Any], count: int | None) -> list[Any]:
 
 
 def gather(
-    runs: Sequence[str], data: Path | str, frozen: bool, prepare: Callable[[Frames], Frames] = lambda frames: frames
+    runs: Sequence[str],
+    data: Path | str,
+    frozen: bool,
+    prepare: Callable[[Frames], Frames] = lambda frames: frames,
 ) -> Frames:
-    """The frames that a report draws from: those of its runs, frozen into `data`; or those already frozen there, with `frozen` or where this machine
+    """The frames that a report draws from: those of its runs, frozen into `data`; or those already frozen there,
+    with `frozen` or where this machine
     has none of the runs. prepare: what becomes of the frames before they are frozen."""
     if frozen or (not any(map(paths.exists, runs)) and (Path(data) / "runs.csv").is_file()):
         print(f"drawn from the frozen rows{'' if frozen else ': none of the runs is on this machine'}")
@@ -148,7 +159,8 @@ def rows_of(frame: pd.DataFrame, run: str) -> pd.DataFrame:
 
 
 def seeds_of(run: str) -> list[str]:
-    """The run and its finished siblings RUN-s1, RUN-s2, ... in the order of the seeds; the run alone if it is not on this machine."""
+    """The run and its finished siblings RUN-s1, RUN-s2, ... in the order of the seeds; the run alone if it is not
+    on this machine."""
     if not paths.exists(run):
         return [run]
     path = paths.find_run(run)
@@ -158,14 +170,16 @@ def seeds_of(run: str) -> list[str]:
 
 
 def freeze(frames: Frames, directory: Path | str) -> Frames:
-    """Write the frames below `directory` as csv and jsonl with 8 significant digits; returns them as `load_frozen` reads them.
+    """Write the frames below `directory` as csv and jsonl with 8 significant digits; returns them as `load_frozen`
+    reads them.
 
     ConfigError above 1 MB in all; nothing is written then."""
     directory = Path(directory)
     counts = frames.get("per_problem", ())
     flat = {*TABLES, "per_problem"} if len(counts) and "tiers" not in counts else {*TABLES}
     texts = {name: _csv(frame) if name in flat else _jsonl(frame) for name, frame in frames.items()}
-    if (size := sum(len(text.encode()) for text in texts.values())) > MAX_BYTES:
+    size = sum(len(text.encode()) for text in texts.values())
+    if size > MAX_BYTES:
         raise ConfigError(f"{size:,} bytes to freeze in {directory}; at most {MAX_BYTES:,}; take fewer rows")
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -176,7 +190,8 @@ def freeze(frames: Frames, directory: Path | str) -> Frames:
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """Counts per problem with a row for each sampling (greedy, T=1) become a row for all, with columns "n SAMPLING" and "c SAMPLING"."""
+    """Counts per problem with a row for each sampling (greedy, T=1) become a row for all, with columns "n SAMPLING"
+    and "c SAMPLING"."""
     wide = frame
     if {"sampling", *COUNTS} <= set(frame):
         keys = [c for c in frame if c not in ("sampling", *COUNTS)]
@@ -215,10 +230,13 @@ def load_frozen(directory: Path | str) -> Frames:
 
 
 def headline(numbers: Mapping[str, float], data: Path | str) -> None:
-    """Store the numbers that a report prints beside its frozen rows; if they are stored already, RunError names those that differ in four digits."""
-    path, found = Path(data) / NUMBERS, {name: float(f"{value:.4g}") for name, value in numbers.items()}
+    """Store the numbers that a report prints beside its frozen rows; if they are stored already, RunError names
+    those that differ in four digits."""
+    path = Path(data) / NUMBERS
+    found = {name: float(f"{value:.4g}") for name, value in numbers.items()}
     kept = read_json(path) if path.is_file() else found
-    if changed := [f"{n} is {found.get(n)} and was {kept.get(n)}" for n in kept | found if kept.get(n) != found.get(n)]:
+    changed = [f"{n} is {found.get(n)} and was {kept.get(n)}" for n in kept | found if kept.get(n) != found.get(n)]
+    if changed:
         raise RunError(f"the headline does not follow from the rows in {data}: {'; '.join(changed)}; build it again")
     if not path.is_file():
         write_json(path, found)
@@ -236,7 +254,8 @@ def frozen_dir() -> Path:
 
 
 def stage_rows(source: str, stage: str, table: str) -> pd.DataFrame:
-    """The rows of one stage's run in table runs, metrics, evals, per_problem or samples; of several samplings (greedy, T=1) the first.
+    """The rows of one stage's run in table runs, metrics, evals, per_problem or samples; of several samplings
+    (greedy, T=1) the first.
 
     MissingFile if there are none, RunError if the run is not finished."""
     found = _rows_ending(_frames(source, [f"{source}/{stage}"])[table], stage)
@@ -256,7 +275,8 @@ def manifest(source: str, data: str) -> dict[str, Any]:
 
 
 def seeds(source: str) -> pd.DataFrame:
-    """A row per evaluated seed and comparison of two checkpoints: value, lo, hi and N of the paired difference in pass@1."""
+    """A row per evaluated seed and comparison of two checkpoints: value, lo, hi and N of the paired difference in
+    pass@1."""
     runs = _frames(source, seeds_of(f"{source}/evaluate"))["runs"].query("kind == 'evaluate'")
     gaps = [
         {"run": run, "comparison": name, **gap}
@@ -284,10 +304,15 @@ class Gains(NamedTuple):
 
 
 def paired_gains(
-    frames: Frames, runs: Sequence[str], split: str, k: int = 1, against: Sequence[str] | None = None
+    frames: Frames,
+    runs: Sequence[str],
+    split: str,
+    k: int = 1,
+    against: Sequence[str] | None = None,
 ) -> Gains:
-    """pass@k of each evaluation run's last checkpoint minus that of its first, paired by problem, on one split. A run is a seed; all together
-    have the hierarchical interval over seeds and problems. against: minus that of the first checkpoint of these runs, one for each seed."""
+    """pass@k of each evaluation run's last checkpoint minus that of its first, paired by problem, on one split. A
+    run is a seed; all together have the hierarchical interval over seeds and problems. against: minus that of the
+    first checkpoint of these runs, one for each seed."""
 
     def problems(run: str, end: int) -> list[dict[str, Any]]:
         rows = rows_of(frames["per_problem"], run)
@@ -299,13 +324,15 @@ def paired_gains(
 
 
 def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str]) -> pd.DataFrame:
-    """The evaluations of several seeds as one: a row per checkpoint and sampling, named as in the first run, with STRATUM/pass@1, its
-    hierarchical interval over seeds and problems in /lo and /hi, STRATUM/n and the mean over seeds of STRATUM/named_*.
+    """The evaluations of several seeds as one: a row per checkpoint and sampling, named as in the first run, with
+    STRATUM/pass@1, its hierarchical interval over seeds and problems in /lo and /hi, STRATUM/n and the mean over
+    seeds of STRATUM/named_*.
 
     The checkpoints of a run are matched by their order. A problem's stratum stands in its id, before the number."""
     evals, problems = ([rows_of(frames[table], run) for run in runs] for table in ("evals", "per_problem"))
     order = {name: i for rows in evals for i, name in enumerate(dict.fromkeys(rows["checkpoint"]))}
-    rates, solved = pd.concat(evals), pd.concat(problems)
+    rates = pd.concat(evals)
+    solved = pd.concat(problems)
     table = []
     for (place, sampling), rows in rates.groupby([rates["checkpoint"].map(order), "sampling"], sort=False):
         answered = solved[(solved["checkpoint"].map(order) == place) & (solved["sampling"] == sampling)]
@@ -317,7 +344,8 @@ def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str])
 
 
 def _stratum(kind: str, solved: pd.DataFrame) -> dict[str, float]:
-    """Its pass@1 over the seeds: share of correct completions of each problem, then the interval, over clusters where problems have one."""
+    """Its pass@1 over the seeds: share of correct completions of each problem, then the interval, over clusters
+    where problems have one."""
     rows = solved[solved["id"].str.rsplit("-", n=2).str[-2] == kind].assign(share=lambda f: f["c"] / f["n"])
     shares = rows.pivot(index="id", columns="run", values="share")
     shares = shares.reindex(index=rows["id"].unique(), columns=rows["run"].unique())  # the order of seeds and problems
@@ -342,7 +370,8 @@ def in_points(gain: intervals.Interval) -> str:
 
 
 def with_settings(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The runs of a report with minutes, the state of the code, and a column for each setting; None where a run has no such setting."""
+    """The runs of a report with minutes, the state of the code, and a column for each setting; None where a run has
+    no such setting."""
     configs = [json.loads(config) for config in runs["config"]]
     state = runs["dirty"].map({True: "changed since the commit", False: "as committed"})
     columns: dict[str, Any] = {name: [config.get(name) for config in configs] for name in names}

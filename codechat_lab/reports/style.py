@@ -1,8 +1,8 @@
 """How figures look: size, colours, labels, and the parts that several figures share.
 
-Axis labels come from METRICS, so a unit cannot be mistyped. A run name has one colour in every figure; its seeds differ by dashes. Raw values are pale
-under their moving average, whose span is in the legend. A note states the number of seeds.
-"""
+Axis labels come from METRICS, so a unit cannot be mistyped. A run name has one colour in every figure; its seeds
+differ by dashes. Raw values are pale under their moving average, whose span is in the legend. A note states the
+number of seeds."""
 
 import io
 import re
@@ -24,29 +24,71 @@ from PIL import Image
 from codechat.runs.run import unit_of
 
 LOOK = Path(__file__).with_name("codechat.mplstyle")  # in force while `new_figure` makes axes, never globally
-OKABE_ITO = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "vermilion": "#D55E00",
-             "purple": "#CC79A7", "sky": "#56B4E9", "black": "#000000", "yellow": "#F0E442"}  # fmt: skip
-SHAPE_COLOURS = {shape: OKABE_ITO[colour] for shape, colour in
-                 dict(binary="black", fractional="sky", tiered="orange", staircase="green").items()}  # fmt: skip
-STAGES = {"pretrain": "blue", "sft": "orange", "rl": "green", "reinforce": "green", "grpo": "vermilion", "ppo": "purple", "base": "black"}  # fmt: skip
+OKABE_ITO = {
+    "blue": "#0072B2",
+    "orange": "#E69F00",
+    "green": "#009E73",
+    "vermilion": "#D55E00",
+    "purple": "#CC79A7",
+    "sky": "#56B4E9",
+    "black": "#000000",
+    "yellow": "#F0E442",
+}
+SHAPE_COLOURS = {
+    shape: OKABE_ITO[colour]
+    for shape, colour in dict(binary="black", fractional="sky", tiered="orange", staircase="green").items()
+}
+STAGES = {
+    "pretrain": "blue",
+    "sft": "orange",
+    "rl": "green",
+    "reinforce": "green",
+    "grpo": "vermilion",
+    "ppo": "purple",
+    "base": "black",
+}
 # Runs named VERSION-STAGE and SIZE-BUDGET: one colour per version and per size.
-FAMILIES = {"v1": "#56B4E9", "v2": "#8C510A", "v3": "#01665E", "v5": "#D55E00", "v6": "#AA4499", "v7": "#332288", "d2x32": "#DDAA33",
-            "d2x64": "#44AA99", "d2x128": "#117733", "nano": "#0072B2", "d4x256": "#882255"}  # fmt: skip
+FAMILIES = {
+    "v1": "#56B4E9",
+    "v2": "#8C510A",
+    "v3": "#01665E",
+    "v5": "#D55E00",
+    "v6": "#AA4499",
+    "v7": "#332288",
+    "d2x32": "#DDAA33",
+    "d2x64": "#44AA99",
+    "d2x128": "#117733",
+    "nano": "#0072B2",
+    "d4x256": "#882255",
+}
 DASHES = ("-", "--", ":", "-.")
 GREY = "#6b6b6b"
 SUFFIX = re.compile(r"-s(\d+)$")
 # What a reader calls the metrics that figures draw; any other keeps its name.
-WORDS = {"train_loss": "training loss", "val_loss": "validation loss", "val_bpb": "validation loss", "lr": "learning rate", "grad_norm": "gradient norm",
-         "tok_per_s": "throughput", "mfu": "MFU", "reward_mean": "mean reward", "exact_match": "exact match", "heldout_loss/*": "held-out loss",
-         "weights_changed_bf16": "bfloat16 weights changed", "tier/*": "rollouts"}  # fmt: skip
+WORDS = {
+    "train_loss": "training loss",
+    "val_loss": "validation loss",
+    "val_bpb": "validation loss",
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "tok_per_s": "throughput",
+    "mfu": "MFU",
+    "reward_mean": "mean reward",
+    "exact_match": "exact match",
+    "heldout_loss/*": "held-out loss",
+    "weights_changed_bf16": "bfloat16 weights changed",
+    "tier/*": "rollouts",
+}
 
 
 class Plot(Figure):
     """A Figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
-        """The image in 96 colours, which keep notebooks with many figures small, and its title for those who cannot see it."""
-        drawn, small = io.BytesIO(), io.BytesIO()
+        """The image in 96 colours, which keep notebooks with many figures small, and its title for those who cannot
+        see it."""
+        drawn = io.BytesIO()
+        small = io.BytesIO()
         self.savefig(drawn, format="png", dpi=100, metadata={"Software": None})
         # The default method merges colours of small areas, such as a legend's, with others.
         how = {"method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
@@ -71,7 +113,8 @@ def colour_of(run: str) -> str:
     stage = SUFFIX.sub("", run.partition("@")[0]).rpartition("/")[2]
     if stage in STAGES:
         return OKABE_ITO[STAGES[stage]]
-    if (family := stage.partition("-")[0]) in FAMILIES and family != stage:
+    family = stage.partition("-")[0]
+    if family in FAMILIES and family != stage:
         return FAMILIES[family]
     colours = [c for name, c in OKABE_ITO.items() if name not in ("black", "yellow")]  # yellow on white cannot be read
     return colours[crc32(stage.encode()) % len(colours)]
@@ -85,7 +128,8 @@ def dash_of(run: str) -> str:
 
 def label_of(name: str) -> str:
     """An axis label: the metric in words, and its unit from METRICS."""
-    unit, words = unit_of(name), WORDS.get(name, name)
+    unit = unit_of(name)
+    words = WORDS.get(name, name)
     return f"{words} ({unit})" if unit else words
 
 
@@ -110,23 +154,58 @@ def seeds_note(runs: Iterable[str]) -> str:
 
 
 def draw_published(
-    ax: Axes, x: Iterable[float], y: Iterable[float], label: str, marker: str = "x", line: str = ""
+    ax: Axes,
+    x: Iterable[float],
+    y: Iterable[float],
+    label: str,
+    marker: str = "x",
+    line: str = "",
 ) -> None:
     """Published figures, in a style that measured ones never have: hollow black marks, "(published)" in the label."""
-    look = dict(marker=marker, linestyle=line or "none", color="black", markerfacecolor="none", markersize=5.5)
-    ax.plot(list(x), list(y), label=f"{label} (published)", linewidth=0.9, alpha=0.75, zorder=4, **look)
+    look = dict(
+        marker=marker,
+        linestyle=line or "none",
+        color="black",
+        markerfacecolor="none",
+        markersize=5.5,
+    )
+    ax.plot(
+        list(x),
+        list(y),
+        label=f"{label} (published)",
+        linewidth=0.9,
+        alpha=0.75,
+        zorder=4,
+        **look,
+    )
 
 
-def draw_smoothed(ax: Axes, x: pd.Series, y: pd.Series, *, colour: str, label: str, dash: str = "-") -> None:
+def draw_smoothed(
+    ax: Axes,
+    x: pd.Series,
+    y: pd.Series,
+    *,
+    colour: str,
+    label: str,
+    dash: str = "-",
+) -> None:
     """Raw values at alpha 0.25 under their exponential moving average; a series of fewer than 10 values as it is."""
     known = y.notna() & x.notna()
-    x, y = x[known], y[known]
+    x = x[known]
+    y = y[known]
     if len(y) < 10:
         ax.plot(x, y, dash, color=colour, linewidth=1.6, label=label)
         return
     span = span_of(len(y))
     ax.plot(x, y, color=colour, linewidth=0.9, alpha=0.25)
-    ax.plot(x, y.ewm(span=span).mean(), dash, color=colour, linewidth=1.7, label=f"{label} (EMA, span {span})")
+    ax.plot(
+        x,
+        y.ewm(span=span).mean(),
+        dash,
+        color=colour,
+        linewidth=1.7,
+        label=f"{label} (EMA, span {span})",
+    )
 
 
 def span_of(rows: int) -> int:
@@ -162,7 +241,16 @@ def finish(ax: Axes, *, x: str, y: str | None, note: str = "", legend: bool = Tr
 
 def add_note(ax: Axes, text: str) -> None:
     """A small text below the right end of the x axis."""
-    ax.text(1.0, -0.15, text, transform=ax.transAxes, ha="right", va="top", fontsize=7.5, color=GREY)
+    ax.text(
+        1.0,
+        -0.15,
+        text,
+        transform=ax.transAxes,
+        ha="right",
+        va="top",
+        fontsize=7.5,
+        color=GREY,
+    )
 
 
 def outer_legend(fig: Figure, ax: Axes, loc: str, *, reverse: bool = False, **options: Any) -> Legend:

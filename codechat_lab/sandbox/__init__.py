@@ -1,7 +1,7 @@
 """Run untrusted Python so that it cannot forge its verdict (`pool.Pool`).
 
-Tests and program never share an interpreter: a program can read and change everything in its own. A judge holds the tests
-and requests values from an isolated process that holds the program:
+Tests and program never share an interpreter: a program can read and change everything in its own. A judge holds the
+tests and requests values from an isolated process that holds the program:
 
     Pool (in the trainer)  ->  judge (runs the tests)  ->  zygote (sees neither)  ->  one process per program
 

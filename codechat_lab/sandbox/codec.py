@@ -1,9 +1,10 @@
 """Plain data <-> bytes, for values that cross between a judge and an untrusted program.
 
-Tagged JSON. Decoding builds exact types of the standard library only (builtin ones, those of collections and datetime,
-Decimal, Fraction), so no method of the sender runs in the receiver: an int subclass with a lying `__eq__` arrives as the
-int it holds. A namedtuple arrives as a new one with the same fields. `to_ref` may turn an object that is not data into
-{tag: JSON}, a tag of REFERENCES, and `from_ref(tag, JSON)` turns that into the receiver's object.
+Tagged JSON. Decoding builds exact types of the standard library only (builtin ones, those of collections and
+datetime, Decimal, Fraction), so no method of the sender runs in the receiver: an int subclass with a lying `__eq__`
+arrives as the int it holds. A namedtuple arrives as a new one with the same fields. `to_ref` may turn an object
+that is not data into {tag: JSON}, a tag of REFERENCES, and `from_ref(tag, JSON)` turns that into the receiver's
+object.
 
 null, booleans, strings, small ints, finite floats and lists stand for themselves; all else is {"tag": payload}. Cycles
 and nesting beyond MAX_DEPTH raise CodecError.
@@ -29,10 +30,35 @@ SMALL = 1 << 63  # larger ints are sent in hexadecimal: Python limits decimal te
 NAMED = {
     t.__name__: t
     for t in (
-        bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type(None), object,
-        Counter, OrderedDict, defaultdict, deque, date, time, datetime, timedelta, timezone, Decimal, Fraction,
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        bytearray,
+        list,
+        tuple,
+        dict,
+        set,
+        frozenset,
+        range,
+        slice,
+        type(None),
+        object,
+        Counter,
+        OrderedDict,
+        defaultdict,
+        deque,
+        date,
+        time,
+        datetime,
+        timedelta,
+        timezone,
+        Decimal,
+        Fraction,
     )
-}  # fmt: skip
+}
 # Classes of the library whose values are what `str` writes of them. They are imported where a value arrives.
 SPELLED = frozenset(
     """zoneinfo.ZoneInfo pathlib.PosixPath pathlib.PurePosixPath pathlib.PureWindowsPath uuid.UUID ipaddress.IPv4Address
@@ -50,7 +76,8 @@ class CodecError(ValueError):
     """A value that cannot be encoded, or bytes that cannot be decoded."""
 
 
-# Built once: json.dumps and json.loads with options build theirs in every call. NaN and Infinity are looked up in a table that is empty.
+# Built once: json.dumps and json.loads with options build theirs in every call. NaN and Infinity are looked up in a
+# table that is empty.
 ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False).encode
 DECODER = json.JSONDecoder(parse_constant=dict[str, Any]().__getitem__).decode
 
@@ -82,7 +109,8 @@ def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
         return packer(v, inner)
     if issubclass(kind, tuple) and (fields := _fields(kind)):
         return {"n": [kind.__name__, fields, [inner(x) for x in tuple.__iter__(v)]]}
-    if name := _spelled(kind):
+    name = _spelled(kind)
+    if name:
         return {"V": [name, str(v)]}
     base = next((b for b in kind.__mro__ if b in BASES), None)
     if base is None:
@@ -144,17 +172,26 @@ PACKERS: dict[type, Callable[[Any, Pack], Any]] = {
     type(...): lambda v, p: {"e": 0},
 }
 BASES: dict[type, Callable[[Any], Any]] = {
-    int: int.__int__, float: float.__float__, str: str.__str__, bytes: lambda v: bytes(bytearray(v)),
-    list: lambda v: list(list.__iter__(v)), tuple: lambda v: tuple(tuple.__iter__(v)),
-    Counter: lambda v: Counter(dict(dict.items(v))), OrderedDict: lambda v: OrderedDict(OrderedDict.items(v)),
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: lambda v: bytes(bytearray(v)),
+    list: lambda v: list(list.__iter__(v)),
+    tuple: lambda v: tuple(tuple.__iter__(v)),
+    Counter: lambda v: Counter(dict(dict.items(v))),
+    OrderedDict: lambda v: OrderedDict(OrderedDict.items(v)),
     defaultdict: lambda v: defaultdict(None, dict(dict.items(v))),
     datetime: lambda v: datetime(v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.tzinfo),
     date: lambda v: date(v.year, v.month, v.day),
     timedelta: lambda v: timedelta(v.days, v.seconds, v.microseconds),
-    dict: lambda v: dict(dict.items(v)), set: lambda v: set(set.__iter__(v)),
-    frozenset: lambda v: frozenset(frozenset.__iter__(v)), complex: lambda v: complex(v.real, v.imag),
-    deque: lambda v: deque(deque.__iter__(v), v.maxlen), Decimal: Decimal, Fraction: Fraction,
-}  # fmt: skip
+    dict: lambda v: dict(dict.items(v)),
+    set: lambda v: set(set.__iter__(v)),
+    frozenset: lambda v: frozenset(frozenset.__iter__(v)),
+    complex: lambda v: complex(v.real, v.imag),
+    deque: lambda v: deque(deque.__iter__(v), v.maxlen),
+    Decimal: Decimal,
+    Fraction: Fraction,
+}
 
 
 def pack_name(value: Any) -> dict[str, str] | None:
@@ -167,10 +204,12 @@ def pack_name(value: Any) -> dict[str, str] | None:
 
 
 def decode(data: bytes | bytearray, from_ref: FromRef) -> Any:
-    """The value of bytes. References become `from_ref(tag, JSON)`. CodecError for anything that `encode` does not write."""
+    """The value of bytes. References become `from_ref(tag, JSON)`. CodecError for anything that `encode` does not
+    write."""
     try:
         return _unpack(DECODER(data.decode("ascii")), from_ref, 0)
-    # Bad UTF-8 or JSON, a list as a key, an unknown name, a zero denominator, an int with too many digits, deep nesting.
+    # Bad UTF-8 or JSON, a list as a key, an unknown name, a zero denominator, an int with too many digits, deep
+    # nesting.
     except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError) as error:
         raise CodecError(f"not a value: {type(error).__name__}") from None
 

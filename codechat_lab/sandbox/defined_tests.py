@@ -1,8 +1,7 @@
 """Run the tests that a source defines, as pytest and unittest do: functions `test*`, classes `Test*`, TestCases.
 
-Only the standard library is at hand: a test that needs a fixture of pytest fails with its name. Async tests run in a loop
-of their own. Skipped tests do not count.
-"""
+Only the standard library is at hand: a test that needs a fixture of pytest fails with its name. Async tests run in
+a loop of their own. Skipped tests do not count."""
 
 import asyncio
 import inspect
@@ -51,8 +50,8 @@ def run_check(check: Callable[..., Any], candidate: Any) -> None:
 
 
 def run(function: Callable[..., Any], *args: Any) -> None:
-    """Call a test, and await it where it is async. A skipped test has no effect. TypeError for one that yields, of which
-    nothing runs."""
+    """Call a test, and await it where it is async. A skipped test has no effect. TypeError for one that yields, of
+    which nothing runs."""
     try:
         result = function(*args)
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -81,7 +80,8 @@ def _call_hook(space: Mapping[str, Any], names: Collection[str], subject: Any = 
 
 
 def _run_function(name: str, function: Callable[..., Any], space: Mapping[str, Any]) -> None:
-    if missing := _required(function):
+    missing = _required(function)
+    if missing:
         raise NeedsArguments(f"{name} needs {', '.join(missing)}; fixtures of pytest are not there")
     _call_hook(space, ("setup_function",), function)
     try:
@@ -104,7 +104,8 @@ def _run_class(cls: type) -> None:
         for name in tests:
             one = cls()
             method = getattr(one, name)
-            if missing := _required(method):
+            missing = _required(method)
+            if missing:
                 raise NeedsArguments(f"{cls.__name__}.{name} needs {', '.join(missing)}; fixtures are not there")
             _call_hook(_hooks_of(one), ("setup_method", "setup", "setUp"), method)
             try:

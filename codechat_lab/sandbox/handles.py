@@ -119,7 +119,8 @@ class Session:
             return {"h": self.numbers[id(value)]}
         if isinstance(value, Handle):
             raise codec.CodecError("an object of a process that has ended")
-        if path := importable(value):
+        path = importable(value)
+        if path:
             return {"p": path}
         if is_lent(value):
             place = self.places.setdefault(id(value), len(self.lent))
@@ -152,9 +153,9 @@ class Session:
         self.handles.append(handle)
 
 
-# Functions and classes of the library go by their name: the program's process has them. Of the test's process a program
-# gets only what the test hands over, to call it or to take the next item: functions, methods, such as `seen.append`, and
-# other objects that can be called, but no class, whose objects would be the test's.
+# Functions and classes of the library go by their name: the program's process has them. Of the test's process a
+# program gets only what the test hands over, to call it or to take the next item: functions, methods, such as
+# `seen.append`, and other objects that can be called, but no class, whose objects would be the test's.
 
 
 def is_lent(value: Any) -> bool:
@@ -277,7 +278,8 @@ def _each(iterator: Handle) -> Iterator[Any]:
 
 def _next(self: Handle) -> Any:
     """StopIteration is ours: the program only says that there is no more."""
-    if item := self._ask("next", kind=list):
+    item = self._ask("next", kind=list)
+    if item:
         return item[0]
     raise StopIteration
 
@@ -289,9 +291,9 @@ def _enter(self: Handle) -> Any:
 
 
 def _leave(self: Handle, kind: Any, error: BaseException | None, trace: TracebackType | None) -> bool:
-    """Whether an exception in the body of a `with` is swallowed: only one that the test raises by `raise`, or in a body
-    that did not use the program, and which is no assertion. Otherwise a program could swallow the assertion or the error
-    that tells its fault."""
+    """Whether an exception in the body of a `with` is swallowed: only one that the test raises by `raise`, or in a
+    body that did not use the program, and which is no assertion. Otherwise a program could swallow the assertion or
+    the error that tells its fault."""
     session = self._Handle__session
     alone = session.entered.pop(id(self), None) == session.number
     swallowed = self._ask("exit", *_told(error)) is True
@@ -313,7 +315,12 @@ async def _enter_async(self: Handle) -> Any:
     return await _finished(self._ask("async enter"))
 
 
-async def _leave_async(self: Handle, kind: Any, error: BaseException | None, trace: TracebackType | None) -> bool:
+async def _leave_async(
+    self: Handle,
+    kind: Any,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> bool:
     return await _finished(self._ask("async exit", *_told(error))) is True and _is_raised_by_test(error, trace)
 
 

@@ -1,11 +1,11 @@
 """The trusted process that holds the tests and decides. It requests values from the program's process, never verdicts.
 
-A test is an assert (or any source) whose entry points are handles for the program's objects. A process that ends or is out
-of time is replaced for the next test. The pool ends a judge that hangs on an honest value (`sum(range(10**12))`).
+A test is an assert (or any source) whose entry points are handles for the program's objects. A process that ends or
+is out of time is replaced for the next test. The pool ends a judge that hangs on an honest value
+(`sum(range(10**12))`).
 
-Levels: landlock (Landlock, seccomp and limits: reads only of the interpreter's library, writes only in a private folder,
-see scratch.py), and none (limits only, for trusted programs).
-"""
+Levels: landlock (Landlock, seccomp and limits: reads only of the interpreter's library, writes only in a private
+folder, see scratch.py), and none (limits only, for trusted programs)."""
 
 import asyncio
 import contextlib
@@ -50,8 +50,9 @@ class NotStarted(OSError):
 
 
 class Interpreter:
-    """A fresh interpreter that runs `codechat_lab.sandbox.MODULE`.main(socket, *words), with nothing of the trainer's
-    environment except the path of the interpreter's libraries and the folder for temporary files. It ends with `close`."""
+    """A fresh interpreter that runs `codechat_lab.sandbox.MODULE`.main(socket, *words), with nothing of the
+    trainer's environment except the path of the interpreter's libraries and the folder for temporary files. It ends
+    with `close`."""
 
     def __init__(self, module: str, *words: str, keep: tuple[int, ...] = ()) -> None:
         """keep: further descriptors that it inherits."""
@@ -101,7 +102,8 @@ class Interpreter:
 
 
 class Zygote(Interpreter):
-    """Gives a process for each program; the next one starts while the current one is in use. They write in `scratch`."""
+    """Gives a process for each program; the next one starts while the current one is in use. They write in
+    `scratch`."""
 
     def __init__(self, level: str, scratch: Scratch) -> None:
         super().__init__("zygote", level, scratch.path, str(scratch.lock), keep=(scratch.lock,))
@@ -279,14 +281,16 @@ class Trial:
         if type(answer) is not list or not all(type(p) is list and len(p) == 2 and type(p[0]) is str for p in answer):
             self.session.lose("an answer of the wrong shape")
         self.defined = {name: value for name, value in answer if name in job["names"]}
-        if missing := [name for name in job["required"] if name not in self.defined]:
+        missing = [name for name in job["required"] if name not in self.defined]
+        if missing:
             raise ProgramError(f"it does not define {', '.join(missing)}")
 
     def set_up(self) -> None:
         modules = {name: importlib.import_module(name) for name in self.job["modules"]}
         # As a script, so that a body under `if __name__ == "__main__"` runs.
         self.names = {"__name__": "__main__", "__builtins__": __builtins__} | modules | self.defined
-        given, before = set(self.names), self.session.number
+        given = set(self.names)
+        before = self.session.number
         self.run(self.job["setup"])
         self.made = {name for name, value in self.defined.items() if not isinstance(value, Handle)}
         if self.session.number > before:
@@ -319,7 +323,8 @@ class Trial:
 
 
 def explain(error: BaseException) -> str:
-    """Why a step failed, in one line. Never empty. The exception's arguments may be handles, whose text would need another request."""
+    """Why a step failed, in one line. Never empty. The exception's arguments may be handles, whose text would need
+    another request."""
     if isinstance(error, OutOfTime):
         return OUT_OF_TIME
     if isinstance(error, Lost):

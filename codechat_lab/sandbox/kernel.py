@@ -17,9 +17,15 @@ from typing import Any
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 M_ARENA_MAX = -8
 SYS = {
-    "seccomp": 317, "capset": 126, "prctl": 157, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
-    "landlock_restrict_self": 446, "prlimit64": 302, "close": 3,
-}  # fmt: skip
+    "seccomp": 317,
+    "capset": 126,
+    "prctl": 157,
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
+    "prlimit64": 302,
+    "close": 3,
+}
 NAMES = {number: name for name, number in SYS.items()}
 FILE_MB, DESCRIPTORS, THREADS = 16, 128, 64
 NOBODY = 65534  # the user that root turns into
@@ -50,8 +56,8 @@ def _argument(value: Argument) -> object:
 
 
 def prepared(name: str, *args: Argument) -> Step:
-    """A system call by name. Ints pass as unsigned longs, structures and buffers by address. They are built now: a forked
-    process pays for each page that it writes first."""
+    """A system call by name. Ints pass as unsigned longs, structures and buffers by address. They are built now: a
+    forked process pays for each page that it writes first."""
     return functools.partial(libc.syscall, ctypes.c_long(SYS[name]), *map(_argument, args))
 
 

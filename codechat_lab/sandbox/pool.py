@@ -86,8 +86,10 @@ class Verdict:
 
 
 def job_of(program: Program) -> dict[str, Any]:
-    """JSON data for a judge. DataError for no tests, for tests that are not Python and for limits that allow nothing."""
-    tests, limits = program.tests, {name: getattr(program, name) for name in ("timeout_s", "memory_mb", "message_mb")}
+    """JSON data for a judge. DataError for no tests, for tests that are not Python and for limits that allow
+    nothing."""
+    tests = program.tests
+    limits = {name: getattr(program, name) for name in ("timeout_s", "memory_mb", "message_mb")}
     if not tests:
         raise DataError("a program without tests cannot be judged; give at least one")
     if min(limits.values()) <= 0:
@@ -127,8 +129,8 @@ class Names(NamedTuple):
 
 
 def names_of(source: str, what: str) -> Names:
-    """By the interpreter's symbol table: the extended suites hold half a megabyte of inputs, and a syntax tree would take
-    three times as long. DataError for text that is not Python."""
+    """By the interpreter's symbol table: the extended suites hold half a megabyte of inputs, and a syntax tree
+    would take three times as long. DataError for text that is not Python."""
     try:
         top = symtable.symtable(source, "<test>", "exec")
     except SyntaxError as error:
@@ -146,8 +148,9 @@ def names_of(source: str, what: str) -> Names:
 
 def _test(source: str, every: Sequence[Names], place: int, required: Sequence[str]) -> dict[str, Any]:
     """A test for the judge; every: the names of all tests. defines: names among which it looks for tests. used: by any
-    test. unrun: whether it names the program or defines code, and no other test calls what it defines: then it tests
-    something only if it uses the program. candidate: what its `check` is called with, or None where it has none, or where a test calls it itself.
+    test. unrun: whether it names the program or defines code, and no other test calls what it defines: then it
+    tests something only if it uses the program. candidate: what its `check` is called with, or None where it has
+    none, or where a test calls it itself.
 
     DataError for a `check(candidate)` without a candidate."""
     names = every[place]
@@ -199,7 +202,8 @@ def choose(isolation: str) -> str:
 
     ConfigError for an unknown word; SandboxUnavailable where the machine does not allow it."""
     check_choice("isolation", isolation, ("auto", "none"))
-    level, machine = "none" if isolation == "none" else "landlock", platform.machine()
+    level = "none" if isolation == "none" else "landlock"
+    machine = platform.machine()
     if sys.platform != "linux" or (level != "none" and machine != "x86_64"):
         raise SandboxUnavailable(f"{sys.platform} on {machine}; programs run on Linux, untrusted ones on x86-64")
     Judge(level).close()
@@ -228,10 +232,13 @@ class Judge(Interpreter):
 
 
 class Pool(contextlib.AbstractContextManager["Pool"]):
-    """Judges, one for each thread. isolation: "auto", or "none" for trusted programs. SandboxUnavailable where the machine does not allow it."""
+    """Judges, one for each thread. isolation: "auto", or "none" for trusted programs. SandboxUnavailable where the
+    machine does not allow it."""
 
     def __init__(self, workers: int | None = None, *, isolation: str = "auto") -> None:
-        self.level, self.owner, self.closed = choose(isolation), os.getpid(), False
+        self.level = choose(isolation)
+        self.owner = os.getpid()
+        self.closed = False
         self.judges: dict[int, Judge] = {}  # by the thread that started it
         self.threads = ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)))
 
@@ -263,8 +270,12 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self.close()
 
     def _judged(self, job: dict[str, Any]) -> Verdict:
-        """By this thread's judge. It may end or lose its zygote through a fault of the machine, such as low memory: the program gets a second one."""
-        start, problem, tries, me = time.monotonic(), "the pool was closed", 2, threading.get_ident()
+        """By this thread's judge. It may end or lose its zygote through a fault of the machine, such as low memory:
+        the program gets a second one."""
+        start = time.monotonic()
+        problem = "the pool was closed"
+        tries = 2
+        me = threading.get_ident()
         while tries and not self.closed:
             tries -= 1
             if me not in self.judges:
@@ -281,7 +292,12 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             except OSError:
                 problem = "the judge ended in a test"
             self.judges.pop(me).kill()
-        return Verdict((Result(False, problem),) * len(job["tests"]), "judge", time.monotonic() - start, problem)
+        return Verdict(
+            (Result(False, problem),) * len(job["tests"]),
+            "judge",
+            time.monotonic() - start,
+            problem,
+        )
 
 
 _shared: dict[str, Pool] = {}
@@ -299,7 +315,8 @@ def shared_pool(isolation: str) -> Pool:
 
 # Actions that must be stopped: each expression gives "done" where nothing stops it, and has no effect even then.
 _DATA = json.loads(Path(__file__).with_name("attempts.json").read_text(encoding="utf-8"))
-FORBIDDEN, ATTEMPT = _DATA["forbidden"], "\n".join(_DATA["program"])
+FORBIDDEN = _DATA["forbidden"]
+ATTEMPT = "\n".join(_DATA["program"])
 
 
 def attempts(pool: Pool) -> dict[str, Verdict]:

@@ -1,9 +1,8 @@
 """The private folder in which programs may write, of one judge. It is empty before each program and after it.
 
-Landlock lets a program write there and nowhere else. No right to mount is needed, so the kernel limits only the size of one file;
-the zygote looks at the whole every few milliseconds and ends a program that holds more than SIZE_MB or ENTRIES there. Deleted
-files that are still open or mapped count too.
-"""
+Landlock lets a program write there and nowhere else. No right to mount is needed, so the kernel limits only the
+size of one file; the zygote looks at the whole every few milliseconds and ends a program that holds more than
+SIZE_MB or ENTRIES there. Deleted files that are still open or mapped count too."""
 
 import contextlib
 import errno
@@ -144,7 +143,9 @@ def holds_too_much(path: str, pid: int) -> bool:
 
 def _over(path: str, pid: int) -> bool:
     """Raises FileNotFoundError for what vanishes."""
-    size, entries, folders = 0, 0, [path]
+    size = 0
+    entries = 0
+    folders = [path]
     try:
         for folder in folders:  # which grows
             with os.scandir(folder) as found:

@@ -1,11 +1,11 @@
 """A seccomp filter that allows a Python program only computation: memory, reading files, threads, time, pipes.
 
-The zygote filters itself and so its programs; a program's process then gives up what only the zygote needs (a short filter
-costs each program less). A call off the list fails with EPERM: sockets (except an unconnected pair, for asyncio), exec, fork,
-ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone` makes threads only; `clone3`, whose flags a filter
-cannot read, answers ENOSYS, and the C library uses `clone`. Changes of modes and times seem to succeed and have no
-effect (shutil.copy needs them): Landlock does not restrict them. A program cannot send descriptors, which would hide files from the watch.
-"""
+The zygote filters itself and so its programs; a program's process then gives up what only the zygote needs (a short
+filter costs each program less). A call off the list fails with EPERM: sockets (except an unconnected pair, for
+asyncio), exec, fork, ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone` makes threads only;
+`clone3`, whose flags a filter cannot read, answers ENOSYS, and the C library uses `clone`. Changes of modes and
+times seem to succeed and have no effect (shutil.copy needs them): Landlock does not restrict them. A program cannot
+send descriptors, which would hide files from the watch."""
 
 import ctypes
 import errno
@@ -32,7 +32,9 @@ KILL_NR, TGKILL = 62, 234
 
 # Calls by name, from a file. always: of every program. zygote_only: each program's process gives these up.
 _CALLS: dict[str, dict[str, int]] = json.loads(Path(__file__).with_name("syscalls.json").read_text(encoding="utf-8"))
-ALWAYS, ZYGOTE_ONLY, PRETENDED = _CALLS["always"], _CALLS["zygote_only"], _CALLS["pretended"]
+ALWAYS = _CALLS["always"]
+ZYGOTE_ONLY = _CALLS["zygote_only"]
+PRETENDED = _CALLS["pretended"]
 
 
 class _Program(ctypes.Structure):
@@ -49,7 +51,8 @@ START = _step(LOAD, ARCH) + _step(EQUAL, ARCH_X86_64, 1, 0) + _step(RETURN, KILL
 
 def _allow(numbers: Iterable[int]) -> bytes:
     """With the call's number loaded: ALLOW inside a run of numbers, else continue."""
-    known, steps = set(numbers), b""
+    known = set(numbers)
+    steps = b""
     for first in sorted(n for n in known if n - 1 not in known):
         after = next(n for n in itertools.count(first) if n not in known)
         steps += _step(AT_LEAST, first, 0, 2) + _step(AT_LEAST, after, 1, 0) + _step(RETURN, ALLOW)
@@ -58,7 +61,8 @@ def _allow(numbers: Iterable[int]) -> bytes:
 
 def _if_argument(number: int, argument: int, values: tuple[int, ...], high_half: bool = True) -> bytes:
     """Allow the call `number` if an argument is one of `values` (all 64 bits), else EPERM."""
-    high, low = ARGS + 8 * argument + 4, ARGS + 8 * argument
+    high = ARGS + 8 * argument + 4
+    low = ARGS + 8 * argument
     body = _step(LOAD, high) + _step(EQUAL, 0, 1, 0) + REFUSE if high_half else b""
     body += _step(LOAD, low)
     for value in values:
@@ -82,7 +86,8 @@ def shared_program() -> bytes:
 
 def _refuse_present_time() -> bytes:
     """EPERM for utimensat without times: Path.touch tries it first, and makes the file only where it fails."""
-    low, high = ARGS + 8 * 2, ARGS + 8 * 2 + 4
+    low = ARGS + 8 * 2
+    high = ARGS + 8 * 2 + 4
     # Each comparison jumps to the last step where a half of the pointer is not 0.
     body = _step(LOAD, low) + _step(EQUAL, 0, 0, 3) + _step(LOAD, high) + _step(EQUAL, 0, 0, 1) + REFUSE
     body += _step(LOAD, NR)

@@ -3,15 +3,17 @@
 It imports the standard library once, isolates itself and serves its judge over one socket: NEXT -> the socket of the
 next process, which was forked ahead; END -> that process ends, then END, or FULL where the
 watch had ended it. It also ends before another is given. The first message
-is JSON: {"error": text} where the isolation cannot be built, else empty. Parent and child share memory until one writes to a page (3 us), so what both do after a fork is prepared before it, and they use
-sockets without Python's wrapper classes.
+is JSON: {"error": text} where the isolation cannot be built, else empty. Parent and child share memory until one
+writes to a page (3 us), so what both do after a fork is prepared before it, and they use sockets without Python's
+wrapper classes.
 
-A program's process holds one untrusted program (`Program`) and answers the judge's requests about it. It can only change what
-is sent, and the judge accepts only plain data. Requests and replies are lists, encoded by codec.py:
+A program's process holds one untrusted program (`Program`) and answers the judge's requests about it. It can only
+change what is sent, and the judge accepts only plain data. Requests and replies are lists, encoded by codec.py:
     [number, "load", code, names, imports, memory_mb, cpu_s]    -> [[name, value], ...] of the names that it defines
     [number, "call", object, args, kwargs]              -> [result, changed arguments or None]
     [number, a key of `Program.ops`, object, ...]
-A reply is [number, "ok", value] or [number, "raise", type, message]. Before it replies, a program may call a function of the
+A reply is [number, "ok", value] or [number, "raise", type, message]. Before it replies, a program may call a
+function of the
 test that it has got: ["use", place, args, kwargs] -> ["use", "ok", value] or ["use", "raise", type, message].
 """
 
@@ -87,8 +89,11 @@ def build(level: str, folder: str, lock: int) -> Walls:
     """Build the isolation that all programs share. OSError where it cannot be built."""
     os.chdir(folder)
     os.environ["TMPDIR"] = os.environ["HOME"] = folder
-    isolated, parent = level != "none", os.getppid()
-    own_bytes, threads, ruleset = kernel.own_addresses(), kernel.limit_threads(), -1
+    isolated = level != "none"
+    parent = os.getppid()
+    own_bytes = kernel.own_addresses()
+    threads = kernel.limit_threads()
+    ruleset = -1
     if isolated:
         ruleset = landlock.ruleset(folder)
         landlock.step_down(folder)
@@ -128,7 +133,8 @@ def serve(control: socket.SocketType, walls: Walls) -> None:
             if not waiting.poll(WATCH_MS if given else None):
                 if scratch.holds_too_much(walls.folder, given):
                     end(given)
-                    given, answer = 0, codec.FULL
+                    given = 0
+                    answer = codec.FULL
                 continue
             command = control.recv(1)
             if not command:
@@ -195,24 +201,38 @@ class Program:
         self.keeping = threading.Lock()  # of objects: several threads may hand over
         self.turn = threading.Lock()  # whoever has it sends to the judge and reads its answer
         self.ops: dict[str, Callable[..., Any]] = {
-            "load": self.load, "call": self.call, "get": getattr, "set": setattr, "delete": delattr, "len": len,
-            "item": operator.getitem, "set item": operator.setitem, "delete item": operator.delitem,
-            "bool": bool, "str": str, "repr": repr, "format": format,
+            "load": self.load,
+            "call": self.call,
+            "get": getattr,
+            "set": setattr,
+            "delete": delattr,
+            "len": len,
+            "item": operator.getitem,
+            "set item": operator.setitem,
+            "delete item": operator.delitem,
+            "bool": bool,
+            "str": str,
+            "repr": repr,
+            "format": format,
             # in an iterator of our own, so that it crosses as a reference, also one that iterates over itself
-            "iter": lambda target: Steps(iter(target)), "next": next_of,
+            "iter": lambda target: Steps(iter(target)),
+            "next": next_of,
             "send": lambda generator, value: step_of(lambda: generator.send(value)),
             "throw": lambda generator, *told: step_of(lambda: generator.throw(exception_of(*told)[1])),
             "close": lambda generator: generator.close(),
             "instance": lambda kind, one: kind in type(one).__mro__,
             "subclass": lambda kind, one: isinstance(one, type) and kind in type.__dict__["__mro__"].__get__(one),
-            "enter": lambda target: type(target).__enter__(target), "exit": leave,
-            "await": self.task, "poll": poll, "cancel": lambda task: task.cancel() and None,
+            "enter": lambda target: type(target).__enter__(target),
+            "exit": leave,
+            "await": self.task,
+            "poll": poll,
+            "cancel": lambda task: task.cancel() and None,
             "async iter": lambda target: type(target).__aiter__(target),
             "async next": lambda target: self.task(item_of(type(target).__anext__(target))),
             "async send": lambda target, value: self.task(item_of(target.asend(value))),
             "async enter": lambda target: self.task(type(target).__aenter__(target)),
             "async exit": lambda target, *told: self.task(type(target).__aexit__(target, *exception_of(*told))),
-        }  # fmt: skip
+        }
 
     def to_ref(self, value: Any) -> dict[str, Any]:
         if id(value) in self.places:
@@ -344,9 +364,18 @@ class Steps:
 NATIVE = {types.GeneratorType: "g", types.CoroutineType: "w", types.AsyncGeneratorType: "G"}
 # Letter -> the method that an object must have; see the judge's.
 ABILITIES = {
-    "a": "__await__", "c": "__call__", "e": "__aenter__", "g": "__aiter__", "i": "__iter__", "l": "__len__",
-    "n": "__next__", "t": "__getitem__", "u": "__setitem__", "d": "__delitem__", "w": "__enter__",
-}  # fmt: skip
+    "a": "__await__",
+    "c": "__call__",
+    "e": "__aenter__",
+    "g": "__aiter__",
+    "i": "__iter__",
+    "l": "__len__",
+    "n": "__next__",
+    "t": "__getitem__",
+    "u": "__setitem__",
+    "d": "__delitem__",
+    "w": "__enter__",
+}
 
 
 @functools.lru_cache(maxsize=1024)

@@ -38,9 +38,20 @@ POLICY = (
 )
 
 
-def build_app(engine: Engine, served: protocol.ServedModel, key: str | None, hosts: Sequence[str]) -> FastAPI:
+def build_app(
+    engine: Engine,
+    served: protocol.ServedModel,
+    key: str | None,
+    hosts: Sequence[str],
+) -> FastAPI:
     """The application. key: what clients must send as a bearer token. hosts: names by which they may address it."""
-    app = FastAPI(title="CodeChat", docs_url=None, redoc_url=None, openapi_url=None, max_body_size=MOST_BYTES)
+    app = FastAPI(
+        title="CodeChat",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        max_body_size=MOST_BYTES,
+    )
     for kind in (UserError, StarletteError, RequestValidationError):
         app.add_exception_handler(kind, error_response)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
@@ -111,7 +122,8 @@ def add_api(router: APIRouter, engine: Engine, served: protocol.ServedModel) -> 
         check_model(name, served)
         return model
 
-    if folder := served.reload_from:
+    folder = served.reload_from
+    if folder:
 
         @router.post("/admin/weights")
         def weights(path: Annotated[protocol.Text, Body(embed=True)]) -> dict[str, str]:
@@ -131,7 +143,8 @@ async def _answer(
     """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its own."""
     check_model(body.model, served)
     requests, detokenizer = await asyncio.to_thread(parse, body, served)
-    progress, loop = asyncio.Event(), asyncio.get_running_loop()
+    progress = asyncio.Event()
+    loop = asyncio.get_running_loop()
     wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(progress.set)  # noqa: E731
     jobs = engine.submit(requests, on_progress=wake, streams=bool(body.stream))
     response = protocol.ResponseBuilder(body, jobs, detokenizer)
@@ -152,7 +165,8 @@ async def _answer(
     async def events(ended: bool) -> AsyncIterator[str]:
         """Chunks as they come, the usage if requested, [DONE]; an error as the last one."""
         while True:
-            if chunks := _events(response.new_chunks()):  # one write for what came together
+            chunks = _events(response.new_chunks())
+            if chunks:  # one write for what came together
                 yield chunks
             if ended:
                 break
@@ -202,7 +216,8 @@ def update_weights(folder: Path, path: str, served: protocol.ServedModel, engine
     """Let `engine` sample from the checkpoint at `path` below `folder`, whole or not at all; its version.
 
     It is read without executing it, after its hashes agree, before the running model changes."""
-    folder, current = folder.resolve(), served.loaded
+    folder = folder.resolve()
+    current = served.loaded
     checkpoint = (folder / path).resolve()
     if not checkpoint.is_relative_to(folder):
         raise protocol.ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
@@ -236,12 +251,15 @@ def add_page(router: APIRouter, served: protocol.ServedModel) -> None:
         tools: Annotated[list[str] | None, Body()] = None,
         before: Annotated[tuple[str, ...], Body()] = (),
     ) -> dict[str, Any]:
-        """For the next answer of a conversation. tools: names to offer; none = those that fit the last request, or those offered `before` it."""
+        """For the next answer of a conversation. tools: names to offer; none = those that fit the last request, or
+        those offered `before` it."""
         request = next((message.text for message in reversed(messages) if message.role == "user"), "")
         names = tools_for(request, before) if tools is None else tools
-        if unknown := [name for name in names if name not in TOOLS]:
+        unknown = [name for name in names if name not in TOOLS]
+        if unknown:
             raise protocol.ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
-        schemas, block = [TOOLS[name].schema for name in names], loaded.model.cfg.block_size
+        schemas = [TOOLS[name].schema for name in names]
+        block = loaded.model.cfg.block_size
 
         def too_long(kept: list[protocol.Message]) -> bool:
             return block - len(protocol.prompt_of(kept, schemas, loaded)) < room_for_an_answer(block, None)

@@ -93,10 +93,17 @@ class Job:
 class SlotCache(attention.KVCache):
     """Keys and values of rows that come and go, on a CPU in float32: each stores its next token at its own length.
 
-    Rows in use fill slots 0 to B - 1, so that a step reads them without a copy; the last row replaces one that leaves."""
+    Rows in use fill slots 0 to B - 1, so that a step reads them without a copy; the last row replaces one that
+    leaves."""
 
     def __init__(self, cfg: config.GPTConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, slots, cfg.block_size, device, torch.float32 if attention.dense(device) else dtype)
+        super().__init__(
+            cfg,
+            slots,
+            cfg.block_size,
+            device,
+            torch.float32 if attention.dense(device) else dtype,
+        )
         self.tokens: list[int] = []  # of each row in use
         self.columns = torch.zeros(0, dtype=torch.long, device=device)  # (B,) the same, while a step runs
 
@@ -125,7 +132,8 @@ class SlotCache(attention.KVCache):
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, K, 1, E) of one token per row; return those of all tokens so far."""
-        kv, rows = self.kv[layer, :, : len(k)], torch.arange(len(k), device=k.device)
+        kv = self.kv[layer, :, : len(k)]
+        rows = torch.arange(len(k), device=k.device)
         for kept, new in zip(kv, (k, v)):
             kept[rows, :, self.columns] = new[:, :, 0].to(kept.dtype)
         return attention.keys_and_values(kv[..., : max(self.tokens) + 1, :], self.cfg)
@@ -135,10 +143,13 @@ class SlotCache(attention.KVCache):
 
 
 class Engine:
-    """Samples tokens for up to `max_rows` requests while up to `max_waiting` more wait. Leaving the context ends all as "closed"."""
+    """Samples tokens for up to `max_rows` requests while up to `max_waiting` more wait. Leaving the context ends
+    all as "closed"."""
 
     def __init__(self, loaded: loading.LoadedModel, *, max_rows: int = 16, max_waiting: int = 64) -> None:
-        self.model, self.max_rows, self.max_waiting = loaded.model, max_rows, max_waiting
+        self.model = loaded.model
+        self.max_rows = max_rows
+        self.max_waiting = max_waiting
         self.version = fingerprint(loaded.meta)  # of the weights
         self.rows: list[Job] = []  # in the order of the cache
         self.waiting: deque[Job] = deque()
@@ -162,7 +173,11 @@ class Engine:
         return self._thread.is_alive() and not self._closing
 
     def submit(
-        self, requests: Sequence[Request], *, on_progress: Callable[[], object] = lambda: None, streams: bool = False
+        self,
+        requests: Sequence[Request],
+        *,
+        on_progress: Callable[[], object] = lambda: None,
+        streams: bool = False,
     ) -> list[Job]:
         """All of the requests or none. Overloaded where the queue has no room, RunError after the end."""
         ids = [token for request in requests for token in request.prompt]
@@ -178,7 +193,8 @@ class Engine:
         return jobs
 
     def update_weights(self, state: Mapping[str, Tensor], version: str) -> None:
-        """Load weights of the same shapes when the running rows have ended; no request joins meanwhile. Blocks until they are in."""
+        """Load weights of the same shapes when the running rows have ended; no request joins meanwhile. Blocks
+        until they are in."""
         with self._changed_alive():
             self._updates.append((state, version, done := Future[None]()))
         done.result()
@@ -227,7 +243,8 @@ class Engine:
     def _round(self) -> None:
         """One token for every row, after rows left and joined."""
         self._leave()
-        if joining := self._admit():
+        joining = self._admit()
+        if joining:
             self._prefill(joining)
             self._leave()
         if self.rows:
@@ -236,10 +253,12 @@ class Engine:
 
     def _admit(self) -> list[Job]:
         """Jobs that join now: out of the queue, into the rows."""
-        first, tokens = len(self.rows), 0
+        first = len(self.rows)
+        tokens = 0
         with self._changed:
             for job in list(self.waiting):
-                if end := job.interruption:
+                end = job.interruption
+                if end:
                     self.waiting.remove(job)
                     job.finish(end)
             while self.waiting and not self._updates and len(self.rows) < self.max_rows and tokens < PREFILL_TOKENS:
@@ -284,7 +303,8 @@ class Engine:
         """One token for each job from its last state (B, D)."""
         logits = self._reader.logits_of(hidden).float()  # (B, V)
         logits[:, self.model.cfg.n_ids :] = -math.inf
-        states, room = [job.state for job in jobs], [self._room(job) - 1 for job in jobs]
+        states = [job.state for job in jobs]
+        room = [self._room(job) - 1 for job in jobs]
         if any(states):
             draws.apply_grammars(logits, states, room)
         for row, job in enumerate(jobs):
@@ -311,7 +331,8 @@ class Engine:
         """Rows that ended leave; the last row takes the place of each."""
         for slot in reversed(range(len(self.rows))):
             job = self.rows[slot]
-            if end := self._ended(job) or job.interruption:
+            end = self._ended(job) or job.interruption
+            if end:
                 self._cache.leave(slot)
                 self.rows[slot] = self.rows[-1]
                 self.rows.pop()
@@ -319,7 +340,9 @@ class Engine:
 
     def _ended(self, job: Job) -> End | None:
         """Why the completion ends with its last token, if it does."""
-        request, ids, state = job.request, job.ids, job.state
+        request = job.request
+        ids = job.ids
+        state = job.state
         by_ids = not (state and state.inside) and any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop)
         if by_ids or (state and state.ended) or (request.should_stop and request.should_stop(ids)):
             return "stop"
@@ -330,7 +353,8 @@ def draw_each(logits: Tensor, hows: Sequence[generate.Truncation], u: Tensor) ->
     """`generate.draw` where each row of (B, V) logits has its own distribution: (ids, logprobs), both (B,)."""
     if len(set(hows)) == 1:
         return generate.draw(logits, hows[0], u)
-    ids, logprobs = torch.zeros(len(u), dtype=torch.long, device=u.device), torch.zeros(len(u), device=u.device)
+    ids = torch.zeros(len(u), dtype=torch.long, device=u.device)
+    logprobs = torch.zeros(len(u), device=u.device)
     for how in set(hows):
         rows = [row for row, other in enumerate(hows) if other == how]
         ids[rows], logprobs[rows] = generate.draw(logits[rows], how, u[rows])

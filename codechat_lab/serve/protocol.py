@@ -1,10 +1,9 @@
 """Requests of OpenAI's API, what the engine samples for them, and answers; every error names its field.
 
-An unknown field is rejected: an answer that silently ignored it would be wrong. Of what is not supported, the values that
-change nothing are accepted, since clients send them. Roles come from the request's structure alone, so no text can open a
-turn. Beyond OpenAI's: `top_k`, and `return_token_ids`, `stop_token_ids`, `ignore_eos` and `key` for trainers; beside a
-log-probability, the token's id and its entropy.
-"""
+An unknown field is rejected: an answer that silently ignored it would be wrong. Of what is not supported, the
+values that change nothing are accepted, since clients send them. Roles come from the request's structure alone, so
+no text can open a turn. Beyond OpenAI's: `top_k`, and `return_token_ids`, `stop_token_ids`, `ignore_eos` and `key`
+for trainers; beside a log-probability, the token's id and its entropy."""
 
 import codecs
 import json
@@ -59,7 +58,8 @@ def encodable(value: Any) -> Any:
 
 
 def only(*neutral: Any, instead: str = "") -> AfterValidator:
-    """What accepts null and the values of an unsupported field that change nothing. instead: what to send for others."""
+    """What accepts null and the values of an unsupported field that change nothing. instead: what to send for
+    others."""
     accepted = [json.dumps(value) for value in neutral]
 
     def check(value: Any) -> Any:
@@ -139,14 +139,16 @@ class Message(Lenient):
 
     @property
     def turn(self) -> Turn:
-        role, calls = PROTOCOL_ROLES.get(self.role, self.role), self.tool_calls or ()
+        role = PROTOCOL_ROLES.get(self.role, self.role)
+        calls = self.tool_calls or ()
         result_of = (self.tool_call_id or "") if role == "function" else None  # "" answers a call in text only
         written = [chat.format_call(call.function.name, call.function.arguments) for call in calls]
         return Turn(role, self.text, written, [call.id for call in calls], result_of)
 
 
 class Function(Lenient, extra="allow"):
-    """Other fields are kept, since one of them may hold the parameters: MCP's `inputSchema`, Anthropic's `input_schema`."""
+    """Other fields are kept, since one of them may hold the parameters: MCP's `inputSchema`, Anthropic's
+    `input_schema`."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
@@ -155,8 +157,8 @@ class Function(Lenient, extra="allow"):
 
     @property
     def schema_(self) -> dict[str, Any]:
-        """Name, description and parameters in JSON Schema. ApiError where these cannot be read, of a strict function also
-        where a type is not known; of others such a type is any, and stderr names it."""
+        """Name, description and parameters in JSON Schema. ApiError where these cannot be read, of a strict
+        function also where a type is not known; of others such a type is any, and stderr names it."""
         unknown: list[str] = []
         try:
             tool = tool_schemas.tool_schema(self.model_dump(exclude={"strict"}), None if self.strict else unknown)
@@ -321,7 +323,8 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> tuple[list[Request], D
     top = (body.top_logprobs or 0) if body.logprobs else None
     how: Json = dict(stop=chat.stop_sequences(loaded.tokenizer, loaded.tags), grammar=grammar, top=top)
     rows = requests_of(body, ids, served, detokenizer, **how)
-    if (needed := (grammar and grammar.shortest) or 0) > (longest := rows[0].max_new_tokens):
+    needed = (grammar and grammar.shortest) or 0
+    if needed > (longest := rows[0].max_new_tokens):
         message = f"a call may need {needed} tokens, and the answer may have {longest}; raise max_tokens"
         raise ApiError(400, f"{message}, or shorten the conversation", "max_tokens")
     return rows, detokenizer
@@ -357,7 +360,8 @@ def requests_of(
     """n requests, which sample as `generate.sample` does for this prompt, seed and key."""
     if body.return_token_ids and body.stream:
         raise ApiError(400, "return_token_ids goes with whole answers; leave out stream", "return_token_ids")
-    block, longest = served.loaded.model.cfg.block_size, 1 if body.longest is None else body.longest
+    block = served.loaded.model.cfg.block_size
+    longest = 1 if body.longest is None else body.longest
     if len(ids) + longest > block:
         field = "max_tokens" if body.longest else "messages" if isinstance(body, ChatRequest) else "prompt"
         message = f"the prompt has {len(ids)} tokens and the answer may have {longest}"
@@ -368,7 +372,9 @@ def requests_of(
         prompt=ids,
         max_new_tokens=block - len(ids) if body.longest is None else body.longest,
         how=generate.Truncation(
-            temperature=temperature, top_k=body.top_k if (body.top_k or 0) > 0 else None, top_p=body.top_p
+            temperature=temperature,
+            top_k=body.top_k if (body.top_k or 0) > 0 else None,
+            top_p=body.top_p,
         ),
         should_stop=detokenizer.stopped if body.stops else None,
         timeout_s=served.timeout_s,
@@ -380,8 +386,10 @@ def requests_of(
 
 
 def tools_of(body: ChatRequest, loaded: loading.LoadedModel) -> tuple[list[Function], call_grammar.CallGrammar | None]:
-    """The functions that the model may call, and the grammar of the answer where tool_choice asks for a call or a function is strict; none = free."""
-    tools, choice = [tool.function for tool in body.tools or ()], body.tool_choice
+    """The functions that the model may call, and the grammar of the answer where tool_choice asks for a call or a
+    function is strict; none = free."""
+    tools = [tool.function for tool in body.tools or ()]
+    choice = body.tool_choice
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise ApiError(400, "two functions have the same name; keep one", "tools")
@@ -455,9 +463,12 @@ class ResponseBuilder:
 
     def __init__(self, body: Common, jobs: list[Job], detokenizer: Detokenizer) -> None:
         self.request: Any = body
-        self.jobs, self.detokenizer, self.chat = jobs, detokenizer, isinstance(body, ChatRequest)
+        self.jobs = jobs
+        self.detokenizer = detokenizer
+        self.chat = isinstance(body, ChatRequest)
         kind = f"chat.completion{'.chunk' if body.stream else ''}" if self.chat else "text_completion"
-        id, now = f"{kind[:4]}cmpl-{uuid.uuid4().hex}", int(time.time())
+        id = f"{kind[:4]}cmpl-{uuid.uuid4().hex}"
+        now = int(time.time())
         self.head: Json = dict(id=id, created=now, model=body.model, object=kind)
         self.sent = [(0, 0)] * len(jobs)  # characters, tokens
         self.offsets = [Offsets() for _ in jobs]
@@ -486,7 +497,8 @@ class ResponseBuilder:
         return self.usage_chunk() | {"choices": choices}
 
     def new_chunks(self) -> Iterator[Json]:
-        """Chunks of what came since the last call. The first of each choice has its role or the echoed prompt alone, the
+        """Chunks of what came since the last call. The first of each choice has its role or the echoed prompt
+        alone, the
         last one its finish_reason: clients take the call before it as complete."""
         if not self.begun:
             for i, job in enumerate(self.jobs):  # in this order: OpenAI's client finds choices by their place
@@ -514,10 +526,8 @@ class ResponseBuilder:
 
     def usage_chunk(self) -> Json:
         n = self.request.n or 1  # completions of each prompt
-        prompt, completion = (
-            sum(len(job.request.prompt) for job in self.jobs[::n]),
-            sum(len(job.ids) for job in self.jobs),
-        )
+        prompt = sum(len(job.request.prompt) for job in self.jobs[::n])
+        completion = sum(len(job.ids) for job in self.jobs)
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
         return {**self.head, "choices": [], "usage": usage}
 
@@ -528,8 +538,11 @@ class ResponseBuilder:
         return {"index": i, "finish_reason": reason, "logprobs": logprobs} | said
 
     def _news(self, i: int, job: Job) -> News:
-        """What came since the last call; of a finished answer all that is left. Tokens wait for text that shows them."""
-        end, ids = job.end, list(job.ids)  # in this order: `end` is set last
+        """What came since the last call; of a finished answer all that is left. Tokens wait for text that shows
+        them."""
+        # in this order: `end` is set last
+        end = job.end
+        ids = list(job.ids)
         text, called = self.detokenizer.split(ids) if end else (self.detokenizer.growing(ids), [])
         characters, tokens = self.sent[i]
         piece = text[characters:]
@@ -556,7 +569,8 @@ class ResponseBuilder:
         if self.request.logprobs is None or self.request.logprobs is False:
             return text, None
         # nothing stands before the first token, so it has no probability
-        logprobs, likeliest = [None, *job.prompt_logprobs], [None, *job.prompt_likeliest]
+        logprobs = [None, *job.prompt_logprobs]
+        likeliest = [None, *job.prompt_likeliest]
         return text, self._text_entries(i, job.request.prompt, logprobs, likeliest)
 
     def _logprobs(self, i: int, job: Job, some: slice) -> Json | None:
@@ -602,4 +616,9 @@ class ResponseBuilder:
 
     def _token(self, token: int, logprob: float) -> Json:
         piece = self.detokenizer.piece(token)
-        return dict(token=piece.decode("utf-8", "replace"), token_id=token, logprob=logprob, bytes=list(piece))
+        return dict(
+            token=piece.decode("utf-8", "replace"),
+            token_id=token,
+            logprob=logprob,
+            bytes=list(piece),
+        )

@@ -34,7 +34,8 @@ LONGEST = 60  # characters of a value that are shown
 
 
 def api_error(faults: Sequence[Mapping[str, Any]], body: Any, fields: list[str]) -> ApiError:
-    """fields: names that the request may have. The error of status 400 for what pydantic found in a body: the first fault, in the alternative that fits best."""
+    """fields: names that the request may have. The error of status 400 for what pydantic found in a body: the first
+    fault, in the alternative that fits best."""
     paths = [_path(fault, body) for fault in faults]
     # of the alternatives of one field, the one whose fault lies deepest was meant
     near = [i for i, path in enumerate(paths) if path[: len(paths[0])] == paths[0]]
@@ -51,7 +52,8 @@ def api_error(faults: Sequence[Mapping[str, Any]], body: Any, fields: list[str])
 
 
 def _words(found: Sequence[Mapping[str, Any]], path: tuple[str | int, ...], fields: list[str]) -> str:
-    kind, context = found[0]["type"], found[0].get("ctx", {})
+    kind = found[0]["type"]
+    context = found[0].get("ctx", {})
     if kind == "missing":
         return "it is missing; give it" if path else "it is empty; required is a JSON object"
     if kind == "json_invalid":
@@ -74,7 +76,8 @@ def _path(fault: Mapping[str, Any], body: Any) -> tuple[str | int, ...]:
     """Where the fault lies in the body: without the names that pydantic gives to alternatives."""
     if fault["type"] == "json_invalid":
         return ()
-    places, path = fault["loc"][1:], []
+    places = fault["loc"][1:]
+    path = []
     for number, place in enumerate(places):
         inside = isinstance(body, Mapping) and place in body
         if isinstance(body, list) and isinstance(place, int) and place < len(body):

@@ -78,7 +78,8 @@ def serve(
             if ready:
                 ready(self, url)
 
-    key, meaning = read_key(cfg.api_key_file) if cfg.api_key_file else None, ""
+    key = read_key(cfg.api_key_file) if cfg.api_key_file else None
+    meaning = ""
     if loaded is None:
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)
         if meaning:

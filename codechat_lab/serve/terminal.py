@@ -103,7 +103,8 @@ class LocalModel:
         if meaning:
             print(f"[{meaning}]", file=sys.stderr)
         self.loaded = loading.load_model(path, dist.device())
-        self.tokenizer, self.tags = self.loaded.tokenizer, self.loaded.tags
+        self.tokenizer = self.loaded.tokenizer
+        self.tags = self.loaded.tags
         self.block = self.loaded.model.cfg.block_size
         with dist.autocast(dist.device()):
             self.seen = generate.Conversation(self.loaded.model)
@@ -116,8 +117,10 @@ class LocalModel:
         return chat.prompt(messages, self.tokenizer, self.tags)
 
     def say(self, messages: Sequence[Message], tools: Sequence[Schema], held: bool) -> str:
-        """The assistant's next turn, shown as it grows. held: calls follow the schemas of the tools, which `messages` offer."""
-        grammar_of, declines = call_grammar.call_grammar, self.loaded.declines
+        """The assistant's next turn, shown as it grows. held: calls follow the schemas of the tools, which
+        `messages` offer."""
+        grammar_of = call_grammar.call_grammar
+        declines = self.loaded.declines
         grammar = grammar_of(self.tokenizer, self.tags, tools, declines=declines) if held else None
         how = dict(stop=chat.stop_sequences(self.tokenizer, self.tags), grammar=grammar)
         ids = self._write(self.prompt(messages), engine.Detokenizer(self.tokenizer, self.tags), **how)
@@ -130,7 +133,9 @@ class LocalModel:
 
     def _write(self, prompt: list[int], detokenizer: "engine.Detokenizer", **how: Any) -> list[int]:
         """Sample, and show the text as it grows; the ids."""
-        cfg, shown, room = self.cfg, "", self.block - len(prompt)
+        cfg = self.cfg
+        shown = ""
+        room = self.block - len(prompt)
         how["max_new_tokens"] = cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1))
         how |= dict(temperature=cfg.temperature, top_k=cfg.top_k, seed=cfg.seed, key=self.answers)
         self.answers += 1
@@ -149,7 +154,8 @@ class LocalModel:
         """The conversation without the oldest exchanges that leave the answer no room; stderr says how many."""
         needed = room_for_an_answer(self.block, self.cfg.max_new_tokens)
         kept = drop_oldest(messages, lambda m: m["role"], lambda kept: self.block - len(self.prompt(kept)) < needed)
-        if dropped := len(messages) - len(kept):
+        dropped = len(messages) - len(kept)
+        if dropped:
             print(f"[{dropped} messages are forgotten: the block holds {self.block} tokens]", file=sys.stderr)
         return kept
 
@@ -167,7 +173,8 @@ def mixes_requests(model: Any) -> bool:
 def drop_oldest(
     messages: Sequence[Any], role: Callable[[Any], str], too_long: Callable[[list[Any]], bool]
 ) -> list[Any]:
-    """The messages without the oldest exchanges, from a user's turn to the next, while the rest is too long. The last one stays."""
+    """The messages without the oldest exchanges, from a user's turn to the next, while the rest is too long. The
+    last one stays."""
     kept = list(messages)
     while too_long(kept) and len(users := [i for i, m in enumerate(kept) if role(m) == "user"]) > 1:
         kept = [m for m in kept[: users[0]] if role(m) == "system"] + kept[users[1] :]
@@ -180,7 +187,8 @@ class RemoteModel:
     loaded: Any = None  # only the server knows it
 
     def __init__(self, cfg: ChatConfig) -> None:
-        self.link, self.seed = Link(cfg.server, cfg.api_key_file), cfg.seed
+        self.link = Link(cfg.server, cfg.api_key_file)
+        self.seed = cfg.seed
         settings = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_tokens=cfg.max_new_tokens)
         self.settings = {k: v for k, v in settings.items() if v is not None} | {"model": self.link.model()}
 
@@ -220,7 +228,8 @@ class Toolkit:
             return answer(error=f"this call cannot be read ({call.form})")
         if call.name not in self.names:
             return answer(error=f"there is no function {str(call.name)[:60]!r}")
-        if problem := misfit(call.arguments or {}, self.schemas[self.names.index(call.name)].get("parameters") or {}):
+        problem = misfit(call.arguments or {}, self.schemas[self.names.index(call.name)].get("parameters") or {})
+        if problem:
             return answer(error=problem)
         try:
             text = answer(result=self.functions[call.name](**tool_functions.whole(call.arguments)))
@@ -252,7 +261,8 @@ def gather(
     yours |= tool_functions.executors_of(functions)
     known = {name: tool.schema for name, tool in TOOLS.items()} | {n: e.schema for n, e in yours.items()} | listed
     names = names or tuple(listed) or tuple(yours) or fitting
-    if unknown := [name for name in names if name not in known]:
+    unknown = [name for name in names if name not in known]
+    if unknown:
         raise ConfigError(f"unknown function {unknown[0]!r}{nearest(unknown[0], known)}")
     runs = {name: partial(lambda call, /, **arguments: call(arguments), tool.call) for name, tool in TOOLS.items()}
     return Toolkit([known[name] for name in dict.fromkeys(names)], runs | {n: e.function for n, e in yours.items()})
@@ -335,7 +345,8 @@ class ToolChat:
     functions: Python functions to offer and run: ToolChat(ToolsConfig(ckpt="my-tools"), [my_function])."""
 
     def __init__(self, cfg: ChatConfig, functions: Sequence[Callable[..., Any]] = ()) -> None:
-        self.cfg, self.given = cfg, (cfg.tools, cfg.tools_file, cfg.executors, functions)
+        self.cfg = cfg
+        self.given = (cfg.tools, cfg.tools_file, cfg.executors, functions)
         self.kit = gather(*self.given)
         self.chooses = cfg.chooses and not any(self.given)
         self.model: Any = LocalModel(cfg) if cfg.ckpt else RemoteModel(cfg)
@@ -376,7 +387,8 @@ class ToolChat:
             if not self.cfg.run:
                 self._note("not run: --no-run")
                 return messages
-            if missing := {call.name for call in calls} & set(self.kit.names) - set(self.kit.functions):
+            missing = {call.name for call in calls} & set(self.kit.names) - set(self.kit.functions)
+            if missing:
                 self._note(f"not run: no implementation of {missing.pop()}; give one with --executors FILE.py")
                 return messages
             signatures = {

@@ -4,10 +4,10 @@
     codechat evaluate --ckpt RUN --task appworld --data-dir ~/appworld --split select --n 1 --ks 1
 
 The policy answers a request with Python in a fenced block and gets the printed output, until the code calls
-`apis.supervisor.complete_task(...)` or the interactions are used up. The reward is pass_count / total_count of AppWorld's
-own evaluation; `correct` needs every test. Some tests pass without any action (`parts["idle"]`). A server plays one episode
-at a time. Endpoints as in appworld 0.1.3.post1 and 0.2.0.dev0. The code runs at the server, under its rules and time limit.
-"""
+`apis.supervisor.complete_task(...)` or the interactions are used up. The reward is pass_count / total_count of
+AppWorld's own evaluation; `correct` needs every test. Some tests pass without any action (`parts["idle"]`). A
+server plays one episode at a time. Endpoints as in appworld 0.1.3.post1 and 0.2.0.dev0. The code runs at the
+server, under its rules and time limit."""
 
 import contextlib
 import re
@@ -80,15 +80,18 @@ class AppWorldEnvironment:
                 "0 AppWorld servers are free; each plays one episode; start as many as a problem has episodes "
                 "(worlds=URL+URL), or lower --n or --group-size to their number"
             )
-        self.server, self.task_id = self.free.pop(), problem.id
+        self.server = self.free.pop()
+        self.task_id = problem.id
         settings = {"experiment_name": "codechat", "max_interactions": self.max_interactions}
         return ask(self.server, "initialize", _opening, task_id=problem.id, **settings)
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        """Run the code of an answer. An answer without code counts as an interaction too. The last step has the reward of the whole episode."""
+        """Run the code of an answer. An answer without code counts as an interaction too. The last step has the
+        reward of the whole episode."""
         if not self.task_id:
             return [], 0.0, True
-        code, output = code_of(message["content"]), NO_CODE
+        code = code_of(message["content"])
+        output = NO_CODE
         if code is not None:
             printed = _shortened(str(ask(self.server, "execute", task_id=self.task_id, code=code)).strip())
             output = f"Output:\n```\n{printed}\n```"
@@ -134,14 +137,20 @@ def _shortened(text: str) -> str:
 
 def _verdict(answer: Any, **episode: Any) -> Score:
     """The score from an answer of /evaluate. parts: the requirements in words, and what is known of the episode."""
-    passes, rows = answer["passes"], [*answer["passes"], *answer["failures"]]
+    passes = answer["passes"]
+    rows = [*answer["passes"], *answer["failures"]]
     words = [str(row["requirement"]).strip() for row in rows]
     requirements = [{"requirement": text, "passed": i < len(passes)} for i, text in enumerate(words)]
     total = max(int(answer["num_tests"]), len(rows))
     idle = sum(row.get("label") == "no_op_pass" for row in rows)
     correct = bool(answer.get("success")) and total > 0 and len(passes) == total
     tier = "done" if correct else "nothing" if not passes else "as_idle" if len(passes) <= idle else "partial"
-    parts = {"passed": len(passes), "total": total, "idle": idle, "difficulty": answer.get("difficulty")}
+    parts = {
+        "passed": len(passes),
+        "total": total,
+        "idle": idle,
+        "difficulty": answer.get("difficulty"),
+    }
     reward = len(passes) / total if total else 0.0
     return Score(reward, tier, parts | {"requirements": requirements} | episode, correct)
 
@@ -151,7 +160,8 @@ class AppWorldTask(BaseTask):
     worlds: URLs of servers joined by +, at least as many as a problem has episodes. max_turns: most answers of an
     episode."""
 
-    name, tiers = "appworld", ("nothing", "as_idle", "partial", "done")
+    name = "appworld"
+    tiers = ("nothing", "as_idle", "partial", "done")
     no_references = "AppWorld does not publish its solutions"
 
     def __init__(self, source: str, worlds: str = DEFAULT_URL, max_turns: int = 30) -> None:

@@ -6,11 +6,14 @@ Problems come from the toolbox (generated, any number) or from files, told apart
     glaive    {system, chat}: the first assistant call is gold; without one, no call is correct
     original  {prompt, gt_name, gt_args}: prompt is rendered text with tags, of the original project
 
-The staircase, for the first call: no_tag 0, bad_json 0.15, no_name 0.3, wrong_name 0.35 (0.2 if it is not offered), name_only 0.55, partial 0.55 + 0.45 f,
-full 1; f = matched / expected arguments (1 if none is expected) x max(0.5, 1 - 0.1 x extra keys). What follows the call costs a rung: f is halved, else the
-reward is that of the next lower rung. Where no call is correct, an answer without one scores 1, any call 0. "published" is the original system's staircase.
+The staircase, for the first call: no_tag 0, bad_json 0.15, no_name 0.3, wrong_name 0.35 (0.2 if it is not offered),
+name_only 0.55, partial 0.55 + 0.45 f, full 1; f = matched / expected arguments (1 if none is expected) x max(0.5, 1
+- 0.1 x extra keys). What follows the call costs a rung: f is halved, else the reward is that of the next lower
+rung. Where no call is correct, an answer without one scores 1, any call 0. "published" is the original system's
+staircase.
 
-Values match if they are equal numbers (3 and 3.0 are; floats within a tolerance), strings equal up to case and outer blanks, or lists or objects of
+Values match if they are equal numbers (3 and 3.0 are; floats within a tolerance), strings equal up to case and
+outer blanks, or lists or objects of
 matching items. Types are never mixed: true is not 1, "5" is not 5. NaN and infinities match nothing."""
 
 import re
@@ -29,7 +32,8 @@ from codechat_lab.tasks.preparation import DEFAULT_LIMIT
 from codechat_lab.tasks.toolbox import problems
 
 Row = dict[str, Any]
-# What the first call names: no call at all, no readable name, a name that the prompt does not offer, another offered one, the right one.
+# What the first call names: no call at all, no readable name, a name that the prompt does not offer, another
+# offered one, the right one.
 NAMED = ("no_call", "unreadable", "not_offered", "other", "right")
 TIERS = ("no_tag", "bad_json", "no_name", "wrong_name", "name_only", "partial", "full")
 EXTRA_PENALTY, LEAST_CREDIT = 0.1, 0.5  # argument credit lost per unexpected argument, and what is left at least
@@ -39,22 +43,36 @@ COLUMNS = (("messages", "gold"), ("system", "chat"), ("prompt", "gt_name", "gt_a
 _TURN = re.compile(r"<\|(system|user|assistant|function_response)\|>\n(.*?)\n<\|end\|>\n", re.DOTALL)
 
 
-# Rewards of the rungs. cap: largest reward of anything less than a full match. marks_down: whatever follows the call costs a rung; else a
-# further call costs what is above the cap. integer_tolerance: as TOLERANCE, for a float where an integer is expected.
-OURS = dict(no_tag=0.0, bad_json=0.15, no_name=0.30, not_offered=0.20, wrong_name=0.35, name_only=0.55, full=1.0,
-            cap=0.99, marks_down=True, integer_tolerance=0.0)  # fmt: skip
+# Rewards of the rungs. cap: largest reward of anything less than a full match. marks_down: whatever follows the
+# call costs a rung; else a further call costs what is above the cap. integer_tolerance: as TOLERANCE, for a float
+# where an integer is expected.
+OURS = dict(
+    no_tag=0.0,
+    bad_json=0.15,
+    no_name=0.30,
+    not_offered=0.20,
+    wrong_name=0.35,
+    name_only=0.55,
+    full=1.0,
+    cap=0.99,
+    marks_down=True,
+    integer_tolerance=0.0,
+)
 STAIRCASES = {"ours": OURS, "published": OURS | dict(not_offered=0.35, marks_down=False, integer_tolerance=TOLERANCE)}
 
 
 def score_call(
-    text: str, gold: Mapping[str, Any] | None, staircase: Mapping[str, float] = OURS, offered: Collection[str] = ()
+    text: str,
+    gold: Mapping[str, Any] | None,
+    staircase: Mapping[str, float] = OURS,
+    offered: Collection[str] = (),
 ) -> Score:
     """Score the first call of a completion's text. Never raises.
 
     gold: {"name", "arguments"}. None: no call is correct, and any call, readable or not, is a wrong name of reward 0.
-    offered: names of the functions in the prompt; empty = unknown, and then every name counts as offered. parts: calls,
-    form, trailing (whether anything follows the first call), named (one of NAMED), with a correct name matched, expected,
-    extra, f."""
+    offered: names of the functions in the prompt; empty = unknown, and then every name counts as offered. parts:
+    calls, form, trailing (whether anything follows the first call), named (one of NAMED), with a correct name
+    matched, expected, extra, f."""
     calls = chat.parse_calls(text)
     first = calls[0] if calls else None
     trailing = len(calls) > 1 or bool(first and first.after)
@@ -64,8 +82,14 @@ def score_call(
         return Score(0.0 if calls else staircase["full"], "wrong_name" if calls else "full", parts, not calls)
     lower = trailing and staircase["marks_down"]
     if named != "right":
-        return Score(_rung(staircase, "not_offered" if named == "not_offered" else tier, lower), tier, parts, False)
-    given, expected = first.arguments or {}, gold["arguments"]
+        return Score(
+            _rung(staircase, "not_offered" if named == "not_offered" else tier, lower),
+            tier,
+            parts,
+            False,
+        )
+    given = first.arguments or {}
+    expected = gold["arguments"]
     matched = sum(key in given and values_match(v, given[key], staircase) for key, v in expected.items())
     extra = len(given.keys() - expected.keys())
     f = (matched / len(expected) if expected else 1.0) * max(LEAST_CREDIT, 1 - EXTRA_PENALTY * extra)
@@ -142,7 +166,8 @@ class FuncallTask(BaseTask):
                 self.grouped_by = ""
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a file."""
+        """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a
+        file."""
         if self.ledger or split not in SPLITS:
             return super().problems(split, limit, seed)
         n = DEFAULT_LIMIT if limit is None else limit
@@ -184,13 +209,16 @@ def _of_glaive(row: Row, name: str) -> Row | str:
     answers = [turn["content"] for turn in glaive_turns(row["chat"]) if turn["role"] == "assistant"]
     own = next((text for text in answers if chat.CALL_TAG in text), "") if len(calls) == 1 else ""
     meta = {"tools_present": talk["meta"]["tools_present"], "gold_text": own}
-    prompt, split = talk["messages"][:at], talk["meta"]["split"]
+    prompt = talk["messages"][:at]
+    split = talk["meta"]["split"]
     return {"id": row.get("id", name), "messages": prompt, "gold": gold, "split": split, "meta": meta}
 
 
 def _problem(row: Row, name: str) -> Problem | str:
     """The problem; without a split, equal prompts are in the same one of train, select and test."""
-    messages, split, call = row["messages"], row.get("split"), chat.read_call(row["gold"])
+    messages = row["messages"]
+    split = row.get("split")
+    call = chat.read_call(row["gold"])
     fits = isinstance(messages, list) and all(
         isinstance(m, Mapping) and m.get("role") in chat.ROLES and isinstance(m.get("content"), str) for m in messages
     )

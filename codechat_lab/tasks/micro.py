@@ -1,9 +1,9 @@
 """Generated small Python problems: families with parameters, five levels, a held-out set of families.
 
-A family (micro_families.json) is one idea: wordings, parameters, and the body that solves it. `$x` and `$y` stand for the arguments, any other
-`$name` for a parameter. Settings of the parameters are split once: SFT, training, `select` and `test` use different ones. Held-out families are
-in `test_hard` only.
-"""
+A family (micro_families.json) is one idea: wordings, parameters, and the body that solves it. `$x` and `$y` stand
+for the arguments, any other
+`$name` for a parameter. Settings of the parameters are split once: SFT, training, `select` and `test` use different
+ones. Held-out families are in `test_hard` only."""
 
 import itertools
 import json
@@ -43,7 +43,8 @@ def dealt(settings: list[dict[str, Any]], part: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Family:
-    """kinds: of the arguments, keys of ARGUMENTS. choices: values of each parameter. keep: an expression over the parameters of a valid setting."""
+    """kinds: of the arguments, keys of ARGUMENTS. choices: values of each parameter. keep: an expression over the
+    parameters of a valid setting."""
 
     name: str
     level: int
@@ -65,7 +66,8 @@ class Family:
         """Settings next to this one: a number plus or minus one, or the neighbouring choice."""
         near = []
         for key, values in self.choices.items():
-            value, at = setting[key], list(values).index(setting[key])
+            value = setting[key]
+            at = list(values).index(setting[key])
             others = (value - 1, value + 1) if type(value) is int else (values[at - 1], values[(at + 1) % len(values)])
             near += [dict(setting) | {key: other} for other in others]
         return near
@@ -87,7 +89,8 @@ class Family:
 
 
 def _choices(written: Any) -> Sequence[Any]:
-    """The values that a choice of the file stands for: a list, a range of whole numbers, or the name of one of these."""
+    """The values that a choice of the file stands for: a list, a range of whole numbers, or the name of one of
+    these."""
     written = _DATA["values"].get(written, written) if isinstance(written, str) else written
     return (
         range(written["first"], written["last"] + 1, written.get("step", 1)) if isinstance(written, dict) else written
@@ -115,7 +118,8 @@ def _ints(rng: random.Random, numbers: Sequence[int], texts: Sequence[str]) -> l
 def _word(rng: random.Random, numbers: Sequence[int], texts: Sequence[str]) -> str:
     word = rng.choice(WORDS)
     if texts and rng.random() < 0.75:
-        text, at = rng.choice(texts), rng.choice((0, 0, len(word), len(word), rng.randint(0, len(word))))
+        text = rng.choice(texts)
+        at = rng.choice((0, 0, len(word), len(word), rng.randint(0, len(word))))
         word = word[:at] + text + word[at:]
         if rng.random() < 0.3:
             at = rng.randint(0, len(word))
@@ -135,8 +139,14 @@ def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) 
     return MicroTask(levels=levels).generate(split, n, seed)
 
 
-def dialogues(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> Iterator[dict[str, Any]]:
-    """Conversations of one worked solution each. In "train" they use parameters that no problem has; in select and test, those of the problems."""
+def dialogues(
+    split: str,
+    n: int,
+    seed: int = 0,
+    levels: Sequence[int] = LEVELS,
+) -> Iterator[dict[str, Any]]:
+    """Conversations of one worked solution each. In "train" they use parameters that no problem has; in select and
+    test, those of the problems."""
     return MicroTask(levels=levels).dialogues(split, n, seed)
 
 
@@ -151,14 +161,24 @@ def make(family: Family, setting: Mapping[str, Any], split: str, rng: random.Ran
     says = family.fill(rng.choice(family.says), arguments, setting)
     stub = f'def {name}({", ".join(arguments)}):\n    """{says} Example: {example}"""'
     prompt = f"Write this Python function.\n\n{stub}"
-    gold = {"code": code, "tests": [f"assert {call}" for call in calls], "setup": "", "names": [name], "stub": ""}
+    gold = {
+        "code": code,
+        "tests": [f"assert {call}" for call in calls],
+        "setup": "",
+        "names": [name],
+        "stub": "",
+    }
     meta = {"family": family.name, "level": family.level, "setting": dict(setting)}
     id = f"micro-{family.name}-{digest(prompt)[:10]}"
     return Problem(id, [{"role": "user", "content": prompt}], gold, split, meta)
 
 
 def _calls(
-    family: Family, setting: Mapping[str, Any], name: str, arguments: Sequence[str], rng: random.Random
+    family: Family,
+    setting: Mapping[str, Any],
+    name: str,
+    arguments: Sequence[str],
+    rng: random.Random,
 ) -> list[str]:
     """The example and TESTS other calls, as `f(1) == 2`. Tests are chosen so that nearly correct programs fail: a
     parameter off by one, the argument returned unchanged, a constant answer."""
@@ -173,7 +193,8 @@ def _calls(
     example, *rest = rng.sample(list(calls), len(calls))
     picked: list[str] = []
     while len(picked) < TESTS:
-        answers, caught = {calls[call][0] for call in picked}, set().union(*(calls[call][1] for call in picked))
+        answers = {calls[call][0] for call in picked}
+        caught = set().union(*(calls[call][1] for call in picked))
         picked.append(max(rest, key=lambda call: len(calls[call][1] - caught) + (calls[call][0] not in answers)))
         rest.remove(picked[-1])
     rng.shuffle(picked)
@@ -213,7 +234,8 @@ class MicroTask(GeneratedTask, CodingTask):
     def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
         """The families in turn."""
         part = self.part(split, worked)
-        rng, drawn = random.Random(f"micro {part} {seed}"), dict[str, Problem]()
+        rng = random.Random(f"micro {part} {seed}")
+        drawn = dict[str, Problem]()
         families = [f for f in FAMILIES if f.held_out == (part == "test_hard") and f.level in self.levels]
         if not families:
             raise ConfigError(f"no family of levels {sorted(self.levels)} is in split {split}; add a level")

@@ -39,7 +39,8 @@ def read_requests() -> list[Problem]:
 
 
 class NaturalTask(CodingTask):
-    """tiers: those of `funcall`, those of `coding`, shortcut (tests pass by a name that the request excludes), shown."""
+    """tiers: those of `funcall`, those of `coding`, shortcut (tests pass by a name that the request excludes),
+    shown."""
 
     name = "natural"
     tiers = (*funcall.TIERS, *rewards.TIERS, SHORTCUT, SHOWN)
@@ -82,10 +83,12 @@ class NaturalTask(CodingTask):
 
 
 def as_requested(answer: str, gold: Mapping[str, Any]) -> str:
-    """The answer; where the request names no function, its program with the expected name for the function that it defines."""
+    """The answer; where the request names no function, its program with the expected name for the function that it
+    defines."""
     if gold["named"]:
         return answer
-    code, function = extract(answer), gold["function"]
+    code = extract(answer)
+    function = gold["function"]
     tree = parsed(code)
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] if tree else []
     alike = [name for name in names if same_name(function) in same_name(name)]
@@ -95,7 +98,8 @@ def as_requested(answer: str, gold: Mapping[str, Any]) -> str:
 
 def _used(code: str) -> set[str]:
     """Names, attributes and modules that a program uses and does not define itself."""
-    used, defined = set[str](), set[str]()
+    used = set[str]()
+    defined = set[str]()
     for node in ast.walk(parsed(code) or ast.Module([], [])):
         if isinstance(node, ast.FunctionDef):
             defined.add(node.name)

@@ -1,5 +1,5 @@
-"""What the tasks share in preparing and reading data: settings of a generator, writing a directory, reading problems of a
-public set, or back from a directory."""
+"""What the tasks share in preparing and reading data: settings of a generator, writing a directory, reading
+problems of a public set, or back from a directory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ class PreparedConfig(Settings):
 
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
-    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
+    preview: int = opt(
+        0,
+        "conversations to show as training sees them, with their loss mask",
+        identity=False,
+        least=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +114,8 @@ class PublicTask(BaseTask):
 
     def _parts(self) -> Iterator[tuple[str, str, Iterable[Row]]]:
         """(part, where its rows are, rows)."""
-        path, columns = Path(self.source), self.columns or ()
+        path = Path(self.source)
+        columns = self.columns or ()
         if self.source == "hub":
             yield from ((part, hub, hub_rows(hub, files=files)) for part, (hub, files) in self.hub.items())
         elif self.source == "embedded":
@@ -132,7 +138,8 @@ class PublicTask(BaseTask):
 
     @cached_property
     def rows(self) -> list[Problem]:
-        """The problems of all splits. MissingFile and DataError for unreadable input, UserError for an unreachable hub."""
+        """The problems of all splits. MissingFile and DataError for unreadable input, UserError for an unreachable
+        hub."""
         problems = []
         for part, origin, rows in self._parts():
             where = f"{self.name}, {origin}"
@@ -154,8 +161,9 @@ class PublicTask(BaseTask):
 class GeneratedTask(BaseTask):
     """Base of a task that generates its problems, or reads them from NAME.SPLIT.jsonl in the directory `source`.
 
-    gold_fields, meta_fields: fields that the rows of the file must have. domain, asked: of the conversations with worked
-    examples; worked_part: the part of the values that they have. stream: part of the random seed. written: the splits
+    gold_fields, meta_fields: fields that the rows of the file must have. domain, asked: of the conversations with
+    worked examples; worked_part: the part of the values that they have. stream: part of the random seed. written:
+    the splits
     whose problems are written. checked: how many of their solutions are checked; None = all."""
 
     source: str | Path | None
@@ -173,9 +181,11 @@ class GeneratedTask(BaseTask):
     def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
         """n different problems, the levels in turn; worked: none of those that `problems` gives for training."""
         part = self.part(split, worked)
-        rng, drawn = random.Random(f"{self.stream} {part} {seed}"), dict[str, Problem]()
+        rng = random.Random(f"{self.stream} {part} {seed}")
+        drawn = dict[str, Problem]()
         while len(drawn) < n:  # ends: there are far more problems than any n in use
-            if problem := self.draw(self.levels[len(drawn) % len(self.levels)], part, split, rng):
+            problem = self.draw(self.levels[len(drawn) % len(self.levels)], part, split, rng)
+            if problem:
                 drawn.setdefault(problem.id, problem)
         return list(drawn.values())
 
@@ -187,14 +197,16 @@ class GeneratedTask(BaseTask):
         raise NotImplementedError
 
     def set_levels(self, source: str | Path | None, levels: Iterable[int]) -> None:
-        self.source, self.levels = source, tuple(levels)
+        self.source = source
+        self.levels = tuple(levels)
         if not self.levels or set(self.levels) - set(self.known_levels):
             known = ", ".join(map(str, self.known_levels))
             raise ConfigError(f"levels {list(self.levels)}; required: some of {known}")
 
     def read(self, split: str) -> Iterable[Problem]:
         """The problems of the file that belong to the levels."""
-        command, path = f"codechat data {self.name}", Path(self.source or "") / f"{self.name}.{split}.jsonl"
+        command = f"codechat data {self.name}"
+        path = Path(self.source or "") / f"{self.name}.{split}.jsonl"
         if not path.is_file():
             elsewhere = where_rows_are(Path(self.source or ""), path.name)
             remedy = elsewhere if "has some" in elsewhere else f"write it with `{command} --out {self.source}`"
@@ -224,7 +236,12 @@ def worked_example(task: Any, problem: Problem, **meta: Any) -> Row:
     """A conversation of the prompt and the reference solution."""
     messages = [*task.prompt(problem), {"role": "assistant", "content": task.gold(problem)}]
     meta = {"split": problem.split, "asked": task.asked} | meta
-    return {"id": f"{task.domain}-{problem.id}", "messages": messages, "domain": task.domain, "meta": meta}
+    return {
+        "id": f"{task.domain}-{problem.id}",
+        "messages": messages,
+        "domain": task.domain,
+        "meta": meta,
+    }
 
 
 def prepare_generated(cfg: GeneratedConfig) -> Row:
@@ -235,17 +252,28 @@ def prepare_generated(cfg: GeneratedConfig) -> Row:
     counts = {"train": cfg.max_examples} | dict.fromkeys(HELD_OUT, cfg.eval_examples)
     worked = {split: task.dialogues(split, n, cfg.seed) for split, n in counts.items()}
     sizes = {split: cfg.problems if split == "train" else cfg.eval_examples for split in task.written}
-    return write_task(cfg, task, worked, {split: task.generate(split, n, cfg.seed) for split, n in sizes.items()})
+    return write_task(
+        cfg,
+        task,
+        worked,
+        {split: task.generate(split, n, cfg.seed) for split, n in sizes.items()},
+    )
 
 
-def write_task(cfg: Any, task: Any, worked: Mapping[str, Iterable[Row]], problems: Mapping[str, list[Problem]]) -> Row:
+def write_task(
+    cfg: Any,
+    task: Any,
+    worked: Mapping[str, Iterable[Row]],
+    problems: Mapping[str, list[Problem]],
+) -> Row:
     """Write worked examples and problems of each split, after the check of reference solutions."""
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
         ledgers.append(ledger := Ledger(task.name))
         files = {f"{task.domain}.{split}": list(ledger.counted(rows)) for split, rows in worked.items()}
         for split, part in problems.items():
-            if some := part[: task.checked]:
+            some = part[: task.checked]
+            if some:
                 check_reference_solutions(task, some).require()
             files[f"{task.name}.{split}"] = list(map(row_of, part))
         return files

@@ -1,4 +1,5 @@
-"""`python -m benchmarks`: turns, ratios, peers of the same shape, and each kind of work end to end with tiny budgets."""
+"""`python -m benchmarks`: turns, ratios, peers of the same shape, and each kind of work end to end with tiny
+budgets."""
 
 import json
 from pathlib import Path
@@ -30,7 +31,13 @@ def lines_of_python(folder: Path, n: int) -> Path:
 def contestant(order: list[str], name: str, *turns: float) -> measure.Contestant:
     """Its turns take these seconds; the first is the one to warm up."""
     left = iter(turns)
-    return measure.Contestant(name, lambda: order.append(name), 2.0, flops=50.0, seconds=lambda: next(left))
+    return measure.Contestant(
+        name,
+        lambda: order.append(name),
+        2.0,
+        flops=50.0,
+        seconds=lambda: next(left),
+    )
 
 
 def test_contestants_take_turns_and_ratios_are_of_the_first_also_where_the_machine_slows_down() -> None:
@@ -38,7 +45,8 @@ def test_contestants_take_turns_and_ratios_are_of_the_first_also_where_the_machi
     order: list[str] = []
     made = [contestant(order, "a", 0.01, 0.01, 0.03, 0.03), contestant(order, "b", 0.02, 0.02, 0.02, 0.06)]
     a, b = measure.race(made, rounds=3, peak_flops=1e5)
-    assert order == ["a", "b"] * 4 and (a.ratio, b.ratio) == (1.0, 2.0)
+    assert order == ["a", "b"] * 4
+    assert (a.ratio, b.ratio) == (1.0, 2.0)
     assert (a.slowest, a.rate, a.fastest) == pytest.approx((2 / 0.03, 2 / 0.03, 2 / 0.01))
     assert a.mfu == pytest.approx(a.rate * 50 / 1e5)
 
@@ -47,17 +55,22 @@ def test_the_peak_is_the_best_between_the_rounds_and_a_share_above_it_is_disturb
     """An idle moment shows the peak; where none came, a share above 1 is no share."""
     peaks = iter((100.0, 4e4, 300.0, 200.0))
     (found,) = measure.race([contestant([], "a", *[0.01] * 4)], rounds=3, peak_flops=lambda: next(peaks))
-    assert found.mfu == pytest.approx(2 / 0.01 * 50 / 4e4) and not found.disturbed
+    assert found.mfu == pytest.approx(2 / 0.01 * 50 / 4e4)
+    assert not found.disturbed
     (found,) = measure.race([contestant([], "a", 0.01, 0.01)], rounds=1, peak_flops=lambda: 100.0)
-    assert found.mfu is None and found.disturbed and measure.rows([found])[0]["disturbed"]
+    assert found.mfu is None
+    assert found.disturbed
+    assert measure.rows([found])[0]["disturbed"]
 
 
 def test_the_plain_peer_has_the_shape_and_is_causal() -> None:
     cfg = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=16, vocab_size=300)
-    model, ids = peers.PlainGPT(cfg), torch.randint(300, (2, 16), generator=torch.Generator().manual_seed(0))
+    model = peers.PlainGPT(cfg)
+    ids = torch.randint(300, (2, 16), generator=torch.Generator().manual_seed(0))
     changed = ids.clone()
     changed[:, 9] = (ids[:, 9] + 1) % 300
-    a, b = model(ids), model(changed)
+    a = model(ids)
+    b = model(changed)
     assert a.shape == (2, 16, cfg.padded_vocab)
     torch.testing.assert_close(a[:, :9], b[:, :9])
     assert not torch.allclose(a[:, 9:], b[:, 9:])
@@ -81,14 +94,37 @@ def test_every_kind_explains_itself_and_wrong_words_are_errors(capsys: pytest.Ca
 
 
 ENDS = {  # kind: its settings, the names of its timings, figures above 0, a word that is printed
-    "train": ("--device-batch-size 2 --seq-len 16 --vs plain --modes eager --rounds 2", ["codechat", "plain, eager"], (), "plain, eager"),
-    "sample": ("--prompts 2 --prompt-tokens 4 --max-new-tokens 8 --vs no-cache --rounds 2", ["codechat", "full forward per token"], (), "codechat"),
-    "serve": ("--clients 3 --prompt-tokens 4 --max-new-tokens 8 --rounds 1 --first-tokens 2",
-              ["generate.sample", "engine", "server, whole", "server, streamed"], ("first_token_s", "prefill_s"), "first token on an idle server"),
-    "constrain": ("--prompts 2 --prompt-tokens 4 --max-new-tokens 4 --rounds 1 --tokenizer bytes", ["free", "constrained"],
-                  ("mask_us_per_token", "grammar_ms"), "constrained"),
-    "judge": ("--programs 2 --tests 5 --kilobytes 1 --rounds 1", ["new scripts", "known scripts", "new scripts, exec"], (), "judging"),
-}  # fmt: skip
+    "train": (
+        "--device-batch-size 2 --seq-len 16 --vs plain --modes eager --rounds 2",
+        ["codechat", "plain, eager"],
+        (),
+        "plain, eager",
+    ),
+    "sample": (
+        "--prompts 2 --prompt-tokens 4 --max-new-tokens 8 --vs no-cache --rounds 2",
+        ["codechat", "full forward per token"],
+        (),
+        "codechat",
+    ),
+    "serve": (
+        "--clients 3 --prompt-tokens 4 --max-new-tokens 8 --rounds 1 --first-tokens 2",
+        ["generate.sample", "engine", "server, whole", "server, streamed"],
+        ("first_token_s", "prefill_s"),
+        "first token on an idle server",
+    ),
+    "constrain": (
+        "--prompts 2 --prompt-tokens 4 --max-new-tokens 4 --rounds 1 --tokenizer bytes",
+        ["free", "constrained"],
+        ("mask_us_per_token", "grammar_ms"),
+        "constrained",
+    ),
+    "judge": (
+        "--programs 2 --tests 5 --kilobytes 1 --rounds 1",
+        ["new scripts", "known scripts", "new scripts, exec"],
+        (),
+        "judging",
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", [pytest.param("train", marks=pytest.mark.slow), *list(ENDS)[1:]])
@@ -97,9 +133,12 @@ def test_a_kind_end_to_end(kind: str, tmp_path: Path, capsys: pytest.CaptureFixt
     model = TINY if kind != "judge" else []
     assert bench.main([kind, *model, *words.split(), "--json", str(tmp_path / "figures.json")]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert [t["name"] for t in figures["timings"]] == names and all(t["rate"] > 0 for t in figures["timings"])
-    assert figures["machine"]["cores"] and f"--rounds {figures['config']['rounds']}" in words
-    assert all(figures[name] > 0 for name in positive) and printed in capsys.readouterr().out
+    assert [t["name"] for t in figures["timings"]] == names
+    assert all(t["rate"] > 0 for t in figures["timings"])
+    assert figures["machine"]["cores"]
+    assert f"--rounds {figures['config']['rounds']}" in words
+    assert all(figures[name] > 0 for name in positive)
+    assert printed in capsys.readouterr().out
     assert [m["peak"] > m["before"] > 0 for m in figures.get("memory", {}).values()] == [True, True] * (kind == "train")
 
 
@@ -108,7 +147,8 @@ def test_an_rl_step_end_to_end(tmp_path: Path) -> None:
     found = bench.run_kind("rl", [*ONE, *words])
     (own,) = found["timings"]
     steps = [json.loads(line) for line in (tmp_path / "runs" / rl.RUN_NAME / "metrics.jsonl").read_text().splitlines()]
-    assert own["rate"] == pytest.approx(4 / steps[-1]["step_s"], rel=1e-6) and len(steps) == rl.STEPS
+    assert own["rate"] == pytest.approx(4 / steps[-1]["step_s"], rel=1e-6)
+    assert len(steps) == rl.STEPS
 
 
 @pytest.mark.slow
@@ -124,12 +164,15 @@ def test_data_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_quality_holds_out_some_documents_and_gives_each_its_seconds(tmp_path: Path) -> None:
     text = str(lines_of_python(tmp_path, 100))
     manifest = quality.prepare(quality.QualityBench(path=text), "gpt2:4096", tmp_path / "corpus")
-    assert 1 <= manifest["val_documents"] <= 6 and manifest["val_documents"] + manifest["train_documents"] == 100
+    assert 1 <= manifest["val_documents"] <= 6
+    assert manifest["val_documents"] + manifest["train_documents"] == 100
     words = "--seconds 0.4 --evaluations 2 --eval-tokens 512".split()
     found = bench.run_kind("quality", ["--path", text, *words])
     assert set(found["curves"]) == {"codechat", "plain"} == set(found["lowest"])
     for name, rows in found["curves"].items():
-        assert len(rows) == 2 and rows[-1]["seconds"] >= 0.4 and rows[-1]["tokens"] % 4096 == 0
+        assert len(rows) == 2
+        assert rows[-1]["seconds"] >= 0.4
+        assert rows[-1]["tokens"] % 4096 == 0
         assert found["lowest"][name] == min(row["val_bpb"] for row in rows) < 8
 
 
@@ -151,7 +194,8 @@ def test_curves_of_codechat_alone(capsys: pytest.CaptureFixture[str]) -> None:
     words = [w for name, value in CURVE.items() for w in (f"--{name.replace('_', '-')}", str(value))]
     found = bench.run_kind("curve", [*words, "--vs"])
     (rows,) = found["curves"].values()
-    assert len(rows) == 2 and all(len(row) == 2 and all(0 <= x <= 1 for x in row) for row in rows)
+    assert len(rows) == 2
+    assert all(len(row) == 2 and all(0 <= x <= 1 for x in row) for row in rows)
     assert rows[0] != rows[1], "seeds sample different completions"
     for step, interval in enumerate(found["intervals"]["codechat"]):
         assert interval["lo"] <= interval["value"] == pytest.approx((rows[0][step] + rows[1][step]) / 2)
@@ -159,7 +203,8 @@ def test_curves_of_codechat_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_overlap_and_difference_of_learners() -> None:
-    """Of the six divisions of .1 .2 and .8 .9, the real one and its mirror have intervals apart; an interval of two values ends at them."""
+    """Of the six divisions of .1 .2 and .8 .9, the real one and its mirror have intervals apart; an interval of two
+    values ends at them."""
     rows = {"a": [dict(lo=0.0, hi=0.2), dict(lo=0.0, hi=0.1)], "b": [dict(lo=0.2, hi=0.4), dict(lo=0.2, hi=0.3)]}
     assert curve._overlap(rows) == 0.5
     found = curve._difference({"codechat": [[0.5, 0.7], [0.6, 0.8]], "trl": [[0.4, 0.6], [0.1, 0.3]]})
@@ -176,8 +221,10 @@ def test_the_first_step_of_trl_has_codechats_rewards_and_gradient(tmp_path: Path
     start = loading.load_model(curve.START)
     exchange.export(exchange.ExportConfig(ckpt=curve.START, out=tmp_path / "hf", dtype="float32"))
     rewards, first = curve.train_trl(cfg, 0, tmp_path, start)
-    assert len(rewards) == cfg.steps and rewards[0] == pytest.approx(sum(first["rewards"]) / len(first["rewards"]))
-    assert len(first["prompts"]) == 16 and first["prompts"][:4] == first["prompts"][:1] * 4
+    assert len(rewards) == cfg.steps
+    assert rewards[0] == pytest.approx(sum(first["rewards"]) / len(first["rewards"]))
+    assert len(first["prompts"]) == 16
+    assert first["prompts"][:4] == first["prompts"][:1] * 4
     assert {len(completion) for completion in first["completions"]} == {8}
     # trl adds 1e-4 to a group's standard deviation, codechat 1e-6
     assert curve.gradient_norm(cfg, start, first) == pytest.approx(first["grad_norm"], rel=5e-3)
@@ -190,7 +237,8 @@ def test_padded_rows_hold_the_conversations_of_packed_ones() -> None:
     assert len(others) == 3
     ids, targets, mask = peers.padded(batch)
     n = int((batch.docs.max(1).values + 1).sum())
-    assert ids.shape == targets.shape == mask.shape == (n, -(-ids.shape[1] // peers.LENGTHS) * peers.LENGTHS) and n > 4
+    assert ids.shape == targets.shape == mask.shape == (n, -(-ids.shape[1] // peers.LENGTHS) * peers.LENGTHS)
+    assert n > 4
     assert int(mask.sum()) == int((batch.docs >= 0).sum())
     assert int((targets != conversations.IGNORE).sum()) == batch.supervised
     model = randomized(GPT(shape))
@@ -202,5 +250,6 @@ def test_padded_rows_hold_the_conversations_of_packed_ones() -> None:
 
 def test_an_sft_step_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = bench.run_kind("sft", [*ONE, *"--device-batch-size 2 --rounds 1 --vs --modes eager".split()])
-    assert 0.8 < figures["full"] <= 1 and all(t["rate"] > 0 and t["mfu"] for t in figures["timings"])
+    assert 0.8 < figures["full"] <= 1
+    assert all(t["rate"] > 0 and t["mfu"] for t in figures["timings"])
     assert "SFT step" in capsys.readouterr().out

@@ -69,8 +69,11 @@ def test_flags_of_every_type() -> None:
     assert (cfg.lr, cfg.steps, cfg.ks, cfg.betas) == (1e-3, 1000, (1, 8, 16), (0.8, 0.9))
     assert (cfg.top_k, cfg.name_or_none, cfg.compile, cfg.verbose) == (5, None, False, True)
     assert (cfg.mode, cfg.where, cfg.model) == ("none", Path("/some/where"), Model(depth=6))
-    assert words("--ks").ks == () and words("--steps 1e3").steps == 1000 and words("--verbose=false").verbose is False
-    assert words("--lr -1e-3").lr == -1e-3 and words("--name-or-none=--x").name_or_none == "--x"
+    assert words("--ks").ks == ()
+    assert words("--steps 1e3").steps == 1000
+    assert words("--verbose=false").verbose is False
+    assert words("--lr -1e-3").lr == -1e-3
+    assert words("--name-or-none=--x").name_or_none == "--x"
 
 
 def test_precedence_defaults_preset_file_flags(tmp_path: Path) -> None:
@@ -119,7 +122,8 @@ def test_a_number_out_of_range_is_rejected_by_its_name(name: str) -> None:
 
 def test_every_entry_can_be_loaded_and_a_loop_is_found_from_its_configuration() -> None:
     for id, entry in ENTRIES.items():
-        assert find(id) is entry and callable(entry.load(entry.function))
+        assert find(id) is entry
+        assert callable(entry.load(entry.function))
         assert (id in LOOPS) == ({"run_name", "lr"} <= config.fields_of(entry.config_class).keys())
     for id, entry in LOOPS.items():
         assert entry_of(entry.config_class(**({"task": "toy"} if id == "preference" else {}))) is entry
@@ -148,9 +152,15 @@ def declared(**fields: object) -> type:
 
 
 def test_an_alias_means_the_first_of_its_fields_that_a_class_has() -> None:
-    assert words("--num-generations 3").group_size == 3 and words("--batch_size 2").device_batch_size == 2
-    assert from_dict(Loop, {"model": {"n_layers": 2}}).model.depth == 2 and words("--run other").run_name == "other"
-    for fields, meant in (("max_steps inner_epochs", "inner_epochs"), ("max_steps", "max_steps"), ("num_iterations max_steps", "num_iterations")):  # fmt: skip
+    assert words("--num-generations 3").group_size == 3
+    assert words("--batch_size 2").device_batch_size == 2
+    assert from_dict(Loop, {"model": {"n_layers": 2}}).model.depth == 2
+    assert words("--run other").run_name == "other"
+    for fields, meant in (
+        ("max_steps inner_epochs", "inner_epochs"),
+        ("max_steps", "max_steps"),
+        ("num_iterations max_steps", "num_iterations"),
+    ):
         cls = declared(**dict.fromkeys(fields.split(), 1))
         assert parse(cls, ["--num-iterations", "4"]) == cls(**{meant: 4})
     for theirs, ours in config.ELSEWHERE.items():
@@ -248,12 +258,14 @@ def test_rows_are_logged_as_often_as_transformers_is_told() -> None:
 @pytest.mark.parametrize("loss", ["dpo", "ipo", "kto", "cpo", "orpo", "simpo"])
 def test_our_word_of_a_preference_loss_is_always_taken(loss: str) -> None:
     cfg = LOOPS["preference"].parse(["--data-dir", "d", "--loss", loss])
-    assert cfg.loss == loss and LOOPS["preference"].parse(["--data-dir", "d", "--loss_type", "dpo"]).loss == "dpo"
+    assert cfg.loss == loss
+    assert LOOPS["preference"].parse(["--data-dir", "d", "--loss_type", "dpo"]).loss == "dpo"
 
 
 def test_the_hash_is_of_what_decides_the_result() -> None:
     base = config_hash(Loop())
-    assert len(base) == 12 and config_hash(Loop(run_name="other")) == base
+    assert len(base) == 12
+    assert config_hash(Loop(run_name="other")) == base
     assert len({base, config_hash(Loop(lr=1.0)), config_hash(Loop(model=Model(depth=6))), config_hash(Model())}) == 4
     assert config_hash({"a": 1, "b": 2}) == config_hash({"b": 2, "a": 1}) != config_hash({"a": 2, "b": 1})
 
@@ -306,15 +318,26 @@ def test_settings_groups_are_inherited_listed_in_order_and_check_themselves() ->
 
 def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as e:
-        parse(Loop, ["--lr", "x", "--help"], presets=PRESETS, prog="codechat loop", epilog="Examples: none")
+        parse(
+            Loop,
+            ["--lr", "x", "--help"],
+            presets=PRESETS,
+            prog="codechat loop",
+            epilog="Examples: none",
+        )
     shown = capsys.readouterr().out
-    assert e.value.code == 0 and shown.endswith("Examples: none\n") and "usage: codechat loop" in shown
+    assert e.value.code == 0
+    assert shown.endswith("Examples: none\n")
+    assert "usage: codechat loop" in shown
     flat = " ".join(shown.split())
     for name, field in config.leaves_of(Loop).items():
         assert field.nested or (f"{flag_of(name)} " in flat and field.meta["help"] in flat)
-    assert "quick, slow" in shown and "(default 1 8)" in shown
+    assert "quick, slow" in shown
+    assert "(default 1 8)" in shown
     assert "(default 8)" in format_help(Outer) and parse(Outer, []).model.depth == 8, "of the nested value"
-    assert "--out str" in format_help(Named) and "(required)" in format_help(Named) and "PROMPTS" in format_help(Named)
+    assert "--out str" in format_help(Named)
+    assert "(required)" in format_help(Named)
+    assert "PROMPTS" in format_help(Named)
 
 
 # ---------------------------------------------------------------- every setting, written and read again
@@ -325,7 +348,8 @@ def values_of(tp: Any) -> list[Any]:
     """Values that a setting of this type may have, the awkward ones among them."""
     found: list[Any] = []
     for arm in config.arms(tp):
-        kind, args = typing.get_origin(arm) or arm, typing.get_args(arm)
+        kind = typing.get_origin(arm) or arm
+        args = typing.get_args(arm)
         if kind is Literal:
             found += args
         elif kind is tuple and args[1:] == (...,):
@@ -334,15 +358,20 @@ def values_of(tp: Any) -> list[Any]:
             found.append(tuple(values_of(arg)[1] for arg in args))
         else:
             found += {
-                types.NoneType: (None,), bool: (True, False), int: (0, 1, 7), float: (0.0, 0.25, 1.0, 1e-9, 3e20),
-                str: TEXTS, Path: tuple(Path(text) for text in TEXTS if not text.startswith("-")),
-            }.get(kind, ())  # fmt: skip
+                types.NoneType: (None,),
+                bool: (True, False),
+                int: (0, 1, 7),
+                float: (0.0, 0.25, 1.0, 1e-9, 3e20),
+                str: TEXTS,
+                Path: tuple(Path(text) for text in TEXTS if not text.startswith("-")),
+            }.get(kind, ())
     return found
 
 
 def words_of(cfg: Any) -> list[str]:
     """The command line that gives a configuration, of what differs from the defaults."""
-    found, leaves = list[str](), config.leaves_of(type(cfg))
+    found = list[str]()
+    leaves = config.leaves_of(type(cfg))
     for name, (_, value) in config.changed(cfg).items():
         if isinstance(value, list):
             found += [flag_of(name), *map(str, value)]
@@ -358,7 +387,15 @@ def with_value(cfg: Any, name: str, value: Any) -> Any:
     return replace(cfg, **{head: with_value(getattr(cfg, head), rest, value) if rest else value})
 
 
-NEEDED = dict(ckpt="x", split=("select",), task="toy", what="task", name="x", source="x", server="http://x")
+NEEDED = dict(
+    ckpt="x",
+    split=("select",),
+    task="toy",
+    what="task",
+    name="x",
+    source="x",
+    server="http://x",
+)
 CONFIGURED = ENTRIES | {entry.id: entry for entry in COMMANDS.values() if entry.config}
 
 
@@ -373,7 +410,8 @@ def test_every_setting_is_read_as_it_was_written(id: str) -> None:
             usual.setdefault(name, values_of(field.type)[0])
     if "server" in names and "ckpt" in names:
         del usual["server"]
-    base, tried = from_dict(cls, usual), 0
+    base = from_dict(cls, usual)
+    tried = 0
     for name, field in names.items():
         for value in values_of(field.type):
             try:

@@ -47,10 +47,13 @@ def url() -> Iterator[str]:
         yield server.url
 
 
-def test_answers_are_json_and_a_key_is_read_from_its_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_answers_are_json_and_a_key_is_read_from_its_file(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # a proxy is not asked for this machine
     for link in (Link(url), Link(url + "/v1"), Link(url + "/")):
-        assert link.ask("/echo", {"é": [1, None]}) == {"é": [1, None]} and link.ask("/empty") is None
+        assert link.ask("/echo", {"é": [1, None]}) == {"é": [1, None]}
+        assert link.ask("/empty") is None
         assert link.model() == "tiny"
     (tmp_path / "key").write_text("secret\nnot this\n")
     assert Link(url, tmp_path / "key").ask("/key") == "Bearer secret"
@@ -60,7 +63,8 @@ def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(url: str, monk
     body = {"busy": 1, "choices": [{"message": {"content": "hi"}}]}
     monkeypatch.setattr(http_client, "PAUSES_S", (0.01, 0.02))
     BUSY[:] = [503, 429]
-    assert Link(url).answer(body, 60)[0] == {"content": "hi"} and not BUSY
+    assert Link(url).answer(body, 60)[0] == {"content": "hi"}
+    assert not BUSY
     for statuses, patience, left in ([400, 429], 60, 0), ([503, 429], 0, 1):
         BUSY[:] = statuses
         with pytest.raises(Refused):
@@ -78,7 +82,8 @@ class Picky(Handler):
     def do_POST(self) -> None:
         body = json.loads(self.body())
         self.seen.append(body)
-        if unknown := [name for name in body if name not in self.known]:
+        unknown = [name for name in body if name not in self.known]
+        if unknown:
             status, text = self.words
             self.reply(status, text.replace("FIELDS", ", ".join(unknown)).replace("FIRST", unknown[0]).encode())
         else:
@@ -102,7 +107,10 @@ class Picky(Handler):
     ],
 )
 def test_a_server_that_refuses_a_dispensable_field_is_asked_without_it(
-    status: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    status: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(Picky, "words", (status, words))
     monkeypatch.setattr(Picky, "seen", [])
@@ -114,7 +122,8 @@ def test_a_server_that_refuses_a_dispensable_field_is_asked_without_it(
         assert Picky.seen[0] == body | {"top_p": 1.0, "min_p": 0.0, "top_k": 0}
         assert Picky.seen[-2:] == [body, body], "it is not asked with them again"
         err = capsys.readouterr().err
-        assert err.count("\n") == 1 and all(name in err for name in http_client.UNCUT)
+        assert err.count("\n") == 1
+        assert all(name in err for name in http_client.UNCUT)
         with raising(Refused, "seed" if "FIRST" in words or "FIELDS" in words else "400"):
             link.answer(body | {"seed": 1}, dispensable=http_client.UNCUT)
 
@@ -143,7 +152,11 @@ def test_only_the_refused_field_is_left_out(
     ],
 )
 def test_other_servers_ends_and_counts_are_read(
-    url: str, choice: dict[str, Any], usage: Any, cut: bool, n_tokens: int | None
+    url: str,
+    choice: dict[str, Any],
+    usage: Any,
+    cut: bool,
+    n_tokens: int | None,
 ) -> None:
     message = {"role": "assistant", "content": None, "reasoning_content": "hm"}
     answer = Link(url).answer({"choices": [{"message": message, **choice}], "usage": usage})  # it comes back
@@ -157,13 +170,19 @@ def test_an_error_in_place_of_an_answer_is_told(url: str) -> None:
 
 
 def test_what_goes_wrong_keeps_its_status_and_the_servers_words(url: str) -> None:
-    complaints = {"/openai": "no such model", "/fastapi": "too long", "/proxy": "Bad Gateway", "/silent": "500"}
+    complaints = {
+        "/openai": "no such model",
+        "/fastapi": "too long",
+        "/proxy": "Bad Gateway",
+        "/silent": "500",
+    }
     for path, words in complaints.items():
         status = ANSWERS[path][0]
         with pytest.raises(Refused, match=words) as e:
             Link(url).ask(path)
         again = pickle.loads(pickle.dumps(e.value))  # it is sent to other ranks
-        assert e.value.status == again.status == status and str(again) == str(e.value)
+        assert e.value.status == again.status == status
+        assert str(again) == str(e.value)
     for broken in ({}, {"choices": []}, {"choices": [{"text": "x"}]}):  # the server sends it back
         with raising(ConfigError, "without a message"):
             Link(url).answer(broken)

@@ -20,7 +20,8 @@ time.sleep(60)
 
 def held_elsewhere(path: Path) -> tuple[subprocess.Popen[str], bool, int]:
     """A process that tries to lock `path`; whether it did, and a child of it."""
-    command, root = [sys.executable, "-c", HOLD, str(path)], Path(codechat.__file__).parent.parent
+    command = [sys.executable, "-c", HOLD, str(path)]
+    root = Path(codechat.__file__).parent.parent
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
     locked, child = process.stdout.readline().split()
     return process, locked == "True", int(child)
@@ -29,10 +30,14 @@ def held_elsewhere(path: Path) -> tuple[subprocess.Popen[str], bool, int]:
 def test_a_lock_ends_with_its_process_and_its_children_do_not_keep_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     process, locked, child = held_elsewhere(path)
-    assert locked and not processes.lock(path) and child in processes.descendants(process.pid)
+    assert locked
+    assert not processes.lock(path)
+    assert child in processes.descendants(process.pid)
     process.kill()
     process.wait()
-    assert processes.process_start(child) and processes.lock(path) and processes.lock(path)
+    assert processes.process_start(child)
+    assert processes.lock(path)
+    assert processes.lock(path)
     os.kill(child, 9)
     second, locked, child = held_elsewhere(path)
     assert not locked
@@ -44,12 +49,16 @@ def test_a_lock_ends_with_its_process_and_its_children_do_not_keep_it(tmp_path: 
 
 def test_a_process_is_told_from_another_of_its_number() -> None:
     mine = processes.process_start(os.getpid())
-    assert mine is not None and mine == processes.process_start(os.getpid())
+    assert mine is not None
+    assert mine == processes.process_start(os.getpid())
     status = {"host": "a former name", "pid": os.getpid(), "pid_start": mine}
-    assert processes.alive(status) and not processes.alive({"host": platform.node()})
-    assert not processes.alive(status | {"pid_start": "1"}) and not processes.alive(status | {"pid_start": None})
+    assert processes.alive(status)
+    assert not processes.alive({"host": platform.node()})
+    assert not processes.alive(status | {"pid_start": "1"})
+    assert not processes.alive(status | {"pid_start": None})
     child = subprocess.Popen(["true"])
     while processes.process_start(child.pid):  # it ends, and is then a zombie until somebody waits for it
         time.sleep(0.01)
     child.wait()
-    assert processes.process_start(child.pid) is None and processes.descendants(child.pid) == []
+    assert processes.process_start(child.pid) is None
+    assert processes.descendants(child.pid) == []

@@ -21,7 +21,8 @@ SHARED_SETS = [
 BYTES = tokenizer.load("bytes")
 HERE = Path(__file__).parent
 FORMS = json.loads((HERE / "forms.json").read_text(encoding="utf-8"))  # one conversation in five forms
-OPENAI, GLAIVE = FORMS["openai"], FORMS["glaive"]
+OPENAI = FORMS["openai"]
+GLAIVE = FORMS["glaive"]
 OFFER = chat.tools_prompt([OPENAI["tools"][0]["function"]])
 
 
@@ -61,7 +62,8 @@ def test_tool_sets_are_read_and_a_request_without_a_call_is_declined():
     calls = json.dumps([{"name": "get_weather", "arguments": {"city": city}} for city in ("Oslo", "Rome")])
     for truth, answer in ((calls, EXPECTED[2]["content"]), ("[]", row_readers.NO_CALL)):
         row = {"question": question, "functions": functions, "ground_truth": truth, "source": "a set"}
-        offer, said = {"role": "system", "content": OFFER}, {"role": "assistant", "content": answer}
+        offer = {"role": "system", "content": OFFER}
+        said = {"role": "assistant", "content": answer}
         assert chat_formats.messages_of(row, "x") == [offer, EXPECTED[1], said]
     assert chat_formats.messages_of(row | {"ground_truth": "[{"}, "x") == "bad_row"
     before = [
@@ -98,13 +100,15 @@ def test_the_sample_of_a_public_set_is_kept_whole_with_its_call(name, called, sh
     ledger = Ledger(name)
     rows = [row | {"id": number} for number, row in enumerate(sources.local_rows(shared_rows / f"{name}.jsonl"))]
     kept = list(public_rows.conversation_rows(rows, name, ledger))
-    assert ledger.kept + ledger.skipped["duplicate"] == len(rows) and not ledger.lost
+    assert ledger.kept + ledger.skipped["duplicate"] == len(rows)
+    assert not ledger.lost
     assert all(row["meta"]["tools_present"] for row in kept)
     golds = {(public_rows.call_problem(row)["gold"] or {}).get("name") for row in kept}
     assert golds == {called}
 
 
-USER, BOT = {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2"}
+USER = {"role": "user", "content": "Two?"}
+BOT = {"role": "assistant", "content": "2"}
 PLAIN = {"instruction": "Two?", "input": "", "output": "2"}
 
 
@@ -137,7 +141,14 @@ def test_an_answer_of_weight_0_has_no_loss_wherever_it_is_read(tmp_path):
     for name, messages in (("raw", turns), ("train", foreign)):
         write(tmp_path / f"{name}.train.jsonl", [{"messages": messages}] * 30)
     unique = [{"messages": [USER | {"content": f"{i}?"}, *turns[1:]]} for i in range(30)]
-    prepare("sft", tmp_path, "--source", write(tmp_path / "mine.jsonl", unique), "--neutral-share", 0)
+    prepare(
+        "sft",
+        tmp_path,
+        "--source",
+        write(tmp_path / "mine.jsonl", unique),
+        "--neutral-share",
+        0,
+    )
     for tags in ("reserved", "text"):
         domains = conversations.load_domains(tmp_path, "train", BYTES, tags, 4096)
         assert {*domains} == {"raw", "train", "chat"}
@@ -150,9 +161,16 @@ def test_fifty_rows_of_ones_own_are_ready_for_training(tmp_path, kind, form, cap
     text = json.dumps(FORMS[form])
     rows = [json.loads(text.replace("Oslo and Rome", f"Question {i}: Oslo and Rome")) for i in range(50)]
     source = write(tmp_path / "mine.jsonl", rows)
-    prepare(kind, tmp_path, "--source", source, *(["--probes", 0, "--preview", 3] if kind == "calls" else []))
+    prepare(
+        kind,
+        tmp_path,
+        "--source",
+        source,
+        *(["--probes", 0, "--preview", 3] if kind == "calls" else []),
+    )
     parts = {split: rows_of(tmp_path / f"calls.{split}.jsonl") for split in ("train", "select", "test")}
-    assert sum(map(len, parts.values())) == 50 and len(parts["train"]) >= 40
+    assert sum(map(len, parts.values())) == 50
+    assert len(parts["train"]) >= 40
     for split, rows in parts.items():
         assert all(row["meta"]["split"] == split and row["meta"]["tools_present"] for row in rows)
     example = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)["calls"][0]
@@ -162,14 +180,17 @@ def test_fifty_rows_of_ones_own_are_ready_for_training(tmp_path, kind, form, cap
     if kind == "calls":  # the preview shows conversations with their mask; problems hold what comes before the call
         out = capsys.readouterr().out
         assert out.count("\n--- calls-") + out.startswith("--- calls-") == 3
-        assert f"[[{called('Oslo')}\n{called('Rome')}\n<|end|>]]" in out and "[[Be brief." not in out
+        assert f"[[{called('Oslo')}\n{called('Rome')}\n<|end|>]]" in out
+        assert "[[Be brief." not in out
 
 
 def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
     rows = [{"id": str(i), "request": str(i % 20), "meta": {"split": "train"}} for i in range(60)]
     parts = splits.spread(rows, lambda row: row["request"])
     requests = [{row["request"] for row in part} for part in parts.values()]
-    assert list(map(len, requests)) == [17, 2, 1] and len(set.union(*requests)) == 20  # a tenth of 20, then of 18
+    # a tenth of 20, then of 18
+    assert list(map(len, requests)) == [17, 2, 1]
+    assert len(set.union(*requests)) == 20
     assert [len(part) for part in parts.values()] == [51, 6, 3]
     assert splits.spread(rows[:9], lambda row: row["request"])["train"] == rows[:9]
 

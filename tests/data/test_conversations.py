@@ -51,15 +51,22 @@ def test_what_carries_loss_and_what_is_left_out():
     assert encode(talk("hi", "  \n")) == "no_assistant"
     assert encode(talk("<|end|>", "x"), "text") == "tag_in_content"
     n = len(encode(talk("hi", "x")).ids)
-    assert isinstance(encode(talk("hi", "x"), block=n), Example) and encode(talk("hi", "x"), block=n - 1) == "too_long"
+    assert isinstance(encode(talk("hi", "x"), block=n), Example)
+    assert encode(talk("hi", "x"), block=n - 1) == "too_long"
 
 
 def test_the_original_projects_files_are_read(tmp_path):
     path = write(tmp_path / "train.jsonl", [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}])
     (batch,) = conversations.held_out([conversations.encode(*conversations.read(path), BYTES, "text", 16)], 1, 3)
-    assert batch.ids.tolist() == [[5, 6, 7]] and batch.targets.tolist() == [[-100, 7, 8]]
+    assert batch.ids.tolist() == [[5, 6, 7]]
+    assert batch.targets.tolist() == [[-100, 7, 8]]
     with pytest.raises(DataError, match="999"):
-        conversations.encode({"input_ids": [5, 999], "labels": [5, 999], "domain": "x"}, BYTES, "text", 16)
+        conversations.encode(
+            {"input_ids": [5, 999], "labels": [5, 999], "domain": "x"},
+            BYTES,
+            "text",
+            16,
+        )
     turns = [{"role": role, "content": role} for role in ("user", "tool", "assistant")]
     rows = [{"source": s, "conversations": turns} for s in ("code", "funcall", "negative")]
     rows = list(conversations.read(write(path, rows)))
@@ -76,7 +83,12 @@ def test_a_bad_line_is_named_with_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("chunk", [64, 5])  # 5: in processes, where there are several cores
-def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(tmp_path, capsys, monkeypatch, chunk):
+def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(
+    tmp_path,
+    capsys,
+    monkeypatch,
+    chunk,
+):
     monkeypatch.setattr(conversations, "CHUNK", chunk)
     write(tmp_path / "calls.train.jsonl", [talk("a", "b", "calls")] * 30 + [talk("a", "b" * 200, "calls")])
     write(tmp_path / "code.train.jsonl", [talk("c", "d", "code")] * 3)
@@ -146,7 +158,8 @@ def test_one_epoch_draws_every_conversation_once_into_rows_filled_above_95_perce
     seen = []
     while loader.drawn[0] < 600 or len(seen) < 300:
         seen += [ids[0] for ids in ids_by_row(loader.next())]
-    assert len(set(seen[:300])) == 300 and set(seen) <= {1000 * k for k in range(1, 601)}
+    assert len(set(seen[:300])) == 300
+    assert set(seen) <= {1000 * k for k in range(1, 601)}
     assert loader.epochs["chat"] >= 1
     lengths = np.random.default_rng(1).lognormal(4.4, 0.7, 2000).clip(8, 500).astype(int)
     loader = PackedLoader({"chat": numbered(lengths.tolist())}, None, 8, 512)
@@ -160,7 +173,8 @@ def test_domains_are_mixed_by_supervised_tokens():
         "chat": numbered(random_lengths(4, 8, 20, 50), "chat", supervised=4),
     }
     weights = {"calls": 0.6, "code": 0.3, "chat": 0.1}
-    loader, totals = PackedLoader(examples, weights, 8, 256, seed=1), np.zeros(3)
+    loader = PackedLoader(examples, weights, 8, 256, seed=1)
+    totals = np.zeros(3)
     for batch in (loader.next() for _ in range(300)):
         totals += np.bincount(batch.domains[batch.targets >= 0].numpy(), minlength=3)
     shares = dict(zip(loader.domains, totals / totals.sum(), strict=True))
@@ -197,7 +211,8 @@ def test_state_resumes_bitwise_across_epochs(beside):
     assert all(same(loader.next(), plain.next()) for _ in range(9))
     again.load_state(json.loads(json.dumps(loader.state())))
     for a, b, c in ((loader.next(), again.next(), plain.next()) for _ in range(20)):
-        assert same(a, b) and same(b, c)
+        assert same(a, b)
+        assert same(b, c)
     assert again.state() == loader.state()
     fewer = {name: rows[:-1] for name, rows in mixed.items()}
     for other in (PackedLoader(mixed, None, 4, 128, seed=8), PackedLoader(fewer, None, 4, 128, seed=7)):

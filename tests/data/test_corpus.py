@@ -20,7 +20,11 @@ def texts(n: int) -> list[str]:
 
 def write(out: Path, documents=None, **options) -> dict:
     return corpus_writer.write_corpus(
-        texts(60) if documents is None else documents, out, BYTES, val_share=0.1, **options
+        texts(60) if documents is None else documents,
+        out,
+        BYTES,
+        val_share=0.1,
+        **options,
     )
 
 
@@ -35,7 +39,8 @@ def split_texts(out: Path, split: str) -> list[str]:
 def test_every_document_is_in_exactly_one_split_and_joined_by_end_of_text(tmp_path):
     manifest = write(tmp_path)
     parts = {split: split_texts(tmp_path, split) for split in ("train", "val")}
-    assert parts["val"] and sorted(parts["train"] + parts["val"]) == sorted(texts(60))
+    assert parts["val"]
+    assert sorted(parts["train"] + parts["val"]) == sorted(texts(60))
     assert manifest["train_documents"] == len(parts["train"])
     for split, kept in parts.items():
         assert manifest[f"{split}_bytes"] == sum(map(len, kept))
@@ -43,14 +48,18 @@ def test_every_document_is_in_exactly_one_split_and_joined_by_end_of_text(tmp_pa
     write(tmp_path / "b", list(reversed(texts(60)))[:50])  # the split follows the text, not the order or the company
     assert set(split_texts(tmp_path / "b", "val")) <= set(parts["val"])
     manifest = write(tmp_path, [*texts(20), *texts(20), " \n"])
-    assert manifest["kept"] == 20 and manifest["skipped"] == {"duplicate": 20, "empty": 1}
+    assert manifest["kept"] == 20
+    assert manifest["skipped"] == {"duplicate": 20, "empty": 1}
 
 
 def test_shards_keep_their_last_part_and_the_same_input_gives_the_same_bytes(tmp_path, monkeypatch):
     one = write(tmp_path / "one")
     many = write(tmp_path / "many", shard_tokens=700)
     sizes = [f["tokens"] for f in many["files"] if f["split"] == "train"]
-    assert len(sizes) > 2 and set(sizes[:-1]) == {700} and 0 < sizes[-1] < 700 and sum(sizes) == one["train_tokens"]
+    assert len(sizes) > 2
+    assert set(sizes[:-1]) == {700}
+    assert 0 < sizes[-1] < 700
+    assert sum(sizes) == one["train_tokens"]
     assert np.array_equal(stream(tmp_path / "one", "train"), stream(tmp_path / "many", "train"))
     monkeypatch.setattr(corpus_writer, "CHUNK_CHARS", 100)
     write(tmp_path / "again")
@@ -69,7 +78,8 @@ def test_limits_stop_after_the_document_that_reaches_them_and_leave_one_held_out
     assert (manifest["train_tokens"], manifest["val_tokens"]) == (len(documents[0]) + 1, len(first) + 1)
     write(tmp_path / "one", ["".join(f"line {i}\n" for i in range(100))])  # cut at a line near its end
     (held,) = split_texts(tmp_path / "one", "val")
-    assert held.startswith("line 9") and held.endswith("line 99\n")
+    assert held.startswith("line 9")
+    assert held.endswith("line 99\n")
 
 
 def test_a_new_corpus_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -103,7 +113,8 @@ def test_windows_are_slices_of_the_stream_with_targets_shifted_by_one(tmp_path):
     write(tmp_path)
     data = stream(tmp_path, "train").tobytes()
     ids, targets = corpus.WindowLoader(tmp_path, "train", 4, 32).next()
-    assert ids.shape == targets.shape == (4, 32) and ids.dtype == torch.int64
+    assert ids.shape == targets.shape == (4, 32)
+    assert ids.dtype == torch.int64
     assert torch.equal(ids[:, 1:], targets[:, :-1])
     for row, last in zip(ids.tolist(), targets[:, -1].tolist(), strict=True):
         assert np.array([*row, last], dtype="<u2").tobytes() in data
@@ -124,7 +135,8 @@ def test_every_start_is_drawn_about_equally_often(tmp_path):
     loader = corpus.WindowLoader(tmp_path, "train", 1000, 8, seed=5)
     starts = sum(max(0, len(s) - 8) for s in loader.shards)
     draws = corpus._mix(5, np.arange(100_000, dtype=np.uint64)) % np.uint64(starts)
-    counts, expected = np.bincount(draws.astype(np.int64), minlength=starts), 100_000 / starts
+    counts = np.bincount(draws.astype(np.int64), minlength=starts)
+    expected = 100_000 / starts
     assert np.abs(counts - expected).max() < 6 * expected**0.5
 
 
@@ -140,14 +152,16 @@ def test_val_windows_make_every_token_a_target_once_and_count_its_bytes(tmp_path
     text = [i for i in seen.tolist() if i != tok.eot_id]
     assert sum(n for *_, n in batches) == sum(len(tok.token_bytes(i)) for i in text)
     limited = list(corpus.val_windows(tmp_path, 24, 2, batch=batch))
-    assert sum(len(ids) for ids, *_ in limited) == 2 and torch.equal(limited[0][0][0], batches[0][0][0])
+    assert sum(len(ids) for ids, *_ in limited) == 2
+    assert torch.equal(limited[0][0][0], batches[0][0][0])
 
 
 def test_bare_shards_are_read_with_the_last_one_held_out(tmp_path):
     for i in range(3):
         np.arange(i * 100, i * 100 + 100, dtype="<u2").tofile(tmp_path / f"shard_{i:04d}.bin")
     manifest = corpus.read_manifest(tmp_path)
-    assert manifest["tokenizer"] == "gpt2" and "shard_0002.bin is held out" in manifest["note"]
+    assert manifest["tokenizer"] == "gpt2"
+    assert "shard_0002.bin is held out" in manifest["note"]
     assert stream(tmp_path, "train").tolist() == list(range(200))
     assert stream(tmp_path, "val").tolist() == list(range(200, 300))
     assert sum(int((t != -100).sum()) for _, t, _ in corpus.val_windows(tmp_path, 16)) == 99

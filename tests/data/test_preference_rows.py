@@ -45,7 +45,8 @@ def test_a_row_that_is_no_pair_or_has_no_label_is_named_in_one_line(tmp_path: Pa
 
 
 def test_a_row_that_teaches_nothing_is_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    same, long = PAIR | {"rejected": "yes"}, PAIR | {"prompt": "u" * 70}
+    same = PAIR | {"rejected": "yes"}
+    long = PAIR | {"prompt": "u" * 70}
     assert len(read(tmp_path, [same, PAIR, long, same], block=64).problems) == 1
     assert "2 with equal answers, 1 longer than 64 tokens" in capsys.readouterr().err
     with pytest.raises(DataError, match="no row"):
@@ -70,7 +71,12 @@ def test_a_liked_answer_whose_call_cannot_be_read_is_named(tmp_path: Path) -> No
 
 
 def test_context_that_a_prompt_of_messages_does_not_hold_is_named(tmp_path: Path) -> None:
-    row = {"prompt": [{"role": "user", "content": "Even?"}], "context": "7", "chosen": "no", "rejected": "yes"}
+    row = {
+        "prompt": [{"role": "user", "content": "Even?"}],
+        "context": "7",
+        "chosen": "no",
+        "rejected": "yes",
+    }
     with pytest.raises(DataError, match="preferences.train.jsonl:1 .*context_beside_messages"):
         read(tmp_path, [row])
 
@@ -84,4 +90,5 @@ def test_public_preferences_are_read_whole(shared_data: Path, tmp_path: Path) ->
     for name, n in (("dpo_en_demo", 2), ("kto_prompt_completion_label", 1), ("raschka_instruction_preference", 2)):
         rows = rows_of(shared_data / "preference" / f"{name}.jsonl")[:100]
         batch = read(tmp_path, rows)
-        assert len(batch.problems) == len(rows) and batch.group_size == n
+        assert len(batch.problems) == len(rows)
+        assert batch.group_size == n

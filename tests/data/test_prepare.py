@@ -38,13 +38,17 @@ def prepared(tmp_path_factory) -> Path:
 
 def test_code_questions_are_functions_and_a_share_has_neutral_prompts_or_tools(prepared):
     rows = [r for split in SPLITS for r in rows_of(prepared / f"code.{split}.jsonl")]
-    assert len(rows) == 400 and {r["domain"] for r in rows} == {"code"}
+    assert len(rows) == 400
+    assert {r["domain"] for r in rows} == {"code"}
     for row in rows:
         user, answer = (m["content"] for m in row["messages"] if m["role"] != "system")
         (function,) = ast.parse(answer).body
-        assert isinstance(function, ast.FunctionDef) and function.name in user
-        assert ast.get_docstring(function) is None and not function.decorator_list
-        assert len(answer) <= synthetic.MAX_CODE_CHARS and "<functioncall>" not in user + answer
+        assert isinstance(function, ast.FunctionDef)
+        assert function.name in user
+        assert ast.get_docstring(function) is None
+        assert not function.decorator_list
+        assert len(answer) <= synthetic.MAX_CODE_CHARS
+        assert "<functioncall>" not in user + answer
     systems = [(r["meta"]["tools_present"], r["messages"][0]["content"]) for r in rows if len(r["messages"]) == 3]
     assert all(("Functions:" in text) == tools for tools, text in systems)
     assert 0.09 < sum(tools for tools, _ in systems) / len(rows) < 0.21
@@ -54,13 +58,18 @@ def test_code_questions_are_functions_and_a_share_has_neutral_prompts_or_tools(p
 def test_splits_share_nothing_and_calls_come_with_problems_and_probes_of_every_cell(prepared):
     for domain in ("code", "chat", "calls"):
         asked = {s: {json.dumps(r["messages"]) for r in rows_of(prepared / f"{domain}.{s}.jsonl")} for s in SPLITS}
-        assert all(asked.values()) and not asked["train"] & (asked["select"] | asked["test"])
+        assert all(asked.values())
+        assert not asked["train"] & (asked["select"] | asked["test"])
     code = {s: {r["messages"][-1]["content"] for r in rows_of(prepared / f"code.{s}.jsonl")} for s in SPLITS}
-    assert not code["train"] & (code["select"] | code["test"]) and not code["select"] & code["test"]
+    assert not code["train"] & (code["select"] | code["test"])
+    assert not code["select"] & code["test"]
     sizes = {s: len(rows_of(prepared / f"funcall.{s}.jsonl")) for s in (*SPLITS, "test_hard")}
-    assert abs(sizes.pop("train") - 40) <= 1 and {*sizes.values()} == {20}  # the shares of strata are rounded
+    # the shares of strata are rounded
+    assert abs(sizes.pop("train") - 40) <= 1
+    assert {*sizes.values()} == {20}
     problem = rows_of(prepared / "funcall.train.jsonl")[0]
-    assert {*problem} == {"id", "messages", "gold", "split", "meta"} and {*problem["gold"]} == {"name", "arguments"}
+    assert {*problem} == {"id", "messages", "gold", "split", "meta"}
+    assert {*problem["gold"]} == {"name", "arguments"}
     for split in ("select", "test"):
         assert Counter(map(cell_of, rows_of(prepared / f"probes.{split}.jsonl"))) == dict.fromkeys(CELLS, 3)
     trained = {r["messages"][-2]["content"] for r in rows_of(prepared / "code.train.jsonl")}
@@ -79,7 +88,8 @@ def test_the_manifest_holds_both_commands_and_preparing_again_gives_the_same_byt
         assert manifest["domains"][domain]["supervised_tokens"] == sum(e.supervised for e in examples)
     for name, entry in manifest["files"].items():
         assert entry["rows"] == len(rows_of(prepared / name))
-    assert str(Path.cwd()) not in json.dumps(manifest) and sys.prefix not in json.dumps(manifest)
+    assert str(Path.cwd()) not in json.dumps(manifest)
+    assert sys.prefix not in json.dumps(manifest)
     run("calls", tmp_path / "x", *SMALL)
     run("sft", tmp_path / "x", "--max-examples", 400)
     for file in [*(tmp_path / "x").glob("*.jsonl"), tmp_path / "x" / "manifest.json"]:
@@ -95,11 +105,13 @@ def test_commands_share_a_directory_and_each_replaces_its_files_alone(tmp_path):
     assert tools_style(tmp_path) == "described"
     (tmp_path / "own.train.jsonl").write_text((tmp_path / "copy.train.jsonl").read_text())
     run("calls", tmp_path, *FEW, 0)
-    manifest, left = manifest_of(tmp_path), {path.name for path in tmp_path.glob("*.jsonl")}
+    manifest = manifest_of(tmp_path)
+    left = {path.name for path in tmp_path.glob("*.jsonl")}
     assert not {name for name in left if name.startswith(("copy", "lookup"))}
     assert left == manifest["files"].keys() | {"own.train.jsonl"}
     assert set(manifest["domains"]) == {"code", "chat", "calls"}
-    assert tools_style(tmp_path) == "compact" and "tools_style" not in manifest
+    assert tools_style(tmp_path) == "compact"
+    assert "tools_style" not in manifest
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     call = {"role": "assistant", "content": chat.format_call("mix", {"a": "red"})}
     rows = [[{"role": "user", "content": f"{n}"}, call, {"role": "assistant", "content": f"{n}."}] for n in range(60)]
@@ -113,7 +125,8 @@ def test_commands_share_a_directory_and_each_replaces_its_files_alone(tmp_path):
     for domain in ("mine", "other", "mine"):  # beside the toolbox's, for a mix with it
         run("calls", tmp_path, "--source", source, "--domain", domain)
     manifest = manifest_of(tmp_path)
-    assert set(manifest["domains"]) == {"code", "chat", "calls", "mine", "other"} and manifest["values"] == values
+    assert set(manifest["domains"]) == {"code", "chat", "calls", "mine", "other"}
+    assert manifest["values"] == values
     assert all(path.read_bytes() == text for path, text in before.items() if path.suffix == ".jsonl")
 
 
@@ -131,8 +144,10 @@ def test_lone_surrogates_are_kept_and_the_manifest_has_the_hash_of_each_file(tmp
 def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(tmp_path, capsys):
     run("corpus", tmp_path, "--max-tokens", "300000")
     manifest = corpus.read_manifest(tmp_path)
-    assert 300_000 <= manifest["train_tokens"] + manifest["val_tokens"] and manifest["tokenizer"] == "bytes"
-    assert set(manifest["sources"]) <= {"stdlib", "packages"} and manifest["skipped"]["tests"] > 0
+    assert 300_000 <= manifest["train_tokens"] + manifest["val_tokens"]
+    assert manifest["tokenizer"] == "bytes"
+    assert set(manifest["sources"]) <= {"stdlib", "packages"}
+    assert manifest["skipped"]["tests"] > 0
     assert "kept and dropped" in capsys.readouterr().out
     assert "class WindowLoader" not in BYTES.decode(corpus.open_corpus(tmp_path, "train")[1][0].tolist())
     with pytest.raises(DataError, match="--out"):
@@ -153,9 +168,11 @@ def test_a_top_level_function_becomes_a_request_and_its_own_source_once():
     text = FUNCTION + "\n\nclass A:\n" + "    " + FUNCTION.replace("\n", "\n    ") + "\n\n@cache\n" + FUNCTION + "\n"
     ledger = Ledger("functions")
     (row,) = synthetic.code_rows([sources.Document(text)], ledger)
-    assert ledger.kept == 1 and ledger.skipped == {"duplicate": 1}
+    assert ledger.kept == 1
+    assert ledger.skipped == {"duplicate": 1}
     user, answer = (m["content"] for m in row["messages"])
-    assert "`clamp(value, low=0, high=1)`" in user and "value limited to the range from low to high" in user
+    assert "`clamp(value, low=0, high=1)`" in user
+    assert "value limited to the range from low to high" in user
     assert "More words" not in user
     assert answer == "def clamp(value, low=0, high=1):\n    # keep the order\n    return max(low, min(high, value))"
 
@@ -180,7 +197,9 @@ def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_not
     with pytest.raises(DataError, match=r"alpaca.jsonl .*2 of 20 .*10.0%.*'no_answer'.* 5.0%"):
         run("sft", tmp_path / "out", "--source", path)
     printed = capsys.readouterr().out
-    assert "no_answer" in printed and "10.00%" in printed and "5.00%" in printed
+    assert "no_answer" in printed
+    assert "10.00%" in printed
+    assert "5.00%" in printed
     assert not (tmp_path / "out").exists()
     run("sft", tmp_path / "out", "--source", path, "--max-lost", 0.2)
     counts = {"kept": 18, "dropped": {"no_answer": 2}, "skipped": {}}
@@ -244,16 +263,27 @@ def test_a_twin_repeats_a_request_without_the_functions_that_it_calls(tmp_path):
         turns = [{"role": "user", "content": f"request {n}"}, {"role": "assistant", "content": answer}]
         rows.append({"messages": turns, "tools": tools[:1] if n % 3 == 1 else tools[:3] if n % 3 == 0 else tools[3:]})
     source = write(tmp_path / "rows.jsonl", rows)
-    run("calls", tmp_path / "out", "--source", source, "--twins", 1, "--tools-style", "described", "--probes", 0)
+    run(
+        "calls",
+        tmp_path / "out",
+        "--source",
+        source,
+        "--twins",
+        1,
+        "--tools-style",
+        "described",
+        "--probes",
+        0,
+    )
     found = [row for split in SPLITS for row in rows_of(tmp_path / "out" / f"calls.{split}.jsonl")]
     twins = {row["messages"][1]["content"]: row["messages"] for row in found if row["id"].endswith("-twin")}
     lists = [
         (int(asked.split()[1]) % 3, chat.offered_names(system["content"])) for asked, (system, *_) in twins.items()
     ]
-    assert {(kind, len(names)) for kind, names in lists} == {(0, 2), (0, 3), (1, 1)} and len(found) - 60 == len(twins)
-    assert not any("mix" in names for _, names in lists) and {t[-1]["content"] for t in twins.values()} == {
-        chat.DECLINE
-    }
+    assert {(kind, len(names)) for kind, names in lists} == {(0, 2), (0, 3), (1, 1)}
+    assert len(found) - 60 == len(twins)
+    assert not any("mix" in names for _, names in lists)
+    assert {t[-1]["content"] for t in twins.values()} == {chat.DECLINE}
 
 
 def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sources(tmp_path, monkeypatch):
@@ -266,21 +296,30 @@ def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sour
             began = time.monotonic()
             with pytest.raises(UserError, match=f"{url}.*parquet or jsonl file.*embedded"):
                 run("calls", tmp_path / "out", "--source", "hub")
-            assert time.monotonic() - began < sources.PROBE_S + 3 and not list(tmp_path.glob("out/*"))
+            assert time.monotonic() - began < sources.PROBE_S + 3
+            assert not list(tmp_path.glob("out/*"))
 
 
 @pytest.mark.slow
 def test_real_samples_are_read(shared_data, tmp_path):
     for name in ("glaive_v2_en_300.jsonl", "glaive_format_short.jsonl"):
-        source, out = shared_data / "function_calling" / name, tmp_path / name
+        source = shared_data / "function_calling" / name
+        out = tmp_path / name
         run("calls", out, "--source", source, "--probes", 0, "--max-examples", 400)
         (counts,) = manifest_of(out)["sources"].values()
-        assert counts["kept"] > 200 and counts["dropped"] == {}
+        assert counts["kept"] > 200
+        assert counts["dropped"] == {}
         loaded = conversations.load_domains(out, "train", tokenizer.load("gpt2"), "text", 8192)
         assert len(loaded["calls"]) > 150
-    run("sft", tmp_path / "sft", "--source", shared_data / "instruct" / "gpteacher_codegen_4535.jsonl")
+    run(
+        "sft",
+        tmp_path / "sft",
+        "--source",
+        shared_data / "instruct" / "gpteacher_codegen_4535.jsonl",
+    )
     assert manifest_of(tmp_path / "sft")["domains"]["code"]["conversations"] > 500
-    python, shakespeare = shared_data / "python_code/python_small.parquet", shared_data / "tinyshakespeare/input.txt"
+    python = shared_data / "python_code/python_small.parquet"
+    shakespeare = shared_data / "tinyshakespeare/input.txt"
     run("corpus", tmp_path / "c", "--source", python, "--max-examples", 300)
     assert corpus.read_manifest(tmp_path / "c")["kept"] > 250
     run("corpus", tmp_path / "shake", "--source", shakespeare, "--val-share", 0.1)
@@ -293,7 +332,14 @@ def test_real_samples_are_read(shared_data, tmp_path):
 @pytest.mark.parametrize("no, yes", [(False, True), (0, 1), (0.0, 1.0), ("False", "True"), ("0", "1")])
 def test_answers_with_the_label_false_are_skipped_and_counted(no, yes, tmp_path, capsys):
     rows = [{"prompt": f"Say {n}", "completion": f"word {n}", "label": yes if n % 3 else no} for n in range(30)]
-    run("sft", tmp_path / "out", "--source", write(tmp_path / "kto.jsonl", rows), "--neutral-share", 0)
+    run(
+        "sft",
+        tmp_path / "out",
+        "--source",
+        write(tmp_path / "kto.jsonl", rows),
+        "--neutral-share",
+        0,
+    )
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["sources"]["kto.jsonl"] == {"kept": 20, "dropped": {}, "skipped": {"label_false": 10}}
     assert "label_false" in capsys.readouterr().out
@@ -331,7 +377,14 @@ def test_a_row_in_another_form_is_counted_by_name_and_the_others_are_kept(tmp_pa
         for n in range(30)
     ]
     rows[3] = {"messages": [rows[3]["messages"][0], turn, rows[3]["messages"][1]]}
-    run("sft", tmp_path / "out", "--source", write(tmp_path / "mine.jsonl", rows), "--neutral-share", 0)
+    run(
+        "sft",
+        tmp_path / "out",
+        "--source",
+        write(tmp_path / "mine.jsonl", rows),
+        "--neutral-share",
+        0,
+    )
     counted = json.loads((tmp_path / "out" / "manifest.json").read_text())["sources"]["mine.jsonl"]
     assert counted == {"kept": 29, "dropped": {reason: 1}, "skipped": {}}
 
@@ -351,7 +404,14 @@ def test_reasoning_in_tags_makes_no_answer_another_language(tmp_path):
         for n in range(30)
         for domain, answer in answers.items()
     ]
-    run("sft", tmp_path / "out", "--source", write(tmp_path / "mine.jsonl", rows), "--neutral-share", 0)
+    run(
+        "sft",
+        tmp_path / "out",
+        "--source",
+        write(tmp_path / "mine.jsonl", rows),
+        "--neutral-share",
+        0,
+    )
     counted = json.loads((tmp_path / "out" / "manifest.json").read_text())["sources"]["mine.jsonl"]
     assert counted == {"kept": 60, "dropped": {}, "skipped": {}}
 

@@ -20,7 +20,8 @@ Rows = list[dict[str, Any]]
 
 # rows whose objects have different fields, in three forms
 ROWS = json.loads(Path(__file__).with_name("padded.json").read_text(encoding="utf-8"))
-OPENAI, TOOLS = ROWS["openai"], ROWS["openai"][-1]["tools"]
+OPENAI = ROWS["openai"]
+TOOLS = ROWS["openai"][-1]["tools"]
 USER = {"role": "user", "content": "Q"}
 
 
@@ -52,9 +53,11 @@ READERS = {"openai": prepared, "problems": golds, "own": own_task}
 
 @pytest.mark.parametrize("form", READERS)
 def test_parquet_reads_as_jsonl_does_although_its_objects_are_padded_with_nulls(tmp_path: Path, form: str) -> None:
-    rows, read = ROWS[form], READERS[form]
+    rows = ROWS[form]
+    read = READERS[form]
     expected = read(write(tmp_path / "a.jsonl", rows))
-    assert expected and read(parquet(tmp_path / "b.jsonl", rows)) == expected
+    assert expected
+    assert read(parquet(tmp_path / "b.jsonl", rows)) == expected
     assert "null" not in json.dumps(expected.get("calls.train.jsonl")) if isinstance(expected, dict) else True
 
 

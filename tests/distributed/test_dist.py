@@ -62,7 +62,8 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
 
 def test_the_compute_dtype_and_who_decides(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     cpu = torch.device("cpu")
-    wide, narrow = torch.float32, torch.bfloat16
+    wide = torch.float32
+    narrow = torch.bfloat16
     told = ("bfloat16", False, narrow), ("float32", True, wide)
     for requested, native, expected in ((None, True, narrow), (None, False, wide), *told):
         dist._dtype.cache_clear()

@@ -1,5 +1,5 @@
-"""What goes wrong among ranks: killed, stopped, hung, out of step, started differently, without space. Each ends in an error with the
-rank named, and the run continues from its last good checkpoint on the curve it was on."""
+"""What goes wrong among ranks: killed, stopped, hung, out of step, started differently, without space. Each ends in
+an error with the rank named, and the run continues from its last good checkpoint on the curve it was on."""
 
 import signal
 import time
@@ -43,7 +43,8 @@ checkpoint.save = save_then_die
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("shard", [False, True], ids=["replicas", "shards"])
 def test_a_killed_rank_is_restarted_and_the_curve_goes_on(home: Path, shard: bool) -> None:
-    """kill -9 of rank 1 under --max-restarts 1, without --resume: the losses of a run that nobody killed, every step once."""
+    """kill -9 of rank 1 under --max-restarts 1, without --resume: the losses of a run that nobody killed, every
+    step once."""
     cfg = replace(configs(home, 8)["pretrain"], max_steps=6, eval_every=0)
     pretrain.train(replace(cfg, run_name="whole"))
     again = written(home, replace(cfg, device_batch_size=4, shard=shard, run_name="killed"))
@@ -52,7 +53,8 @@ def test_a_killed_rank_is_restarted_and_the_curve_goes_on(home: Path, shard: boo
     one, other = (losses(name, "step", "train_loss") for name in ("killed", "whole"))
     assert one == [pytest.approx(row, rel=1e-6) for row in other]
     env = Run.open("killed").env
-    assert len(env["resumed"]) == 1 and env["resumed"][0]["launch"] == env["launch"]
+    assert len(env["resumed"]) == 1
+    assert env["resumed"][0]["launch"] == env["launch"]
 
 
 STOPPED = """
@@ -67,7 +69,8 @@ def test_sigterm_saves_and_leaves_on_all_ranks(home: Path) -> None:
     how = dict(max_steps=200, eval_every=0, save_every=0, run_name="stopped", shard=True)
     cfg = replace(configs(home, 4)["pretrain"], **how)
     ranks = start(2, TRAINS.format(STOPPED), home, str(home), written(home, cfg))
-    metrics, deadline = paths.runs_dir() / "stopped" / "metrics.jsonl", time.time() + 300
+    metrics = paths.runs_dir() / "stopped" / "metrics.jsonl"
+    deadline = time.time() + 300
     while not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
         assert ranks.poll() is None and time.time() < deadline, finish(ranks)[-3000:]
         time.sleep(0.1)
@@ -76,7 +79,8 @@ def test_sigterm_saves_and_leaves_on_all_ranks(home: Path) -> None:
     found = Run.open("stopped")
     assert found.status["status"] == "stopped" and "--resume" in found.status["reason"], out[-3000:]
     last = found.checkpoints()[-1]
-    assert last == len(found.metrics()) and checkpoint.load("stopped").step == last >= 2
+    assert last == len(found.metrics())
+    assert checkpoint.load("stopped").step == last >= 2
 
 
 SESSIONS = Path(__file__).with_name("sessions.txt").read_text(encoding="utf-8")  # a program
@@ -104,7 +108,7 @@ EXPECTED = {  # error, and what its message names
     "no space": ("CheckpointError", "step_000002", "--resume"),
     "missing shard": ("CheckpointError", "__1_0.distcp"),
     "hang": ("RunError", "rank 0", "all_reduce at program0.py", "in hangs", "rank 1 (process", "in slow_reward"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""One process and N ranks compute the same: whole and sharded weights, every loop, sampling, evaluation, in the same global batch."""
+"""One process and N ranks compute the same: whole and sharded weights, every loop, sampling, evaluation, in the
+same global batch."""
 
 import hashlib
 import json
@@ -59,7 +60,8 @@ def assert_same_curves(one: str, many: str, *columns: str, steps: int = 4, norm:
     assert numbers(one) == [pytest.approx(row, abs=1e-6) for row in numbers(many)]
 
 
-# With what each of them does among ranks: a reference model, resampling, old log-probabilities of the trainer, minibatches, KTO's mean.
+# With what each of them does among ranks: a reference model, resampling, old log-probabilities of the trainer,
+# minibatches, KTO's mean.
 DAPO = dict(variant="dapo", kl_coef=0.05, old_logprobs="trainer", minibatches=2, diagnose_groups=0)
 OTHER_LOOPS = {
     "grpo": (DAPO, "policy_loss"),
@@ -72,9 +74,11 @@ OTHER_LOOPS = {
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> None:
-    ones, twos = {}, []
+    ones = {}
+    twos = []
     for kind, (more, _) in OTHER_LOOPS.items():
-        entry, how = registry.LOOPS[kind], dict(run_name=f"{kind}-one", max_steps=3, eval_every=2, save_every=2)
+        entry = registry.LOOPS[kind]
+        how = dict(run_name=f"{kind}-one", max_steps=3, eval_every=2, save_every=2)
         ones[kind] = config.resolve(entry.config_class, "toy", overrides=how | more, presets=entry.presets)
         half = ones[kind].device_batch_size // 2
         twos.append(replace(ones[kind], run_name=f"{kind}-two", device_batch_size=half, shard=True))
@@ -92,7 +96,15 @@ def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_latent_attention_learns_on_shards_what_one_process_does(home: Path) -> None:
-    latent = GPTConfig(depth=2, n_embd=40, n_head=2, block_size=64, vocab_size=257, attention="mla", q_rank=12)
+    latent = GPTConfig(
+        depth=2,
+        n_embd=40,
+        n_head=2,
+        block_size=64,
+        vocab_size=257,
+        attention="mla",
+        q_rank=12,
+    )
     one, two = (replace(configs(home, batch)["pretrain"], model=latent) for batch in (8, 4))
     train_on_ranks(2, home, replace(two, run_name="latent-two", shard=True))
     train(replace(one, run_name="latent-one"))
@@ -101,7 +113,8 @@ def test_latent_attention_learns_on_shards_what_one_process_does(home: Path) -> 
 
 def rewound(source: str, name: str, step: int) -> None:
     """A copy of a run as it was when its checkpoint `step` was the last."""
-    old, new = paths.runs_dir() / source, paths.runs_dir() / name
+    old = paths.runs_dir() / source
+    new = paths.runs_dir() / name
     shutil.copytree(old, new)
     for other in paths.checkpoint_paths(new):
         if other > step:
@@ -112,8 +125,8 @@ def rewound(source: str, name: str, step: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp_path: Path) -> None:
-    """Saved by one process, by 2 shards; continued by one, by 2 shards, by a 2 x 2 hybrid: the curve of the run that was never cut,
-    Muon on the block matrices included."""
+    """Saved by one process, by 2 shards; continued by one, by 2 shards, by a 2 x 2 hybrid: the curve of the run
+    that was never cut, Muon on the block matrices included."""
     for kind, cfg in configs(home, 8, keep_last=0).items():
         train(replace(cfg, run_name=f"{kind}-one"))
     two = {kind: replace(cfg, shard=True) for kind, cfg in configs(home, 4, keep_last=0).items()}
@@ -184,29 +197,41 @@ evaluate.run_evaluation(config.resolve(evaluate.EvaluateConfig, file=sys.argv[2]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_evaluation_on_ranks_is_that_of_one_process(home: Path) -> None:
-    """Five problems on two ranks: the same completions, so the same counts, intervals and samples, in the same order."""
+    """Five problems on two ranks: the same completions, so the same counts, intervals and samples, in the same
+    order."""
     train(replace(configs(home, 4)["reinforce"], run_name="policy", max_steps=1, eval_every=0))
     cfg = evaluate.EvaluateConfig(
-        ckpt=("policy",), task="toy", limit=5, n=3, ks=(1, 3), max_new_tokens=toy.COMPLETION_LENGTH, run_name="one"
+        ckpt=("policy",),
+        task="toy",
+        limit=5,
+        n=3,
+        ks=(1, 3),
+        max_new_tokens=toy.COMPLETION_LENGTH,
+        run_name="one",
     )
     evaluate.run_evaluation(cfg)
     out = on_ranks(2, EVALUATE, home, str(home), written(home, replace(cfg, run_name="two")))
     assert out.count("on toy test") == 1, "one rank speaks"
-    one, two = run.Run.open("one"), run.Run.open("two")
+    one = run.Run.open("one")
+    two = run.Run.open("two")
     assert one.evals().drop(columns="time").equals(two.evals().drop(columns="time"))
     assert (one.path / "per_problem.jsonl").read_text() == (two.path / "per_problem.jsonl").read_text()
     samples = [[{k: v for k, v in row.items() if k != "time"} for row in found.samples()] for found in (one, two)]
-    assert samples[0] == samples[1] and len(samples[0]) == 15
+    assert samples[0] == samples[1]
+    assert len(samples[0]) == 15
 
 
 def test_where_a_model_is_sharded_and_over_which_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    built, plain = sharding.build(lambda: GPT(TINY), seed=5), GPT(TINY, seed=5)
+    built = sharding.build(lambda: GPT(TINY), seed=5)
+    plain = GPT(TINY, seed=5)
     assert not sharding.is_sharded(built), "one process never shards"
     assert all(torch.equal(a, b) for a, b in zip(built.parameters(), plain.parameters(), strict=True))
     need = sharding.BYTES_PER_WEIGHT * TINY.n_params / sharding.SHARE_FOR_WEIGHTS
-    assert sharding.fits(TINY.n_params, need) and not sharding.fits(TINY.n_params, need - 1)
+    assert sharding.fits(TINY.n_params, need)
+    assert not sharding.fits(TINY.n_params, need - 1)
     frozen = (6 * TINY.n_params + 18 * 1000) / sharding.SHARE_FOR_WEIGHTS  # no gradients and moments beside adapters
-    assert sharding.fits(TINY.n_params, frozen + 1, 1000) and not sharding.fits(TINY.n_params, frozen - 1, 1000)
+    assert sharding.fits(TINY.n_params, frozen + 1, 1000)
+    assert not sharding.fits(TINY.n_params, frozen - 1, 1000)
     monkeypatch.setattr(dist, "world_size", lambda: 6)
     for over in (4, 12):
         with raising(ConfigError, over, 6, "--shard-over"):

@@ -27,8 +27,12 @@ CODE = """def longest_run(values, limit):
     return best
 """
 REQUEST = "Write a function that finds the length of the longest run of values above a given limit in a list."
-PROBLEM = Problem("leaked", [{"role": "system", "content": "Answer in Python."}, {"role": "user", "content": REQUEST}],
-                  {"code": CODE, "tests": ["assert longest_run([1], 0) == 1"], "names": ["longest_run"]}, "test")  # fmt: skip
+PROBLEM = Problem(
+    "leaked",
+    [{"role": "system", "content": "Answer in Python."}, {"role": "user", "content": REQUEST}],
+    {"code": CODE, "tests": ["assert longest_run([1], 0) == 1"], "names": ["longest_run"]},
+    "test",
+)
 NOISE = "def other(values):\n    total = 0\n    for value in values:\n        total += value\n    return total\n"
 NOISE += "many words about nothing at all. " * 50 + "\n"
 
@@ -109,7 +113,8 @@ def test_a_lineage_is_searched_through_its_manifests(trained: Run, tmp_path: Pat
     report = contamination.check([PROBLEM], checkpoint.load("leaky").meta["lineage"])
     assert report.how == {"leaked": ("program",)}
     assert [r.partition(":")[0] for r in report.read] == ["p (pretrain)", "s (sft)"]
-    assert len(report.missing) == 1 and "gone" in report.missing[0]
+    assert len(report.missing) == 1
+    assert "gone" in report.missing[0]
     own = json.loads((tmp_path / "corpus" / "manifest.json").read_text())["hash"]
     for recorded, same in (({}, True), ({"data": own}, True), ({"data": "0" * 64}, False)):  # prepared anew since
         report = searched([PROBLEM], kind="pretrain", data_dir="corpus", **recorded)
@@ -120,7 +125,8 @@ def test_sampled_problems_are_those_of_the_runs_seed_and_place(tmp_path: Path) -
     seen = tasks.load("funcall").problems("train", seed=7)[:40]
     where = dict(kind="reinforce", task="funcall", data_dir=None)
     assert len(searched(seen, **where, seed=7).how) == 40 > len(searched(seen, **where, seed=0).how)
-    messages, gold = [{"role": "user", "content": REQUEST}], {"name": "f", "arguments": {}}
+    messages = [{"role": "user", "content": REQUEST}]
+    gold = {"name": "f", "arguments": {}}
     write_rows(tmp_path / "funcall.train.jsonl", [dict(id="a", messages=messages, gold=gold, split="train")])
     where = dict(kind="preference", data_dir=None, task="funcall")  # pairs sampled on a task
     assert searched([PROBLEM], **where, task_data=str(tmp_path), seed=0).how == {"leaked": ("prompt",)}
@@ -140,12 +146,14 @@ def test_prompts_and_both_completions_of_preferences_are_searched(tmp_path: Path
         rows = [dict(prompt=f"{NOISE} or what?", chosen="c", rejected="d"), row]
         write_rows(tmp_path / "preferences.train.jsonl", rows)
         report = searched([PROBLEM], **entry)
-        assert set(way.split()) <= set(report.how["leaked"]) and not report.missing
+        assert set(way.split()) <= set(report.how["leaked"])
+        assert not report.missing
     lower = Problem("lower", [{"role": "user", "content": "lower"}], "lower", "test")
     assert not searched([lower], **entry).how
 
 
-USER, TOOL = {"role": "user", "content": REQUEST}, {"name": "f", "description": "d", "parameters": {"type": "object"}}
+USER = {"role": "user", "content": REQUEST}
+TOOL = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 CALL = {"name": "f", "arguments": {}}
 LAYOUTS = {
     "a call without content": {
@@ -153,7 +161,9 @@ LAYOUTS = {
         "tools": [TOOL],
     },
     "a call without the key": {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": CALL}]}]},
-    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": REQUEST}]}, {"role": "gpt", "content": "a"}]},
+    "parts": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": REQUEST}]}, {"role": "gpt", "content": "a"}]
+    },
     "ShareGPT": {"conversations": [{"from": "human", "value": REQUEST}, {"from": "gpt", "value": "a"}]},
     "ChatML": {"text": f"<|im_start|>user\n{REQUEST}<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"},
     "glaive": {"system": "SYSTEM: Be brief.", "chat": f"USER: {REQUEST}\n\n\nASSISTANT: a <|endoftext|>"},
@@ -164,14 +174,15 @@ LAYOUTS = {
     "prompt": {"prompt": REQUEST, "completion": "a"},
     "prompt of messages": {"prompt": [USER], "completion": [{"role": "assistant", "content": "a"}]},
     "JSON text": {"messages": json.dumps([USER, {"role": "assistant", "content": "a"}])},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_every_layout_that_sft_accepts_are_searched(layout: str, tmp_path: Path) -> None:
     write_rows(tmp_path / "mine.train.jsonl", [LAYOUTS[layout]])
     report = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))
-    assert report.how == {"leaked": ("prompt",)} and not report.missing
+    assert report.how == {"leaked": ("prompt",)}
+    assert not report.missing
 
 
 IN_JSON = {"code": {"text": CODE}}
@@ -191,13 +202,15 @@ def test_a_program_within_the_json_of_a_call_or_its_result_is_found(place: str, 
         write_rows(tmp_path / "mine.train.jsonl", [row])
     kind = "preference" if place == "a preferred answer" else "sft"
     report = searched([PROBLEM], kind=kind, data_dir=str(tmp_path))
-    assert report.how == {"leaked": ("program", "solution")} and not report.missing
+    assert report.how == {"leaked": ("program", "solution")}
+    assert not report.missing
 
 
 def test_a_row_that_sft_refuses_is_named_and_not_a_traceback(tmp_path: Path) -> None:
     write_rows(tmp_path / "mine.train.jsonl", [{"messages": [USER, {"role": "assistant", "content": None}]}])
     report = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))
-    assert not report.read and "mine.train.jsonl:1" in report.missing[0]
+    assert not report.read
+    assert "mine.train.jsonl:1" in report.missing[0]
 
 
 def test_preferences_of_an_sft_folder_were_not_trained_on(tmp_path: Path) -> None:
@@ -213,9 +226,12 @@ def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path)
     messages = [{"role": "user", "content": REQUEST}, {"role": "assistant", "content": "a"}]
     write_rows(tmp_path / "talk.train.jsonl", [dict(messages=messages)])
     beside = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))  # what is text is searched nevertheless
-    assert not alone.how and beside.how == {"leaked": ("prompt",)}
+    assert not alone.how
+    assert beside.how == {"leaked": ("prompt",)}
     for report in (alone, beside):
-        assert not report.read and len(report.missing) == 1 and "ids.train.jsonl" in report.missing[0]
+        assert not report.read
+        assert len(report.missing) == 1
+        assert "ids.train.jsonl" in report.missing[0]
 
 
 def test_evaluate_prints_clean_and_exposed_parts(trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,6 +241,8 @@ def test_evaluate_prints_clean_and_exposed_parts(trained: Run, capsys: pytest.Ca
     for part in ("1 of 4", "prompt 1", "clean: pass@1 = ", "N=3", "exposed: pass@1 = ", "N=1"):
         assert part in out
     row = Run.open("scores").evals().iloc[0]
-    assert row["exposed_n"] == 1 and row["clean/pass@1"] == 0 and out.index("contamination:") < out.index("pass@1")
+    assert row["exposed_n"] == 1
+    assert row["clean/pass@1"] == 0
+    assert out.index("contamination:") < out.index("pass@1")
     COMMANDS["evaluate"].run([*words, "unasked", "--no-contamination"])
     assert "contamination" not in capsys.readouterr().out

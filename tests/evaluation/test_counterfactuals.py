@@ -1,4 +1,5 @@
-"""Counterfactual swaps: each changes one thing, counts only answers that were right before, and reads what the answer did after."""
+"""Counterfactual swaps: each changes one thing, counts only answers that were right before, and reads what the
+answer did after."""
 
 import random
 from collections.abc import Callable
@@ -39,37 +40,48 @@ def changed(case: counterfactuals.Case) -> list[int]:
 
 def test_swaps_of_the_tools() -> None:
     case = counterfactuals.tools_off(ADD, RNG)
-    assert changed(case) == [0] and "add(" not in case.after[0]["content"]
-    assert case.valid(call("add", a=1)) and not case.valid("No.")
+    assert changed(case) == [0]
+    assert "add(" not in case.after[0]["content"]
+    assert case.valid(call("add", a=1))
+    assert not case.valid("No.")
     assert [case.outcome(t) for t in ("I cannot.", call("add", a=12, b=7), "```python\n1\n```")] == FOLLOWS
 
     case = counterfactuals.tool_swapped(ADD, RNG)
     before, after = (m[0]["content"].splitlines() for m in (case.before, case.after))
-    assert changed(case) == [0] and len(before) == len(after) and sum(a != b for a, b in zip(before, after)) == 1
-    assert "add(" not in case.after[0]["content"] and "to_morse(" in case.after[0]["content"]
+    assert changed(case) == [0]
+    assert len(before) == len(after)
+    assert sum(a != b for a, b in zip(before, after)) == 1
+    assert "add(" not in case.after[0]["content"]
+    assert "to_morse(" in case.after[0]["content"]
     newcomer = next(b for a, b in zip(before, after) if a != b).partition("(")[0]
     assert newcomer not in catalogue.family("add")
     answers = ("I have no function for that.", call("add", a=12, b=7), call(newcomer, a=12))
     assert [case.outcome(t) for t in answers] == FOLLOWS
-    assert case.valid(call("add", a=1)) and not case.valid(call("to_morse", word="a"))
+    assert case.valid(call("add", a=1))
+    assert not case.valid(call("to_morse", word="a"))
 
     case = counterfactuals.tool_renamed(DIGITS)
-    assert "sum_digit(n: integer)" in case.after[0]["content"] and "digit_sum(" not in case.after[0]["content"]
+    assert "sum_digit(n: integer)" in case.after[0]["content"]
+    assert "digit_sum(" not in case.after[0]["content"]
     assert [case.outcome(call(n, n=195)) for n in ("sum_digit", "digit_sum", "add")] == FOLLOWS
     assert "add_it(" in counterfactuals.tool_renamed(ADD).after[0]["content"]
 
     probe = {"messages": [{"role": "user", "content": "Write f()."}], "asked": "code", "tools_present": False}
     case = counterfactuals.tools_on(probe, 0, RNG)
-    assert [m["role"] for m in case.after] == ["system", "user"] and "Functions:" in case.after[0]["content"]
-    assert case.valid("def f():\n    pass") and not case.valid("No.")
+    assert [m["role"] for m in case.after] == ["system", "user"]
+    assert "Functions:" in case.after[0]["content"]
+    assert case.valid("def f():\n    pass")
+    assert not case.valid("No.")
     assert [case.outcome(t) for t in ("def f(): pass", call("add"), "No.")] == FOLLOWS
 
 
 def test_a_swapped_value_must_be_carried_over_with_its_type() -> None:
     others = [DIGITS, problem("digit_sum", {"n": 41}, "Digit sum of 41?"), problem("digit_sum", {"n": 1.5}, "1.5")]
     case = counterfactuals.value_swapped(DIGITS, others, RNG)
-    assert case.after[-1]["content"] == "Digit sum of 41?" and changed(case) == [1]
-    assert case.valid(call("digit_sum", n=195)) and not case.valid(call("digit_sum", n=19))
+    assert case.after[-1]["content"] == "Digit sum of 41?"
+    assert changed(case) == [1]
+    assert case.valid(call("digit_sum", n=195))
+    assert not case.valid(call("digit_sum", n=19))
     found = [case.outcome(call("digit_sum", n=n)) for n in (41, 195, "41", 5)] + [case.outcome(call("add", n=41))]
     assert found == [*FOLLOWS, "other", "other"]
     for kept, donor in (  # it stands twice, is part of another, or nobody else asks for this tool
@@ -82,7 +94,8 @@ def test_a_swapped_value_must_be_carried_over_with_its_type() -> None:
 
 def test_only_cases_that_behaved_before_count_towards_a_flip() -> None:
     case = counterfactuals.tools_off(ADD, RNG)
-    before, after = [call("add"), call("add"), "No.", call("add")], ["No.", call("add"), "No.", "No."]
+    before = [call("add"), call("add"), "No.", call("add")]
+    after = ["No.", call("add"), "No.", "No."]
     row, other = counterfactuals.flips([case] * 4, before, after)[:2]
     assert (row["asked"], row["n"], row["other"]) == (4, 3, 0)
     assert (row["follows"], row["ignores"]) == pytest.approx((2 / 3, 1 / 3))
@@ -97,9 +110,12 @@ def test_the_command_leaves_a_row_per_checkpoint_and_swap(make_run: Callable[...
     counterfactuals.main(["--ckpt", "tiny", "--data-dir", str(tmp_path), "--limit", "2", "--max-new-tokens", "4"])
     run = Run.open("swaps")
     rows = run.evals()
-    assert run.status["status"] == "finished" and list(rows["swap"]) == list(counterfactuals.SWAPS)
+    assert run.status["status"] == "finished"
+    assert list(rows["swap"]) == list(counterfactuals.SWAPS)
     assert set(rows["checkpoint"]) == {"tiny@1"}
-    assert list(rows["asked"]) == [2] * 5 and not rows["n"].any()  # new weights call nothing
+    # new weights call nothing
+    assert list(rows["asked"]) == [2] * 5
+    assert not rows["n"].any()
 
 
 def test_supervised_tokens_are_counted_as_training_sees_them(home: Path) -> None:

@@ -20,7 +20,8 @@ def test_the_verdict_follows_the_share_of_groups_with_variance_and_of_correct_co
         rewards = torch.full((100, 4), 0.3)
         rewards[:varying, 0] = 0.55
         judged = diagnose.judge(rewards, wrong)
-        assert (judged.verdict, judged.effective_groups) == (verdict, varying) and judged.remedy
+        assert (judged.verdict, judged.effective_groups) == (verdict, varying)
+        assert judged.remedy
         assert judged.frac_zero_std_groups == 1 - varying / 100
     correct = wrong.clone()
     correct.view(-1)[:340] = True  # exactly 85 %: 85 groups all right, 15 all wrong, no variance at all
@@ -29,8 +30,10 @@ def test_the_verdict_follows_the_share_of_groups_with_variance_and_of_correct_co
     assert diagnose.judge(correct.float(), correct).verdict == "SATURATED"
     rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     judged = diagnose.judge(rewards, rewards == 1, min_groups=1)
-    assert judged.exact_match == judged.reward_mean == 0.25 and judged.frac_with_variance == 0.5
-    assert judged.pass_at == {1: 0.25, 2: 0.5} and judged.reward_std == pytest.approx(0.1875**0.5)
+    assert judged.exact_match == judged.reward_mean == 0.25
+    assert judged.frac_with_variance == 0.5
+    assert judged.pass_at == {1: 0.25, 2: 0.5}
+    assert judged.reward_std == pytest.approx(0.1875**0.5)
 
 
 def test_the_sentinel_stops_after_twenty_dead_steps_in_a_row_also_across_a_resume() -> None:
@@ -57,12 +60,14 @@ def test_the_share_of_changed_weights_counts_bf16_values_only() -> None:
 def test_the_command_prints_the_verdict_and_keeps_a_row(toy_run: Run, monkeypatch: Any, capsys: Any) -> None:
     words = ["--ckpt", "toy@1", "--task", "toy", "--max-new-tokens", "8", "--run-name", "look"]
     COMMANDS["diagnose"].run(words)
-    out, run = capsys.readouterr().out, Run.open("look")
+    out = capsys.readouterr().out
+    run = Run.open("look")
     assert all(part in out for part in ("256 of 256", "pass@1 = ", "pass@8 = ", "n=8, N=64", "of 64 groups", "LIVE"))
     row = run.evals().iloc[0]
     assert (row["verdict"], row["n_problems"], row["n_samples"], row["gold_passed"]) == ("LIVE", 64, 8, 256)
     assert sum(row[f"tier/{t}"] for t in ToyTask.tiers) == pytest.approx(1)
-    assert run.status["summary"]["verdict"] == "LIVE" and run.samples()
+    assert run.status["summary"]["verdict"] == "LIVE"
+    assert run.samples()
     monkeypatch.setattr(ToyTask, "gold", lambda self, problem: "?")  # ends before a run is made
     with pytest.raises(DataError, match="toy"):
         COMMANDS["diagnose"].run([*words[:-1], "other"])
@@ -74,4 +79,5 @@ def test_a_small_task_of_ones_own_is_sampled_until_there_are_groups_enough(toy_r
     task = ["--task", f"{tmp_path / 'own/words.py'}:Words", "--max-new-tokens", "4", "--group-size", "2"]
     COMMANDS["diagnose"].run(["--ckpt", "toy@1", *task, "--run-name", "look"])
     row = Run.open("look").evals().iloc[0]
-    assert row["n_problems"] == 64 and 0 < row["gold_n"] < 64
+    assert row["n_problems"] == 64
+    assert 0 < row["gold_n"] < 64

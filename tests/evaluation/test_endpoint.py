@@ -24,7 +24,8 @@ class Server(Handler):
     def do_POST(self) -> None:
         body = json.loads(self.body())
         self.seen.append(body)
-        if refused := [name for name in body if name in self.unknown]:
+        refused = [name for name in body if name in self.unknown]
+        if refused:
             text = f"Unrecognized request arguments supplied: {', '.join(refused)}"
             self.reply(400, json.dumps({"error": {"message": text}}).encode())
         else:
@@ -70,9 +71,12 @@ def test_a_server_that_knows_only_openais_fields_answers_all_the_same(
     batch = collected()
     assert batch.texts == ["ab"] * 4
     answered = [body for body in Server.seen if not {"min_p", "top_k"} & body.keys()]
-    assert len(answered) == 4 and all(body["top_p"] == 1.0 for body in answered)
+    assert len(answered) == 4
+    assert all(body["top_p"] == 1.0 for body in answered)
     notes = capsys.readouterr().err
-    assert "min_p" in notes and "top_k" in notes and "top_p" not in notes
+    assert "min_p" in notes
+    assert "top_k" in notes
+    assert "top_p" not in notes
 
 
 def test_an_answer_without_usage_is_scored_and_its_missing_length_told(
@@ -80,5 +84,6 @@ def test_an_answer_without_usage_is_scored_and_its_missing_length_told(
 ) -> None:
     monkeypatch.setattr(Server, "answer", {"choices": [{"message": {"content": None}, "finish_reason": "length"}]})
     batch = collected()
-    assert batch.texts == [""] * 4 and {completion.stop for completion in batch.completions} == {"length"}
+    assert batch.texts == [""] * 4
+    assert {completion.stop for completion in batch.completions} == {"length"}
     assert "without usage" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Scores that can be believed: unbiased pass@k, intervals, paired differences, behaviour probes, choosing a checkpoint."""
+"""Scores that can be believed: unbiased pass@k, intervals, paired differences, behaviour probes, choosing a
+checkpoint."""
 
 from dataclasses import replace
 from functools import partial
@@ -44,7 +45,13 @@ def policy() -> Policy:
 def toy_result(policy: Policy, count: int = 8, **over: object) -> results.TaskResult:
     task = tasks.load("toy")
     settings = dict(n=4, ks=(1, 4), max_new_tokens=COMPLETION_LENGTH, seed=5) | over
-    return evaluate.evaluate_task(*policy, "reserved", task, task.problems("select", limit=count), **settings)
+    return evaluate.evaluate_task(
+        *policy,
+        "reserved",
+        task,
+        task.problems("select", limit=count),
+        **settings,
+    )
 
 
 def test_evaluation_counts_what_the_task_scores(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +72,22 @@ def test_evaluation_counts_what_the_task_scores(policy: Policy, monkeypatch: pyt
 
 def test_completions_are_counted_by_group_and_class(policy: Policy) -> None:
     requests = problems.draw("test", 8, shares={"call": 1, "unfitting": 1})
-    result = evaluate.evaluate_task(*policy, "reserved", tasks.load("funcall"), requests, n=2, max_new_tokens=8)
-    shares, row = result.class_shares(), result.row()
-    assert list(shares) == ["call", "unfitting"] and list(shares["call"]) == list(NAMED)
+    result = evaluate.evaluate_task(
+        *policy,
+        "reserved",
+        tasks.load("funcall"),
+        requests,
+        n=2,
+        max_new_tokens=8,
+    )
+    shares = result.class_shares()
+    row = result.row()
+    assert list(shares) == ["call", "unfitting"]
+    assert list(shares["call"]) == list(NAMED)
     for name in shares:
         mine = [e for e in result.examples if f"-{name}-" in e["problem"]]
-        assert len(mine) == 8 and sum(shares[name].values()) == pytest.approx(1)
+        assert len(mine) == 8
+        assert sum(shares[name].values()) == pytest.approx(1)
         for c in NAMED:
             assert shares[name][c] == sum(e["parts"]["named"] == c for e in mine) / 8 == row[f"{name}/named_{c}"]
     assert len(result.report("x").splitlines()) == 5
@@ -86,11 +103,15 @@ class Echo:
 
 
 class Episodes(ToyTask):
-    tiers, max_turns, environment, no_stop = ("none", "full"), 2, Echo, True
+    tiers = ("none", "full")
+    max_turns = 2
+    environment = Echo
+    no_stop = True
 
 
 def test_an_episode_whose_prompt_fills_the_block_fails(policy: Policy) -> None:
-    gold, block = tasks.load("toy").problems("test", 1)[0].gold, policy[0].cfg.block_size
+    gold = tasks.load("toy").problems("test", 1)[0].gold
+    block = policy[0].cfg.block_size
     problems = [Problem(str(n), [{"role": "user", "content": "x" * n}], gold, "test") for n in (1, 2 * block)]
     result = evaluate.evaluate_task(*policy, "reserved", Episodes(), problems, n=2)
     assert [(p["c"], p["reward_mean"]) for p in result.counts] == [(2, 1.0), (0, 0.0)]
@@ -119,7 +140,8 @@ def test_probes_are_read_and_counted_by_cell(policy: Policy, tmp_path: Path) -> 
     assert [counts.total() for counts in matrix.counts.values()] == [2, 2, 2, 2, 2]
     row = matrix.metrics()
     for cell, counts in matrix.counts.items():
-        assert row[f"probe/{cell}/call"] == counts["call"] / 2 and row[f"probe/{cell}/n"] == 2
+        assert row[f"probe/{cell}/call"] == counts["call"] / 2
+        assert row[f"probe/{cell}/n"] == 2
     path.write_text(path.read_text() + '{"asked": "dance"}\n')
     with pytest.raises(DataError, match="line 21"):
         evaluate.read_probes(tmp_path, "select", 3)
@@ -133,23 +155,30 @@ def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys
     rows = run.evals()
     cells = [("toy@1", "select"), ("toy@1", "test"), ("toy@2", "select"), ("toy@2", "test")]
     assert list(zip(rows["checkpoint"], rows["split"])) == cells
-    assert set(rows["n_samples"]) == {4} and set(rows["n_problems"]) == {8} and set(rows["temperature"]) == {1.0}
+    assert set(rows["n_samples"]) == {4}
+    assert set(rows["n_problems"]) == {8}
+    assert set(rows["temperature"]) == {1.0}
     per_problem = results.read_per_problem(run)
     keys = ("checkpoint", "split", "sampling", "id", "n", "c", "reward_mean", "tiers")
-    assert len(per_problem) == 32 and {tuple(r) for r in per_problem} == {keys}
-    assert run.status["status"] == "finished" and len(run.status["summary"]) == 2
+    assert len(per_problem) == 32
+    assert {tuple(r) for r in per_problem} == {keys}
+    assert run.status["status"] == "finished"
+    assert len(run.status["summary"]) == 2
     out = capsys.readouterr().out
-    assert "n=4, N=8, temperature=1" in out and "toy@2 minus toy@1 on test" in out
+    assert "n=4, N=8, temperature=1" in out
+    assert "toy@2 minus toy@1 on test" in out
 
 
 def test_other_temperatures_a_given_call_tag_and_masks_have_rows_of_their_own(toy_run: Run) -> None:
     words = ["--ckpt", "toy@1", "toy@2", "--temperatures", "0", "0.5", "--forced-call", "true", "--run-name", "ways"]
     COMMANDS["evaluate"].run([*TOY, *words, "--constrain", "true"])
-    run, free = Run.open("ways"), ["T=1", "greedy", "T=0.5"]
+    run = Run.open("ways")
+    free = ["T=1", "greedy", "T=0.5"]
     ways = [*free, "T=1, call given", *(f"{way}, constrained" for way in free)]
     rows = run.evals()
     assert list(zip(rows["checkpoint"], rows["sampling"])) == [(c, w) for c in ("toy@1", "toy@2") for w in ways]
-    assert list(rows["temperature"][:4]) == [1, 0, 0.5, 1] and list(rows["n_samples"][:4]) == [4, 1, 4, 4]
+    assert list(rows["temperature"][:4]) == [1, 0, 0.5, 1]
+    assert list(rows["n_samples"][:4]) == [4, 1, 4, 4]
     assert set(run.status["summary"]) == {f"test{w}: toy@2 - toy@1" for w in ("", *(f", {way}" for way in ways[1:]))}
     greedy = ["--task", "toy", *FEW, "--temperature", "0", "--n", "1", "--ks", "1"]
     COMMANDS["evaluate"].run([*greedy, "--ckpt", "toy@1", "--run-name", "greedy"])
@@ -183,10 +212,20 @@ def test_constrained_calls_are_readable() -> None:
     with torch.no_grad():
         model.wte.weight[chat.layout(tok, "reserved").call] *= 60  # of a tied head
     problems = Calls().problems("test", limit=4)
-    sampled = partial(evaluate.evaluate_task, model, tok, "reserved", n=3, ks=(1,), max_new_tokens=120, seed=0)
+    sampled = partial(
+        evaluate.evaluate_task,
+        model,
+        tok,
+        "reserved",
+        n=3,
+        ks=(1,),
+        max_new_tokens=120,
+        seed=0,
+    )
     free, held = (sampled(Calls(), problems, constrain=constrain) for constrain in (False, True))
     tagged = [sum(chat.CALL_TAG in e["completion"] for e in result.examples) for result in (free, held)]
-    assert min(tagged) > 0 and free.pass_at[1].value < held.pass_at[1].value == 1.0
+    assert min(tagged) > 0
+    assert free.pass_at[1].value < held.pass_at[1].value == 1.0
     with pytest.raises(ConfigError, match="constrain"):
         sampled(Episodes(), problems, constrain=True)
 
@@ -220,7 +259,8 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
     assert losses["heldout_loss/code"] == pytest.approx(nats / int((targets >= 0).sum()), rel=1e-5)
     assert set(losses) == {f"heldout_{kind}/{d}" for kind in ("loss", "nats") for d in ("calls", "code")}
     kept = conversations.load_domains(tmp_path, "test", loaded.tokenizer, "reserved", 64, limit=3)
-    assert {d: len(e) for d, e in kept.items()} == {"calls": 3, "code": 3} and not loaded.model.training
+    assert {d: len(e) for d, e in kept.items()} == {"calls": 3, "code": 3}
+    assert not loaded.model.training
     with pytest.raises(UserError, match="heldout_examples"):
         COMMANDS["evaluate"].run(["--ckpt", "toy", "--heldout-examples", "3"])
 

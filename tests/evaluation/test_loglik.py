@@ -69,12 +69,14 @@ def test_the_authors_files_of_mmlu_give_the_hubs_problems_and_scores(sets: Path)
     hub, own = (evaluated("mmlu:shots=2", sets / name) for name in ("mmlu", "csv"))
     strip = lambda rows: [{k: v for k, v in row.items() if k != "problem"} for row in rows]  # noqa: E731
     key = lambda row: (row["sampling"], row["request"])  # noqa: E731
-    assert strip(sorted(hub, key=key)) == strip(sorted(own, key=key)) and len(hub) == 6
+    assert strip(sorted(hub, key=key)) == strip(sorted(own, key=key))
+    assert len(hub) == 6
     assert [r["n"] for r in results.read_per_problem(Run.open("x"))] == [1] * 6
     task = tasks.load("mmlu", source=str(sets / "csv"))
     (problem,) = task.problems("select")
     assert problem.messages[0]["content"] == "3 + 1?\n\nA. 1\nB. 2\nC. 3\nD. 4"
-    assert task.score(problem, "The answer is D.").correct and not task.score(problem, "The answer is C.").correct
+    assert task.score(problem, "The answer is D.").correct
+    assert not task.score(problem, "The answer is C.").correct
     with pytest.raises(DataError, match="mmlu:shots=2"):
         task.choices(problem)
     jsonl.write(sets / "mmlu" / "test.jsonl", [ROWS["mmlu"]["test"][0] | {"answer": 4}])
@@ -95,10 +97,16 @@ def test_the_numbers_are_those_of_lm_evaluation_harness(sets: Path, monkeypatch:
 
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(sets / "cache"))
     COMMANDS["export"].run(["--ckpt", "random", "--out", str(sets / "hf"), "--dtype", "float32"])
-    model, manager = HFLM(str(sets / "hf"), device="cpu", dtype="float32", max_length=512), TaskManager()
+    model = HFLM(str(sets / "hf"), device="cpu", dtype="float32", max_length=512)
+    manager = TaskManager()
     for name, theirs in HARNESS.items():
         files = {part: str(sets / name / f"{part}.jsonl") for part in ROWS[name]}
-        data = dict(dataset_path="json", dataset_name=None, dataset_kwargs={"data_files": files}, task=name)
+        data = dict(
+            dataset_path="json",
+            dataset_name=None,
+            dataset_kwargs={"data_files": files},
+            task=name,
+        )
         data |= dict.fromkeys(f"{part}_split" for part in {"training", "validation"} - {*files})
         data |= dict(include=str(manager._entry(theirs).yaml_path), num_fewshot=2 if name == "mmlu" else 0)
         (sets / f"{name}.yaml").write_text(json.dumps(data))
@@ -106,7 +114,8 @@ def test_the_numbers_are_those_of_lm_evaluation_harness(sets: Path, monkeypatch:
         docs = {key: doc for doc in found["samples"][name] for key in (doc["doc_id"], doc["doc"].get("id"))}
         for row in evaluated(name + ":shots=2" * (name == "mmlu"), sets / name):
             last = row["problem"].rpartition("-")[2]
-            doc, metric = docs[int(last) if last.isdigit() else last], row["sampling"].rpartition(" ")[2]
+            doc = docs[int(last) if last.isdigit() else last]
+            metric = row["sampling"].rpartition(" ")[2]
             theirs_ll = [response[0][0] for response in doc["resps"]]
             assert row["parts"]["loglikelihoods"] == pytest.approx(theirs_ll, abs=1e-4)
             assert row["correct"] == bool(doc.get(metric, row["correct"]))  # MMLU has no acc_norm

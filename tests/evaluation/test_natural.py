@@ -37,13 +37,17 @@ def test_the_file_has_its_shares_and_offers_the_tool_and_others_that_cannot_serv
     assert kinds == dict(toolbox=60, unfitting=20, code=20, chat=20)
     assert len(BY_ID) == 120 == len({" ".join(re.findall(r"\w+", request(p).lower())) for p in BY_ID.values()})
     for problem in of_kind("toolbox"):
-        name, offered = problem.gold["name"], problem.meta["tools"]
-        assert name in offered and 3 <= len(offered) <= 6 and len(set(offered)) == len(offered)
+        name = problem.gold["name"]
+        offered = problem.meta["tools"]
+        assert name in offered
+        assert 3 <= len(offered) <= 6
+        assert len(set(offered)) == len(offered)
         assert not set(offered) & {t.name for t in catalogue.HELD_OUT}
         assert not (catalogue.family(name) - {name}) & set(offered), problem.id
         catalogue.TOOLS[name].call(problem.gold["arguments"])
         system = TASK.prompt(problem)[0]["content"]
-        assert system.startswith("Functions:\n") and f"\n{name}(" in system
+        assert system.startswith("Functions:\n")
+        assert f"\n{name}(" in system
     assert len({p.gold["name"] for p in of_kind("toolbox")}) == 60
 
 
@@ -54,7 +58,8 @@ def said(problem: Problem, answer: str) -> tuple[str, bool]:
 
 def test_only_the_expected_call_is_right_and_only_silence_where_no_tool_fits() -> None:
     for problem in of_kind("toolbox"):
-        name, arguments = problem.gold["name"], problem.gold["arguments"]
+        name = problem.gold["name"]
+        arguments = problem.gold["arguments"]
         other = next(tool for tool in problem.meta["tools"] if tool != name)
         key, value = next(reversed(arguments.items()))
         changed = value + 1 if isinstance(value, (int, float)) else value + value
@@ -81,8 +86,11 @@ def test_solutions_pass_the_hidden_tests_and_wrong_programs_fail() -> None:
         assert piece in code
         pairs += [(problem, code), (problem, code.replace(piece, replacement)), (problem, "I cannot.")]
     tiers = [score.tier for score in TASK.scores(pairs)]
-    right, wrong, silent = tiers[::3], tiers[1::3], tiers[2::3]
-    assert right == ["all_passed"] * 20 and set(silent) == {"empty"}
+    right = tiers[::3]
+    wrong = tiers[1::3]
+    silent = tiers[2::3]
+    assert right == ["all_passed"] * 20
+    assert set(silent) == {"empty"}
     assert not {"all_passed", "unparseable", "empty"} & set(wrong), dict(zip(SOLUTIONS, wrong))
 
 
@@ -114,13 +122,15 @@ SMALL = {  # sizes of the recipe's data stages
 def test_the_data_of_nano_hold_no_request_and_no_function(tmp_path: Path) -> None:
     for stage in RECIPES["nano"].stages:
         if stage.kind.startswith("data."):
-            entry, out = registry.find(stage.kind), stage.out.format(data=tmp_path)
+            entry = registry.find(stage.kind)
+            out = stage.out.format(data=tmp_path)
             cfg = config.from_dict(entry.config_class, {**stage.settings, **SMALL[stage.kind], "out": out})
             entry.load(entry.function)(cfg)
     places = (("pretrain", "corpus"), ("sft", "base"), ("sft", "sft"), ("reinforce", "sft"))
     lineage = [dict(run=kind, kind=kind, data_dir=str(tmp_path / place)) for kind, place in places]
     report = contamination.check(list(BY_ID.values()), [*lineage[:3], lineage[3] | {"task": "funcall"}])
-    assert len(report.read) == 4 and not report.missing
+    assert len(report.read) == 4
+    assert not report.missing
     assert report.how.keys() <= {p.id for p in BY_ID.values() if p.meta["trained"]}
 
 
@@ -128,21 +138,29 @@ def test_the_command_writes_a_row_for_each_answer_and_tables(make_run: Callable[
     """The model was trained on one of the requests."""
     messages = [{"role": "user", "content": "Write quicksort!"}, {"role": "assistant", "content": QUICKSORT}]
     write_rows(tmp_path / "code.train.jsonl", [{"messages": messages}])
-    make_run("tiny", "gpt2:512", lineage=[{"run": "tiny", "kind": "sft", "data_dir": str(tmp_path)}], block_size=512)
+    make_run(
+        "tiny",
+        "gpt2:512",
+        lineage=[{"run": "tiny", "kind": "sft", "data_dir": str(tmp_path)}],
+        block_size=512,
+    )
     COMMANDS["natural"].run(["--ckpt", "tiny", "--max-new-tokens", "4", "--run-name", "n"])
     run = Run.open("n")
     row = run.evals().iloc[0]
-    assert run.status["status"] == "finished" and row["natural/toolbox/n"] == 60
+    assert run.status["status"] == "finished"
+    assert row["natural/toolbox/n"] == 60
     assert [row[f"natural/code{stratum}/n"] for stratum in ("", "_new", "_trained")] == [20, 19, 1]
     rows = [json.loads(line) for line in (run.path / "natural.jsonl").read_text().splitlines()]
-    assert [r["id"] for r in rows] == list(BY_ID) and {r["id"] for r in rows if r["trained"]} == {"code-01"}
+    assert [r["id"] for r in rows] == list(BY_ID)
+    assert {r["id"] for r in rows if r["trained"]} == {"code-01"}
     table = (run.path / "natural.md").read_text()
     assert "| code, trained on: passes all hidden tests | 0 of 1" in table
     assert all(f"| {id} |" in table for id in BY_ID)
 
 
 def test_the_released_models_answers_are_committed_as_a_table_that_their_rows_give() -> None:
-    """reports/natural: every released model answered every request, and the tables are those of the rows beside them."""
+    """reports/natural: every released model answered every request, and the tables are those of the rows beside
+    them."""
     folder = Path(__file__).resolve().parents[2] / "reports" / "natural"
     answers: dict[str, list[dict[str, object]]] = {}
     for row in map(json.loads, (folder / "natural.jsonl").read_text("utf-8").splitlines()):
@@ -151,7 +169,9 @@ def test_the_released_models_answers_are_committed_as_a_table_that_their_rows_gi
     requests = {id: request(problem) for id, problem in BY_ID.items()}
     assert all({row["id"]: row["request"] for row in rows} == requests for rows in answers.values())
     for rows in answers.values():
-        found, right = natural.metrics(rows), [row["correct"] for row in rows if row["kind"] == "toolbox"]
-        assert found["natural/toolbox/right"] == sum(right) / 60 and found["natural/toolbox/n"] == 60
+        found = natural.metrics(rows)
+        right = [row["correct"] for row in rows if row["kind"] == "toolbox"]
+        assert found["natural/toolbox/right"] == sum(right) / 60
+        assert found["natural/toolbox/n"] == 60
     table = (folder / "natural.md").read_text("utf-8")
     assert natural.markdown(answers, table.split("\n")[2]) == table

@@ -17,14 +17,24 @@ from codechat_lab.sandbox.pool import SandboxUnavailable, shared_pool
 
 def test_both_verdicts_stand_beside_each_other() -> None:
     """Nothing is solved, but completions differ in how far they come."""
-    task, rungs = tasks.load("micro"), {"raises": 0.05, "none_passed": 0.15, "empty": 0.0}
+    task = tasks.load("micro")
+    rungs = {"raises": 0.05, "none_passed": 0.15, "empty": 0.0}
     problems = [Problem(str(i), [], {}, "train") for i in range(70)]
     rows = [dict(reward=rungs[t], tier=t, correct=False) for t in ("raises", "none_passed", "raises", "empty")]
     result = results.TaskResult(task, problems, rows * 70, 4, 1.0, (1, 4))
     row = pass_rates.verdicts(result, pass_rates.PasskConfig(ckpt=("x",)))
     assert (row["verdict"], row["reward_verdict"]) == ("DEAD", "LIVE")
-    assert row["parseable_frac"] == 0.75 and row["runnable_frac"] == 0.25
-    bounds = {0.0: "DEAD", 0.0099: "DEAD", 0.01: "WEAK", 0.0499: "WEAK", 0.05: "LIVE", 0.85: "LIVE", 0.851: "SATURATED"}
+    assert row["parseable_frac"] == 0.75
+    assert row["runnable_frac"] == 0.25
+    bounds = {
+        0.0: "DEAD",
+        0.0099: "DEAD",
+        0.01: "WEAK",
+        0.0499: "WEAK",
+        0.05: "LIVE",
+        0.85: "LIVE",
+        0.851: "SATURATED",
+    }
     for rate, verdict in bounds.items():
         assert diagnose.verdict_of(rate, rate, pass_rates.DEAD_BELOW, pass_rates.WEAK_BELOW) == verdict
 
@@ -37,7 +47,8 @@ def test_the_window_keeps_problems_with_variance_and_without_any_partial_rewards
     ):
         rows = [dict(id=str(i), n=20, c=c, reward_mean=mean) for i, (c, mean) in enumerate(pairs)]
         chosen, words = pass_rates.choose(rows, (0.05, 0.95))
-        assert chosen == kept and why in words
+        assert chosen == kept
+        assert why in words
 
 
 @pytest.fixture
@@ -58,16 +69,19 @@ def passk(make_run: Callable[..., Run]) -> Iterator[Callable[..., None]]:
 
 def test_the_commands_end_to_end(passk: Callable[..., None], tmp_path: Path, capsys) -> None:
     passk("--run-name", "rates", "--gate-parseable", "0.5", "--gate-pass-at-k", "0.1")
-    out, run = capsys.readouterr().out, Run.open("rates")
+    out = capsys.readouterr().out
+    run = Run.open("rates")
     for words in ("pass@1 = 0.000", "pass@2 = 0.000", "n=2, N=6, temperature=1", "pass@1: DEAD", "level ", "GATE fail"):
         assert words in out
     assert run.status["summary"]["gate"] == run.evals()["gate"].iloc[-1] == "fail"  # it states and does not stop
-    path, target = run.path / "per_problem.jsonl", tmp_path / "kept"
+    path = run.path / "per_problem.jsonl"
+    target = tmp_path / "kept"
     target.mkdir()
     (target / "micro.train.jsonl").write_text("{}")  # of a former call
     words = ["--rates", "rates", "--out", str(target)]
     COMMANDS["filter"].run(words)
-    assert not (target / "micro.train.jsonl").exists() and (target / "micro.test.jsonl").exists()
+    assert not (target / "micro.train.jsonl").exists()
+    assert (target / "micro.test.jsonl").exists()
 
     rows = list(read_rows(path))
     rows[1]["c"], rows[4]["c"] = 1, 2  # as a better checkpoint would have it
@@ -76,7 +90,8 @@ def test_the_commands_end_to_end(passk: Callable[..., None], tmp_path: Path, cap
     COMMANDS["filter"].run(words)
     assert [word for word in capsys.readouterr().out.split() if word.isdigit()][:4] == ["6", "4", "1", "1"]
     kept = tasks.load("micro", source=str(target))
-    assert [p.id for p in kept.problems("train")] == [rows[1]["id"]] and len(kept.problems("select")) == 500
+    assert [p.id for p in kept.problems("train")] == [rows[1]["id"]]
+    assert len(kept.problems("select")) == 500
     tasks.check_reference_solutions(kept, kept.problems("train")).require()
 
     for change, error in (({"id": "micro-gone"}, DataError), ({"split": "test"}, ConfigError)):

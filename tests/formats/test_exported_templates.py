@@ -44,7 +44,13 @@ def both(tmp_path_factory: pytest.TempPathFactory, transformers: Any) -> Any:
         meta = {"lineage": [{"kind": "sft", "tools_style": style}]}
         out = root / f"{whose}-{tags}-{style}"
         out.mkdir()
-        files = exchange.tokenizer_files(tok, tags, block_size=8192, rows=tok.n_vocab + 6, tools_style=style)
+        files = exchange.tokenizer_files(
+            tok,
+            tags,
+            block_size=8192,
+            rows=tok.n_vocab + 6,
+            tools_style=style,
+        )
         for name, text in files.items():
             (out / name).write_text(text, encoding="utf-8")
         loaded = LoadedModel(MODEL, tok, tags, meta, Path())
@@ -143,7 +149,12 @@ TALKS = [
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("whose, tags", MODES)
-def test_a_conversation_has_the_ids_that_the_server_renders(both: Any, whose: str, tags: str, style: str) -> None:
+def test_a_conversation_has_the_ids_that_the_server_renders(
+    both: Any,
+    whose: str,
+    tags: str,
+    style: str,
+) -> None:
     loaded, theirs = both(whose, tags, style)
     for messages in TALKS:
         for tools in TOOLS:
@@ -246,7 +257,14 @@ def test_a_schema_that_the_server_writes_in_other_words_is_refused(both: Any, sc
     tools = [function("f", "A function.", {"x": schema}, "x")]
     with pytest.raises(TemplateError, match="codechat serve"):
         template_ids(theirs, [USER], tools)
-    good = [function("f", "A function.", {"type": {"type": "string"}, "x": {"anyOf": [True, {"type": ["null"]}]}}, "x")]
+    good = [
+        function(
+            "f",
+            "A function.",
+            {"type": {"type": "string"}, "x": {"anyOf": [True, {"type": ["null"]}]}},
+            "x",
+        )
+    ]
     assert template_ids(theirs, [USER], good) == served_ids(loaded, [USER], good)
 
 
@@ -298,13 +316,15 @@ def test_raw_text_begins_with_the_token_that_a_text_begins_with(both: Any, tmp_p
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     loaded = LoadedModel(MODEL, tok, "raw", {}, Path())
     expected = served_ids(loaded, [USER], [WEATHER])
-    assert expected[0] == 0 and template_ids(theirs, [USER], [WEATHER]) == expected
+    assert expected[0] == 0
+    assert template_ids(theirs, [USER], [WEATHER]) == expected
 
 
 def test_an_exported_template_is_imported_as_it_was(both: Any) -> None:
     theirs = FOREIGN["chatml"]
     once = exchange.chat_template("template", "json", theirs)
-    assert once.endswith(theirs) and len(once) > len(theirs)
+    assert once.endswith(theirs)
+    assert len(once) > len(theirs)
     assert exchange.without_messages(once) == theirs
     assert exchange.chat_template("template", "json", once) == once
     for tags in ("text", "raw"):

@@ -27,11 +27,13 @@ def written(tmp_path: Path, ckpt: str = "ours", dtype: Any = "float32") -> Path:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen2-grouped", "qwen3", "qwen3-tied"])
 @torch.no_grad()
 def test_transformers_reads_our_file_and_so_do_we(transformers: Any, tmp_path: Path, name: str) -> None:
-    theirs, ids = foreign(transformers, tmp_path / "in", name), ids_below(400, 2, 64)
+    theirs = foreign(transformers, tmp_path / "in", name)
+    ids = ids_below(400, 2, 64)
     ours = imported(tmp_path / "in", "ours")
     for dtype in ("bfloat16", "float16", "float32"):
         path = written(tmp_path, dtype=dtype)
-        back, cast = imported(path.parent if dtype == "float32" else path, dtype), getattr(torch, dtype)
+        back = imported(path.parent if dtype == "float32" else path, dtype)
+        cast = getattr(torch, dtype)
         for (which, weight), again in zip(ours.model.named_parameters(), back.model.parameters(), strict=True):
             assert torch.equal(again, weight.to(cast).float() if weight.ndim == 2 else weight), which
         assert (back.tags, back.tokenizer.template) == (ours.tags, ours.tokenizer.template)
@@ -51,7 +53,8 @@ def test_quantized_weights_are_what_the_file_says(
     for kind, error in (("F16", 1e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), *coarse):
         monkeypatch.setitem(gguf_format.WRITTEN, "float32", kind)
         for name, found in gguf_format.read(written(tmp_path))[1]:
-            assert found.dtype == torch.float32 and found.shape == theirs[name].shape
+            assert found.dtype == torch.float32
+            assert found.shape == theirs[name].shape
             assert (found - theirs[name]).abs().max() <= error * theirs[name].abs().max(), name
 
 

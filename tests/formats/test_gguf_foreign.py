@@ -1,4 +1,5 @@
-"""GGUF files as others write them: every quantization, how texts are split and begun, one matrix or two, what is refused."""
+"""GGUF files as others write them: every quantization, how texts are split and begun, one matrix or two, what is
+refused."""
 
 import json
 from pathlib import Path
@@ -70,11 +71,17 @@ def file(
 ) -> Path:
     """A model of one layer as llama.cpp's converter would write it. tensors: {name: array, (type, bytes) or None} over
     random ones; keys of the architecture; ids of special tokens; flags of the tokenizer."""
-    writer, made = gguf.GGUFWriter(path, arch), json.loads(bpe().to_str())
+    writer = gguf.GGUFWriter(path, arch)
+    made = json.loads(bpe().to_str())
     sizes = dict(embedding_length=WIDTH, feed_forward_length=WIDTH, context_length=64, block_count=1)
     about: dict[str, Any] = sizes | {"attention.head_count": HEADS, "attention.layer_norm_rms_epsilon": 1e-5}
     for key, value in (about | (keys or {})).items():
-        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }
         if value is not None:
             kinds[type(value)](f"{arch}.{key}", value)
     vocab = made["model"]["vocab"]
@@ -120,7 +127,10 @@ def loaded(path: Path, name: str = "theirs") -> loading.LoadedModel:
 def test_every_quantization_that_the_package_reads_is_read(tmp_path: Path, kind: Any) -> None:
     size, n_bytes = gguf.GGML_QUANT_SIZES[kind]
     raw = np.random.default_rng(0).integers(
-        0, 64, (WIDTH, WIDTH // size * n_bytes), dtype=np.uint8
+        0,
+        64,
+        (WIDTH, WIDTH // size * n_bytes),
+        dtype=np.uint8,
     )  # scales are finite
     data = raw.view(dict(F32=np.float32, F16=np.float16).get(kind.name, np.uint8))
     model = loaded(file(tmp_path / "x.gguf", {"blk.0.ffn_up.weight": (kind, data)})).model
@@ -132,11 +142,13 @@ def test_every_quantization_that_the_package_reads_is_read(tmp_path: Path, kind:
 def q4_k(block: np.ndarray) -> np.ndarray:
     """A super-block of Q4_K, as ggml's block_q4_K lays it out: 8 scales and minima of 6 bits, 256 numbers of 4."""
     d, least = block[:4].view(np.float16).astype(np.float32)
-    packed, nibbles = block[4:16].astype(int), block[16:]
+    packed = block[4:16].astype(int)
+    nibbles = block[16:]
     out = []
     for j in range(8):
         if j < 4:
-            scale, offset = packed[j] & 63, packed[j + 4] & 63
+            scale = packed[j] & 63
+            offset = packed[j + 4] & 63
         else:
             scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4
             offset = (packed[j + 4] >> 4) | (packed[j] >> 6) << 4
@@ -147,11 +159,15 @@ def q4_k(block: np.ndarray) -> np.ndarray:
 
 def q6_k(block: np.ndarray) -> np.ndarray:
     """A super-block of Q6_K: 256 numbers of 4 + 2 bits, 16 scales of 8 bits, one in float16."""
-    low, high, scales = block[:128], block[128:192], block[192:208].view(np.int8)
+    low = block[:128]
+    high = block[128:192]
+    scales = block[192:208].view(np.int8)
     d = block[208:].view(np.float16).astype(np.float32)[0]
     out = np.empty(256, np.float32)
     for i in range(256):
-        half, part, at = i // 128, i % 128 // 32, i % 32
+        half = i // 128
+        part = i % 128 // 32
+        at = i % 32
         nibble = low[64 * half + 32 * (part % 2) + at] >> (4 if part > 1 else 0) & 15
         pair = high[32 * half + at] >> 2 * part & 3
         out[i] = d * np.float32(scales[i // 16]) * np.float32(int(nibble | pair << 4) - 32)
@@ -159,8 +175,14 @@ def q6_k(block: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name, written_out, scale_at", [("Q4_K", q4_k, (0, 2)), ("Q6_K", q6_k, (208,))])
-def test_k_quants_are_their_closed_form(tmp_path: Path, name: str, written_out: Any, scale_at: tuple[int, ...]) -> None:
-    kind, rng = gguf.GGMLQuantizationType[name], np.random.default_rng(1)
+def test_k_quants_are_their_closed_form(
+    tmp_path: Path,
+    name: str,
+    written_out: Any,
+    scale_at: tuple[int, ...],
+) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    rng = np.random.default_rng(1)
     blocks = rng.integers(0, 256, (WIDTH, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
     for at in scale_at:
         blocks[:, at : at + 2] = (rng.random((WIDTH, 1)) * 0.01).astype(np.float16).view(np.uint8)
@@ -199,12 +221,17 @@ EMBEDDING = numbers(9, ROWS, WIDTH)
     ],
 )
 def test_a_head_that_is_the_embedding_up_to_quantization_is_tied(
-    tmp_path: Path, embedding: str, head: str, kept: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    embedding: str,
+    head: str,
+    kept: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     tensors = {"token_embd.weight": quantized(EMBEDDING, embedding), "output.weight": quantized(EMBEDDING, head)}
     model = loaded(file(tmp_path / "x.gguf", tensors)).model
     expected = gguf.quants.dequantize(*reversed(quantized(EMBEDDING, kept)))
-    assert model.cfg.tied and model.head is None
+    assert model.cfg.tied
+    assert model.head is None
     assert torch.equal(model.wte.weight, torch.from_numpy(np.array(expected, np.float32)))
     assert "tied" in capsys.readouterr().out
 
@@ -222,7 +249,12 @@ def test_a_head_that_is_the_embedding_up_to_quantization_is_tied(
     ],
     ids=["other", "other, coarse", "a fifth", "a thousandth, exact", "tuned, same type", "one row", "reversed"],
 )
-def test_a_head_that_differs_stays_a_matrix_of_its_own(tmp_path: Path, change: Any, embedding: str, head: str) -> None:
+def test_a_head_that_differs_stays_a_matrix_of_its_own(
+    tmp_path: Path,
+    change: Any,
+    embedding: str,
+    head: str,
+) -> None:
     tensors = {
         "token_embd.weight": quantized(EMBEDDING, embedding),
         "output.weight": quantized(change(EMBEDDING), head),
@@ -300,7 +332,8 @@ def pieces(text: str, patterns: list[str]) -> list[str]:
 
 def _cut(text: str, pattern: str) -> list[str]:
     """Matches and what is between them."""
-    at, out = 0, []
+    at = 0
+    out = []
     for match in regex.finditer(pattern, text):
         out += [text[at : match.start()], match[0]]
         at = match.end()
@@ -351,7 +384,10 @@ def test_a_way_to_split_that_is_not_known_is_refused_by_name(tmp_path: Path, pre
     ],
 )
 def test_a_text_begins_with_the_bos_token_where_the_file_or_its_kind_says_so(
-    tmp_path: Path, pre: str | None, flags: dict[str, bool], begins: bool
+    tmp_path: Path,
+    pre: str | None,
+    flags: dict[str, bool],
+    begins: bool,
 ) -> None:
     model = loaded(file(tmp_path / "x.gguf", pre=pre, flags=flags))
     assert model.tokenizer.beginning == ((0,) if begins else ())
@@ -411,8 +447,18 @@ def test_a_key_that_changes_the_computation_is_refused_by_name(
 
 
 def test_keys_that_change_nothing_are_read_over(tmp_path: Path) -> None:
-    keys = {"vocab_size": ROWS, "rope.dimension_count": 64, "attention.key_length": 64, "attention.value_length": 64}
-    keys |= {"attention.sliding_window": 0, "expert_count": 0, "rope.scaling.factor": 1.0, "rope.scaling.type": "none"}
+    keys = {
+        "vocab_size": ROWS,
+        "rope.dimension_count": 64,
+        "attention.key_length": 64,
+        "attention.value_length": 64,
+    }
+    keys |= {
+        "attention.sliding_window": 0,
+        "expert_count": 0,
+        "rope.scaling.factor": 1.0,
+        "rope.scaling.type": "none",
+    }
     assert loaded(file(tmp_path / "x.gguf", keys=keys)).model.cfg.head_dim == 64
 
 

@@ -1,4 +1,5 @@
-"""Hugging Face in and out: the same logits, ids and rendered conversations on both sides; errors leave nothing behind."""
+"""Hugging Face in and out: the same logits, ids and rendered conversations on both sides; errors leave nothing
+behind."""
 
 import json
 import random
@@ -38,7 +39,15 @@ ARCHITECTURES = {
         dict(mlp="swiglu", qk_norm=True, tied=False),
         dict(mlp="swiglu", qk_norm=True, head_width=20, n_kv_head=2, **LLAMA3),
         dict(qk_norm=True),
-        dict(qk_norm=True, n_kv_head=2, head_width=6, mlp_width=40, tied=False, norm_eps=1e-6, **LLAMA3),
+        dict(
+            qk_norm=True,
+            n_kv_head=2,
+            head_width=6,
+            mlp_width=40,
+            tied=False,
+            norm_eps=1e-6,
+            **LLAMA3,
+        ),
     ],
 }
 CASES = [(name, options) for name, many in ARCHITECTURES.items() for options in many]
@@ -68,22 +77,35 @@ def ids_below(n: int, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("architecture, options", CASES, ids=lambda x: x if isinstance(x, str) else ",".join(x))
 @torch.no_grad()
 def test_transformers_computes_the_same_logits_and_an_import_is_bit_for_bit(
-    transformers: Any, tmp_path: Path, architecture: str, options: dict[str, Any]
+    transformers: Any,
+    tmp_path: Path,
+    architecture: str,
+    options: dict[str, Any],
 ) -> None:
-    model, ids, out = saved(**options), ids_below(406, 2, 96), exported(tmp_path)
-    theirs, ours = transformers.AutoModelForCausalLM.from_pretrained(out), model(ids)
-    assert type(theirs).__name__ == architecture and theirs.dtype == torch.float32
+    model = saved(**options)
+    ids = ids_below(406, 2, 96)
+    out = exported(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
+    ours = model(ids)
+    assert type(theirs).__name__ == architecture
+    assert theirs.dtype == torch.float32
     torch.testing.assert_close(theirs(ids).logits, ours, atol=1e-4, rtol=1e-4)
     assert ours.std() > 0.1, "a comparison of silent models shows nothing"
     # AutoTokenizer chooses by model_type: for qwen2 it would ignore the file's own splitting
-    tok, their_tok = tokenizer.load(SPEC), transformers.AutoTokenizer.from_pretrained(out)
+    tok = tokenizer.load(SPEC)
+    their_tok = transformers.AutoTokenizer.from_pretrained(out)
     assert all(their_tok(text)["input_ids"] == tok.encode(text) for text in AWKWARD)
-    back, here, first = imported(out), model.state_dict(), (out / hf_format.ONE_FILE).read_bytes()
-    assert all(torch.equal(p, here.pop(name)) for name, p in back.model.state_dict().items()) and not here
+    back = imported(out)
+    here = model.state_dict()
+    first = (out / hf_format.ONE_FILE).read_bytes()
+    assert all(torch.equal(p, here.pop(name)) for name, p in back.model.state_dict().items())
+    assert not here
     assert (exported(tmp_path, "theirs", overwrite=True) / hf_format.ONE_FILE).read_bytes() == first
     talk = turns(("user", "\n x"), ("assistant", "ok <functioncall> {}"))
-    there, here = chat.render(talk, back.tokenizer, back.tags), chat.render(talk, tok)
-    assert there.ids == here.ids and there.loss_mask == here.loss_mask
+    there = chat.render(talk, back.tokenizer, back.tags)
+    here = chat.render(talk, tok)
+    assert there.ids == here.ids
+    assert there.loss_mask == here.loss_mask
 
 
 REQUESTS = ["What is 12 squared?", "write quicksort", "hi", "  x\n\n", "héé 漢字"]
@@ -92,7 +114,8 @@ REQUESTS = ["What is 12 squared?", "write quicksort", "hi", "  x\n\n", "héé �
 @pytest.mark.parametrize("tags", chat.MODES)
 @torch.no_grad()
 def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: Path, tags: str) -> None:
-    """In the shape of preset nano: prompts through the chat template, and the end of a turn ends the answer on both sides."""
+    """In the shape of preset nano: prompts through the chat template, and the end of a turn ends the answer on both
+    sides."""
     tok = tokenizer.load("gpt2:4096")
     model = saved(tags, "gpt2:4096", **PRESETS["nano"], n_tags=chat.N_TAGS if tags == "reserved" else 0)
     stop = [*chat.stop_sequences(tok, tags), (tok.eot_id,)]  # the export ends at the end of text too
@@ -101,7 +124,12 @@ def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: P
     model.wte.weight[stop[0][-1]] *= 3
     model.wte.weight[tok.eot_id] = 1.1 * model.wte.weight[answer.ids[-1]]  # both make some answers end
     model.wte.weight[model.cfg.n_ids :] *= 50  # the largest logits by far, never generated
-    checkpoint.save(paths.find_run("r"), 2, model=model, meta={"tokenizer": tok.to_dict(), "tags": tags})
+    checkpoint.save(
+        paths.find_run("r"),
+        2,
+        model=model,
+        meta={"tokenizer": tok.to_dict(), "tags": tags},
+    )
     out = exported(tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
     reader = transformers.AutoTokenizer.from_pretrained(out)
@@ -109,7 +137,12 @@ def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: P
     ours = generate.sample(model, prompts, max_new_tokens=40, temperature=0, stop=stop)
     for text, prompt, expected in zip(REQUESTS, prompts, ours, strict=True):
         turn = turns(("user", text))
-        given = reader.apply_chat_template(turn, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+        given = reader.apply_chat_template(
+            turn,
+            add_generation_prompt=True,
+            return_dict=True,
+            return_tensors="pt",
+        )
         assert given["input_ids"].tolist() == [prompt]
         logits = (x[..., : model.cfg.n_ids] for x in (theirs(**given).logits, model(given["input_ids"])))
         torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
@@ -140,13 +173,19 @@ def conversations() -> list[list[dict[str, str]]]:
 
 @pytest.mark.parametrize("spec", ["gpt2:400", "gpt2", "bytes", "chars"])
 @pytest.mark.parametrize("tags", chat.MODES)
-def test_the_tokenizer_and_its_template_give_our_ids(transformers: Any, tmp_path: Path, spec: str, tags: str) -> None:
+def test_the_tokenizer_and_its_template_give_our_ids(
+    transformers: Any,
+    tmp_path: Path,
+    spec: str,
+    tags: str,
+) -> None:
     """Content that would forge a turn raises."""
     letters = "".join(sorted({*"".join(AWKWARD), *"".join(chat.TAGS), *'{"name": "f"} well:s7'}))
     (tmp_path / "letters.txt").write_text(letters, encoding="utf-8", newline="")
     spec = f"chars:{tmp_path / 'letters.txt'}" if spec == "chars" else spec
     saved(tags, spec)
-    ours, theirs = tokenizer.load(spec), transformers.AutoTokenizer.from_pretrained(exported(tmp_path))
+    ours = tokenizer.load(spec)
+    theirs = transformers.AutoTokenizer.from_pretrained(exported(tmp_path))
 
     def ids(messages: list[dict[str, str]], **how: bool) -> list[int]:
         return theirs.apply_chat_template(messages, return_dict=True, **how)["input_ids"]
@@ -201,7 +240,8 @@ def test_every_field_of_the_architecture_is_exported_or_rejected() -> None:
 def test_an_export_is_whole_and_replaces_only_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved()
     saved(name="other")
-    out, other = exported(tmp_path), Run.open("other").path
+    out = exported(tmp_path)
+    other = Run.open("other").path
     (tmp_path / "mine").mkdir()
     for file in ("file", "mine/thesis.tex"):
         (tmp_path / file).write_text("years of work")
@@ -237,7 +277,12 @@ def write_tokenizer(folder: Path, template: str | None) -> None:
     made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, bytes_])
     made.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    how = dict(vocab_size=400, special_tokens=special, initial_alphabet=bytes_.alphabet(), show_progress=False)
+    how = dict(
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=bytes_.alphabet(),
+        show_progress=False,
+    )
     made.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], tokenizers.trainers.BpeTrainer(**how))
     made.save(str(folder / "tokenizer.json"))
     bos = {"__type": "AddedToken", "content": "<|endoftext|>"}
@@ -265,9 +310,11 @@ def imported(source: Path, name: str = "theirs", **more: Any) -> loading.LoadedM
 @pytest.mark.parametrize("name", FOREIGN["foreign"])
 @torch.no_grad()
 def test_imported_weights_compute_the_same_logits(transformers: Any, tmp_path: Path, name: str) -> None:
-    theirs, ids = foreign(transformers, tmp_path / "in", name), ids_below(411, 2, 128)
+    theirs = foreign(transformers, tmp_path / "in", name)
+    ids = ids_below(411, 2, 128)
     assert len(list((tmp_path / "in").glob("*.safetensors"))) > 2, "in shards"
-    loaded, expected = imported(tmp_path / "in"), theirs(ids).logits
+    loaded = imported(tmp_path / "in")
+    expected = theirs(ids).logits
     assert (loaded.model.cfg.vocab_size, loaded.model.cfg.padded_vocab, loaded.tags) == (400, 411, "template")
     torch.testing.assert_close(loaded.model(ids), expected, atol=1e-4, rtol=1e-4)
     again = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path, "theirs"))
@@ -281,8 +328,10 @@ def test_a_gated_relu_is_ours_only_where_its_projections_are_equal(transformers:
     for layer in theirs.model.layers:
         layer.mlp.gate_proj.weight.copy_(layer.mlp.up_proj.weight)
     theirs.save_pretrained(tmp_path / "in", max_shard_size="20KB")
-    loaded, ids = imported(tmp_path / "in"), ids_below(411, 2, 128)
-    assert loaded.model.cfg.mlp == "relu2" and loaded.model.blocks[0].mlp.gate is None
+    loaded = imported(tmp_path / "in")
+    ids = ids_below(411, 2, 128)
+    assert loaded.model.cfg.mlp == "relu2"
+    assert loaded.model.blocks[0].mlp.gate is None
     torch.testing.assert_close(loaded.model(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
     theirs.model.layers[1].mlp.gate_proj.weight[3, 4] += 1e-6  # a single number, in the last layer
     theirs.save_pretrained(tmp_path / "in", max_shard_size="20KB")
@@ -313,7 +362,8 @@ def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path)
         with pytest.raises((ConfigError, CheckpointError)):
             imported(folder)
     path.write_text(whole)
-    shards, index = sorted(folder.glob("*.safetensors")), folder / hf_format.INDEX
+    shards = sorted(folder.glob("*.safetensors"))
+    index = folder / hf_format.INDEX
     outside = index.read_text().replace(shards[1].name, "../elsewhere.safetensors")
     for spoil, named in (
         (lambda: shards[1].write_bytes(shards[1].read_bytes()[:-5]), shards[1].name),
@@ -350,7 +400,10 @@ def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path)
     ids=str,
 )
 def test_what_our_model_does_not_compute_is_refused_by_name(
-    transformers: Any, tmp_path: Path, change: dict[str, Any], named: str
+    transformers: Any,
+    tmp_path: Path,
+    change: dict[str, Any],
+    named: str,
 ) -> None:
     foreign(transformers, tmp_path / "in")
     path = tmp_path / "in" / "config.json"
@@ -379,7 +432,8 @@ def test_a_head_that_config_json_calls_tied_and_the_file_holds_apart_is_kept(
     head = torch.randn(411, 32, generator=torch.Generator().manual_seed(3))
     weights = one_file(transformers, tmp_path / "in", lm_head__weight=head)
     loaded = imported(tmp_path / "in")
-    assert not loaded.model.cfg.tied and torch.equal(loaded.model.head.weight, head)
+    assert not loaded.model.cfg.tied
+    assert torch.equal(loaded.model.head.weight, head)
     assert torch.equal(loaded.model.wte.weight, weights[hf_format.EMBEDDING])
     assert "lm_head.weight differs from the embedding" in capsys.readouterr().out
     again = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path, "theirs"))
@@ -400,7 +454,8 @@ def test_a_copy_of_the_embedding_is_no_head_of_its_own(transformers: Any, tmp_pa
     ):
         one_file(transformers, tmp_path / str(i), **change)
         model = imported(tmp_path / str(i), f"run{i}").model
-        assert model.cfg.tied and torch.equal(model.wte.weight, embedding)
+        assert model.cfg.tied
+        assert torch.equal(model.wte.weight, embedding)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +463,10 @@ def test_a_copy_of_the_embedding_is_no_head_of_its_own(transformers: Any, tmp_pa
 )
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers_are_refused_by_name(
-    transformers: Any, tmp_path: Path, name: str, bad: float
+    transformers: Any,
+    tmp_path: Path,
+    name: str,
+    bad: float,
 ) -> None:
     weights = one_file(transformers, tmp_path / "in")
     weights[name].view(-1)[7] = bad
@@ -464,7 +522,8 @@ SIZES = dict(vocab_size=257, depth=2, n_embd=16, n_head=2, block_size=24)
 
 def original() -> dict[str, torch.Tensor]:
     """A random state under the original's names."""
-    rng, shapes = torch.Generator().manual_seed(0), {"tok_emb": (257, 16), "pos_emb": (24, 16), "ln_f": (16,)}
+    rng = torch.Generator().manual_seed(0)
+    shapes = {"tok_emb": (257, 16), "pos_emb": (24, 16), "ln_f": (16,)}
     block = {"ln1": (16,), "attn.qkv": (48, 16), "attn.proj": (16, 16), "ln2": (16,)}
     block |= {"mlp.fc": (64, 16), "mlp.proj": (16, 64)}
     shapes |= {f"blocks.{i}.{name}": shape for i in range(2) for name, shape in block.items()}
@@ -473,7 +532,8 @@ def original() -> dict[str, torch.Tensor]:
 
 
 def original_logits(state: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """The original's forward pass, written out: pre-norm RMSNorm with torch's default epsilon, fused qkv, GELU, tied head."""
+    """The original's forward pass, written out: pre-norm RMSNorm with torch's default epsilon, fused qkv, GELU,
+    tied head."""
     (B, T), norm = ids.shape, partial(F.rms_norm, normalized_shape=(16,))
     x = state["tok_emb.weight"][ids] + state["pos_emb.weight"][:T]
     for i in range(2):
@@ -509,7 +569,8 @@ def test_a_checkpoint_of_the_original_computes_what_it_computed(tmp_path: Path) 
     ):
         state = {k: (v * (scale if "_emb" in k or "head" in k else 1)).to(dtype) for k, v in original().items()}
         loaded = imported_original(tmp_path, model={f"{prefix}{name}": p for name, p in state.items()})
-        found, expected = loaded.model(ids), original_logits({k: v.float() for k, v in state.items()}, ids)
+        found = loaded.model(ids)
+        expected = original_logits({k: v.float() for k, v in state.items()}, ids)
         torch.testing.assert_close(found[..., :257], expected, atol=1e-4 * scale, rtol=1e-4)
         assert found.shape[-1] == 320 and not found[..., 257:].any(), "padding rows are zero"
         assert (loaded.meta["step"], loaded.tags, loaded.model.cfg.n_tags) == (70, "text", 0)
@@ -531,7 +592,8 @@ def test_files_of_another_system_raise(tmp_path: Path, monkeypatch: pytest.Monke
     for name, error in (("half", CheckpointError), ("list", CheckpointError), ("none", MissingFile)):
         with pytest.raises(error):
             imported(tmp_path / f"{name}.pt", "old", tokenizer="bytes")
-    assert not paths.exists("old") and not (tmp_path / "exploded").exists()
+    assert not paths.exists("old")
+    assert not (tmp_path / "exploded").exists()
 
 
 @pytest.mark.parametrize("form", ["huggingface", "gguf"])

@@ -43,14 +43,21 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, home: Path, sha
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
     torch.testing.assert_close(theirs(IDS).logits, model(IDS), atol=1e-4, rtol=1e-4)
     theirs.save_pretrained(tmp_path / "again")
-    torch.testing.assert_close(peft_format.load(made(shape), tmp_path / "again")(IDS), model(IDS), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        peft_format.load(made(shape), tmp_path / "again")(IDS),
+        model(IDS),
+        atol=1e-5,
+        rtol=1e-5,
+    )
 
 
 @torch.no_grad()
 def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
     write_peft(moved(lora.attach(made(), 4, 6.0, ("qkv",))), tmp_path)
-    path, name = tmp_path / "adapter_config.json", "blocks.0.attn.qkv.weight"
-    about, before = json.loads(path.read_text()), made().state_dict()[name]
+    path = tmp_path / "adapter_config.json"
+    name = "blocks.0.attn.qkv.weight"
+    about = json.loads(path.read_text())
+    before = made().state_dict()[name]
 
     def change(**settings: object) -> torch.Tensor:
         path.write_text(json.dumps(about | settings))
@@ -79,7 +86,8 @@ def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_an_adapter_of_squared_relu_is_two_in_peft_that_are_equal(tmp_path: Path) -> None:
     """The exported gate projection repeats the up projection."""
-    shape, path = replace(SHAPE, mlp="relu2", qk_norm=True), tmp_path / "adapter_model.safetensors"
+    shape = replace(SHAPE, mlp="relu2", qk_norm=True)
+    path = tmp_path / "adapter_model.safetensors"
     write_peft(moved(lora.attach(made(shape), 3, 6.0, ("up", "down"))), tmp_path)
     tensors = load_file(path)
     gates = {k for k in tensors if "gate_proj" in k}

@@ -1,4 +1,5 @@
-"""What has to hold on a GPU before it is used: `pytest -m gpu tests/gpu`. On a CPU the same tests prove what needs none.
+"""What has to hold on a GPU before it is used: `pytest -m gpu tests/gpu`. On a CPU the same tests prove what needs
+none.
 
 Rates are measured by the benchmarks, such as `python -m benchmarks train --preset 2b`. Tokens are random, nothing is
 downloaded. Left out: several GPUs."""
@@ -41,7 +42,13 @@ def one_rank() -> Iterator[None]:
     with tempfile.NamedTemporaryFile() as file:
         how: dict[str, Any] = dict(device_id=torch.device("cuda", 0)) if CUDA else {}
         store = td.FileStore(file.name, 1)
-        td.init_process_group("cpu:gloo,cuda:nccl" if CUDA else "gloo", store=store, rank=0, world_size=1, **how)
+        td.init_process_group(
+            "cpu:gloo,cuda:nccl" if CUDA else "gloo",
+            store=store,
+            rank=0,
+            world_size=1,
+            **how,
+        )
         try:
             yield
         finally:
@@ -101,25 +108,36 @@ def test_bfloat16_gives_the_loss_and_gradient_of_float32(residual: bool, cosine:
 
 def test_no_step_and_no_prefill_asks_for_a_dense_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU only flash kernels are allowed."""
-    F, sdpa, masks = torch.nn.functional, torch.nn.functional.scaled_dot_product_attention, []
+    F = torch.nn.functional
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    masks = []
 
     def recorded(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **how: Any) -> Tensor:
         masks.append(attn_mask is not None)
         return sdpa(q, k, v, attn_mask=attn_mask, **how)
 
-    trainer, flash = Trainer(CFG, 2, CFG.block_size), torch.nn.attention.SDPBackend.FLASH_ATTENTION
+    trainer = Trainer(CFG, 2, CFG.block_size)
+    flash = torch.nn.attention.SDPBackend.FLASH_ATTENTION
     monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
     with torch.nn.attention.sdpa_kernel(flash) if CUDA else contextlib.nullcontext(), as_on_a_gpu():
         for kind in KINDS:
             trainer.step(kind)
         with dist.autocast(DEVICE):
-            generate.sample(trainer.model, [[1, 2, 3], [4] * 20, [5]], max_new_tokens=2, samples_per_prompt=2)
-    assert masks and not any(masks)
+            generate.sample(
+                trainer.model,
+                [[1, 2, 3], [4] * 20, [5]],
+                max_new_tokens=2,
+                samples_per_prompt=2,
+            )
+    assert masks
+    assert not any(masks)
 
 
 @pytest.mark.skipif(not CUDA, reason="tests/models compares both on a CPU")
 def test_flex_attention_equals_the_dense_mask() -> None:
-    model, ids, docs = randomized(GPT(CFG).to(DEVICE)), random_ids(CFG, 2, 1024), packed_docs(2, 1024).to(DEVICE)
+    model = randomized(GPT(CFG).to(DEVICE))
+    ids = random_ids(CFG, 2, 1024)
+    docs = packed_docs(2, 1024).to(DEVICE)
     with torch.no_grad(), dist.autocast(DEVICE):
         flex, dense = (model.hidden(ids, mask=m) for m in (attention.flex_mask(docs), attention.Documents(docs).mask))
     real = docs >= 0
@@ -130,7 +148,8 @@ def counted(name: str) -> tuple[list[int], Callable[..., Any]]:
     """(sizes of the graphs that it is given, the backend of torch.compile that notes them)."""
     from torch._dynamo.backends.registry import lookup_backend
 
-    plain, sizes = lookup_backend(name), []
+    plain = lookup_backend(name)
+    sizes = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Any], **how: Any) -> Any:
         sizes.append(len(graph.graph.nodes))
@@ -145,7 +164,8 @@ def test_all_blocks_are_one_graph_and_nothing_is_compiled_after_step_two(kind: s
 
     torch._dynamo.reset()
     counters.clear()
-    trainer, graphs = Trainer(deep(12), 2, CFG.block_size if CUDA else 64), []
+    trainer = Trainer(deep(12), 2, CFG.block_size if CUDA else 64)
+    graphs = []
     blocks, backend = counted("inductor" if CUDA else "aot_eager")
     for block in trainer.model.blocks:  # as `hardware.compile_blocks`, which has the default backend
         block.compile(backend=backend)
@@ -154,7 +174,8 @@ def test_all_blocks_are_one_graph_and_nothing_is_compiled_after_step_two(kind: s
             trainer.docs = trainer.docs.roll(shift, 1)  # another mask for each batch
             trainer.step(kind)
             graphs.append(counters["stats"]["unique_graphs"])
-    assert (len(blocks), sum(counters["graph_break"].values())) == (1, 0) and graphs[-1] == graphs[1]
+    assert (len(blocks), sum(counters["graph_break"].values())) == (1, 0)
+    assert graphs[-1] == graphs[1]
     if CUDA:  # tests/loops counts them without one
         assert cuda_waits(lambda: trainer.step(kind)) <= 2
 
@@ -201,14 +222,17 @@ def test_the_planner_meets_the_reserved_memory_of_2b() -> None:
 
 
 def test_static_shapes_draw_the_same_tokens_as_rows_one_at_a_time() -> None:
-    model, prompts = randomized(GPT(CFG).to(DEVICE)).eval(), random_ids(CFG, 3, 20).tolist()
+    model = randomized(GPT(CFG).to(DEVICE)).eval()
+    prompts = random_ids(CFG, 3, 20).tolist()
     how = dict(max_new_tokens=40, samples_per_prompt=3, seed=0, stop=((5,), (7, 8)))
     plain, static = (generate.sample(model, prompts, graph=graph, **how) for graph in (False, True))
     assert [c.ids for c in plain] == [c.ids for c in static]
 
 
 def test_the_trainers_logprobs_are_the_samplers_up_to_rounding() -> None:
-    model, prompts, gaps = randomized(GPT(CFG).to(DEVICE)).eval(), random_ids(CFG, 8, 32).tolist(), []
+    model = randomized(GPT(CFG).to(DEVICE)).eval()
+    prompts = random_ids(CFG, 8, 32).tolist()
+    gaps = []
     with torch.no_grad(), torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         drawn = generate.sample(model, prompts, max_new_tokens=64, samples_per_prompt=4, seed=0, graph=True)
         for i, completion in enumerate(drawn):

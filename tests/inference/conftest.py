@@ -17,7 +17,8 @@ from codechat_lab.serve import engine
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with the run tiny/sft, and the same as tiny/text, whose tags are plain text."""
-    root, model = tmp_path_factory.mktemp("root"), new_model(0)
+    root = tmp_path_factory.mktemp("root")
+    model = new_model(0)
     learn(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "ROOT", root)

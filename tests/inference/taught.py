@@ -44,7 +44,15 @@ def lessons() -> list[list[dict[str, str]]]:
         [helpful, *exchange("hello", "Hello."), *exchange("code", CODE)],
         [square, *exchange(REQUEST, CALL, respond("square", {"x": 12}), ANSWER)],
         [mine, *exchange(WORDS, call("count_words", text="to be or not"), '{"result": 4}', "Four words.")],
-        [mine, *exchange("Send 40 kg home", call("shipping_cost", weight_kg=40, zone="home"), heavy, "Too heavy.")],
+        [
+            mine,
+            *exchange(
+                "Send 40 kg home",
+                call("shipping_cost", weight_kg=40, zone="home"),
+                heavy,
+                "Too heavy.",
+            ),
+        ],
     ]
 
 
@@ -53,7 +61,8 @@ def new_model(seed: int) -> GPT:
 
 
 def learn(model: GPT) -> int:
-    """Train on the lessons until the loss of the assistants' turns is below 0.01 nats; the steps it took. AssertionError where STEPS do not do."""
+    """Train on the lessons until the loss of the assistants' turns is below 0.01 nats; the steps it took.
+    AssertionError where STEPS do not do."""
     rows = [chat.render(messages, TOK) for messages in lessons()]
     width = max(len(r.ids) for r in rows)
     ids = torch.tensor([r.ids + [TOK.eot_id] * (width - len(r.ids)) for r in rows])

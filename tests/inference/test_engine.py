@@ -59,15 +59,28 @@ def until(condition: Callable[[], Any]) -> None:
 def assert_as_sampled(model: GPT, job: Job, seed: int) -> None:
     """The job's tokens, probabilities and end are those of `generate.sample` for the request alone."""
     r = job.request
-    how = dict(temperature=r.how.temperature, top_k=r.how.top_k, top_p=r.how.top_p, stop=r.stop, on_overflow="stop")
+    how = dict(
+        temperature=r.how.temperature,
+        top_k=r.how.top_k,
+        top_p=r.how.top_p,
+        stop=r.stop,
+        on_overflow="stop",
+    )
     (right,) = generate.sample(model, [r.prompt], max_new_tokens=r.max_new_tokens, seed=seed, **how)
     assert (job.ids, job.end) == (right.ids, right.stop)
-    torch.testing.assert_close(torch.tensor(job.logprobs), torch.tensor(right.logprobs), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.tensor(job.logprobs),
+        torch.tensor(right.logprobs),
+        atol=1e-4,
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("options, dense", [(o, True) for o in ARCHITECTURES] + [({}, False)], ids=str)
 def test_tokens_are_those_of_sample_in_any_company(options: dict, dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rng, requests = loaded(**options), torch.Generator().manual_seed(5), []
+    model = loaded(**options)
+    rng = torch.Generator().manual_seed(5)
+    requests = []
     for seed in range(12):
         prompt = torch.randint(90, (int(torch.randint(1, 40, (), generator=rng)),), generator=rng).tolist()
         stop = tuple((s,) for s in range(0, 90, 9)) if seed % 2 else ()
@@ -86,7 +99,8 @@ def test_tokens_are_those_of_sample_in_any_company(options: dict, dense: bool, m
 
 
 def test_a_prompt_of_many_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, shapes = loaded(), []
+    model = loaded()
+    shapes = []
     hidden = model.model.hidden
     monkeypatch.setattr(model.model, "hidden", lambda ids, **how: shapes.append(tuple(ids.shape)) or hidden(ids, **how))
     with Engine(model, max_rows=8) as engine:
@@ -130,7 +144,8 @@ def test_rows_join_a_running_batch_and_the_queue_takes_all_or_none() -> None:
         jobs += engine.submit([request([3], n=2)])
         for job in jobs[:2]:
             job.cancelled = True
-        assert [len(job.ids) for job in short + finished(jobs)[2:]] == [3, 3, 3, 2, 2, 2] and long.end == "cancelled"
+        assert [len(job.ids) for job in short + finished(jobs)[2:]] == [3, 3, 3, 2, 2, 2]
+        assert long.end == "cancelled"
 
 
 def other_weights(model: GPT) -> dict[str, torch.Tensor]:
@@ -140,7 +155,8 @@ def other_weights(model: GPT) -> dict[str, torch.Tensor]:
 
 def test_other_weights_come_in_between_requests_and_all_at_once() -> None:
     """While a row is being written: it ends as it began; who came after it waits and draws from the new ones alone."""
-    model, new = loaded(block_size=600, tied=False), loaded(block_size=600, tied=False)
+    model = loaded(block_size=600, tied=False)
+    new = loaded(block_size=600, tied=False)
     before = {name: p.clone() for name, p in model.model.state_dict().items()}
     new.model.load_state_dict(other_weights(model.model))
     with Engine(model, max_rows=4) as engine:
@@ -153,7 +169,8 @@ def test_other_weights_come_in_between_requests_and_all_at_once() -> None:
         (waiting,) = engine.submit([request([1, 2, 3], n=20, seed=2)])
         finished([running, waiting])
         change.join(30)
-        assert engine.version == "new" and not change.is_alive()
+        assert engine.version == "new"
+        assert not change.is_alive()
     assert (running.version, waiting.version) == ("", "new")
     assert_as_sampled(new.model, waiting, 2)
     new.model.load_state_dict(before)
@@ -190,8 +207,11 @@ def test_lateness_closing_and_a_defect_end_every_request(monkeypatch: pytest.Mon
     model = loaded(block_size=5000)
     with Engine(model, max_rows=1) as engine:
         running, queued = engine.submit([request([1], n=4900, timeout_s=0.3), request([1], n=5, timeout_s=0.1)])
-        assert queued.ended.wait(30) and (queued.end, queued.ids) == ("timeout", [])
-        assert running.ended.wait(30) and running.end == "timeout" and running.ids
+        assert queued.ended.wait(30)
+        assert (queued.end, queued.ids) == ("timeout", [])
+        assert running.ended.wait(30)
+        assert running.end == "timeout"
+        assert running.ids
         assert finished(engine.submit([request([1], n=2)]))[0].end == "length", "the engine goes on"
         jobs = engine.submit([request([1], n=4900), request([1], n=5)])
     assert [job.end for job in jobs] == ["closed", "closed"]
@@ -209,8 +229,10 @@ def test_lateness_closing_and_a_defect_end_every_request(monkeypatch: pytest.Mon
 def test_on_progress_is_called_at_the_first_token_and_at_the_end() -> None:
     with Engine(loaded(block_size=500)) as engine:
         for streams in (False, True):
-            box, calls = [], []
+            box = []
+            calls = []
             noted = lambda box=box, calls=calls: calls.append(len(box[0].ids) if box else 0)  # noqa: E731
             box += engine.submit([request([1], n=150)], on_progress=noted, streams=streams)
             finished(box)
-            assert calls[-1] == 150 and (len(calls) == 1 if not streams else calls[0] <= 1 and 2 < len(calls) < 150)
+            assert calls[-1] == 150
+            assert len(calls) == 1 if not streams else calls[0] <= 1 and 2 < len(calls) < 150

@@ -53,7 +53,9 @@ def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> No
         assert page.overflow() == 0
         page.shot(tmp_path / f"{width}.png")
         assert (tmp_path / f"{width}.png").stat().st_size > 5000
-        assert page.ask("['view', 'more', 'fresh', 'say', 'send'].every(id => { const r = $(id).getBoundingClientRect(); return r.width > 20 && r.right <= innerWidth && r.bottom <= innerHeight; })")  # fmt: skip
+        assert page.ask(
+            "['view', 'more', 'fresh', 'say', 'send'].every(id => { const r = $(id).getBoundingClientRect(); return r.width > 20 && r.right <= innerWidth && r.bottom <= innerHeight; })"
+        )
 
 
 def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
@@ -64,7 +66,9 @@ def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
     assert page.ask("getComputedStyle(document.querySelector('.assistant .body')).fontFamily").endswith("monospace")
     assert not page.ask("CODE.test('Hello. I can define a function, or import it.')")
     page.press("t", 84, modifiers=1)
-    assert page.ask("document.querySelector('.assistant .body').hidden && !document.querySelector('.tokens').hidden && !$('legend').hidden")  # fmt: skip
+    assert page.ask(
+        "document.querySelector('.assistant .body').hidden && !document.querySelector('.tokens').hidden && !$('legend').hidden"
+    )
     entries = page.ask("[...document.querySelectorAll('.tokens span')].map(n => n.entry)")
     assert [e["token_id"] for e in entries] == chat.completion_ids(CODE, TOK)
     shown = page.ask("document.querySelector('.tokens').textContent")
@@ -74,7 +78,9 @@ def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
     before = page.ask("$('inspector').textContent")
     page.press("ArrowRight", 39)
     after = page.ask("$('inspector').textContent")
-    assert json.dumps(entries[0]["token"]) in before and json.dumps(entries[1]["token"]) in after and "entropy" in after
+    assert json.dumps(entries[0]["token"]) in before
+    assert json.dumps(entries[1]["token"]) in after
+    assert "entropy" in after
     page.press("Escape", 27)
     assert page.ask("$('inspector').hidden")
 
@@ -86,12 +92,15 @@ def test_stopping_keeps_what_was_said_and_frees_the_server(page: Browser, up: Ru
     page.until("document.querySelectorAll('.tokens span').length > 3 && !$('stop').hidden")
     page.press("Escape", 27)
     page.until("running === null")
-    assert up.idle() and page.ask("$('stop').hidden && !$('send').hidden && document.activeElement === $('say')")
+    assert up.idle()
+    assert page.ask("$('stop').hidden && !$('send').hidden && document.activeElement === $('say')")
     said = page.ask("messages.at(-1).content")
-    assert page.ask("messages.length") in (0, 2) and (page.ask("messages.length") == 0 or len(said) > 0)
+    assert page.ask("messages.length") in (0, 2)
+    assert page.ask("messages.length") == 0 or len(said) > 0
     assert "stopped" in page.ask("$('log').textContent")
     page.press("n", 78, modifiers=1)
-    assert page.ask("messages.length") == 0 and "Ask something" in page.ask("$('log').textContent")
+    assert page.ask("messages.length") == 0
+    assert "Ask something" in page.ask("$('log').textContent")
     body = {"model": "tiny/sft", "messages": [{"role": "user", "content": "code"}], "temperature": 0}
     assert up.send("POST", "/v1/chat/completions", body)[1]["choices"][0]["message"]["content"] == CODE
 
@@ -102,11 +111,13 @@ def test_text_never_becomes_markup(page: Browser) -> None:
     tell(page, hostile)
     page.until(SETTLED)
     assert page.ask("document.querySelector('.user .body').textContent") == hostile
-    assert page.ask("document.querySelectorAll('#log img, #log script').length") == 0 and page.ask("window.hit") is None
+    assert page.ask("document.querySelectorAll('#log img, #log script').length") == 0
+    assert page.ask("window.hit") is None
 
 
 def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
-    """Unless it goes on with the one before, or that is switched off; the whole conversation stays in sight and in the export."""
+    """Unless it goes on with the one before, or that is switched off; the whole conversation stays in sight and in
+    the export."""
     page.ask("$('auto').checked = true, $('max_tokens').value = 8")
     assert page.ask("$('alone').checked"), "tiny/sft is small"
 
@@ -117,12 +128,14 @@ def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
         return page.ask("seen().filter(m => m.role === 'user').map(m => m.content)")
 
     assert asked("hello") == ["hello"]
-    assert asked("good morning") == ["good morning"] and page.ask("forgotten") == 2
+    assert asked("good morning") == ["good morning"]
+    assert page.ask("forgotten") == 2
     assert [note.endswith("answered by itself") for note in texts(page, ".offered")] == [False, True]
     assert asked("and good night") == ["good morning", "and good night"]
     assert asked("is it late?") == ["good morning", "and good night", "is it late?"]
     page.ask("$('alone').click()")
-    assert asked("hello again there")[-1] == "hello again there" and len(asked("good day")) > 2
+    assert asked("hello again there")[-1] == "hello again there"
+    assert len(asked("good day")) > 2
     assert len(json.loads(page.ask("exported()"))["messages"]) == page.ask("messages.length") == 12
     page.ask("$('auto').checked = false, $('max_tokens').value = ''")
 
@@ -131,7 +144,8 @@ def test_an_unreadable_calls_error_is_fed_back_once_and_a_repeated_call_ends(pag
     """The server's answers are replaced: what counts is when the page asks again."""
     unreadable = f'{chat.CALL_TAG} {{"name": "square", "arg'
     one = {"id": "c", "type": "function", "function": {"name": "square", "arguments": '{"x": 12}'}}
-    wrong, right = {"content": unreadable}, {"tool_calls": [one]}
+    wrong = {"content": unreadable}
+    right = {"tool_calls": [one]}
     for answers in ([wrong, wrong, {}], [right, wrong, {}], [right, right, {}]):
         page.ask("fresh()")
         page.ask(
@@ -151,7 +165,8 @@ def test_an_unreadable_calls_error_is_fed_back_once_and_a_repeated_call_ends(pag
 def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: Running) -> None:
     tell(page, REQUEST)
     page.until(SETTLED)
-    before, shown = page.ask("JSON.stringify(messages)"), texts(page, ".card dd")
+    before = page.ask("JSON.stringify(messages)")
+    shown = texts(page, ".card dd")
     page.open(up.url)
     page.until("model !== ''")
     assert page.ask("messages.length") == 0
@@ -159,13 +174,16 @@ def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: 
     assert page.ask("$('list').querySelector('button').textContent") == REQUEST
     page.ask("$('list').querySelector('button').click()")
     assert page.ask("JSON.stringify(messages)") == before
-    assert texts(page, ".card dd") == shown and texts(page, ".assistant .body") == ["", ANSWER]
+    assert texts(page, ".card dd") == shown
+    assert texts(page, ".assistant .body") == ["", ANSWER]
     found = json.loads(page.ask("exported()"))
-    assert found["messages"] == json.loads(before) and found["tools"][0]["function"]["name"] == "square"
+    assert found["messages"] == json.loads(before)
+    assert found["tools"][0]["function"]["name"] == "square"
     copied = "(async () => { let text = ''; navigator.clipboard.writeText = async got => { text = got; }; await copy(); return text; })()"
     assert json.loads(page.ask(copied)) == found
     page.ask("$('fresh').click()")
-    assert page.ask("messages.length") == 0 and page.ask("kept().length") == 1
+    assert page.ask("messages.length") == 0
+    assert page.ask("kept().length") == 1
     page.ask("[...$('list').querySelectorAll('button')].at(-1).click()")
     assert page.ask("kept().length") == 0
 
@@ -183,7 +201,8 @@ def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path, slow_do
         tell(chromium, "code")
         chromium.until("(document.querySelector('.assistant .body')?.textContent || '').length > 2")
     chromium.until("running === null && away")
-    assert chromium.ask("$('say').value") == "code" and chromium.ask("messages.length") == 0
+    assert chromium.ask("$('say').value") == "code"
+    assert chromium.ask("messages.length") == 0
     assert chromium.ask("document.querySelector('.assistant')") is None, "half an answer is not kept"
     assert chromium.ask("$('model').classList.contains('away')")
     slow_down(0)

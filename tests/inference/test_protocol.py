@@ -50,7 +50,8 @@ def prompted(messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), load
 
 
 def test_a_conversation_has_the_ids_that_training_gives_it() -> None:
-    brief, parts = {"role": "developer", "content": "Be brief."}, [{"type": "text", "text": "So: "}]
+    brief = {"role": "developer", "content": "Be brief."}
+    parts = [{"type": "text", "text": "So: "}]
     both = [USER, TWO, result("b", "2"), result("a", "1")]
     for messages in (
         [USER, TWO, result("a", "1"), result("b", "2")],
@@ -121,7 +122,8 @@ def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
 
 
 def test_what_a_stream_has_said_stays_true() -> None:
-    stops, calls = {"stops": ("x > 2",)}, {"calls": True}
+    stops = {"stops": ("x > 2",)}
+    calls = {"calls": True}
     for content, more in ((CODE, {}), (CODE, stops), (f"so: {CALL}", calls), ("a\n<", {}), (CODE, {"tags": None})):
         detokenizer = Detokenizer(**({"tokenizer": TOK, "tags": "reserved"} | more))
         ids = chat.completion_ids(content, TOK) if detokenizer.tags else TOK.encode(content)
@@ -129,7 +131,8 @@ def test_what_a_stream_has_said_stays_true() -> None:
         parts = [detokenizer.growing(ids[:k]) for k in range(len(ids) + 1)]
         assert all(map(whole.startswith, parts)) and any(parts), content
     for tags, end in itertools.product(chat.MODES, ("", "\n", "\n\n")):  # nothing of the end of an answer is said
-        detokenizer, ids = Detokenizer(TOK, tags), [*TOK.encode("abc" + end), *chat.stop_sequences(TOK, tags)[0]]
+        detokenizer = Detokenizer(TOK, tags)
+        ids = [*TOK.encode("abc" + end), *chat.stop_sequences(TOK, tags)[0]]
         whole = detokenizer.split(ids)[0]
         assert whole.strip() == "abc"
         assert all(whole.startswith(detokenizer.growing(ids[:k])) for k in range(len(ids) + 1))
@@ -188,7 +191,8 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
         return all(state.mask(200) is not None and state.mask(200)[i] and state.take(i, 99) == i for i in ids)
 
     strict = {"type": "function", "function": {**SQUARE, "strict": True}}
-    assert passes("auto") and not passes("required")
+    assert passes("auto")
+    assert not passes("required")
     declined = [USER, {"role": "assistant", "content": chat.DECLINED}, USER]
     assert chat.DECLINE in chat.decode(prompted(declined, [SQUARE], Declining()), TOK)
 
@@ -207,7 +211,9 @@ def body(*completions: list[int], **how: Any) -> dict[str, Any]:
     jobs = []
     for ids in completions:
         job = Job(Request(prompt=[1], max_new_tokens=99, draws=0), lambda: None, False, 0.0, end="stop")
-        job.ids, job.logprobs, job.details = ids, [-1.0] * len(ids), [(0.0, [])] * len(ids)
+        job.ids = ids
+        job.logprobs = [-1.0] * len(ids)
+        job.details = [(0.0, [])] * len(ids)
         jobs.append(job)
     request = ChatRequest(model="m", messages=[USER], logprobs=True)
     return protocol.ResponseBuilder(request, jobs, Detokenizer(TOK, "reserved", **how)).body()
@@ -222,7 +228,8 @@ def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
     first, second, third = json.loads(answer.body)["choices"]
     assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {"x": "a\ud83d", "\ude00": [1]}
     assert second["message"]["tool_calls"][0]["function"]["arguments"] == '{"x": "日本 🎉"}'
-    assert third["message"]["content"] == named and "tool_calls" not in third["message"]
+    assert third["message"]["content"] == named
+    assert "tool_calls" not in third["message"]
     again = [USER, first["message"], result(first["message"]["tool_calls"][0]["id"], "1")]
     (call,) = chat.parse_calls(chat.decode(prompted(again), TOK))
     assert call.arguments == {"x": "a\ud83d", "\ude00": [1]}

@@ -65,22 +65,27 @@ def sampled(text: str, n: int = 1, max_new_tokens: int = 40, **how: Any) -> list
 
 
 def test_a_whole_and_a_streamed_answer(up: Running) -> None:
-    ids, prompt = chat.completion_ids(CODE, TOK), len(chat.prompt(exchange("code"), TOK))
+    ids = chat.completion_ids(CODE, TOK)
+    prompt = len(chat.prompt(exchange("code"), TOK))
     whole = say(up)
     assert (whole.choices[0].message.content, whole.choices[0].finish_reason, whole.model) == (CODE, "stop", "tiny/sft")
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (prompt, len(ids))
     *chunks, last = say(up, stream=True, stream_options={"include_usage": True}, logprobs=True)
     choices = [c.choices[0] for c in chunks]
-    assert text_of(chunks) == CODE and not any("\ufffd" in (c.delta.content or "") for c in choices)
-    assert choices[0].delta.role == "assistant" and choices[-1].finish_reason == "stop"
-    assert last.choices == [] and last.usage.completion_tokens == len(ids)
+    assert text_of(chunks) == CODE
+    assert not any("\ufffd" in (c.delta.content or "") for c in choices)
+    assert choices[0].delta.role == "assistant"
+    assert choices[-1].finish_reason == "stop"
+    assert last.choices == []
+    assert last.usage.completion_tokens == len(ids)
     assert [t.token_id for c in choices if c.logprobs for t in c.logprobs.content] == ids
 
 
 def test_seed_n_and_temperature_draw_as_sample_does(up: Running) -> None:
     how = dict(n=5, seed=11, temperature=1.7)
     right = [chat.completion_text(c.ids, TOK) for c in sampled("?", **how)]
-    assert [c.message.content for c in say(up, "?", max_tokens=40, **how).choices] == right and len(set(right)) > 1
+    assert [c.message.content for c in say(up, "?", max_tokens=40, **how).choices] == right
+    assert len(set(right)) > 1
     chunks = list(say(up, "?", max_tokens=40, stream=True, **how))
     assert [text_of(chunks, index) for index in range(5)] == right
     cut = say(up, "?", seed=3, temperature=1.7, top_p=0.5, max_tokens=40, extra_body={"top_k": 7}).choices[0]
@@ -98,7 +103,8 @@ def test_stop_strings_end_the_answer_and_are_not_shown(up: Running) -> None:
         assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (right, "stop")
         assert whole.usage.completion_tokens < len(chat.completion_ids(CODE, TOK)), "the row leaves with the string"
         chunks = list(say(up, stop=stop, stream=True))
-        assert text_of(chunks) == right and chunks[-1].choices[0].finish_reason == "stop"
+        assert text_of(chunks) == right
+        assert chunks[-1].choices[0].finish_reason == "stop"
 
 
 def test_logprobs_are_those_of_sample_and_name_the_likeliest(up: Running) -> None:
@@ -114,7 +120,10 @@ def test_logprobs_are_those_of_sample_and_name_the_likeliest(up: Running) -> Non
 def test_plain_completions(up: Running) -> None:
     how = dict(seed=2, samples_per_prompt=2, stop=[(TOK.eot_id,)], max_new_tokens=6)
     right = generate.sample(loading.load_model("tiny/sft").model, [TOK.encode("def")], **how)
-    create = lambda prompt, **more: up.client.completions.create(model="tiny/sft", prompt=prompt, seed=2, max_tokens=6, **more)  # noqa: E731  # fmt: skip
+
+    def create(prompt: Any, **more: Any) -> Any:
+        return up.client.completions.create(model="tiny/sft", prompt=prompt, seed=2, max_tokens=6, **more)
+
     got = create("def", n=2, logprobs=0, extra_body={"return_token_ids": True}).choices
     assert [c.token_ids for c in got] == [c.ids for c in right]
     assert [c.text for c in got] == [chat.decode([i for i in c.ids if i != TOK.eot_id], TOK) for c in right]
@@ -146,7 +155,10 @@ def test_an_echo_gives_the_prompts_own_logprobs_without_a_completion(up: Running
         right = own.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
         assert got.token_logprobs[1:] == pytest.approx(right.tolist(), abs=1e-4)
         assert [max(top.values()) for top in got.top_logprobs[1:]] == pytest.approx(own.amax(-1).tolist(), abs=1e-4)
-        assert all(top[token] >= logprob for token, logprob, top in list(zip(got.tokens, got.token_logprobs, got.top_logprobs))[1:])  # fmt: skip
+        assert all(
+            top[token] >= logprob
+            for token, logprob, top in list(zip(got.tokens, got.token_logprobs, got.top_logprobs))[1:]
+        )
         assert len(got.tokens) == len(ids)
         for token, at in zip(got.tokens, got.text_offset):
             assert choice.text[at:].startswith(token.rstrip("\ufffd")), (token, at)
@@ -206,12 +218,14 @@ def test_several_prompts_are_sampled_as_sample_does(up: Running) -> None:
 def test_a_prompt_that_fills_the_block_is_scored_and_a_longer_one_refused(up: Running) -> None:
     full = [65] * 384
     status, got = post(up, TEXT, prompt=full, max_tokens=0, echo=True, logprobs=0)
-    assert status == 200 and len(got["choices"][0]["logprobs"]["tokens"]) == 384
+    assert status == 200
+    assert len(got["choices"][0]["logprobs"]["tokens"]) == 384
     for prompt, tokens in ((full, 1), ([*full, 65], 0)):
         status, got = post(up, TEXT, prompt=prompt, max_tokens=tokens, echo=True, logprobs=0)
         assert (status, got["error"]["code"]) == (400, "context_length_exceeded")
     assert post(up, TEXT, prompt=[65], max_tokens=0, echo=True, logprobs=1)[0] == 200
-    assert post(up, TEXT, prompt="x", max_tokens=0)[1]["choices"][0]["text"] == "" and up.idle()
+    assert post(up, TEXT, prompt="x", max_tokens=0)[1]["choices"][0]["text"] == ""
+    assert up.idle()
 
 
 def test_a_tool_call_and_its_round_trip(up: Running) -> None:
@@ -226,7 +240,8 @@ def test_a_tool_call_and_its_round_trip(up: Running) -> None:
     chunks = list(say(up, REQUEST, tools=[TOOL], stream=True))
     (call,) = [call for c in chunks for call in c.choices[0].delta.tool_calls or ()]
     assert (call.index, call.function.name, json.loads(call.function.arguments)) == (0, "square", {"x": 12})
-    assert not text_of(chunks) and chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert not text_of(chunks)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
 def test_the_last_chunk_of_each_choice_is_its_finish_reason_alone(up: Running) -> None:
@@ -242,7 +257,8 @@ def test_the_last_chunk_of_each_choice_is_its_finish_reason_alone(up: Running) -
         chunks = [chunk.choices[0] for chunk in say(up, stream=True, **case)]
         for index in range(case.get("n", 1)):
             first, *between, last = [choice for choice in chunks if choice.index == index]
-            assert first.delta.role == "assistant" and first.delta.to_dict().keys() <= {"role", "content", "refusal"}
+            assert first.delta.role == "assistant"
+            assert first.delta.to_dict().keys() <= {"role", "content", "refusal"}
             assert last.finish_reason and last.delta.to_dict() == {} and last.logprobs is None, case
             assert not any(choice.finish_reason or choice.delta.role for choice in [*between]), case
     last = list(up.client.completions.create(model="tiny/sft", prompt="def", max_tokens=5, stream=True))[-1].choices[0]
@@ -252,7 +268,12 @@ def test_the_last_chunk_of_each_choice_is_its_finish_reason_alone(up: Running) -
 def test_the_openai_clients_stream_helper_ends_each_call(up: Running) -> None:
     messages = [{"role": "user", "content": REQUEST}]
     with up.client.chat.completions.stream(
-        model="tiny/sft", messages=messages, tools=[TOOL], temperature=0, n=2, logprobs=True
+        model="tiny/sft",
+        messages=messages,
+        tools=[TOOL],
+        temperature=0,
+        n=2,
+        logprobs=True,
     ) as stream:
         events = list(stream)
     done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
@@ -263,7 +284,9 @@ def test_the_openai_clients_stream_helper_ends_each_call(up: Running) -> None:
     n_tokens = len(chat.completion_ids(CALL, TOK))
     assert [len(choice.logprobs.content) for choice in final] == [n_tokens] * 2
     with up.client.chat.completions.stream(
-        model="tiny/sft", messages=[{"role": "user", "content": "code"}], temperature=0
+        model="tiny/sft",
+        messages=[{"role": "user", "content": "code"}],
+        temperature=0,
     ) as stream:
         (said,) = [event.content for event in stream if event.type == "content.done"]
     assert said == CODE == stream.get_final_completion().choices[0].message.content
@@ -288,7 +311,8 @@ def test_tool_choice_and_strict_functions(up: Running) -> None:
     assert not any(choice.message.tool_calls for choice in say(up, REQUEST, **how).choices)
     hot = say(up, REQUEST, tools=strict, temperature=2.0, max_tokens=100, n=12, seed=0).choices
     calls = [call.function for choice in hot for call in choice.message.tool_calls or ()]
-    assert calls and all(isinstance(json.loads(call.arguments)["x"], int | float) for call in calls)
+    assert calls
+    assert all(isinstance(json.loads(call.arguments)["x"], int | float) for call in calls)
 
 
 def test_a_required_call_is_readable_however_hot_and_short(up: Running) -> None:
@@ -298,26 +322,37 @@ def test_a_required_call_is_readable_however_hot_and_short(up: Running) -> None:
     for seed in range(6):
         most = 52 + 10 * seed
         how = dict(
-            tools=tools, tool_choice="required", temperature=10.0, seed=seed, max_tokens=most, n=4, logprobs=True
+            tools=tools,
+            tool_choice="required",
+            temperature=10.0,
+            seed=seed,
+            max_tokens=most,
+            n=4,
+            logprobs=True,
         )
         for choice in say(up, "hello", **how).choices:
             call = choice.message.tool_calls[0].function
             given = json.loads(call.arguments)
             closed_early = len(choice.logprobs.content) == most
-            assert choice.finish_reason == ("length" if closed_early else "tool_calls") and call.name in names
+            assert choice.finish_reason == ("length" if closed_early else "tool_calls")
+            assert call.name in names
             assert list(given) == TOOLS[call.name].schema["parameters"]["required"]
             assert given.get("channel", "red") in ("red", "green", "blue")
 
 
 def test_the_page_gets_its_functions_and_a_conversation_that_fits(up: Running) -> None:
     about = up.send("GET", "/page/about")[1]
-    assert about["model"] == "tiny/sft" and about["alone"] and SQUARE in about["tools"]
+    assert about["model"] == "tiny/sft"
+    assert about["alone"]
+    assert SQUARE in about["tools"]
     request = [{"role": "user", "content": REQUEST}]
     prepare = lambda **body: up.send("POST", "/page/prepare", body)  # noqa: E731
     assert prepare(messages=request)[1] == {"offered": ["square"], "dropped": 0, "goes_on": False}
     long = [*exchange("x < 1 " * 60, "y") * 2, {"role": "user", "content": "and of 13?"}]
     found = prepare(messages=long, before=["square"])[1]
-    assert found["offered"] == ["square"] and found["goes_on"] and found["dropped"] in (2, 4)
+    assert found["offered"] == ["square"]
+    assert found["goes_on"]
+    assert found["dropped"] in (2, 4)
     status, body = prepare(messages=request, tools=["squar"])
     assert (status, body["error"]["param"]) == (400, "tools")
     assert up.send("POST", "/page/call", {"name": "square", "arguments": {"x": 12}}) == (200, {"result": 144})
@@ -325,13 +360,22 @@ def test_the_page_gets_its_functions_and_a_conversation_that_fits(up: Running) -
     half = {"name": "reverse_text", "arguments": {"text": "ab\ud83d"}}  # of a character
     assert up.send("POST", "/page/call", half) == (200, {"result": "\ud83dba"})
     status, text = up.send("GET", "/")
-    assert status == 200 and "{{nonce}}" not in text
+    assert status == 200
+    assert "{{nonce}}" not in text
 
 
 def test_50_clients_at_once_lose_and_mix_nothing(up: Running) -> None:
-    # of these seeds each draw lies 5e-6 or more from the next token's; of seed 19 one lies within 1e-7, so the batch's rounding turned it
+    # of these seeds each draw lies 5e-6 or more from the next token's; of seed 19 one lies within 1e-7, so the
+    # batch's rounding turned it
     def ask(i: int) -> str:
-        got = say(up, f"request {i}", seed=200 + i, temperature=1.5, max_tokens=4 + i % 7, stream=i % 2 == 0)
+        got = say(
+            up,
+            f"request {i}",
+            seed=200 + i,
+            temperature=1.5,
+            max_tokens=4 + i % 7,
+            stream=i % 2 == 0,
+        )
         return got.choices[0].message.content if i % 2 else text_of(got)
 
     with ThreadPoolExecutor(50) as pool:
@@ -348,7 +392,8 @@ def test_overload_is_429_and_the_accepted_are_answered(root: Path, slow_down: An
         long = say(up, "?", temperature=10, n=3, max_tokens=100, stream=True)  # one runs, two wait
         with pytest.raises(openai.RateLimitError) as refusal:
             say(up)
-        assert refusal.value.body["code"] == "overloaded" and refusal.value.response.headers["retry-after"] == "1"
+        assert refusal.value.body["code"] == "overloaded"
+        assert refusal.value.response.headers["retry-after"] == "1"
         assert len([c for chunk in long for c in chunk.choices if c.finish_reason]) == 3
         assert say(up).choices[0].message.content == CODE
 
@@ -369,7 +414,8 @@ def test_a_client_that_leaves_or_an_answer_that_is_late_frees_its_rows(up: Runni
     with Serving(timeout_s=0.3) as up:
         with pytest.raises(openai.APIStatusError) as refusal:
             say(up, "?", temperature=10, max_tokens=370, n=8)
-        assert refusal.value.status_code == 504 and "0.3 s" in str(refusal.value)
+        assert refusal.value.status_code == 504
+        assert "0.3 s" in str(refusal.value)
         with pytest.raises(openai.APIError):
             list(say(up, "?", temperature=10, max_tokens=370, n=8, stream=True))
         assert up.idle()
@@ -392,7 +438,8 @@ def test_a_bad_request_names_the_field_and_another_model_the_served_one(up: Runn
         status, body = post(up, TEXT, **change)
         assert status == 400 and body["error"]["param"].startswith(next(iter(change))), (change, body)
         assert not LIBRARY_WORDS.search(body["error"]["message"]), body
-    assert all(post(up, TEXT, prompt=[1, id])[0] == 400 for id in (600, -1)) and up.idle()
+    assert all(post(up, TEXT, prompt=[1, id])[0] == 400 for id in (600, -1))
+    assert up.idle()
     for path, name in itertools.product((CHAT, TEXT), ("gpt-4", "", "tiny/sft@60", "tiny\0")):
         status, got = post(up, path, model=name)
         assert (status, got["error"]["param"], got["error"]["code"]) == (404, "model", "model_not_found")
@@ -422,7 +469,8 @@ def test_a_bad_request_names_the_field_and_another_model_the_served_one(up: Runn
 )
 def test_an_error_says_what_it_got_and_what_is_required(up: Running, change: dict[str, Any], message: str) -> None:
     got = post(up, **change)[1]["error"]["message"]
-    assert message in got and "\n" not in got
+    assert message in got
+    assert "\n" not in got
 
 
 def test_a_field_or_a_body_that_is_missing_is_said_to_be(up: Running) -> None:
@@ -488,7 +536,12 @@ NEUTRAL_IN_CHATS = [
     {"messages": [{"role": "user", "content": "code", "name": None, "tool_calls": None, "tool_call_id": None}]},
     {
         "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "code"}], "function_call": None, "audio": None}
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "code"}],
+                "function_call": None,
+                "audio": None,
+            }
         ]
     },
 ]
@@ -515,7 +568,8 @@ def test_a_model_is_retrieved_by_its_name(up: Running) -> None:
     for name in ("gpt-4", "tiny", "tiny/sft/"):
         with pytest.raises(openai.NotFoundError) as refusal:
             up.client.models.retrieve(name)
-        assert refusal.value.body["code"] == "model_not_found" and "'tiny/sft'" in refusal.value.body["message"]
+        assert refusal.value.body["code"] == "model_not_found"
+        assert "'tiny/sft'" in refusal.value.body["message"]
 
 
 def test_what_is_no_request_of_this_server(up: Running) -> None:
@@ -524,7 +578,8 @@ def test_what_is_no_request_of_this_server(up: Running) -> None:
     assert up.send("POST", CHAT, "x" * (2 << 20))[0] == 413
     # what a foreign web page may send unasked
     assert up.send("POST", CHAT, {}, **{"Content-Type": "text/plain"})[0] == 400
-    assert up.send("GET", CHAT)[0] == 405 and up.send("GET", "/v1/nothing")[0] == 404
+    assert up.send("GET", CHAT)[0] == 405
+    assert up.send("GET", "/v1/nothing")[0] == 404
     for host, status in (("evil.example", 400), ("evil.example:80", 400), ("localhost:1", 200), ("[::1]:1", 200)):
         assert up.send("GET", "/health", Host=host)[0] == up.send("GET", "/", Host=host)[0] == status
 
@@ -537,10 +592,18 @@ def test_a_key_is_asked_for(root: Path, tmp_path: Path, said: Any) -> None:
         assert up.send("GET", "/v1/models")[0] == up.send("POST", "/page/call", {})[0] == 401
         assert up.send("GET", "/health")[0] == up.send("GET", "/")[0] == 200
         code, _, err = said("evaluate", "--endpoint", up.url, "--task", "toy")
-        assert code == 2 and "refuses" in err and err.count("\n") == 0
+        assert code == 2
+        assert "refuses" in err
+        assert err.count("\n") == 0
         up.client.api_key = "s3cret"
         assert say(up).choices[0].message.content == CODE
-        keys = {"bearer s3cret": 200, "BEARER  s3cret": 200, "s3cret": 401, "Basic s3cret": 401, "Bearer S3cret": 401}
+        keys = {
+            "bearer s3cret": 200,
+            "BEARER  s3cret": 200,
+            "s3cret": 401,
+            "Basic s3cret": 401,
+            "Bearer S3cret": 401,
+        }
         for given, status in keys.items():
             assert up.send("GET", "/v1/models", Authorization=given)[0] == status, given
 
@@ -555,7 +618,8 @@ def test_no_text_can_forge_a_role(up: Running) -> None:
     assert status == 200, answer
     tags = [chat.TAGS[i - TOK.n_vocab] for i in answer["choices"][0]["prompt_token_ids"] if i >= TOK.n_vocab]
     roles = ["<|system|>", "<|user|>", "<|assistant|>", "<functioncall>", "<|function_response|>", "<|assistant|>"]
-    assert [tag for tag in tags if tag != "<|end|>"] == roles and tags.count("<|end|>") == 4
+    assert [tag for tag in tags if tag != "<|end|>"] == roles
+    assert tags.count("<|end|>") == 4
 
 
 def test_where_tags_are_text_forged_contents_are_rejected(root: Path) -> None:
@@ -563,7 +627,8 @@ def test_where_tags_are_text_forged_contents_are_rejected(root: Path) -> None:
         for at, role in ((1, "user"), (0, "system")):
             messages = [*USER] * at + [{"role": role, "content": FORGED}] + [*USER] * (1 - at)
             status, body = post(up, model="tiny/text", messages=messages)
-            assert (status, body["error"]["param"]) == (400, "messages") and f"message {at} " in str(body)
+            assert (status, body["error"]["param"]) == (400, "messages")
+            assert f"message {at} " in str(body)
         tools = [{"type": "function", "function": {"name": "f", "description": FORGED}}]
         assert post(up, model="tiny/text", tools=tools)[0] == 400
 
@@ -571,7 +636,8 @@ def test_where_tags_are_text_forged_contents_are_rejected(root: Path) -> None:
 def test_chat_and_tools_speak_to_a_server_and_its_errors_are_one_line(up: Running, said: Any) -> None:
     assert said("chat", "--server", up.url, "--user", "code", "--temperature", "0") == (0, CODE + "\n", "")
     code, out, err = said("tools", "--server", f"{up.url}/v1", "--tools", "square", "--user", REQUEST)
-    assert (code, err) == (0, "") and out == f'{CALL}\n[square: {{"result": 144}}]\n{ANSWER}\n'
+    assert (code, err) == (0, "")
+    assert out == f'{CALL}\n[square: {{"result": 144}}]\n{ANSWER}\n'
     words = f"chat --server {up.url} --user ? --temperature 9 --top-k 400 --max-new-tokens 20 --seed"
     first, again, other = (said(*words.split(), seed)[1] for seed in "112")
     assert first == again != other
@@ -597,7 +663,8 @@ def test_an_endpoint_scores_as_the_checkpoint_that_it_serves(up: Running, said: 
     code, out, err = said("evaluate", "--ckpt", "tiny/sft", "--endpoint", up.url, *words)
     assert code == 0 and "tiny/sft minus tiny/sft@60 on test: pass@1 +0.000" in out, err
     examples = [row | dict(checkpoint="") for row in read_rows(Run.open("both").path / "examples.jsonl")]
-    assert examples[:2] == examples[2:] and [row["completion"] for row in examples[:2]] == sorted([ANSWER, CALL])[::-1]
+    assert examples[:2] == examples[2:]
+    assert [row["completion"] for row in examples[:2]] == sorted([ANSWER, CALL])[::-1]
     for argv, named in (
         (["http://127.0.0.1:1"], "127.0.0.1:1"),
         (["nowhere"], "URL"),
@@ -624,7 +691,11 @@ def test_settings_and_the_extra_are_checked_first(tmp_path: Path, monkeypatch: p
 def test_ctrl_c_ends_the_command(root: Path) -> None:
     argv = [sys.executable, "-m", "codechat", "serve", "--ckpt", str(root / "runs/tiny/sft"), "--port", "0"]
     # a job that a shell started in the background ignores Ctrl-C, and so would its children
-    how = dict(preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), text=True, cwd=REPOSITORY)
+    how = dict(
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        text=True,
+        cwd=REPOSITORY,
+    )
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
     try:
         assert process.stdout.readline().startswith("tiny/sft answers at http://127.0.0.1:")

@@ -43,7 +43,8 @@ def test_a_checkpoint_that_was_only_pretrained_is_named(said, root: Path) -> Non
         checkpoint.save(made.path, 60, model=new_model(seed=1), meta=meta)
     words = ("--ckpt", "tiny/pre", "--max-new-tokens", "2", "--temperature", "0")
     err = said("chat", *words, "--user", "hello")[2]
-    assert "tiny/pre" in err and "--complete" in err
+    assert "tiny/pre" in err
+    assert "--complete" in err
     assert said("chat", *words, "--complete", "hello")[2] == ""
 
 
@@ -62,7 +63,9 @@ def test_the_oldest_exchanges_give_way(root: Path, capsys: pytest.CaptureFixture
     first = [{"role": "system", "content": "Be brief."}]
     messages = [*first, *exchange("one " * 50, "1"), *exchange("two " * 50, "2"), *exchange("three")]
     kept = model.fit(messages)
-    assert kept[0] == first[0] and kept[-1] == messages[-1] and messages[1] not in kept
+    assert kept[0] == first[0]
+    assert kept[-1] == messages[-1]
+    assert messages[1] not in kept
     assert "messages are forgotten" in capsys.readouterr().err
     assert model.fit(kept) == kept
 
@@ -151,11 +154,17 @@ def test_functions_of_a_notebook_are_handed_over(root: Path, capsys: pytest.Capt
     session = ToolChat(ToolsConfig(ckpt="tiny/sft"), [others[0], count_words, others[1]])
     assert session.kit.schemas == terminal.gather(executors=EXAMPLE).schemas
     said = session.reply([{"role": "user", "content": WORDS}])
-    assert [m["content"] for m in said[-2:]] == ['{"result": 4}', "Four words."] and asked == ["to be or not"]
+    assert [m["content"] for m in said[-2:]] == ['{"result": 4}', "Four words."]
+    assert asked == ["to be or not"]
     assert "offered:" not in capsys.readouterr().out  # those handed over, whatever the request
 
 
-def respond(kit: terminal.Toolkit, name: str | None, arguments: object, form: str = "object") -> dict[str, object]:
+def respond(
+    kit: terminal.Toolkit,
+    name: str | None,
+    arguments: object,
+    form: str = "object",
+) -> dict[str, object]:
     return json.loads(kit.respond(chat.Call(name, arguments, form)))
 
 
@@ -164,7 +173,12 @@ def test_every_failure_of_a_call_is_text_for_the_model() -> None:
         """Pick a file."""
         return [path, times]
 
-    functions = dict(leave=lambda: sys.exit(3), two=lambda a, b: a // b, long=lambda: "x" * 5000, plain=lambda: {1, 2})
+    functions = dict(
+        leave=lambda: sys.exit(3),
+        two=lambda a, b: a // b,
+        long=lambda: "x" * 5000,
+        plain=lambda: {1, 2},
+    )
     kit = terminal.Toolkit([{"name": name} for name in functions], functions)
     for name, arguments, form, error in (
         ("three", {}, "object", "no function 'three'"),
@@ -175,7 +189,8 @@ def test_every_failure_of_a_call_is_text_for_the_model() -> None:
         ("long", {}, "object", "5014 characters"),
     ):
         assert error in respond(kit, name, arguments, form)["error"]
-    assert respond(kit, "plain", {})["result"] == "{1, 2}" and respond(kit, "two", {"a": 7, "b": 2}) == {"result": 3}
+    assert respond(kit, "plain", {})["result"] == "{1, 2}"
+    assert respond(kit, "two", {"a": 7, "b": 2}) == {"result": 3}
     picked = terminal.gather(functions=[pick])
     assert respond(picked, "pick", {"path": "/etc/passwd"})["error"].startswith("path")
     assert respond(picked, "pick", {"path": "tmp.log", "times": None}) == {"result": ["tmp.log", None]}
@@ -198,7 +213,8 @@ def test_the_functions_that_fit_a_request_or_the_one_that_it_goes_on_with_are_of
         ("Spell hello backwards: reverse the text", "reverse_text"),
     ):
         offered = terminal.tools_for(request)
-        assert name in offered and len(offered) <= 4
+        assert name in offered
+        assert len(offered) <= 4
         for tool in offered:  # two that could serve the same request are never offered together
             assert family(tool) & set(offered) == {tool}
     assert not any(map(terminal.tools_for, ("hello", "", "the of 12 ?!", "write quicksort")))
@@ -207,7 +223,8 @@ def test_the_functions_that_fit_a_request_or_the_one_that_it_goes_on_with_are_of
         assert terminal.goes_on(more) and terminal.tools_for(more, ["square"])[-1:] == ["square"], more
     for fresh in ("write quicksort", "Thanks!"):
         assert not terminal.goes_on(fresh) and terminal.tools_for(fresh, ["square"]) == [], fresh
-    assert terminal.goes_on("Is it prime?") and terminal.goes_on("do that again")
+    assert terminal.goes_on("Is it prime?")
+    assert terminal.goes_on("do that again")
 
 
 class Scripted:
@@ -216,7 +233,8 @@ class Scripted:
     loaded = SimpleNamespace(model=None, tools_style="described")
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *turns: str) -> None:
-        self.turns, self.held = list(turns), []
+        self.turns = list(turns)
+        self.held = []
         for kind in ("LocalModel", "RemoteModel"):
             monkeypatch.setattr(terminal, kind, lambda cfg: self)
 
@@ -229,7 +247,8 @@ class Scripted:
 
 
 def test_an_exchange_ends_with_its_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    misfit, other = call("square", y=1), call("square", x=144)
+    misfit = call("square", y=1)
+    other = call("square", x=144)
     for turns, answered in (
         ((CALL, "144."), 1),
         ((CALL, CALL, "never said"), 1),  # it has its result
@@ -256,27 +275,36 @@ def test_a_small_model_sees_a_new_request_alone(monkeypatch: Any, capsys: pytest
     monkeypatch.setattr(terminal, "mixes_requests", lambda model: small)
     model = Scripted(monkeypatch, "one", "two", "three")
     session = ToolChat(ToolsConfig(ckpt="x", constrain="off"))
-    messages, kits, seen = [], [], []
+    messages = []
+    kits = []
+    seen = []
     for text in FOLLOWING:
         messages = session.reply([*messages, {"role": "user", "content": text}])
         kits.append(session.kit.names)
         seen.append(tuple(m["content"] for m in messages if m["role"] == "user"))
-    assert kits[0] == kits[1] == ["is_prime"] and "square" in kits[2] and model.held == [[], [], []]
+    assert kits[0] == kits[1] == ["is_prime"]
+    assert "square" in kits[2]
+    assert model.held == [[], [], []]
     assert seen == [FOLLOWING[:1], FOLLOWING[:2], FOLLOWING[2:] if small else FOLLOWING]
     out = capsys.readouterr().out
-    assert out.count("offered: is_prime") == 2 and "offered: square" in out
+    assert out.count("offered: is_prime") == 2
+    assert "offered: square" in out
 
 
 def test_the_example_rows_fit_the_example_tools_and_hold_what_these_return():
-    given, ledger = local_rows(EXAMPLE.with_name("my_rows.jsonl")), Ledger("my_rows.jsonl", 0.0)
+    given = local_rows(EXAMPLE.with_name("my_rows.jsonl"))
+    ledger = Ledger("my_rows.jsonl", 0.0)
     rows = list(public_rows.conversation_rows(given, "my_rows.jsonl", ledger, domain="calls"))
     kit = terminal.gather(executors=EXAMPLE)
     listed = terminal.gather(tools_file=EXAMPLE.with_name("my_tools.json"), executors=EXAMPLE)
-    assert len(rows) == 50 and kit.schemas == listed.schemas
+    assert len(rows) == 50
+    assert kit.schemas == listed.schemas
     weather, words, shipping = (schema["parameters"] for schema in kit.schemas)  # from hints and docstrings
-    assert weather["required"] == ["city"] and words["properties"]["unique"]["type"] == "boolean"
+    assert weather["required"] == ["city"]
+    assert words["properties"]["unique"]["type"] == "boolean"
     zone = {"type": "string", "enum": ["home", "near", "far"], "description": "where it goes"}
-    assert words["required"] == ["text"] and shipping["properties"]["zone"] == zone
+    assert words["required"] == ["text"]
+    assert shipping["properties"]["zone"] == zone
     for row in rows:
         system, _, asked, result, _ = (m["content"] for m in row["messages"])
         assert system == chat.tools_prompt(kit.schemas)

@@ -30,10 +30,26 @@ VERSE = "".join(
 
 def settings(home: Path, objective: str, **changes: Any) -> loop.CharsConfig:
     (home / "verse.txt").write_text(VERSE * 3)
-    model, verse = dict(depth=1, n_embd=16, n_head=2, block_size=16), str(home / "verse.txt")
-    common = dict(objective=objective, source=verse, horizon=8, feed="text", device_batch_size=4, group_size=4, model=model,
-                  max_tokens=8 * 4 * 6, samples=2, warmup_steps=1, eval_every=0, save_every=0, log_every=1, kl_coef=0.01,
-                  kl_warmup_tokens=100, run_name=objective)  # fmt: skip
+    model = dict(depth=1, n_embd=16, n_head=2, block_size=16)
+    verse = str(home / "verse.txt")
+    common = dict(
+        objective=objective,
+        source=verse,
+        horizon=8,
+        feed="text",
+        device_batch_size=4,
+        group_size=4,
+        model=model,
+        max_tokens=8 * 4 * 6,
+        samples=2,
+        warmup_steps=1,
+        eval_every=0,
+        save_every=0,
+        log_every=1,
+        kl_coef=0.01,
+        kl_warmup_tokens=100,
+        run_name=objective,
+    )
     return config.from_dict(loop.CharsConfig, common | changes)
 
 
@@ -60,7 +76,9 @@ def test_the_text_comes_back_from_its_symbols_and_its_end_is_held_out(tmp_path: 
     for symbols in ("chars", "bytes", "gpt2:1024"):
         text = chars.load(str(tmp_path / "verse.txt"), symbols)
         parts = [text.tokenizer.decode(part.tolist()) for part in (text.train, text.val)]
-        assert "".join(parts) == VERSE and parts[0].endswith("\n") and 0.05 < len(parts[1]) / len(VERSE) < 0.2
+        assert "".join(parts) == VERSE
+        assert parts[0].endswith("\n")
+        assert 0.05 < len(parts[1]) / len(VERSE) < 0.2
         assert int(text.symbol_bytes()[text.val].sum()) == len(parts[1].encode())
     assert text.tokenizer.n_vocab == 1024
     starts = {tuple(row) for row in text.train.unfold(0, 5, 1).tolist()}
@@ -71,7 +89,8 @@ def test_the_text_comes_back_from_its_symbols_and_its_end_is_held_out(tmp_path: 
 
 
 def test_dense_rewards_and_the_advantages_of_the_draws_of_one_place_by_hand() -> None:
-    drawn, truth = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 0, 3]])
+    drawn = torch.tensor([[1, 2, 3]])
+    truth = torch.tensor([[1, 0, 3]])
     assert chars.dense_rewards(drawn, truth).tolist() == [[1, 0, 1]]
     partial = chars.dense_rewards(drawn, truth, partial=0.05, credit=torch.tensor([[-1.0, -2.0, -4.0]]))
     torch.testing.assert_close(partial, torch.tensor([[0.95, -0.1, 0.8]]))
@@ -87,7 +106,9 @@ def test_dense_rewards_and_the_advantages_of_the_draws_of_one_place_by_hand() ->
 
 def test_the_bigram_against_counts() -> None:
     ids = torch.tensor([0, 1, 0, 1, 1, 2, 0])
-    table, pairs, V = chars.Bigram(ids, 4), Counter(zip(ids.tolist(), ids.tolist()[1:])), 4
+    table = chars.Bigram(ids, 4)
+    pairs = Counter(zip(ids.tolist(), ids.tolist()[1:]))
+    V = 4
     before = Counter(ids.tolist()[:-1])  # the text's last symbol is followed by nothing
     for a, b in itertools.product(range(V), range(V)):
         want = math.log((pairs[a, b] + 1) / (before[a] + V))
@@ -98,7 +119,8 @@ def test_the_draws_of_a_place_share_the_texts_context() -> None:
     model = random_model()
     windows = windows_of(model, 3, 7)
     batch = learning.draw_fed_by_text(model, windows, 5, 4, uniforms(3, 4, 5))
-    assert batch.drawn.shape == (3, 4, 5) and torch.equal(batch.truth[:, 0], windows[:, -5:])
+    assert batch.drawn.shape == (3, 4, 5)
+    assert torch.equal(batch.truth[:, 0], windows[:, -5:])
     assert batch.drawn.max() < model.cfg.n_ids
     full = logprobs_at(model, windows[:, :-1], 5)
     want = full[:, None].expand(3, 4, 5, -1).gather(-1, batch.drawn[..., None])[..., 0]
@@ -111,7 +133,8 @@ def test_a_policy_that_feeds_itself_reads_its_own_symbols() -> None:
     model = random_model()
     windows = windows_of(model, 2, 8)
     batch = learning.draw_fed_by_itself(model, windows, 6, 3, seed=1)
-    assert batch.inputs.shape == (6, 7) and batch.drawn.shape == (6, 1, 6)
+    assert batch.inputs.shape == (6, 7)
+    assert batch.drawn.shape == (6, 1, 6)
     assert torch.equal(batch.inputs[:, :2], windows.repeat_interleave(3, 0)[:, :2])
     assert torch.equal(batch.inputs[:, 2:], batch.drawn[:, 0, :-1])
     again = logprobs_at(model, batch.inputs, 6).gather(-1, batch.drawn[:, 0, :, None])[..., 0]
@@ -121,10 +144,12 @@ def test_a_policy_that_feeds_itself_reads_its_own_symbols() -> None:
 
 
 def test_in_expectation_the_gradient_is_the_supervised_one_weighted_by_the_right_symbols_probability() -> None:
-    """REINFORCE over all symbols, each weighted by its probability: the gradient of p(right), which is p x that of log p."""
+    """REINFORCE over all symbols, each weighted by its probability: the gradient of p(right), which is p x that of
+    log p."""
     model = random_model(vocab_size=5)
     windows = windows_of(model, 2, 4)
-    inputs, truth = windows[:, :-1], windows[:, None, -3:]
+    inputs = windows[:, :-1]
+    truth = windows[:, None, -3:]
     every = torch.arange(5)[None, :, None].expand(2, 5, 3)
     logprobs, _ = learning.symbol_logprobs(model, inputs, model.hidden(inputs), every)
     rewards = chars.dense_rewards(every, truth)
@@ -158,15 +183,19 @@ def test_every_count_of_masks_is_as_likely_and_ranks_take_parts_of_them() -> Non
 
 @torch.no_grad()
 def test_the_bound_is_the_mean_over_all_orders_of_the_chain_rule() -> None:
-    """All counts and ranks of three places, against all six orders in which a chain of single symbols can be filled in."""
+    """All counts and ranks of three places, against all six orders in which a chain of single symbols can be filled
+    in."""
     model = random_model(causal=False, n_tags=1, vocab_size=5)
-    window, orders = windows_of(model, 1, 4), list(itertools.permutations(range(3)))
+    window = windows_of(model, 1, 4)
+    orders = list(itertools.permutations(range(3)))
     masked = itertools.product(orders, (1, 2, 3))
     bound = lambda ranks, m: learning.denoising_bound(model, window, torch.tensor([m]), torch.tensor([ranks]))  # noqa: E731
     bounds = [float(bound(*how)) for how in masked]
-    mask, chains = model.cfg.n_ids - 1, []
+    mask = model.cfg.n_ids - 1
+    chains = []
     for order in orders:
-        ids, nats = window.clone(), 0.0
+        ids = window.clone()
+        nats = 0.0
         ids[:, 1:] = mask
         for place in order:
             nats -= float(model(ids)[0, 1 + place].log_softmax(-1)[window[0, 1 + place]])
@@ -178,8 +207,10 @@ def test_the_bound_is_the_mean_over_all_orders_of_the_chain_rule() -> None:
 @torch.no_grad()
 def test_one_symbol_a_pass_draws_from_the_models_own_distribution() -> None:
     """Two places, three symbols: frequencies of both orders' chains, mixed half and half."""
-    model, n = random_model(causal=False, n_tags=1, vocab_size=3), 12_000
-    mask, prompt = model.cfg.n_ids - 1, torch.tensor([[1]])
+    model = random_model(causal=False, n_tags=1, vocab_size=3)
+    n = 12_000
+    mask = model.cfg.n_ids - 1
+    prompt = torch.tensor([[1]])
 
     def p(ids: list[int], place: int) -> torch.Tensor:
         return model(torch.tensor([ids]))[0, place, :mask].softmax(-1)
@@ -189,7 +220,8 @@ def test_one_symbol_a_pass_draws_from_the_models_own_distribution() -> None:
         left_first = p([1, mask, mask], 1)[a] * p([1, a, mask], 2)[b]
         want[a, b] = (left_first + p([1, mask, mask], 2)[b] * p([1, mask, b], 1)[a]) / 2
     found = learning.fill_in(model, prompt.expand(n, 1), 2, passes=2, rng=torch.Generator().manual_seed(0))
-    assert (found[:, 0] == 1).all() and found.max() < mask
+    assert (found[:, 0] == 1).all()
+    assert found.max() < mask
     freq = (found[:, 1] * 3 + found[:, 2]).bincount(minlength=9).view(3, 3) / n
     torch.testing.assert_close(freq, want, atol=4 * 0.5 / n**0.5, rtol=0)
 
@@ -198,10 +230,20 @@ def test_all_objectives_end_at_the_same_count_of_places(home: Path) -> None:
     """And supervised learning begins at the loss of an untrained model."""
     several = ("supervised", "own", 1, 32), ("grpo", "own", 1, 128), ("ppo", "own", 2, 256), ("ppo", "text", 2, 64)
     for objective, feed, epochs, per_step in several:
-        cfg = settings(home, objective, feed=feed, inner_epochs=epochs, max_tokens=512, run_name=f"{objective}-{feed}")
-        assert cfg.tokens_per_step() == per_step and cfg.tokens_per_step(2) == 2 * per_step
-        found, text = loop.train(cfg).metrics(), chars.load(cfg.source, "chars")
-        assert len(found) == 512 // per_step and found["tokens"].iloc[-1] == 512
+        cfg = settings(
+            home,
+            objective,
+            feed=feed,
+            inner_epochs=epochs,
+            max_tokens=512,
+            run_name=f"{objective}-{feed}",
+        )
+        assert cfg.tokens_per_step() == per_step
+        assert cfg.tokens_per_step(2) == 2 * per_step
+        found = loop.train(cfg).metrics()
+        text = chars.load(cfg.source, "chars")
+        assert len(found) == 512 // per_step
+        assert found["tokens"].iloc[-1] == 512
         assert found["epoch"].iloc[-1] == pytest.approx(len(found) * 32 / len(text.train)), "own symbols are no text"
         if objective == "supervised":
             windows = text.draw_windows(4, 9, torch.Generator().manual_seed(2))
@@ -212,7 +254,15 @@ def test_all_objectives_end_at_the_same_count_of_places(home: Path) -> None:
 
 @lesson("supervised", "denoise")
 def predict_verse(objective: str, home: Path, seed: int) -> list[Claim]:
-    cfg = settings(home, objective, max_tokens=32 * 400, eval_every=400, lr=1e-2, log_every=100, seed=seed)
+    cfg = settings(
+        home,
+        objective,
+        max_tokens=32 * 400,
+        eval_every=400,
+        lr=1e-2,
+        log_every=100,
+        seed=seed,
+    )
     evals = loop.train(cfg).evals()
     first, last = evals["val_loss"].iloc[[0, -1]]
     return [above("first loss", first, 2.9), below("last loss", last, 1.5 if objective == "supervised" else 2.8)]
@@ -255,7 +305,8 @@ def test_a_random_reference_is_the_untrained_policy_and_stays_it(objective: str,
     how = dict(feed=feed, kl_warmup_tokens=0, kl_coef=0.01, lr=1e-2, max_tokens=4 * 8 * 4 * 6)
     random = loop.train(settings(home, objective, reference="random", run_name="random", **how)).metrics()
     bigram = loop.train(settings(home, objective, run_name="bigram", **how)).metrics()
-    assert random["kl_ref"].iloc[0] == pytest.approx(0, abs=1e-6) and random["kl_ref"].iloc[-1] > 1e-4
+    assert random["kl_ref"].iloc[0] == pytest.approx(0, abs=1e-6)
+    assert random["kl_ref"].iloc[-1] > 1e-4
     assert bigram["kl_ref"].iloc[0] > 0.01
     resume_contract(settings(home, objective, reference="random", run_name=objective, save_every=2, **how), 2)
 
@@ -266,7 +317,8 @@ def test_a_wrong_symbol_may_cost_one(home: Path) -> None:
     for mode in ("+1", "±1", "+-1"):
         cfg = settings(home, "grpo", reward_mode=mode, run_name=f"mode{len(found)}", kl_coef=0.0)
         found[mode] = loop.train(cfg).metrics().iloc[0]
-    plain, signed = found["+1"], found["±1"]
+    plain = found["+1"]
+    signed = found["±1"]
     assert signed["reward_mean"] == pytest.approx(2 * plain["symbol_accuracy"] - 1, abs=1e-6)
     assert plain["reward_mean"] == pytest.approx(plain["symbol_accuracy"], abs=1e-6)
     assert signed["adv_abs_mean"] == pytest.approx(2 * plain["adv_abs_mean"], rel=1e-5)

@@ -8,7 +8,8 @@ from codechat_lab.instruments import exact_gradients as lab
 from codechat_lab.instruments.exact_gradients import ESTIMATORS, Groups, Loss, World, cosine, expectation, kl_in_loss
 
 WORLD = World(length=3, reward=lambda text: lab.staircase(text, "ab"))
-THETA, REFERENCE = WORLD.policy(seed=1), WORLD.policy(seed=2)
+THETA = WORLD.policy(seed=1)
+REFERENCE = WORLD.policy(seed=2)
 TRUTH = WORLD.gradient(THETA)
 
 
@@ -21,9 +22,11 @@ def mean_of(loss: Loss, group_size: int = 2, **how: torch.Tensor) -> torch.Tenso
 
 
 def test_the_world_is_complete() -> None:
-    assert WORLD.texts[:4] == ("", "a", "b", "aa") and len(WORLD.texts) == 15
+    assert WORLD.texts[:4] == ("", "a", "b", "aa")
+    assert len(WORLD.texts) == 15
     assert float(WORLD.probabilities(THETA).sum()) == pytest.approx(1, abs=1e-12)
-    assert float(WORLD.kl(THETA, THETA)) == 0 and float(WORLD.kl(THETA, REFERENCE)) > 0.01
+    assert float(WORLD.kl(THETA, THETA)) == 0
+    assert float(WORLD.kl(THETA, REFERENCE)) > 0.01
     uniform = WORLD.policy(scale=0.0)
     assert float(WORLD.probabilities(uniform)[0]) == pytest.approx(1 / 3)  # stop at once
     assert float(WORLD.probabilities(uniform)[-1]) == pytest.approx(1 / 27)  # three letters, then full
@@ -33,7 +36,8 @@ def test_the_world_is_complete() -> None:
 def test_the_gradient_is_the_expected_score_times_reward() -> None:
     scores = WORLD.scores(THETA).sum(1)
     p = WORLD.probabilities(THETA)
-    assert same((p * WORLD.rewards) @ scores, TRUTH) and same(p @ scores, torch.zeros_like(TRUTH))
+    assert same((p * WORLD.rewards) @ scores, TRUTH)
+    assert same(p @ scores, torch.zeros_like(TRUTH))
     for i, e in enumerate(1e-5 * torch.eye(THETA.numel(), dtype=torch.float64)[:4].view(4, *THETA.shape)):
         change = WORLD.expected_reward(THETA + e) - WORLD.expected_reward(THETA - e)
         assert float(change / 2e-5) == pytest.approx(float(TRUTH[i]), abs=1e-8)
@@ -41,7 +45,13 @@ def test_the_gradient_is_the_expected_score_times_reward() -> None:
 
 def test_unbiased_up_to_a_known_factor_or_biased_by_more_and_still_uphill() -> None:
     """The group mean includes the completion itself, which scales the gradient by (G - 1) / G."""
-    factors = {"no baseline": 1.0, "leave one out": 1.0, "group mean": 1 / 2, "dr_grpo": 1 / 2, "ppo, exact value": 1.0}
+    factors = {
+        "no baseline": 1.0,
+        "leave one out": 1.0,
+        "group mean": 1 / 2,
+        "dr_grpo": 1 / 2,
+        "ppo, exact value": 1.0,
+    }
     for name, loss in ESTIMATORS.items():
         mean = mean_of(loss)
         along = (mean @ TRUTH) / (TRUTH @ TRUTH) * TRUTH
@@ -75,7 +85,8 @@ def test_baselines_lower_the_variance() -> None:
         return float(p @ (found - p @ found).square().sum(1))
 
     plain, other, critic = (variance(ESTIMATORS[n]) for n in ("no baseline", "leave one out", "ppo, exact value"))
-    assert critic < plain and other != plain
+    assert critic < plain
+    assert other != plain
 
 
 def test_ratios_of_tokens_and_of_texts_off_policy() -> None:
@@ -100,11 +111,14 @@ def test_the_kl_estimates_as_losses_and_as_values() -> None:
     at = WORLD.sample(THETA, 50, 4)
     assert float(lab.group_gradients(WORLD, THETA, loss, at).norm(dim=1).min()) > 0.1
     one = World(length=1)  # of single choices
-    a, b = one.policy(1), one.policy(2)
+    a = one.policy(1)
+    b = one.policy(2)
     assert same(expectation(one, a, kl_in_loss("k2", b)), one.kl_gradient(a, b))
     assert not same(expectation(one, a, kl_in_loss("k3", b)), one.kl_gradient(a, b))
-    p, exact = WORLD.probabilities(THETA), float(WORLD.kl(THETA, REFERENCE))
+    p = WORLD.probabilities(THETA)
+    exact = float(WORLD.kl(THETA, REFERENCE))
     at = WORLD.logprobs(THETA), WORLD.logprobs(REFERENCE)
     found = {k: float(p @ (losses.kl_estimate(*at, k) * WORLD.mask).sum(1)) for k in ("k1", "k2", "k3")}
-    assert found["k1"] == pytest.approx(exact, rel=1e-10) and found["k3"] == pytest.approx(exact, rel=1e-10)
+    assert found["k1"] == pytest.approx(exact, rel=1e-10)
+    assert found["k3"] == pytest.approx(exact, rel=1e-10)
     assert found["k2"] != pytest.approx(exact, rel=1e-2)

@@ -30,10 +30,12 @@ def test_solutions_are_correct_and_wrong_values_signs_and_gradients_fail(capsys:
     for node in functions("18_losses_solved.py").values():
         exec(ast.unparse(node), scope)
     for name, solution in ((name, scope[name]) for name in EXERCISES):
-        assert check(solution) == CORRECT and capsys.readouterr().out.startswith(f"{name}: correct (6 cases")
+        assert check(solution) == CORRECT
+        assert capsys.readouterr().out.startswith(f"{name}: correct (6 cases")
         with raising(AssertionError, name, 1, 6, "sign"):
             check(named(name, lambda **case: -solution(**case)))
-        if learns := EXERCISES[name].learns:
+        learns = EXERCISES[name].learns
+        if learns:
             with raising(AssertionError, name, learns[0]):
                 check(named(name, lambda **case: solution(**case).detach()))
             with raising(AssertionError, name, "gradient", learns[0]):
@@ -65,9 +67,11 @@ def test_cases_of_any_function(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_both_notebooks_hold_the_same_exercises_and_the_first_no_solution() -> None:
-    asked, answered = functions("17_losses_by_hand.py"), functions("18_losses_solved.py")
+    asked = functions("17_losses_by_hand.py")
+    answered = functions("18_losses_solved.py")
     assert list(asked) == list(answered) == list(EXERCISES)
     for name, node in asked.items():
         assert ast.dump(node.args) == ast.dump(answered[name].args)
         assert ast.get_docstring(node) == ast.get_docstring(answered[name])
-        assert len(node.body) == 2 and isinstance(node.body[1], ast.Raise)
+        assert len(node.body) == 2
+        assert isinstance(node.body[1], ast.Raise)

@@ -24,7 +24,11 @@ from codechat_lab.tasks.funcall import score_call
 
 TOK = tokenizer.load("gpt2:512")
 GOLD = {"name": "add", "arguments": {"a": 12, "b": 7}}
-CALLS = dict(full=GOLD, partial=dict(name="add", arguments={"a": 12, "b": 8}), name_only=dict(name="add", arguments={}))
+CALLS = dict(
+    full=GOLD,
+    partial=dict(name="add", arguments={"a": 12, "b": 8}),
+    name_only=dict(name="add", arguments={}),
+)
 CALLS |= dict(wrong_name=GOLD | {"name": "sub"})
 TEXTS = {name: chat.format_call(**call) for name, call in CALLS.items()}
 TEXTS |= dict(bad_json="<functioncall> {oh", no_tag="No.")
@@ -42,13 +46,18 @@ def batch_of(groups: list[list[str]], tags: str = "reserved") -> rollout.Rollout
     ids = [chat.completion_ids(t, TOK, tags) for t in texts]
     completions = [generate.Completion(ids=i, logprobs=[-1.0] * len(i), stop="stop") for i in ids]
     scores = [score_call(t, GOLD) for t in texts]
-    n, prompt = len(groups), chat.prompt(problem.messages, TOK, tags)
+    n = len(groups)
+    prompt = chat.prompt(problem.messages, TOK, tags)
     return rollout.RolloutBatch([problem] * n, [prompt] * n, completions, texts, scores, len(groups[0]))
 
 
 def test_shapes_in_closed_form() -> None:
-    for shape, *rewards in (("binary", 1, 0, 0, 0, 0, 0), ("fractional", 1, 0.5, 0, 0, 0, 0),
-                            ("tiered", 1, 0.575, 0.15, 0.15, 0.05, 0), ("staircase", 1, 0.775, 0.55, 0.35, 0.15, 0)):  # fmt: skip
+    for shape, *rewards in (
+        ("binary", 1, 0, 0, 0, 0, 0),
+        ("fractional", 1, 0.5, 0, 0, 0, 0),
+        ("tiered", 1, 0.575, 0.15, 0.15, 0.05, 0),
+        ("staircase", 1, 0.775, 0.55, 0.35, 0.15, 0),
+    ):
         assert [round(reward_starts.reshaped(score_call(t, GOLD), shape), 6) for t in TEXTS.values()] == rewards
 
 
@@ -59,7 +68,8 @@ def test_a_shape_sees_variance_only_where_it_pays_differently() -> None:
     assert rows["staircase"]["group_variance"] == pytest.approx((0.1**2 + 0 + 0.1125**2) / 3)
     for row in rows.values():
         pulls = [value for name, value in row.items() if name.startswith("pull/")]
-        assert sum(pulls) == pytest.approx(0, abs=1e-9) and sum(map(abs, pulls)) == pytest.approx(1)
+        assert sum(pulls) == pytest.approx(0, abs=1e-9)
+        assert sum(map(abs, pulls)) == pytest.approx(1)
     assert rows["staircase"]["pull/name_only"] > 0 > rows["staircase"]["pull/wrong_name"]
     assert rows["binary"]["pull/name_only"] == 0
 
@@ -72,19 +82,25 @@ def test_tokens_belong_to_the_parts_of_the_call(tags: str) -> None:
     spelled = dict.fromkeys(reward_ablation.PARTS, "")
     for i, part in zip(ids, parts, strict=True):
         spelled[part] += chat.decode([i], TOK)
-    assert spelled["tag"].strip() == "<functioncall>" and spelled["end"].strip() == "<|end|>" and not spelled["prose"]
-    assert spelled["name"].startswith("add") and '"name"' in spelled["form"]
+    assert spelled["tag"].strip() == "<functioncall>"
+    assert spelled["end"].strip() == "<|end|>"
+    assert not spelled["prose"]
+    assert spelled["name"].startswith("add")
+    assert '"name"' in spelled["form"]
     assert '"a": 12, "b": 7' in spelled["arguments"]
     assert set(reward_ablation.parts_of(chat.completion_ids("No, not here.", TOK, tags), model)) == {"prose", "end"}
     assert reward_ablation.parts_of(ids[:-1], model)[-1] != "end" or tags == "text"
 
 
 def test_gradients_are_where_advantages_are_and_grow_with_them() -> None:
-    model, batch = loaded(), batch_of([["full", "no_tag"], ["partial", "partial"]])
+    model = loaded()
+    batch = batch_of([["full", "no_tag"], ["partial", "partial"]])
     advantages = group_advantages(batch.rewards)
     norms = reward_ablation.token_gradients(model.model, batch, advantages)
-    assert norms.shape == batch.mask().shape and (norms[:2][batch.mask()[:2]] > 0).all()
-    assert not norms[2:].any() and not norms[~batch.mask()].any()
+    assert norms.shape == batch.mask().shape
+    assert (norms[:2][batch.mask()[:2]] > 0).all()
+    assert not norms[2:].any()
+    assert not norms[~batch.mask()].any()
     torch.testing.assert_close(reward_ablation.token_gradients(model.model, batch, 3 * advantages), 3 * norms)
     assert all(p.grad is None for p in model.model.parameters())
 
@@ -94,7 +110,8 @@ def test_the_run_holds_all_rows_and_raises_before_writing(home: Path, make_run: 
     cfg = reward_ablation.AblationConfig(ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8)
     rows = reward_ablation.ablate_rewards(cfg).evals()
     assert (rows["what"] == "shape").sum() == 4
-    assert Run.open("anatomy").status["kind"] == "anatomy" and set(rows["checkpoint"]) == {"tiny"}
+    assert Run.open("anatomy").status["kind"] == "anatomy"
+    assert set(rows["checkpoint"]) == {"tiny"}
     with pytest.raises(MissingFile):
         reward_ablation.ablate_rewards(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))
     with pytest.raises(ConfigError):

@@ -1,4 +1,5 @@
-"""Rewards from several starts: the requests, what a run records, resuming, and what a reward's scale and baseline do."""
+"""Rewards from several starts: the requests, what a run records, resuming, and what a reward's scale and baseline
+do."""
 
 import copy
 import itertools
@@ -31,9 +32,11 @@ def plan() -> Any:
 
 
 def test_requests_have_two_numbers_below_100_and_no_split_shares_a_pair_of_a_tool(setting: Setting) -> None:
-    train, test = reward_starts.requests("train", 1000), reward_starts.requests("test", 128)
+    train = reward_starts.requests("train", 1000)
+    test = reward_starts.requests("test", 128)
     pairs = [{(p.gold["name"], *p.gold["arguments"].values()) for p in part} for part in (train, test)]
-    assert not pairs[0] & pairs[1] and {name for name, *_ in pairs[0]} == set(reward_starts.CALLED)
+    assert not pairs[0] & pairs[1]
+    assert {name for name, *_ in pairs[0]} == set(reward_starts.CALLED)
     assert all(type(v) is int and 0 <= v < 100 for p in train for v in p.gold["arguments"].values())
     assert [p.messages for p in train[:9]] == [p.messages for p in reward_starts.requests("train", 9)]
     # the vocabulary spells every request, and every correct answer is exact
@@ -50,19 +53,23 @@ def test_rows_have_every_request_and_a_second_start_trains_only_what_was_cut(set
     assert [(r["start"], r["reward"]) for r in rows] == runs
     for row in rows:
         assert len(row["after"]["greedy"]) == len(row["after"]["correct"]) == 4
-        assert all(0 <= c <= 2 for c in row["after"]["correct"]) and sum(row["after"]["tiers"].values()) == 8
-        assert {len(v) for v in row["curve"].values()} == {1} and all(0 <= v[0] <= 1 for v in row["curve"].values())
+        assert all(0 <= c <= 2 for c in row["after"]["correct"])
+        assert sum(row["after"]["tiers"].values()) == 8
+        assert {len(v) for v in row["curve"].values()} == {1}
+        assert all(0 <= v[0] <= 1 for v in row["curve"].values())
     assert rows[0]["before"] == rows[1]["before"]  # one start, whatever the reward
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:3]) + lines[3][:50])
     again = reward_rows.train(path, setting, plan(), 5, "reinforce")
-    assert again[:3] == rows[:3] and again[3] | {"seconds": 0} == rows[3] | {"seconds": 0}
+    assert again[:3] == rows[:3]
+    assert again[3] | {"seconds": 0} == rows[3] | {"seconds": 0}
     assert [json.loads(line) for line in path.read_text().splitlines()] == again
 
 
 def test_the_loss_is_taken_at_the_temperature_of_sampling(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log-probabilities of the loss are those of the sampler: the ratio of the update is 1."""
-    policy, seen = GPT(setting.model, seed=0), []
+    policy = GPT(setting.model, seed=0)
+    seen = []
     batch = setting.sampled(policy, setting.train[:2], group_size=4, temperature=2.0, seed=1)
     real = reward_starts.losses.policy_gradient_loss
     monkeypatch.setattr(reward_starts.losses, "policy_gradient_loss", lambda *a, **k: seen.append(a) or real(*a, **k))

@@ -32,13 +32,28 @@ from codechat_lab.launch import launcher, runner
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONFIGS = [
-    PretrainConfig(run_name="big/pre.train-1", model=GPTConfig(depth=3, n_embd=4096, n_head=32, recompute="blocks"), compile=False),
-    SFTConfig(run_name="s", data_dir="a folder with 'quotes' and $HOME", mix=("calls=0.7", "code=0.3"), max_steps=3),
-    ReinforceConfig(run_name="r", ks=(1, 8), row_tokens=64, init_from="big/pre.train-1@1200", temperature=0.9),
+    PretrainConfig(
+        run_name="big/pre.train-1",
+        model=GPTConfig(depth=3, n_embd=4096, n_head=32, recompute="blocks"),
+        compile=False,
+    ),
+    SFTConfig(
+        run_name="s",
+        data_dir="a folder with 'quotes' and $HOME",
+        mix=("calls=0.7", "code=0.3"),
+        max_steps=3,
+    ),
+    ReinforceConfig(
+        run_name="r",
+        ks=(1, 8),
+        row_tokens=64,
+        init_from="big/pre.train-1@1200",
+        temperature=0.9,
+    ),
     EvaluateConfig(run_name="e", ckpt=("nano/sft", "nano/rl@best"), split=("test", "test_hard")),
     DiagnoseConfig(run_name="d", ckpt="nano/sft"),
     PasskConfig(run_name="p", ckpt=("nano/sft",)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("id", LOOPS)
@@ -90,7 +105,12 @@ def test_the_shell_gives_torchrun_these_words(cfg: Any, home: Path, monkeypatch:
 
 
 def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_write_nothing(home: Path) -> None:
-    for cfg, how in ((SFTConfig(), dict(nproc=0)), (GPTConfig(), {}), (SFTConfig(resume=True), {}), (SFTConfig(overwrite=True), {})):  # fmt: skip
+    for cfg, how in (
+        (SFTConfig(), dict(nproc=0)),
+        (GPTConfig(), {}),
+        (SFTConfig(resume=True), {}),
+        (SFTConfig(overwrite=True), {}),
+    ):
         with pytest.raises(ConfigError):
             launcher.write(cfg, **how)
     assert not (home / "runs").exists()
@@ -98,7 +118,8 @@ def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_w
     assert written.changes == {"lr": (1e-3, 0.5), "model.depth": (4, 7)}
     assert "lr" in str(written) == repr(written)
     assert "all defaults" in str(launcher.write(SFTConfig(run_name="z")))
-    assert list_runs().set_index("run").loc["x/y", "status"] == "planned" and Run.open("x/y").env["kind"] == "sft"
+    assert list_runs().set_index("run").loc["x/y", "status"] == "planned"
+    assert Run.open("x/y").env["kind"] == "sft"
 
 
 def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(home: Path, tmp_path: Path) -> None:
@@ -114,7 +135,12 @@ def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(home: Pat
     for name, body in bodies.items():
         stand_in(commands / name, body)
     use_python(path / "launch.sh", "said")
-    env = {"PATH": f"{commands}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "77"}  # fmt: skip
+    env = {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "SLURM_JOB_NODELIST": "node-[a-b]",
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_ID": "77",
+    }
     how = dict(capture_output=True, text=True, timeout=20, env=env)
     done = subprocess.run(["bash", str(path / "job.slurm")], check=True, **how)
     torchrun = (
@@ -123,7 +149,8 @@ def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(home: Pat
     )
     assert done.stdout.splitlines() == [torchrun, torchrun]
     alone = subprocess.run(["sh", str(path / "launch.sh")], **how)
-    assert alone.returncode == 2 and "2 nodes" in alone.stderr
+    assert alone.returncode == 2
+    assert "2 nodes" in alone.stderr
 
 
 @pytest.fixture
@@ -135,10 +162,13 @@ def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, home: Pat
     path = launcher.write(toy).path
     resolved = dataclasses.replace(toy, model=dataclasses.replace(toy.model, vocab_size=257))
     with Run.create("toy", resolved, kind="reinforce") as run:
-        assert run.status["status"] == "running" and not run.resumed
+        assert run.status["status"] == "running"
+        assert not run.resumed
         run.log(1, train_loss=2.0)
-    assert (path / "launch.sh").is_file() and run.config["model"]["vocab_size"] == 257
-    assert Run.open("toy").status["status"] == "finished" and len(run.metrics()) == 1
+    assert (path / "launch.sh").is_file()
+    assert run.config["model"]["vocab_size"] == 257
+    assert Run.open("toy").status["status"] == "finished"
+    assert len(run.metrics()) == 1
     for refused in (lambda: Run.create("toy", resolved, kind="reinforce"), lambda: launcher.write(toy)):
         with pytest.raises(RunError, match="toy"):
             refused()
@@ -183,8 +213,10 @@ def test_status_and_tail_end_with_1_after_a_failure_and_say_why(toy: ReinforceCo
     (path / "process.json").write_text(json.dumps(gone))
     (path / "launch.log").write_text("loading\nerror: no run 'x'; valid: nothing\nTraceback of torchrun\n  more\n")
     state = launcher.status("toy")
-    assert state["status"] == "start failed" and state["reason"] == "error: no run 'x'; valid: nothing"
-    assert runner.launch(["toy", "status"]) == 1 and runner.launch(["toy", "tail"]) == 1
+    assert state["status"] == "start failed"
+    assert state["reason"] == "error: no run 'x'; valid: nothing"
+    assert runner.launch(["toy", "status"]) == 1
+    assert runner.launch(["toy", "tail"]) == 1
     with pytest.raises(RunError):
         launcher.stop("toy")
 
@@ -233,7 +265,8 @@ def test_a_detached_process_is_known_by_its_lock_and_number_whatever_its_host_is
     pid = launcher.process_of(path)["pid"]
     with pytest.raises(RunError, match=str(pid)):
         launcher.start("toy")
-    assert launcher.stop("toy", now=True) == "planned" and launcher.process_of(path) is None
+    assert launcher.stop("toy", now=True) == "planned"
+    assert launcher.process_of(path) is None
     launcher.start("toy")  # free again
     rename_host(path / "process.json")
     os.kill(launcher.process_of(path)["pid"], 9)
@@ -241,7 +274,8 @@ def test_a_detached_process_is_known_by_its_lock_and_number_whatever_its_host_is
     ends = time.monotonic() + 60
     while launcher.process_of(path) and time.monotonic() < ends:  # a command within the script may live a moment longer
         time.sleep(0.01)
-    assert launcher.process_of(path) is None and launcher.status("toy")["status"] == "start failed"
+    assert launcher.process_of(path) is None
+    assert launcher.status("toy")["status"] == "start failed"
 
 
 def test_a_killed_run_of_a_renamed_host_is_stopped_started_and_followed_as_any_killed_one(
@@ -250,7 +284,13 @@ def test_a_killed_run_of_a_renamed_host_is_stopped_started_and_followed_as_any_k
     path = launcher.write(toy).path
     program = "import pathlib, sys\nfrom codechat.runs import paths\nfrom codechat.runs.run import Run\npaths.ROOT = pathlib.Path(sys.argv[1])\nrun = Run.create('toy', {}, kind='reinforce')\nprint('up', flush=True)\ninput()"
     command = [sys.executable, "-c", program, str(home)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as trainer:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=PROJECT,
+    ) as trainer:
         assert trainer.stdout.readline() == "up\n"
         rename_host(path / "status.json")
         rename_host(path / "env.json")
@@ -307,21 +347,25 @@ def test_two_ranks_from_a_shell_start_stop_and_continue(home: Path, monkeypatch:
 
     printed = codechat(f"launch reinforce --nproc 2 --start -- {TINY}")
     try:
-        assert re.search(r"max_steps +50 -> 100000", printed) and "started" in printed
+        assert re.search(r"max_steps +50 -> 100000", printed)
+        assert "started" in printed
         wait_for_more_than(3)
         shell = launcher.process_of(path)["pid"]
         assert os.getsid(shell) == shell != os.getsid(0), "it outlives the shell or kernel that started it"
         assert "running" in codechat("launch a/toy status")
         assert codechat("launch a/toy stop").strip() == "a/toy: stopped"
         saved = Run.open(path).checkpoints()[-1]
-        assert checkpoint.read_meta("a/toy")["world_size"] == 2 and saved >= 3
+        assert checkpoint.read_meta("a/toy")["world_size"] == 2
+        assert saved >= 3
         codechat("launch a/toy start")
         wait_for_more_than(saved)
         ranks = descendants(launcher.process_of(path)["pid"])
         assert codechat("launch a/toy stop --now").strip() == "a/toy: killed"
-        assert len(ranks) >= 2 and not any(map(process_start, ranks))
+        assert len(ranks) >= 2
+        assert not any(map(process_start, ranks))
         steps = Run.open(path).metrics()["step"].tolist()
         assert steps == sorted(set(steps)), "the curve is continuous"
     finally:
-        if process := launcher.process_of(path):
+        process = launcher.process_of(path)
+        if process:
             launcher.end("a/toy", process, now=True, where=path)

@@ -1,4 +1,5 @@
-"""Planning: what fake tensors predict is what real ranks hold; time and cost by hand; what fits, and what to turn where it does not."""
+"""Planning: what fake tensors predict is what real ranks hold; time and cost by hand; what fits, and what to turn
+where it does not."""
 
 import gc
 import json
@@ -35,7 +36,14 @@ LINEAR = dict(batch_gib=5.0, fixed_gib=20.0)
 def plan_of(**settings: object) -> PlanConfig:
     """A tiny step on GPUs of which `over` share a copy of the weights."""
     over = settings.pop("over", 1)
-    usual = dict(model=TINY, gpus=1, device_batch_size=2, optimizer="adamw", shard=over > 1, shard_over=over)
+    usual = dict(
+        model=TINY,
+        gpus=1,
+        device_batch_size=2,
+        optimizer="adamw",
+        shard=over > 1,
+        shard_over=over,
+    )
     return PlanConfig(**usual | settings)
 
 
@@ -52,7 +60,8 @@ def test_a_tape_counts_each_storage_once_while_it_lives() -> None:
         del a, c
         assert tape.now == 4000, "a view keeps its storage"
         del b
-        assert tape.now == 0 and tape.peak == 8000
+        assert tape.now == 0
+        assert tape.peak == 8000
 
 
 def test_a_fake_step_equals_the_real_one_on_one_process() -> None:
@@ -81,8 +90,17 @@ def test_a_deep_model_is_planned_from_two_shallow_ones() -> None:
         (plan_of(model=deep, device_batch_size=4, seq_len=64, gpus=4, over=2, optimizer="muon"), "float32"),
         (plan_of(model=replace(deep, recompute="blocks"), device_batch_size=4, gpus=2, over=2), "bfloat16"),
         # the end of the backward pass holds most in a shallow model, its beginning in a deep one
-        (plan_of(model=GPTConfig(**PRESETS["8b"] | {"depth": 10}), seq_len=512, gpus=8, over=8, optimizer="muon"), "bfloat16"),
-    ):  # fmt: skip
+        (
+            plan_of(
+                model=GPTConfig(**PRESETS["8b"] | {"depth": 10}),
+                seq_len=512,
+                gpus=8,
+                over=8,
+                optimizer="muon",
+            ),
+            "bfloat16",
+        ),
+    ):
         for few, all in zip(measure(cfg, False, dtype, True), measure(cfg, True, dtype, True)):
             assert sum(few.values()) == pytest.approx(sum(all.values()), rel=2e-3)
 
@@ -100,8 +118,23 @@ def test_pretraining_on_two_gloo_ranks_holds_what_is_planned(over: int, settings
     texts = ["the quick brown fox jumps over the lazy dog. " * 400] * 3
     corpus_writer.write_corpus(texts, tmp_path / "corpus", tokenizer.load("bytes"))
     model = dict(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257) | settings.get("model", {})
-    run = dict(run_name="real", data_dir=str(tmp_path / "corpus"), max_steps=5, log_every=1, eval_every=0, save_every=0, compile=False,
-               eval_tokens=64, device_batch_size=2, shard=over > 1, shard_over=over if over > 1 else None) | settings | {"model": model}  # fmt: skip
+    run = (
+        dict(
+            run_name="real",
+            data_dir=str(tmp_path / "corpus"),
+            max_steps=5,
+            log_every=1,
+            eval_every=0,
+            save_every=0,
+            compile=False,
+            eval_tokens=64,
+            device_batch_size=2,
+            shard=over > 1,
+            shard_over=over if over > 1 else None,
+        )
+        | settings
+        | {"model": model}
+    )
     on_ranks(2, REAL, tmp_path, str(tmp_path), json.dumps(run), CODECHAT_DTYPE="bfloat16")
     real = min(json.loads((tmp_path / "peaks.json").read_text())[1:])  # FSDP's threads may free a buffer later
     planned = plan_of(gpus=2, over=over, **{"optimizer": "muon"} | settings | {"model": GPTConfig(**model)})
@@ -136,30 +169,44 @@ def test_frozen_weights_have_neither_gradients_nor_moments(model: GPTConfig, tar
     attached = lora.attach(GPT(model), 8, targets=targets)
     adapters = sum(p.numel() for p in attached.parameters() if p.requires_grad)
     assert plan.adapters == adapters
-    held, full = measure(plan).training, measure(replace(plan, lora_rank=0)).training
-    assert held["weights"] == 4 * (model.n_params + adapters) and full["weights"] == 4 * model.n_params
+    held = measure(plan).training
+    full = measure(replace(plan, lora_rank=0)).training
+    assert held["weights"] == 4 * (model.n_params + adapters)
+    assert full["weights"] == 4 * model.n_params
     assert held["optimizer states"] == pytest.approx(8 * adapters, rel=0.01)
     assert full["optimizer states"] == pytest.approx(8 * model.n_params, rel=0.01)
-    assert held["gradients"] in (0, 4 * adapters) and sum(held.values()) < sum(full.values())
+    assert held["gradients"] in (0, 4 * adapters)
+    assert sum(held.values()) < sum(full.values())
 
 
 @pytest.mark.slow
 def test_8b_with_adapters_fits_one_h200_and_is_not_sharded() -> None:
     """12 bytes for each frozen weight less than with all weights trained: 92 GiB of gradients and moments."""
     model = GPTConfig(**PRESETS["8b"])
-    cfg = PlanConfig(loop="sft", model=model, gpus=1, gpu="h200-141gb", device_batch_size=1, optimizer="adamw", **LORA)
-    plan, full = planner.make(cfg), planner.make(replace(cfg, lora_rank=0))
+    cfg = PlanConfig(
+        loop="sft",
+        model=model,
+        gpus=1,
+        gpu="h200-141gb",
+        device_batch_size=1,
+        optimizer="adamw",
+        **LORA,
+    )
+    plan = planner.make(cfg)
+    full = planner.make(replace(cfg, lora_rank=0))
     states = [sum(p.peaks.training[name] for name in ("gradients", "optimizer states")) for p in (plan, full)]
     assert (
         (states[1] - states[0]) / GIB
         == pytest.approx(12 * model.n_params / GIB, rel=0.01)
         == pytest.approx(92.3, rel=0.01)
     )
-    assert plan.fits and not full.fits
+    assert plan.fits
+    assert not full.fits
     assert plan.memory["weights"] == pytest.approx(4 * model.n_params / GIB, rel=0.01)
     assert "frozen, and 15,728,640 of low-rank updates" in str(plan)
     eight = replace(cfg, gpus=8)
-    assert eight.over == 1 and replace(eight, lora_rank=0, gpu="a800-80gb").over == 8
+    assert eight.over == 1
+    assert replace(eight, lora_rank=0, gpu="a800-80gb").over == 8
     assert 1.4 < plan.tokens_per_s / full.tokens_per_s < 1.6, "no gradients of frozen matrices: 4 of 6 FLOPs"
 
 
@@ -177,7 +224,12 @@ def test_what_cannot_be_trained_with_adapters_is_refused_in_a_plan(monkeypatch: 
 
 
 def test_a_written_run_with_adapters_is_planned_with_them() -> None:
-    cfg = SFTConfig(run_name="x", model=replace(TINY, block_size=512), lora_rank=4, lora_targets=("up",))
+    cfg = SFTConfig(
+        run_name="x",
+        model=replace(TINY, block_size=512),
+        lora_rank=4,
+        lora_targets=("up",),
+    )
     planned = planner.from_settings(cfg, gpus=1, gpu="l4-24gb")
     assert (planned.lora_rank, planned.lora_targets, planned.adapters) == (4, ("up",), 3 * 4 * (64 + 256))
 
@@ -193,12 +245,14 @@ def test_sharding_divides_weights_and_states_and_less_of_a_row_needs_less() -> N
         return total(plan_of(**{"device_batch_size": 4} | changed))
 
     assert held(model=replace(TINY, recompute="blocks")) < 0.7 * held()
-    assert held(seq_len=64) < held() < held(device_batch_size=5) and held(grad_accum=2) >= held()
+    assert held(seq_len=64) < held() < held(device_batch_size=5)
+    assert held(grad_accum=2) >= held()
     assert held() <= held(loop="sft") < 1.02 * held(), "no dense mask"
 
 
 def test_chunks_and_kept_logits_follow_the_memory_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU takes 1/64 of its memory for the logits of a chunk, and RL keeps all logits that fit into 1/16; a CPU 128 MiB and 1 GiB."""
+    """A GPU takes 1/64 of its memory for the logits of a chunk, and RL keeps all logits that fit into 1/16; a CPU
+    128 MiB and 1 GiB."""
     model = GPTConfig(depth=1, n_embd=64, n_head=1, vocab_size=50257, block_size=1024)
     sft = plan_of(model=model, device_batch_size=8, loop="sft", gpu="l4-24gb")
     rl = replace(sft, loop="rl", rows=8, row_tokens=1024)
@@ -208,12 +262,15 @@ def test_chunks_and_kept_logits_follow_the_memory_of_the_gpu(monkeypatch: pytest
     assert measure(replace(rl, gpu="a800-80gb")).total - measure(rl, cpu=True).total > 0.4 * logits  # kept in bfloat16
     held = step_memory._run(sft, "bfloat16", True)
     monkeypatch.setattr(head, "BLOCK_BYTES", 1)  # blocks for a CPU's cache, a row at a time
-    assert step_memory._run(sft, "bfloat16", True) == held and not torch.distributed.is_initialized()
+    assert step_memory._run(sft, "bfloat16", True) == held
+    assert not torch.distributed.is_initialized()
 
 
 def fake_measure(monkeypatch: pytest.MonkeyPatch, **faked: float) -> Counter:
-    """Stand in for the step: bytes linear in the batch, less where blocks are recomputed, divided where weights are shared."""
-    calls, gib = Counter(), LINEAR | faked
+    """Stand in for the step: bytes linear in the batch, less where blocks are recomputed, divided where weights are
+    shared."""
+    calls = Counter()
+    gib = LINEAR | faked
 
     def stand_in(cfg: PlanConfig) -> Peaks:
         calls[cfg] += 1
@@ -225,22 +282,33 @@ def fake_measure(monkeypatch: pytest.MonkeyPatch, **faked: float) -> Counter:
     return calls
 
 
-BIG = PlanConfig(model=GPTConfig(**PRESETS["8b"]), device_batch_size=1, max_steps=30000, grad_accum=8, mfu=0.479)
+BIG = PlanConfig(
+    model=GPTConfig(**PRESETS["8b"]),
+    device_batch_size=1,
+    max_steps=30000,
+    grad_accum=8,
+    mfu=0.479,
+)
 
 
 def test_time_and_cost_reproduce_the_published_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8b on 8 A800: 131,072 tokens a step, 3.93 billion in 48.9 hours at 22.3 thousand tokens per second (published)."""
+    """8b on 8 A800: 131,072 tokens a step, 3.93 billion in 48.9 hours at 22.3 thousand tokens per second
+    (published)."""
     fake_measure(monkeypatch)
     plan = planner.make(replace(BIG, price=1.5))
-    assert BIG.tokens_per_step == 131072 and BIG.over == 8
-    assert plan.tokens_per_s == pytest.approx(22_300, rel=0.01) and plan.hours == pytest.approx(48.9, rel=0.01)
-    assert plan.gpu_hours == 8 * plan.hours and f"cost {1.5 * plan.gpu_hours:,.0f}" in plan.verdict
+    assert BIG.tokens_per_step == 131072
+    assert BIG.over == 8
+    assert plan.tokens_per_s == pytest.approx(22_300, rel=0.01)
+    assert plan.hours == pytest.approx(48.9, rel=0.01)
+    assert plan.gpu_hours == 8 * plan.hours
+    assert f"cost {1.5 * plan.gpu_hours:,.0f}" in plan.verdict
     assert "cost" not in planner.make(BIG).verdict
     rates = ((22_300 / 8, BIG.model), (7_900, GPTConfig(**PRESETS["2b"])))
     lower = min(rate * model.flops_per_token(2048) / 312e12 for rate, model in rates)
     assert planner.MFU <= lower < planner.MFU + 0.01
     for gpu, share in {"a800-80gb": 0.45, "h100-80gb": 0.36, "h200-141gb": 0.36, "l4-24gb": 0.45}.items():
-        assert replace(BIG, mfu=None, gpu=gpu).share == share and replace(BIG, mfu=0.5, gpu=gpu).share == 0.5
+        assert replace(BIG, mfu=None, gpu=gpu).share == share
+        assert replace(BIG, mfu=0.5, gpu=gpu).share == 0.5
 
 
 def test_the_largest_microbatch_is_found_in_a_few_steps_and_a_share_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,40 +317,72 @@ def test_the_largest_microbatch_is_found_in_a_few_steps_and_a_share_stays_free(m
         plan = planner.make(replace(BIG, device_batch_size=batch), search=True)
         rows = [LINEAR["fixed_gib"] / 8 + b * LINEAR["batch_gib"] for b in range(1, 100)]
         truth = sum(planner.gib_with_reserve(gib * GIB) <= plan.cfg.room_gib for gib in rows)
-        assert plan.largest_batch == truth == 12 and plan.fits == (batch <= truth) and len(calls) <= 10
+        assert plan.largest_batch == truth == 12
+        assert plan.fits == (batch <= truth)
+        assert len(calls) <= 10
     # on 80 GB, 79.2 usable: 92 % of it, less what gathers ahead of use hold; a row adds 5 GiB, of which 5 % fragments
     buffers = (2 * 2 + 4) * BIG.model.block_matmul_params / GIB  # the next block twice in bf16, gradients in float32
     plan = planner.make(replace(BIG, device_batch_size=13))
     assert plan.cfg.buffers_gib == buffers == pytest.approx(1.5)
     assert plan.cfg.room_gib == pytest.approx(0.92 * 79.2 - buffers)
-    assert plan.cfg.room_gib < plan.total_gib < plan.cfg.usable_gib and not plan.fits
+    assert plan.cfg.room_gib < plan.total_gib < plan.cfg.usable_gib
+    assert not plan.fits
     assert planner.make(replace(BIG, device_batch_size=12)).fits
     assert replace(BIG, gpus=1, shard=False).buffers_gib == 0
 
 
 def test_both_phases_of_rl_are_planned() -> None:
-    """2b on one H200: while it samples, weights and states stay, a bf16 copy of matrices and head comes, and rows fill what is left."""
+    """2b on one H200: while it samples, weights and states stay, a bf16 copy of matrices and head comes, and rows
+    fill what is left."""
     model = GPTConfig(**PRESETS["2b"], recompute="blocks")
-    cfg = PlanConfig(loop="rl", model=model, gpus=1, gpu="h200-141gb", optimizer="adamw", device_batch_size=64, group_size=16,
-                     max_new_tokens=512, rows=4, row_tokens=1024)  # fmt: skip
+    cfg = PlanConfig(
+        loop="rl",
+        model=model,
+        gpus=1,
+        gpu="h200-141gb",
+        optimizer="adamw",
+        device_batch_size=64,
+        group_size=16,
+        max_new_tokens=512,
+        rows=4,
+        row_tokens=1024,
+    )
     plan = planner.make(cfg)
-    phase, weights = plan.sampling, model.n_params / GIB
-    assert phase.held == pytest.approx(12 * weights, rel=0.01) and phase.copy == pytest.approx(2 * weights, rel=0.01)
-    assert phase.needed == 1024 and phase.rows < 1024 and phase.batches == -(-1024 // phase.rows) and plan.fits
+    phase = plan.sampling
+    weights = model.n_params / GIB
+    assert phase.held == pytest.approx(12 * weights, rel=0.01)
+    assert phase.copy == pytest.approx(2 * weights, rel=0.01)
+    assert phase.needed == 1024
+    assert phase.rows < 1024
+    assert phase.batches == -(-1024 // phase.rows)
+    assert plan.fits
     assert phase.held + phase.copy + phase.kept < 0.95 * plan.cfg.usable_gib
     assert replace(plan, cfg=replace(cfg, max_new_tokens=1024)).sampling.rows < phase.rows
     small = replace(plan, cfg=replace(cfg, gpu="a100-40gb"))
-    assert not small.fits and "does not fit" in small.verdict
-    assert f"samples {phase.rows:,} rows at a time" in plan.verdict and "keys and values" in str(plan)
+    assert not small.fits
+    assert "does not fit" in small.verdict
+    assert f"samples {phase.rows:,} rows at a time" in plan.verdict
+    assert "keys and values" in str(plan)
 
 
 @pytest.mark.parametrize("over", [1, 4])
 def test_a_reference_stays_through_both_phases_of_rl(over: int) -> None:
-    cfg = PlanConfig(loop="rl", model=GPTConfig(depth=2, n_embd=512, n_head=4, vocab_size=4096), gpus=4, gpu="l4-24gb", shard=over > 1,
-                     shard_over=over if over > 1 else None, device_batch_size=64, rows=2, row_tokens=128)  # fmt: skip
-    without, plan = planner.make(cfg), planner.make(replace(cfg, reference=True))
+    cfg = PlanConfig(
+        loop="rl",
+        model=GPTConfig(depth=2, n_embd=512, n_head=4, vocab_size=4096),
+        gpus=4,
+        gpu="l4-24gb",
+        shard=over > 1,
+        shard_over=over if over > 1 else None,
+        device_batch_size=64,
+        rows=2,
+        row_tokens=128,
+    )
+    without = planner.make(cfg)
+    plan = planner.make(replace(cfg, reference=True))
     one = 4 * cfg.model.n_params // over
-    assert plan.peaks.total - without.peaks.total == one and plan.memory["reference"] == one / GIB
+    assert plan.peaks.total - without.peaks.total == one
+    assert plan.memory["reference"] == one / GIB
     assert plan.sampling.held - without.sampling.held == pytest.approx(one / GIB)
 
 
@@ -296,30 +396,49 @@ def test_where_it_does_not_fit_a_setting_that_helps_is_named(monkeypatch: pytest
     ):
         fake_measure(monkeypatch, batch_gib=batch_gib)
         plan = planner.make(cfg)
-        assert not plan.fits and plan.largest_batch == largest and advice in plan.verdict
+        assert not plan.fits
+        assert plan.largest_batch == largest
+        assert advice in plan.verdict
         assert all(flags in str(plan) for flags in plan.knobs)
 
 
 def test_a_replica_stays_where_it_fits_impossible_plans_are_rejected_and_every_gpu_has_a_source() -> None:
     d12 = PlanConfig(model=GPTConfig(**PRESETS["d12"]))
-    assert d12.over == 1 and replace(d12, shard=True).over == 8 and replace(BIG, gpus=1, shard=True).over == 1
+    assert d12.over == 1
+    assert replace(d12, shard=True).over == 8
+    assert replace(BIG, gpus=1, shard=True).over == 1
     assert replace(BIG, gpus=16).over == 8, "hybrid over nodes of eight"
     for changed in (dict(gpu="a900"), dict(gpus=0), dict(gpus=12, shard=True), dict(seq_len=4096)):
         with pytest.raises(ConfigError):
             replace(BIG, **changed)
     for name, gpu in gpu_specs.GPUS.items():
-        assert gpu.source and gpu.bf16_flops > 1e14 and name.endswith(f"-{gpu.memory_gib:g}gb")
+        assert gpu.source
+        assert gpu.bf16_flops > 1e14
+        assert name.endswith(f"-{gpu.memory_gib:g}gb")
     for device, tflops in {
-        "NVIDIA H200": 989, "NVIDIA H20": 148, "NVIDIA A100-SXM4-80GB": 312, "NVIDIA L40S": 362, "NVIDIA GeForce RTX 4090": 165,
-        "NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA H100 NVL": 835,
-    }.items():  # fmt: skip
+        "NVIDIA H200": 989,
+        "NVIDIA H20": 148,
+        "NVIDIA A100-SXM4-80GB": 312,
+        "NVIDIA L40S": 362,
+        "NVIDIA GeForce RTX 4090": 165,
+        "NVIDIA H100 80GB HBM3": 989,
+        "NVIDIA H100 PCIe": 756,
+        "NVIDIA H100 NVL": 835,
+    }.items():
         assert gpu_specs.stated_peak(device) == tflops * 1e12
     assert gpu_specs.stated_peak("NVIDIA TITAN V") is None
     assert gpu_specs.find("a800-80gb").usable_gib == pytest.approx(79.33, rel=0.01)  # published
 
 
 def test_the_command_plans_settings_and_a_written_run(capsys: pytest.CaptureFixture, monkeypatch: Any) -> None:
-    rl = ReinforceConfig(run_name="y", model=TINY, group_size=4, device_batch_size=3, rows=2, row_tokens=64)
+    rl = ReinforceConfig(
+        run_name="y",
+        model=TINY,
+        group_size=4,
+        device_batch_size=3,
+        rows=2,
+        row_tokens=64,
+    )
     assert "samples 12 rows at a time, 1 batches" in launcher.write(rl, gpu="a800-80gb").verdict
     small = "--model.depth 3 --model.n-embd 64 --model.n-head 2 --device-batch-size 3 --group-size 4"
     assert cli.main(f"plan rl {small} --rows 2 --row-tokens 64 --gpus 1 --gpu l4-24gb".split()) == 0
@@ -331,9 +450,11 @@ def test_the_command_plans_settings_and_a_written_run(capsys: pytest.CaptureFixt
     assert all(word in text for word in ("weights", "tokens per second", "cost", "room for --device-batch-size 12"))
     assert cli.main(["plan", "--preset", "8b", "--device-batch-size", "13"]) == 1
     assert "set --device-batch-size 12" in capsys.readouterr().out
-    assert cli.main(["plan", "--gpu", "nothing"]) == 2 and "a100-40gb" in capsys.readouterr().err
+    assert cli.main(["plan", "--gpu", "nothing"]) == 2
+    assert "a100-40gb" in capsys.readouterr().err
     written = launcher.write(SFTConfig(run_name="x"), nproc=2, gpu="a800-80gb")
-    assert written.verdict.startswith("fits: ") and "2 x a800-80gb" in str(written)
+    assert written.verdict.startswith("fits: ")
+    assert "2 x a800-80gb" in str(written)
     assert "none for expert" in launcher.write(ExpertConfig(run_name="z"), gpu="a800-80gb").verdict
     with pytest.raises(ConfigError):
         planner.from_settings(ExpertConfig(), gpus=1, gpu="a800-80gb")

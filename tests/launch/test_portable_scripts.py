@@ -38,7 +38,15 @@ def words_of(script: Path, tmp_path: Path, *flags: str, **environment: str) -> l
     """What the script passes to the interpreter, by a stand-in for it; the first word is the folder where it runs."""
     said = stand_in(tmp_path / "said", 'printf "%s\\n" "$(pwd)" "$@"')
     env = {"PATH": os.environ["PATH"], "PYTHON": str(said), **environment}
-    done = subprocess.run(["sh", str(script), *flags], capture_output=True, text=True, timeout=20, cwd="/", env=env, check=True)  # fmt: skip
+    done = subprocess.run(
+        ["sh", str(script), *flags],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        cwd="/",
+        env=env,
+        check=True,
+    )
     return done.stdout.splitlines()
 
 
@@ -54,7 +62,8 @@ def test_the_committed_scripts_are_those_that_the_command_writes(written: Path) 
 def test_a_loop_script_gives_torchrun_its_settings(written: Path, tmp_path: Path) -> None:
     for id in LOOPS:
         where, *words = words_of(written / f"{id}.sh", tmp_path, "--run-name", "mine", NPROC="2")
-        entry, at = find(id, LOOPS), words.index("--")
+        entry = find(id, LOOPS)
+        at = words.index("--")
         assert where == str(written.parent)
         head = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "codechat", entry.command]
         assert words[:at] == head
@@ -92,17 +101,63 @@ def test_variables_of_a_recipes_script_are_options_of_codechat_run(written: Path
 
 MISREAD = {
     "v6-2b": [
-        "FORCE_TYPO=1", "FORCE_STAGE=1", "FORCE=1", "FORCE_V6_SFTT=1", "force_v6_rl=1", "FORCE_PREP_COD=true", "FORCE_V6_RL=yes", "FORCE_MERGE=2",
-        "FORCE_TYPO=2", "FORCE_TYPO=y", "FORCE_TYPO=1 ", "FOCRE_MERGE=1", "FORC_V6_RL=1", "FORCEPREP_RL=1",
-        "SKIPTO=7", "SKIP_T0=7", "SKIP_T=7", "SKIP_OT=7", "skip_to=7", "BAES=b", "base=b", "PYTHN=python3", "NPROC=2",
+        "FORCE_TYPO=1",
+        "FORCE_STAGE=1",
+        "FORCE=1",
+        "FORCE_V6_SFTT=1",
+        "force_v6_rl=1",
+        "FORCE_PREP_COD=true",
+        "FORCE_V6_RL=yes",
+        "FORCE_MERGE=2",
+        "FORCE_TYPO=2",
+        "FORCE_TYPO=y",
+        "FORCE_TYPO=1 ",
+        "FOCRE_MERGE=1",
+        "FORC_V6_RL=1",
+        "FORCEPREP_RL=1",
+        "SKIPTO=7",
+        "SKIP_T0=7",
+        "SKIP_T=7",
+        "SKIP_OT=7",
+        "skip_to=7",
+        "BAES=b",
+        "base=b",
+        "PYTHN=python3",
+        "NPROC=2",
     ],
-    "sft": ["NPROCS=2", "N_PROC=2", "NPORC=2", "nproc=2", "PYHTON=python3", "SKIP_TO=3", "BASE=mine", "FORCE_V6_RL=1", "NPROC=eight", "NPROC=0"],
-}  # fmt: skip
+    "sft": [
+        "NPROCS=2",
+        "N_PROC=2",
+        "NPORC=2",
+        "nproc=2",
+        "PYHTON=python3",
+        "SKIP_TO=3",
+        "BASE=mine",
+        "FORCE_V6_RL=1",
+        "NPROC=eight",
+        "NPROC=0",
+    ],
+}
 OF_OTHERS = {
-    "FORCE_COLOR": "3", "FORCE_CUDA": "1", "FORCE_TORCHRUN": "1", "FORCE_JAVASCRIPT_ACTIONS_TO_NODE20": "true", "FORCE_QWENVL_VIDEO_READER": "decord",
-    "BASE_URL": "http://x", "BASE_DIR": "/x", "BASH": "/bin/bash", "CASE": "1", "PYTHONPATH": "/x", "PYTHON3": "python3.12", "PYTHONHASHSEED": "0",
-    "NPROC_PER_NODE": "8", "SKIP": "ruff", "SKIP_TESTS": "1", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1", "LESSOPEN": "a\nFORCE_TYPO=1",
-}  # fmt: skip
+    "FORCE_COLOR": "3",
+    "FORCE_CUDA": "1",
+    "FORCE_TORCHRUN": "1",
+    "FORCE_JAVASCRIPT_ACTIONS_TO_NODE20": "true",
+    "FORCE_QWENVL_VIDEO_READER": "decord",
+    "BASE_URL": "http://x",
+    "BASE_DIR": "/x",
+    "BASH": "/bin/bash",
+    "CASE": "1",
+    "PYTHONPATH": "/x",
+    "PYTHON3": "python3.12",
+    "PYTHONHASHSEED": "0",
+    "NPROC_PER_NODE": "8",
+    "SKIP": "ruff",
+    "SKIP_TESTS": "1",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "OMP_NUM_THREADS": "1",
+    "LESSOPEN": "a\nFORCE_TYPO=1",
+}
 
 
 @pytest.mark.parametrize("script", MISREAD)
@@ -131,13 +186,19 @@ def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None
 
 def test_a_configuration_is_written_as_a_script_and_read_back(home: Path, tmp_path: Path) -> None:
     for cfg in (
-        PretrainConfig(run_name="p", model=GPTConfig(depth=2, n_embd=256), seq_len=None, compile=False),
+        PretrainConfig(
+            run_name="p",
+            model=GPTConfig(depth=2, n_embd=256),
+            seq_len=None,
+            compile=False,
+        ),
         CharsConfig(model=GPTConfig(depth=2, n_embd=256, n_head=4, block_size=128), init_from=None),
     ):
         assert config.from_dict(type(cfg), portable_scripts.changed_settings(cfg)) == cfg
     cfg = SFTConfig(run_name="a/b", lr=3e-3)
     where, *words = words_of(portable_scripts.write_loop(cfg, home / "mine", nproc=4), tmp_path)
-    assert where == str(home) and words[words.index("--nproc-per-node") + 1] == "4"
+    assert where == str(home)
+    assert words[words.index("--nproc-per-node") + 1] == "4"
     assert config.parse(SFTConfig, words[words.index("--") + 1 :]) == cfg
     outside = portable_scripts.write_loop(cfg, tmp_path.parent / f"{tmp_path.name}-out")
     assert words_of(outside, tmp_path)[0] == "/", "outside of the project it stays where it is called"
@@ -145,8 +206,11 @@ def test_a_configuration_is_written_as_a_script_and_read_back(home: Path, tmp_pa
 
 def test_the_image_for_modal_holds_the_package_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modal = pytest.importorskip("modal")
-    added, add = [], modal.Image.add_local_dir
-    monkeypatch.setattr(modal.Image, "add_local_dir", lambda self, *where, **how: added.append((where, how)) or add(self, *where, **how))  # fmt: skip
+    added = []
+    add = modal.Image.add_local_dir
+    monkeypatch.setattr(
+        modal.Image, "add_local_dir", lambda self, *where, **how: added.append((where, how)) or add(self, *where, **how)
+    )
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples" / "modal_train.py"))
     (((folder, there), how),) = added

@@ -68,17 +68,20 @@ def test_finished_stages_are_skipped_and_changed_ones_run_with_what_needs_them(t
     edit(tiny, "first", lr=1e-4)
     with pytest.raises(ConfigError, match="stage first .*lr .*1e-04|stage first .*lr .*0.0001"):
         ran()
-    assert Run.open("tiny/first").status["status"] == "finished" and not paths.exists("tiny/first.2")
+    assert Run.open("tiny/first").status["status"] == "finished"
+    assert not paths.exists("tiny/first.2")
     assert ran(from_stage="first") == ["first", "second"]
     assert Run.open("tiny/first").config["lr"] == 1e-4
     kept = [Run.open(f"tiny/first{n}").config["lr"] for n in (".1", ".2")]
     assert kept[0] == kept[1] != 1e-4
-    assert ran(from_stage="second", overwrite=True) == ["second"] and not paths.exists("tiny/second.4")
+    assert ran(from_stage="second", overwrite=True) == ["second"]
+    assert not paths.exists("tiny/second.4")
 
 
 def test_lost_outputs_are_made_again_and_another_seed_shares_what_comes_before(tiny: Path) -> None:
     assert ran(from_stage="second") == ["corpus", "first", "second"], "its parents are missing"
-    assert ran(seed=1) == ["second"] and Run.open("tiny/second-s1").config["seed"] == 1
+    assert ran(seed=1) == ["second"]
+    assert Run.open("tiny/second-s1").config["seed"] == 1
     assert ran() == []
     shutil.rmtree(Run.open("tiny/second").path)
     cfg = RecipeConfig(recipe="tiny.toml")
@@ -86,7 +89,9 @@ def test_lost_outputs_are_made_again_and_another_seed_shares_what_comes_before(t
     assert "val_bpb" in results[1] and not results[2], "of a run that was deleted the table has no result"
     assert ran() == ["second"]
     runner.note(cfg.ledger, "second", None)  # killed before it was noted
-    assert ran() == ["second"] and ran() == [] and paths.exists("tiny/second.1")
+    assert ran() == ["second"]
+    assert ran() == []
+    assert paths.exists("tiny/second.1")
 
 
 def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +99,8 @@ def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(tiny: Path, monkeyp
         ran()
     load = Mock(side_effect=corpus.WindowLoader.load_state, autospec=True)
     monkeypatch.setattr(corpus.WindowLoader, "load_state", lambda *a: load(*a))
-    assert ran() == ["first", "second"] and load.call_count == 1
+    assert ran() == ["first", "second"]
+    assert load.call_count == 1
     assert list(Run.open("tiny/first").metrics()["step"]) == [4]
 
 
@@ -157,11 +163,13 @@ def test_a_recipe_goes_on_from_another_one(tiny: Path) -> None:
     child.write_text('from = "tiny"\nwithout = ["second"]\n[shared.quick]\nmax_steps = 5\n[stage.first]\nseq_len = 8\n')
     read = recipes.read_recipe(child)
     assert [s.name for s in read.stages] == ["corpus", "first"]
-    above, settings = recipes.read_recipe(tiny).stage("first").settings, read.stage("first").settings
+    above = recipes.read_recipe(tiny).stage("first").settings
+    settings = read.stage("first").settings
     assert settings == above | {"max_steps": 5, "seq_len": 8}
     same = tiny.with_name("nano.toml")  # the name of a recipe of the project, and from it
     same.write_text('from = "nano"\n[stage.sft]\nmax_steps = 5\n')
-    longer, nano = recipes.read_recipe(same), RECIPES["nano"]
+    longer = recipes.read_recipe(same)
+    nano = RECIPES["nano"]
     assert longer.stage("sft").settings == {**nano.stage("sft").settings, "max_steps": 5}
     assert [s for s in longer.stages if s.name != "sft"] == [s for s in nano.stages if s.name != "sft"]
     same.write_text('from = "nano"\n[stage.sft]\nneeds = ["late"]\n[stage.late]\nkind = "sft"\nabout = "before it"\n')
@@ -194,7 +202,8 @@ def test_a_recipe_begins_at_its_sft_from_an_existing_checkpoint(chat: RecipeConf
             runner.run_recipe(replace(chat, recipe=recipe, base=base))
     assert not paths.exists("chat/chat")
     runner.run_recipe(chat)
-    assert Run.open("chat/chat").env["parent"]["run"] == "tiny/first" and not paths.exists("chat/first")
+    assert Run.open("chat/chat").env["parent"]["run"] == "tiny/first"
+    assert not paths.exists("chat/first")
     assert runner.pending(chat)[0] == set()
     settings = tmp_path / "settings.json"  # of an exported script: places are written out
     usual = {b.stage.name: portable_scripts.changed_settings(b.cfg) for b in replace(chat, base=None).bound}
@@ -219,15 +228,24 @@ def test_a_ledger_that_cannot_be_read_is_one_line_and_keeps_the_rows_of_other_se
 
 
 def test_stages_that_must_be_asked_for_and_logs_of_seeds_and_scales(home: Path) -> None:
-    for words, where in (("v6", "nano/launch/v6"), ("v6 --seed 1", "nano/launch/v6-s1"), ("v6 --scale 8b", "nano-8b/launch/v6")):  # fmt: skip
+    for words, where in (
+        ("v6", "nano/launch/v6"),
+        ("v6 --seed 1", "nano/launch/v6-s1"),
+        ("v6 --scale 8b", "nano-8b/launch/v6"),
+    ):
         assert config.parse(RecipeLaunch, words.split()).where == home / "runs" / where
     asked = {b.stage.name for b in bound_stages("nano") if b.stage.asked}
     assert asked == {"full-evaluation", "more-sft", "more-sft-evaluate", "natural"}
-    named, more = {"natural"}, dict(until="more-sft-evaluate")  # with the stage that it needs
+    # with the stage that it needs
+    named = {"natural"}
+    more = dict(until="more-sft-evaluate")
     for how, expected in (
-        ({}, set()), (dict(until="natural"), named), (dict(force=("natural",)), named), (dict(from_stage="natural"), named),
+        ({}, set()),
+        (dict(until="natural"), named),
+        (dict(force=("natural",)), named),
+        (dict(from_stage="natural"), named),
         (more, {"more-sft", "more-sft-evaluate"}),
-    ):  # fmt: skip
+    ):
         assert asked & runner.pending(RecipeConfig(recipe="nano", **how))[0] == expected
 
 
@@ -251,46 +269,60 @@ def test_every_recipe_fits_its_configs_and_shared_stages_are_made_once(scale: st
         for b in stages_of(name, scale).values():
             hashes.setdefault(f"{recipes.prefix_of(name, scale)}/{b.stage.name}", set()).add(b.hash)
             users[b.stage.name] += name in VERSIONS
-            if run_name := getattr(b.cfg, "run_name", None):
+            run_name = getattr(b.cfg, "run_name", None)
+            if run_name:
                 places.setdefault(run_name, set()).add(b.stage.name)
     assert {n for n, various in hashes.items() if len(various) > 1} == set()
     assert all(len(stages) == 1 for stages in places.values())
     assert users["pretrain"] == len(VERSIONS) == users["sft-general"] + 1
-    assert ("report" in stages_of("nano")) and ("report" not in stages_of("nano", seed=1))
+    assert "report" in stages_of("nano")
+    assert "report" not in stages_of("nano", seed=1)
     cfgs = [config.plain(stages_of(name)[f"{name}-evaluate"].cfg) for name in VERSIONS]
     assert all(cfg | dict(run_name="", ckpt="") == cfgs[0] | dict(run_name="", ckpt="") for cfg in cfgs), "all alike"
 
 
 # a stage of a recipe -> version and stage in runs.csv of the published figures
 PUBLISHED = {
-    ("nano", "pretrain"): ("v1", "pretrain"), ("v1", "sft-general"): ("v1", "sft_general"), ("v2", "v2-sft-calls"): ("v2", "sft_funcall"),
-    ("v3", "v3-sft-code"): ("v3", "sft_code"), ("v3", "v3-sft-calls"): ("v3", "sft_funcall"), ("v5", "v5-sft"): ("v5", "sft_funcall"),
-    ("v6", "v6-sft"): ("v6", "sft_joint_code_funcall"), ("v7", "v7-sft"): ("v7", "sft_joint_code_funcall_negative"),
-    ("v1", "v1-grpo"): ("v1", "rl_grpo_mbpp"), ("v2", "v2-grpo"): ("v2", "rl_grpo_mbpp"),
-    ("v5", "v5-rl"): ("v5", "rl_reinforce_funcall"), ("v6", "v6-rl"): ("v6", "rl_reinforce_funcall"),
-}  # fmt: skip
+    ("nano", "pretrain"): ("v1", "pretrain"),
+    ("v1", "sft-general"): ("v1", "sft_general"),
+    ("v2", "v2-sft-calls"): ("v2", "sft_funcall"),
+    ("v3", "v3-sft-code"): ("v3", "sft_code"),
+    ("v3", "v3-sft-calls"): ("v3", "sft_funcall"),
+    ("v5", "v5-sft"): ("v5", "sft_funcall"),
+    ("v6", "v6-sft"): ("v6", "sft_joint_code_funcall"),
+    ("v7", "v7-sft"): ("v7", "sft_joint_code_funcall_negative"),
+    ("v1", "v1-grpo"): ("v1", "rl_grpo_mbpp"),
+    ("v2", "v2-grpo"): ("v2", "rl_grpo_mbpp"),
+    ("v5", "v5-rl"): ("v5", "rl_reinforce_funcall"),
+    ("v6", "v6-rl"): ("v6", "rl_reinforce_funcall"),
+}
 
 
 def test_larger_scales_have_the_published_settings() -> None:
     runs = pd.read_csv(PROJECT / "reports/published/runs.csv").set_index(["version", "stage"])
     for (recipe, stage), published in PUBLISHED.items():
-        b, row = stages_of(recipe, "8b")[stage], runs.loc[published]
-        cfg, ranks = b.cfg, SCALES["8b"].ranks_of(b.stage)
+        b = stages_of(recipe, "8b")[stage]
+        row = runs.loc[published]
+        cfg = b.cfg
+        ranks = SCALES["8b"].ranks_of(b.stage)
         assert (cfg.max_steps, cfg.lr, cfg.run_name) == (row["steps_planned"], row["lr"], f"nano-8b/{stage}")
         assert cfg.warmup_steps == row["warmup"] or pd.isna(row["warmup"])
         if hasattr(cfg, "seq_len"):
             assert ranks * cfg.device_batch_size * cfg.grad_accum * cfg.seq_len == 131_072
         if stage.endswith("-rl"):
             assert ranks * cfg.device_batch_size * cfg.group_size == 128
-    small, large = stages_of("v6", "2b"), stages_of("v6", "8b")
+    small = stages_of("v6", "2b")
+    large = stages_of("v6", "8b")
     assert large["pretrain"].cfg.model.n_params == pytest.approx(8.26e9, rel=0.01)
-    assert set(SCALES["2b"].ranks.values()) == {1} and small["corpus"].cfg.max_tokens >= 30_000 * 65_536
+    assert set(SCALES["2b"].ranks.values()) == {1}
+    assert small["corpus"].cfg.max_tokens >= 30_000 * 65_536
     assert small["pretrain"].cfg.model.n_params == pytest.approx(2.65e9, rel=0.01)
 
 
 @pytest.fixture
 def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Recipe `late` at 8b with a plan that costs nothing, on a machine of eight GPUs; the names of the stages that run."""
+    """Recipe `late` at 8b with a plan that costs nothing, on a machine of eight GPUs; the names of the stages that
+    run."""
     started: list[str] = []
     peaks = planner.step_memory.Peaks({"weights": 20 * planner.GIB}, {})
 
@@ -315,7 +347,8 @@ def test_a_larger_scale_prints_its_plan_and_asks(planned_8b: list, monkeypatch: 
     with pytest.raises(ConfigError, match="--yes"):
         runner.run_recipe(cfg)
     text = " ".join(capsys.readouterr().out.split())
-    assert "pretrain: fits: 22.5 of 79.2 GiB on 8 x a800-80gb" in text and "hours on 8 GPUs" in text
+    assert "pretrain: fits: 22.5 of 79.2 GiB on 8 x a800-80gb" in text
+    assert "hours on 8 GPUs" in text
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="22.5 of 22.1 GiB"):
         patch.setitem(SCALES, "8b", replace(SCALES["8b"], gpu="l4-24gb"))
         runner.run_recipe(replace(cfg, yes=True))
@@ -368,12 +401,15 @@ def test_a_recipe_runs_detached(tiny: Path, capfd: pytest.CaptureFixture) -> Non
     assert state()["status"] == "running"
     assert runner.launch(["tiny.toml", "tail"]) == 0  # until it ends
     printed = capfd.readouterr().out
-    assert "[2/3] first" in printed and "step" in printed and (where / "recipe.log").is_file()
+    assert "[2/3] first" in printed
+    assert "step" in printed
+    assert (where / "recipe.log").is_file()
     shown = dict(status="finished", process=None, corpus="finished", first="finished", second="waiting")
     assert state().items() >= shown.items()
     runner.launch(["tiny.toml", "--from", "first"])  # this stage and those behind it, again
     runner.launch(["tiny.toml", "tail"])
-    assert state()["second"] == "finished" and paths.exists("tiny/first.1")
+    assert state()["second"] == "finished"
+    assert paths.exists("tiny/first.1")
     with pytest.raises(RunError, match="not running"):
         stop()
 
@@ -381,7 +417,8 @@ def test_a_recipe_runs_detached(tiny: Path, capfd: pytest.CaptureFixture) -> Non
 @pytest.mark.slow
 def test_a_stopped_recipe_has_a_checkpoint_and_goes_on(tiny: Path) -> None:
     edit(tiny, "first", max_steps=100_000)
-    ends, before = time.monotonic() + 120, 0
+    ends = time.monotonic() + 120
+    before = 0
     for options, after in (([], "stopped"), (["--now"], "killed")):
         runner.start_recipe(launch())
         while not (paths.exists("tiny/first") and max(Run.open("tiny/first").checkpoints(), default=0) > before):
@@ -389,7 +426,8 @@ def test_a_stopped_recipe_has_a_checkpoint_and_goes_on(tiny: Path) -> None:
             time.sleep(0.1)
         assert stop(*options) == after == state()["first"]
         before = Run.open("tiny/first").checkpoints()[-1]
-    assert state()["process"] is None and (state()["corpus"], state()["second"]) == ("finished", "waiting")
+    assert state()["process"] is None
+    assert (state()["corpus"], state()["second"]) == ("finished", "waiting")
 
 
 def test_stop_ends_a_stage_after_its_recipe_is_gone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,9 +441,11 @@ def test_stop_ends_a_stage_after_its_recipe_is_gone(tiny: Path, monkeypatch: pyt
     stopped: list[tuple[str, bool]] = []
     monkeypatch.setattr(launcher, "process_of", lambda path: {"pid": 1} if path.name == "first" else None)
     monkeypatch.setattr(launcher, "stop", lambda name, *, now: stopped.append((name, now)))
-    assert stop("--now") == "stopped" and stopped == [("tiny/first", True)]
+    assert stop("--now") == "stopped"
+    assert stopped == [("tiny/first", True)]
     (where / "recipe.log").write_text("loading\nerror: no network\n")
-    assert runner.launch(["tiny.toml", "status"]) == 1 and state()["status"] == "failed"
+    assert runner.launch(["tiny.toml", "status"]) == 1
+    assert state()["status"] == "failed"
 
 
 TWO = """
@@ -428,7 +468,8 @@ def test_a_scaled_recipe_launches_its_stages_by_torchrun_once(tiny: Path, tmp_pa
     def go(*more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*words, *more], cwd=tmp_path, env=env, **how)
 
-    assert go().returncode == 2 and not (tmp_path / "runs").exists()
+    assert go().returncode == 2
+    assert not (tmp_path / "runs").exists()
     done = go("--yes")
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     runs = tmp_path / "runs/tiny-two"
@@ -438,5 +479,6 @@ def test_a_scaled_recipe_launches_its_stages_by_torchrun_once(tiny: Path, tmp_pa
     assert json.loads((runs / "first/config.json").read_text())["lr"] == 1e-4
     before = (runs / "second/env.json").read_text()
     again = go("--yes")
-    assert again.returncode == 0 and again.stdout.count("finished, skipped") == 3
+    assert again.returncode == 0
+    assert again.stdout.count("finished, skipped") == 3
     assert (runs / "second/env.json").read_text() == before

@@ -1,4 +1,5 @@
-"""--resume with other data than the run began with: one line that names what has changed, before anything is written."""
+"""--resume with other data than the run began with: one line that names what has changed, before anything is
+written."""
 
 import shutil
 from collections.abc import Callable
@@ -89,13 +90,20 @@ def swapped(path: Path) -> Callable[[], None]:
 def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
     """(settings, what changes the data, what the error names)."""
     loop, _, what = name.partition(": ")
-    pairs, talks = home / "pairs", home / "dialogues"
+    pairs = home / "pairs"
+    talks = home / "dialogues"
     if loop == "sft" and what == "probes":
         cfg = small("sft", home, probe_examples=1)
         write_probes(home)
         return cfg, replaced(talks / "probes.select.jsonl", "code 1", "code 2"), "dialogues/probes.select.jsonl"
     if loop == "sft" and what == "task":
-        cfg = small("sft", home, eval_task=write_task(home), eval_task_data=write_letters(home), eval_new_tokens=2)
+        cfg = small(
+            "sft",
+            home,
+            eval_task=write_task(home),
+            eval_task_data=write_letters(home),
+            eval_new_tokens=2,
+        )
         return cfg, replaced(home / "letters.jsonl", "q3", "z3"), "letters.jsonl (select)"
     if loop == "sft" and what == "LoRA":
         cfg = small("sft", home, init_from=write_weights("base", 1), model=PARENTS, lora_rank=2)
@@ -110,7 +118,14 @@ def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
         }
         return cfg, *edits[what]
     if loop == "preference" and what == "rollouts":
-        cfg = small(loop, home, data_dir=None, task=write_task(home), task_data=write_letters(home), sample_groups=8)
+        cfg = small(
+            loop,
+            home,
+            data_dir=None,
+            task=write_task(home),
+            task_data=write_letters(home),
+            sample_groups=8,
+        )
         return cfg, replaced(home / "letters.jsonl", "q2", "z2"), "letters.jsonl (train)"
     if loop == "preference" and what == "reference":
         cfg = small(loop, home, init_from=write_weights("base", 1), **{"model": PARENTS})
@@ -190,7 +205,8 @@ def test_a_setting_that_follows_from_the_data_and_the_data_are_named_together(ho
 
 
 def test_a_parent_that_nothing_reads_again_may_change(home: Path) -> None:
-    """The weights of the run are in its checkpoint; without a reference model and adapters nobody asks where they came from."""
+    """The weights of the run are in its checkpoint; without a reference model and adapters nobody asks where they
+    came from."""
     cfg = small("sft", home, init_from=write_weights("base", 1), model=PARENTS)
     with contracts.failing_in("apply_gradients", step=3):
         train(cfg)
@@ -218,7 +234,8 @@ def test_what_json_cannot_hold_has_the_same_hash_in_every_process() -> None:
 
     assert hash_rows(rows()) == hash_rows(rows())
     assert hash_rows([{"s": {"a", "b"}}]) != hash_rows([{"s": {"a", "c"}}])
-    assert hash_rows([["ab"], ["c"]]) != hash_rows([["a"], ["bc"]]) and hash_rows([1, 2]) != hash_rows([2, 1])
+    assert hash_rows([["ab"], ["c"]]) != hash_rows([["a"], ["bc"]])
+    assert hash_rows([1, 2]) != hash_rows([2, 1])
     assert hash_rows([torch.zeros(2).numpy().tobytes()]) != hash_rows([torch.ones(2).numpy().tobytes()])
 
 

@@ -1,5 +1,6 @@
-"""What every loop of the registry keeps: resumed it ends bit by bit as if nobody had stopped it, accumulation and ranks change nothing, settings that cannot
-be are refused, and nothing that is not finite is learned from or saved."""
+"""What every loop of the registry keeps: resumed it ends bit by bit as if nobody had stopped it, accumulation and
+ranks change nothing, settings that cannot be are refused, and nothing that is not finite is learned from or
+saved."""
 
 import math
 import random
@@ -29,11 +30,19 @@ EPOCHS = dict(minibatches=2, inner_epochs=2)
 # what a loop does beside its defaults
 MORE: dict[str, dict[str, Any]] = {
     "reinforce": dict(entropy_coef=0.01, importance_cap=2.0, top_k=20),
-    "grpo": dict(variant="dapo", resample_rounds=2, kl_coef=0.05, kl_in="reward", kl_kind="k1", old_logprobs="trainer", **EPOCHS),
+    "grpo": dict(
+        variant="dapo",
+        resample_rounds=2,
+        kl_coef=0.05,
+        kl_in="reward",
+        kl_kind="k1",
+        old_logprobs="trainer",
+        **EPOCHS,
+    ),
     "ppo": dict(kl_coef=0.05, **EPOCHS),
     "expert_iteration": EPOCHS,
     "preference": dict(loss="kto"),
-}  # fmt: skip
+}
 OTHERS = {
     "sft with LoRA": ("sft", dict(lora_rank=4)),
     "grpo by its paper": ("grpo", dict(kl_coef=0.05)),
@@ -49,13 +58,22 @@ COLUMNS = {
     "pretrain": SUPERVISED,
     "sft": SUPERVISED,
     "reinforce": ("reward_mean", "policy_loss", "grad_norm", "entropy"),
-    "grpo": ("reward_mean", "policy_loss", "grad_norm", "approx_kl", "kl_ref", "clip_frac", "effective_groups", "resampled_groups"),
+    "grpo": (
+        "reward_mean",
+        "policy_loss",
+        "grad_norm",
+        "approx_kl",
+        "kl_ref",
+        "clip_frac",
+        "effective_groups",
+        "resampled_groups",
+    ),
     "ppo": ("reward_mean", "policy_loss", "value_loss", "explained_variance", "approx_kl", "kl_ref", "grad_norm"),
     "expert_iteration": ("reward_mean", "train_loss", "kept_frac", "grad_norm"),
     "distill": ("reward_mean", "policy_loss", "teacher_kl", "grad_norm"),
     "preference": ("preference_loss", "preference_margin", "preference_accuracy", "chosen_logprob", "grad_norm"),
     "chars": ("reward_mean", "grad_norm"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("loop", [*LOOPS, *OTHERS])
@@ -66,7 +84,8 @@ def test_a_resumed_run_ends_bitwise_as_one_that_was_never_stopped(loop: str, hom
 
 @pytest.mark.parametrize("loop", [*LOOPS, *OTHERS])
 def test_a_last_evaluation_that_fails_loses_no_step_and_is_made_up_for_once(loop: str, home: Path) -> None:
-    """Nothing else is saved on the way: the checkpoint is the one of the last step. A second --resume finds nothing to do."""
+    """Nothing else is saved on the way: the checkpoint is the one of the last step. A second --resume finds nothing
+    to do."""
     loop, more = OTHERS.get(loop, (loop, MORE.get(loop, {})))
     cfg = small(loop, home, **more | dict(save_every=0))
     whole = train(replace(cfg, run_name="whole"))
@@ -74,8 +93,10 @@ def test_a_last_evaluation_that_fails_loses_no_step_and_is_made_up_for_once(loop
     with contracts.failing_in("_evaluate", step=4):
         train(cut)
     failed = run.Run.open("cut")
-    assert failed.status["status"] == "failed" and failed.checkpoints() == [4]
-    assert 4 not in set(failed.evals()["step"]) and len(failed.metrics()) == len(whole.metrics())
+    assert failed.status["status"] == "failed"
+    assert failed.checkpoints() == [4]
+    assert 4 not in set(failed.evals()["step"])
+    assert len(failed.metrics()) == len(whole.metrics())
     for _ in range(2):
         resumed = train(replace(cut, resume=True))
         contracts.assert_same_runs(resumed, whole)
@@ -92,9 +113,13 @@ def noisy_score(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score
 @pytest.mark.parametrize("killed", ["_evaluate", "apply_gradients"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_what_an_evaluation_draws_changes_nothing_that_is_learned(
-    loop: str, killed: str, home: Path, monkeypatch: Any
+    loop: str,
+    killed: str,
+    home: Path,
+    monkeypatch: Any,
 ) -> None:
-    """Whether the run is killed in the evaluation of a checkpoint's weights, which is made up for, or behind it, where it is not repeated."""
+    """Whether the run is killed in the evaluation of a checkpoint's weights, which is made up for, or behind it,
+    where it is not repeated."""
     monkeypatch.setattr(toy.ToyTask, "score", noisy_score)
     cfg = small(loop, home, eval_every=2, **MORE.get(loop, {}))
     random.seed(5)
@@ -147,7 +172,8 @@ ZERO = ("logprob_mismatch", "mismatch_kl", "importance_capped", "approx_kl", "cl
 
 @pytest.mark.parametrize("name", UNDER_TOP_K)
 def test_under_top_k_equal_weights_differ_by_rounding(name: str, home: Path) -> None:
-    """At the first step policy, sampler, reference and teacher are one model; every measure of their difference is 0."""
+    """At the first step policy, sampler, reference and teacher are one model; every measure of their difference is
+    0."""
     loop = name.split()[0]
     train(small("reinforce", home, run_name="start", max_steps=1, lr=0.01))
     more = dict(teacher="start") if loop == "distill" else {}
@@ -161,12 +187,16 @@ def test_under_top_k_equal_weights_differ_by_rounding(name: str, home: Path) -> 
 
 @pytest.mark.parametrize(("loop", "whole"), [("expert_iteration", True), ("distill", True), ("reinforce", False)])
 def test_a_likelihood_is_of_the_whole_distribution_and_a_policy_gradient_of_the_one_sampled(
-    loop: str, whole: bool, home: Path, monkeypatch: Any
+    loop: str,
+    whole: bool,
+    home: Path,
+    monkeypatch: Any,
 ) -> None:
     """Under --top-k, where the two differ."""
     more = dict(samples="teacher", teacher=str(contracts.write_teacher())) if loop == "distill" else {}
     how = dict(max_steps=2, top_k=5, **more)
-    cut, own = train(small(loop, home, run_name="cut", **how)), GPT.token_logprobs
+    cut = train(small(loop, home, run_name="cut", **how))
+    own = GPT.token_logprobs
     monkeypatch.setattr(GPT, "token_logprobs", lambda *a, **k: own(*a, **k | dict(kept=None)))
     forced = train(small(loop, home, run_name="forced", **how))
     same = [torch.equal(a, b) for a, b in zip(weights(cut).values(), weights(forced).values(), strict=True)]
@@ -175,7 +205,8 @@ def test_a_likelihood_is_of_the_whole_distribution_and_a_policy_gradient_of_the_
 
 @pytest.mark.parametrize("loop", RL)
 def test_a_task_without_signal_is_rejected_and_moves_nothing(loop: str, home: Path) -> None:
-    """The original's 16.7 hours: with reward 0 everywhere a KL term moved the policy by 1.5 nats per token. Nor may an entropy bonus move it."""
+    """The original's 16.7 hours: with reward 0 everywhere a KL term moved the policy by 1.5 nats per token. Nor may
+    an entropy bonus move it."""
     bonus = {"grpo": dict(kl_coef=0.5, kl_kind="k1"), "expert_iteration": {}}.get(loop, dict(entropy_coef=0.1))
     start = train(small(loop, home, run_name="start", max_steps=1, lr=0.0))
     dead = dead_task_contract(small(loop, home, run_name="dead", max_steps=50, init_from="start", **bonus))
@@ -196,7 +227,8 @@ def depth_of(loop: str, depth: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop != "chars"])
 def test_settings_that_the_parent_decides_are_never_ignored(loop: str, home: Path) -> None:
-    """An architecture beside --init-from is an error that names both, unless it is the same; all loops take the parent's."""
+    """An architecture beside --init-from is an error that names both, unless it is the same; all loops take the
+    parent's."""
     parent = train(small(loop, home, run_name="parent", save_every=0, max_steps=1))
     depth = parent.config["model"]["depth"]
     same = train(small(loop, home, run_name="same", init_from="parent"))
@@ -208,7 +240,8 @@ def test_settings_that_the_parent_decides_are_never_ignored(loop: str, home: Pat
 
 def good_checkpoints(name: str, last: int) -> None:
     """The last checkpoint is that of step `last`, and every one is finite."""
-    assert (kept := run.Run.open(name).checkpoints())[-1] == last
+    kept = run.Run.open(name).checkpoints()
+    assert kept[-1] == last
     for step in kept:
         saved = checkpoint.load(f"{name}@{step}")
         assert all(x.isfinite().all() for x in saved.model_state.values())
@@ -216,7 +249,12 @@ def good_checkpoints(name: str, last: int) -> None:
 
 
 @pytest.mark.parametrize(("loop", "part"), [*((loop, "model") for loop in LOOPS), ("ppo", "head")])
-def test_weights_that_are_not_finite_are_never_saved(loop: str, part: str, home: Path, monkeypatch: Any) -> None:
+def test_weights_that_are_not_finite_are_never_saved(
+    loop: str,
+    part: str,
+    home: Path,
+    monkeypatch: Any,
+) -> None:
     """Also where no metric showed it, and though only one checkpoint is kept."""
     own = Session.apply_gradients
 
@@ -250,11 +288,17 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_its_update(loop: str, hom
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 @pytest.mark.parametrize("what", ["reward", "log-probability"])
 def test_a_reward_or_log_probability_that_is_not_finite_ends_the_run_before_the_update(
-    loop: str, value: float, what: str, home: Path, monkeypatch: Any
+    loop: str,
+    value: float,
+    what: str,
+    home: Path,
+    monkeypatch: Any,
 ) -> None:
     """The line names step, problem and value."""
-    calls, per_step = iter(range(10**6)), 4 * 8
-    score, sample = toy.ToyTask.score, Engine.sample
+    calls = iter(range(10**6))
+    per_step = 4 * 8
+    score = toy.ToyTask.score
+    sample = Engine.sample
 
     def bad_score(self: toy.ToyTask, problem: Any, text: str) -> toy.Score:
         return toy.Score(value, "none", {}, False) if next(calls) == 2 * per_step else score(self, problem, text)

@@ -1,4 +1,5 @@
-"""GSM8K as other projects ran it, on random models of Qwen2.5's and Llama's shape: chat and raw prompts, from the import to the evaluation."""
+"""GSM8K as other projects ran it, on random models of Qwen2.5's and Llama's shape: chat and raw prompts, from the
+import to the evaluation."""
 
 import json
 from collections.abc import Iterator
@@ -37,13 +38,18 @@ R1 = "gsm8k:template=r1_zero"
 
 
 def write_tokenizer(folder: Path, bos: bool) -> None:
-    """A byte-level BPE with ChatML's special tokens; with Llama's post-processor that begins a text with its own token."""
+    """A byte-level BPE with ChatML's special tokens; with Llama's post-processor that begins a text with its own
+    token."""
     tokenizers = pytest.importorskip("tokenizers")
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    how = dict(vocab_size=330, special_tokens=special, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    how = dict(
+        vocab_size=330,
+        special_tokens=special,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
     text = reasoning.TEMPLATES["r1_zero"].user + "</answer>\n</answer>"
     bpe.train_from_iterator([text], tokenizers.trainers.BpeTrainer(**how, show_progress=False))
     if bos:
@@ -92,7 +98,14 @@ def easy() -> Iterator[None]:
 
 
 def settings(data: str, **changes: Any) -> grpo.GRPOConfig:
-    small = dict(data_dir=data, max_steps=2, max_new_tokens=12, group_size=4, diagnose_groups=0, eval_examples=2)
+    small = dict(
+        data_dir=data,
+        max_steps=2,
+        max_new_tokens=12,
+        group_size=4,
+        diagnose_groups=0,
+        eval_examples=2,
+    )
     small |= dict(warmup_steps=0, lr=1e-2, eval_every=0, save_every=0)
     return config.resolve(grpo.GRPOConfig, "gsm8k", overrides=small | changes, presets=grpo.RUN_PRESETS)
 
@@ -112,13 +125,17 @@ def test_from_the_import_to_the_evaluation(tags: str, directory: Path, gsm8k: st
         assert text.startswith(begin + "A conversation between User and Assistant.")
         assert text.endswith("\nAssistant: <think>")
     else:
-        assert text.startswith("<|im_start|>system\n") and text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+        assert text.startswith("<|im_start|>system\n")
+        assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
     with easy():
         found = grpo.train(settings(gsm8k, init_from="theirs", task=name, run_name="tuned"))
     rows = found.metrics()
-    assert found.status["status"] == "finished" and len(rows) == 2
-    assert (rows["grad_norm"] > 0).all() and rows["logprob_mismatch"].max() < 1e-3
-    assert checkpoint.load("tuned").meta["tags"] == tags and len(checkpoint.load("tuned").extra["lora"])
+    assert found.status["status"] == "finished"
+    assert len(rows) == 2
+    assert (rows["grad_norm"] > 0).all()
+    assert rows["logprob_mismatch"].max() < 1e-3
+    assert checkpoint.load("tuned").meta["tags"] == tags
+    assert len(checkpoint.load("tuned").extra["lora"])
     words = ["evaluate", "--ckpt", "theirs", "tuned", "--task", name, "--data-dir", gsm8k, "--n", "1", "--ks", "1"]
     assert cli.main([*words, "--temperature", "0", "--max-new-tokens", "8"]) == 0
     assert len(Run.open("evaluate").evals()) == 2
@@ -126,7 +143,8 @@ def test_from_the_import_to_the_evaluation(tags: str, directory: Path, gsm8k: st
 
 def test_raw_completions_end_behind_the_answer(gsm8k: str) -> None:
     """However the sampler stops: what a base model goes on to write is neither scored nor trained on."""
-    tok, task = tokenizer.load("bytes"), tasks.load(R1, source=gsm8k)
+    tok = tokenizer.load("bytes")
+    task = tasks.load(R1, source=gsm8k)
     written = "so </think> <answer> 1 </answer>"
     ids = tok.encode(written + "\nUser: another")
     seen: dict[str, Any] = {}
@@ -136,11 +154,32 @@ def test_raw_completions_end_behind_the_answer(gsm8k: str) -> None:
         return [generate.Completion(ids, [-0.5] * len(ids), "length") for _ in prompts for _ in range(2)]
 
     problems = [p for p in task.problems("train") if p.gold["answer"] == "1"][:1]
-    batch = rollout.collect(None, task, problems, tok, "raw", group_size=2, max_new_tokens=64, sampler=sampler)  # type: ignore[arg-type]
-    assert batch.texts == [written] * 2 and batch.scores[0].correct and not batch.cut_off().any()
+    batch = rollout.collect(
+        None,
+        task,
+        problems,
+        tok,
+        "raw",
+        group_size=2,
+        max_new_tokens=64,
+        sampler=sampler,
+    )  # type: ignore[arg-type]
+    assert batch.texts == [written] * 2
+    assert batch.scores[0].correct
+    assert not batch.cut_off().any()
     assert all(c.ids == tok.encode(written) and len(c.logprobs) == len(c.ids) for c in batch.completions)
-    assert (tok.eot_id,) in seen["stop"] and tuple(tok.encode("</answer>")) in seen["stop"]
-    chatting = rollout.collect(None, task, problems, tok, "reserved", group_size=2, max_new_tokens=64, sampler=sampler)  # type: ignore[arg-type]
+    assert (tok.eot_id,) in seen["stop"]
+    assert tuple(tok.encode("</answer>")) in seen["stop"]
+    chatting = rollout.collect(
+        None,
+        task,
+        problems,
+        tok,
+        "reserved",
+        group_size=2,
+        max_new_tokens=64,
+        sampler=sampler,
+    )  # type: ignore[arg-type]
     assert chatting.completions[0].ids == ids, "with turns the closing tag ends an answer"
 
 
@@ -150,17 +189,37 @@ def sft_settings(home: Path, **changes: Any) -> sft.SFTConfig:
         flags = "--max-examples 12 --problems 8 --eval-examples 4 --template r1_zero --levels 1"
         jsonl.prepare("reasoning", folder, *flags.split())
     shape = GPTConfig(depth=1, n_embd=16, n_head=2, block_size=768, vocab_size=257)
-    how = dict(data_dir=str(folder), model=shape, tokenizer="bytes", tags="raw", max_steps=2, device_batch_size=1)
-    how |= dict(eval_every=1, eval_examples=3, probe_examples=0, save_every=0, compile=False, eval_new_tokens=6)
-    how |= dict(log_every=1, eval_task="reasoning:template=r1_zero,levels=[1]", eval_task_data=str(folder))
+    how = dict(
+        data_dir=str(folder),
+        model=shape,
+        tokenizer="bytes",
+        tags="raw",
+        max_steps=2,
+        device_batch_size=1,
+    )
+    how |= dict(
+        eval_every=1,
+        eval_examples=3,
+        probe_examples=0,
+        save_every=0,
+        compile=False,
+        eval_new_tokens=6,
+    )
+    how |= dict(
+        log_every=1,
+        eval_task="reasoning:template=r1_zero,levels=[1]",
+        eval_task_data=str(folder),
+    )
     return sft.SFTConfig(**how | changes)
 
 
 def test_sft_samples_a_task_at_each_evaluation(home: Path) -> None:
     found = sft.train(sft_settings(home)).evals()
     assert list(found["step"]) == [0, 1, 2]
-    assert found["pass@1"].notna().all() and found["heldout_loss/worked"].notna().all()
-    assert set(found["task"]) == {"reasoning:template=r1_zero,levels=[1]"} and (found["tier/neither"] == 1).all()
+    assert found["pass@1"].notna().all()
+    assert found["heldout_loss/worked"].notna().all()
+    assert set(found["task"]) == {"reasoning:template=r1_zero,levels=[1]"}
+    assert (found["tier/neither"] == 1).all()
     plain = sft.train(sft_settings(home, eval_task=None, run_name="plain"))
     assert "pass@1" not in plain.evals()
     with pytest.raises(MissingFile):

@@ -23,7 +23,15 @@ def toy_run(loop: str, **changes: Any) -> Any:
 
 @lesson()
 def pretrain_on_text(home: Path, seed: int) -> list[Claim]:
-    cfg = small("pretrain", home, max_steps=60, save_every=0, eval_every=60, warmup_steps=2, seed=seed)
+    cfg = small(
+        "pretrain",
+        home,
+        max_steps=60,
+        save_every=0,
+        eval_every=60,
+        warmup_steps=2,
+        seed=seed,
+    )
     first, last = train(cfg).evals()["val_bpb"].iloc[[0, -1]]
     untrained = [above("first bits per byte", first, 7.0), below("first bits per byte", first, 9.5)]  # about log2(257)
     return [*untrained, below("last over first", last / first, 0.6)]
@@ -33,9 +41,18 @@ def pretrain_on_text(home: Path, seed: int) -> list[Claim]:
 def lift_toy(loop: str, home: Path, seed: int) -> list[Claim]:
     how = dict(variant=loop) if loop in VARIANTS else {}
     steps = 260 if loop == "expert_iteration" else 120
-    found = train(toy_run("grpo" if loop in VARIANTS else loop, run_name="toy", max_steps=steps, seed=seed, **how))
+    found = train(
+        toy_run(
+            "grpo" if loop in VARIANTS else loop,
+            run_name="toy",
+            max_steps=steps,
+            seed=seed,
+            **how,
+        )
+    )
     rewards = found.metrics().sort_values("step")["reward_mean"]
-    # expert: 14 of 14 seeds (AVX-512) and 6 of 6 (AVX2) end above 0.99, 1 thread ppo: 20 of 20 seeds end above 0.96 (AVX-512, 1 thread), worst 0.967
+    # expert: 14 of 14 seeds (AVX-512) and 6 of 6 (AVX2) end above 0.99, 1 thread ppo: 20 of 20 seeds end above 0.96
+    # (AVX-512, 1 thread), worst 0.967
     return [below("first reward", rewards.iloc[0], 0.2), above("last five rewards", rewards.iloc[-5:].mean(), 0.9)]
 
 
@@ -56,7 +73,8 @@ def raise_entropy(home: Path, seed: int) -> list[Claim]:
 
 @lesson()
 def predict_worth(home: Path, seed: int) -> list[Claim]:
-    """Every completion of `lower` earns 1 and of the others 0: no policy can change that, and the value comes to predict it."""
+    """Every completion of `lower` earns 1 and of the others 0: no policy can change that, and the value comes to
+    predict it."""
 
     def score(self: toy.ToyTask, problem: Any, text: str) -> toy.Score:
         return toy.Score(float(problem.gold == "lower") + 1e-3 * (text[:1] > "m"), "some", {}, False)
@@ -64,7 +82,8 @@ def predict_worth(home: Path, seed: int) -> list[Claim]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toy.ToyTask, "score", score)
         found = train(toy_run("ppo", run_name="worth", max_steps=40, lr=1e-3, seed=seed))
-    explained, what = found.metrics()["explained_variance"], "explained variance"
+    explained = found.metrics()["explained_variance"]
+    what = "explained variance"
     return [below(f"first {what}", explained.iloc[0], 1e-9), above(f"last {what}", explained.iloc[-1], 0.8)]
 
 
@@ -73,11 +92,20 @@ def widen_the_margin(loss: str, home: Path, seed: int) -> list[Claim]:
     rows = PAIRS if loss in LOSSES else SINGLES
     for split in ("train", "select"):
         folder = write_rows(home / loss / f"preferences.{split}.jsonl", rows)
-    how = dict(data_dir=folder, task=None, save_every=0, device_batch_size=4, max_steps=16, eval_every=16, seed=seed)
+    how = dict(
+        data_dir=folder,
+        task=None,
+        save_every=0,
+        device_batch_size=4,
+        max_steps=16,
+        eval_every=16,
+        seed=seed,
+    )
     entry = registry.LOOPS["preference"]
     how |= dict(run_name=loss[:3], loss=loss.split()[0])
     found = train(config.resolve(entry.config_class, "toy", None, how, presets=entry.presets))
-    frame, evals = found.metrics().sort_values("step"), found.evals()
+    frame = found.metrics().sort_values("step")
+    evals = found.evals()
     curves = {"": frame["preference_loss"], "held-out ": evals["heldout_preference_loss"]}
     margins = {"": frame["preference_margin"], "held-out ": evals["heldout_preference_margin"]}
     claims = [below(f"change of the {name}loss", c.iloc[-1] - c.iloc[0], 0) for name, c in curves.items()]

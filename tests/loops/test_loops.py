@@ -1,4 +1,5 @@
-"""What only one loop does, one's own data, and preferences. What all do is in test_contracts; losses by hand are in tests/rl/test_losses."""
+"""What only one loop does, one's own data, and preferences. What all do is in test_contracts; losses by hand are in
+tests/rl/test_losses."""
 
 import json
 import os
@@ -43,21 +44,29 @@ from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 
 def test_one_number_decides_a_pretraining_and_what_is_set_wins(home: Path, capsys: Any) -> None:
-    """nanochat's rule by hand at depths 12 and 32; ranks change the accumulation only; the vocabulary is that of the corpus."""
+    """nanochat's rule by hand at depths 12 and 32; ranks change the accumulation only; the vocabulary is that of
+    the corpus."""
 
     def of(words: str, ranks: int = 1) -> Any:
         return registry.LOOPS["pretrain"].parse(words.split(), ranks)
 
-    weights, step = 12 * 12 * 768**2 + 50304 * 768, 8 * 8 * 1024
-    d12, d32 = of("--depth 12", 8), of("--depth 32 --device-batch-size 4")
+    weights = 12 * 12 * 768**2 + 50304 * 768
+    step = 8 * 8 * 1024
+    d12 = of("--depth 12", 8)
+    d32 = of("--depth 32 --device-batch-size 4")
     assert d12 == replace(of("--preset d12"), grad_accum=2**19 // step, max_steps=round(12 * weights / 2**19))
-    assert of("--depth 20").model == GPTConfig(**PRESETS["d20"]) and of("--depth 4").model == GPTConfig()
-    assert (odd := of("--depth 13").model).n_embd == 896 and odd.head_dim == 128
-    assert d32.lr == 3e-3 * (2048 / 768) ** -0.5 and d32.model.n_embd == 2048 and d32.grad_accum * 4 * 2048 == 2**20
-    assert (
-        replace(of("--depth 12"), grad_accum=d12.grad_accum) == d12 and "depth 12: width 768" in capsys.readouterr().err
-    )
-    given, weights = of("--depth 12 --lr 1 --grad-accum 3 --model.mlp-width 768", 8), 12 * 6 * 768**2 + 50304 * 768
+    assert of("--depth 20").model == GPTConfig(**PRESETS["d20"])
+    assert of("--depth 4").model == GPTConfig()
+    odd = of("--depth 13").model
+    assert odd.n_embd == 896
+    assert odd.head_dim == 128
+    assert d32.lr == 3e-3 * (2048 / 768) ** -0.5
+    assert d32.model.n_embd == 2048
+    assert d32.grad_accum * 4 * 2048 == 2**20
+    assert replace(of("--depth 12"), grad_accum=d12.grad_accum) == d12
+    assert "depth 12: width 768" in capsys.readouterr().err
+    given = of("--depth 12 --lr 1 --grad-accum 3 --model.mlp-width 768", 8)
+    weights = 12 * 6 * 768**2 + 50304 * 768
     assert (given.lr, given.model.mlp_width, given.max_steps) == (1, 768, round(12 * weights / (3 * step)))
     plan = registry.find("plan", registry.COMMANDS).parse("--depth 12 --gpus 8".split())
     assert all(getattr(plan, name) == getattr(d12, name) for name in ("model", "grad_accum", "max_steps"))
@@ -76,14 +85,16 @@ def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
     rising = iter(range(1, 100))
 
     def measured(*_: object) -> dict[str, float]:
-        if (at := next(rising)) == 5:
+        at = next(rising)
+        if at == 5:
             os.kill(os.getpid(), signal.SIGINT)
         return {"heldout_loss/code": float(at)}
 
     monkeypatch.setattr(held_out, "held_out_losses", measured)
     found = train(small("sft", home, max_steps=50))
     assert "heldout_loss/code rose" in capsys.readouterr().err
-    assert found.status["status"] == "stopped" and "heldout_loss" not in found.status["reason"]
+    assert found.status["status"] == "stopped"
+    assert "heldout_loss" not in found.status["reason"]
     rows = {"step": range(4), "heldout_loss/code": (1.0, 1.1, 1.2, 1.3), "heldout_loss/calls": (1.3, 1.2, 1.1, 1.0)}
     assert [line.split()[0] for line in trends.warnings(pd.DataFrame(rows))] == ["heldout_loss/code"]
     assert not trends.warnings(pd.DataFrame(rows)[:3])
@@ -115,7 +126,8 @@ PROGRAM = (
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_a_killed_process_continues_where_its_checkpoint_is(number: signal.Signals, home: Path) -> None:
-    """The real command, killed for real; then the real command with --resume gives the same weights as an uninterrupted run."""
+    """The real command, killed for real; then the real command with --resume gives the same weights as an
+    uninterrupted run."""
     flags = "--model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --seq-len 32 --device-batch-size 4 --max-steps 600 "
     flags += "--eval-every 0 --eval-tokens 512 --save-every 20 --log-every 1 --no-compile --run-name"
     words = [sys.executable, "-c", PROGRAM, str(home), "pretrain", "--data-dir", write_corpus(home), *flags.split()]
@@ -156,19 +168,33 @@ def test_kill_9_during_the_last_evaluation_loses_no_step(loop: str, home: Path) 
     words = [str(home), loop.replace("_", "-"), "--config", str(home / "killed.json")]
     first = subprocess.run([sys.executable, "-c", KILLED_IN_THE_LAST_EVALUATION + PROGRAM, *words], capture_output=True)
     assert first.returncode == -signal.SIGKILL, first.stderr.decode()[-2000:]
-    assert run.Run.open("killed").status["status"] == "killed" and run.Run.open("killed").checkpoints() == [4]
+    assert run.Run.open("killed").status["status"] == "killed"
+    assert run.Run.open("killed").checkpoints() == [4]
     assert_same_runs(train(replace(cfg, resume=True)), whole)
 
 
 def test_reinforce_logs_the_behaviour_probes_beside_its_scores(home: Path) -> None:
     flags = "--max-examples 8 --problems 6 --copies 0 --eval-examples 4 --probes 2 --mix.unfitting 0 --mix.no-tools 0 --mix.small-talk 0"
     jsonl.prepare("calls", home / "calls", *flags.split())
-    how = {"model.depth": 1, "model.n_embd": 16, "model.n_head": 1, "model.block_size": 512, "task": "funcall"}
-    how |= dict(data_dir=str(home / "calls"), max_steps=1, group_size=2, device_batch_size=2, max_new_tokens=4)
+    how = {
+        "model.depth": 1,
+        "model.n_embd": 16,
+        "model.n_head": 1,
+        "model.block_size": 512,
+        "task": "funcall",
+    }
+    how |= dict(
+        data_dir=str(home / "calls"),
+        max_steps=1,
+        group_size=2,
+        device_batch_size=2,
+        max_new_tokens=4,
+    )
     plain = train(small("reinforce", home, run_name="plain", **how)).evals()
     probed = train(small("reinforce", home, run_name="probed", probe_examples=2, **how)).evals()
     assert not [c for c in plain if c.startswith("probe/")]
-    assert list(probed["probe/code_with_tools/n"]) == [2] and probed["reward_mean"].equals(plain["reward_mean"])
+    assert list(probed["probe/code_with_tools/n"]) == [2]
+    assert probed["reward_mean"].equals(plain["reward_mean"])
 
 
 @pytest.mark.parametrize("loop", ["reinforce", "ppo"])
@@ -177,7 +203,8 @@ def test_prompts_that_fill_the_block_leave_empty_completions_and_go_on(loop: str
     full = len(chat.prompt(first, tokenizer.load("bytes"), "reserved"))
     more = dict(kl_coef=0.05) if loop == "ppo" else {}
     rows = train(small(loop, home, max_steps=2, **more, **{"model.block_size": full})).metrics()
-    assert len(rows) == 2 and (rows["completion_tokens_mean"] == 0).all()
+    assert len(rows) == 2
+    assert (rows["completion_tokens_mean"] == 0).all()
 
 
 def varied_but_wrong(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score:
@@ -193,19 +220,26 @@ IDLE = {
 
 @pytest.mark.parametrize("loop", IDLE)
 def test_steps_that_learn_nothing_are_reported_and_end_the_run(
-    loop: str, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    loop: str,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The rewards differ, but no completion that may be learned from has an advantage: everything is cut off, or wrong."""
+    """The rewards differ, but no completion that may be learned from has an advantage: everything is cut off, or
+    wrong."""
     monkeypatch.setattr(toy.ToyTask, "score", varied_but_wrong)
     how, *named = IDLE[loop]
     found = train(small(loop, home, max_steps=30, dead_patience=5, eval_every=0, save_every=0, **how))
     rows = found.metrics()
-    assert (rows["grad_norm"] == 0).all() and (rows["frac_zero_std_groups"] < 0.5).all()
+    assert (rows["grad_norm"] == 0).all()
+    assert (rows["frac_zero_std_groups"] < 0.5).all()
     assert rows["dead_steps"].tolist() == [1, 2, 3, 4, 5]
     assert found.status["status"] == "stopped"
     assert all(word in found.status["reason"] for word in ("DEAD", "5 steps in a row", "nothing was learned", *named))
     said = [line for line in capsys.readouterr().err.splitlines() if "learned nothing" in line]
-    assert len(said) == 1 and "step 1 " in said[0] and named[0] in said[0]
+    assert len(said) == 1
+    assert "step 1 " in said[0]
+    assert named[0] in said[0]
 
 
 def test_everything_cut_off_under_mask_truncated_is_refused_before_the_first_step(home: Path) -> None:
@@ -217,7 +251,8 @@ def test_everything_cut_off_under_mask_truncated_is_refused_before_the_first_ste
 
 
 def test_ppo_pays_the_last_token_of_each_completion_and_none_where_it_is_empty(home: Path) -> None:
-    rewards, lengths = torch.tensor([[0.0, 1.0], [0.5, 0.25]]), (1, 0, 3, 4)
+    rewards = torch.tensor([[0.0, 1.0], [0.5, 0.25]])
+    lengths = (1, 0, 3, 4)
     said = [Completion([0] * n, [-1.0] * n, "stop" if n else "context") for n in lengths]
     scores = [base.Score(r, "", {}, False) for r in rewards.flatten().tolist()]
     batch = RolloutBatch(toy.ToyTask().problems("train")[:2], [[1], [1]], said, [""] * 4, scores, 2)
@@ -236,63 +271,77 @@ def test_kept_completions_by_hand() -> None:
 
 
 def distance(a: run.Run, b: run.Run) -> float:
-    """Mean absolute difference of the weights. Not the largest: Adam makes a whole step of a gradient that is rounding only."""
-    one, other = weights(a), weights(b)
+    """Mean absolute difference of the weights. Not the largest: Adam makes a whole step of a gradient that is
+    rounding only."""
+    one = weights(a)
+    other = weights(b)
     return float(torch.cat([(one[n] - other[n]).abs().flatten() for n in one]).mean())
 
 
 def test_the_first_update_of_grpo_and_ppo_is_reinforce(home: Path) -> None:
-    """One update per batch keeps the ratio at 1: with REINFORCE's baseline and aggregation GRPO walks the same path; so does PPO without a baseline,
-    with lambda 1 and a value that stays at 0, whose advantage is the reward itself."""
+    """One update per batch keeps the ratio at 1: with REINFORCE's baseline and aggregation GRPO walks the same
+    path; so does PPO without a baseline, with lambda 1 and a value that stays at 0, whose advantage is the reward
+    itself."""
 
     def go(loop: str, name: str, **how: Any) -> run.Run:
         sizes = dict(max_steps=3, save_every=0, device_batch_size=8, group_size=32, lr=4e-3)
         return train(small(loop, home, run_name=name, **sizes, **how))
 
-    plain, without = go("reinforce", "plain", baseline="mean"), go("reinforce", "without", baseline="none")
+    plain = go("reinforce", "plain", baseline="mean")
+    without = go("reinforce", "without", baseline="none")
     same = dict(loss_aggregation="token", minibatches=1)
-    ours, other = go("grpo", "ours", baseline="mean", **same), go("grpo", "other", baseline="zscore", **same)
+    ours = go("grpo", "ours", baseline="mean", **same)
+    other = go("grpo", "other", baseline="zscore", **same)
     still = dict(value_coef=0.0, inner_epochs=1, minibatches=1)
-    monte_carlo, short = go("ppo", "mc", lam=1.0, **still), go("ppo", "short", lam=0.5, **still)
+    monte_carlo = go("ppo", "mc", lam=1.0, **still)
+    short = go("ppo", "short", lam=0.5, **still)
     for one, two in ((plain, ours), (without, monte_carlo)):
         assert curve(one, "reward_mean") == curve(two, "reward_mean")
         norms, others = (run.metrics()["grad_norm"].tolist() for run in (one, two))
         assert norms == pytest.approx(others, rel=1e-4)
         assert distance(one, two) < 1e-6
     assert distance(plain, other) > 1e-4
-    assert ours.metrics()["clip_frac"].max() == 0 and ours.metrics()["ratio_max"].max() == pytest.approx(1, abs=1e-4)
+    assert ours.metrics()["clip_frac"].max() == 0
+    assert ours.metrics()["ratio_max"].max() == pytest.approx(1, abs=1e-4)
     first = monte_carlo.metrics().iloc[0]
-    assert first["adv_abs_mean"] == pytest.approx(first["reward_mean"], rel=1e-5) and first["explained_variance"] <= 0
+    assert first["adv_abs_mean"] == pytest.approx(first["reward_mean"], rel=1e-5)
+    assert first["explained_variance"] <= 0
     assert short.metrics()["grad_norm"].iloc[0] < 0.9 * first["grad_norm"]
 
 
 def test_groups_without_variance_are_replaced_by_further_problems(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`upper` never has variance here: every group of it is exchanged, and the batch that is learned from has none."""
-    score, pack = toy.ToyTask.score, rollout.pack
+    score = toy.ToyTask.score
+    pack = rollout.pack
     nothing = toy.Score(0.0, "none", {}, False)
     some = lambda self, p, text: nothing if p.gold == "upper" else score(self, p, text)  # noqa: E731
     monkeypatch.setattr(toy.ToyTask, "score", some)
     taken: list[RolloutBatch] = []
     monkeypatch.setattr(rollout, "pack", lambda batch, *a, **k: taken.append(batch) or pack(batch, *a, **k))
     frame = train(small("grpo", home, device_batch_size=8, group_size=32, resample_rounds=8)).metrics()
-    assert frame["effective_groups"].tolist() == [8.0] * 4 and frame["frac_zero_std_groups"].tolist() == [0.0] * 4
+    assert frame["effective_groups"].tolist() == [8.0] * 4
+    assert frame["frac_zero_std_groups"].tolist() == [0.0] * 4
     assert frame["resampled_groups"].min() >= 1
-    assert taken and all(p.gold != "upper" for batch in taken for p in batch.problems)
+    assert taken
+    assert all(p.gold != "upper" for batch in taken for p in batch.problems)
 
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(home: Path) -> None:
     train(small("distill", home, run_name="start", max_steps=1, lr=0.0))
     itself = train(small("distill", home, init_from="start", teacher="start", lr=0.0)).metrics()
-    assert itself["teacher_kl"].abs().max() < 1e-5 and itself["grad_norm"].max() < 1e-5
+    assert itself["teacher_kl"].abs().max() < 1e-5
+    assert itself["grad_norm"].max() < 1e-5
     other = train(small("distill", home, run_name="other", seed=1)).metrics()
-    assert other["teacher_kl"].min() > 0.01 and other["grad_norm"].min() > 0.01
+    assert other["teacher_kl"].min() > 0.01
+    assert other["grad_norm"].min() > 0.01
     with pytest.raises(ConfigError, match="tokenizer"):
         train(small("distill", home, run_name="refused", tokenizer="gpt2:400"))
 
 
 @pytest.mark.parametrize("samples", ["student", "teacher"])
 def test_a_teacher_whose_block_is_too_short_is_refused_before_the_run(samples: str, home: Path) -> None:
-    """It would score positions that it has never seen. A block that holds prompts and completions is enough, though the student's is longer."""
+    """It would score positions that it has never seen. A block that holds prompts and completions is enough, though
+    the student's is longer."""
     tok = tokenizer.load("bytes")
     longest = max(len(chat.prompt(p.messages, tok, "reserved")) for p in toy.ToyTask().problems("train"))
     wide = small("distill", home).model.block_size
@@ -330,7 +379,14 @@ def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
     words = "--tokenizer bytes --max-examples 4 --copies 0 --problems 4 --eval-examples 4 --probes 1".split()
     for style in ("described", "compact"):
         prepare.prepare_calls(parse(prepare.CallsConfig, [*words, "--out", str(home / style), "--tools-style", style]))
-    common = dict(tokenizer="bytes", max_steps=1, device_batch_size=1, compile=False, probe_examples=0, eval_examples=1)
+    common = dict(
+        tokenizer="bytes",
+        max_steps=1,
+        device_batch_size=1,
+        compile=False,
+        probe_examples=0,
+        eval_examples=1,
+    )
     wide = replace(TINY, block_size=2048, n_embd=16)
     first = sft.SFTConfig(data_dir=str(home / "described"), model=wide, run_name="first", **common)
     sft.train(first)
@@ -371,7 +427,8 @@ def test_an_object_is_trained_on_and_its_unweighted_reward_is_logged(home: Path)
     sizes = dict(model=GPTConfig(**TOY_RUN["model"]), max_steps=2, device_batch_size=2, group_size=16)
     how = dict(task=Letters(), run_name="letters", allow_dead=True)
     found = grpo.train(grpo.GRPOConfig(**TOY_RUN | sizes | how))
-    assert found.status["status"] == "finished" and found.config["task"] == "letters"
+    assert found.status["status"] == "finished"
+    assert found.config["task"] == "letters"
     rows = found.metrics()
     assert list(rows["reward/share_of_a"]) == pytest.approx(list(rows["reward_mean"]))
     assert max(rows["reward/length"]) > max(rows["reward_mean"])
@@ -388,7 +445,8 @@ def test_kto_mismatches_take_the_next_prompts_completions(home: Path) -> None:
     batch = read(home, PAIRS)
     other = preferences.mismatched(batch, 64)
     shifted = batch.completions[2:] + batch.completions[:2]
-    assert [c.ids for c in other.completions] == [c.ids for c in shifted] and other.prompts == batch.prompts
+    assert [c.ids for c in other.completions] == [c.ids for c in shifted]
+    assert other.prompts == batch.prompts
     tight = preferences.mismatched(batch, len(batch.prompts[0]) + 1)
     assert all(len(c.ids) <= 1 for c in tight.completions)
 
@@ -428,17 +486,29 @@ def test_held_out_singles_are_averaged_as_the_same_pairs_are(home: Path) -> None
     """Whatever form the training file has: each label's rewards over its own held-out completions."""
     found = []
     for name, rows in (("pairs", PAIRS), ("singles", SINGLES)):
-        cfg = small("preference", home, run_name=name, loss="kto", lr=1e-2, max_steps=2, eval_every=0, eval_examples=24)
+        cfg = small(
+            "preference",
+            home,
+            run_name=name,
+            loss="kto",
+            lr=1e-2,
+            max_steps=2,
+            eval_every=0,
+            eval_examples=24,
+        )
         write_rows(home / "pairs" / "preferences.select.jsonl", rows)
         found.append(train(cfg).evals().iloc[-1])
     for name in ("heldout_chosen_reward", "heldout_rejected_reward", "heldout_preference_margin"):
-        assert found[0][name] == pytest.approx(found[1][name], rel=1e-3) and abs(found[0][name]) > 1e-4
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-3)
+        assert abs(found[0][name]) > 1e-4
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 def test_rows_of_one_shape_learn_alike(loss: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, whose blocks are compiled: every pass, with gradients or without, has the shape that the longest pairs need."""
-    passes, own = [], GPT.token_logprobs
+    """As on a GPU, whose blocks are compiled: every pass, with gradients or without, has the shape that the longest
+    pairs need."""
+    passes = []
+    own = GPT.token_logprobs
 
     def counted(model: GPT, ids: torch.Tensor, *a: Any, **k: Any) -> Any:
         passes.append(tuple(ids.shape))
@@ -456,10 +526,20 @@ def test_rows_of_one_shape_learn_alike(loss: str, home: Path, monkeypatch: pytes
     monkeypatch.setattr(rollout, "row_shapes", one_shape)
     fixed = train(small("preference", home, run_name="fixed", **how))
     contracts.assert_close_curves(plain, fixed, "preference_loss", "preference_margin", "grad_norm")
-    assert len(set(passes)) == 1 and 1 < passes[0][0] <= 4 and len(passes) >= 6
+    assert len(set(passes)) == 1
+    assert 1 < passes[0][0] <= 4
+    assert len(passes) >= 6
 
 
-LATENT = replace(TINY, attention="mla", qk_norm=False, n_kv_head=None, kv_rank=12, q_rank=10, rope_width=4)
+LATENT = replace(
+    TINY,
+    attention="mla",
+    qk_norm=False,
+    n_kv_head=None,
+    kv_rank=12,
+    q_rank=10,
+    rope_width=4,
+)
 
 
 def test_latent_attention_is_pretrained_and_sampled_with_its_cache_as_without(home: Path) -> None:
@@ -478,7 +558,15 @@ def test_latent_attention_is_pretrained_and_sampled_with_its_cache_as_without(ho
 
 
 def test_latent_attention_is_tuned_with_adapters(home: Path) -> None:
-    cfg = small("sft", home, model=LATENT, lora_rank=2, lora_targets=("qkv", "out"), run_name="latent", max_steps=3)
+    cfg = small(
+        "sft",
+        home,
+        model=LATENT,
+        lora_rank=2,
+        lora_targets=("qkv", "out"),
+        run_name="latent",
+        max_steps=3,
+    )
     train(cfg)
     factors = checkpoint.load("latent").extra["lora"]
     assert {name.split(".")[3] for name in factors} == {"q_a", "q_b", "kv_a", "kv_b", "out"}

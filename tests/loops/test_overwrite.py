@@ -1,4 +1,5 @@
-"""--overwrite: no command deletes or renames a run that it reads, and what fails before the first step costs nothing old."""
+"""--overwrite: no command deletes or renames a run that it reads, and what fails before the first step costs
+nothing old."""
 
 import os
 import shutil
@@ -89,7 +90,10 @@ def contents(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("case", READS)
 def test_a_command_does_not_replace_a_run_that_it_reads(
-    case: str, runs: dict[str, bytes], home: Path, capsys: pytest.CaptureFixture[str]
+    case: str,
+    runs: dict[str, bytes],
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = READS[case].split()
     words += ["--run-name", "t"] if words[0] == "launch" else ["--run-name", "t", "--overwrite"]
@@ -102,7 +106,10 @@ def test_a_command_does_not_replace_a_run_that_it_reads(
 
 @pytest.mark.parametrize("name", ["link", "t"])
 def test_a_run_is_not_replaced_through_a_link_either(
-    name: str, runs: dict[str, bytes], home: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    runs: dict[str, bytes],
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     other = {"link": "t", "t": "link"}[name]
     assert cli.main(["evaluate", "--ckpt", other, *TOY.split(), "--run-name", name, "--overwrite"]) == 2
@@ -111,7 +118,8 @@ def test_a_run_is_not_replaced_through_a_link_either(
 
 def test_a_run_that_another_command_reads_may_be_replaced(runs: dict[str, bytes], home: Path) -> None:
     assert cli.main(["evaluate", "--ckpt", "a", *TOY.split(), "--run-name", "t", "--overwrite"]) == 0
-    assert Run.open("t").status["kind"] == "evaluate" and not paths.exists(".t.old")
+    assert Run.open("t").status["kind"] == "evaluate"
+    assert not paths.exists(".t.old")
 
 
 def test_a_name_that_is_also_a_word_of_another_setting_is_no_reading(home: Path) -> None:
@@ -170,19 +178,24 @@ def recipe(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("how", [dict(from_stage="chat"), dict(force=("chat",)), dict(overwrite=True)], ids=str)
 @pytest.mark.parametrize("base", ["mine/chat", "mine/chat@1", "runs/mine/chat/checkpoints/step_000002"])
 def test_a_recipe_does_not_rename_or_replace_the_base_that_it_begins_from(
-    how: dict[str, Any], base: str, recipe: Path, home: Path
+    how: dict[str, Any],
+    base: str,
+    recipe: Path,
+    home: Path,
 ) -> None:
     before = contents(home / "runs" / "mine" / "chat")
     with pytest.raises(ConfigError, match="would replace run mine/chat, which holds what --base reads"):
         runner.run_recipe(RecipeConfig(recipe="mine.toml", base=base, **how))
-    assert contents(home / "runs" / "mine" / "chat") == before and not paths.exists("mine/chat.1")
+    assert contents(home / "runs" / "mine" / "chat") == before
+    assert not paths.exists("mine/chat.1")
 
 
 def test_a_stage_that_reads_its_own_run_is_not_renamed(recipe: Path, home: Path) -> None:
     recipe.write_text(recipe.read_text().replace('"{base}"', '"mine/chat"'))
     with pytest.raises(ConfigError, match="rename run mine/chat"):
         runner.run_recipe(RecipeConfig(recipe="mine.toml", from_stage="chat"))
-    assert Run.open("mine/chat").status["status"] == "finished" and not paths.exists("mine/chat.1")
+    assert Run.open("mine/chat").status["status"] == "finished"
+    assert not paths.exists("mine/chat.1")
 
 
 @pytest.mark.parametrize("out", ["exported", "copies/exported", "../{name}/exported"])
@@ -192,7 +205,14 @@ def test_an_export_does_not_replace_what_it_reads(out: str, home: Path, monkeypa
     export(ExportConfig(ckpt="released/nano", out=home / "exported", format="run"))
     before = contents(home / "exported")
     with pytest.raises(ConfigError, match="--out .* holds the checkpoint"):
-        export(ExportConfig(ckpt="exported", out=Path(out.format(name=home.name)), format="run", overwrite=True))
+        export(
+            ExportConfig(
+                ckpt="exported",
+                out=Path(out.format(name=home.name)),
+                format="run",
+                overwrite=True,
+            )
+        )
     assert contents(home / "exported") == before
 
 
@@ -287,7 +307,10 @@ SETTINGS = [
 
 @pytest.mark.parametrize("loop, name, value", SETTINGS)
 def test_a_seed_that_no_generator_takes_is_a_setting_that_is_refused(
-    loop: str, name: str, value: int, home: Path
+    loop: str,
+    name: str,
+    value: int,
+    home: Path,
 ) -> None:
     with pytest.raises(ConfigError, match=f"--{name} .*required"):
         small(loop, home, **{name: value})
@@ -298,7 +321,8 @@ def test_a_seed_that_no_generator_takes_is_a_setting_that_is_refused(
 )
 def test_the_seed_of_every_command_is_checked(command: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*command.split(), "--seed", "-5"]) == 2
-    assert "--seed" in capsys.readouterr().err and not (home / "runs").exists()
+    assert "--seed" in capsys.readouterr().err
+    assert not (home / "runs").exists()
 
 
 def test_the_largest_seed_trains(home: Path) -> None:

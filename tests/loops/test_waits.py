@@ -1,4 +1,5 @@
-"""Whole loops on the meta device: how often the host waits for the device in a step, and that every tensor is where the next operator needs it."""
+"""Whole loops on the meta device: how often the host waits for the device in a step, and that every tensor is where
+the next operator needs it."""
 
 import random
 from collections import Counter
@@ -70,11 +71,15 @@ RL: dict[str, tuple[str, dict[str, Any], int, int]] = {  # loop, its settings, u
 
 @pytest.mark.parametrize("name", RL)
 def test_a_step_of_rl_waits_for_the_norm_of_each_update_and_once_for_what_it_logs(
-    name: str, no_values: None, home: Path, monkeypatch: Any
+    name: str,
+    no_values: None,
+    home: Path,
+    monkeypatch: Any,
 ) -> None:
     """However many microbatches an update has."""
     loop, how, updates, more = RL[name]
-    logprobs, passes = Microbatch.logprobs, []
+    logprobs = Microbatch.logprobs
+    passes = []
     monkeypatch.setattr(Microbatch, "logprobs", lambda *a, **k: passes.append(a) or logprobs(*a, **k))
     how = dict(save_every=0, eval_every=0, rows=1, row_tokens=128) | how
     waits = per_step(lambda n: train(small(loop, home, run_name=f"{name}-{n}", max_steps=n, **how)))

@@ -1,5 +1,5 @@
-"""Attention: the block mask of a GPU is the dense one of a CPU, pieces are attention under their mask, and on a GPU no mask
-reaches torch's dense attention."""
+"""Attention: the block mask of a GPU is the dense one of a CPU, pieces are attention under their mask, and on a GPU
+no mask reaches torch's dense attention."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,8 +31,10 @@ def random_model(**options: Any) -> GPT:
 @pytest.mark.parametrize("options", [dict(n_kv_head=2), dict(attention="mla")], ids=str)
 def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any]) -> None:
     """Flex attention refuses a backward pass on a CPU, although what it is without the compiler has one."""
-    model, ids = random_model(**options), torch.randint(300, DOCS.shape, generator=torch.Generator().manual_seed(0))
-    targets, positions = ids.masked_fill(DOCS < 0, -100), torch.arange(256).expand(2, 256)
+    model = random_model(**options)
+    ids = torch.randint(300, DOCS.shape, generator=torch.Generator().manual_seed(0))
+    targets = ids.masked_fill(DOCS < 0, -100)
+    positions = torch.arange(256).expand(2, 256)
 
     def values(branched: Any) -> list[Tensor]:
         model.zero_grad()
@@ -62,15 +64,19 @@ def test_a_model_with_products_learns_as_one_without(options: dict[str, Any]) ->
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
     plain, other = (gradient(products, torch.bfloat16) for products in (False, True))
-    assert torch.cosine_similarity(plain, other, dim=0) > 0.999 and not torch.equal(plain, other)
+    assert torch.cosine_similarity(plain, other, dim=0) > 0.999
+    assert not torch.equal(plain, other)
     assert torch.equal(*(gradient(products, torch.float32) for products in (False, True)))
 
 
 def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Free and under a grammar, behind prompts of different lengths: the same completions."""
-    tok, masks, sdpa = tokenizer.load("gpt2:512"), [], F.scaled_dot_product_attention
+    tok = tokenizer.load("gpt2:512")
+    masks = []
+    sdpa = F.scaled_dot_product_attention
     tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
-    grammar, prompts = call_grammar(tok, "reserved", [tool], required=True), [[1, 2, 3], [4], [5] * 9]
+    grammar = call_grammar(tok, "reserved", [tool], required=True)
+    prompts = [[1, 2, 3], [4], [5] * 9]
 
     def recorded(*qkv: Tensor, attn_mask: Tensor | None = None, **how: Any) -> Tensor:
         masks.append(attn_mask is not None)
@@ -90,10 +96,16 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
         with monkeypatch.context() as patch:
             patch.setattr(attention, "DENSE", ())
             found = completions(model)
-        assert masks and not any(masks)
+        assert masks
+        assert not any(masks)
         for mine, masked in zip(found, expected, strict=True):
             assert mine.ids == masked.ids
-            torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(masked.logprobs), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                torch.tensor(mine.logprobs),
+                torch.tensor(masked.logprobs),
+                atol=1e-5,
+                rtol=1e-5,
+            )
 
 
 def assert_as_masked(seen: attention.Documents, *shapes: tuple[int, ...], rng: torch.Generator) -> None:
@@ -102,7 +114,10 @@ def assert_as_masked(seen: attention.Documents, *shapes: tuple[int, ...], rng: t
     real, (B, T) = (seen.docs >= 0)[:, None, :, None], seen.docs.shape
     branch = torch.zeros_like(seen.docs) if seen.branches is None else seen.branches
     mask = torch.eye(T, dtype=torch.bool).repeat(
-        B, 1, 1, 1
+        B,
+        1,
+        1,
+        1,
     )  # written anew: `Documents.mask` has the rule of its pieces
     for b, i, j in ((b, i, j) for b in range(B) for i in range(T) for j in range(i) if seen.docs[b, i] >= 0):
         mask[b, 0, i, j] = seen.docs[b, i] == seen.docs[b, j] and branch[b, j] in (0, branch[b, i])

@@ -37,13 +37,25 @@ def random_model(scale: float = 0.2, **options: Any) -> GPT:
 def assert_same(got: list[Completion], want: list[Completion]) -> None:
     assert [(c.ids, c.stop) for c in got] == [(c.ids, c.stop) for c in want]
     for a, b in zip(got, want):
-        torch.testing.assert_close(torch.tensor(a.logprobs), torch.tensor(b.logprobs), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            torch.tensor(a.logprobs),
+            torch.tensor(b.logprobs),
+            atol=1e-5,
+            rtol=0,
+        )
 
 
 def scripted_model(script: Sequence[int], vocab_size: int, block_size: int = 64) -> GPT:
     """A model whose most likely token after position i is script[i], whatever the text says."""
     width = -(-vocab_size // 64) * 64
-    shape = dict(depth=1, n_embd=width, n_head=1, block_size=block_size, vocab_size=vocab_size, n_tags=0)
+    shape = dict(
+        depth=1,
+        n_embd=width,
+        n_head=1,
+        block_size=block_size,
+        vocab_size=vocab_size,
+        n_tags=0,
+    )
     model = GPT(GPTConfig(**shape, pos="learned"))
     model.wte.weight.data = torch.eye(width)
     model.wpe.weight.data = torch.zeros(block_size, width)
@@ -54,7 +66,9 @@ def scripted_model(script: Sequence[int], vocab_size: int, block_size: int = 64)
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
 @torch.no_grad()
 def test_cached_decoding_equals_the_full_forward(options: dict[str, Any]) -> None:
-    model, lengths, T = random_model(**options), torch.tensor([5, 9, 2]), 20
+    model = random_model(**options)
+    lengths = torch.tensor([5, 9, 2])
+    T = 20
     ids = torch.randint(90, (3, T), generator=torch.Generator().manual_seed(2))
     full = model(ids)
     cache = KVCache(model.cfg, 3, T + 9)
@@ -106,19 +120,26 @@ def test_latent_attention_with_adapters_samples_what_it_scores(targets: tuple[st
 @torch.no_grad()
 def test_ragged_tokens_behind_a_shared_prefix_equal_the_full_forward(options: dict[str, Any]) -> None:
     """Right-padded with tokens that must not be seen, then single tokens, then rows leave."""
-    model, rng = random_model(**options), torch.Generator().manual_seed(3)
-    prefix, heads, owner = torch.randint(90, (2, 7), generator=rng), torch.tensor([7, 3]), torch.tensor([1, 0, 1, 1])
-    own, tails = torch.randint(90, (4, 10), generator=rng), torch.tensor([5, 1, 3, 5])
+    model = random_model(**options)
+    rng = torch.Generator().manual_seed(3)
+    prefix = torch.randint(90, (2, 7), generator=rng)
+    heads = torch.tensor([7, 3])
+    owner = torch.tensor([1, 0, 1, 1])
+    own = torch.randint(90, (4, 10), generator=rng)
+    tails = torch.tensor([5, 1, 3, 5])
     prefilled = KVCache(model.cfg, 2, 7)
     model(prefix, cache=prefilled, n_new=heads)
-    shared, rows, begin = SharedCache(prefilled, owner, 10), torch.arange(4), heads[owner]
+    shared = SharedCache(prefilled, owner, 10)
+    rows = torch.arange(4)
+    begin = heads[owner]
     whole = (torch.cat((prefix[p, : heads[p]], own[row])) for row, p in enumerate(owner.tolist()))
     full = [model(ids[None])[0, heads[p] :] for ids, p in zip(whole, owner.tolist())]
     got = model(own[:, :5], cache=shared, n_new=tails)
     for row, n in enumerate(tails.tolist()):
         torch.testing.assert_close(got[row, :n], full[row][:n], atol=1e-5, rtol=1e-5)
     for keep, new in (([0, 1, 2, 3], 1), ([3, 1, 2], 3), ([0, 1], 1)):
-        shared, rows = shared.select(torch.tensor(keep)), rows[keep]
+        shared = shared.select(torch.tensor(keep))
+        rows = rows[keep]
         at = (shared.lengths - begin[rows])[:, None] + torch.arange(new)
         got = model(own[rows[:, None], at], cache=shared)
         for i, row in enumerate(rows.tolist()):
@@ -134,7 +155,8 @@ def recomputed(model: GPT, prompt: list[int], completion: Completion, temperatur
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
 def test_sampled_logprobs_equal_recomputed_ones(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few rows, which read transposed copies, and of more; also where oneDNN packs all weights."""
-    model, how = random_model(**options), dict(max_new_tokens=12, seed=0, stop=STOPS)
+    model = random_model(**options)
+    how = dict(max_new_tokens=12, seed=0, stop=STOPS)
     for temperature, samples, packed in ((1.0, 3, 1 << 30), (0.6, 1 + generate.FEW_ROWS // 4, 1 << 30), (1.7, 3, 1)):
         monkeypatch.setattr(generate, "PACKED", packed)
         found = sample(model, PROMPTS, temperature=temperature, samples_per_prompt=samples, **how)
@@ -145,16 +167,21 @@ def test_sampled_logprobs_equal_recomputed_ones(options: dict[str, Any], monkeyp
 
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
 def test_a_conversation_draws_the_same_and_runs_only_what_its_prompts_have_new(options: dict[str, Any]) -> None:
-    model, prompt, runs = random_model(**options), list(range(1, 9)), list[int]()
+    model = random_model(**options)
+    prompt = list(range(1, 9))
+    runs = list[int]()
     model.blocks[0].register_forward_pre_hook(lambda block, given: runs.append(given[0].shape[1]))
-    kept, expected = generate.Conversation(model), [8, 2 + 1, 2]  # the last sampled id was not run
+    # the last sampled id was not run
+    kept = generate.Conversation(model)
+    expected = [8, 2 + 1, 2]
     for turn, (more, back) in enumerate((([], 0), ([21, 22], 0), ([9, 8], 3))):
         prompt = [*prompt[: len(prompt) - back], *more]
         how = dict(max_new_tokens=5, seed=3, key=turn)
         want = list(stream(model, prompt, **how))
         runs.clear()
         got = list(stream(model, prompt, kept=kept, **how))
-        assert got == want and runs == [expected[turn], 1, 1, 1, 1]
+        assert got == want
+        assert runs == [expected[turn], 1, 1, 1, 1]
         prompt += got
 
 
@@ -169,7 +196,8 @@ def test_greedy_takes_the_most_likely_token_and_reports_its_own_logprob() -> Non
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
         for temperature in (1e-40, 1e-300):  # the second is 0 in float32
             (cold,) = sample(model, [prompt], max_new_tokens=10, temperature=temperature, seed=0)
-            assert cold.ids == completion.ids and not any(cold.logprobs)
+            assert cold.ids == completion.ids
+            assert not any(cold.logprobs)
 
 
 def kept_tokens(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> list[int]:
@@ -189,7 +217,14 @@ def test_truncation_restricts_the_support_and_renormalises() -> None:
     with torch.no_grad():
         logits = model(torch.tensor([[3]]))[0, 0, : model.cfg.n_ids] / 0.8
     for top_k, top_p in [(3, None), (None, 0.5), (10, 0.6), (1, None), (None, 1e-9), (500, 1.0)]:
-        how = dict(max_new_tokens=1, top_k=top_k, top_p=top_p, temperature=0.8, seed=0, samples_per_prompt=400)
+        how = dict(
+            max_new_tokens=1,
+            top_k=top_k,
+            top_p=top_p,
+            temperature=0.8,
+            seed=0,
+            samples_per_prompt=400,
+        )
         out = sample(model, [[3]], **how)
         kept = kept_tokens(logits, top_k, top_p)
         expected = dict(zip(kept, logits[kept].log_softmax(0).tolist()))
@@ -206,15 +241,20 @@ CUTS = [dict(top_k=5), dict(top_k=20, temperature=0.6), dict(top_k=20, top_p=0.7
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_completion_names_the_tokens_that_were_kept(cut: dict[str, Any], graph: bool) -> None:
     """Also of rows that end early, in small batches, and with static shapes; noting them changes no draw."""
-    model, how = random_model(), dict(max_new_tokens=12, seed=0, samples_per_prompt=3, stop=STOPS, graph=graph, **cut)
-    plain, noted = sample(model, PROMPTS, **how), sample(model, PROMPTS, note_kept=True, **how)
-    assert plain == noted and all(c.kept is None for c in plain)
+    model = random_model()
+    how = dict(max_new_tokens=12, seed=0, samples_per_prompt=3, stop=STOPS, graph=graph, **cut)
+    plain = sample(model, PROMPTS, **how)
+    noted = sample(model, PROMPTS, note_kept=True, **how)
+    assert plain == noted
+    assert all(c.kept is None for c in plain)
     assert len({len(c.ids) for c in noted}) > 1
     for i, c in enumerate(noted):
         ids = torch.tensor([PROMPTS[i // 3] + c.ids])
         with torch.no_grad():
             rows = model(ids)[0, len(PROMPTS[i // 3]) - 1 : -1, : model.cfg.n_ids] / cut.get("temperature", 1.0)
-        assert c.kept is not None and c.kept.dtype == torch.int32 and len(c.kept) == len(c.ids)
+        assert c.kept is not None
+        assert c.kept.dtype == torch.int32
+        assert len(c.kept) == len(c.ids)
         for logits, kept in zip(rows, c.kept.tolist(), strict=True):
             assert {x for x in kept if x >= 0} == {*kept_tokens(logits, cut.get("top_k"), cut.get("top_p"))}
 
@@ -229,13 +269,16 @@ def test_ids_behind_the_vocabulary_are_never_kept() -> None:
     """The rows that pad the vocabulary to a multiple of 64."""
     model = random_model(vocab_size=70, n_tags=0)
     (c,) = sample(model, [[1]], max_new_tokens=3, seed=0, note_kept=True, top_k=69)
-    assert c.kept.shape == (3, 69) and c.kept.max() < 70
+    assert c.kept.shape == (3, 69)
+    assert c.kept.max() < 70
     (c,) = sample(model, [[1]], max_new_tokens=3, seed=0, note_kept=True, top_p=0.999999)
-    assert c.kept.shape[1] == 70 and c.kept.max() < 70
+    assert c.kept.shape[1] == 70
+    assert c.kept.max() < 70
 
 
 def test_draws_follow_the_distribution() -> None:
-    model, n = random_model(0.1, vocab_size=8, n_tags=0), 4000
+    model = random_model(0.1, vocab_size=8, n_tags=0)
+    n = 4000
     out = sample(model, [[2, 5, 1]], max_new_tokens=1, seed=7, samples_per_prompt=n)
     with torch.no_grad():
         expected = n * model(torch.tensor([[2, 5, 1]]))[0, -1, :8].softmax(0)
@@ -251,34 +294,42 @@ def test_a_token_that_cannot_be_drawn_is_not() -> None:
         logits = 4 * torch.randn(16, vocab, generator=rng)
         logits[:, ::2] = -math.inf
         u = torch.rand(16, generator=rng, dtype=torch.float64)
-        u[:2], u[2:4] = 0.0, 1 - 2.0**-53
+        u[:2] = 0.0
+        u[2:4] = 1 - 2.0**-53
         ids, logprobs = generate.draw(logits.clone(), Truncation(), u)
         p = logits.double().softmax(-1)
         mass, above = (x.gather(1, ids[:, None])[:, 0] for x in (p, p.cumsum(-1)))
         torch.testing.assert_close(logprobs, mass.log().float(), atol=1e-5, rtol=0)
-        assert (mass > 0).all() and (above >= u - 1e-6).all() and (above - mass <= u + 1e-6).all()
+        assert (mass > 0).all()
+        assert (above >= u - 1e-6).all()
+        assert (above - mass <= u + 1e-6).all()
 
 
 def test_seed_prompt_sample_and_position_all_move_the_draw() -> None:
     """A constant distribution, where tokens differ only through the draws."""
-    model, how = random_model(0.0), dict(max_new_tokens=10)
+    model = random_model(0.0)
+    how = dict(max_new_tokens=10)
 
     def rows(samples: int = 2, **more: Any) -> list[tuple[int, ...]]:
         return [tuple(c.ids) for c in sample(model, [[1], [1]], samples_per_prompt=samples, **how, **more)]
 
     both = rows(seed=0) + rows(seed=1)
-    assert len(set(both)) == 8 and all(len(set(row)) > 4 for row in both)
-    assert rows(seed=0) == both[:4] and rows(samples=5, seed=0)[5:7] == both[2:4]
+    assert len(set(both)) == 8
+    assert all(len(set(row)) > 4 for row in both)
+    assert rows(seed=0) == both[:4]
+    assert rows(samples=5, seed=0)[5:7] == both[2:4]
     same = rows(seed=0, keys=["x", "x"])
     assert same[:2] == same[2:]
     torch.manual_seed(5)
-    first, second = rows(), rows()
+    first = rows()
+    second = rows()
     torch.manual_seed(5)
     assert rows() == first != second, "without a seed torch decides"
 
 
 def test_tokens_do_not_depend_on_batch_size_order_or_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, how = random_model(), dict(max_new_tokens=20, stop=STOPS, seed=3, samples_per_prompt=4)
+    model = random_model()
+    how = dict(max_new_tokens=20, stop=STOPS, seed=3, samples_per_prompt=4)
     names = ["a", "b", "c", "d"]
     whole = sample(model, PROMPTS, keys=names, **how)
     assert len({c.stop for c in whole}) == 2, "rows must end at different times for this to mean something"
@@ -295,11 +346,20 @@ def test_tokens_do_not_depend_on_batch_size_order_or_neighbours(monkeypatch: pyt
 
 def test_prompts_run_once_a_few_at_a_time_and_finished_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """One completion each, whose cache decoding goes on with, or several, which share their prompt's."""
-    model, shapes = random_model(), []
+    model = random_model()
+    shapes = []
     model.blocks[0].register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape[:2])))
-    out = sample(model, [*PROMPTS, PROMPTS[0]], max_new_tokens=30, seed=0, samples_per_prompt=4, stop=STOPS)
+    out = sample(
+        model,
+        [*PROMPTS, PROMPTS[0]],
+        max_new_tokens=30,
+        seed=0,
+        samples_per_prompt=4,
+        stop=STOPS,
+    )
     assert shapes[:2] == [(4, 9), (20, 1)]  # four distinct prompts, padded to the longest
-    carried, needed = sum(rows for rows, _ in shapes[1:]), sum(len(c.ids) - 1 for c in out)
+    carried = sum(rows for rows, _ in shapes[1:])
+    needed = sum(len(c.ids) - 1 for c in out)
     assert needed <= carried <= needed / generate.COMPACT_BELOW + 20
     assert len(shapes) == max(len(c.ids) for c in out)
     prompts = [[1 + i % 7] * n for i, n in enumerate((3, 20, 4, 5, 19, 2))]
@@ -315,12 +375,14 @@ def test_prompts_run_once_a_few_at_a_time_and_finished_rows_leave(monkeypatch: p
 
 
 def test_stream_yields_what_sample_returns_and_both_leave_the_mode() -> None:
-    model, how = random_model(recompute="blocks").train(), dict(max_new_tokens=20, seed=4, stop=STOPS, top_k=20)
+    model = random_model(recompute="blocks").train()
+    how = dict(max_new_tokens=20, seed=4, stop=STOPS, top_k=20)
     for prompt in PROMPTS:
         (whole,) = sample(model, [prompt], keys=["k"], **how)
         assert list(stream(model, prompt, key="k", **how)) == whole.ids
     next(iter(stream(model, [1], max_new_tokens=3)))
-    assert torch.is_grad_enabled() and model.training
+    assert torch.is_grad_enabled()
+    assert model.training
     model.loss(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
 
 
@@ -386,7 +448,8 @@ def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
     model = random_model(vocab_size=tok.n_vocab, block_size=160)
     tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
     grammar = call_grammar(tok, "reserved", [tool], required=True)
-    stop, how = chat.stop_sequences(tok), dict(max_new_tokens=48, seed=3)
+    stop = chat.stop_sequences(tok)
+    how = dict(max_new_tokens=48, seed=3)
     free = sample(model, PROMPTS, stop=stop, **how)
     mixed = sample(model, PROMPTS, stop=stop, grammars=[None, grammar, grammar, None], **how)
     assert [mixed[0].ids, mixed[3].ids] == [free[0].ids, free[3].ids]
@@ -399,7 +462,9 @@ def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
 
 def test_few_rows_without_gradient_read_a_copy_while_the_context_is_open_and_copies_share_what_they_can() -> None:
     model = random_model()
-    layer, few, many = model.blocks[0].mlp.up, torch.randn(1, 32), torch.randn(generate.FEW_ROWS + 1, 32)
+    layer = model.blocks[0].mlp.up
+    few = torch.randn(1, 32)
+    many = torch.randn(generate.FEW_ROWS + 1, 32)
     old = layer.weight.detach().clone()
     with pytest.raises(KeyError), generate.reading(model, None):
         layer.weight.data.mul_(2)  # shows which of the two is read
@@ -418,7 +483,8 @@ def test_few_rows_without_gradient_read_a_copy_while_the_context_is_open_and_cop
 
 
 def test_in_bfloat16_a_cpu_attends_to_kept_tokens_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    sdpa, seen = attention._sdpa, list[torch.Tensor]()
+    sdpa = attention._sdpa
+    seen = list[torch.Tensor]()
     monkeypatch.setattr(attention, "_sdpa", lambda *qkv: seen.append(sdpa(*qkv)) or seen[-1])
     with torch.autocast("cpu", torch.bfloat16):
         sample(random_model(), PROMPTS, max_new_tokens=3, seed=0)
@@ -428,7 +494,8 @@ def test_in_bfloat16_a_cpu_attends_to_kept_tokens_in_float32(monkeypatch: pytest
 # ---- static shapes (`decode_graph`)
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
 def test_static_shapes_draw_what_rows_draw_one_at_a_time(options: dict[str, Any]) -> None:
-    model, base = random_model(**options), dict(max_new_tokens=40, seed=3, samples_per_prompt=5, stop=STOPS)
+    model = random_model(**options)
+    base = dict(max_new_tokens=40, seed=3, samples_per_prompt=5, stop=STOPS)
     warm = dict(top_k=7, top_p=0.9, temperature=0.7)
     for how in (dict(), warm, dict(temperature=0.0), dict(stop=(), samples_per_prompt=1)):
         assert_same(sample(model, PROMPTS, graph=True, **base | how), sample(model, PROMPTS, **base | how))
@@ -436,10 +503,14 @@ def test_static_shapes_draw_what_rows_draw_one_at_a_time(options: dict[str, Any]
 
 def test_shared_beginnings_run_once_and_full_blocks_small_batches_and_adapters_draw_the_same(monkeypatch: Any) -> None:
     how = dict(max_new_tokens=50, seed=1, stop=STOPS, on_overflow="stop")
-    model, ran, hidden = random_model(), [], GPT.hidden
-    a, b = [3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1]
+    model = random_model()
+    ran = []
+    hidden = GPT.hidden
+    a = [3, 1, 4, 1, 5, 9, 2, 6]
+    b = [2, 7, 1]
     prompts = [[*a, 5], [*a, 5, 3, 5], [*b, 8], [*a, 8, 9], [1] * 64, [1] * 63, [9, *range(40)]]
-    prefixes, want = [8, 8, 3, 8, 63, 62, 1], sample(model, prompts, **how)
+    prefixes = [8, 8, 3, 8, 63, 62, 1]
+    want = sample(model, prompts, **how)
     for more in (dict(graph=True), dict(graph=True, prefix_tokens=prefixes), dict(prefix_tokens=prefixes)):
         assert_same(sample(model, prompts, **how, **more), want)
     monkeypatch.setattr(GPT, "hidden", lambda self, ids, **kw: (ran.append(ids.numel()), hidden(self, ids, **kw))[1])
@@ -454,14 +525,27 @@ def test_shared_beginnings_run_once_and_full_blocks_small_batches_and_adapters_d
 
 
 def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    slots, chunks = [], []
-    step, narrow = decode_graph.Decoder.step, decode_graph.Decoder._narrow
+    slots = []
+    chunks = []
+    step = decode_graph.Decoder.step
+    narrow = decode_graph.Decoder._narrow
     monkeypatch.setattr(decode_graph.Decoder, "step", lambda self: (slots.append(len(self.row)), step(self))[1])
     monkeypatch.setattr(decode_graph.Decoder, "_narrow", lambda self, n: (chunks.append(n), narrow(self, n))[1])
-    out = sample(random_model(), PROMPTS, max_new_tokens=50, seed=0, samples_per_prompt=8, stop=STOPS, graph=True)
+    out = sample(
+        random_model(),
+        PROMPTS,
+        max_new_tokens=50,
+        seed=0,
+        samples_per_prompt=8,
+        stop=STOPS,
+        graph=True,
+    )
     longest = max(len(c.ids) for c in out)
-    assert len(chunks) == -(-longest // decode_graph.CHUNK) and longest > 2 * decode_graph.CHUNK
-    assert slots[0] == 32 and slots[-1] < 32 and slots == sorted(slots, reverse=True)
+    assert len(chunks) == -(-longest // decode_graph.CHUNK)
+    assert longest > 2 * decode_graph.CHUNK
+    assert slots[0] == 32
+    assert slots[-1] < 32
+    assert slots == sorted(slots, reverse=True)
     sizes = {4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}
     assert {decode_graph.bucket(n) for n in range(1, 513)} == sizes
     assert all(n <= decode_graph.bucket(n) <= max(4, 1.5 * n) for n in range(1, 1000))
@@ -470,11 +554,19 @@ def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pyt
 @pytest.mark.slow
 @pytest.mark.parametrize("name, samples", [("2b", 8), ("8b", 1)])
 def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new. Its peak is under what was free, and near it."""
+    """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new. Its peak is under
+    what was free, and near it."""
     monkeypatch.setattr(attention, "DENSE", ())
     cfg = GPTConfig(**PRESETS[name])
     free = 79 * 2**30 - 4 * cfg.n_params
-    rows = decode_graph.rows_in_memory(cfg, free, 2, prompt_tokens=256, new_tokens=256, samples=samples)
+    rows = decode_graph.rows_in_memory(
+        cfg,
+        free,
+        2,
+        prompt_tokens=256,
+        new_tokens=256,
+        samples=samples,
+    )
     prompts = [[i] * 256 for i in range(-(-rows // samples)) for _ in range(samples)][:rows]
     batch = Batch(prompts, [256] * rows, [256] * rows, list(range(rows)), Truncation(), [[1]])
     with FakeTensorMode(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

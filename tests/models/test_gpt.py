@@ -25,7 +25,14 @@ OPTIONS = [
     dict(n_kv_head=2, qkv_bias=True),
     dict(n_kv_head=1, qk_norm=True, mlp="swiglu", mlp_width=40, tied=False),
     dict(vocab_size=128, n_tags=0, qk_norm=True, qkv_bias=True, pos="learned"),
-    dict(n_embd=30, head_width=20, n_kv_head=2, qkv_bias=True, rows=101, rope_scaling=(4.0, 1.0, 4.0, 16)),
+    dict(
+        n_embd=30,
+        head_width=20,
+        n_kv_head=2,
+        qkv_bias=True,
+        rows=101,
+        rope_scaling=(4.0, 1.0, 4.0, 16),
+    ),
     dict(attention="mla"),
     dict(
         attention="mla",
@@ -114,13 +121,16 @@ def test_impossible_shapes_raise() -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @torch.no_grad()
 def test_a_token_sees_the_past_of_its_document(options: dict[str, Any]) -> None:
-    model, ids = random_model(**options), random_ids(2, 12)
+    model = random_model(**options)
+    ids = random_ids(2, 12)
     changed = ids.clone()
     changed[:, 7] = (ids[:, 7] + 1) % 90
-    before, after = model(ids), model(changed)
+    before = model(ids)
+    after = model(changed)
     torch.testing.assert_close(before[:, :7], after[:, :7], atol=1e-5, rtol=1e-5)
     assert (before[:, 7:] - after[:, 7:]).abs().amax(-1).min() > 1e-3, "every later token sees the change"
-    ids, docs = random_ids(1, 15), torch.tensor([[0] * 4 + [1] * 6 + [2] * 3 + [-1] * 2])
+    ids = random_ids(1, 15)
+    docs = torch.tensor([[0] * 4 + [1] * 6 + [2] * 3 + [-1] * 2])
     positions = torch.cat([torch.arange(n) for n in (4, 6, 3, 2)])[None]
     packed = model(ids, positions=positions, mask=packed_mask(docs))
     for start, end in ((0, 4), (4, 10), (10, 13)):
@@ -129,16 +139,20 @@ def test_a_token_sees_the_past_of_its_document(options: dict[str, Any]) -> None:
 
 
 def test_right_padding_changes_neither_loss_nor_gradient() -> None:
-    model, ids, targets = random_model(), random_ids(3, 9), random_ids(3, 9, seed=1)
+    model = random_model()
+    ids = random_ids(3, 9)
+    targets = random_ids(3, 9, seed=1)
     targets[0, :4] = -100
     padded, padded_targets = (F.pad(x, (0, 6), value=v) for x, v in ((ids, 17), (targets, -100)))
-    short, long = model.loss(ids, targets), model.loss(padded, padded_targets)
+    short = model.loss(ids, targets)
+    long = model.loss(padded, padded_targets)
     plain = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())  # which computes every state
     found = [(loss, gradients(model, loss)) for loss in (short, long, plain)]
     for other in found[1:]:
         torch.testing.assert_close(found[0], other)
     whole = [model.loss(ids, ids, reduction="sum", every=every) for every in (False, True)]  # none is looked up
-    assert torch.equal(*whole) and all(map(torch.equal, *(gradients(model, loss) for loss in whole)))
+    assert torch.equal(*whole)
+    assert all(map(torch.equal, *(gradients(model, loss) for loss in whole)))
 
 
 def rotated(y: torch.Tensor) -> torch.Tensor:
@@ -152,10 +166,12 @@ def rotated(y: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_attention_by_hand() -> None:
     """One head of a block: softmax(q k / sqrt(E)) v over the past, as its output projection reads it."""
-    model, x = random_model(depth=1, n_head=1, n_embd=8), torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    model = random_model(depth=1, n_head=1, n_embd=8)
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     seen: list[torch.Tensor] = []
     model.blocks[0].attn.out.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
-    model.blocks[0].attn_norm, model.wte.weight.data[:5] = torch.nn.Identity(), x
+    model.blocks[0].attn_norm = torch.nn.Identity()
+    model.wte.weight.data[:5] = x
     model(torch.arange(5)[None])
     q, k, v = (x @ model.blocks[0].attn.qkv.weight.T).split(8, dim=-1)
     scores = (rotated(q) @ rotated(k).T / math.sqrt(8)).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
@@ -165,13 +181,16 @@ def test_attention_by_hand() -> None:
 @pytest.mark.parametrize("q_rank", [None, 5])
 @torch.no_grad()
 def test_latent_attention_by_hand(q_rank: int | None) -> None:
-    """arXiv:2405.04434, eq. 9 to 19, head by head: keys and values of one normalised latent, one rotated key for both."""
+    """arXiv:2405.04434, eq. 9 to 19, head by head: keys and values of one normalised latent, one rotated key for
+    both."""
     shape = dict(depth=1, n_head=2, n_embd=8, attention="mla", kv_rank=6, rope_width=2, q_rank=q_rank)
-    model, x = random_model(**shape), torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    model = random_model(**shape)
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     seen: list[torch.Tensor] = []
     attn = model.blocks[0].attn
     attn.out.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
-    model.blocks[0].attn_norm, model.wte.weight.data[:5] = torch.nn.Identity(), x
+    model.blocks[0].attn_norm = torch.nn.Identity()
+    model.wte.weight.data[:5] = x
     model(torch.arange(5)[None])
     weights = {name: p for name, p in attn.named_parameters()}
     if q_rank:
@@ -180,8 +199,10 @@ def test_latent_attention_by_hand(q_rank: int | None) -> None:
     else:
         queries = x @ weights["q.weight"].T
     down = x @ weights["kv_a.weight"].T
-    latent, k_turned = F.rms_norm(down[:, :6], (6,), weights["kv_norm.weight"], 1e-5), rotated(down[:, 6:])
-    later, heads = torch.ones(5, 5).triu(1).bool(), []
+    latent = F.rms_norm(down[:, :6], (6,), weights["kv_norm.weight"], 1e-5)
+    k_turned = rotated(down[:, 6:])
+    later = torch.ones(5, 5).triu(1).bool()
+    heads = []
     for q, up in zip(queries.split(4 + 2, dim=1), weights["kv_b.weight"].split(2 * 4), strict=True):
         k, v = (latent @ up.T).split(4, dim=1)
         scores = q[:, :4] @ k.T + rotated(q[:, 4:]) @ k_turned.T
@@ -213,15 +234,22 @@ def test_initial_weights_depend_on_seed_and_name_only() -> None:
 
 @torch.no_grad()
 def test_a_new_model_is_a_bigram_of_its_embedding_and_nearly_uniform() -> None:
-    model, ids = GPT(config()), random_ids(2, 10)
+    model = GPT(config())
+    ids = random_ids(2, 10)
     x = model.wte(ids)
-    torch.testing.assert_close(model(ids), F.rms_norm(x, (32,), eps=1e-5) @ model.wte.weight.T, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        model(ids),
+        F.rms_norm(x, (32,), eps=1e-5) @ model.wte.weight.T,
+        atol=1e-5,
+        rtol=1e-5,
+    )
     assert float(model.loss(ids, random_ids(2, 10, seed=1))) == pytest.approx(math.log(128), abs=0.2)
 
 
 def test_recomputing_gives_the_same_gradients_for_less_memory() -> None:
     more = dict(depth=4, block_size=128)
-    plain, ids = random_model(**more), random_ids(2, 100)
+    plain = random_model(**more)
+    ids = random_ids(2, 100)
     blocks = GPT(config(recompute="blocks", **more))
     blocks.load_state_dict(plain.state_dict())
     theirs, ours = (gradients(model, model.loss(ids, ids)) for model in (plain, blocks))
@@ -238,10 +266,13 @@ def test_recomputing_gives_the_same_gradients_for_less_memory() -> None:
 @torch.no_grad()
 def test_losses_and_logprobs_are_those_of_the_logits(dense: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "DENSE", dense)  # elsewhere the last block computes every token
-    model, ids, targets = random_model(), random_ids(2, 6), random_ids(2, 6, seed=1)
+    model = random_model()
+    ids = random_ids(2, 6)
+    targets = random_ids(2, 6, seed=1)
     targets[0, :3] = -100
     each = model.loss(ids, targets, reduction="none")
-    assert each.shape == (2, 6) and (each[0, :3] == 0).all()
+    assert each.shape == (2, 6)
+    assert (each[0, :3] == 0).all()
     torch.testing.assert_close(each.sum(), model.loss(ids, targets, reduction="sum"))
     torch.testing.assert_close(each.sum() / 9, model.loss(ids, targets))
     model.wte.weight.data[model.cfg.n_ids :] *= 50  # padding rows with huge logits must not take any mass
@@ -251,7 +282,12 @@ def test_losses_and_logprobs_are_those_of_the_logits(dense: tuple[str, ...], mon
         expected = p.log().gather(-1, targets.clamp(min=0)[..., None])[..., 0].float()
         counts = targets >= 0
         torch.testing.assert_close(logprobs, expected * counts, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(entropy, -(p * p.log()).sum(-1).float() * counts, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            entropy,
+            -(p * p.log()).sum(-1).float() * counts,
+            atol=1e-5,
+            rtol=1e-5,
+        )
 
 
 # ---- gradients that are written out for a CPU
@@ -265,7 +301,9 @@ def test_rms_norm_has_the_slopes_of_its_formula(weight: tuple[int, ...], dtype: 
     found = gpt.rms_norm(x, w, 1e-5)
     with as_on_a_gpu():
         want = gpt.rms_norm(x, w, 1e-5)
-    assert found.grad_fn is not None and found.dtype == dtype and torch.equal(found, want)
+    assert found.grad_fn is not None
+    assert found.dtype == dtype
+    assert torch.equal(found, want)
     (dx, dw), (dx_, dw_) = (torch.autograd.grad(y, (x, w), up) for y in (found, want))
     near = dict(rtol=1e-4, atol=1e-5) if dtype == torch.float32 else dict(rtol=2e-2, atol=1e-3)
     scale = dx_.float().abs().amax(-1, keepdim=True)
@@ -275,11 +313,14 @@ def test_rms_norm_has_the_slopes_of_its_formula(weight: tuple[int, ...], dtype: 
 
 def test_rms_norm_of_frozen_weights_and_of_weights_in_bfloat16_as_shards_are_gathered() -> None:
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    frozen, w = torch.ones(8), torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
+    frozen = torch.ones(8)
+    w = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
     gpt.rms_norm(x, frozen, 1e-5).sum().backward()
     assert frozen.grad is None and (x.grad * x).sum(-1).abs().max() < 1e-4, "a norm does not see how long x is"
     gpt.rms_norm(x, w, 1e-5).square().sum().backward()
-    assert w.grad.dtype == torch.bfloat16 and x.grad.dtype == torch.float32 and w.grad.abs().min() > 0
+    assert w.grad.dtype == torch.bfloat16
+    assert x.grad.dtype == torch.float32
+    assert w.grad.abs().min() > 0
 
 
 def test_squared_relu_is_bit_for_bit_its_formula() -> None:
@@ -288,7 +329,8 @@ def test_squared_relu_is_bit_for_bit_its_formula() -> None:
     found = gpt.squared_relu(x)
     with as_on_a_gpu():
         want = gpt.squared_relu(x)
-    assert torch.equal(found, want) and torch.equal(found, x.clamp(min=0) ** 2)
+    assert torch.equal(found, want)
+    assert torch.equal(found, x.clamp(min=0) ** 2)
     assert torch.equal(*(torch.autograd.grad(y, x, up)[0] for y in (found, want)))
 
 
@@ -303,7 +345,8 @@ def test_blocks_are_compiled_on_a_gpu_where_that_is_wanted_and_nothing_on_a_cpu(
 ) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: seen.append(self))
-    cpu, gpu = GPT(SHAPE), GPT(SHAPE)
+    cpu = GPT(SHAPE)
+    gpu = GPT(SHAPE)
     monkeypatch.setattr(gpu, "head_weight", lambda: SimpleNamespace(device=torch.device("cuda")))
     for model, wanted, expected in ((gpu, True, list(gpu.blocks)), (gpu, False, []), (cpu, True, [])):
         seen.clear()

@@ -59,13 +59,21 @@ def test_cross_entropy_is_the_formula_in_value_and_gradient(chunked: int) -> Non
 def test_logprobs_are_the_formula_in_value_and_gradient(chunked: int, temperature: float, entropy_grad: bool) -> None:
     hidden, weight, targets = inputs(torch.float32)
     up = torch.randn(2, N, generator=torch.Generator().manual_seed(1))
-    found = head.logprobs(hidden, weight, targets, n_ids=OWNED, temperature=temperature, entropy_grad=entropy_grad)
+    found = head.logprobs(
+        hidden,
+        weight,
+        targets,
+        n_ids=OWNED,
+        temperature=temperature,
+        entropy_grad=entropy_grad,
+    )
     every = ((hidden @ weight.T)[:, :OWNED] / temperature).log_softmax(-1)
     entropy = -(every.exp() * every).sum(-1)
     written_out = every.gather(1, targets[:, None])[:, 0], entropy if entropy_grad else entropy.detach()
     for a, b in zip(found, written_out):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-    mine, theirs = ((u * x).sum() for u, x in zip(up, found)), ((u * x).sum() for u, x in zip(up, written_out))
+    mine = ((u * x).sum() for u, x in zip(up, found))
+    theirs = ((u * x).sum() for u, x in zip(up, written_out))
     for a, b in zip(gradients(sum(mine), hidden, weight), gradients(sum(theirs), hidden, weight)):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
@@ -81,7 +89,13 @@ def test_logprobs_among_kept_ids_are_the_formula_in_value_and_gradient(chunked: 
     kept[torch.arange(N), torch.arange(N) % 6] = targets
     kept[3, 4:] = -1
     found = head.logprobs(
-        hidden, weight, targets, n_ids=OWNED, temperature=temperature, entropy_grad=True, kept=kept.int()
+        hidden,
+        weight,
+        targets,
+        n_ids=OWNED,
+        temperature=temperature,
+        entropy_grad=True,
+        kept=kept.int(),
     )
     among = torch.zeros(N, OWNED, dtype=torch.bool)
     for row, ids in enumerate(kept.tolist()):
@@ -92,7 +106,8 @@ def test_logprobs_among_kept_ids_are_the_formula_in_value_and_gradient(chunked: 
     written_out = every.gather(1, targets[:, None])[:, 0], entropy
     for a, b in zip(found, written_out):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-    mine, theirs = ((u * x).sum() for u, x in zip(up, found)), ((u * x).sum() for u, x in zip(up, written_out))
+    mine = ((u * x).sum() for u, x in zip(up, found))
+    theirs = ((u * x).sum() for u, x in zip(up, written_out))
     for a, b in zip(gradients(sum(mine), hidden, weight), gradients(sum(theirs), hidden, weight)):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
@@ -118,13 +133,15 @@ def test_under_bfloat16_autocast_entropy_and_its_gradient_are_float32(chunked: i
 
 def test_a_target_of_vanishing_probability_keeps_its_loss() -> None:
     """exp(-200) is 0 in float32; its logarithm must not be."""
-    hidden, weight = torch.eye(2)[:1] * 200, torch.eye(2)
+    hidden = torch.eye(2)[:1] * 200
+    weight = torch.eye(2)
     assert head.cross_entropy(hidden, weight, torch.tensor([1])).item() == 200
     assert head.logprobs(hidden, weight, torch.tensor([1]), n_ids=2)[0].item() == -200
 
 
 def test_a_gpu_compiles_what_is_done_to_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses, log-probabilities, entropies and slopes, with the figures of a CPU; a second step compiles nothing. The chunks are of two lengths."""
+    """Losses, log-probabilities, entropies and slopes, with the figures of a CPU; a second step compiles nothing.
+    The chunks are of two lengths."""
     torch._dynamo.reset()
     graphs: list[int] = []
 

@@ -25,7 +25,8 @@ def test_it_starts_from_the_model_as_it_is_and_trains_the_adapters_only(monkeypa
     torch.testing.assert_close(model(IDS), before)
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     trained = [p for p in model.parameters() if p.requires_grad]
-    assert len(trained) == 2 * 2 * 5 and all(3 in p.shape for p in trained)
+    assert len(trained) == 2 * 2 * 5
+    assert all(3 in p.shape for p in trained)
     model.loss(IDS[:, :-1], IDS[:, 1:]).backward()
     torch.optim.SGD(trained, lr=1.0).step()
     assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
@@ -36,10 +37,12 @@ def test_it_starts_from_the_model_as_it_is_and_trains_the_adapters_only(monkeypa
 def test_the_formula_and_merging_by_hand() -> None:
     """W x + (alpha / r) B A x, and the merged matrix is W + (alpha / r) B A."""
     model = moved(lora.attach(made(), 2, 8.0, ("qkv", "down")))
-    layer, x = model.blocks[0].attn.qkv, torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
+    layer = model.blocks[0].attn.qkv
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(layer(x), x @ layer.base.weight.T + 4.0 * (x @ layer.a.T) @ layer.b.T)
     plain = lora.merged(model)
-    assert type(plain) is GPT and plain.state_dict().keys() == made().state_dict().keys()
+    assert type(plain) is GPT
+    assert plain.state_dict().keys() == made().state_dict().keys()
     torch.testing.assert_close(plain(IDS), model(IDS), atol=1e-5, rtol=1e-5)
     assert plain.wte.weight.data_ptr() == model.wte.weight.data_ptr()  # only the adapted matrices are copies
     assert lora.merged(plain) is plain
@@ -68,7 +71,8 @@ def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(loop: Any
     started = reinforce.train(toy)
     resume_contract(config.resolve(cls, "toy", overrides=base, presets=loop.RUN_PRESETS), 2)
     whole = Run.open("whole")
-    a, start = weights(whole), weights(started)
+    a = weights(whole)
+    start = weights(started)
     changed = {n.rpartition(".weight")[0].rpartition(".")[2] for n in a if not torch.equal(a[n], start[n])}
     assert changed == {"qkv", "up"}
     # the start and the adapter are the trained model

@@ -86,7 +86,8 @@ def test_a_muon_step_is_the_orthogonalised_momentum_at_the_rate_of_its_shape() -
     for p, old, scale in zip((tall, wide), before, (2.0, 1.0)):  # sqrt(max(1, 32 / 8)) and 1
         expected = old - 0.1 * scale * orthogonalise(p.grad[None])[0]  # Nesterov's first step points along the gradient
         torch.testing.assert_close(p.detach(), expected, atol=1e-5, rtol=1e-5)
-    assert torch.equal(still, before[2]) and list(muon.state) == [tall, wide]
+    assert torch.equal(still, before[2])
+    assert list(muon.state) == [tall, wide]
     after = tall.detach().clone()
     tall.grad = torch.zeros_like(tall)
     muon.step()

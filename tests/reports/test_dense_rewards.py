@@ -11,23 +11,40 @@ from codechat_lab.reports import dense_rewards
 def row(seed: int, start: str, reward: str, before: list[int], after: list[int]) -> dict[str, Any]:
     """A run of four samples per problem, whose greedy answer is exact where a sample is."""
     one, other = (dict(greedy=[int(c > 0) for c in counts], correct=counts) for counts in (before, after))
-    return dict(before=one, after=other, seed=seed, start=start, reward=reward, samples=4, curve=dict(live=[1.0, 0.5]))
+    return dict(
+        before=one,
+        after=other,
+        seed=seed,
+        start=start,
+        reward=reward,
+        samples=4,
+        curve=dict(live=[1.0, 0.5]),
+    )
 
 
-ROWS = [row(seed, start, reward, [0, 0, 2, 0], [0, 0, 4, 4 * (reward == "staircase")])
-        for seed in (0, 1) for start in ("base", "weak") for reward in ("binary", "staircase")]  # fmt: skip
+ROWS = [
+    row(seed, start, reward, [0, 0, 2, 0], [0, 0, 4, 4 * (reward == "staircase")])
+    for seed in (0, 1)
+    for start in ("base", "weak")
+    for reward in ("binary", "staircase")
+]
 
 
 def test_the_table_in_closed_form() -> None:
     found = dense_rewards.table(ROWS).set_index(["start", "reward"])
-    binary, stairs = found.loc["base", "binary"], found.loc["base", "staircase"]
+    binary = found.loc["base", "binary"]
+    stairs = found.loc["base", "staircase"]
     assert (binary["pass@1 before"], binary["pass@1"], stairs["pass@1"]) == (0.125, 0.25, 0.5)
     assert (binary["greedy before"], binary["pass@4 before"], stairs["pass@4"]) == (0.25, 0.25, 0.5)
-    assert math.isnan(binary["gain"]) and (stairs["gain"], stairs["live"], stairs["worst seed"]) == (0.25, 0.75, 0.5)
-    assert stairs["gain/lo"] <= 0.25 <= stairs["gain/hi"] and stairs["seeds"] == 2
+    assert math.isnan(binary["gain"])
+    assert (stairs["gain"], stairs["live"], stairs["worst seed"]) == (0.25, 0.75, 0.5)
+    assert stairs["gain/lo"] <= 0.25 <= stairs["gain/hi"]
+    assert stairs["seeds"] == 2
     # paired by seed and problem: seeds that differ by far more than the rewards leave the gain's interval at its value
     binary, stairs = ([row(s, "weak", "", [0] * 2, [3 * s + more] * 2) for s in (0, 1)] for more in (0, 1))
-    found, by_hand = dense_rewards.gain(stairs, binary), equal_interval(0.25, 2, (-1.0, 1.0))  # equal differences
+    # equal differences
+    found = dense_rewards.gain(stairs, binary)
+    by_hand = equal_interval(0.25, 2, (-1.0, 1.0))
     assert (found.value, found.lo, found.hi) == (by_hand.value, by_hand.lo, by_hand.hi)
 
 
@@ -35,9 +52,11 @@ def test_the_figure_shows_each_reward_at_each_start() -> None:
     fig = dense_rewards.figure(ROWS)
     greedy, warm, live = fig.axes
     shown = set(greedy.get_legend_handles_labels()[1])
-    assert fig.get_suptitle().startswith("0 of 2 ") and shown >= {"binary", "staircase"}
+    assert fig.get_suptitle().startswith("0 of 2 ")
+    assert shown >= {"binary", "staircase"}
     ends = [line.get_ydata().tolist() for line in warm.lines if line.get_marker() == "o"]
-    assert ends == [[0.25, 0.25], [0.5, 0.5]] and len(live.lines) == 2
+    assert ends == [[0.25, 0.25], [0.5, 0.5]]
+    assert len(live.lines) == 2
 
 
 def test_committed_rows_are_whole_and_of_one_setting() -> None:

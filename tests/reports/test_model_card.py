@@ -34,10 +34,16 @@ def given(make_run: Callable[..., Run], tmp_path: Path) -> str:
 
 def test_the_card_has_the_figures_of_the_evaluation_and_names_what_fails(given: str) -> None:
     both = [
-        dict(split="test", sampling=sampling, **share("call/pass@1", value), **{"call/n": 20, "call/named_not_offered": 0.0})
-        | share("tool/pass@1", value / 4) | {"tool/n": 10}
+        dict(
+            split="test",
+            sampling=sampling,
+            **share("call/pass@1", value),
+            **{"call/n": 20, "call/named_not_offered": 0.0},
+        )
+        | share("tool/pass@1", value / 4)
+        | {"tool/n": 10}
         for sampling, value in (("T=1", 0.625), ("greedy", 0.875))
-    ]  # fmt: skip
+    ]
     evaluation = evaluated("judged", given, both)
     answers: dict[str, float] = {}
     for place, (name, (_, n)) in enumerate(model_card.NATURAL.items()):
@@ -51,7 +57,8 @@ def test_the_card_has_the_figures_of_the_evaluation_and_names_what_fails(given: 
     assert rows["known tools, new values"] == ["20", "0.62 [0.53, 0.72]", "0.88 [0.78, 0.97]"]
     assert rows["own/sft"] == ["sft", "1", "`data/own`"]
     lacking = [line for line in lines if line.startswith("- ") and "% right" in line]
-    assert len(lacking) == 3 and any("unseen tools: 22%" in line for line in lacking)
+    assert len(lacking) == 3
+    assert any("unseen tools: 22%" in line for line in lacking)
     assert json.loads((Path(given) / "status.json").read_text())["status"] == "finished"
 
 

@@ -75,7 +75,9 @@ def replace(path: Path, old: str, new: str) -> None:
 
 def test_a_built_notebook_names_no_machine_and_ran_in_an_empty_folder(built: Path) -> None:
     text = text_outputs(built)
-    assert text.startswith(". [] ") and "<object object at 0x...>" in text and "<cell>:" in text
+    assert text.startswith(". [] ")
+    assert "<object object at 0x...>" in text
+    assert "<cell>:" in text
     assert not re.search(rf"{re.escape(sys.prefix)}|{re.escape(str(Path.home()))}/|0x[0-9a-f]{{6}}", text)
 
 
@@ -96,7 +98,8 @@ def test_a_second_build_changes_no_byte_and_jupytext_finds_nothing_to_sync(proje
     "code, reason", [("1 / 0", "ZeroDivisionError"), ("import time; time.sleep(60)", "did not end")]
 )
 def test_a_cell_that_fails_or_does_not_end_leaves_the_committed_notebook(project: Path, code: str, reason: str) -> None:
-    source, path = project / "nbs_py" / "01_adds.py", project / "notebooks" / "01_adds.ipynb"
+    source = project / "nbs_py" / "01_adds.py"
+    path = project / "notebooks" / "01_adds.ipynb"
     before = path.read_bytes()
     replace(source, "import warnings\n", f"import warnings\n{code}\n")
     with pytest.raises(NotebookError, match=f"2 of 3.*{reason}"):
@@ -105,7 +108,8 @@ def test_a_cell_that_fails_or_does_not_end_leaves_the_committed_notebook(project
 
 
 def test_nothing_is_written_over_code_edited_in_the_notebook_nor_prose_beside_other_code(project: Path) -> None:
-    source, path = project / "nbs_py" / "01_adds.py", project / "notebooks" / "01_adds.ipynb"
+    source = project / "nbs_py" / "01_adds.py"
+    path = project / "notebooks" / "01_adds.ipynb"
     replace(source, "2 + one == 3", "1 + one + 1 == 3")
     before = path.read_bytes()
     with pytest.raises(DataError, match="01_adds"):
@@ -132,9 +136,12 @@ def test_new_prose_and_links_to_a_new_neighbour_keep_the_outputs(project: Path) 
     (project / "nbs_py" / "02_other.py").write_text(OTHER)
     pairs.build("02_other")
     problems = pairs.check()
-    assert len(problems) == 2 and "links" in problems[0] and "cells" in problems[1]
+    assert len(problems) == 2
+    assert "links" in problems[0]
+    assert "cells" in problems[1]
     pairs.rewrite_prose("01_adds")
-    assert pairs.check() == [] and text_outputs(project) == outputs
+    assert pairs.check() == []
+    assert text_outputs(project) == outputs
     texts = [(project / "notebooks" / f"{name}.ipynb").read_text() for name in notebooks.names()]
     assert "Is it so?" in texts[0]
     assert [re.findall(r"\((\w+)\.ipynb\)", text) for text in texts] == [["02_other"], ["01_adds"]]
@@ -160,17 +167,21 @@ LARGE = dict(output_type="stream", name="stdout", text="x" * 300_000)
 def test_check_finds_a_notebook_that_is_not_its_source_executed(project: Path, change: Callable, found: str) -> None:
     edit(project / "notebooks" / "01_adds.ipynb", change)
     problems = pairs.check()
-    assert len(problems) == 1 and found in problems[0]
+    assert len(problems) == 1
+    assert found in problems[0]
 
 
 def test_check_finds_outputs_older_than_their_code_and_a_lonely_half(project: Path) -> None:
     source = project / "nbs_py" / "01_adds.py"
     replace(source, "one: int = 1", "one: int = 2")
     problems = pairs.check()
-    assert len(problems) == 2 and "cells" in problems[0] and "executed" in problems[1]
+    assert len(problems) == 2
+    assert "cells" in problems[0]
+    assert "executed" in problems[1]
     source.rename(project / "nbs_py" / "02_moved.py")
     problems = "\n".join(pairs.check())
-    assert "notebooks/02_moved.ipynb" in problems and "notebooks/01_adds.ipynb" in problems
+    assert "notebooks/02_moved.ipynb" in problems
+    assert "notebooks/01_adds.ipynb" in problems
 
 
 def test_copies_say_which_claims_held(project: Path, capsys: pytest.CaptureFixture, monkeypatch: Any) -> None:
@@ -179,8 +190,11 @@ def test_copies_say_which_claims_held(project: Path, capsys: pytest.CaptureFixtu
     monkeypatch.setattr(paths, "ROOT", project.parent)
     notebooks.run_copies(notebooks.CopiesConfig(out="copies", source="mine"))
     first, second, last = capsys.readouterr().out.splitlines()
-    assert first.endswith("02_reads: It reads runs: held") and last.startswith("1 of 2 claims held")
-    assert "03_reads" in second and "FAILED: code cell 3 of 3" in second and second.endswith("AssertionError: mine")
+    assert first.endswith("02_reads: It reads runs: held")
+    assert last.startswith("1 of 2 claims held")
+    assert "03_reads" in second
+    assert "FAILED: code cell 3 of 3" in second
+    assert second.endswith("AssertionError: mine")
     assert {path.name for path in (project.parent / "copies").iterdir()} == {"02_reads.ipynb", "03_reads.ipynb"}
 
 
@@ -188,7 +202,8 @@ WALKS = [name for name in notebooks.names() if not notebooks.is_template(name)]
 
 
 def become_commands(text: str) -> list[str]:
-    """Lines of a source (py:percent) that jupytext changes on the way to a notebook: comments that Jupyter would run as commands."""
+    """Lines of a source (py:percent) that jupytext changes on the way to a notebook: comments that Jupyter would
+    run as commands."""
     config = load_jupytext_config(str(ROOT))
     read = jupytext.reads(text, "py:percent", config=config)
     kept = jupytext.reads(text, dict(extension=".py", format_name="percent", comment_magics=False), config=config)
@@ -212,9 +227,25 @@ def test_every_comment_of_a_source_is_a_comment_in_its_notebook_and_back(name: s
 
 @pytest.mark.parametrize(
     "line",
-    ["# rm -r runs", "#rm -r runs", "# # rm -r runs", "# ls", "# cat notes", "# cd ..", "# !rm -r runs", "#!pip install x", "    # !ls", "# ? print",
-     "# %time f()", "# %%bash", "# x = !ls", "# x = %pwd", "# echo done", "# mkdir out"],
-)  # fmt: skip
+    [
+        "# rm -r runs",
+        "#rm -r runs",
+        "# # rm -r runs",
+        "# ls",
+        "# cat notes",
+        "# cd ..",
+        "# !rm -r runs",
+        "#!pip install x",
+        "    # !ls",
+        "# ? print",
+        "# %time f()",
+        "# %%bash",
+        "# x = !ls",
+        "# x = %pwd",
+        "# echo done",
+        "# mkdir out",
+    ],
+)
 def test_a_comment_that_jupytext_takes_for_a_command_is_found(line: str) -> None:
     source = f"# %% [markdown]\n# # Title\n# ls of a folder\n\n# %%\nif True:\n    a = 1\n{line}\n"
     assert become_commands(source) == [line]
@@ -230,7 +261,8 @@ def test_links_lead_somewhere_and_outputs_hold_no_warnings_and_alternative_text_
         targets = link.findall("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown"))
         assert not [target for target in targets if not (ROOT / "notebooks" / target).exists()], name
         for output in (output for cell in cells for output in cell.get("outputs", ())):
-            assert output.get("name") != "stderr" and not re.search(r"\b\w*Warning: ", "".join(output.get("text", "")))
+            assert output.get("name") != "stderr"
+            assert not re.search(r"\b\w*Warning: ", "".join(output.get("text", "")))
             images = [kind for kind in output.get("data", {}) if kind.startswith("image/")]
             assert all(len(output["metadata"].get(kind, {}).get("alt", "")) > 10 for kind in images)
             assert "<img" not in "".join(output.get("data", {}).get("text/html", ""))
@@ -246,6 +278,7 @@ ALWAYS = ("01_tokens_and_masks", "17_losses_by_hand")
 def test_every_walk_through_executes_and_its_claim_holds(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(paths, "ROOT", paths.SHIPPED)  # whose committed rows it reads
-    begin, limit = time.perf_counter(), TRAINS_LIVE.get(name, 180)
+    begin = time.perf_counter()
+    limit = TRAINS_LIVE.get(name, 180)
     notebooks.execute_copy(name, tmp_path / f"{name}.ipynb", {})
     assert time.perf_counter() - begin < limit, f"a walk-through takes under {limit // 2} s on two free cores"

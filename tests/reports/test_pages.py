@@ -25,10 +25,12 @@ def data_of(page: str) -> str:
 
 def test_the_committed_pages_are_what_the_committed_rows_give() -> None:
     texts = pages.render_all(COMMITTED)
-    assert sorted(texts) == sorted(COMMITTED.glob("*.html")) and len(texts) == len(pages.ABOUT) + 1
+    assert sorted(texts) == sorted(COMMITTED.glob("*.html"))
+    assert len(texts) == len(pages.ABOUT) + 1
     for path, text in texts.items():
         assert path.read_text() == text, "run `codechat pages`"
-        assert len(text) < 2_000_000 and not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|sendBeacon", text)
+        assert len(text) < 2_000_000
+        assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|sendBeacon", text)
         for link in re.findall(r"<[a-z][^<>]*\b(?:src|href)=[\"']?([^\"' >]+)", text):
             assert not re.match(r"[a-z]+:|//", link) and (path.parent / link).is_file(), "only files beside it"
 
@@ -43,11 +45,16 @@ def test_no_text_ends_the_element_that_holds_the_rows() -> None:
 
 def test_completions_compare_two_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pages.completions_data()
-    assert len(data["rows"]) == 80 and len(data["who"]) == 2
+    assert len(data["rows"]) == 80
+    assert len(data["who"]) == 2
     for row in data["rows"]:
-        assert len(row["answers"]) == 2 and all(0 <= a["c"] <= a["n"] == 4 for a in row["answers"])
-        assert row["gold"] and row["request"] and {a["tier"] for a in row["answers"]} <= set(data["tiers"])
-    real, first = run_frames.stage_rows, data["who"][0]
+        assert len(row["answers"]) == 2
+        assert all(0 <= a["c"] <= a["n"] == 4 for a in row["answers"])
+        assert row["gold"]
+        assert row["request"]
+        assert {a["tier"] for a in row["answers"]} <= set(data["tiers"])
+    real = run_frames.stage_rows
+    first = data["who"][0]
     monkeypatch.setattr(run_frames, "stage_rows", lambda *a: (f := real(*a))[f["checkpoint"] == first])
     with pytest.raises(DataError):
         pages.completions_data()
@@ -62,7 +69,8 @@ def page(chromium: Browser) -> Iterator[Browser]:
     chromium.fresh()
     yield chromium
     loaded = chromium.ask("performance.getEntriesByType('resource').map(e => e.name)")
-    assert not [name for name in loaded if not name.startswith("file:")] and chromium.problems == []
+    assert not [name for name in loaded if not name.startswith("file:")]
+    assert chromium.problems == []
 
 
 def show(page: Browser, path: Path, fragment: str = "") -> None:
@@ -87,7 +95,8 @@ class TestInChromium:
             for width in (1280, 390):
                 page.resize(width, 800)
                 assert page.overflow() == 0
-        assert colours[0] == "rgb(255, 255, 255)" and colours[1] != colours[0]
+        assert colours[0] == "rgb(255, 255, 255)"
+        assert colours[1] != colours[0]
         assert page.ask("$('missing').hidden")
 
     def test_the_calculator_agrees_with_the_library_and_with_counting(self, page: Browser) -> None:
@@ -113,9 +122,11 @@ class TestInChromium:
         assert shown == {"share": "50 %", "effective": "50", "empty": "50 %", "cost": "4"}
         page.until(f"{CHARTS} === 3")
         put(page, "G", 1)
-        assert page.ask("$('share').textContent") == "?" and page.ask("$('G').getAttribute('aria-invalid')") == "true"
+        assert page.ask("$('share').textContent") == "?"
+        assert page.ask("$('G').getAttribute('aria-invalid')") == "true"
         put(page, "G", 8)
-        assert "G=8" in page.ask("location.hash") and page.ask("$('share').textContent") == "99.2 %"
+        assert "G=8" in page.ask("location.hash")
+        assert page.ask("$('share').textContent") == "99.2 %"
 
     def test_completions_are_searched_and_filtered(self, page: Browser) -> None:
         data = pages.completions_data()

@@ -1,4 +1,5 @@
-"""Reports: their tables and sentences, how they are built, how their pages look in a browser, and the committed ones."""
+"""Reports: their tables and sentences, how they are built, how their pages look in a browser, and the committed
+ones."""
 
 import re
 import shutil
@@ -21,7 +22,12 @@ PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0
 
 def test_the_numbers_of_an_answer_come_from_the_asserted_ones() -> None:
     numbers = {"gain": 6.479, "n": 3.0}
-    said = articles.answer(numbers, "RL adds {gain:+.1f} points.", "There are {n:.0f} seeds.", "No more is known.").data
+    said = articles.answer(
+        numbers,
+        "RL adds {gain:+.1f} points.",
+        "There are {n:.0f} seeds.",
+        "No more is known.",
+    ).data
     assert said.splitlines() == ["RL adds +6.5 points.", "There are 3 seeds.", "No more is known."]
     with pytest.raises(KeyError):
         articles.answer(numbers, "{loss}")
@@ -32,10 +38,16 @@ def test_a_table_cuts_nothing_and_lets_no_text_become_markup() -> None:
     frame = pd.DataFrame([dict(lr=3e-4, text=text, note="a|b"), dict(lr=None, text=float("nan"), note="")])
     columns = {"note": "note", "lr": ("learning rate", "g"), "text": ("answer", articles.VERBATIM)}
     shown = html.prose(articles.table(frame, columns).data)
-    assert shown.count("<tr>") == 3 and "<b>" not in shown and "y" * 200 in shown and "int | None" in shown
-    assert "<th>learning rate</th>" in shown and "<td>0.0003</td>" in shown and shown.count("<td>–</td>") == 3
+    assert shown.count("<tr>") == 3
+    assert "<b>" not in shown
+    assert "y" * 200 in shown
+    assert "int | None" in shown
+    assert "<th>learning rate</th>" in shown
+    assert "<td>0.0003</td>" in shown
+    assert shown.count("<td>–</td>") == 3
     beside = html.prose(articles.beside([("pass@1", "0.86", "0.64", "another task")]).data)
-    assert "<th>published</th>" in beside and "<td>another task</td>" in beside
+    assert "<th>published</th>" in beside
+    assert "<td>another task</td>" in beside
 
 
 def article(path: Path) -> Path:
@@ -61,11 +73,15 @@ def test_an_article_shows_answer_and_figure_and_folds_its_code_and_the_index_nam
     text = html.write_page(article(tmp_path / "x.ipynb")).read_text()
     body, folded = text.split("<details>")
     order = [body.index(part) for part in ("It holds", "RL adds 6.5 points.", 'alt="two curves"', "<table>")]
-    assert order == sorted(order) and body.count('class="answer"') == 1
+    assert order == sorted(order)
+    assert body.count('class="answer"') == 1
     for code in ("secret = 1", "secret = 2", "load()", "drawn from rows", "say()", "draw()", "compare()"):
         assert code not in body and code in folded, code
     text = html.write_index(tmp_path / "index.html", [tmp_path / "x.ipynb"]).read_text()
-    assert "It holds" in text and "RL adds 6.5 points." in text and "Two." not in text and text.count("<img") == 1
+    assert "It holds" in text
+    assert "RL adds 6.5 points." in text
+    assert "Two." not in text
+    assert text.count("<img") == 1
 
 
 def test_a_page_escapes_outputs_and_needs_nothing_else(tmp_path: Path) -> None:
@@ -77,8 +93,13 @@ def test_a_page_escapes_outputs_and_needs_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "x.ipynb"
     nbformat.write(new.new_notebook(cells=cells), path)
     text = html.write_page(path).read_text()
-    assert "<script" not in text and "<i>" not in text and "50%" not in text and "&lt;i&gt;1" in text
-    assert "<title>A claim holds</title>" in text and "viewport" in text and "prefers-color-scheme: dark" in text
+    assert "<script" not in text
+    assert "<i>" not in text
+    assert "50%" not in text
+    assert "&lt;i&gt;1" in text
+    assert "<title>A claim holds</title>" in text
+    assert "viewport" in text
+    assert "prefers-color-scheme: dark" in text
     assert "http" not in text
     index = html.write_index(tmp_path / "reports" / "index.html", [path]).read_text()
     assert 'href="../x.html"' in index
@@ -104,7 +125,12 @@ def test_an_unknown_report_and_one_that_fails(home: Path, monkeypatch: Any, caps
 
 
 @pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
-def test_a_page_fits_its_screen_and_opens_its_code(chromium: Browser, tmp_path: Path, width: int, scheme: str) -> None:
+def test_a_page_fits_its_screen_and_opens_its_code(
+    chromium: Browser,
+    tmp_path: Path,
+    width: int,
+    scheme: str,
+) -> None:
     chromium.fresh(width, scheme=scheme)
     chromium.open(html.write_page(article(tmp_path / "x.ipynb")).as_uri())
     assert chromium.overflow() == 0, "wide tables scroll by themselves"
@@ -113,7 +139,8 @@ def test_a_page_fits_its_screen_and_opens_its_code(chromium: Browser, tmp_path: 
     assert (chromium.ask(lightness) > 128) == (scheme == "light")
     chromium.ask("document.querySelector('summary').focus()")
     chromium.enter()
-    assert chromium.ask("document.querySelector('details').open") and chromium.problems == []
+    assert chromium.ask("document.querySelector('details').open")
+    assert chromium.problems == []
 
 
 DRAWS = """# %% tags=["parameters", "hide-cell"]
@@ -133,7 +160,8 @@ print(frozen, rows)
 def test_a_report_from_committed_rows_leaves_what_is_committed_as_it_is(
     home: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    """Its notebook, page and pictures go to runs/drawn/report, which git ignores, and it reads the rows as they are committed, each time."""
+    """Its notebook, page and pictures go to runs/drawn/report, which git ignores, and it reads the rows as they are
+    committed, each time."""
     (home / "nbs_py").mkdir()
     shutil.copy(COMMITTED.parent / "jupytext.toml", home)
     (home / "nbs_py" / "91_draws.py").write_text(DRAWS)
@@ -152,10 +180,8 @@ def test_a_report_from_committed_rows_leaves_what_is_committed_as_it_is(
         assert before == {path: path.read_bytes() for path in before}
         assert not {*(home / "reports").rglob("*.txt")}
         drawn = home / "runs" / "drawn" / "report"
-        assert (
-            f"True {rows}" in (drawn / "draws.html").read_text()
-            and (drawn / "draws" / "picture.txt").read_text() == rows
-        )
+        assert f"True {rows}" in (drawn / "draws.html").read_text()
+        assert (drawn / "draws" / "picture.txt").read_text() == rows
         assert 'href="../runs/drawn/report/draws.html"' in (home / "reports" / "index.html").read_text()
     COMMANDS["report"].run(["draws", "--frozen", "--out", "reports"])
     assert "True two" in (home / "reports" / "draws.html").read_text(), "to commit it: say so"
@@ -169,9 +195,11 @@ def test_a_committed_report_is_drawn_again_from_its_frozen_rows_alike(name: str,
     page = build.build(name, str(tmp_path), frozen=True)  # its own last cells assert the headline
     old, new = (html.read(folder / f"{name}.ipynb") for folder in (COMMITTED, tmp_path))
     said = [html.answer(notebook) for notebook in (old, new)]
-    assert said[0] == said[1] and len(said[0]) > 100
+    assert said[0] == said[1]
+    assert len(said[0]) > 100
     shown = [sum("image/png" in o.get("data", {}) for c in nb.cells for o in c.get("outputs", ())) for nb in (old, new)]
-    assert shown[0] == shown[1] > 3 and page.is_file()
+    assert shown[0] == shown[1] > 3
+    assert page.is_file()
     assert before == sorted((p, p.read_bytes()) for p, _ in before)
 
 
@@ -184,7 +212,8 @@ def test_a_committed_article_has_its_answer_first_and_shows_no_code(name: str) -
     shown = [(cell, output) for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert len(html.answer(notebook).splitlines()) == 3
     for cell, output in shown:
-        assert output.get("name") != "stderr" and {"hide-input", "hide-cell"} & set(cell.metadata.tags)
+        assert output.get("name") != "stderr"
+        assert {"hide-input", "hide-cell"} & set(cell.metadata.tags)
         if "image/png" in output.get("data", {}):
             assert len(output.metadata["image/png"]["alt"]) > 15
     seen = [output for cell, output in shown if "hide-cell" not in cell.metadata.tags]

@@ -1,4 +1,5 @@
-"""Frames of runs: which runs a report may rest on, frozen rows that are those of the live runs, comparisons over seeds, published figures apart."""
+"""Frames of runs: which runs a report may rest on, frozen rows that are those of the live runs, comparisons over
+seeds, published figures apart."""
 
 import json
 import random
@@ -17,10 +18,23 @@ from codechat.runs import paths
 from codechat.runs.run import Run
 from codechat_lab.reports import run_frames
 
-EVALUATION = dict(task="funcall", data_dir="d", split=["test"], limit=9, n=8, ks=[1, 8], temperature=1.0, top_k=None,
-                  max_new_tokens=64, probe_examples=32)  # fmt: skip
-TABLES = dict(pretrain=("runs", "metrics", "evals"), rl=("runs", "metrics", "samples"),
-              evaluate=("runs", "evals", "per_problem", "samples"))  # fmt: skip
+EVALUATION = dict(
+    task="funcall",
+    data_dir="d",
+    split=["test"],
+    limit=9,
+    n=8,
+    ks=[1, 8],
+    temperature=1.0,
+    top_k=None,
+    max_new_tokens=64,
+    probe_examples=32,
+)
+TABLES = dict(
+    pretrain=("runs", "metrics", "evals"),
+    rl=("runs", "metrics", "samples"),
+    evaluate=("runs", "evals", "per_problem", "samples"),
+)
 GAP = {"value": 0.1, "lo": 0.05, "hi": 0.15, "N": 60}
 
 
@@ -111,10 +125,16 @@ def test_no_report_rests_on_runs_that_did_not_end_and_siblings_are_the_finished_
 
 
 def test_a_report_without_runs_draws_from_frozen_rows(home: Path, capsys: pytest.CaptureFixture) -> None:
-    name, data = evaluated("a/evaluate", ("a/rl@60",)), home / "data"
+    name = evaluated("a/evaluate", ("a/rl@60",))
+    data = home / "data"
     with pytest.raises(MissingFile):
         run_frames.gather([name], data, frozen=True)
-    kept = run_frames.gather([name], data, False, lambda frames: frames | {"samples": frames["samples"][:0]})
+    kept = run_frames.gather(
+        [name],
+        data,
+        False,
+        lambda frames: frames | {"samples": frames["samples"][:0]},
+    )
     pd.testing.assert_frame_equal(run_frames.gather([name], data, frozen=True)["evals"], kept["evals"])
     assert run_frames.gather(["gone/evaluate"], data, False)["evals"].equals(kept["evals"])
     assert "none of the runs is on this machine" in capsys.readouterr().out
@@ -135,14 +155,26 @@ def test_a_report_without_runs_draws_from_frozen_rows(home: Path, capsys: pytest
 
 
 def test_counts_of_several_samplings_are_frozen_as_one_row_a_problem(tmp_path: Path) -> None:
-    """Read back they are the same rows in the same order, also where a run lacks a sampling or a problem its cluster."""
+    """Read back they are the same rows in the same order, also where a run lacks a sampling or a problem its
+    cluster."""
     samplings = (("x", "T=1", 4), ("x", "greedy", 1), ("y", "greedy", 1))
     order = product("xy", ("sft", "rl"), ("test", "test_hard"), samplings, range(3))
     rows = [
-        dict(run=run, checkpoint=c, split=t, sampling=s, id=f"{t}-{i}", n=n, c=i % 2, cluster="a" if i else None)
-        for of, c, t, (run, s, n), i in order if run == of
-    ]  # fmt: skip
-    counts, some = pd.DataFrame(rows), pd.DataFrame({"run": ["x"]})
+        dict(
+            run=run,
+            checkpoint=c,
+            split=t,
+            sampling=s,
+            id=f"{t}-{i}",
+            n=n,
+            c=i % 2,
+            cluster="a" if i else None,
+        )
+        for of, c, t, (run, s, n), i in order
+        if run == of
+    ]
+    counts = pd.DataFrame(rows)
+    some = pd.DataFrame({"run": ["x"]})
     frames = {"runs": some, "metrics": some, "evals": some, "per_problem": counts}
     found = run_frames.freeze(frames, tmp_path)["per_problem"][list(counts)]
     assert len((tmp_path / "per_problem.csv").read_text().splitlines()) == 1 + 2 * 2 * 2 * 3
@@ -157,7 +189,13 @@ def test_the_frozen_rows_of_a_recipe_are_those_of_its_runs_and_of_other_seeds_th
     for stage, tables in TABLES.items():
         for table in tables:
             live, kept = (run_frames.stage_rows(source, stage, table) for source in ("nano", "frozen"))
-            pd.testing.assert_frame_equal(kept[list(live)], live, check_dtype=False, rtol=1e-6, obj=f"{stage} {table}")
+            pd.testing.assert_frame_equal(
+                kept[list(live)],
+                live,
+                check_dtype=False,
+                rtol=1e-6,
+                obj=f"{stage} {table}",
+            )
     for source in ("nano", "frozen"):
         for data in freeze_rows.DATA:
             assert run_frames.manifest(source, data) == {"what": data, "kept": {"calls": 3}}
@@ -195,7 +233,8 @@ def test_the_committed_rows_serve_every_stage() -> None:
 
 
 def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
-    rng, rows = random.Random(0), []
+    rng = random.Random(0)
+    rows = []
     for seed, share in enumerate((0.1, 0.5, 0.9)):
         for i in range(50 * seed, 50 * seed + 200):  # the seeds share half of their problems or more
             hits = dict(a=0, b=int(rng.random() < share))
@@ -217,7 +256,8 @@ def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
 
 
 def test_strata_pool_their_seeds_and_draw_tools_together() -> None:
-    solved, evals = [], []
+    solved = []
+    evals = []
     for seed, step in ((0, 1), (0, 2), (1, 1), (1, 2)):
         run = dict(run=f"r/evaluate-s{seed}", checkpoint=f"m-s{seed}@{step}", sampling="greedy")
         evals.append(run | {"tool/named_right": 0.2 + 0.4 * seed, "tool/n": 8})
@@ -225,7 +265,9 @@ def test_strata_pool_their_seeds_and_draw_tools_together() -> None:
             solved.append(run | dict(n=1, id=f"p-0-tool-{i}", c=int(step == 2 or i < 4), cluster=f"t{i // 4}"))
     frames = dict(per_problem=pd.DataFrame(solved), evals=pd.DataFrame(evals))
     found = run_frames.strata_over_seeds(frames, ["r/evaluate-s0", "r/evaluate-s1"], ["tool"])
-    assert list(found["checkpoint"]) == ["m-s0@1", "m-s0@2"] and list(found["tool/pass@1"]) == [0.5, 1.0]
+    assert list(found["checkpoint"]) == ["m-s0@1", "m-s0@2"]
+    assert list(found["tool/pass@1"]) == [0.5, 1.0]
     first = found.iloc[0]  # two tools are drawn, not eight requests
     assert (first["tool/pass@1/lo"], first["tool/pass@1/hi"]) == (0.0, 1.0)
-    assert first["tool/named_right"] == pytest.approx(0.4) and first["tool/n"] == 8
+    assert first["tool/named_right"] == pytest.approx(0.4)
+    assert first["tool/n"] == 8

@@ -1,4 +1,5 @@
-"""Token attribution: coloured tokens are the supervised ones, tokens never become markup, gradient shares are those of the loss."""
+"""Token attribution: coloured tokens are the supervised ones, tokens never become markup, gradient shares are those
+of the loss."""
 
 import json
 import re
@@ -83,7 +84,8 @@ def test_tokens_never_become_markup_nor_steer_the_terminal(tok: tokenizer.Tokeni
     turns = [{"role": "user", "content": hostile}, {"role": "assistant", "content": hostile}]
     one_token = XRay("mask", [5], [hostile], [1.0], [hostile])
     for image in (xray_mask(turns, tok), one_token):
-        assert not Spans(image.html()).tags & {"script", "img"} and "<script" not in image.html()
+        assert not Spans(image.html()).tags & {"script", "img"}
+        assert "<script" not in image.html()
         assert hostile in "".join(span[0] for span in Spans(image.html()).spans)
     hostile = "\x1b]0;title\x07\x1b[2J\r\x9b1m\x7f"
     image = xray_mask([{"role": "user", "content": hostile}, {"role": "assistant", "content": "ok"}], tok)
@@ -95,10 +97,12 @@ def test_tokens_never_become_markup_nor_steer_the_terminal(tok: tokenizer.Tokeni
 def test_gradient_lies_on_supervised_tokens_and_at_the_inputs_before(model: GPT, rendered: chat.Rendered) -> None:
     mask = [bool(m) for m in rendered.loss_mask]
     at_outputs, at_inputs = (gradient_share(model, rendered.ids, mask, at=at) for at in ("hidden", "embedding"))
-    assert sum(at_outputs) == pytest.approx(1, abs=1e-6) and sum(at_inputs) == pytest.approx(1, abs=1e-6)
+    assert sum(at_outputs) == pytest.approx(1, abs=1e-6)
+    assert sum(at_inputs) == pytest.approx(1, abs=1e-6)
     assert [share > 0 for share in at_outputs] == mask
     last = max(i for i, m in enumerate(mask) if m)
-    assert all(at_inputs[:last]) and not any(at_inputs[last:])
+    assert all(at_inputs[:last])
+    assert not any(at_inputs[last:])
 
 
 def test_share_is_the_gradient_of_the_real_loss(model: GPT, rendered: chat.Rendered) -> None:
@@ -111,8 +115,10 @@ def test_share_is_the_gradient_of_the_real_loss(model: GPT, rendered: chat.Rende
         error[torch.arange(len(error)), ids[0, 1:]] -= 1
         norms = (error @ model.head_weight()).norm(dim=-1) * torch.tensor(rendered.loss_mask[1:])
     expected = [0.0, *(norms / norms.sum()).tolist()]
-    assert found == pytest.approx(expected, abs=1e-6) and all(weight.grad is None for weight in model.parameters())
-    assert not model.norm._forward_hooks and not model.wte._forward_hooks
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert all(weight.grad is None for weight in model.parameters())
+    assert not model.norm._forward_hooks
+    assert not model.wte._forward_hooks
 
 
 def test_share_follows_the_advantage(model: GPT, rendered: chat.Rendered, tok: tokenizer.Tokenizer) -> None:
@@ -145,14 +151,17 @@ def test_a_checkpoint_alone_shows_validation_rows_of_its_data(tuned: Path, capsy
     for name in ("calls.select", "chat.select"):
         COMMANDS["xray"].run(["--ckpt", "b"])
         said = capsys.readouterr()
-        assert f"[[in {name}\n<|end|>]]" in said.out and f"{name}.jsonl" in said.err and "\x1b" not in said.out
+        assert f"[[in {name}\n<|end|>]]" in said.out
+        assert f"{name}.jsonl" in said.err
+        assert "\x1b" not in said.out
         (tuned / f"{name}.jsonl").unlink()
     with raising(MissingFile, "data/mine", "--data"):
         COMMANDS["xray"].run(["--ckpt", "b"])
 
 
 def test_a_row_by_mask_or_gradient(tuned: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, words = tuned / "rows.jsonl", ["--ckpt", "b", "--data", str(tuned / "rows.jsonl"), "--row", "1"]
+    rows = tuned / "rows.jsonl"
+    words = ["--ckpt", "b", "--data", str(tuned / "rows.jsonl"), "--row", "1"]
     good = json.dumps({"input_ids": [64, 65, 66], "labels": [-100, 65, 66]})  # a, b, c
     rows.write_text(f"{good}\n{good}\n")
     COMMANDS["xray"].run(words)
@@ -163,7 +172,8 @@ def test_a_row_by_mask_or_gradient(tuned: Path, capsys: pytest.CaptureFixture, m
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     COMMANDS["xray"].run(words)
     coloured = capsys.readouterr().out
-    assert "\x1b[30;48;2;" in coloured and re.search(r"^all +\d+ +\d+ +\d+ %$", coloured, re.MULTILINE)
+    assert "\x1b[30;48;2;" in coloured
+    assert re.search(r"^all +\d+ +\d+ +\d+ %$", coloured, re.MULTILINE)
     strange = [f'{{"input_ids": [1, {i}], "labels": [-100, {label}]}}' for i, label in ((9999, 9999), (2, -100))]
     for text in ('{"messages": []}', '{"messages": [{"role": "user"}]}', "[", *strange):
         rows.write_text(f"{good}\n{text}\n")

@@ -1,4 +1,5 @@
-"""Rollouts from a server: the same curve as without one, whatever is killed meanwhile; other samplers are measured and weighed."""
+"""Rollouts from a server: the same curve as without one, whatever is killed meanwhile; other samplers are measured
+and weighed."""
 
 import json
 import os
@@ -68,7 +69,15 @@ def same(a: run.Run, b: run.Run) -> None:
 
 
 def opened(home: Path, url: str, kind: str = "http", **changes: Any) -> Any:
-    cfg = settings("reinforce", home, engine=kind, engine_url=url, run_name="direct", tags="reserved", **changes)
+    cfg = settings(
+        "reinforce",
+        home,
+        engine=kind,
+        engine_url=url,
+        run_name="direct",
+        tags="reserved",
+        **changes,
+    )
     return engines.open_engine(cfg, TOK)
 
 
@@ -110,17 +119,23 @@ def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: A
     assert up.health()["version"] == first, "a rejected path changes nothing"
     save(model(2), home / "weights/new", step=7)
     found, body = load(up, "new/checkpoints/step_000007")
-    assert found == 200 and body["version"] == up.health()["version"] != first and body["version"].startswith("new@7-")
+    assert found == 200
+    assert body["version"] == up.health()["version"] != first
+    assert body["version"].startswith("new@7-")
     (choice,) = completions(up, prompt=[65, 66], max_tokens=6, seed=3)[1]["choices"]
     assert choice["token_ids"] == generate.sample(model(2), [[65, 66]], max_new_tokens=6, seed=3)[0].ids
     assert choice["weights_version"] == up.health()["version"]
 
 
 def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More completions than the server's queue takes, prompts up to the block and beyond, after a push the new weights; a busy server is asked again."""
-    policy, engine = model(3), opened(home, up.url)
+    """More completions than the server's queue takes, prompts up to the block and beyond, after a push the new
+    weights; a busy server is asked again."""
+    policy = model(3)
+    engine = opened(home, up.url)
     engine.push(policy, 0)
-    ask, busy = engine.link.ask, iter([429, 503])  # whether the queue overflows depends on the machine's speed
+    # whether the queue overflows depends on the machine's speed
+    ask = engine.link.ask
+    busy = iter([429, 503])
 
     def ask_busy(path: str, body: Any = None) -> Any:
         if path == "/v1/completions" and (status := next(busy, None)):
@@ -131,7 +146,8 @@ def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: p
     prompts = [[65 + i] * n for i, n in enumerate((1, 2, 30, 60, 62, 64))]
     how: dict[str, Any] = dict(max_new_tokens=5, temperature=0.9, seed=9, samples_per_prompt=5)
     how |= dict(keys=[3, 1, 4, 15, 9, 2], stop=chat.stop_sequences(TOK), on_overflow="stop")
-    right, got = generate.sample(policy, prompts, **how), engine.sample(policy, prompts, **how)
+    right = generate.sample(policy, prompts, **how)
+    got = engine.sample(policy, prompts, **how)
     assert [(c.ids, c.stop) for c in got] == [(c.ids, c.stop) for c in right]
     assert {c.stop for c in right} >= {"length", "context"}
     assert [lp for c in got for lp in c.logprobs] == pytest.approx([lp for c in right for lp in c.logprobs], abs=1e-4)
@@ -140,22 +156,30 @@ def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: p
 
 def test_a_server_that_lost_the_weights_gets_them_again(up: Any, home: Path) -> None:
     """What a restart does: it answers with the weights it was started with, which no rollout may hold."""
-    policy, engine = model(3), opened(home, up.url)
+    policy = model(3)
+    engine = opened(home, up.url)
     engine.push(policy, 4)
-    pushed, how = engine.version, dict(max_new_tokens=5, seed=1)
+    pushed = engine.version
+    how = dict(max_new_tokens=5, seed=1)
     assert load(up, START.removeprefix("weights/"))[0] == 200
-    got, right = engine.sample(policy, [[65], [66]], **how), generate.sample(policy, [[65], [66]], **how)
+    got = engine.sample(policy, [[65], [66]], **how)
+    right = generate.sample(policy, [[65], [66]], **how)
     assert [c.ids for c in got] == [c.ids for c in right]
-    assert up.health()["version"] == pushed and engine.metrics()["engine_retries"] > 0
+    assert up.health()["version"] == pushed
+    assert engine.metrics()["engine_retries"] > 0
 
 
 @pytest.mark.parametrize("loop", ["reinforce", "grpo"])
 def test_the_curve_over_http_is_the_local_one_and_a_server_that_stays_away_stops_the_run(
-    loop: str, up: Any, home: Path, monkeypatch: Any
+    loop: str,
+    up: Any,
+    home: Path,
+    monkeypatch: Any,
 ) -> None:
     """The third step finds nobody; the run has saved its two steps and continues with the server to the same end."""
     more = dict(max_steps=4) | (dict(lora_rank=2) if loop == "grpo" else {})  # what is pushed are the merged weights
-    ask, calls = Link.ask, {"gone": False}
+    ask = Link.ask
+    calls = {"gone": False}
 
     def cut(self: Link, path: str, body: Any = None) -> Any:
         calls["gone"] |= path == "/admin/weights" and "step_000002" in body["path"] and "cut" in body["path"]
@@ -164,18 +188,30 @@ def test_the_curve_over_http_is_the_local_one_and_a_server_that_stays_away_stops
         return ask(self, path, body)
 
     local = train(settings(loop, home, run_name="local", **more))
-    cfg = settings(loop, home, run_name="cut", engine="http", engine_url=up.url, engine_patience_s=0.3, **more)
+    cfg = settings(
+        loop,
+        home,
+        run_name="cut",
+        engine="http",
+        engine_url=up.url,
+        engine_patience_s=0.3,
+        **more,
+    )
     with monkeypatch.context() as patch:
         patch.setattr(Link, "ask", cut)
         found = train(cfg)
     assert found.status["status"] == "stopped"
-    assert "step 2" in found.status["reason"] and "--resume" in found.status["reason"]
-    assert found.checkpoints() == [2] and len(found.metrics()) == 2
+    assert "step 2" in found.status["reason"]
+    assert "--resume" in found.status["reason"]
+    assert found.checkpoints() == [2]
+    assert len(found.metrics()) == 2
     http = train(replace(cfg, resume=True))
     same(local, http)
     found = http.metrics()
-    assert (found["push_s"] > 0).all() and "push_s" not in local.metrics()
-    assert found["logprob_mismatch"].max() < 1e-3 and found["mismatch_kl"].max() < 1e-6
+    assert (found["push_s"] > 0).all()
+    assert "push_s" not in local.metrics()
+    assert found["logprob_mismatch"].max() < 1e-3
+    assert found["mismatch_kl"].max() < 1e-6
 
 
 @pytest.mark.slow
@@ -195,7 +231,10 @@ class StubVLLM:
     FIELDS |= {"ignore_eos", "logit_bias", "return_token_ids"}
 
     def __init__(self, folder: Path, *, deaf: bool = False) -> None:
-        self.folder, self.deaf, self.bodies, self.calls = folder, deaf, list[dict[str, Any]](), list[str]()
+        self.folder = folder
+        self.deaf = deaf
+        self.bodies = list[dict[str, Any]]()
+        self.calls = list[str]()
         self.weights = model(5)
 
     def ask(self, path: str, body: Any) -> Any:
@@ -216,7 +255,11 @@ class StubVLLM:
         self.bodies.append(body)
         assert all(isinstance(i, int) for i in body["stop_token_ids"])
         assert all(-100 <= bias <= 100 for bias in body["logit_bias"].values())
-        how = dict(max_new_tokens=body["max_tokens"], temperature=body["temperature"], samples_per_prompt=body["n"])
+        how = dict(
+            max_new_tokens=body["max_tokens"],
+            temperature=body["temperature"],
+            samples_per_prompt=body["n"],
+        )
         how |= dict(seed=body["seed"] + 1, stop=[(i,) for i in body["stop_token_ids"]])
         drawn = generate.sample(self.weights, [body["prompt"]], **how)
         choices = []
@@ -228,8 +271,10 @@ class StubVLLM:
 
 
 def test_vllm_gets_an_export_after_each_step_and_its_own_fields(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server, deaf = StubVLLM(home / "weights/hf"), StubVLLM(home / "weights/hf", deaf=True)
-    found, lost = [], []
+    server = StubVLLM(home / "weights/hf")
+    deaf = StubVLLM(home / "weights/hf", deaf=True)
+    found = []
+    lost = []
     for stub, into in ((server, found), (deaf, lost)):
         monkeypatch.setattr(Link, "ask", lambda link, path, body=None, stub=stub: stub.ask(path, body))
         cfg = settings("reinforce", home, run_name=f"vllm{stub.deaf}", engine="vllm", lr=2e-2)
@@ -238,7 +283,9 @@ def test_vllm_gets_an_export_after_each_step_and_its_own_fields(home: Path, monk
     assert min(lost) > 0.1, "a server that keeps its weights shows in the mismatch"
     assert server.calls.count("/collective_rpc") == server.calls.count("/reset_prefix_cache") == 3
     body = server.bodies[0]
-    assert body["top_k"] == -1 and body["ignore_eos"] and 0 <= body["seed"] < 2**63
+    assert body["top_k"] == -1
+    assert body["ignore_eos"]
+    assert 0 <= body["seed"] < 2**63
     assert len(body["logit_bias"]) == SHAPE.padded_vocab - SHAPE.n_ids
     assert len({b["seed"] for b in server.bodies}) == len(server.bodies)
 
@@ -246,7 +293,8 @@ def test_vllm_gets_an_export_after_each_step_and_its_own_fields(home: Path, monk
 def test_answers_that_cannot_be_trained_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = dict(index=0, token_ids=[5, 6, 7], prompt_token_ids=[65], finish_reason="length")
     good |= dict(logprobs={"token_logprobs": [-1.0, -2.0, -3.0]})
-    engine, choices = opened(home, "http://127.0.0.1:1", "vllm"), [good]
+    engine = opened(home, "http://127.0.0.1:1", "vllm")
+    choices = [good]
     monkeypatch.setattr(Link, "ask", lambda self, path, body=None: {"data": [{"id": "x"}], "choices": choices})
     sample = lambda: engine.sample(model(1), [[65]], max_new_tokens=3)  # noqa: E731
     assert sample() == [generate.Completion([5, 6, 7], [-1.0, -2.0, -3.0], "length")]

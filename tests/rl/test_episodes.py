@@ -53,7 +53,9 @@ class Counting:
 
 
 class Talk:
-    name, tiers, max_reward = "talk", ("some",), 1.0
+    name = "talk"
+    tiers = ("some",)
+    max_reward = 1.0
 
     def __init__(self, ends_after: int = 3, max_turns: int = 5) -> None:
         self.ends_after, self.max_turns = ends_after, max_turns
@@ -86,7 +88,8 @@ def collect(policy: GPT, task: Any, problems: list[Problem] = PROBLEMS, **how: A
 
 @contextmanager
 def closing_answers() -> Iterator[None]:
-    """Random weights hardly ever close an answer: a quarter of the draws becomes <|end|>, with its own log-probability."""
+    """Random weights hardly ever close an answer: a quarter of the draws becomes <|end|>, with its own
+    log-probability."""
 
     def draw(logits: torch.Tensor, how: generate.Truncation, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         table = logits.log_softmax(-1)
@@ -116,12 +119,18 @@ def batch(policy: GPT) -> rollout.RolloutBatch:
 
 def test_an_environment_that_ends_after_one_turn_is_the_single_turn_path(policy: GPT, closing: None) -> None:
     assert isinstance(Counting(1), Environment)
-    one, many = collect(policy, OneTurn()), collect(policy, Talk(ends_after=1))
-    assert one.turns == [] and [len(t) for t in many.turns] == [1] * 12
+    one = collect(policy, OneTurn())
+    many = collect(policy, Talk(ends_after=1))
+    assert one.turns == []
+    assert [len(t) for t in many.turns] == [1] * 12
     for a, b in zip(one.completions, many.completions, strict=True):
         assert (a.ids, a.logprobs, a.stop, a.written) == (b.ids, b.logprobs, b.stop, b.written)
-    assert one.prompts == many.prompts and one.texts == many.texts and torch.equal(one.rewards, many.rewards)
-    assert one.scores == many.scores and one.n_tokens == many.n_tokens and torch.equal(one.cut_off(), many.cut_off())
+    assert one.prompts == many.prompts
+    assert one.texts == many.texts
+    assert torch.equal(one.rewards, many.rewards)
+    assert one.scores == many.scores
+    assert one.n_tokens == many.n_tokens
+    assert torch.equal(one.cut_off(), many.cut_off())
     how = dict(row_tokens=128, rows=4)
     for a, b in zip(rollout.pack(one, **how), rollout.pack(many, **how), strict=True):
         for name in ("ids", "targets", "positions", "docs", "branches", "flat", "row"):
@@ -134,7 +143,8 @@ def test_the_mask_covers_exactly_what_the_policy_wrote(batch: rollout.RolloutBat
         for turn in turns:
             on[turn.start : turn.end] = [True] * (turn.end - turn.start)
             assert chat.completion_text(completion.ids[turn.start : turn.end], BYTES) == turn.text
-        assert completion.mask == on and completion.written[-1]
+        assert completion.mask == on
+        assert completion.written[-1]
         for turn, following in zip(turns, turns[1:]):
             said = chat.decode(completion.ids[turn.end : following.start], BYTES)
             assert said == f"\n<|function_response|>\n{turn.told[0]['content']}\n<|end|>\n<|assistant|>\n"
@@ -166,7 +176,9 @@ def test_truncated_turns_are_scored_among_the_tokens_that_were_kept(policy: GPT,
     assert any(len(turns) == 3 for turns in batch.turns)
     for c in batch.completions:
         on = torch.tensor(c.written)
-        assert c.kept is not None and (c.kept[on] >= 0).all() and (c.kept[~on] == -1).all()
+        assert c.kept is not None
+        assert (c.kept[on] >= 0).all()
+        assert (c.kept[~on] == -1).all()
     scored = rollout.score_logprobs(policy, batch, temperature=1.0, row_tokens=256, rows=2)
     torch.testing.assert_close(scored, batch.logprobs(), atol=2e-5, rtol=0)
 
@@ -194,19 +206,27 @@ def test_an_episode_says_how_it_ended(policy: GPT, closing: None) -> None:
     limit = collect(policy, Talk(ends_after=99, max_turns=2), max_new_tokens=60)
     assert {len(t) for t, c in zip(limit.turns, limit.completions) if c.stop == "turns"} == {2}
     in_order = torch.tensor([c.stop in ("stop", "turns") for c in limit.completions]).view_as(limit.rewards)
-    assert in_order.any() and torch.equal(limit.cut_off(), ~in_order)  # what PPO's --non-stop-penalty is taken from
+    # what PPO's --non-stop-penalty is taken from
+    assert in_order.any()
+    assert torch.equal(limit.cut_off(), ~in_order)
     cut = collect(policy, Talk(ends_after=99), max_new_tokens=2)
     assert any(c.stop == "length" and len(t) < 5 for t, c in zip(cut.turns, cut.completions))
     full = collect(policy, Talk(ends_after=99, max_turns=50), max_new_tokens=60)
-    assert {c.stop for c in full.completions} == {"context"} and full.cut_off().all()
+    assert {c.stop for c in full.completions} == {"context"}
+    assert full.cut_off().all()
     for i, c in enumerate(full.completions):
-        assert len(full.prompts[i // 4]) + len(c.ids) <= policy.cfg.block_size and c.written[-1]
+        assert len(full.prompts[i // 4]) + len(c.ids) <= policy.cfg.block_size
+        assert c.written[-1]
 
 
 def test_values_pass_over_what_the_environment_said() -> None:
     """GAE over a sequence with a gap is GAE over the written tokens alone."""
-    rewards, values = torch.tensor([[0.0, 9.0, 9.0, 0.5, 1.0]]), torch.tensor([[0.3, 8.0, 8.0, 0.2, 0.6]])
-    on, how = torch.tensor([[1, 0, 0, 1, 1]]).bool(), dict(gamma=0.9, lam=0.7)
+    rewards = torch.tensor([[0.0, 9.0, 9.0, 0.5, 1.0]])
+    values = torch.tensor([[0.3, 8.0, 8.0, 0.2, 0.6]])
+    on = torch.tensor([[1, 0, 0, 1, 1]]).bool()
+    how = dict(gamma=0.9, lam=0.7)
     found, returns = advantages.estimate_gae(rewards, values, on, **how)
     short, short_returns = advantages.estimate_gae(rewards[on][None], values[on][None], torch.ones(1, 3), **how)
-    assert torch.equal(found[on], short[0]) and torch.equal(returns[on], short_returns[0]) and not found[~on].any()
+    assert torch.equal(found[on], short[0])
+    assert torch.equal(returns[on], short_returns[0])
+    assert not found[~on].any()

@@ -29,12 +29,15 @@ def test_what_the_mask_hides_reaches_neither_value_nor_gradient(poison: float) -
     x.requires_grad_()
     loss = policy_gradient_loss(x, ADVANTAGES, MASK)
     loss.backward()
-    assert loss.isfinite() and x.grad[0, 2] == 0 and x.grad.isfinite().all()
+    assert loss.isfinite()
+    assert x.grad[0, 2] == 0
+    assert x.grad.isfinite().all()
 
 
 def test_policy_gradient_by_hand() -> None:
     """-(2 x (-1 - 2) - 1 x (-0.5 - 4 - 8)) / 5 = -6.5 / 5; advantages carry no gradient, and 0 gives none."""
-    logprobs, advantages = LOGPROBS.clone().requires_grad_(), ADVANTAGES.clone().requires_grad_()
+    logprobs = LOGPROBS.clone().requires_grad_()
+    advantages = ADVANTAGES.clone().requires_grad_()
     loss = policy_gradient_loss(logprobs, advantages, MASK)
     assert loss.item() == pytest.approx(-1.3)
     loss.backward()
@@ -67,18 +70,22 @@ def test_k1_and_k3_are_unbiased_and_k2_is_to_the_next_order() -> None:
 
 
 def test_estimators_by_hand_their_signs_and_spread() -> None:
-    new, old = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0 + math.log(2), -1.0 - math.log(2)]])
+    new = torch.tensor([[-1.0, -1.0]])
+    old = torch.tensor([[-1.0 + math.log(2), -1.0 - math.log(2)]])
     torch.testing.assert_close(kl_estimate(new, old, "k1"), torch.tensor([[-math.log(2), math.log(2)]]))
     torch.testing.assert_close(kl_estimate(new, old, "k2"), torch.full((1, 2), math.log(2) ** 2 / 2))
     torch.testing.assert_close(kl_estimate(new, old, "k3"), torch.tensor([[1 - math.log(2), -0.5 + math.log(2)]]))
     k1, k2, k3 = (kl_estimate(POLICY.log(), REFERENCE.log(), kind) for kind in ("k1", "k2", "k3"))
-    assert k1.min() < 0 and k2.min() >= 0 and k3.min() >= 0
+    assert k1.min() < 0
+    assert k2.min() >= 0
+    assert k3.min() >= 0
     variance = [float((POLICY * k.square()).sum() - (POLICY * k).sum() ** 2) for k in (k1, k2, k3)]
     assert variance[0] > 2 * max(variance[1:])
     far = torch.tensor([[-200.0]], requires_grad=True)  # a log ratio that overflows
     value = kl_estimate(far, torch.tensor([[-1.0]]), "k3")
     value.sum().backward()
-    assert value.isfinite().all() and far.grad.isfinite().all()
+    assert value.isfinite().all()
+    assert far.grad.isfinite().all()
 
 
 def test_clipped_loss_by_hand_and_its_gradient() -> None:
@@ -109,7 +116,8 @@ FAR = [-1e4, -300.0, -100.0, -90.0, -61.0, 31.0, 61.0, 89.0, 100.0, 300.0, 1e4] 
 
 def every_loss(log_ratio: torch.Tensor, advantages: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
     """Per token, as functions of log ratios (1, T) to the old policy; the last are to a reference."""
-    old, mask = torch.zeros_like(log_ratio), torch.ones_like(log_ratio)
+    old = torch.zeros_like(log_ratio)
+    mask = torch.ones_like(log_ratio)
     ratio = policy_ratio(log_ratio, old, mask, level)
     return {
         "clipped": losses.clipped_policy_loss(ratio, advantages, 0.2, 0.28),
@@ -134,7 +142,9 @@ def test_log_ratios_that_overflow_leave_gradients_finite(far: float, advantage: 
         assert loss.sum().abs() < 1e30
     sampler = torch.tensor([[-far, 0.0]])
     weights, stats = losses.importance_weights(torch.zeros(1, 2), sampler, torch.ones(1, 2), 3.0)
-    assert weights.isfinite().all() and weights.max() <= 3 and stats["mismatch_kl"].isfinite()
+    assert weights.isfinite().all()
+    assert weights.max() <= 3
+    assert stats["mismatch_kl"].isfinite()
 
 
 def test_beyond_the_bound_a_token_is_pushed_back() -> None:
@@ -160,8 +170,10 @@ def test_in_the_normal_range_ratios_and_their_gradients_are_exp_bit_for_bit() ->
         (lambda x: policy_ratio(x, torch.zeros_like(x), torch.ones_like(x)), lambda x: x.exp()),
         (lambda x: kl_estimate(torch.zeros_like(x), x, "k3"), lambda x: x.expm1() - x),
     ):
-        mine, plain = far[None].clone().requires_grad_(), far[None].clone().requires_grad_()
-        found, expected = of(mine), closed(plain)
+        mine = far[None].clone().requires_grad_()
+        plain = far[None].clone().requires_grad_()
+        found = of(mine)
+        expected = closed(plain)
         assert torch.equal(found, expected)
         found.sum().backward()
         expected.sum().backward()
@@ -171,16 +183,27 @@ def test_in_the_normal_range_ratios_and_their_gradients_are_exp_bit_for_bit() ->
 @pytest.mark.parametrize("kind", ["dpo", "ipo", "cpo", "simpo", "orpo"])
 @pytest.mark.parametrize("far", [-1e4, -100.0, 0.0])
 def test_preference_losses_of_extreme_log_ratios_have_finite_gradients(kind: str, far: float) -> None:
-    chosen, rejected = leaf(torch.tensor([far, -50.0])), leaf(torch.tensor([-50.0, far]))
+    chosen = leaf(torch.tensor([far, -50.0]))
+    rejected = leaf(torch.tensor([-50.0, far]))
     at = torch.tensor([-50.0, -50.0])
     judged = preference_losses.pair_loss(
-        kind, chosen, rejected, ref_chosen=at, ref_rejected=at, beta=2.0, chosen_lengths=ONE, rejected_lengths=ONE
+        kind,
+        chosen,
+        rejected,
+        ref_chosen=at,
+        ref_rejected=at,
+        beta=2.0,
+        chosen_lengths=ONE,
+        rejected_lengths=ONE,
     )
     judged.losses.sum().backward()
-    assert judged.losses.isfinite().all() and chosen.grad.isfinite().all() and rejected.grad.isfinite().all()
+    assert judged.losses.isfinite().all()
+    assert chosen.grad.isfinite().all()
+    assert rejected.grad.isfinite().all()
     kto, _ = preference_losses.kto_loss(chosen, at, torch.tensor([True, False]), 0.5, 2.0)
     kto.sum().backward()
-    assert kto.isfinite().all() and chosen.grad.isfinite().all()
+    assert kto.isfinite().all()
+    assert chosen.grad.isfinite().all()
 
 
 def test_importance_weights_by_hand() -> None:
@@ -188,20 +211,24 @@ def test_importance_weights_by_hand() -> None:
     old = torch.tensor([[0.25, 0.4, 1e-9], [0.3, 0.2, 0.1]]).log()
     weights, stats = losses.importance_weights(new, old, MASK, 2.5)
     torch.testing.assert_close(weights, torch.tensor([[2.0, 0.5, 1.0], [1.0, 2.5, 1.0]]))  # 0.6 / 0.2 = 3 is cut
-    assert not weights.requires_grad and int(stats["importance_capped"]) == 1
+    assert not weights.requires_grad
+    assert int(stats["importance_capped"]) == 1
     right = sum(r - 1 - math.log(r) for r in (2, 0.5, 3))
     assert float(stats["mismatch_kl"]) == pytest.approx(right, abs=1e-5)
     ones, stats = losses.importance_weights(new, old, MASK, 0.0)
-    assert torch.equal(ones, torch.ones(2, 3)) and float(stats["mismatch_kl"]) > 0
+    assert torch.equal(ones, torch.ones(2, 3))
+    assert float(stats["mismatch_kl"]) > 0
 
 
 @pytest.mark.parametrize("cap, exact", [(0.0, False), (1.0, False), (100.0, True)])
 def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: bool) -> None:
-    """Summed over all tokens with the sampler's probabilities; where no ratio is cut that is the policy's own gradient."""
+    """Summed over all tokens with the sampler's probabilities; where no ratio is cut that is the policy's own
+    gradient."""
     rng = torch.Generator().manual_seed(0)
     logits, other, reward = (torch.randn(1, 6, generator=rng) for _ in range(3))
     logits.requires_grad_()
-    logprobs, sampler = logits.log_softmax(-1), other.log_softmax(-1)
+    logprobs = logits.log_softmax(-1)
+    sampler = other.log_softmax(-1)
     weights, _ = losses.importance_weights(logprobs, sampler, torch.ones(1, 6), cap)
     found = torch.autograd.grad((sampler.exp() * weights * reward * logprobs).sum(), logits, retain_graph=True)[0]
     right = torch.autograd.grad((logprobs.exp() * reward).sum(), logits)[0]
@@ -210,7 +237,8 @@ def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(level: str) -> None:
-    new, plain = LOGPROBS.clone().requires_grad_(), LOGPROBS.clone().requires_grad_()
+    new = LOGPROBS.clone().requires_grad_()
+    plain = LOGPROBS.clone().requires_grad_()
     weights = losses.token_weights(MASK.sum(1), "token", n_sequences=2, n_tokens=5, max_tokens=3)
     loss = losses.clipped_policy_loss(policy_ratio(new, LOGPROBS, MASK, level), ADVANTAGES, 0.2, 0.2)
     masked_sum(loss * weights, MASK).backward()
@@ -230,7 +258,9 @@ def test_value_loss_takes_the_larger_error() -> None:
     loss = losses.value_loss(values, torch.zeros(1, 3), torch.tensor([[0.9, -1.0, 1.0]]), clip_eps=0.2)
     torch.testing.assert_close(loss, torch.tensor([[0.7**2, 1.5**2, 0.9**2]]) / 2)
     loss.sum().backward()
-    assert values.grad[0, 0] == 0 and values.grad[0, 1] > 0 > values.grad[0, 2]  # the first is beyond its bound
+    # the first is beyond its bound
+    assert values.grad[0, 0] == 0
+    assert values.grad[0, 1] > 0 > values.grad[0, 2]
 
 
 REWARDS = torch.tensor([[1.0, 0.0, 0.5, 0.5], [0.3, 0.3, 0.3, 0.3], [0.0, 0.0, 0.0, 1.0]])
@@ -264,7 +294,8 @@ def test_a_group_without_variance_gives_exactly_zero(baseline: str) -> None:
     for reward in (0.1, 0.3, 0.55, 0.7750000357627869):
         for size in (2, 3, 7, 16):  # the mean of equal floats is not always that float
             rewards = torch.full((2, size), reward)
-            assert (group_advantages(rewards, baseline) == 0).all() and zero_variance(rewards).all()
+            assert (group_advantages(rewards, baseline) == 0).all()
+            assert zero_variance(rewards).all()
     rewards[1, 1] = math.nextafter(reward, 1) + 1e-7
     assert zero_variance(rewards).tolist() == [True, False]
 
@@ -293,7 +324,8 @@ def test_gae_by_hand_and_as_the_monte_carlo_return() -> None:
 CHOSEN = torch.tensor([[-0.5, -1.0, -0.5], [-0.1, -0.2, -0.3]]).sum(1)  # -2.0, -0.6
 REJECTED = torch.tensor([[-1.0, -1.0, -1.0], [-0.2, -0.1, -0.0]]).sum(1)  # -3.0, -0.3
 STARTED = dict(ref_chosen=torch.tensor([-2.5, -0.6]), ref_rejected=torch.tensor([-2.5, -0.6]))
-ONE, THREE = torch.tensor([1, 1]), torch.tensor([3, 3])
+ONE = torch.tensor([1, 1])
+THREE = torch.tensor([3, 3])
 LENGTHS = dict(chosen_lengths=THREE, rejected_lengths=THREE)
 
 
@@ -325,12 +357,16 @@ CASES = {
 @pytest.mark.parametrize("kind", CASES)
 def test_pair_losses_by_hand_and_the_signs_of_their_gradients(kind: str) -> None:
     settings, expected = CASES[kind]
-    chosen, rejected = leaf(CHOSEN), leaf(REJECTED)
+    chosen = leaf(CHOSEN)
+    rejected = leaf(REJECTED)
     judged = preference_losses.pair_loss(kind, chosen, rejected, **LENGTHS, **settings)
     assert judged.losses.tolist() == pytest.approx(expected, rel=1e-5)
     judged.losses.sum().backward()
-    assert (chosen.grad < 0).all() and (rejected.grad > 0).all()  # a step raises what was preferred
-    assert not judged.chosen_rewards.requires_grad and not judged.rejected_rewards.requires_grad
+    # a step raises what was preferred
+    assert (chosen.grad < 0).all()
+    assert (rejected.grad > 0).all()
+    assert not judged.chosen_rewards.requires_grad
+    assert not judged.rejected_rewards.requires_grad
     assert (judged.chosen_rewards > judged.rejected_rewards).tolist() == [True, False]
 
 
@@ -353,12 +389,14 @@ def test_simpo_and_orpo_divide_length_out_and_hold_at_probability_one() -> None:
     sure = leaf(torch.zeros(1))
     judged = preference_losses.orpo_loss(sure, torch.tensor([-30.0]), torch.tensor([3]), torch.tensor([3]))
     judged.losses.sum().backward()
-    assert judged.losses.isfinite().all() and sure.grad.isfinite().all()
+    assert judged.losses.isfinite().all()
+    assert sure.grad.isfinite().all()
 
 
 def test_kto_by_hand_and_the_signs_of_its_gradient() -> None:
     """r = 0.5 (liked) and -0.5 (not), z = 0.2, beta = 2: 1 - sigmoid(0.6) and 1 - sigmoid(1.4)."""
-    logprobs, liked = leaf(torch.tensor([-2.0, -3.0])), torch.tensor([True, False])
+    logprobs = leaf(torch.tensor([-2.0, -3.0]))
+    liked = torch.tensor([True, False])
     reference = torch.tensor([-2.5, -2.5])
     kto, reward = preference_losses.kto_loss(logprobs, reference, liked, 0.2, 2.0)
     assert kto.tolist() == pytest.approx([1 / (1 + math.exp(0.6)), 1 / (1 + math.exp(1.4))], rel=1e-6)

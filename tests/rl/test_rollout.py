@@ -1,4 +1,5 @@
-"""Packed rollouts: a group shares its prompt and nothing else; what is trained on is exactly what was sampled. Metrics of a batch."""
+"""Packed rollouts: a group shares its prompt and nothing else; what is trained on is exactly what was sampled.
+Metrics of a batch."""
 
 import math
 from dataclasses import replace
@@ -33,7 +34,10 @@ def policy() -> GPT:
 class Letters:
     """Reward: share of even bytes. Enough structure for advantages of every sign."""
 
-    name, tiers, max_reward, no_stop = "letters", ("some",), 1.0, True
+    name = "letters"
+    tiers = ("some",)
+    max_reward = 1.0
+    no_stop = True
 
     def prompt(self, problem: Problem) -> list[dict[str, str]]:
         return problem.messages
@@ -87,7 +91,12 @@ def packed_gradient(policy: GPT, batch: RolloutBatch, advantage: torch.Tensor, *
     for packed in rollout.pack(batch, advantage != 0, **how):
         logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, **packed.where())
         advantages = advantage.view(-1, 1)[packed.numbers]
-        loss = losses.policy_gradient_loss(packed.unpack(logprobs), advantages, packed.mask(), count=batch.n_tokens)
+        loss = losses.policy_gradient_loss(
+            packed.unpack(logprobs),
+            advantages,
+            packed.mask(),
+            count=batch.n_tokens,
+        )
         loss.backward()
         total += loss.detach()
     return [total, *(p.grad.clone() for p in policy.parameters())]
@@ -99,9 +108,11 @@ def assert_close(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
 
 
 def test_neither_packing_nor_the_order_of_groups_changes_loss_and_gradient(policy: GPT, batch: RolloutBatch) -> None:
-    advantage, order = advantages.group_advantages(batch.rewards), [2, 0, 1]
+    advantage = advantages.group_advantages(batch.rewards)
+    order = [2, 0, 1]
     assert advantage.abs().max() > 0.05
-    plain, moved = plain_gradient(policy, batch, advantage), batch.take(order)
+    plain = plain_gradient(policy, batch, advantage)
+    moved = batch.take(order)
     assert moved.texts == [batch.texts[p * 4 + g] for p in order for g in range(4)]
     for row_tokens, rows in ((512, 8), (64, 1), (40, 2)):
         how = dict(row_tokens=row_tokens, rows=rows)
@@ -110,10 +121,12 @@ def test_neither_packing_nor_the_order_of_groups_changes_loss_and_gradient(polic
 
 
 def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: RolloutBatch) -> None:
-    """Values at the targets as a row per completion, whatever the packing; scores of a whole batch equal the sampled ones."""
+    """Values at the targets as a row per completion, whatever the packing; scores of a whole batch equal the
+    sampled ones."""
     for how in (dict(row_tokens=512, rows=8), dict(row_tokens=40, rows=2)):
         for packed in rollout.pack(batch, **how):
-            at, C = packed.numbers, packed.longest
+            at = packed.numbers
+            C = packed.longest
             assert torch.equal(packed.mask(), batch.mask()[at, :C])
             ids = packed.unpack(packed.targets)
             assert [row[on].tolist() for row, on in zip(ids, packed.mask())] == [batch.completions[i].ids for i in at]
@@ -127,33 +140,49 @@ def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: Rollo
 def test_equal_weights_have_importance_weights_of_one_under_truncation(cut: dict[str, Any]) -> None:
     """Of 64 ids; the mean was 0.83 at top-k 20 and 0.50 at 5. In any packing, of parts and of joined batches."""
     policy = randomise(GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=64, n_tags=0)), 0.25)
-    prompts, problems = [[1, 2, 3], [4, 5], [6]], [Problem(str(i), [], None, "train") for i in range(3)]
+    prompts = [[1, 2, 3], [4, 5], [6]]
+    problems = [Problem(str(i), [], None, "train") for i in range(3)]
 
     def drawn(seed: int) -> RolloutBatch:
         found = generate.sample(
-            policy, prompts, max_new_tokens=20, samples_per_prompt=8, stop=[[7], [9]], seed=seed, note_kept=True, **cut
+            policy,
+            prompts,
+            max_new_tokens=20,
+            samples_per_prompt=8,
+            stop=[[7], [9]],
+            seed=seed,
+            note_kept=True,
+            **cut,
         )
         return RolloutBatch(problems, prompts, found, [""] * 24, [Score(0.0, "x", {}, False)] * 24, 8)
 
     whole = rollout.join([drawn(0), drawn(1)]).take([5, 0, 3, 1])
     for row_tokens, rows in ((512, 8), (40, 2)):
         scored = rollout.score_logprobs(
-            policy, whole, temperature=cut.get("temperature", 1.0), row_tokens=row_tokens, rows=rows
+            policy,
+            whole,
+            temperature=cut.get("temperature", 1.0),
+            row_tokens=row_tokens,
+            rows=rows,
         )
         torch.testing.assert_close(scored, whole.logprobs(), atol=1e-5, rtol=0)
         weights, stats = losses.importance_weights(scored, whole.logprobs(), whole.mask(), 2.0)
-        assert weights[whole.mask()].mean() == pytest.approx(1, abs=1e-6) and stats["mismatch_kl"] < 1e-6
+        assert weights[whole.mask()].mean() == pytest.approx(1, abs=1e-6)
+        assert stats["mismatch_kl"] < 1e-6
 
 
 def test_rows_have_one_shape_in_a_compiled_run(policy: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long enough for the longest prompt of all problems, whichever a step draws; on a CPU rows are as long as they need to be."""
-    task, tok = ToyTask(), tokenizer.load("bytes")
+    """Long enough for the longest prompt of all problems, whichever a step draws; on a CPU rows are as long as they
+    need to be."""
+    task = ToyTask()
+    tok = tokenizer.load("bytes")
     short = task.problems("train")
     long = replace(short[0], messages=[dict(short[0].messages[0], content="x" * 30)])
     cfg = ReinforceConfig(group_size=3, max_new_tokens=4, row_tokens=16, rows=2, tags="text")
 
     def shapes() -> list[set[tuple[int, ...]]]:
-        sample, found = RolloutSampler(cfg, Engine(), policy, task, [*short, long], tok), []
+        sample = RolloutSampler(cfg, Engine(), policy, task, [*short, long], tok)
+        found = []
         for at in (0, len(short)):
             batch = sample(at, 1, seed=at)
             how = rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, torch.device("cpu"))
@@ -162,7 +191,8 @@ def test_rows_have_one_shape_in_a_compiled_run(policy: GPT, monkeypatch: pytest.
         return found
 
     first, second = shapes()
-    assert first != second and max(T for _, T in first) < max(T for _, T in second) < 64
+    assert first != second
+    assert max(T for _, T in first) < max(T for _, T in second) < 64
     monkeypatch.setattr(attention, "DENSE", ())
     assert shapes() == [{(2, attention.BLOCK)}] * 2
 
@@ -172,7 +202,8 @@ TIERS = ("none", "some", "all")
 
 def batch_of(rewards: list[list[float]], seed: int = 0) -> RolloutBatch:
     """Completion i has 1 + i tokens, a mask with a gap from three tokens on, and stops unless i is divisible by 3."""
-    rng, flat = torch.Generator().manual_seed(seed), [r for group in rewards for r in group]
+    rng = torch.Generator().manual_seed(seed)
+    flat = [r for group in rewards for r in group]
     completions = [
         Completion(
             list(range(1 + i)),
@@ -184,7 +215,8 @@ def batch_of(rewards: list[list[float]], seed: int = 0) -> RolloutBatch:
     ]
     scores = [Score(r, TIERS[(r > 0) + (r == 1)], {}, r == 1, terms={"close": r / 2}) for r in flat]
     problems = [Problem(str(p), [], None, "train") for p in range(len(rewards))]
-    prompts, texts = [[1]] * len(rewards), [""] * len(flat)
+    prompts = [[1]] * len(rewards)
+    texts = [""] * len(flat)
     return RolloutBatch(problems, prompts, completions, texts, scores, len(rewards[0]))
 
 
@@ -215,7 +247,8 @@ def test_metrics_by_hand() -> None:
 
 def test_one_rank_has_the_numbers_of_diagnose() -> None:
     batch = batch_of(torch.rand(5, 7, generator=torch.Generator().manual_seed(0)).tolist())
-    found, judged = rollout_metrics(batch, TIERS), diagnose.judge(batch.rewards, batch.correct, min_groups=1)
+    found = rollout_metrics(batch, TIERS)
+    judged = diagnose.judge(batch.rewards, batch.correct, min_groups=1)
     names = ("reward_mean", "reward_std", "exact_match", "frac_zero_std_groups", "effective_groups")
     assert [found[name] for name in names] == [getattr(judged, name) for name in names]
 
@@ -262,4 +295,5 @@ def test_a_nan_among_maxima_is_not_lost() -> None:
         for value in values:
             meter.add(ratio_max=value, logprob_mismatch=torch.tensor(value))
             meter.read()
-        assert math.isnan(meter.maxima["ratio_max"]) and math.isnan(meter.maxima["logprob_mismatch"])
+        assert math.isnan(meter.maxima["ratio_max"])
+        assert math.isnan(meter.maxima["logprob_mismatch"])

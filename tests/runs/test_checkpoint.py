@@ -60,7 +60,13 @@ def test_resuming_is_bitwise_and_samples_the_same_numbers(run: Run) -> None:
     model = tiny()
     optimizer = adamw(model)
     learn(model, optimizer, 5)
-    save(run, 5, model, optimizers=[optimizer], extra={"loader": {"cursor": 7, "order": torch.arange(3)}})
+    save(
+        run,
+        5,
+        model,
+        optimizers=[optimizer],
+        extra={"loader": {"cursor": 7, "order": torch.arange(3)}},
+    )
     expected = learn(model, optimizer, 5)
     learn(tiny(), adamw(tiny()), 3)  # disturbs every random state
     again = tiny()
@@ -69,7 +75,8 @@ def test_resuming_is_bitwise_and_samples_the_same_numbers(run: Run) -> None:
     checkpoint.restore(ckpt, again, [other])
     assert learn(again, other, 5) == expected
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
-    assert ckpt.step == 5 and ckpt.extra["loader"]["cursor"] == 7
+    assert ckpt.step == 5
+    assert ckpt.extra["loader"]["cursor"] == 7
     assert torch.equal(ckpt.extra["loader"]["order"], torch.arange(3))
 
 
@@ -80,7 +87,8 @@ def test_starting_from_a_checkpoint_leaves_the_random_states_alone(run: Run) -> 
     random.seed(5)
     before = (torch.get_rng_state(), random.getstate())
     checkpoint.restore(checkpoint.load("r"), model)
-    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
 
 
 def test_lineage_names_the_runs_and_steps_behind_the_weights(run: Run) -> None:
@@ -99,7 +107,8 @@ def test_which_checkpoints_stay(run: Run) -> None:
         save(run, step, keep_last=2)
         if step == 3:
             checkpoint.set_best(run.path, 3)
-    assert run.checkpoints() == [3, 9, 10] and pointed_step(run.path, "latest") == 10
+    assert run.checkpoints() == [3, 9, 10]
+    assert pointed_step(run.path, "latest") == 10
     save(run, 11, keep_last=0)
     save(run, 11, keep_last=0, extra={"again": 1})
     assert checkpoint.load("r").extra == {"again": 1}, "saving a step again replaces it"
@@ -120,7 +129,8 @@ def test_a_run_continues_from_the_step_before_a_damaged_one_as_the_message_says(
         checkpoint.load("r")
     shutil.rmtree(folder)
     with Run.create("r", run.config, kind=run.status["kind"], resume=True) as again:
-        assert again.resumed and checkpoint.load(again.path).extra == {"n": 3}
+        assert again.resumed
+        assert checkpoint.load(again.path).extra == {"n": 3}
         again.log(4, train_loss=4.0)
     assert again.metrics()["step"].tolist() == [3, 4]
 
@@ -138,7 +148,8 @@ def test_a_full_disk_leaves_the_former_checkpoint(run: Run, monkeypatch: pytest.
             with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
                 save(run, step, extra={"n": 4 - step})
     assert not [*(run.path / "checkpoints").glob("*.tmp"), *(run.path / "checkpoints").glob(".*")]
-    assert checkpoint.load("r@1").extra["n"] in (1, 3) and 1 in run.checkpoints()
+    assert checkpoint.load("r@1").extra["n"] in (1, 3)
+    assert 1 in run.checkpoints()
     save(run, 3)
     assert checkpoint.load("r").step == 3
 
@@ -154,7 +165,8 @@ def test_a_write_beside_training_that_fails_is_raised_at_the_next(run: Run, monk
     with checkpoint.settled():
         save(run, 4, model, wait=False)
         model[0].weight.data.zero_()  # the copy was taken before
-    assert run.checkpoints() == [1, 4] and checkpoint.load("r").model_state["0.weight"].abs().sum() > 0
+    assert run.checkpoints() == [1, 4]
+    assert checkpoint.load("r").model_state["0.weight"].abs().sum() > 0
 
 
 KILLED_WHILE_SAVING = Path(__file__).with_name("killed_while_saving.txt").read_text()  # a program

@@ -1,4 +1,5 @@
-"""Two of one name at once: one of them writes, the others get one line; shared files lose no entry; what --overwrite replaces is not lost."""
+"""Two of one name at once: one of them writes, the others get one line; shared files lose no entry; what
+--overwrite replaces is not lost."""
 
 import hashlib
 import json
@@ -44,7 +45,8 @@ while not (home / "go").exists():
 
 
 def at_once(home: Path, program: str, loads: str = "", n: int = 3) -> list[tuple[int, str, str]]:
-    """(exit code, output, last line of the errors) of n processes that run the program in the same moment; `number` differs.
+    """(exit code, output, last line of the errors) of n processes that run the program in the same moment; `number`
+    differs.
     loads: what it imports before."""
     (home / "go").unlink(missing_ok=True)
     command = [sys.executable, "-c", HEAD + loads + READY + program, str(home)]
@@ -92,7 +94,8 @@ def test_one_of_several_processes_gets_a_name_and_the_others_one_line(home: Path
     assert all("refused: run" in line for code, _, line in ended if code)
     (winner,) = [int(out) for code, out, _ in ended if code == 0]
     found = Run.open("a/r")
-    assert (found.path / "mine").read_text() == str(winner) and found.status["status"] == "finished"
+    assert (found.path / "mine").read_text() == str(winner)
+    assert found.status["status"] == "finished"
     assert "resume" in how or found.config == {"number": winner}
     assert sorted(path.name for path in (runs_dir() / "a").iterdir()) == ["r"], "no lock and no former run is left"
 
@@ -114,7 +117,9 @@ def test_threads_of_one_process_do_not_share_a_name_either(home: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(made) == 1 and len(refused) == 3 and all("in use" in str(error) for error in refused)
+    assert len(made) == 1
+    assert len(refused) == 3
+    assert all("in use" in str(error) for error in refused)
     made[0].finish()
 
 
@@ -145,7 +150,8 @@ def test_a_name_that_is_refused_stays_free_for_others_and_held_by_its_run(home: 
 
 def test_asking_who_holds_a_lock_neither_takes_nor_drops_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    assert processes.holder(path) is None and not path.exists()
+    assert processes.holder(path) is None
+    assert not path.exists()
     assert processes.lock(path)
     (tmp_path / "link").symlink_to(path)
     asked = [
@@ -158,7 +164,8 @@ def test_asking_who_holds_a_lock_neither_takes_nor_drops_it(tmp_path: Path) -> N
         done = subprocess.run(asked, capture_output=True, text=True, cwd=PROJECT, check=True)
         assert done.stdout == f"{os.getpid()}\n"
     processes.unlock(path)
-    assert processes.holder(path) is None and not path.exists()
+    assert processes.holder(path) is None
+    assert not path.exists()
 
 
 # ---- what other files commands share
@@ -248,7 +255,8 @@ def test_a_directory_that_another_process_made_meanwhile_is_kept(tmp_path: Path)
         (fresh / "a").write_text("ours")
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "b").write_text("theirs")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"] and (tmp_path / "out" / "b").read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "b").read_text() == "theirs"
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -321,7 +329,8 @@ def test_a_run_that_fails_before_its_first_step_gives_the_place_back(
     with pytest.raises(type(error)), replace_run() as run:
         begin(run)
         raise error
-    assert hashes(runs_dir() / "r") == former and [p.name for p in runs_dir().iterdir()] == ["r"]
+    assert hashes(runs_dir() / "r") == former
+    assert [p.name for p in runs_dir().iterdir()] == ["r"]
     assert run.status["status"] in ("failed", "stopped"), "what ended is told from the run that came back"
     assert Run.open("r").status["status"] == "finished"
 
@@ -329,7 +338,8 @@ def test_a_run_that_fails_before_its_first_step_gives_the_place_back(
 def test_a_run_that_was_stopped_before_its_first_step_gives_the_place_back(former: dict[str, str]) -> None:
     with replace_run() as run:
         run.stop("interrupted at step 0")
-    assert hashes(runs_dir() / "r") == former and run.status["status"] == "stopped"
+    assert hashes(runs_dir() / "r") == former
+    assert run.status["status"] == "stopped"
 
 
 BEGUN: dict[str, Callable[[Run], Any]] = {
@@ -344,7 +354,8 @@ def test_a_run_that_has_begun_stays_when_it_fails(former: dict[str, str], what: 
     with pytest.raises(ValueError), replace_run() as run:
         BEGUN[what](run)
         raise ValueError
-    assert Run.open("r").config == {"lr": 0.2} and run.status["status"] == "failed"
+    assert Run.open("r").config == {"lr": 0.2}
+    assert run.status["status"] == "failed"
     assert [p.name for p in runs_dir().iterdir()] == ["r"]
 
 
@@ -373,7 +384,11 @@ time.sleep(60)
     ],
 )
 def test_a_kill_before_the_first_step_brings_the_former_run_back(
-    former: dict[str, str], home: Path, begun: str, comes_back: bool, reader: str
+    former: dict[str, str],
+    home: Path,
+    begun: str,
+    comes_back: bool,
+    reader: str,
 ) -> None:
     (home / "go").touch()
     command = [sys.executable, "-c", HEAD + READY + KILLED % begun, str(home), "0"]
@@ -397,7 +412,8 @@ def test_a_kill_before_the_first_step_brings_the_former_run_back(
 
 def test_a_kill_between_the_two_renames_loses_nothing(former: dict[str, str]) -> None:
     (runs_dir() / "r").rename(runs_dir() / ".r.old")
-    assert paths.exists("r") and hashes(runs_dir() / "r") == former
+    assert paths.exists("r")
+    assert hashes(runs_dir() / "r") == former
 
 
 def test_a_former_run_beside_a_damaged_one_is_neither_deleted_nor_put_back(former: dict[str, str]) -> None:
@@ -434,13 +450,15 @@ def test_wandb_that_cannot_be_reached_gives_the_place_back(
     config = type("Config", (dict,), {"wandb": True})(lr=0.2)
     with raising(RunError, "not logged in"):
         Run.create("r", config, kind="test", overwrite=True)
-    assert hashes(runs_dir() / "r") == former and processes.holder(paths.lock_of(runs_dir() / "r")) is None
+    assert hashes(runs_dir() / "r") == former
+    assert processes.holder(paths.lock_of(runs_dir() / "r")) is None
 
 
 def test_a_run_is_moved_away_by_one_process_and_not_while_it_is_written(home: Path) -> None:
     Run.create("r", {}, kind="test").finish()
     Run.create("r.1", {}, kind="test").finish()
-    assert paths.move_away("r").name == "r.2" and not paths.exists("r")
+    assert paths.move_away("r").name == "r.2"
+    assert not paths.exists("r")
     (home / "go").touch()
     program = 'run = Run.create("r", {}, kind="test"); print("up", flush=True); time.sleep(60)'
     command = [sys.executable, "-c", HEAD + READY + program, str(home), "0"]

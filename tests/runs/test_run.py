@@ -78,16 +78,23 @@ def test_what_is_logged_is_what_is_read() -> None:
         run.log_samples(2, [{"text": "print('é')", "reward": 1.0}, {"text": "x", "reward": 0.0}])
     again = Run.open("r")
     frame = again.metrics()
-    assert frame["train_loss"].tolist() == [2.5, 1.5] and frame["step"].tolist() == [1, 2]
-    assert frame["verdict"][0] == "LIVE" and frame["tier/full_match"][1] == 0.5 and frame["tokens"][1] == 10
+    assert frame["train_loss"].tolist() == [2.5, 1.5]
+    assert frame["step"].tolist() == [1, 2]
+    assert frame["verdict"][0] == "LIVE"
+    assert frame["tier/full_match"][1] == 0.5
+    assert frame["tokens"][1] == 10
     assert again.evals().loc[0, ["pass@1", "n", "split"]].tolist() == [0.25, 64, "select"]
     assert again.evals()["interval"][0] == [0.1, 0.4]
     assert [r["text"] for r in again.samples()] == ["print('é')", "x"]
-    assert again.status["status"] == "finished" and again.config == dict(run_name="r", resume=False, lr=0.1, ks=[1, 8])
-    assert again.env["kind"] == "test" and again.env["argv"] == sys.argv and "torch" in again.env["versions"]
+    assert again.status["status"] == "finished"
+    assert again.config == dict(run_name="r", resume=False, lr=0.1, ks=[1, 8])
+    assert again.env["kind"] == "test"
+    assert again.env["argv"] == sys.argv
+    assert "torch" in again.env["versions"]
     board = EventAccumulator(str(run.path / "tb")).Reload()
     assert set(board.Tags()["scalars"]) == {"train_loss", "lr", "tier/full_match", "tokens", "eval/select/pass@1"}
-    assert scalars(run, "train_loss") == [(1, 2.5), (2, 1.5)] and scalars(run, "eval/select/pass@1") == [(2, 0.25)]
+    assert scalars(run, "train_loss") == [(1, 2.5), (2, 1.5)]
+    assert scalars(run, "eval/select/pass@1") == [(2, 0.25)]
 
 
 def test_only_declared_scalars_are_taken() -> None:
@@ -96,7 +103,8 @@ def test_only_declared_scalars_are_taken() -> None:
         with raising(ValueError, named):
             run.log(1, values)
     assert not (run.path / "metrics.jsonl").exists()
-    assert unit_of("pass@64") == METRICS["pass@*"] and unit_of("val_bpb") == "bits/byte"
+    assert unit_of("pass@64") == METRICS["pass@*"]
+    assert unit_of("val_bpb") == "bits/byte"
 
 
 def test_the_block_ends_the_run() -> None:
@@ -129,7 +137,8 @@ def test_a_killed_run_says_killed(home: Path) -> None:
         time.sleep(0.02)
     assert Run.open("k").status["status"] == "killed", "dead, though nobody has waited for it yet"
     process.wait()
-    assert Run.open("k").status["status"] == "killed" and "is gone" in Run.open("k").status["reason"]
+    assert Run.open("k").status["status"] == "killed"
+    assert "is gone" in Run.open("k").status["reason"]
     assert Run.open("k").metrics()["lr"].tolist() == [1.0]
     assert Run.create("k", {}, kind="t", overwrite=True).status["status"] == "running"
 
@@ -183,7 +192,9 @@ def test_runs_do_not_nest_and_foreign_folders_are_left_alone() -> None:
     (runs_dir() / "notes" / "mine.txt").write_text("keep")
     with pytest.raises(RunError, match="notes.*--run-name"):
         new("notes", overwrite=True)
-    assert exists("nano/sft") and not exists("nano") and (runs_dir() / "notes" / "mine.txt").exists()
+    assert exists("nano/sft")
+    assert not exists("nano")
+    assert (runs_dir() / "notes" / "mine.txt").exists()
 
 
 def test_a_run_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +206,9 @@ def test_a_run_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("r", "old"):
         with pytest.raises(RunError, match=os.strerror(errno.ENOSPC)):
             new(name, overwrite=True)
-    assert not exists("r") and exists("old") and [p.name for p in runs_dir().iterdir()] == ["old"]
+    assert not exists("r")
+    assert exists("old")
+    assert [p.name for p in runs_dir().iterdir()] == ["old"]
 
 
 def test_resume_drops_rows_after_the_checkpoint_when_it_writes() -> None:
@@ -210,18 +223,22 @@ def test_resume_drops_rows_after_the_checkpoint_when_it_writes() -> None:
     assert again.resumed and len(again.metrics()) == 5, "nothing is dropped before there is something new"
     again.log(4, train_loss=40.0)
     assert again.metrics()["train_loss"].tolist() == [1.0, 2.0, 3.0, 40.0]
-    assert again.evals()["step"].tolist() == [1, 2, 3] and [r["step"] for r in again.samples()] == [1, 2, 3]
+    assert again.evals()["step"].tolist() == [1, 2, 3]
+    assert [r["step"] for r in again.samples()] == [1, 2, 3]
     again.log_eval(4, {"n": 1})
-    assert again.metrics()["step"].tolist() == [1, 2, 3, 4] and again.evals()["step"].tolist() == [1, 2, 3, 4]
+    assert again.metrics()["step"].tolist() == [1, 2, 3, 4]
+    assert again.evals()["step"].tolist() == [1, 2, 3, 4]
     again.log(5, train_loss=50.0)
     again.finish()
     assert again.metrics()["step"].tolist() == [1, 2, 3, 4, 5]
-    assert len(again.env["resumed"]) == 1 and {k: again.env[k] for k in before} == before
+    assert len(again.env["resumed"]) == 1
+    assert {k: again.env[k] for k in before} == before
     assert scalars(again, "train_loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0), (5, 50.0)]
     new("early").log(1, train_loss=1.0)
     again = new("early", resume=True)  # before the first checkpoint it starts again
     again.log(1, train_loss=7.0)
-    assert not again.resumed and again.metrics()["train_loss"].tolist() == [7.0]
+    assert not again.resumed
+    assert again.metrics()["train_loss"].tolist() == [7.0]
 
 
 def test_resume_requires_the_same_settings() -> None:
@@ -293,22 +310,26 @@ run.log(step, lr=2.0)
 """
     out, _ = child(program, home).communicate(timeout=600)
     failed = int(out.split()[0])
-    assert "metrics.jsonl" in out and "--resume" in out
+    assert "metrics.jsonl" in out
+    assert "--resume" in out
     assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))
 
 
 def test_references_to_runs_and_checkpoints() -> None:
     run = new("nano/sft")
-    first, last = fake_checkpoint(run, 10), fake_checkpoint(run, 20)
+    first = fake_checkpoint(run, 10)
+    last = fake_checkpoint(run, 20)
     names = ("nano/sft", "nano/sft@latest", "nano/sft@20")
     for ref in (*names, run.path, str(run.path), run.path / "checkpoints", last, last / "meta.json"):
         assert find_checkpoint(ref) == last, ref
     assert find_checkpoint("nano/sft@10") == find_checkpoint(f"{run.path}@10") == first
     (run.path / "checkpoints" / "best").write_text("step_000010\n")
-    assert find_checkpoint("nano/sft@best") == first and run.checkpoints() == [10, 20]
+    assert find_checkpoint("nano/sft@best") == first
+    assert run.checkpoints() == [10, 20]
     assert find_run("nano/sft") == find_run(first) == find_run(last / "meta.json") == run.path
     last.rename(last.with_name(".step_000020.old"))  # its replacement was killed
-    assert run.checkpoints() == [10, 20] and find_checkpoint("nano/sft").name == ".step_000020.old"
+    assert run.checkpoints() == [10, 20]
+    assert find_checkpoint("nano/sft").name == ".step_000020.old"
 
 
 def test_the_parent_is_recorded() -> None:
@@ -325,7 +346,8 @@ def git(root: Path, *args: str) -> None:
 
 
 def test_the_commit_and_what_was_changed_since_but_not_of_a_foreign_repository(tmp_path: Path) -> None:
-    repository, inner = tmp_path / "repository", tmp_path / "repository" / "vendored"
+    repository = tmp_path / "repository"
+    inner = tmp_path / "repository" / "vendored"
     inner.mkdir(parents=True)
     project = repository / "pyproject.toml"
     project.write_text("[project]\n")
@@ -334,7 +356,9 @@ def test_the_commit_and_what_was_changed_since_but_not_of_a_foreign_repository(t
     git(repository, "add", "pyproject.toml")
     git(repository, "commit", "-qm", "first")
     clean = provenance.git_state(repository)
-    assert len(clean["commit"]) == 40 and clean["dirty"] is False and clean["dirty_hash"] is None
+    assert len(clean["commit"]) == 40
+    assert clean["dirty"] is False
+    assert clean["dirty_hash"] is None
     changed = []
     for text in ("[project]\n#", "[project]\n##"):
         project.write_text(text)
@@ -342,7 +366,8 @@ def test_the_commit_and_what_was_changed_since_but_not_of_a_foreign_repository(t
     assert all(state["dirty"] and state["commit"] == clean["commit"] for state in changed)
     assert changed[0]["dirty_hash"] != changed[1]["dirty_hash"]
     for folder in (inner, tmp_path / "absent"):
-        assert provenance.git_state(folder)["commit"] == "unknown" and provenance.git_state(folder)["reason"]
+        assert provenance.git_state(folder)["commit"] == "unknown"
+        assert provenance.git_state(folder)["reason"]
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -360,26 +385,33 @@ def test_list_show_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
     fake_checkpoint(run, 10)
     assert list_runs().set_index("run").loc["nano/rl", "step"] == 10
     code, out, _ = said(capsys, "list")
-    assert code == 0 and out == said(capsys)[1]
+    assert code == 0
+    assert out == said(capsys)[1]
     listed = [line.split()[:3] for line in out.splitlines()[1:]]
     assert listed == [["nano/rl", "reinforce", "finished"], ["nano/rl-b", "reinforce", "finished"]]
     code, out, _ = said(capsys, "show", "nano/rl")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     values = ["lr 0.5", "model.depth 2", "reward_mean 0.75 reward at step 3", "verdict LIVE at step 2", "pass@1 0.5"]
-    assert code == 0 and {"status finished", "evaluation at step 2 test", *values} <= set(lines)
+    assert code == 0
+    assert {"status finished", "evaluation at step 2 test", *values} <= set(lines)
     assert out == said(capsys, "show", str(run.path))[1]
     _, out, _ = said(capsys, "compare", "nano/rl", "nano/rl-b")
-    assert "lr" in out and "0.25" in out and "depth" not in out
+    assert "lr" in out
+    assert "0.25" in out
+    assert "depth" not in out
     assert "0.5" not in said(capsys, "compare", "nano/rl", "nano/rl")[1]
     new("b").fail("out of memory")
     (runs_dir() / "broken").mkdir()
     for name in ("config.json", "status.json"):
         (runs_dir() / "broken" / name).write_text("{")
     table = list_runs().set_index("run")
-    assert table.loc["broken", "status"] == "damaged" and table.loc["b", "reason"] == "out of memory"
+    assert table.loc["broken", "status"] == "damaged"
+    assert table.loc["b", "reason"] == "out of memory"
     for name in ("released/mini", "released/nano"):
         code, out, _ = said(capsys, "show", name)
-        assert code == 0 and "finished" in out and "started" not in out
+        assert code == 0
+        assert "finished" in out
+        assert "started" not in out
 
 
 def points(run: Run) -> dict[str, list[tuple[int, float]]]:
@@ -405,7 +437,8 @@ def test_tensorboard_keeps_training_and_each_evaluation_in_curves_of_their_own(h
 
 
 def test_no_curve_has_two_evaluations_at_one_step(home: Path) -> None:
-    """Checkpoints of two runs with the same steps, each sampled in two ways: the first of a split has the short name."""
+    """Checkpoints of two runs with the same steps, each sampled in two ways: the first of a split has the short
+    name."""
     with Run.create("judged", {}, kind="evaluate") as run:
         for number, (checkpoint, sampling) in enumerate(product(("a@2", "a@4", "nano/b@2"), ("greedy", "T=1"))):
             row = {"split": "test", "checkpoint": checkpoint, "sampling": sampling, "val_loss": float(number)}
@@ -437,12 +470,15 @@ def test_a_loop_with_wandb_sends_each_row_at_once(home: Path, monkeypatch: pytes
         run.log_eval(1, {"split": "test", "val_loss": 3.0, "n": 4})
         assert calls[-1] == ("log", {"step": 1, "eval/test/val_loss": 3.0}, {})
         run.log_samples(1, [{"text": "a < b"}, {"text": "c"}])
-        assert "\ntext: a &lt; b\n\nstep: 1\n" in calls[-1][1]["samples"] and calls[-1][1]["step"] == 1
+        assert "\ntext: a &lt; b\n\nstep: 1\n" in calls[-1][1]["samples"]
+        assert calls[-1][1]["step"] == 1
     assert calls[0][1] | {"id": "live", "config": run.config, "job_type": "sft", "resume": None} == calls[0][1]
-    assert len(calls) == 6 and calls[-1] == ("finish", {"exit_code": 0})
+    assert len(calls) == 6
+    assert calls[-1] == ("finish", {"exit_code": 0})
     with pytest.raises(ZeroDivisionError), Run.create("live", cfg, kind="sft", overwrite=True):
         1 / 0
     assert calls[-1] == ("finish", {"exit_code": 1})
     calls.clear()
     Run.create("quiet", RunSettings(run_name="quiet"), kind="sft").finish()
-    assert calls == [] and config_hash(RunSettings(wandb=True)) == config_hash(RunSettings())
+    assert calls == []
+    assert config_hash(RunSettings(wandb=True)) == config_hash(RunSettings())

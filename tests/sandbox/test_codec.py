@@ -15,12 +15,72 @@ import pytest
 from codechat_lab.sandbox import codec, seccomp
 from codechat_lab.sandbox.codec import CodecError, decode
 
-EXACT = {bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(None),
-         Decimal, Fraction, deque, type, type(...), Counter, OrderedDict, defaultdict, slice, type({}.keys()), type({}.values()),
-         type({}.items()), date, time, datetime, timedelta, timezone}  # fmt: skip
-SAMPLE = [1, -(2**80), 0.1, -0.0, 5e-324, 1.7976931348623157e308, float("nan"), "a\ud800", b"\xff", (1, [2]), {"k": {1, 2}}, frozenset({3}), 2j, range(3),
-          Decimal("1.5"), Fraction(1, 3), deque([1], 2), None, True, ..., bytearray(b"x"), {(1,): {}}, Counter("aab"), OrderedDict(b=1, a=2), defaultdict(int, a=1), slice(1, None, 2), {"k": 1}.items(),
-          date(2024, 2, 29), time(1, 2, fold=1), datetime(2024, 2, 29, tzinfo=timezone(timedelta(hours=2))), timedelta(-1, 3)]  # fmt: skip
+EXACT = {
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bytearray,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    range,
+    type(None),
+    Decimal,
+    Fraction,
+    deque,
+    type,
+    type(...),
+    Counter,
+    OrderedDict,
+    defaultdict,
+    slice,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+    date,
+    time,
+    datetime,
+    timedelta,
+    timezone,
+}
+SAMPLE = [
+    1,
+    -(2**80),
+    0.1,
+    -0.0,
+    5e-324,
+    1.7976931348623157e308,
+    float("nan"),
+    "a\ud800",
+    b"\xff",
+    (1, [2]),
+    {"k": {1, 2}},
+    frozenset({3}),
+    2j,
+    range(3),
+    Decimal("1.5"),
+    Fraction(1, 3),
+    deque([1], 2),
+    None,
+    True,
+    ...,
+    bytearray(b"x"),
+    {(1,): {}},
+    Counter("aab"),
+    OrderedDict(b=1, a=2),
+    defaultdict(int, a=1),
+    slice(1, None, 2),
+    {"k": 1}.items(),
+    date(2024, 2, 29),
+    time(1, 2, fold=1),
+    datetime(2024, 2, 29, tzinfo=timezone(timedelta(hours=2))),
+    timedelta(-1, 3),
+]
 
 
 class Mark:
@@ -65,7 +125,8 @@ def taken(data: bytes) -> bool:
 def damage(data: bytes, rng: random.Random) -> bytes:
     out = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        at, choice = rng.randrange(len(out) + 1), rng.random()
+        at = rng.randrange(len(out) + 1)
+        choice = rng.random()
         if choice < 0.3 and out:
             out[min(at, len(out) - 1)] = rng.choice(b'[]{}",:0123456789.eE-tdszbacriDQqyhkf\\ \xff\x00')
         elif choice < 0.6:
@@ -91,7 +152,8 @@ def grown(rng: random.Random, depth: int = 0) -> Any:
 
 @pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_fuzzed_messages_are_values_or_errors(count: int) -> None:
-    rng, whole = random.Random(count), encode(SAMPLE)
+    rng = random.Random(count)
+    whole = encode(SAMPLE)
     kinds_of_data = (
         lambda: damage(whole, rng),
         lambda: json.dumps(grown(rng)).encode(),
@@ -103,17 +165,51 @@ def test_fuzzed_messages_are_values_or_errors(count: int) -> None:
 
 def test_samples_round_trip() -> None:
     back = decode(encode(SAMPLE), refer)
-    assert repr(back) == repr(SAMPLE) and kinds(back) == kinds(SAMPLE)
+    assert repr(back) == repr(SAMPLE)
+    assert kinds(back) == kinds(SAMPLE)
 
 
 @pytest.mark.parametrize(
     "text",
-    ['{"t": 1}', '{"t": []', "{}", '{"t": [], "d": []}', '{"d": [[1]]}', '{"d": [[[], 1]]}', '{"s": [[]]}', '{"r": [1, 2]}',
-     '{"r": [1, 2, 0]}', '{"r": [1, true, 1]}', '{"f": "1.0"}', '{"Q": [1, 0]}', '{"i": "zz"}', '{"D": "x"}', '{"y": "eval"}', '{"b": "\\u0100"}',
-     '{"n": ["P", ["class"], [1]]}', '{"n": ["P", ["x"], []]}', '{"n": ["P y", ["x"], [1]]}', '{"m": [1, []]}', '{"v": ["pop", []]}',
-     '{"T": ["date", 0, 0, 0]}', '{"T": ["timedelta", 1e300]}', '{"T": ["eval", 1]}', '{"l": [1]}', '{"k": [[[], 1]]}', '{"p": ["os", "system"]}',
-     '{"h": "1"}', '{"h": 100}', "NaN", "[Infinity]", "\xff", "", "9" * 5000, "[" * 102 + "]" * 102, "[" * 10**6],
-)  # fmt: skip
+    [
+        '{"t": 1}',
+        '{"t": []',
+        "{}",
+        '{"t": [], "d": []}',
+        '{"d": [[1]]}',
+        '{"d": [[[], 1]]}',
+        '{"s": [[]]}',
+        '{"r": [1, 2]}',
+        '{"r": [1, 2, 0]}',
+        '{"r": [1, true, 1]}',
+        '{"f": "1.0"}',
+        '{"Q": [1, 0]}',
+        '{"i": "zz"}',
+        '{"D": "x"}',
+        '{"y": "eval"}',
+        '{"b": "\\u0100"}',
+        '{"n": ["P", ["class"], [1]]}',
+        '{"n": ["P", ["x"], []]}',
+        '{"n": ["P y", ["x"], [1]]}',
+        '{"m": [1, []]}',
+        '{"v": ["pop", []]}',
+        '{"T": ["date", 0, 0, 0]}',
+        '{"T": ["timedelta", 1e300]}',
+        '{"T": ["eval", 1]}',
+        '{"l": [1]}',
+        '{"k": [[[], 1]]}',
+        '{"p": ["os", "system"]}',
+        '{"h": "1"}',
+        '{"h": 100}',
+        "NaN",
+        "[Infinity]",
+        "\xff",
+        "",
+        "9" * 5000,
+        "[" * 102 + "]" * 102,
+        "[" * 10**6,
+    ],
+)
 def test_invalid_messages_are_errors(text: str) -> None:
     with pytest.raises(CodecError):
         decode(text.encode("latin-1"), refer)
@@ -127,7 +223,10 @@ def test_a_namedtuple_arrives_with_its_name_and_fields_and_nothing_else() -> Non
         __hash__ = None
 
     back = decode(encode(Lying(1, [2])), refer)
-    assert back == (1, [2]) and back.x == 1 and back._fields == ("x", "y") and type(back).__mro__[1:] == (tuple, object)
+    assert back == (1, [2])
+    assert back.x == 1
+    assert back._fields == ("x", "y")
+    assert type(back).__mro__[1:] == (tuple, object)
     assert repr(back) == "Lying(x=1, y=[2])"
 
 
@@ -144,7 +243,8 @@ def test_methods_of_lying_subclasses_are_not_called() -> None:
             raise AssertionError("asked")
 
     value = decode(encode([Liar(3), Lists([Liar(4)])]), refer)
-    assert value == [3, [4]] and kinds(value) == {list, int}
+    assert value == [3, [4]]
+    assert kinds(value) == {list, int}
 
 
 def test_an_object_that_is_not_data_needs_a_reference() -> None:
@@ -169,7 +269,12 @@ def test_long_messages_are_errors_before_they_are_read() -> None:
             b.recv(200) and codec.receive(b, 100)
 
 
-def run_filter(steps: bytes, number: int, args: tuple[int, ...] = (), arch: int = seccomp.ARCH_X86_64) -> int:
+def run_filter(
+    steps: bytes,
+    number: int,
+    args: tuple[int, ...] = (),
+    arch: int = seccomp.ARCH_X86_64,
+) -> int:
     """The filter's result, by the rules of the kernel's interpreter."""
     data = struct.pack("iIQ6Q", number, arch, 0, *(args + (0,) * 6)[:6])
     program = [struct.unpack_from("HBBI", steps, at) for at in range(0, len(steps), 8)]
@@ -201,11 +306,15 @@ def test_the_filter_allows_listed_calls_and_no_others() -> None:
 
 def test_the_filter_looks_at_arguments() -> None:
     assert both(seccomp.CLONE, 0x3D0F00)
-    assert not both(seccomp.CLONE, 0x11) and not both(seccomp.CLONE, 0x3D0F00 | 1 << 32)
+    assert not both(seccomp.CLONE, 0x11)
+    assert not both(seccomp.CLONE, 0x3D0F00 | 1 << 32)
     assert not both(seccomp.CLONE, 0x3D0F00 | 0x10000000), "a user namespace"
-    assert both(seccomp.KILL_NR, 7, 9) and not both(seccomp.KILL_NR, 1, 9) and not both(seccomp.TGKILL, 1, 1, 9)
+    assert both(seccomp.KILL_NR, 7, 9)
+    assert not both(seccomp.KILL_NR, 1, 9)
+    assert not both(seccomp.TGKILL, 1, 1, 9)
     assert both(seccomp.SOCKETPAIR, 1) and not both(seccomp.SOCKETPAIR, 2) and not both(41, 2), "socket"
-    assert both(seccomp.PRLIMIT, 0) and not both(seccomp.PRLIMIT, 5)
+    assert both(seccomp.PRLIMIT, 0)
+    assert not both(seccomp.PRLIMIT, 5)
     assert both(seccomp.IOCTL_NR, 3, 0x5401) and not both(seccomp.IOCTL_NR, 3, 0x5412), "TIOCSTI types into a terminal"
     assert both(seccomp.FCNTL_NR, 3, 1) and not both(seccomp.FCNTL_NR, 3, 8), "F_SETOWN"
     shared = seccomp.shared_program()

@@ -124,7 +124,15 @@ NOTHING = {
 
 
 def judged(pool: Pool, code: str, tests: list[str], **more: Any) -> Any:
-    return pool.run(Program(code=textwrap.dedent(code), tests=tests, entry_points=("add",), timeout_s=4.0, **more))
+    return pool.run(
+        Program(
+            code=textwrap.dedent(code),
+            tests=tests,
+            entry_points=("add",),
+            timeout_s=4.0,
+            **more,
+        )
+    )
 
 
 @pytest.mark.parametrize("tests", STYLES.values(), ids=STYLES)
@@ -161,7 +169,8 @@ def test_a_constant_of_the_program_counts_as_used(pool: Pool) -> None:
 
 def test_a_value_that_the_set_up_asked_for_counts_as_used(pool: Pool) -> None:
     right, wrong = (judged(pool, code, ["assert total == 3"], setup="total = add(1, 2)") for code in (RIGHT, WRONG))
-    assert right.passed and not wrong.passed
+    assert right.passed
+    assert not wrong.passed
 
 
 def test_a_timeout_inside_a_test_case_is_one(pool: Pool) -> None:
@@ -173,4 +182,5 @@ def test_a_timeout_inside_a_test_case_is_one(pool: Pool) -> None:
 def test_a_lost_process_inside_a_test_case_is_named(pool: Pool) -> None:
     tests = ["import unittest\nclass T(unittest.TestCase):\n    def test_add(self): self.assertEqual(add(1, 2), 3)"]
     verdict = judged(pool, "import os\ndef add(a, b): os._exit(0)", tests)
-    assert "lost" in verdict.reason and not verdict.passed
+    assert "lost" in verdict.reason
+    assert not verdict.passed

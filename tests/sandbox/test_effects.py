@@ -60,9 +60,16 @@ def made_host() -> Iterator[Host]:
     for path, mode in ((folder, 0o777), (folder / "home", 0o777), (folder / "precious", 0o666)):
         path.chmod(mode)
     argv = [python(), "-S", "-c", VICTIM]
-    victim = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={"SECRET": SECRET}, **as_user())
+    victim = subprocess.Popen(
+        argv,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"SECRET": SECRET},
+        **as_user(),
+    )
     name = f"codechat-{os.getpid()}-{time.monotonic_ns()}"
-    tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    tcp = socket.create_server(("127.0.0.1", 0))
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     udp.bind(("127.0.0.1", 0))
     abstract = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     abstract.bind("\0" + name)
@@ -161,7 +168,8 @@ def code_of(reach: str, host: Host) -> str:
 def test_reaches_out_naively_and_not_here(reach: str, hosts: Iterator[Host], pool: Pool) -> None:
     if reach == "pin another process" and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("there is one processor")
-    happened, host = HAPPENED[reach], next(hosts)
+    happened = HAPPENED[reach]
+    host = next(hosts)
     script = code_of(reach, host) + "\nassert attempt() == 'done'\n"
     home = {"HOME": str(host.folder / "home"), "PATH": "/usr/bin:/bin"}
     how = dict(timeout=20, cwd=host.folder, env=home, check=True, capture_output=True)
@@ -170,7 +178,8 @@ def test_reaches_out_naively_and_not_here(reach: str, hosts: Iterator[Host], poo
     Path(f"/dev/shm/{host.names['name']}").unlink(missing_ok=True)
     host = next(hosts)
     pool.run(Program(code=code_of(reach, host), tests=TRY, entry_points=("attempt",), timeout_s=2.0))
-    assert not happened(host) and host.victim.poll() is None
+    assert not happened(host)
+    assert host.victim.poll() is None
 
 
 @pytest.mark.slow
@@ -181,8 +190,16 @@ def test_the_next_program_finds_everything_in_order(row: dict[str, str], pool: P
     harmless = "output" in name
     code = f"def attempt():\n{textwrap.indent(body, '    ')}\n    return 'done'"
     code = body if body.startswith("# whole") else code
-    free, start = shutil.disk_usage("/").free, time.monotonic()
-    selfish = pool.run(Program(code=code, tests=[test], entry_points=("attempt",), timeout_s=30.0 if harmless else 1.0))
+    free = shutil.disk_usage("/").free
+    start = time.monotonic()
+    selfish = pool.run(
+        Program(
+            code=code,
+            tests=[test],
+            entry_points=("attempt",),
+            timeout_s=30.0 if harmless else 1.0,
+        )
+    )
     assert time.monotonic() - start < 90, "the pool hung"
     assert selfish.passed == harmless, selfish
     assert pool.run(Program(code="def attempt(): return 'done'", tests=TRY)).passed
@@ -195,7 +212,8 @@ def test_killing_its_own_parent_kills_no_judge(pool: Pool) -> None:
     judge = next(iter(pool.judges.values()))
     code = "import os\ndef attempt():\n    os.kill(os.getppid(), 9)\n    return 'done'"
     assert not pool.run(Program(code=code, tests=TRY, entry_points=("attempt",))).passed
-    assert next(iter(pool.judges.values())) is judge and judge.process.poll() is None
+    assert next(iter(pool.judges.values())) is judge
+    assert judge.process.poll() is None
 
 
 def test_programs_see_nothing_of_the_trainers_environment(pool: Pool) -> None:

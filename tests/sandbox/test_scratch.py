@@ -89,7 +89,12 @@ def code_of(body: str) -> str:
     return PROGRAM.format(body=textwrap.indent(body, "    "))
 
 
-def judged(pool: Pool, body: str, test: str = "assert f() == 'done', f()", timeout_s: float = 5.0) -> Verdict:
+def judged(
+    pool: Pool,
+    body: str,
+    test: str = "assert f() == 'done', f()",
+    timeout_s: float = 5.0,
+) -> Verdict:
     return pool.run(Program(code=code_of(body), tests=[test], timeout_s=timeout_s))
 
 
@@ -121,7 +126,8 @@ def test_a_program_that_fills_the_folder_is_ended(body: str, pool: Pool) -> None
     place = scratch._place()
     before = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
     verdict = judged(pool, body, timeout_s=20.0)
-    assert not verdict.passed and "64 MiB" in verdict.reason
+    assert not verdict.passed
+    assert "64 MiB" in verdict.reason
     assert judged(pool, "return '' if os.listdir() else 'done'").passed, "the next program finds an empty folder"
     left = before - os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
     assert left < 200 << 20
@@ -152,14 +158,17 @@ def test_a_test_does_to_no_file_of_the_host_what_a_program_names(act: str, pool:
     (tmp_path / "precious").write_text("precious")
     code = f"def f(): return {str(tmp_path / 'precious')!r}"
     verdict = pool.run(Program(code=code, tests=[f"import os, shutil\n{act}"]))
-    assert not verdict.passed and "PermissionError" in verdict.reason
+    assert not verdict.passed
+    assert "PermissionError" in verdict.reason
     assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_a_test_that_leaves_the_folder_changes_nothing_for_the_next(pool: Pool) -> None:
     code = "def f(path): return open(path).read()"
-    tests = ["import os, tempfile\nos.chdir(tempfile.mkdtemp())\nopen('x', 'w').write('done')\nassert f(os.path.abspath('x')) == 'done'",
-             "open('y', 'w').write('done')\nassert f('y') == 'done'"]  # fmt: skip
+    tests = [
+        "import os, tempfile\nos.chdir(tempfile.mkdtemp())\nopen('x', 'w').write('done')\nassert f(os.path.abspath('x')) == 'done'",
+        "open('y', 'w').write('done')\nassert f('y') == 'done'",
+    ]
     with Pool(1) as one:
         assert [one.run(Program(code=code, tests=[test])).passed for test in tests] == [True, True]
 
@@ -186,8 +195,14 @@ def test_programs_at_the_same_time_do_not_reach_each_other(pool: Pool) -> None:
         assert time.monotonic() < end
         time.sleep(0.01)
     (other,) = there
-    for attempt in (f"open('{other}/secret').read()", f"os.listdir('{other}')", f"open('{other}/new', 'w')",
-                    f"os.unlink('{other}/secret')", f"os.chmod('{other}/secret', 0)", f"os.truncate('{other}/secret', 0)"):  # fmt: skip
+    for attempt in (
+        f"open('{other}/secret').read()",
+        f"os.listdir('{other}')",
+        f"open('{other}/new', 'w')",
+        f"os.unlink('{other}/secret')",
+        f"os.chmod('{other}/secret', 0)",
+        f"os.truncate('{other}/secret', 0)",
+    ):
         body = f"try:\n    {attempt}\nexcept OSError:\n    pass\nelse:\n    return 'chmod' if 'chmod' in {attempt!r} else 'reached'\nreturn 'stopped'"
         assert judged(pool, body, "assert f() in ('stopped', 'chmod'), f()").passed, attempt
     assert (other / "secret").stat().st_mode & 0o777
@@ -207,7 +222,8 @@ def test_a_judge_that_hangs_leaves_no_folder(pool: Pool) -> None:
     before = set(folders())
     with Pool(1) as one:
         honest = judged(one, "open('x', 'w')\nreturn range(10**12)", "assert sum(f()) == 0", timeout_s=0.3)
-        assert honest.stage == "judge" and set(folders()) <= before
+        assert honest.stage == "judge"
+        assert set(folders()) <= before
 
 
 def test_what_a_killed_trainer_left_is_removed_by_the_next(pool: Pool) -> None:
@@ -217,7 +233,12 @@ def test_what_a_killed_trainer_left_is_removed_by_the_next(pool: Pool) -> None:
         "future = pool.submit(Program(code=code, tests=['assert f()'], timeout_s=30.0))\n"
         "while not pool.judges: pass\nprint(next(iter(pool.judges.values())).told['folder'], flush=True)\nfuture.result()"
     )
-    trainer = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", source],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     left = Path(trainer.stdout.readline().strip())
     end = time.monotonic() + 5
     while not (left / "x").exists():
@@ -240,7 +261,8 @@ def test_a_folder_in_use_is_not_removed(pool: Pool) -> None:
         mine = Path(next(iter(one.judges.values())).told["folder"])
         with Pool(1) as other:
             assert judged(other, "return 'done'").passed
-        assert mine.exists() and judged(one, "open('x', 'w').write('x')\nreturn 'done'").passed
+        assert mine.exists()
+        assert judged(one, "open('x', 'w').write('x')\nreturn 'done'").passed
 
 
 REACHING = """import fcntl, os
@@ -279,7 +301,8 @@ def test_emptying_follows_no_link(tmp_path: Path) -> None:
     fd = os.open(top, scratch.DIRECTORY)
     scratch.empty(fd)
     os.close(fd)
-    assert not list(top.iterdir()) and (tmp_path / "outside/precious").read_text() == "x"
+    assert not list(top.iterdir())
+    assert (tmp_path / "outside/precious").read_text() == "x"
 
 
 def test_where_no_place_is_writable_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +321,14 @@ def test_an_ordinary_user_has_a_folder_too() -> None:
         f"with Pool(1) as pool:\n    for _ in range(2):\n        v = pool.run(Program(code={code!r}, tests=['assert f() == \"done\"']))\n"
         "        assert v.passed, v.reason\nprint('ok')"
     )
-    done = subprocess.run([python(), "-c", source], cwd="/", capture_output=True, text=True, timeout=60, **as_user())
+    done = subprocess.run(
+        [python(), "-c", source],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **as_user(),
+    )
     if "ModuleNotFoundError" in done.stderr or "SyntaxError" in done.stderr:
         pytest.skip("no Python 3.11 and project that an ordinary user could read")
     assert done.stdout == "ok\n", done.stderr

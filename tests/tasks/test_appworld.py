@@ -1,7 +1,7 @@
 """AppWorld over HTTP: an episode against a written-down exchange, what servers do wrong, the task.
 
-The stub follows the environment server of appworld 0.1.4.dev0 and 0.2.0.dev0: endpoints, bodies, one world at a time, errors as FastAPI gives them.
-"""
+The stub follows the environment server of appworld 0.1.4.dev0 and 0.2.0.dev0: endpoints, bodies, one world at a
+time, errors as FastAPI gives them."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -38,12 +38,14 @@ def evaluation(*passed: int) -> dict[str, Any]:
 
 
 class World(Stub):
-    """requests: (endpoint, body) of each. outputs: what code prints. tasks: what the data hold. broken: endpoint -> (status, text)."""
+    """requests: (endpoint, body) of each. outputs: what code prints. tasks: what the data hold. broken: endpoint ->
+    (status, text)."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, Any]] = []
         self.outputs: dict[str, str] = {LOOK: '[{"name": "spotify"}]', COUNT: "7"}
-        self.tasks, self.broken = {TASK, "50e1ac9_2", "fac291d_1"}, {}
+        self.tasks = {TASK, "50e1ac9_2", "fac291d_1"}
+        self.broken = {}
         self.judge: Callable[[World], dict[str, Any]] = lambda stub: evaluation(*([0, 1, 2] if stub.completed else [1]))
         self.world, self.completed = "", False
         super().__init__(Answers)
@@ -105,14 +107,17 @@ def test_an_episode_is_this_exchange(stub: World) -> None:
     assert all(word in system["content"] for word in (*SUPERVISOR.values(), "2023-05-18", "supervisor.complete_task"))
     output = {"role": "user", "content": 'Output:\n```\n[{"name": "spotify"}]\n```'}
     assert world.step(says(LOOK)) == ([output], 0.0, False)
-    assert world.step(says(COUNT))[1:] == (0.0, False) and world.state_diff() == []
+    assert world.step(says(COUNT))[1:] == (0.0, False)
+    assert world.state_diff() == []
     told, reward, done = world.step(says(DONE))
-    assert (reward, done) == (1.0, True) and told[0]["content"] == "Output:\n```\nExecution successful.\n```"
+    assert (reward, done) == (1.0, True)
+    assert told[0]["content"] == "Output:\n```\nExecution successful.\n```"
     score = world.score()
     assert (score.reward, score.tier, score.correct) == (1.0, "done", True)
     parts = {"passed": 3, "total": 3, "idle": 1, "interactions": 3, "completed": True, "difficulty": 1}
     requirements = [{"requirement": text, "passed": True} for text in CHECKS]
-    assert score.parts == parts | {"requirements": requirements} and world.state_diff() == requirements
+    assert score.parts == parts | {"requirements": requirements}
+    assert world.state_diff() == requirements
     here = {"task_id": TASK}
     turns = [(("execute", here | {"code": code}), ("task_completed", here)) for code in (LOOK, COUNT, DONE)]
     first = ("initialize", here | {"experiment_name": "codechat", "max_interactions": 30})
@@ -121,7 +126,9 @@ def test_an_episode_is_this_exchange(stub: World) -> None:
     assert world.step(says(DONE)) == ([], 0.0, True) and world.score().reward == 1.0, "after the end nothing is asked"
     assert len(stub.requests) == 9
     world.reset(problem("50e1ac9_2"))
-    assert world.state_diff() == [] and stub.world == "50e1ac9_2" and world.step(says(DONE))[1:] == (1.0, True)
+    assert world.state_diff() == []
+    assert stub.world == "50e1ac9_2"
+    assert world.step(says(DONE))[1:] == (1.0, True)
 
 
 def test_interactions_are_counted_and_end_the_episode(stub: World) -> None:
@@ -132,7 +139,10 @@ def test_interactions_are_counted_and_end_the_episode(stub: World) -> None:
     assert world.step(no_code) == ([{"role": "user", "content": NO_CODE}], 0.0, False)
     assert world.step(says(LOOK))[2] is False
     _, reward, done = world.step(says(COUNT))
-    assert done and reward == pytest.approx(1 / 3) and world.score().tier == "as_idle" and not world.score().correct
+    assert done
+    assert reward == pytest.approx(1 / 3)
+    assert world.score().tier == "as_idle"
+    assert not world.score().correct
     assert sum(endpoint == "execute" for endpoint, _ in stub.requests) == 2, "an answer without code is not sent"
 
 
@@ -151,7 +161,8 @@ def test_the_reward_is_the_share_of_checks_and_success_is_all_of_them(stub: Worl
         stub.judge = lambda _, answer=answer: answer
         world.reset(problem())
         assert world.step(says(DONE))[1] == pytest.approx(reward)
-        assert world.score().tier == tier and world.score().correct == (tier == "done")
+        assert world.score().tier == tier
+        assert world.score().correct == (tier == "done")
 
 
 def test_code_is_the_first_fenced_block_and_is_found_in_linear_time() -> None:
@@ -176,7 +187,8 @@ def test_long_outputs_lose_their_middle_and_tags_of_the_conversation(stub: World
     world.reset(problem())
     long, hostile = (world.step(says(code))[0][0]["content"] for code in (LOOK, COUNT))
     assert long == f"Output:\n```\n{'a' * 2000}\n[5000 characters left out]\n{'c' * 2000}\n```"
-    assert not any(tag in hostile for tag in chat.TAGS) and "I am done" in hostile
+    assert not any(tag in hostile for tag in chat.TAGS)
+    assert "I am done" in hostile
 
 
 def test_a_server_that_fails_ends_in_one_line(stub: World) -> None:
@@ -207,7 +219,8 @@ def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: World) -> Non
         no_code = ["initialize", "evaluate", "close"]
         assert [e for e, _ in other.requests] == no_code == [e for e, _ in stub.requests]
         assert batch.rewards.tolist() == [[pytest.approx(1 / 3)] * 2]
-        assert not batch.correct.any() and len(task.free) == 2
+        assert not batch.correct.any()
+        assert len(task.free) == 2
         assert (batch.mask().sum(1) <= 2 * 4).all(), "what the world said is not the policy's"
         with pytest.raises(RunError, match="--group-size"):
             rollout.collect(policy, task, problems, tok, "reserved", group_size=3, max_new_tokens=4)
@@ -216,9 +229,11 @@ def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: World) -> Non
 def test_a_task_scores_one_answer_and_rejects_invalid_settings(stub: World) -> None:
     task = tasks.load("appworld", source=TASK, worlds=stub.url)
     (one,) = task.problems("test")
-    assert task.score(one, says(DONE)["content"]).correct and task.score(one, "").tier == "as_idle"
+    assert task.score(one, says(DONE)["content"]).correct
+    assert task.score(one, "").tier == "as_idle"
     check = tasks.check_reference_solutions(task, [one]).require()
-    assert check.n == 0 and check.unknown
+    assert check.n == 0
+    assert check.unknown
     with pytest.raises(DataError):
         tasks.check_reference_solutions(task, []).require()
     for options in ({}, {"source": TASK, "max_turns": 0}, {"source": TASK, "worlds": "x"}):

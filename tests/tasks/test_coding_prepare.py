@@ -24,7 +24,8 @@ ADD = "def add(a, b):\n    return a + b"
 def prepare(tmp_path: Path, *rows: dict[str, Any], words: tuple[str, ...] = ()) -> Any:
     """(conversations of every split, counts of the source) of a file with these rows."""
     tmp_path.mkdir(exist_ok=True)
-    source, out = write(tmp_path / "rows.jsonl", list(rows)), tmp_path / "out"
+    source = write(tmp_path / "rows.jsonl", list(rows))
+    out = tmp_path / "out"
     jsonl.prepare("code", out, "--source", source, *words)
     written = [r for path in sorted(out.glob("programs.*.jsonl")) for r in rows_of(path)]
     return written, json.loads((out / "manifest.json").read_text())["sources"]["rows.jsonl"]
@@ -51,7 +52,9 @@ def test_alpaca_rows_are_filtered_by_what_their_answer_is(tmp_path: Path) -> Non
         alpaca("Too long.", "x = [" + "1, " * 2000 + "]"),
     )
     assert [[m["content"] for m in r["messages"]] for r in sorted(written, key=lambda r: len(str(r)))] == [
-        ["Add two numbers.", ADD], ["Use the input.\n\n1, 2", ADD + "\nprint(add(1, 2))"]]  # fmt: skip
+        ["Add two numbers.", ADD],
+        ["Use the input.\n\n1, 2", ADD + "\nprint(add(1, 2))"],
+    ]
     skipped = {"duplicate": 1, "no_python": 2, "few_tokens": 1, "too_long": 1}
     assert counts == {"kept": 2, "dropped": {}, "skipped": skipped}
 
@@ -71,7 +74,8 @@ def test_the_docstring_of_a_file_is_its_request(tmp_path: Path) -> None:
     written, counts = prepare(tmp_path, *({"content": text} for text in texts))
     (row,) = written
     request = "Write a Python module for this description:\n\nAdds numbers, two at a time."
-    assert row["messages"][0]["content"] == request and row["domain"] == "programs"
+    assert row["messages"][0]["content"] == request
+    assert row["domain"] == "programs"
     assert row["messages"][1]["content"].endswith(ADD)
     assert counts["skipped"] == {"short_docstring": 2, "no_python": 1, "too_long": 1}
 
@@ -79,7 +83,8 @@ def test_the_docstring_of_a_file_is_its_request(tmp_path: Path) -> None:
 def test_only_mbpps_prompt_split_is_for_sft_and_humaneval_never_is(tmp_path: Path) -> None:
     for prompt, rl in ((2, 700), ("2", "700")):  # the number of a row may be text
         written, counts = prepare(tmp_path, mbpp(prompt), mbpp(rl))
-        assert len(written) == 1 and counts["skipped"] == {"for_rl": 1}
+        assert len(written) == 1
+        assert counts["skipped"] == {"for_rl": 1}
     task = tasks.load("mbpp", source=str(write(tmp_path / "mbpp.jsonl", [mbpp(2)])))
     assert written[0]["messages"][0] == task.worked[0].messages[0], "SFT and the task ask in the same words"
     for number in (11, 510, 511, 600):
@@ -94,11 +99,20 @@ def test_only_mbpps_prompt_split_is_for_sft_and_humaneval_never_is(tmp_path: Pat
 
 def test_cells_that_hold_no_text_are_counted_by_reason(tmp_path: Path) -> None:
     codeforces = {"problem-description": "Add.", "input-specification": 5, "code": ADD}
-    no_request = [alpaca(5, ADD), alpaca("Add.", ADD, ["x"]), codeforces, mbpp(2, text=5), mbpp(2, test_list=None), mbpp(2, test_list=[5])]  # fmt: skip
+    no_request = [
+        alpaca(5, ADD),
+        alpaca("Add.", ADD, ["x"]),
+        codeforces,
+        mbpp(2, text=5),
+        mbpp(2, test_list=None),
+        mbpp(2, test_list=[5]),
+    ]
     no_answer = [alpaca("Add.", ["x"]), {"content": 5}, {"problem-description": "Add.", "code": 5}, mbpp(2, code=None)]
     rows = [alpaca("Add two numbers.", ADD, None), *no_request, *no_answer]
     written, counts = prepare(tmp_path, *rows, words=("--max-lost", "1"))
-    assert len(written) == 1 and counts["dropped"] == {"no_request": 6, "no_answer": 4} and not counts["skipped"]
+    assert len(written) == 1
+    assert counts["dropped"] == {"no_request": 6, "no_answer": 4}
+    assert not counts["skipped"]
     for refused in ([alpaca("a", ADD), alpaca("a", "")], [{"question": "a", "answer": "b"}]):
         with pytest.raises(DataError):
             prepare(tmp_path, *refused)
@@ -113,7 +127,8 @@ def test_neutral_prompts_and_tools_take_their_shares_and_lose_no_row(tmp_path: P
     system = [(r["messages"][0]["content"], r["meta"]["tools_present"]) for r in written if len(r["messages"]) == 3]
     assert all(("Functions:" in text) == tools for text, tools in system)
     with_tools = sum(tools for _, tools in system)
-    assert 20 <= with_tools <= 60 and 55 <= len(system) - with_tools <= 105
+    assert 20 <= with_tools <= 60
+    assert 55 <= len(system) - with_tools <= 105
     for words in (["--neutral-share", "0.7", "--negatives-share", "0.6"], ["--max-lost", "2"]):
         with pytest.raises(ConfigError, match=words[0][2:].replace("-", ".")):
             command.main(["code", *words])
@@ -124,7 +139,8 @@ def test_every_program_does_what_it_should(tmp_path: Path) -> None:
     scope = {"path": str(tmp_path / "file.txt")}
     for program in programs:
         exec(program["code"], scope)
-    assert len(programs) >= 70 and [p["holds"] for p in programs if not eval(p["holds"], scope)] == []
+    assert len(programs) >= 70
+    assert [p["holds"] for p in programs if not eval(p["holds"], scope)] == []
 
 
 def test_requests_are_new_to_the_natural_ones_and_to_other_splits() -> None:
@@ -132,7 +148,8 @@ def test_requests_are_new_to_the_natural_ones_and_to_other_splits() -> None:
     known = contamination.search(read_requests(), [(m["content"], True) for r in rows for m in r["messages"]])
     assert set(known) == {"code-01"}  # "write quicksort" itself
     by_split = {s: {r["messages"][0]["content"] for r in rows if r["meta"]["split"] == s} for s in SPLITS[:3]}
-    assert len(rows) == sum(map(len, by_split.values())) and min(map(len, by_split.values())) > 50
+    assert len(rows) == sum(map(len, by_split.values()))
+    assert min(map(len, by_split.values())) > 50
     assert len({r["id"] for r in rows}) == len(rows)
 
 
@@ -140,7 +157,8 @@ def test_the_data_stage_writes_them_where_requested(tmp_path: Path) -> None:
     words = ["--tokenizer", "bytes", "--max-examples", "20"]
     plain = coding.prepare_sft(parse(coding.SftConfig, [*words, "--out", str(tmp_path / "plain")]))
     manifest = coding.prepare_sft(parse(coding.SftConfig, [*words, "--short", "--out", str(tmp_path / "short")]))
-    assert "short" in manifest["domains"] and "short" not in plain["domains"]
+    assert "short" in manifest["domains"]
+    assert "short" not in plain["domains"]
     rows = list(conversations.read(tmp_path / "short" / "short.train.jsonl"))
     assert all(row["messages"][-1]["content"].startswith(("def ", "class ")) for row in rows)
     assert {row["meta"]["tools_present"] for row in rows} == {True, False}  # code is code, whatever is on offer

@@ -73,25 +73,30 @@ def test_a_file_gives_a_task_with_its_options_and_a_weighted_mean_of_rewards(fil
     right, wrong, words = (task.score(problem, text) for text in ("14", "15", "a long text"))
     assert (right.reward, right.correct, right.tier) == (1.0, True, "full")
     assert (wrong.reward, wrong.correct, wrong.tier) == (0.25, False, "some")  # 3 * 0 + 1 * 1 of 4
-    assert words.reward == 0 and words.tier == "none"
+    assert words.reward == 0
+    assert words.tier == "none"
     assert wrong.terms == {"exact": 0.0, "form_digits": 1.0, "form_short": 1.0}
 
 
 def test_the_splits_share_no_prompt_and_none_is_empty():
     task = Doubles()
     parts = [{p.id for p in task.problems(split)} for split in ("train", "select", "test")]
-    assert all(parts) and sum(map(len, parts)) == len(set.union(*parts)) == 40 and len(parts[0]) >= 28
+    assert all(parts)
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 40
+    assert len(parts[0]) >= 28
     assert [p.id for p in task.problems("train", 5, seed=1)] == [p.id for p in Doubles().problems("train", 5, seed=1)]
     assert all(p.meta.keys() == {"level"} for p in task.problems("train"))
     scores = [task.score(task.problems("train")[0], text) for text in ("", "x" * 10)]  # weight 0 is logged, not trained
-    assert [s.reward for s in scores] == [0, 0] and [s.terms["length"] for s in scores] == [0, 1]
+    assert [s.reward for s in scores] == [0, 0]
+    assert [s.terms["length"] for s in scores] == [0, 1]
 
 
 def test_rows_name_their_split_or_come_from_a_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row | {"split": "test", "reference": "x"}) + "\n" for row in ROWS[:3]))
     task = Doubles(source=str(path))
-    assert len(task.problems("test")) == 3 and task.gold(task.problems("test")[0]) == "x"
+    assert len(task.problems("test")) == 3
+    assert task.gold(task.problems("test")[0]) == "x"
     with pytest.raises(DataError):
         task.problems("train")
 
@@ -106,7 +111,8 @@ def test_rows_with_one_prompt_and_other_answers_are_all_kept_in_one_split_and_re
     splits: dict[str, set[str]] = {}
     for problem in task.rows:
         splits.setdefault(problem.messages[0]["content"], set()).add(problem.split)
-    assert all(len(found) == 1 for found in splits.values()) and set.union(*splits.values()) >= {
+    assert all(len(found) == 1 for found in splits.values())
+    assert set.union(*splits.values()) >= {
         "train",
         "select",
         "test",
@@ -157,11 +163,18 @@ def within(completion, problem, most):
 
 
 def parts(completion, problem):
-    return {"a": np.float64(1), "b": torch.ones(1), "c": Fraction(1, 2), "d": torch.tensor(completion == problem.gold)}
+    return {
+        "a": np.float64(1),
+        "b": torch.ones(1),
+        "c": Fraction(1, 2),
+        "d": torch.tensor(completion == problem.gold),
+    }
 
 
 def trl(prompts, completions, level, **columns):
-    assert prompts[0].startswith("Double") and columns["gold"] and level[0] in (0, 1, 2)
+    assert prompts[0].startswith("Double")
+    assert columns["gold"]
+    assert level[0] in (0, 1, 2)
     return [None if len(text) > 9 else float(text == gold) for text, gold in zip(completions, columns["gold"])]
 
 
@@ -172,12 +185,24 @@ def trl_plain(completions, gold):
 def test_rewards_may_be_any_callable_and_any_number():
     task = task_with(Near(1), partial(within, most=3), partial(within, most=5), parts, trl, trl_plain)
     problem = task.problems("train")[0]
-    right, wrong = task.score(problem, problem.gold), task.score(problem, "abcd")
+    right = task.score(problem, problem.gold)
+    wrong = task.score(problem, "abcd")
     assert (right.tier, wrong.tier) == ("some", "some"), (right.parts, wrong.parts)
-    given = dict(Near=1, within=1, within_3=1, parts_a=1, parts_b=1, parts_c=0.5, parts_d=1, trl=1, trl_plain=1)
+    given = dict(
+        Near=1,
+        within=1,
+        within_3=1,
+        parts_a=1,
+        parts_b=1,
+        parts_c=0.5,
+        parts_d=1,
+        trl=1,
+        trl_plain=1,
+    )
     assert right.terms == given
     assert [name for name, value in wrong.terms.items() if value] == ["within_3", "parts_a", "parts_b", "parts_c"]
-    assert right.reward == pytest.approx((5 + 3.5 / 4) / 6) and all(type(v) is float for v in right.terms.values())
+    assert right.reward == pytest.approx((5 + 3.5 / 4) / 6)
+    assert all(type(v) is float for v in right.terms.values())
     assert task.score(problem, "a long text").terms["trl"] == 0, "None counts as 0"
     tasks.check_reward(task, task.problems("train"))
 
@@ -212,8 +237,10 @@ def test_what_is_no_reward_is_an_error_that_is_shown_once_with_its_row(given, ca
     with pytest.raises(DataError, match="mine"):
         tasks.check_reference_solutions(task, task.problems("train")).require()
     shown = capsys.readouterr().err
-    assert shown.count("task mine") == 1 and ("Say 9." in shown or "Say 19." in shown)
-    assert task.score(task.problems("train")[0], "3").tier in ("full", "error") and not capsys.readouterr().err
+    assert shown.count("task mine") == 1
+    assert "Say 9." in shown or "Say 19." in shown
+    assert task.score(task.problems("train")[0], "3").tier in ("full", "error")
+    assert not capsys.readouterr().err
 
 
 def test_shortcuts_are_reported_and_tasks_of_the_package_have_none():
@@ -229,7 +256,8 @@ def test_shortcuts_are_reported_and_tasks_of_the_package_have_none():
 def test_an_object_or_a_class_is_a_setting():
     task = Doubles()
     for given in (task, Doubles):
-        assert GRPOConfig(task=given).task == "doubles" and tasks.load("doubles").name == "doubles"
+        assert GRPOConfig(task=given).task == "doubles"
+        assert tasks.load("doubles").name == "doubles"
     assert config_hash(GRPOConfig(task=task)) == config_hash(GRPOConfig(task="doubles"))
     assert tasks.load(GRPOConfig(task=task).task) is task
     tasks.TASKS.pop("doubles")
@@ -270,7 +298,8 @@ def test_the_template_passes_its_own_tests(tmp_path):
 
 
 def test_an_installed_package_adds_a_task_and_never_replaces_one(tmp_path, monkeypatch):
-    """What pip would write of `codechat new package`, whose pyproject.toml declares the class; then a clash, and classes that cannot be had."""
+    """What pip would write of `codechat new package`, whose pyproject.toml declares the class; then a clash, and
+    classes that cannot be had."""
     COMMANDS["new"].run(["package", "my_words", "--out", str(tmp_path)])
     declared = tomllib.loads((tmp_path / "my_words" / "pyproject.toml").read_text())["project"]["entry-points"]
     ((group, points),) = declared.items()
@@ -289,7 +318,8 @@ def test_an_installed_package_adds_a_task_and_never_replaces_one(tmp_path, monke
 
 def test_an_environment_of_verifiers_gives_its_rows_weights_and_awaited_rewards(tmp_path):
     pytest.importorskip("verifiers")
-    adapter, env = Path(__file__).parents[2] / "examples" / "verifiers_task.py", tmp_path / "environment.py"
+    adapter = Path(__file__).parents[2] / "examples" / "verifiers_task.py"
+    env = tmp_path / "environment.py"
     env.write_text(Path(__file__).with_name("verifiers_env.txt").read_text())
     task = tasks.load(f"{adapter}:Verifiers:env={env},n=30", reference="{answer}")
     parts = [task.problems(split) for split in ("train", "select", "test")]

@@ -52,7 +52,8 @@ def test_every_rung_and_what_tricks_earn():
     for tier, expected, text in rows:
         score = score_call(text, GOLD)
         assert (score.tier, score.reward) == (tier, pytest.approx(expected)), text
-        assert score.correct == (tier == "full") and tier in TIERS
+        assert score.correct == (tier == "full")
+        assert tier in TIERS
     assert reward(mix('{"a": "Oslo", "a": "Rome"}'), only("Oslo")) == 0.55, "of a repeated key the last value counts"
 
 
@@ -98,27 +99,34 @@ def test_booleans_are_not_numbers_and_large_integers_are_exact():
 
 def test_without_expected_arguments_and_without_an_expected_call():
     gold = {"name": "mix", "arguments": {}}
-    assert reward(call(), gold) == 1.0 and reward(TAG + '{"name": "mix"}', gold) == 1.0
+    assert reward(call(), gold) == 1.0
+    assert reward(TAG + '{"name": "mix"}', gold) == 1.0
     assert reward(call(x=1), gold) == pytest.approx(0.55 + 0.45 * 0.9)
     assert reward(call(**{f"x{i}": 1 for i in range(50)}), gold) == pytest.approx(0.55 + 0.45 * 0.5)
     assert reward(call() + call(), gold) == pytest.approx(0.55 + 0.45 * 0.5)
     assert reward(mix("[1, 2]"), gold) < 0.99
-    assert score_call("I cannot do that.", None).reward == 1.0 and score_call("", None).correct
+    assert score_call("I cannot do that.", None).reward == 1.0
+    assert score_call("", None).correct
     for text in (right(), TAG, TAG + "{", "Sure: " + call("other")):
         score = score_call(text, None)
-        assert score.reward == 0.0 and not score.correct and score.tier in TIERS
+        assert score.reward == 0.0
+        assert not score.correct
+        assert score.tier in TIERS
 
 
 def test_extra_keys_never_raise_the_reward_and_every_corrected_argument_does():
     wrong = {k: "wrong" for k in GOLD["arguments"]}
     for order in itertools.permutations(GOLD["arguments"]):
-        arguments, last = dict(wrong), [-1.0] * 12
+        arguments = dict(wrong)
+        last = [-1.0] * 12
         for key in (None, *order):
             arguments |= {key: GOLD["arguments"][key]} if key else {}
             scores = [score_call(call(**arguments, **{f"x{i}": "Oslo" for i in range(n)}), GOLD) for n in range(12)]
             rewards = [score.reward for score in scores]
-            assert rewards == sorted(rewards, reverse=True) and (rewards[1] < rewards[0] or rewards[0] == 0.55)
-            assert all(before < after for before, after in zip(last, rewards)) and max(rewards[1:]) <= 0.99
+            assert rewards == sorted(rewards, reverse=True)
+            assert rewards[1] < rewards[0] or rewards[0] == 0.55
+            assert all(before < after for before, after in zip(last, rewards))
+            assert max(rewards[1:]) <= 0.99
             assert [score.correct for score in scores] == [arguments == GOLD["arguments"]] + [False] * 11
             last = rewards
 
@@ -139,13 +147,15 @@ OFFERED = {"mix", "other"}
 def test_what_follows_the_call_costs_a_rung_and_is_not_correct():
     for junk, (text, alone, followed) in itertools.product(JUNK, MARKED_DOWN):
         scores = [score_call(text + behind, GOLD, offered=OFFERED) for behind in ("", junk)]
-        assert [s.reward for s in scores] == pytest.approx([alone, followed]) and not scores[1].correct
+        assert [s.reward for s in scores] == pytest.approx([alone, followed])
+        assert not scores[1].correct
     assert score_call("Let me see. " + right() + " \n", GOLD).correct  # prose before it, and blanks behind, are free
 
 
 def test_a_name_that_is_not_offered_earns_less_than_an_offered_wrong_one():
     tools = [{"name": name, "parameters": {"properties": {"a": {}}}} for name in ("mix", "other.tool")]
-    task, published = FuncallTask(), tasks.load("funcall:staircase=published")
+    task = FuncallTask()
+    published = tasks.load("funcall:staircase=published")
     for style in ("compact", "json"):
         content = chat.tools_prompt(tools, style) + "\n\nBe brief. Use f(x), {braces} too."
         problem = Problem("p", [{"role": "system", "content": content}, *USER], GOLD, "train")
@@ -189,7 +199,8 @@ def test_deep_nesting_and_noise_neither_crash_nor_pay():
     rng = random.Random(0)
     for i in range(3000):
         score = score_call("".join(rng.choices(PIECES, k=rng.randint(1, 20))), GOLD if i % 2 else None)
-        assert 0 <= score.reward <= 1 and score.tier in TIERS
+        assert 0 <= score.reward <= 1
+        assert score.tier in TIERS
 
 
 def everything(task):
@@ -199,8 +210,10 @@ def everything(task):
 def test_files_and_directories_keep_their_splits(tmp_path):
     rows = [{"id": id, "messages": USER, "gold": GOLD, "split": split} for id, split in (("a", "test"), ("b", "train"))]
     task = FuncallTask(write(tmp_path / "p.jsonl", [rows[0], rows[1] | {"gold": None}]))
-    assert [p.id for p in task.problems("test")] == ["a"] and task.problems("train")[0].gold is None
-    assert task.problems("test_hard") == [] and task.ledger.kept == 2
+    assert [p.id for p in task.problems("test")] == ["a"]
+    assert task.problems("train")[0].gold is None
+    assert task.problems("test_hard") == []
+    assert task.ledger.kept == 2
     assert check_reference_solutions(task, everything(task)).require().passed == 2
     write(tmp_path / "funcall.train.jsonl", rows[1:])
     write(tmp_path / "funcall.test.jsonl", rows[:1])
@@ -208,7 +221,8 @@ def test_files_and_directories_keep_their_splits(tmp_path):
     assert [p.id for p in everything(FuncallTask(tmp_path))] == ["b", "a"], "its problems, beside other files"
     many = FuncallTask(write(tmp_path / "many.jsonl", [rows[0] | {"id": str(i)} for i in range(30)]))
     assert many.problems("test", 5, seed=1) == many.problems("test", 5, seed=1) != many.problems("test", 5, seed=2)
-    assert len(many.problems("test")) == 30 and len(FuncallTask().problems("test", 7)) == 7
+    assert len(many.problems("test")) == 30
+    assert len(FuncallTask().problems("test", 7)) == 7
     with pytest.raises(ConfigError):
         many.problems("dev")
 
@@ -224,8 +238,10 @@ def test_glaive_rows_as_the_hub_has_them(tmp_path):
     task = FuncallTask(path)
     late, two, none = sorted(everything(task), key=lambda p: p.id)
     assert [m["role"] for m in late.messages] == ["system", "user", "assistant", "user"]
-    assert late.gold["arguments"] == {"text": "You've won"} and task.gold(late) == quoted
-    assert two.gold["arguments"] == {"text": "a"} and none.gold is None
+    assert late.gold["arguments"] == {"text": "You've won"}
+    assert task.gold(late) == quoted
+    assert two.gold["arguments"] == {"text": "a"}
+    assert none.gold is None
     assert check_reference_solutions(task, [late, two, none]).require().passed == 3
 
 
@@ -293,17 +309,20 @@ def test_reference_solutions_of_glaive_rows_pass_and_golds_are_the_ground_truth(
         assert p.messages[-1]["role"] != "assistant", "the answer is not part of the prompt"
         assert not any(chat.parse_calls(m["content"]) for m in p.messages)
     known = [p for p in problems if truth.get(p.id)]
-    assert all(p.gold == truth[p.id][0] for p in known) and (len(known) > 900 or name != "glaive_format_short")
+    assert all(p.gold == truth[p.id][0] for p in known)
+    assert len(known) > 900 or name != "glaive_format_short"
     canonical = [p for p in problems if p.gold]
     assert all(task.score(p, chat.format_call(p.gold["name"], p.gold["arguments"])).correct for p in canonical)
 
 
 @pytest.mark.parametrize("split", ["train", "select", "test", "test_hard"])
 def test_a_limit_gives_that_many_problems_and_those_of_a_smaller_one(split: str) -> None:
-    task, smaller = FuncallTask(), set()
+    task = FuncallTask()
+    smaller = set()
     for limit in (0, 1, 2, 3, 5, 9, 10, 37):
         ids = {problem.id for problem in task.problems(split, limit=limit)}
-        assert len(ids) == limit and smaller <= ids
+        assert len(ids) == limit
+        assert smaller <= ids
         smaller = ids
 
 

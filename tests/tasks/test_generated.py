@@ -1,4 +1,5 @@
-"""Tasks by name, the toy task, and tasks that generate their problems: what is written is read back, splits share nothing, and what is wrong is a user error."""
+"""Tasks by name, the toy task, and tasks that generate their problems: what is written is read back, splits share
+nothing, and what is wrong is a user error."""
 
 import json
 import random
@@ -25,12 +26,14 @@ TASKS = pytest.mark.parametrize("name", DOMAINS)
 @TASKS
 def test_worked_examples_and_problems_on_disk(name: str, tmp_path: Path) -> None:
     sizes = "--tokenizer bytes --max-examples 12 --problems 8 --eval-examples 6 --levels 1 2"
-    words, domain = [name, "--out", str(tmp_path), *sizes.split()], DOMAINS[name]
+    words = [name, "--out", str(tmp_path), *sizes.split()]
+    domain = DOMAINS[name]
     command.main(words)
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     splits = [s for s in SPLITS if f"{name}.{s}.jsonl" in first]
     written = {f"{domain}.{s}.jsonl" for s in SPLITS[:3]} | {f"{name}.{s}.jsonl" for s in splits}
-    assert set(first) == {"manifest.json", *written} and splits[:3] == list(SPLITS[:3])
+    assert set(first) == {"manifest.json", *written}
+    assert splits[:3] == list(SPLITS[:3])
     domains = conversations.load_domains(tmp_path, "train", tokenizer.load("bytes"), "reserved", 8192)
     assert list(domains) == [domain] and len(domains[domain]) == 12, "problems are not read as conversations"
     task = tasks.load(name, source=str(tmp_path), levels=[1, 2])
@@ -50,7 +53,8 @@ def test_worked_examples_and_problems_on_disk(name: str, tmp_path: Path) -> None
 def test_splits_share_no_problem_and_the_seed_decides(name: str) -> None:
     task = tasks.load(name)
     ids = {split: {p.id for p in task.problems(split, 40)} for split in SPLITS}
-    assert {len(some) for some in ids.values()} == {40} and len(set().union(*ids.values())) == 40 * len(ids)
+    assert {len(some) for some in ids.values()} == {40}
+    assert len(set().union(*ids.values())) == 40 * len(ids)
     assert task.problems("train", 5, seed=1) == task.problems("train", 5, seed=1) != task.problems("train", 5, seed=2)
 
 
@@ -85,8 +89,16 @@ def test_reference_solutions_earn_the_maximum_chance_a_tenth_and_one_answer_a_qu
 
 def test_the_reward_is_the_share_of_characters_in_the_class() -> None:
     problem = next(p for p in task.problems("train") if p.gold == "lower")
-    shares = {"abcdefgh": 1, "abcd": 0.5, "": 0, "abcdefgh" * 2: 1, "ABCDefgh": 0.5, "abcdefgh!!!!!!!!": 0.5,
-              "<|endoftext|>" * 8: 0, "<|user|>abcdefg": 7 / 8}  # fmt: skip
+    shares = {
+        "abcdefgh": 1,
+        "abcd": 0.5,
+        "": 0,
+        "abcdefgh" * 2: 1,
+        "ABCDefgh": 0.5,
+        "abcdefgh!!!!!!!!": 0.5,
+        "<|endoftext|>" * 8: 0,
+        "<|user|>abcdefg": 7 / 8,
+    }
     for text, share in shares.items():
         score = task.score(problem, text)
         assert (score.reward, score.correct) == (share, share == 1), text
@@ -131,7 +143,8 @@ def setting_of(meta: dict[str, Any]) -> tuple[str, str]:
 
 
 def test_families_have_every_level_and_their_settings_are_split_once() -> None:
-    assert len(BY_NAME) == len(FAMILIES) >= 60 and 10 <= sum(f.held_out for f in FAMILIES) <= 20
+    assert len(BY_NAME) == len(FAMILIES) >= 60
+    assert 10 <= sum(f.held_out for f in FAMILIES) <= 20
     assert {f.level for f in FAMILIES} == set(LEVELS)
     for family in FAMILIES:
         parts = [family.settings(part) for part in ("sft", "train", "select", "test")]
@@ -145,10 +158,12 @@ def test_prompts_and_answers_are_short_and_a_seed_gives_the_same_problems() -> N
     tok = tokenizer.load("gpt2:4096")
     for problem in problems("train", 400) + problems("test_hard", 100):
         body = problem.gold["code"].split("\n")[1:]
-        assert 1 <= len(body) <= 6 and max(map(len, body)) < 70
+        assert 1 <= len(body) <= 6
+        assert max(map(len, body)) < 70
         assert len(chat.prompt(problem.messages, tok)) + len(chat.completion_ids(problem.gold["code"], tok)) < 300
     first, second = ({p.id for p in problems("train", 100, seed=s)} for s in (1, 2))
-    assert len(first) == 100 and len(first & second) < 5
+    assert len(first) == 100
+    assert len(first & second) < 5
 
 
 def test_no_parameters_of_a_family_are_in_two_splits() -> None:
@@ -174,11 +189,14 @@ def test_every_reference_passes_its_tests_and_its_example() -> None:
 @pytest.mark.slow
 def test_tests_separate_correct_from_wrong_programs() -> None:
     """Constant answers, the argument itself, and solutions with a parameter off by one: nearly all must fail."""
-    tried, survived = Counter[str](), Counter[str]()
+    tried = Counter[str]()
+    survived = Counter[str]()
     for problem in problems("train", 400, seed=5) + problems("test_hard", 60, seed=5):
-        family, setting = BY_NAME[problem.meta["family"]], problem.meta["setting"]
+        family = BY_NAME[problem.meta["family"]]
+        setting = problem.meta["setting"]
         head = problem.gold["code"].split("\n")[0]
-        name, arguments = problem.gold["names"][0], head[head.index("(") + 1 : -2].split(", ")
+        name = problem.gold["names"][0]
+        arguments = head[head.index("(") + 1 : -2].split(", ")
         for wrong in (problem.gold["tests"][0].rpartition(" == ")[2], arguments[0]):
             assert not passes(problem, f"{head}\n    return {wrong}"), problem.id
         for other in family.neighbours(setting):

@@ -1,4 +1,5 @@
-"""Graders against scores by hand and against tricks, word problems, readers, and the commands from data to evaluation."""
+"""Graders against scores by hand and against tricks, word problems, readers, and the commands from data to
+evaluation."""
 
 import inspect
 import json
@@ -40,14 +41,27 @@ def test_xml_terms_by_hand() -> None:
 
 def test_a_tail_has_a_cost_and_an_unreadable_gold_answer_gives_no_reward() -> None:
     for tail in (" and so on", "x" * 50, "x" * 130, "word " * 500, "x" * 100_000):
-        right, wrong = xml(GOOD + tail), xml(GOOD.replace("\n7\n", "\n8\n"))
-        assert all(term >= 0 for term in right.terms.values()) and right.terms["tags"] >= 0.25
-        assert wrong.reward < right.reward < xml(GOOD).reward and right.terms["strict_format"] == 0
-    texts = (GOOD, "", "<answer></answer>", "<answer>\n\n</answer>", "\\boxed{}", "x </think> <answer></answer>", "The answer is 7.", "####")  # fmt: skip
+        right = xml(GOOD + tail)
+        wrong = xml(GOOD.replace("\n7\n", "\n8\n"))
+        assert all(term >= 0 for term in right.terms.values())
+        assert right.terms["tags"] >= 0.25
+        assert wrong.reward < right.reward < xml(GOOD).reward
+        assert right.terms["strict_format"] == 0
+    texts = (
+        GOOD,
+        "",
+        "<answer></answer>",
+        "<answer>\n\n</answer>",
+        "\\boxed{}",
+        "x </think> <answer></answer>",
+        "The answer is 7.",
+        "####",
+    )
     for name in MAXIMUM:
         for gold in (None, "", " ", "\\boxed{}"):
             scores = [grade(name, text, gold, "number") for text in texts]
-            assert not any(s.correct for s in scores) and {s.tier for s in scores} <= {"neither", "format_only"}
+            assert not any(s.correct for s in scores)
+            assert {s.tier for s in scores} <= {"neither", "format_only"}
             assert max(s.reward for s in scores) <= MAXIMUM[name] - 1
 
 
@@ -78,7 +92,8 @@ def test_every_template_holds_the_question_and_its_reference_solution_passes(tmp
     file.write_text("# Instruction\nBe {kind}.\n\n# Query:\n```{instruction}```\n\n# Answer:\n```\n{response}")
     filed = tasks.load(f"mmlu:template={file}")
     assert filed.template.messages("{a}?", "letter")[0]["content"].endswith("# Query:\n```{a}?```\n\n# Answer:\n```\n")
-    assert filed.stop_texts == ("# Query:",) and filed.reward == "plain"
+    assert filed.stop_texts == ("# Query:",)
+    assert filed.reward == "plain"
     for template in (*TEMPLATES, str(file)):
         task = tasks.load("reasoning", template=template)
         problems = task.problems("train", 40)
@@ -88,7 +103,8 @@ def test_every_template_holds_the_question_and_its_reference_solution_passes(tmp
         roles = [m["role"] for m in task.prompt(problems[0])]
         assert roles == (["system", "user"] if template in ("xml", "zero_shot") else ["user"])
     r1, alpaca = (TEMPLATES[name].messages("2 + 2?", "number")[0]["content"] for name in ("r1_zero", "alpaca"))
-    assert r1.endswith("\nAssistant: <think>") and "### Response:\n" in alpaca
+    assert r1.endswith("\nAssistant: <think>")
+    assert "### Response:\n" in alpaca
     assert tasks.load("reasoning:template=alpaca,reward=xml").max_reward == 4.0  # graded by another rule
     file.write_text("no place")
     for words in ("reasoning:template=haiku", "reasoning:reward=haiku", f"reasoning:template={file}"):
@@ -139,7 +155,10 @@ def gsm8k(tmp_path: Path) -> Path:
 def test_gsm8k_gold_is_after_the_hashes_and_select_is_part_of_train(gsm8k: Path) -> None:
     task = tasks.load("gsm8k", source=str(gsm8k))
     train, select, test = ({p.messages[0]["content"]: p for p in task.problems(split)} for split in task.splits)
-    assert len(train) + len(select) == 100 and len(test) == 20 and select and not train.keys() & select.keys()
+    assert len(train) + len(select) == 100
+    assert len(test) == 20
+    assert select
+    assert not train.keys() & select.keys()
     problem = test["What is 1005 + 1?"]
     assert problem.gold == {"answer": "1006", "steps": "It is 1005 + 1 = 1006."}
     assert task.score(problem, "<answer>1,006 apples</answer>").correct
@@ -187,7 +206,9 @@ def test_gsm8k_under_another_name_with_other_columns(tmp_path: Path, monkeypatch
     flags = ["--source", "owner/rounds", "--columns", "question=query,answer=response", "--tokenizer", "bytes"]
     command.main(["reasoning", *flags, "--out", str(tmp_path)])
     train, select = (list(read_rows(tmp_path / f"gsm8k.{s}.jsonl")) for s in ("train", "select"))
-    assert len(train) + len(select) == 80 and len(train) > 60 and not (tmp_path / "gsm8k.test.jsonl").exists()
+    assert len(train) + len(select) == 80
+    assert len(train) > 60
+    assert not (tmp_path / "gsm8k.test.jsonl").exists()
     assert {p["messages"][-1]["content"] for p in train + select} == {r["query"] for r in rows}
 
 

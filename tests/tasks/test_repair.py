@@ -1,4 +1,5 @@
-"""The repair task: edits as they are read, repositories that tell right from wrong, rewards, attacks; and examples/swebench.py, in a copy of a checkout."""
+"""The repair task: edits as they are read, repositories that tell right from wrong, rewards, attacks; and
+examples/swebench.py, in a copy of a checkout."""
 
 import json
 import subprocess
@@ -103,13 +104,15 @@ def test_failing_tests_fail_and_passing_tests_pass_before_the_repair_and_all_aft
         tasks.check_reference_solutions(TASK, problems).require()
         for problem in problems[:: 1 if split in ("train", "test_hard") else 9]:
             gold = problem.gold
-            failing, passing = gold["FAIL_TO_PASS"], gold["PASS_TO_PASS"]
+            failing = gold["FAIL_TO_PASS"]
+            passing = gold["PASS_TO_PASS"]
             before = shared_pool("auto").run(scoring.program(problem, gold["files"], 3.0))
             assert [r.passed for r in before.results] == [False] * len(failing) + [True] * len(passing)
             assert len(gold["files"]) == {1: 3, 2: 6, 3: 9}[problem.meta["level"]]
             hidden = [name for name in (*failing, *passing) if name.startswith(generator.HIDDEN)]
             shown = "".join(gold["files"].values())
-            assert len(hidden) >= 4 and not any(gold["tests"][name] in shown for name in hidden)
+            assert len(hidden) >= 4
+            assert not any(gold["tests"][name] in shown for name in hidden)
 
 
 def test_every_bug_of_every_part_changes_one_line_and_most_can_be_drawn() -> None:
@@ -118,7 +121,9 @@ def test_every_bug_of_every_part_changes_one_line_and_most_can_be_drawn() -> Non
         for setting in part.settings("test_hard"):
             for right, wrong in part.bugs:
                 buggy, old, new = part.lines((right, wrong), names, setting)
-                assert old != new and buggy != part.source(names, setting) and part.code.count(right) == 1
+                assert old != new
+                assert buggy != part.source(names, setting)
+                assert part.code.count(right) == 1
     drawn = {p.meta["part"] for p in [*TASK.problems("train", 150), *TASK.problems("test_hard", 60)]}
     assert drawn == {part.name for part in generator.PARTS}
     held_out = {part.name for part in generator.PARTS if part.held_out}
@@ -149,9 +154,12 @@ def test_the_rungs_in_their_order() -> None:
     scores = {tier: TASK.score(problem, text) for tier, text in rungs.items()}
     assert {tier: score.tier for tier, score in scores.items()} == {tier: tier for tier in rungs}
     rewards = [score.reward for score in scores.values()]
-    assert rewards == sorted(rewards) and rewards[0] == 0 and rewards[-1] == 1
+    assert rewards == sorted(rewards)
+    assert rewards[0] == 0
+    assert rewards[-1] == 1
     assert [score.correct for score in scores.values()] == [False] * 4 + [True]
-    assert 0.15 < scores["regressed"].reward < 0.5 and scores["applied"].reward == 0.15
+    assert 0.15 < scores["regressed"].reward < 0.5
+    assert scores["applied"].reward == 0.15
     same = fixed(problem, replace=problem.gold["fix"]["search"])
     assert TASK.score(problem, same).tier == "unapplied", "nothing changes"
 
@@ -172,7 +180,9 @@ def test_counts_become_rewards() -> None:
         ((2, 2, 0, 0), "resolved", 1.0),
     ):
         score = scoring.of_counts(*counts)
-        assert score.tier == tier and score.reward == pytest.approx(reward) and score.correct == (tier == "resolved")
+        assert score.tier == tier
+        assert score.reward == pytest.approx(reward)
+        assert score.correct == (tier == "resolved")
 
 
 ATTACKS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())["attacks"]
@@ -192,10 +202,13 @@ def test_what_a_module_does_to_its_own_process_fixes_nothing() -> None:
 def test_an_always_equal_result_is_not_the_expected_value() -> None:
     equal = "class Any:\n    def __eq__(self, other):\n        return True\n\n\n"
     for problem in PROBLEMS[:3]:
-        path, text = problem.gold["fix"]["path"], problem.gold["files"][problem.gold["fix"]["path"]]
+        path = problem.gold["fix"]["path"]
+        text = problem.gold["files"][problem.gold["fix"]["path"]]
         lines = [f"{line}\n    return Any()" if line.startswith("def ") else line for line in text.splitlines()]
         score = TASK.score(problem, block(path, text.rstrip("\n"), equal + "\n".join(lines)))
-        assert score.parts["fixed"] == 0 and not score.correct and score.tier == "applied"
+        assert score.parts["fixed"] == 0
+        assert not score.correct
+        assert score.tier == "applied"
 
 
 def test_tests_and_their_settings_are_not_to_be_edited() -> None:
@@ -225,7 +238,9 @@ def test_listing_the_results_of_the_visible_tests_is_not_enough() -> None:
         asked = call.partition("(")[2].rpartition(")")[0]
         known = f"{head}\n    if [{arguments}] == [{asked}]:\n        return {right}"
         score = TASK.score(problem, block(fix["path"], head, known))
-        assert score.parts["fixed"] >= 1 and not score.correct and score.tier == "some_fixed"
+        assert score.parts["fixed"] >= 1
+        assert not score.correct
+        assert score.tier == "some_fixed"
 
 
 # ---------------------------------------------------------------- examples/swebench
@@ -260,7 +275,13 @@ def checkout(tmp_path: Path) -> dict[str, Any]:
     test_patch = run_git(repo, "diff")
     run_git(repo, "checkout", "-q", ".")
     (repo / "local.txt").write_text("mine")
-    row = dict(instance_id=repo.name, repo="owner/shop", base_commit=base, patch=patch, test_patch=test_patch)
+    row = dict(
+        instance_id=repo.name,
+        repo="owner/shop",
+        base_commit=base,
+        patch=patch,
+        test_patch=test_patch,
+    )
     failing = json.dumps([f"tests/test_cart.py::TestTotal::test_{name}" for name in ("some", "none")])
     row |= dict(FAIL_TO_PASS=failing, PASS_TO_PASS=["tests/test_cart.py::test_count"])
     return row | dict(problem_statement="total is one too much.")
@@ -268,7 +289,13 @@ def checkout(tmp_path: Path) -> dict[str, Any]:
 
 def real(tmp_path: Path, *rows: dict[str, Any], **more: Any) -> Any:
     path = write(tmp_path / "rows.jsonl", list(rows))
-    return tasks.load(NAME, source=str(path), checkouts=str(tmp_path / "checkouts"), trusted=True, **more)
+    return tasks.load(
+        NAME,
+        source=str(path),
+        checkouts=str(tmp_path / "checkouts"),
+        trusted=True,
+        **more,
+    )
 
 
 @pytest.mark.slow
@@ -278,7 +305,9 @@ def test_rows_are_scored_in_a_copy_of_the_checkout(checkout: dict[str, Any], tmp
     (problem,) = task.problems("test")
     assert "absent-2" in capsys.readouterr().err
     text = problem.messages[0]["content"]
-    assert "total is one too much." in text and "return sum(xs) + 1" in text and "TestTotal" not in text
+    assert "total is one too much." in text
+    assert "return sum(xs) + 1" in text
+    assert "TestTotal" not in text
     tasks.check_reference_solutions(task, [problem]).require()
     wrong = "    return sum(xs) + 1"
     right = block("shop/cart.py", wrong, "    return sum(xs)")
@@ -294,12 +323,14 @@ def test_rows_are_scored_in_a_copy_of_the_checkout(checkout: dict[str, Any], tmp
     }
     scores = {tier: task.score(problem, text) for tier, text in tiers.items()}
     assert {tier: score.tier for tier, score in scores.items()} == {tier: tier for tier in tiers}
-    assert scores["some_fixed"].parts["fixed"] == 1 and scores["regressed"].parts["kept"] == 0
+    assert scores["some_fixed"].parts["fixed"] == 1
+    assert scores["regressed"].parts["kept"] == 0
     made = "--- /dev/null\n+++ b/conftest.py\n@@ -0,0 +1 @@\n+import os\n"
     assert task.score(problem, made).tier == "tampers"
     for body in ("import os\nos._exit(0)", "import sys\nsys.exit(0)", "print('PASSED tests/test_cart.py::test_count')"):
         score = task.score(problem, block("shop/cart.py", "def total(xs):", f"{body}\n\n\ndef total(xs):"))
-        assert score.tier == "applied" and not score.correct
+        assert score.tier == "applied"
+        assert not score.correct
     assert run_git(repo, "status", "--porcelain").split() == ["??", "local.txt"], "the checkout stays as it was"
     assert run_git(repo, "rev-parse", "HEAD").strip() == checkout["base_commit"]
 
@@ -328,7 +359,8 @@ def test_an_edit_that_cannot_be_written_is_unapplied(checkout: dict[str, Any], t
         new_file("tests/more"),  # the test patch has a folder of this name
     ):
         score = task.score(problem, text)
-        assert (score.tier, score.reward) == ("unapplied", 0.05) and score.parts["reason"]
+        assert (score.tier, score.reward) == ("unapplied", 0.05)
+        assert score.parts["reason"]
 
 
 def test_a_run_that_hangs_ends(checkout: dict[str, Any], tmp_path: Path) -> None:
@@ -336,4 +368,5 @@ def test_a_run_that_hangs_ends(checkout: dict[str, Any], tmp_path: Path) -> None
     (problem,) = task.problems("test")
     hang = "import time\ntime.sleep(600)\n\n\ndef total(xs):"
     score = task.score(problem, block("shop/cart.py", "def total(xs):", hang))
-    assert score.tier == "applied" and "out of time" in score.parts["reason"]
+    assert score.tier == "applied"
+    assert "out of time" in score.parts["reason"]

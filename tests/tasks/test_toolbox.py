@@ -1,4 +1,5 @@
-"""The tools of the toolbox: they run, their requests tell them apart, values belong to splits, and the held-out ones are new."""
+"""The tools of the toolbox: they run, their requests tell them apart, values belong to splits, and the held-out
+ones are new."""
 
 import functools
 import json
@@ -21,7 +22,8 @@ from codechat_lab.tasks.toolbox.problems import draw as draw_problems
 from codechat_lab.tasks.toolbox.problems import probes
 from codechat_lab.tasks.toolbox.values import COMMON, NAMES, PLACES, WORDS, is_shared
 
-CALLS, HARD = {"call": 1}, {"tool": 1, "phrasing": 1}
+CALLS = {"call": 1}
+HARD = {"tool": 1, "phrasing": 1}
 # Rows [tool, arguments, result], or [tool, arguments] of an error.
 RESULTS = [json.loads(line) for line in Path(__file__).with_name("tool_results.jsonl").read_text().splitlines()]
 
@@ -39,15 +41,20 @@ def without_slots(ask):
 
 
 def test_the_catalogue_is_large_graded_and_well_formed():
-    assert len(SEEN) == 102 and len(HELD_OUT) == 50 == len(TOOLS) - 102
+    assert len(SEEN) == 102
+    assert len(HELD_OUT) == 50 == len(TOOLS) - 102
     for level in (1, 2, 3):
         assert sum(t.level == level for t in SEEN) >= 12
         share = sum(t.level == level for t in HELD_OUT) / len(HELD_OUT)
         assert share == pytest.approx(LEVELS.count(level) / len(LEVELS), abs=0.05)
     for tool in TOOLS.values():
         asks = [*tool.asks, *tool.hard_asks]
-        assert len(tool.description.split()) <= 6 and tool.schema["parameters"]["required"] == list(tool.slots)
-        assert len(asks) >= 5 and len(tool.asks) >= 4 and tool.hard_asks and len(set(asks)) == len(asks)
+        assert len(tool.description.split()) <= 6
+        assert tool.schema["parameters"]["required"] == list(tool.slots)
+        assert len(asks) >= 5
+        assert len(tool.asks) >= 4
+        assert tool.hard_asks
+        assert len(set(asks)) == len(asks)
         assert all(slots(ask) == sorted(tool.slots) for ask in asks), tool.name
         for key, slot in tool.slots.items():
             if slot.schema["type"] == "string" and "enum" not in slot.schema and key not in ("letter", "old"):
@@ -55,16 +62,21 @@ def test_the_catalogue_is_large_graded_and_well_formed():
 
 
 def test_services_and_further_wordings_fit_their_slots_and_are_told_apart():
-    assert len(SERVICES) >= 70 and not {t.name for t in SERVICES} & TOOLS.keys()
+    assert len(SERVICES) >= 70
+    assert not {t.name for t in SERVICES} & TOOLS.keys()
     assert len({t.description for t in SERVICES}) == len({t.name for t in SERVICES}) == len(SERVICES)
     for tool in SERVICES:
-        assert 1 <= len(tool.slots) <= 3 and len(tool.description.split()) <= 8 and len(set(tool.asks)) == 12
+        assert 1 <= len(tool.slots) <= 3
+        assert len(tool.description.split()) <= 8
+        assert len(set(tool.asks)) == 12
         assert all(slots(ask) == sorted(tool.slots) for ask in tool.asks)
         for answer in tool.answers:
-            assert slots(answer).count("result") == 1 and set(slots(answer)) <= {"result", *tool.slots}
+            assert slots(answer).count("result") == 1
+            assert set(slots(answer)) <= {"result", *tool.slots}
     asks = [re.sub(r"{\w+}", "{}", ask.lower()) for t in SERVICES for ask in t.asks]
     assert len(set(asks)) == len(asks)
-    assert len(WORDINGS) >= 60 and WORDINGS.keys() <= {t.name for t in SEEN}
+    assert len(WORDINGS) >= 60
+    assert WORDINGS.keys() <= {t.name for t in SEEN}
     for name, wordings in WORDINGS.items():  # training has no wording of test_hard, in any case or punctuation
         tool = TOOLS[name]
         assert len(set(wordings)) == 16 and all(slots(ask) == sorted(tool.slots) for ask in wordings), name
@@ -76,17 +88,20 @@ def test_sampled_arguments_are_said_and_run_and_are_deterministic(tools):
     for tool in tools:
         shared = not any(slot.unseen for slot in tool.slots.values())
         for split in SPLITS if tool.name in TOOLS else ("train",) if shared else ("train", "test"):
-            rng, again = random.Random(tool.name + split), random.Random(tool.name + split)
+            rng = random.Random(tool.name + split)
+            again = random.Random(tool.name + split)
             for _ in range(15):
                 arguments = tool.sample(rng, split)
                 assert tool.sample(again, split) == arguments
                 assert {k: catalogue.check(k, v, tool.slots[k].schema) for k, v in arguments.items()} == arguments
                 result = tool.call(arguments)
                 assert tool.call(json.loads(json.dumps(arguments))) == result is not None
-                assert json.loads(json.dumps(result, allow_nan=False)) == result and result != []
+                assert json.loads(json.dumps(result, allow_nan=False)) == result
+                assert result != []
                 asks = tool.hard_asks if split == "test_hard" else ()
                 text = tool.ask(rng, arguments, asks)
-                assert tool.ask(again, arguments, asks) == text and len(text.split()) <= 25
+                assert tool.ask(again, arguments, asks) == text
+                assert len(text.split()) <= 25
                 said = {k: v for k, v in arguments.items() if "enum" not in tool.slots[k].schema}
                 assert all(str(v) in text for v in said.values() if not isinstance(v, list))
                 assert tool.report(arguments, result).strip() or not result
@@ -101,9 +116,12 @@ def test_known_results_and_errors():
     whole = catalogue.check("n", 7.0, {"type": "integer"})
     assert whole == 7 and isinstance(whole, int), "integers written as floats are taken"
     by_name = {t.name: t for t in composed()}
-    assert len(by_name) == len(composed()) > 150 and not by_name.keys() & TOOLS.keys()
-    assert by_name["feet_to_metres"].call({"x": 10}) == 3.048 and by_name["times_seven"].call({"x": 6}) == 42
-    assert by_name["over_eight"].call({"x": 2}) == 0.25 and by_name["without_a"].call({"word": "banana"}) == "bnn"
+    assert len(by_name) == len(composed()) > 150
+    assert not by_name.keys() & TOOLS.keys()
+    assert by_name["feet_to_metres"].call({"x": 10}) == 3.048
+    assert by_name["times_seven"].call({"x": 6}) == 42
+    assert by_name["over_eight"].call({"x": 2}) == 0.25
+    assert by_name["without_a"].call({"word": "banana"}) == "bnn"
 
 
 def test_no_argument_of_a_fitting_type_makes_a_tool_crash():
@@ -124,9 +142,11 @@ def test_no_argument_of_a_fitting_type_makes_a_tool_crash():
 
 
 def test_families():
-    assert set().union(*catalogue.FAMILIES) <= TOOLS.keys() and family("weekday") == {"weekday"}
+    assert set().union(*catalogue.FAMILIES) <= TOOLS.keys()
+    assert family("weekday") == {"weekday"}
     for a, b in (("add", "total"), ("to_binary", "to_base"), ("to_metres", "convert_length")):
-        assert b in family(a) and a in family(b)
+        assert b in family(a)
+        assert a in family(b)
 
 
 @functools.cache
@@ -185,7 +205,8 @@ def open_values(tool, arguments):
 
 
 def test_argument_values_and_tuples_are_disjoint_between_splits():
-    found, tuples = {s: set() for s in SPLITS}, {s: set() for s in SPLITS}
+    found = {s: set() for s in SPLITS}
+    tuples = {s: set() for s in SPLITS}
     for split in SPLITS:
         for p in draw_problems(split, 2500, seed=3, shares=HARD if split == "test_hard" else CALLS):
             found[split].update(open_values(TOOLS[p.gold["name"]], p.gold["arguments"]))
@@ -205,12 +226,14 @@ def invented(value):
 
 def test_values_from_further_afield_come_in_their_share_and_belong_to_splits() -> None:
     for share in (0.0, 0.4):
-        rng, greet = random.Random(0), TOOLS["greet"]
+        rng = random.Random(0)
+        greet = TOOLS["greet"]
         drawn = [greet.sample(rng, "train", share)["name"] for _ in range(600)]
         other = sum(not invented(value) for value in drawn) / 600  # the grammar has a few of the real names too
         assert 0.75 * share <= other <= 1.15 * share
     for draw in (values.varied_word, values.varied_name):
-        rng, slot = random.Random(1), values.Slot({"type": "string"}, draw)
+        rng = random.Random(1)
+        slot = values.Slot({"type": "string"}, draw)
         train, test = ({slot.sample(rng, split).lower() for _ in range(1500)} for split in ("train", "test"))
         assert not train & test
     natural_words = {w for p in natural.read_requests() for w in re.findall(r"\w+", p.messages[-1]["content"].lower())}
@@ -218,7 +241,8 @@ def test_values_from_further_afield_come_in_their_share_and_belong_to_splits() -
 
 
 def test_names_phrasings_and_words_share_nothing_with_the_trained_tools():
-    """But six common words, by which training names renamed and invented tools. A rare word of an unseen tool would be trained on."""
+    """But six common words, by which training names renamed and invented tools. A rare word of an unseen tool would
+    be trained on."""
     words = words_of_names(HELD_OUT)
     assert not words & words_of_names((*SEEN, *composed(), *SERVICES))
     assert words & set(COMMON) == {"back", "body", "heart", "left", "light", "team"}
@@ -226,7 +250,8 @@ def test_names_phrasings_and_words_share_nothing_with_the_trained_tools():
     assert not asks[0] & asks[1]
     texts = " ".join(f"{t.name} {t.description} {' '.join(t.slots)}" for t in HELD_OUT)
     of_tools = set(re.findall("[a-z]+", texts.lower()))
-    assert len(WORDS) == len(set(WORDS)) > 1000 and not set(WORDS) & set(COMMON)
+    assert len(WORDS) == len(set(WORDS)) > 1000
+    assert not set(WORDS) & set(COMMON)
     assert not {w for w in WORDS if {w, w + "s", w.removesuffix("s")} & of_tools}
 
 
@@ -245,5 +270,7 @@ def test_held_out_tools_are_offered_in_test_hard_only():
         assert not any(named.search(str(row)) for row in probes(split, 200, 0, ["c"]))
     problems = FuncallTask().problems("test_hard", 1000)
     asked = {kind: [p.gold["name"] for p in problems if p.meta["hard"] == kind] for kind in ("tool", "phrasing")}
-    assert set(asked["tool"]) == names and len(asked["tool"]) == 400
-    assert set(asked["phrasing"]) <= {t.name for t in SEEN} and len(set(asked["phrasing"])) > 60
+    assert set(asked["tool"]) == names
+    assert len(asked["tool"]) == 400
+    assert set(asked["phrasing"]) <= {t.name for t in SEEN}
+    assert len(set(asked["phrasing"])) > 60

@@ -1,4 +1,5 @@
-"""Conversations, problems and drills: only reading the list of tools solves them, and every share of the mix is kept."""
+"""Conversations, problems and drills: only reading the list of tools solves them, and every share of the mix is
+kept."""
 
 import json
 import random
@@ -48,7 +49,8 @@ def test_calls_name_offered_tools_with_exactly_their_arguments_and_kinds_have_th
         for message in row["messages"]:
             for call in chat.parse_calls(message["content"]):
                 assert list(call.arguments) == tools[call.name], row["id"]
-                assert message["role"] == "assistant" and row["meta"]["kind"] in ("call", "multi_turn", "chained")
+                assert message["role"] == "assistant"
+                assert row["meta"]["kind"] in ("call", "multi_turn", "chained")
         assert row["meta"]["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
     kinds = Counter(row["meta"]["kind"] for row in rows)
     assert 0.12 < kinds["unsuitable"] / 3000 < 0.16, "0.15 of the draws, each followed by its twin"
@@ -58,7 +60,8 @@ def test_calls_name_offered_tools_with_exactly_their_arguments_and_kinds_have_th
     greeted = draw_dialogues("train", 900, mix=Mix(renamed=0.5, no_tools=0.3, talk_first=0.3))
     asked = [(r["meta"]["tools_present"], r["messages"][1:3]) for r in greeted if r["meta"]["asked"] == "tool"]
     talked = Counter(tools for tools, first in asked if [m["content"] for m in first] in PHRASES["small_talk"])
-    assert 0.25 < talked[True] / sum(tools for tools, _ in asked) < 0.35 and not talked[False]
+    assert 0.25 < talked[True] / sum(tools for tools, _ in asked) < 0.35
+    assert not talked[False]
 
 
 def test_an_unfitting_conversation_is_followed_by_its_twin() -> None:
@@ -69,19 +72,23 @@ def test_an_unfitting_conversation_is_followed_by_its_twin() -> None:
         assert negative["messages"][1] == positive["messages"][1]
         assert not chat.parse_calls(negative["messages"][2]["content"])
         (call,) = chat.parse_calls(positive["messages"][2]["content"])
-        assert call.name in offered(positive["messages"]) and call.name not in offered(negative["messages"])
+        assert call.name in offered(positive["messages"])
+        assert call.name not in offered(negative["messages"])
 
 
 def test_unfitting_problems_are_call_problems_without_their_tool() -> None:
     problems = strata("test", call=1, unfitting=1)
     for call, unfitting in zip(problems["call"], problems["unfitting"], strict=True):
-        assert call.messages[1] == unfitting.messages[1] and unfitting.gold is None
-        assert call.gold["name"] in offered(call.messages) and call.gold["name"] not in offered(unfitting.messages)
+        assert call.messages[1] == unfitting.messages[1]
+        assert unfitting.gold is None
+        assert call.gold["name"] in offered(call.messages)
+        assert call.gold["name"] not in offered(unfitting.messages)
         assert len(offered(call.messages)) == len(offered(unfitting.messages))
 
 
 def test_renamed_problems_are_the_call_problems_of_test_under_names_that_training_never_has() -> None:
-    known, renamed = strata("test", call=1)["call"], strata("test_hard", renamed=1)["renamed"]
+    known = strata("test", call=1)["call"]
+    renamed = strata("test_hard", renamed=1)["renamed"]
     for a, b in zip(known, renamed, strict=True):
         assert a.messages[1] == b.messages[1]
         assert list(a.gold["arguments"].values()) == list(b.gold["arguments"].values())
@@ -95,7 +102,8 @@ def test_the_second_call_of_a_chain_takes_the_result_of_the_first() -> None:
     assert len(problems["chain_1"]) == len(problems["chain_2"]) == 40
     for first, second in zip(problems["chain_1"], problems["chain_2"], strict=True):
         result = json.loads(second.messages[-1]["content"])["result"]
-        assert second.messages[:2] == first.messages and len(second.messages) == 4
+        assert second.messages[:2] == first.messages
+        assert len(second.messages) == 4
         assert chat.parse_calls(second.messages[2]["content"])[0].arguments == first.gold["arguments"]
         assert TOOLS[first.gold["name"]].call(first.gold["arguments"]) == result
         assert result in second.gold["arguments"].values()
@@ -110,7 +118,8 @@ def test_reference_solutions_are_correct_and_a_shorter_list_is_the_start_of_a_lo
         few = draw_problems(split, 100, mix=MIX, code_requests=REQUESTS)
         assert all(TASK.score(p, TASK.gold(p)).correct for p in few)
         many = {p.id: p for p in draw_problems(split, 200, mix=MIX, code_requests=REQUESTS)}
-        assert all(many[p.id] == p for p in few) and len(many) == 200
+        assert all(many[p.id] == p for p in few)
+        assert len(many) == 200
 
 
 def test_an_invented_tool_is_told_from_the_others_by_its_description() -> None:
@@ -160,7 +169,9 @@ def test_rare_words_come_in_their_share_and_leave_the_other_draws_alone() -> Non
         drawn = words(rare)
         return sum(w in WORDS for w in drawn) / len(drawn)
 
-    assert share(0.0) < 0.01 and 0.4 < share(0.5) < 0.6 and share(1.0) > 0.95
+    assert share(0.0) < 0.01
+    assert 0.4 < share(0.5) < 0.6
+    assert share(1.0) > 0.95
 
 
 def test_a_request_put_informally_asks_for_the_same() -> None:
@@ -181,7 +192,8 @@ def test_multi_turn_responses_come_from_running_the_tool() -> None:
     for row in rows:
         _, _, call, response, answer = row["messages"]
         (parsed,) = chat.parse_calls(call["content"])
-        assert response["role"] == "function" and answer["role"] == "assistant"
+        assert response["role"] == "function"
+        assert answer["role"] == "assistant"
         assert json.loads(response["content"]) == {"result": TOOLS[parsed.name].call(parsed.arguments)}
         assert "<functioncall>" not in answer["content"]
 
@@ -189,14 +201,16 @@ def test_multi_turn_responses_come_from_running_the_tool() -> None:
 def test_offered_tools_are_never_ambiguous() -> None:
     for row in draw_dialogues("test_hard", 2000, mix=Mix(unfitting=0.0, no_tools=0.0)):
         offered = row["meta"]["tools"]
-        assert row["meta"]["tool"] in offered and len(set(offered)) == len(offered) <= 4
+        assert row["meta"]["tool"] in offered
+        assert len(set(offered)) == len(offered) <= 4
         assert not any(b in family(a) for a in offered for b in offered if a != b)
 
 
 def test_probes_fill_every_cell() -> None:
     rows = probes("select", 50, 0, ["Write a function that adds."])
     cells = Counter((r["asked"], r["tools_present"], r["suitable"]) for r in rows)
-    tool, code = [(True, True), (True, False), (False, False)], [(True, False), (False, False)]
+    tool = [(True, True), (True, False), (False, False)]
+    code = [(True, False), (False, False)]
     assert cells == dict.fromkeys([("tool", *cell) for cell in tool] + [("code", *cell) for cell in code], 10)
     for row in rows:
         assert [m["role"] for m in row["messages"]] == ["system", "user"]
@@ -211,7 +225,8 @@ def test_services_wordings_and_small_talk_come_in_their_shares() -> None:
     assert 0.25 < len(served) / sum(r["meta"]["kind"] != "chat" for r in rows) < 0.36
     for row in served:
         for call in chat.parse_calls(row["messages"][2]["content"]):
-            assert call.name == row["meta"]["tool"] and list(call.arguments) == list(slots[call.name])
+            assert call.name == row["meta"]["tool"]
+            assert list(call.arguments) == list(slots[call.name])
     said = {said for said, _ in synthetic.SMALL_TALK} - {said for said, _ in PHRASES["small_talk"]}
     talk = [r["messages"][1]["content"] in said for r in rows if r["meta"]["kind"] == "chat"]
     assert 0.4 < sum(talk) / len(talk) < 0.7
@@ -232,7 +247,8 @@ def test_plain_answers_state_the_result_in_their_shares(share: float) -> None:
     """The share after calls of renamed and invented tools; half of it after those of names that training knows."""
     mix = Mix(multi_turn=0.8, unfitting=0.0, renamed=0.5, invented=0.3, plain_answers=share)
     starts = tuple(form.partition("{")[0] for form in PHRASES["plain_answers"])
-    plainly, asked = {True: 0, False: 0}, {True: 0, False: 0}
+    plainly = {True: 0, False: 0}
+    asked = {True: 0, False: 0}
     for row in draw_dialogues("train", 1600, mix=mix):
         *_, call, response, answer = [message["content"] for message in row["messages"]]
         if row["meta"]["kind"] != "multi_turn":
@@ -275,7 +291,8 @@ def test_the_answer_is_the_name_of_the_line_that_holds_the_words(step: str) -> N
         assert {name_of(answer) for _, answer in asked} <= entries.keys()
         assert drills.STEPS[step]["chained"] or len(asked) == len(entries)
         for request, answer in asked:
-            words, own = request.lower().split(), entries[name_of(answer)].split()
+            words = request.lower().split()
+            own = entries[name_of(answer)].split()
             shared = {name: len(set(words) & set(text.split())) for name, text in entries.items()}
             assert shared[name_of(answer)] == max(shared.values()) > sorted(shared.values())[-2]
             loose += words[: len(own)] != own
@@ -307,7 +324,8 @@ def test_a_chained_request_calls_the_first_line_and_then_the_second_with_its_res
             for call, part in ((first, text[:cut]), (second, text[cut:])):
                 words = set(part.lower().replace(".", " ").split())
                 assert words & set(entries[call.name].split())
-            assert first.name != second.name and text[:cut].split()[-1] == str(*first.arguments.values())
+            assert first.name != second.name
+            assert text[:cut].split()[-1] == str(*first.arguments.values())
             assert json.loads(contents[at + 2]) == {"result": second.arguments.popitem()[1]}
     assert seen > 100
 
@@ -316,11 +334,13 @@ def test_numbers_names_and_rows_belong_to_splits_and_seeds() -> None:
     for split in ("train", "test"):
         rows = list(drills.lookup_dialogues(split, 300, step="loose"))
         numbers = {int(n) for row in rows for m in row["messages"] for n in re.findall(r"\d+", m["content"])}
-        assert sum(n > 99 for n in numbers) > 20 and all(allowed(n, split) for n in numbers)
+        assert sum(n > 99 for n in numbers) > 20
+        assert all(allowed(n, split) for n in numbers)
     rows = list(drills.lookup_dialogues("select", 200, step="loose"))
     names = {name for row in rows for name in turns(row)[0]}
     known = {*values.COMMON, *(f"{a}_{b}" for a in values.COMMON for b in values.COMMON)}
-    assert names - known and all(allowed(name, "select") for name in names - known)
+    assert names - known
+    assert all(allowed(name, "select") for name in names - known)
     assert rows[:50] == list(drills.lookup_dialogues("select", 50, step="loose"))
     assert rows != list(drills.lookup_dialogues("select", 200, 1, step="loose"))
 
@@ -328,19 +348,23 @@ def test_numbers_names_and_rows_belong_to_splits_and_seeds() -> None:
 def test_rare_words_come_in_the_later_steps_only() -> None:
     rows = [drills.lookup_dialogues("train", 40, 0, step=step, rare_words=0.5) for step in ("calls", "phrases")]
     found = [{w for text in map(str, some) for w in WORDS if f" {w}" in text} for some in rows]
-    assert not found[0] and len(found[1]) > 100
+    assert not found[0]
+    assert len(found[1]) > 100
 
 
 def test_spelling_drills_put_words_of_one_token_in_quotation_marks() -> None:
     vocabulary = load("gpt2:4096")
     words = values.whole_words()
-    assert len(words) > 1500 and all(len(vocabulary.encode(f" {word}")) == 1 for word in words)
+    assert len(words) > 1500
+    assert all(len(vocabulary.encode(f" {word}")) == 1 for word in words)
     texts = {share: [r["messages"] for r in drills.copy_dialogues("train", 600, varied=share)] for share in (0.0, 0.6)}
     spelled = {s: [r for r in rows if re.fullmatch(r'("\w+"(, )?){3,6}', r[1]["content"])] for s, rows in texts.items()}
-    assert not spelled[0.0] and 0.2 < len(spelled[0.6]) / 600 < 0.4
+    assert not spelled[0.0]
+    assert 0.2 < len(spelled[0.6]) / 600 < 0.4
     for asked, answer in spelled[0.6]:
         quoted = re.findall(r'"(\w+)"', answer["content"])
-        assert " ".join(quoted) in asked["content"] and set(quoted) <= set(words)
+        assert " ".join(quoted) in asked["content"]
+        assert set(quoted) <= set(words)
     for share, rows in texts.items():
         assert all(answer["content"] in asked["content"] for asked, answer in rows if '", "' not in answer["content"])
         assert any(set(NAMES) & set(answer["content"].split()) for _, answer in rows) == bool(share)
@@ -351,13 +375,15 @@ def test_data_calls_writes_them_with_all_strata_and_lists_tools_after_their_desc
     words += " --mix.renamed 0.5 --lookups 20 --lookups-missing 0.2 --tools-style described --out"
     manifest = prepare.prepare_calls(parse(prepare.CallsConfig, [*words.split(), str(tmp_path)]))
     assert {f"lookup_{step}" for step in drills.STEPS} < manifest["domains"].keys()
-    assert manifest["files"]["lookup_loose.train.jsonl"]["rows"] == 20 and manifest["values"]["test"]["calls"] == 30
+    assert manifest["files"]["lookup_loose.train.jsonl"]["rows"] == 20
+    assert manifest["values"]["test"]["calls"] == 30
     declined = 0
     for name in ("calls.train", "funcall.test", "probes.select"):
         rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
         offers = [r["messages"][0]["content"] for r in rows if "Functions:" in r["messages"][0]["content"]]
         lines = [line for offer in offers for line in offer.splitlines()[1:]]
-        assert lines and all(": " in line and line.endswith(")") for line in lines)
+        assert lines
+        assert all(": " in line and line.endswith(")") for line in lines)
         for row in rows:
             said = [m["content"] for m in row["messages"]]
             assert not set(said) & set(PHRASES["no_function"])
@@ -365,10 +391,13 @@ def test_data_calls_writes_them_with_all_strata_and_lists_tools_after_their_desc
             if row.get("gold"):
                 assert row["gold"]["name"] in chat.offered_names(row["messages"][0]["content"])
     assert declined > 0
-    task, unseen = FuncallTask(source=tmp_path), {t.name for t in HELD_OUT}
+    task = FuncallTask(source=tmp_path)
+    unseen = {t.name for t in HELD_OUT}
     problems = {split: task.problems(split) for split in ("train", "test", "test_hard")}
     kinds = {split: Counter(p.meta["stratum"] for p in some) for split, some in problems.items()}
     assert kinds["test"] == dict(call=20, unfitting=10, no_tools=5, code=5, chain_1=5, chain_2=5)
-    assert kinds["test_hard"] == dict(tool=20, phrasing=15, renamed=15) and kinds["train"].total() == 100
+    assert kinds["test_hard"] == dict(tool=20, phrasing=15, renamed=15)
+    assert kinds["train"].total() == 100
     assert {p.meta["tool"] for p in problems["test_hard"] if p.meta["stratum"] == "tool"} <= unseen
-    assert not unseen & {p.meta.get("tool") for p in problems["train"]} and task.grouped_by == "stratum"
+    assert not unseen & {p.meta.get("tool") for p in problems["train"]}
+    assert task.grouped_by == "stratum"

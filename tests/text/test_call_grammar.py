@@ -1,4 +1,5 @@
-"""Token masks: every path through the grammar is a readable call of what is offered, in every vocabulary and tag mode."""
+"""Token masks: every path through the grammar is a readable call of what is offered, in every vocabulary and tag
+mode."""
 
 import json
 import re
@@ -26,7 +27,8 @@ OFFERED = [TOOLS[name].schema for name in ("square", "days_between", "color_chan
 
 def wander(grammar: CallGrammar, room: int, rng: np.random.Generator) -> tuple[list[int], GrammarState]:
     """Ids of a completion whose every token is drawn evenly among the allowed ones."""
-    state, ids = grammar.begin(), []
+    state = grammar.begin()
+    ids = []
     while len(ids) < room and not state.ended:
         token = int(rng.choice(np.flatnonzero(state.mask(room - len(ids) - 1))))
         ids.append(state.take(token, room - len(ids) - 1))
@@ -36,7 +38,14 @@ def wander(grammar: CallGrammar, room: int, rng: np.random.Generator) -> tuple[l
 def fits(value: Any, schema: dict[str, Any]) -> bool:
     if "enum" in schema:
         return value in schema["enum"]
-    kinds = {"string": str, "integer": int, "number": int | float, "boolean": bool, "array": list, "object": dict}
+    kinds = {
+        "string": str,
+        "integer": int,
+        "number": int | float,
+        "boolean": bool,
+        "array": list,
+        "object": dict,
+    }
     kind = schema.get("type", "any")
     return kind == "any" or isinstance(kind, list) or isinstance(value, kinds[kind])
 
@@ -44,13 +53,16 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("tags", chat.MODES)
 @pytest.mark.parametrize("spec", VOCABULARIES)
 def test_a_required_call_is_readable_offered_and_of_the_schemas_types(spec: str, tags: str) -> None:
-    tok, rng = tokenizer.load(spec), np.random.default_rng(0)
-    grammar, seen = call_grammar(tok, tags, OFFERED, required=True), set()
+    tok = tokenizer.load(spec)
+    rng = np.random.default_rng(0)
+    grammar = call_grammar(tok, tags, OFFERED, required=True)
+    seen = set()
     schemas = {schema["name"]: schema.get("parameters", {}) for schema in OFFERED}
     for _ in range(20):
         ids, _ = wander(grammar, int(rng.integers(grammar.shortest, grammar.shortest + 60)), rng)
         first = chat.parse_calls(chat.completion_text(ids, tok, tags))[0]
-        assert first.form == "object" and first.name in schemas
+        assert first.form == "object"
+        assert first.name in schemas
         properties = schemas[first.name].get("properties", {})
         assert set(schemas[first.name].get("required", ())) <= first.arguments.keys() <= properties.keys()
         assert all(fits(value, properties[name]) for name, value in first.arguments.items())
@@ -60,7 +72,9 @@ def test_a_required_call_is_readable_offered_and_of_the_schemas_types(spec: str,
 
 def test_definitions_of_several_functions_are_followed() -> None:
     """As pydantic writes models within models; the definitions of two functions may have one name."""
-    tok, rng, seen = tokenizer.load("gpt2:4096"), np.random.default_rng(0), set()
+    tok = tokenizer.load("gpt2:4096")
+    rng = np.random.default_rng(0)
+    seen = set()
     offered = [CASES["nested"], CASES["other"]]
     grammar = call_grammar(tok, "reserved", offered, required=True, strict=True)
     for _ in range(30):
@@ -79,27 +93,34 @@ def test_definitions_of_several_functions_are_followed() -> None:
 @pytest.mark.parametrize("text", CASES["endless"], ids=str)
 def test_a_call_ends_in_time_where_a_string_must_leave_a_repetition(text: dict[str, str]) -> None:
     """Strings that go on for ever if the next token is always one that may be repeated."""
-    tok, rng = tokenizer.load("gpt2:4096"), np.random.default_rng(0)
+    tok = tokenizer.load("gpt2:4096")
+    rng = np.random.default_rng(0)
     text = {"type": "string"} | text
     pattern = text.pop("ends as")
     several = {"type": "array", "items": text, "minItems": 3}
     for value, least in ((text, 1), (several, 3)):
         properties = {"type": "object", "properties": {"x": value}, "required": ["x"]}
-        grammar = call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], required=True, strict=True)
+        grammar = call_grammar(
+            tok,
+            "reserved",
+            [{"name": "f", "parameters": properties}],
+            required=True,
+            strict=True,
+        )
         for room in (grammar.shortest, grammar.shortest + 5, 80):
             call = chat.parse_calls(chat.completion_text(wander(grammar, room, rng)[0], tok, "reserved"))[0]
             found = call.arguments["x"] if least > 1 else [call.arguments["x"]]
-            assert len(found) >= least and all(re.search(pattern, one) for one in found)
+            assert len(found) >= least
+            assert all(re.search(pattern, one) for one in found)
 
 
 def test_a_call_whose_end_is_not_found_goes_on_as_it_is_sampled() -> None:
-    tok, rng = tokenizer.load("gpt2:4096"), np.random.default_rng(0)
+    tok = tokenizer.load("gpt2:4096")
+    rng = np.random.default_rng(0)
     properties = {"type": "object", "properties": {"x": {"type": "string", "minLength": 9000}}, "required": ["x"]}
     grammar = call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], strict=True)
-    state, begun = (
-        grammar.begin(),
-        [*chat.layout(tok, "reserved").call, *tok.encode(' {"name": "f", "arguments": {"x": "')],
-    )
+    state = grammar.begin()
+    begun = [*chat.layout(tok, "reserved").call, *tok.encode(' {"name": "f", "arguments": {"x": "')]
     for room in range(60, -1, -1):
         token = begun.pop(0) if begun else int(rng.choice(np.flatnonzero(state.mask(room))))
         assert state.take(token, room) == token
@@ -126,7 +147,8 @@ def test_texts_and_calls_pass_as_they_are_trained_even_where_little_room_is_left
 def test_what_is_no_call_of_the_offered_is_not_allowed() -> None:
     tok = tokenizer.load("bytes")
     for text, why in CASES["not allowed"]:
-        state, taken = CallGrammar(tok, "reserved", OFFERED).begin(), 0
+        state = CallGrammar(tok, "reserved", OFFERED).begin()
+        taken = 0
         ids = chat.layout(tok, "reserved").call + tok.encode(text)
         while taken < len(ids) and state.mask(200)[ids[taken]]:
             state.take(ids[taken], 500)
@@ -144,7 +166,12 @@ def test_one_call_and_a_second_one() -> None:
         assert bool(state.mask(200)[ids[0]]) is not one_call
 
 
-def accepts(grammar: CallGrammar, arguments: dict[str, Any], tok: tokenizer.Tokenizer, name: str = "f") -> bool:
+def accepts(
+    grammar: CallGrammar,
+    arguments: dict[str, Any],
+    tok: tokenizer.Tokenizer,
+    name: str = "f",
+) -> bool:
     ids = chat.completion_ids(chat.format_call(name, arguments), tok)
     return grammar.begin().matcher.validate_tokens(ids) >= len(ids) - 1  # but for the line end
 
@@ -152,14 +179,16 @@ def accepts(grammar: CallGrammar, arguments: dict[str, Any], tok: tokenizer.Toke
 @pytest.mark.parametrize("row", SCHEMAS, ids=[row["what"] for row in SCHEMAS])
 def test_correct_calls_are_possible_and_wrong_ones_are_not(row: dict[str, Any]) -> None:
     """As jsonschema judges them; beyond it, keys that are not listed and other formats are refused."""
-    tok, tool = tokenizer.load("bytes"), {"name": "f", "parameters": row["schema"]}
+    tok = tokenizer.load("bytes")
+    tool = {"name": "f", "parameters": row["schema"]}
     judge = jsonschema.Draft202012Validator(tool_schema(tool)["parameters"])
     assert [judge.is_valid(one) for one in row["right"]] == [True] * len(row["right"])
     assert not any(judge.is_valid(one) for one in row["wrong"])
     grammar = call_grammar(tok, "reserved", [tool], required=True, strict=True)
     assert [one for one in row["right"] if not accepts(grammar, one, tok)] == []
     assert [one for one in row["wrong"] + row.get("refused too", []) if accepts(grammar, one, tok)] == []
-    assert len(grammar.relaxed) == row.get("relaxed", 0) and all("'f'" in message for message in grammar.relaxed)
+    assert len(grammar.relaxed) == row.get("relaxed", 0)
+    assert all("'f'" in message for message in grammar.relaxed)
 
 
 @pytest.mark.parametrize("spec", VOCABULARIES)
@@ -180,7 +209,8 @@ def test_the_shortest_call_of_nested_values_is_short(spec: str, value: dict[str,
     ]
     properties = {"type": "object", "properties": {"x": value}, "required": ["x"]}
     parameters = properties | {"$defs": {"expression": {"anyOf": alternatives}}}
-    tok, tool = tokenizer.load(spec), {"name": "f", "parameters": parameters}
+    tok = tokenizer.load(spec)
+    tool = {"name": "f", "parameters": parameters}
     assert call_grammar(tok, "reserved", [tool], required=True, strict=True).shortest <= most
 
 
@@ -196,7 +226,12 @@ def test_what_a_schema_says_beyond_the_grammar_is_named_once(capsys: pytest.Capt
     said = capsys.readouterr().err
     assert said.count("\n") == len(grammar.relaxed) == 4
     assert all(word in said for word in ("uniqueItems", "far.json", "text: pattern", "t: maximum 18446744073709551616"))
-    assert accepts(grammar, {"numbers": [1, 1], "far": {"a": [None]}, "text": "y", "t": 10**19}, tok, "bounds")
+    assert accepts(
+        grammar,
+        {"numbers": [1, 1], "far": {"a": [None]}, "text": "y", "t": 10**19},
+        tok,
+        "bounds",
+    )
     assert not accepts(grammar, {"numbers": [1]}, tok, "bounds")
 
 
@@ -206,7 +241,8 @@ def test_a_type_that_is_not_known_is_left_open_by_name_or_refused_where_strict()
     with pytest.raises(ConfigError, match="'f': x has the unknown type 'no such type'"):
         CallGrammar(tok, "reserved", [tool], strict=True)
     grammar = CallGrammar(tok, "reserved", [tool], required=True)
-    assert accepts(grammar, {"x": {"a": 1}}, tok) and not accepts(grammar, {}, tok)
+    assert accepts(grammar, {"x": {"a": 1}}, tok)
+    assert not accepts(grammar, {}, tok)
     assert grammar.relaxed == ["tool 'f': x has the unknown type 'no such type'"]
     with pytest.raises(ConfigError):
         CallGrammar(tok, "reserved", [])
@@ -226,9 +262,15 @@ def test_a_schema_that_nothing_satisfies_keeps_its_names_and_required_keys() -> 
         "required": ["b"],
         "additionalProperties": False,
     }
-    grammar = CallGrammar(tok, "reserved", [{"name": "f", "parameters": {"allOf": [closed, other]}}], required=True)
+    grammar = CallGrammar(
+        tok,
+        "reserved",
+        [{"name": "f", "parameters": {"allOf": [closed, other]}}],
+        required=True,
+    )
     assert accepts(grammar, {"a": "x", "b": 1}, tok)
-    assert not accepts(grammar, {"a": "x"}, tok) and not accepts(grammar, {"a": 1, "b": 1}, tok)
+    assert not accepts(grammar, {"a": "x"}, tok)
+    assert not accepts(grammar, {"a": 1, "b": 1}, tok)
     assert any("names, types, enumerations" in message for message in grammar.relaxed)
 
 
@@ -253,4 +295,9 @@ def test_the_list_of_a_prompt_constrains_as_its_schemas_do() -> None:
 def test_an_alphabet_that_cannot_write_a_call_is_rejected(tmp_path: Any) -> None:
     (tmp_path / "letters.txt").write_text("abcdefghijklmnopqrstuvwxyz\n ")
     with pytest.raises(ConfigError):
-        CallGrammar(tokenizer.load(f"chars:{tmp_path / 'letters.txt'}"), "reserved", OFFERED, required=True)
+        CallGrammar(
+            tokenizer.load(f"chars:{tmp_path / 'letters.txt'}"),
+            "reserved",
+            OFFERED,
+            required=True,
+        )

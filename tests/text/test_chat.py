@@ -38,20 +38,28 @@ def supervised(rendered: chat.Rendered, tok: Tokenizer) -> str:
 def test_text_mask_and_spans_are_those_of_the_conversation(setting: tuple[Tokenizer, str]) -> None:
     tok, mode = setting
     rendered = chat.render(TALK, tok, mode)
-    assert supervised(rendered, tok) == LEARNED and set(rendered.loss_mask) == {0, 1}
-    tag = dict(system="<|system|>", user="<|user|>", assistant="<|assistant|>", function="<|function_response|>")
+    assert supervised(rendered, tok) == LEARNED
+    assert set(rendered.loss_mask) == {0, 1}
+    tag = dict(
+        system="<|system|>",
+        user="<|user|>",
+        assistant="<|assistant|>",
+        function="<|function_response|>",
+    )
     assert chat.decode(rendered.ids, tok) == "".join(f"{tag[m['role']]}\n{m['content']}\n<|end|>\n" for m in TALK)
     assert (mode == "reserved") == (max(rendered.ids) >= tok.n_vocab)
     for start, end, message in zip(*turns_of(rendered), TALK, strict=True):
         turn = f"{tag[message['role']]}\n{message['content']}\n<|end|>\n"
-        assert chat.decode(rendered.ids[start:end], tok) == turn and {*rendered.roles[start:end]} == {message["role"]}
+        assert chat.decode(rendered.ids[start:end], tok) == turn
+        assert {*rendered.roles[start:end]} == {message["role"]}
         assert any(rendered.loss_mask[start:end]) == (message["role"] == "assistant")
     same = [{"role": role, "content": "It is 3."} for role in ("system", "user", "function", "assistant")]
     assert supervised(chat.render(same, tok, mode), tok) == "It is 3.\n<|end|>"
     empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
     assert supervised(chat.render(empty, tok, mode), tok) == "\n<|end|>"
     silent = chat.render([m | {"weight": 0} if m["content"] == "It is 3." else m for m in TALK], tok, mode)
-    assert silent.ids == rendered.ids and supervised(silent, tok) == LEARNED.replace("It is 3.\n<|end|>", "")
+    assert silent.ids == rendered.ids
+    assert supervised(silent, tok) == LEARNED.replace("It is 3.\n<|end|>", "")
 
 
 def test_a_prompt_is_a_prefix_of_the_conversation(setting: tuple[Tokenizer, str]) -> None:
@@ -81,11 +89,13 @@ def test_a_completion_gives_back_its_content_and_ends_with_the_first_stop(settin
     if (mode, tok.spec) == ("text", "gpt2"):
         assert set(stop) <= set(ids[: -len(stop)])
     cut = "if a<b:\n    end = 1\n"  # without its end all is kept
-    assert chat.completion_text(tok.encode(cut), tok, mode) == cut and chat.completion_text([], tok, mode) == ""
+    assert chat.completion_text(tok.encode(cut), tok, mode) == cut
+    assert chat.completion_text([], tok, mode) == ""
 
 
 def test_reserved_tags_are_one_id_each_and_no_text_spells_them() -> None:
-    tok, draw = tokenizer.load("gpt2"), random.Random(1)
+    tok = tokenizer.load("gpt2")
+    draw = random.Random(1)
     names = ["system", "user", "assistant", "function_response", "assistant", "user", "assistant"]
     expected = [piece for n in names for piece in (TAGS.index(f"<|{n}|>"), TAGS.index("<|end|>"))]
     expected.insert(5, TAGS.index("<functioncall>"))
@@ -111,7 +121,8 @@ def test_contents_with_a_tag_raise_in_text_mode_and_a_call_about_tags_does_not()
             continue
         with pytest.raises(DataError) as caught:
             chat.prompt(talk, tok, "text")
-        assert tag in str(caught.value) and role in str(caught.value)
+        assert tag in str(caught.value)
+        assert role in str(caught.value)
     arguments = {"text": "".join(TAGS), "<|end|>": ["<|user|>"]}
     call = chat.format_call("count", arguments)
     for mode in MODES:
@@ -148,11 +159,14 @@ def test_raw_text_has_no_turns(spec: str) -> None:
     talk = [m for m in TALK if m["role"] != "function"][:4]
     rendered = chat.render(talk[:3], tok, "raw")
     first = f"{TALK[0]['content']}\n\n{TALK[1]['content']}"
-    assert chat.decode(rendered.ids[:-1], tok) == first + TALK[2]["content"] and rendered.ids[-1] == tok.eot_id
-    assert supervised(rendered, tok).startswith("Sure. <functioncall>") and rendered.loss_mask[-1] == 1
+    assert chat.decode(rendered.ids[:-1], tok) == first + TALK[2]["content"]
+    assert rendered.ids[-1] == tok.eot_id
+    assert supervised(rendered, tok).startswith("Sure. <functioncall>")
+    assert rendered.loss_mask[-1] == 1
     prompt = chat.prompt(talk[:2], tok, "raw")
     written = chat.completion_ids(TALK[2]["content"], tok, "raw")
-    assert prompt + written == rendered.ids and chat.completion_text(written, tok, "raw") == TALK[2]["content"]
+    assert prompt + written == rendered.ids
+    assert chat.completion_text(written, tok, "raw") == TALK[2]["content"]
     later = [{"role": "user", "content": "Now code."}, {"role": "system", "content": "x"}]
     assert rendered.ids + chat.between_turns(later, tok, "raw") == chat.prompt([*talk[:3], *later], tok, "raw")
     assert chat.stop_sequences(tok, "raw") == ((tok.eot_id,),)
@@ -169,6 +183,8 @@ def test_a_completion_is_cut_behind_a_stop_text_however_tokens_spell_it(spec: st
     ways = [tok.encode("so 7</answer>\n"), [i for c in "so 7</answer>\n" for i in tok.encode(c)]]
     for ids in ways:
         n, text = chat.cut_after(ids + rest, ("</answer>", "User:"), tok) or (0, "")
-        assert text == "so 7</answer>" and chat.decode(ids[:n], tok).startswith(text)
+        assert text == "so 7</answer>"
+        assert chat.decode(ids[:n], tok).startswith(text)
         assert "</answer>" not in chat.decode(ids[: n - 1], tok)
-    assert chat.cut_after(rest, ("</answer>",), tok) is None and chat.cut_after([], ("x",), tok) is None
+    assert chat.cut_after(rest, ("</answer>",), tok) is None
+    assert chat.cut_after([], ("x",), tok) is None

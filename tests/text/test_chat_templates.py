@@ -107,7 +107,8 @@ def their_ids(theirs: Any, messages: list[dict[str, str]], prompt: bool = False)
 
 def check_sampling(messages: list[dict[str, str]], tok: ImportedTokenizer, trims: bool = False) -> None:
     """Each answer stands behind its prompt, as it is sampled, alone under the loss, and is read back."""
-    rendered, learned = chat.render(messages, tok, "template"), []
+    rendered = chat.render(messages, tok, "template")
+    learned = []
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
             prompt = chat.prompt(messages[:i], tok, "template")
@@ -116,7 +117,8 @@ def check_sampling(messages: list[dict[str, str]], tok: ImportedTokenizer, trims
             learned += answer
             content = message["content"].strip() if trims else message["content"]
             assert chat.completion_text(answer, tok, "template") == content
-            if between := messages[i + 1 : i + 2]:
+            between = messages[i + 1 : i + 2]
+            if between:
                 onwards = prompt + answer + chat.between_turns(between, tok, "template")
                 assert onwards == chat.prompt(messages[: i + 2], tok, "template")
     assert [i for i, on in zip(rendered.ids, rendered.loss_mask, strict=True) if on] == learned

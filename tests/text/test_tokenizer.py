@@ -40,15 +40,18 @@ def test_ids_ranks_and_pattern_are_gpt2s(monkeypatch: pytest.MonkeyPatch) -> Non
     theirs = tiktoken.load.data_gym_to_mergeable_bpe_ranks(*files, tokenizer.GPT2_MERGES_SHA256)
     assert tokenizer.merged_ranks("gpt2") == theirs
     source = (Path(tiktoken.__file__).parent.parent / "tiktoken_ext" / "openai_public.py").read_text()
-    assert tokenizer.GPT2_PATTERN in source and tokenizer.GPT2_MERGES_SHA256 in source
+    assert tokenizer.GPT2_PATTERN in source
+    assert tokenizer.GPT2_MERGES_SHA256 in source
 
 
 def test_fewer_merges_are_the_first_ones_and_split_as_byte_pair_encoding_does() -> None:
     """Against the definition: merge the adjacent pair of lowest rank until none is left."""
-    tok, full = tokenizer.load("gpt2:4096"), tokenizer.load("gpt2")
+    tok = tokenizer.load("gpt2:4096")
+    full = tokenizer.load("gpt2")
     assert (tok.n_vocab, tok.eot_id, tok.spec) == (4096, 4095, "gpt2:4096")
     assert all(tok.token_bytes(i) == full.token_bytes(i) for i in range(4095))
-    assert tok.token_bytes(4095) == b"<|endoftext|>" and tokenizer.load("gpt2:50257") is full
+    assert tok.token_bytes(4095) == b"<|endoftext|>"
+    assert tokenizer.load("gpt2:50257") is full
     ranks = {token: rank for token, rank in tokenizer.merged_ranks("gpt2").items() if rank < 299}
     tok = tokenizer.load("gpt2:300")
     for word in ("the", " there", "interesting", " in", "winning"):
@@ -61,23 +64,27 @@ def test_fewer_merges_are_the_first_ones_and_split_as_byte_pair_encoding_does() 
 
 def test_python_merges_pack_python_tighter_and_lose_nothing() -> None:
     source = inspect.getsource(pytest.Parser)  # not of the standard library, which the merges have seen
-    python, gpt2 = tokenizer.load("python:4096"), tokenizer.load("gpt2:4096")
+    python = tokenizer.load("python:4096")
+    gpt2 = tokenizer.load("gpt2:4096")
     assert (python.n_vocab, python.eot_id, python.spec) == (4096, 4095, "python:4096")
     assert len(python.encode(source)) < 0.6 * len(gpt2.encode(source))
     assert all(python.decode(python.encode(text)) == text for text in [source, *TEXTS])
-    small, large = tokenizer.load("python:300"), tokenizer.load("python:8192")
+    small = tokenizer.load("python:300")
+    large = tokenizer.load("python:8192")
     assert all(small.token_bytes(i) == large.token_bytes(i) for i in range(299))
     assert len({large.token_bytes(i) for i in range(8192)}) == 8192
 
 
 def test_text_comes_back() -> None:
-    draw, alphabet = random.Random(0), "ab <>|_{}\"'\\\n\t\u00e9\u4e2d\U0001f389\u200b0123"
+    draw = random.Random(0)
+    alphabet = "ab <>|_{}\"'\\\n\t\u00e9\u4e2d\U0001f389\u200b0123"
     texts = [*TEXTS, *("".join(draw.choices(alphabet, k=draw.randint(0, 60))) for _ in range(300))]
     for spec in SPECS:
         tok = tokenizer.load(spec)
         for text, array in zip(texts, tok.encode_arrays(texts), strict=True):
             ids = tok.encode(text)
-            assert array.tolist() == ids and tok.eot_id not in ids
+            assert array.tolist() == ids
+            assert tok.eot_id not in ids
             assert tok.decode(ids) == tok.decode(array) == text
             assert b"".join(map(tok.token_bytes, ids)) == text.encode()
         assert tok.decode([*tok.encode("a"), tok.eot_id]) == "a<|endoftext|>"
@@ -108,7 +115,8 @@ def test_unknown_specs_and_files_without_an_alphabet_raise(tmp_path: Path) -> No
 def test_characters_are_ids_in_sorted_order(tmp_path: Path) -> None:
     tok = tokenizer.load(chars(tmp_path, "hello\r\n"))
     assert [tok.decode([i]) for i in range(tok.n_vocab)] == ["\n", "\r", "e", "h", "l", "o", "<|endoftext|>"]
-    assert tok.encode("hole\n") == [3, 5, 4, 2, 0] and tok.eot_id == 6
+    assert tok.encode("hole\n") == [3, 5, 4, 2, 0]
+    assert tok.eot_id == 6
     with pytest.raises(DataError):
         tok.encode("helé")
     assert tokenizer.load(chars(tmp_path, "abcd")).n_vocab == 5, "the file has changed"

@@ -22,7 +22,10 @@ def made() -> Any:
     letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     special = ["<|endoftext|>", "<|im_end|>"]
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=280, special_tokens=special, initial_alphabet=letters, show_progress=False
+        vocab_size=280,
+        special_tokens=special,
+        initial_alphabet=letters,
+        show_progress=False,
     )
     bpe.train_from_iterator([LONG, "<think> <|tool|>"] * 9, trainer)
     return bpe
@@ -63,7 +66,8 @@ def with_dropout() -> Any:
 
 @pytest.mark.parametrize("how", [truncated, padded, both, with_dropout], ids=lambda how: how.__name__)
 def test_truncation_padding_and_dropout_of_whoever_saved_it_are_off(tmp_path: Path, how: Any) -> None:
-    tok, plain = tokenizer.load(saved(tmp_path, how(), {})), made()
+    tok = tokenizer.load(saved(tmp_path, how(), {}))
+    plain = made()
     for text in TEXTS:
         assert tok.encode(text) == tok.encode_inside(text) == plain_ids(plain, text)
         assert tok.encode_arrays([text])[0].tolist() == tok.encode(text)
@@ -81,7 +85,8 @@ def plain_ids(bpe: Any, text: str) -> list[int]:
 
 
 FULL = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
-TOOL, THINK = {**FULL, "content": "<|tool|>", "special": True}, {**FULL, "content": "<think>", "special": False}
+TOOL = {**FULL, "content": "<|tool|>", "special": True}
+THINK = {**FULL, "content": "<think>", "special": False}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,8 @@ def test_tokens_that_stand_only_beside_tokenizer_json_are_whole(
 
 
 def test_a_special_token_that_the_vocabulary_has_without_saying_so_is_whole(tmp_path: Path) -> None:
-    bpe, config = made(), {"added_tokens_decoder": {"279": {**FULL, "content": "<|end|>", "special": True}}}
+    bpe = made()
+    config = {"added_tokens_decoder": {"279": {**FULL, "content": "<|end|>", "special": True}}}
     about = json.loads(bpe.to_str())
     about["model"]["vocab"].pop(next(t for t, i in about["model"]["vocab"].items() if i == 279))
     about["model"]["merges"].pop()

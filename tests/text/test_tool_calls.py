@@ -78,7 +78,8 @@ def python_source(draw: random.Random, depth: int = 0) -> str:
     if kind < 5:
         atoms = "True False None 1 -2 1.5 1e3 -0 007 0x1f 1_000 1. .5 +3 2j 1e999 ... () (1,) {1} {1:2} --1".split()
         return draw.choice(atoms[:7] * 5 + atoms)
-    space, comma = draw.choice(["", " ", "\n"]), draw.choice(["", "", ",", ", "])
+    space = draw.choice(["", " ", "\n"])
+    comma = draw.choice(["", "", ",", ", "])
     items = [python_source(draw, depth + 1) for _ in range(draw.randrange(4))]
     if kind == 5:
         return "[" + f",{space}".join(items) + comma * bool(items) + "]"
@@ -87,7 +88,9 @@ def python_source(draw: random.Random, depth: int = 0) -> str:
 
 
 def test_python_is_read_as_literal_eval_reads_it_or_not_at_all() -> None:
-    draw, read, valid = random.Random(5), 0, 0
+    draw = random.Random(5)
+    read = 0
+    valid = 0
     for _ in range(20_000):
         source = f"{{'name': 'f', 'arguments': {{'x': {python_source(draw)}, {draw.choice(CASES['python keys'])}: 1}}}}"
         try:
@@ -96,9 +99,11 @@ def test_python_is_read_as_literal_eval_reads_it_or_not_at_all() -> None:
         except (ValueError, SyntaxError, TypeError):
             continue
         (call,) = parse_calls(TAG + source)
-        valid, read = valid + 1, read + (call.form in READABLE)
+        valid = valid + 1
+        read = read + (call.form in READABLE)
         assert call.form not in READABLE or repr(call.arguments) == repr(expected), source
-    assert valid > 5000 and read > 0.3 * valid
+    assert valid > 5000
+    assert read > 0.3 * valid
 
 
 def random_json(draw: random.Random, depth: int = 0) -> Any:
@@ -209,7 +214,8 @@ def test_the_offered_schemas_are_read_back_from_the_list(style: str) -> None:
     assert chat.offered_schemas("You are a helpful assistant.") == []
     assert tools_prompt([], style) == "You are a helpful assistant, with no access to external functions."
     if style == "json":
-        assert read == offered and text.splitlines()[1].startswith("You are a helpful assistant with access to")
+        assert read == offered
+        assert text.splitlines()[1].startswith("You are a helpful assistant with access to")
 
 
 def test_a_tool_is_a_line_and_described_puts_its_name_last() -> None:
@@ -221,7 +227,9 @@ def test_a_tool_is_a_line_and_described_puts_its_name_last() -> None:
     lines = [f"Weather of a city, now.: {signature}", "now()", "Rate (in %): a - b, g(x): f(x?: any)"]
     assert text.splitlines()[1:] == [*lines, "Nothing fits: none()"]
     assert chat.offered_names(text) == {"get_weather", "now", "f"}
-    assert chat.described(text) == text and chat.described("f(x) - y") == "f(x) - y"  # no list
+    # no list
+    assert chat.described(text) == text
+    assert chat.described("f(x) - y") == "f(x) - y"
     texts = {"who": {"type": "list(str)"}, "n": {"enum": [1, 2, "1"]}}
     text = tools_prompt([tricky | {"parameters": {"properties": texts}}, WEATHER], "described")
     assert text.splitlines()[1].endswith(': f(who?: string[], n?: 1|2|"1")')
@@ -233,7 +241,8 @@ def test_a_tool_is_a_line_and_described_puts_its_name_last() -> None:
 
 def test_calling_none_is_no_call_and_reads_as_words() -> None:
     call = chat.format_call("now", {})
-    assert chat.parse_calls(chat.DECLINE) == [] and chat.in_words(chat.DECLINE) == chat.DECLINED
+    assert chat.parse_calls(chat.DECLINE) == []
+    assert chat.in_words(chat.DECLINE) == chat.DECLINED
     assert [c.name for c in chat.parse_calls(f"{chat.DECLINE} {call}")] == ["now"]
     for text in (call, f"{call} {chat.DECLINE}", "", "none", f"{chat.CALL_TAG} none", f"{chat.DECLINE} {call}"):
         assert chat.in_words(text) == text
@@ -264,7 +273,8 @@ def test_every_call_of_the_real_rows_is_read(shared_data: Path) -> None:
                 forms[call.form] = forms.get(call.form, 0) + 1
                 written = format_call(call.name, call.arguments)
                 assert parse_calls(written) == [Call(call.name, call.arguments, "object")]
-    assert forms.keys() <= set(READABLE) and sum(forms.values()) == 3020
+    assert forms.keys() <= set(READABLE)
+    assert sum(forms.values()) == 3020
 
 
 @pytest.mark.parametrize(

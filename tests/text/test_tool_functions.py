@@ -1,4 +1,5 @@
-"""Tools of one's own: arguments reach a function in the types of its hints, and a file of untyped functions takes its schemas from --tools-file."""
+"""Tools of one's own: arguments reach a function in the types of its hints, and a file of untyped functions takes
+its schemas from --tools-file."""
 
 import json
 from pathlib import Path
@@ -26,11 +27,25 @@ def takes(hint: Any, given: Any) -> Any:
 
 def test_arguments_reach_a_function_in_the_types_of_its_hints() -> None:
     for hint, given, received in (
-        (int, 3.0, "3"), (int, -0.0, "0"), (int, 1e20, str(10**20)), (int, 3.5, "refused"), (int, "3", "refused"), (int, True, "refused"),
-        (int | None, 4.0, "4"), (list[int], [1.0, 2], "[1, 2]"), (list[int], [1, "2"], "refused"), (list[list[int]], [[1.0], []], "[[1], []]"),
-        (Literal[1, 2], 2.0, "2"), (Literal[1, 2], 3, "refused"), (dict[str, int], {"a": 2.0}, "{'a': 2}"), (dict[str, int], {"a": "2"}, "refused"),
-        (list[float], [1.5, 2.0], "[1.5, 2]"), (list[str], ["a", 1], "refused"), (bool, 1, "refused"), (bool, True, "True"),
-    ):  # fmt: skip
+        (int, 3.0, "3"),
+        (int, -0.0, "0"),
+        (int, 1e20, str(10**20)),
+        (int, 3.5, "refused"),
+        (int, "3", "refused"),
+        (int, True, "refused"),
+        (int | None, 4.0, "4"),
+        (list[int], [1.0, 2], "[1, 2]"),
+        (list[int], [1, "2"], "refused"),
+        (list[list[int]], [[1.0], []], "[[1], []]"),
+        (Literal[1, 2], 2.0, "2"),
+        (Literal[1, 2], 3, "refused"),
+        (dict[str, int], {"a": 2.0}, "{'a': 2}"),
+        (dict[str, int], {"a": "2"}, "refused"),
+        (list[float], [1.5, 2.0], "[1.5, 2]"),
+        (list[str], ["a", 1], "refused"),
+        (bool, 1, "refused"),
+        (bool, True, "True"),
+    ):
         assert takes(hint, given) == received, (hint, given)
 
 
@@ -38,7 +53,8 @@ ORIGINAL = Path(__file__).with_name("own_functions.txt").read_text()
 
 
 def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_path: Path) -> None:
-    file, tools = tmp_path / "own.py", tmp_path / "tools.json"
+    file = tmp_path / "own.py"
+    tools = tmp_path / "tools.json"
     listed = {"get_weather": {"city": "string", "unit": "string"}, "add": {"a": "integer", "b": "integer"}}
     listed["count"] = {"by": "integer"}
     shapes = ({"type": "object", "properties": {p: {"type": t} for p, t in ps.items()}} for ps in listed.values())
@@ -58,7 +74,8 @@ def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_p
         gather(executors=file)
     file.write_text(ORIGINAL.partition("EXECUTORS")[0].replace("weather", "get_weather"))  # by their own names
     kit = gather(tools_file=tools, executors=file)
-    assert "get_weather" in kit.functions and "helper" not in kit.functions
+    assert "get_weather" in kit.functions
+    assert "helper" not in kit.functions
     file.write_text("EXECUTORS = {'f': 3}\n")
     with pytest.raises(DataError, match="EXECUTORS.*'f'"):
         gather(executors=file)

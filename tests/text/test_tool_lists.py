@@ -255,15 +255,24 @@ def test_what_pydantic_and_mcp_write_is_listed_as_what_it_allows(schema: Schema,
 
 ROOTS: list[tuple[Schema, str]] = [
     ({"$ref": "#/$defs/Item", "$defs": DEFS}, "name: string, n?: integer"),
-    ({"allOf": [{"$ref": "#/$defs/Item"}, {"properties": {"b": {}}, "required": ["b"]}], "$defs": DEFS},
-     "name: string, n?: integer, b: any"),
-    ({"oneOf": [{"properties": {"k": {"const": "cat"}, "m": {"type": "string"}}, "required": ["k", "m"]},
-                {"properties": {"k": {"const": "dog"}}, "required": ["k"]}]}, "k: cat|dog, m?: string"),
+    (
+        {"allOf": [{"$ref": "#/$defs/Item"}, {"properties": {"b": {}}, "required": ["b"]}], "$defs": DEFS},
+        "name: string, n?: integer, b: any",
+    ),
+    (
+        {
+            "oneOf": [
+                {"properties": {"k": {"const": "cat"}, "m": {"type": "string"}}, "required": ["k", "m"]},
+                {"properties": {"k": {"const": "dog"}}, "required": ["k"]},
+            ]
+        },
+        "k: cat|dog, m?: string",
+    ),
     ({"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "a?: any, b?: any"),
     ({"type": "object", "properties": {}, "required": ["z"]}, "z: any"),
     ({"type": "object", "additionalProperties": True}, "...: any"),
     ({"type": "object"}, ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("parameters", "arguments"), ROOTS, ids=[text or "none" for _, text in ROOTS])

@@ -46,8 +46,10 @@ WORDS: list[tuple[Any, Schema]] = [
     ("list(str)", {"type": "array", "items": {"type": "string"}}),
     ("string[]", {"type": "array", "items": {"type": "string"}}),
     ("array of strings", {"type": "array", "items": {"type": "string"}}),
-    ("List<Map<String, Integer>>",
-     {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "integer"}}}),
+    (
+        "List<Map<String, Integer>>",
+        {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "integer"}}},
+    ),
     ("Dict[str, Any]", {"type": "object"}),
     ("typing.Dict[str, float]", {"type": "object", "additionalProperties": {"type": "number"}}),
     ("Tuple[float, float]", {"type": "array", "items": {"type": "number"}}),
@@ -56,7 +58,7 @@ WORDS: list[tuple[Any, Schema]] = [
     ("Union[int, List[str]]", {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "string"}}]}),
     ("Literal['a', 2, None]", {"enum": ["a", 2, None]}),
     (["str", "null"], {"type": ["string", "null"]}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("word", "schema"), WORDS, ids=[str(word) for word, _ in WORDS])
@@ -71,7 +73,9 @@ def test_a_word_that_is_not_known_is_named_and_left_open_or_refused(word: Any) -
     tool = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": word}}}}
     unknown: list[str] = []
     assert tool_schema(tool, unknown)["parameters"]["properties"] == {"x": {}}
-    assert len(unknown) == 1 and "'f'" in unknown[0] and str(word) in unknown[0]
+    assert len(unknown) == 1
+    assert "'f'" in unknown[0]
+    assert str(word) in unknown[0]
     with pytest.raises(DataError, match="x has the unknown type"):
         tool_schema(tool)
 
@@ -93,13 +97,26 @@ FORMS: dict[str, Any] = {
     "Anthropic": {"name": "f", "description": "d", "input_schema": CITY},
     "Bedrock": {"toolSpec": {"name": "f", "description": "d", "inputSchema": {"json": CITY}}},
     "xLAM": {"name": "f", "description": "d", "parameters": {"city": {"type": "str"}}},
-    "smolagents": {"name": "f", "description": "d", "inputs": {"city": {"type": "string"}}, "output_type": "string"},
+    "smolagents": {
+        "name": "f",
+        "description": "d",
+        "inputs": {"city": {"type": "string"}},
+        "output_type": "string",
+    },
     "a list": {"name": "f", "description": "d", "parameters": [{"name": "city", "type": "string", "required": True}]},
-    "draft 3": {"name": "f", "description": "d",
-                "parameters": {"type": "object", "properties": {"city": {"type": "string", "required": True}}}},
+    "draft 3": {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string", "required": True}}},
+    },
     "as text": {"name": "f", "description": "d", "parameters": json.dumps(CITY)},
-    "beside the names": {"name": "f", "description": "d", "parameters": {"city": {"type": "str"}}, "required": ["city"]},
-}  # fmt: skip
+    "beside the names": {
+        "name": "f",
+        "description": "d",
+        "parameters": {"city": {"type": "str"}},
+        "required": ["city"],
+    },
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -124,21 +141,29 @@ NAMED: list[tuple[Schema, list[str], list[str]]] = [
     ({"type": {"type": "str", "default": "dog"}, "city": {"type": "str"}}, ["type", "city"], ["city"]),
     ({"type": {"type": "str"}}, ["type"], ["type"]),
     ({"type": "str", "city": "str"}, ["type", "city"], ["type", "city"]),
-    ({"properties": {"type": "dict", "description": "d"}, "n": {"type": "int"}}, ["properties", "n"], ["properties", "n"]),
+    (
+        {"properties": {"type": "dict", "description": "d"}, "n": {"type": "int"}},
+        ["properties", "n"],
+        ["properties", "n"],
+    ),
     ({"required": {"type": "bool"}, "n": {"type": "int, optional"}}, ["required", "n"], ["required"]),
     ({"items": {"type": "list"}, "n": {"type": "Optional[int]"}}, ["items", "n"], ["items"]),
     ({"description": {"type": "str"}}, ["description"], ["description"]),
     ({"enum": {"type": "str"}, "required": ["enum"]}, ["enum"], ["enum"]),
-    ({"type": "object", "properties": {"type": {"type": "string"}, "properties": {"type": "object"}}},
-     ["type", "properties"], []),
+    (
+        {"type": "object", "properties": {"type": {"type": "string"}, "properties": {"type": "object"}}},
+        ["type", "properties"],
+        [],
+    ),
     ({"properties": {"type": {"type": "string"}}, "required": ["type"]}, ["type"], ["type"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("parameters", "names", "required"), NAMED, ids=[str(list(one)) for one, *_ in NAMED])
 def test_a_parameter_may_have_the_name_of_a_keyword(parameters: Schema, names: list[str], required: list[str]) -> None:
     read = tool_schema({"name": "f", "parameters": parameters})["parameters"]
-    assert list(read["properties"]) == names and read.get("required", []) == required
+    assert list(read["properties"]) == names
+    assert read.get("required", []) == required
     jsonschema.Draft202012Validator.check_schema(read)
 
 
@@ -173,7 +198,8 @@ def test_json_schema_stays_as_it_is() -> None:
     full |= {"allOf": [{"required": ["n"]}], "additionalProperties": False, "examples": [{"type": "float"}]}
     for tool in [{"name": "f", "description": "d", "parameters": full}, *(tool.schema for tool in TOOLS.values())]:
         before = copy.deepcopy(tool)
-        assert json.dumps(tool_schema(tool)) == json.dumps(before) and tool == before
+        assert json.dumps(tool_schema(tool)) == json.dumps(before)
+        assert tool == before
 
 
 REFUSED: list[tuple[Any, str]] = [
@@ -203,7 +229,8 @@ def test_the_rows_of_public_sets_keep_every_parameter(shared_data: Path) -> None
     shared_rows = shared_data.parent / "rows"
     row = json.loads((shared_rows / "parameter_named_type.jsonl").read_text(encoding="utf-8").splitlines()[0])
     (pets,) = schemas(row["tools"])
-    assert list(pets["parameters"]["properties"]) == ["type", "city"] and pets["parameters"]["required"] == ["city"]
+    assert list(pets["parameters"]["properties"]) == ["type", "city"]
+    assert pets["parameters"]["required"] == ["city"]
     (convert,) = schemas(json.loads((shared_rows / "float_tools.json").read_text(encoding="utf-8")))
     assert convert["parameters"]["properties"]["degrees"] == {"type": "number"}
     (weather,) = schemas(json.loads((shared_rows / "mcp_tools.json").read_text(encoding="utf-8")))

@@ -1,7 +1,8 @@
-"""The task of the pocket apps, whose problems are episodes, and `codechat data apps`, which writes problems and experts' episodes.
+"""The task of the pocket apps, whose problems are episodes, and `codechat data apps`, which writes problems and
+experts' episodes.
 
-The reward compares the state changes with the expert's. A required change that was made is matched, another one is missing;
-any other change is collateral. Answering and declining are changes too, so saying "done" earns nothing.
+The reward compares the state changes with the expert's. A required change that was made is matched, another one is
+missing; any other change is collateral. Answering and declining are changes too, so saying "done" earns nothing.
 
     done        every required change and no other: reward 1, the only success
     collateral  every required change, and others: 0.5 halved for each other change
@@ -9,9 +10,9 @@ any other change is collateral. Answering and declining are changes too, so sayi
     idle        no change: 0
     harm        only changes that were not required: 0
 
-Levels: 1 one call with all its arguments; 2 look up, then act or answer; 3 across apps; 4 with twins, small talk and more
-tools; 5 impossible, must be declined. gold: "world", the rows at the start; "calls", the expert's; "changes", their effect.
-"""
+Levels: 1 one call with all its arguments; 2 look up, then act or answer; 3 across apps; 4 with twins, small talk
+and more tools; 5 impossible, must be declined. gold: "world", the rows at the start; "calls", the expert's;
+"changes", their effect."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -45,9 +46,15 @@ DONE = "Done."
 
 
 def score_changes(required: list[Change], changes: list[Change]) -> Score:
-    """The score of the changes; see the module docstring. parts: matched, required, missing and collateral, the latter two in words."""
+    """The score of the changes; see the module docstring. parts: matched, required, missing and collateral, the
+    latter two in words."""
     matched, missing, collateral = compare(required, changes)
-    parts = {"matched": matched, "required": len(required), "missing": missing, "collateral": collateral}
+    parts = {
+        "matched": matched,
+        "required": len(required),
+        "missing": missing,
+        "collateral": collateral,
+    }
     if not missing and not collateral:
         return Score(1.0, "done", parts, True)
     if not matched:
@@ -93,7 +100,8 @@ class AppsEnvironment:
                 raise tools.AppError(f"this call cannot be read ({call.form})")
             if self.closed:
                 raise tools.AppError("the episode has ended")
-            if (name := call.name.strip()) not in self.problem.meta["tools"]:
+            name = call.name.strip()
+            if name not in self.problem.meta["tools"]:
                 raise tools.AppError(f"there is no function {name[:60]!r}")
             result = tools.call(self.store, name, call.arguments)
             self.closed = name in tools.CLOSING
@@ -107,12 +115,16 @@ class AppsEnvironment:
 
 
 #
-# The worlds of episodes, requests of five levels (`requests.jsonl`), the tools that these need, and experts that solve them.
+# The worlds of episodes, requests of five levels (`requests.jsonl`), the tools that these need, and experts
+# that solve them.
 #
-# A row has `says`, wordings; `draws`, name -> kind of a value, a table whose row is picked, "table.column" of it, or a `twin`;
-# `sets`, columns of drawn rows that get another value; and `calls`, the expert's tools with the fields of their arguments:
-# "phone" is a drawn value, "contacts_search[0][id]" part of a result. Tools behind `task_decline` are only offered. The hash
-# of a drawn value decides its split, so training sees no value of a test. Ids are random: guessing replaces no look-up.
+# A row has `says`, wordings; `draws`, name -> kind of a value, a table whose row is picked, "table.column" of
+# it, or a `twin`;
+# `sets`, columns of drawn rows that get another value; and `calls`, the expert's tools with the fields of their
+# arguments:
+# "phone" is a drawn value, "contacts_search[0][id]" part of a result. Tools behind `task_decline` are only offered.
+# The hash of a drawn value decides its split, so training sees no value of a test. Ids are random: guessing
+# replaces no look-up.
 
 IDS = range(10, 100)
 FORMS: dict[str, Callable[[str], str]] = {"word": str, "name": str.capitalize, "path": "{}.txt".format}  # of a new word
@@ -126,7 +138,9 @@ class World:
     """The rows of a world by table, and values of its split. Words never repeat and never contain one another."""
 
     def __init__(self, rng: random.Random, split: str, size: int) -> None:
-        self.rng, self.split, self.words = rng, split, list[str]()
+        self.rng = rng
+        self.split = split
+        self.words = list[str]()
         self.tables: dict[str, list[Row]] = {}
         for table, columns in COLUMNS.items():
             ids = rng.sample(IDS, size)[: 1 if table == "cart" else size]
@@ -178,8 +192,8 @@ Call = Callable[[str, dict[str, Any]], Any]  # tool and arguments -> result
 
 
 def draft(level: int, world: World) -> tuple[str, list[str], Callable[[Call], None]]:
-    """A request of this level in the world, the tools that it needs besides the closing ones, and the expert, which solves
-    it with the calls that it is given."""
+    """A request of this level in the world, the tools that it needs besides the closing ones, and the expert, which
+    solves it with the calls that it is given."""
     row = world.rng.choice(REQUESTS[level])
     how = row.get("look_up")
     if how == "in small talk":  # a request of level 2 among other sentences
@@ -253,17 +267,24 @@ def trajectory(problem: Problem, world: AppsEnvironment) -> list[Message]:
 
 
 class AppsTask(GeneratedTask):
-    """source: None generates problems; a directory has them in apps.SPLIT.jsonl. levels: of the problems; a repeated level
+    """source: None generates problems; a directory has them in apps.SPLIT.jsonl. levels: of the problems; a
+    repeated level
     is sampled more often. max_turns: most answers of an episode.
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 
     name, stream, domain, asked, tiers = "apps", "apps", "episodes", "tool", TIERS
-    known_levels, written = LEVELS, ("train", *HELD_OUT)
+    known_levels = LEVELS
+    written = ("train", *HELD_OUT)
     gold_fields = ("world", "calls", "changes")
     meta_fields = ("level", "tools")
 
-    def __init__(self, source: str | Path | None = None, levels: Sequence[int] = LEVELS, max_turns: int = 8) -> None:
+    def __init__(
+        self,
+        source: str | Path | None = None,
+        levels: Sequence[int] = LEVELS,
+        max_turns: int = 8,
+    ) -> None:
         self.set_levels(source, levels)
         if max_turns < 1:
             raise ConfigError(f"max_turns {max_turns}; required: 1 or more")
@@ -274,7 +295,8 @@ class AppsTask(GeneratedTask):
 
     def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem:
         """One problem with its expert's calls and changes."""
-        world, store = World(rng, split, SIZES[level]), Store()
+        world = World(rng, split, SIZES[level])
+        store = Store()
         request, needed, expert = draft(level, world)
         store.reset(world.tables)
         calls: list[dict[str, Any]] = []

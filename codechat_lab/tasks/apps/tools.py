@@ -1,9 +1,10 @@
-"""The apps' state, and their tools by name. A tool is an SQL statement over the state (`tools.jsonl`); every outcome is JSON.
+"""The apps' state, and their tools by name. A tool is an SQL statement over the state (`tools.jsonl`); every
+outcome is JSON.
 
-Two tools belong to no app: `task_answer` answers a request, `task_decline` says that it cannot be done. Both end the episode
-and add a row. The state is an in-memory SQLite database in one transaction that is never committed; a reset rolls back.
-A change is ["added", table, {column: value}] (without its id), ["removed", table, id] or ["set", table, id, column, value].
-"""
+Two tools belong to no app: `task_answer` answers a request, `task_decline` says that it cannot be done. Both end
+the episode and add a row. The state is an in-memory SQLite database in one transaction that is never committed; a
+reset rolls back. A change is ["added", table, {column: value}] (without its id), ["removed", table, id] or ["set",
+table, id, column, value]."""
 
 import json
 import re
@@ -114,9 +115,9 @@ class AppError(Exception):
 
 
 class Tool(NamedTuple):
-    """schema: {"name", "description", "parameters"}. defaults: of optional parameters. gives: what a call returns: "ok",
-    the "id" of the new row, the "count" of changes, "rows", "values" of one column, one "row" without its empty columns,
-    or one "value". fails: the error where nothing changes."""
+    """schema: {"name", "description", "parameters"}. defaults: of optional parameters. gives: what a call returns:
+    "ok", the "id" of the new row, the "count" of changes, "rows", "values" of one column, one "row" without its
+    empty columns, or one "value". fails: the error where nothing changes."""
 
     app: str
     schema: dict[str, Any]
@@ -127,7 +128,8 @@ class Tool(NamedTuple):
 
 
 def _read(row: Mapping[str, Any]) -> Tool:
-    kinds, defaults = row["parameters"], row.get("defaults", {})
+    kinds = row["parameters"]
+    defaults = row.get("defaults", {})
     types = {
         k: {"type": "string", "enum": kind} if isinstance(kind, list) else {"type": kind} for k, kind in kinds.items()
     }
@@ -158,7 +160,8 @@ def call(store: Store, name: str, arguments: dict[str, Any]) -> Any:
         if not any(cursor.rowcount > 0 for cursor in cursors):
             raise AppError(_failure(tool, values))
         return {"ok": "ok", "id": cursors[-1].lastrowid, "count": cursors[-1].rowcount}[tool.gives]
-    rows, columns = cursors[-1].fetchall(), [column[0] for column in cursors[-1].description]
+    rows = cursors[-1].fetchall()
+    columns = [column[0] for column in cursors[-1].description]
     if tool.gives == "rows":
         return [dict(zip(columns, row, strict=True)) for row in rows]
     if tool.gives == "values":
@@ -174,7 +177,8 @@ def _failure(tool: Tool, values: Mapping[str, Any]) -> str:
 
 def check(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """AppError where the arguments do not match the schema."""
-    if missing := [name for name in parameters["required"] if name not in arguments]:
+    missing = [name for name in parameters["required"] if name not in arguments]
+    if missing:
         raise AppError(f"{missing[0]} is missing")
     for name, value in arguments.items():
         schema = parameters["properties"].get(name)

@@ -1,15 +1,19 @@
-"""The Berkeley Function Calling Leaderboard, single turn: which functions are called, with which arguments, and when none is.
+"""The Berkeley Function Calling Leaderboard, single turn: which functions are called, with which arguments, and
+when none is.
 
     tasks.load("bfcl")                                    embedded hard cases, written by hand (`cases.jsonl`)
     tasks.load("bfcl:source=hub,categories=live")         the real problems, version 3; or --data-dir with the files
 
     BFCL_v4_simple_python.json            {id, question: [[message]], function: [schema]}, one JSON object per line
     possible_answer/BFCL_v4_....json      {id, ground_truth: [{name: {argument: [acceptable values]}}]}
-    any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values as JSON or as JSON text
+    any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values as JSON or as JSON
+                                          text
 
-The reward is 1 or 0, and the tier names the fault. Where no function fits, any attempted call is wrong, even an unreadable
-one; in live_relevance any readable call of an offered function is correct. A row that no call can satisfy is lost. Calls are
-`<functioncall> {json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text: literals by name, a bare name is a text. Nothing is run."""
+The reward is 1 or 0, and the tier names the fault. Where no function fits, any attempted call is wrong, even an
+unreadable one; in live_relevance any readable call of an offered function is correct. A row that no call can
+satisfy is lost. Calls are
+`<functioncall> {json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text: literals by name, a bare name is a
+text. Nothing is run."""
 
 import ast
 import json
@@ -32,7 +36,14 @@ ABSENT = ""
 # From worst to best.
 FAULTS = ("wrong_name", "missing_argument", "unexpected_argument", "wrong_type", "wrong_value")
 # The leaderboard's names of types, and JSON schema's.
-KINDS: dict[str, type] = {"string": str, "any": str, "integer": int, "float": float, "number": float, "boolean": bool}
+KINDS: dict[str, type] = {
+    "string": str,
+    "any": str,
+    "integer": int,
+    "float": float,
+    "number": float,
+    "boolean": bool,
+}
 KINDS |= {"array": list, "tuple": list, "dict": dict, "object": dict}
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 NON_LIVE = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevance")
@@ -54,10 +65,13 @@ _FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
 
 
 class BfclTask(BaseTask):
-    """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by + (ConfigError).
+    """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by +
+    (ConfigError).
     ledger: counts of the rows."""
 
-    name, tiers, splits = "bfcl", TIERS, ("test",)
+    name = "bfcl"
+    tiers = TIERS
+    splits = ("test",)
     grouped_by = "category"
 
     def __init__(self, source: str = "embedded", categories: str = "all") -> None:
@@ -135,17 +149,20 @@ def _resolved(value: Any) -> Any:
 #
 # Whether a call matches a possible answer: the type and value rules of the Berkeley Function Calling Leaderboard.
 #
-# An answer is {"name", "arguments": {argument: [acceptable values]}}; "" among the values means that the argument may be
+# An answer is {"name", "arguments": {argument: [acceptable values]}}; "" among the values means that the
+# argument may be
 # omitted. A call must have the answer's name, every required argument and no unknown one, and each value must have the
 # declared type and equal an acceptable one:
 #
 # - an int is a float, a float never an int, a bool no number; inside a list only as the answer itself has it;
-# - a value of another type is accepted if the answer's first value has that type (a variable's name, null), letter by letter;
+# - a value of another type is accepted if the answer's first value has that type (a variable's name, null), letter
+# by letter;
 # - strings are compared without case, blanks and ,./-_*^ and with ' read as ", at any depth;
 # - a tuple is a list; lists match in order; in an object each key lists its own acceptable values;
 # - an omission may be written as "" for a string and [] for a list. Several calls match in any order.
 #
-# As gorilla's ast_checker (BFCL v4, Python), except: calls are matched exactly, not greedily; a bool is no number inside
+# As gorilla's ast_checker (BFCL v4, Python), except: calls are matched exactly, not greedily; a bool is no
+# number inside
 # objects either; strings in nested lists are compared like others. Java and JavaScript are left out.
 
 
@@ -166,7 +183,12 @@ def fault_of_calls(
     return max((fault for fault in rest if fault), key=FAULTS.index)
 
 
-def _match(answer: int, faults: Sequence[Sequence[str | None]], matched: dict[int, int], tried: set[int]) -> bool:
+def _match(
+    answer: int,
+    faults: Sequence[Sequence[str | None]],
+    matched: dict[int, int],
+    tried: set[int],
+) -> bool:
     """Assign a call to the answer, moving earlier answers to other calls if needed (augmenting paths)."""
     for k, fault in enumerate(faults[answer]):
         if fault is None and k not in tried:
@@ -177,18 +199,25 @@ def _match(answer: int, faults: Sequence[Sequence[str | None]], matched: dict[in
     return False
 
 
-def fault_of_call(name: str, arguments: Row, answer: Row, tools: Mapping[str, Mapping[str, Any]]) -> str | None:
+def fault_of_call(
+    name: str,
+    arguments: Row,
+    answer: Row,
+    tools: Mapping[str, Mapping[str, Any]],
+) -> str | None:
     """The first fault of a call, or None where it matches the answer."""
     if name != answer["name"]:
         return "wrong_name"
-    tool, ways_of = tools.get(name, {}), answer["arguments"]
+    tool = tools.get(name, {})
+    ways_of = answer["arguments"]
     properties = tool.get("properties") or {}
     if any(key not in arguments for key in tool.get("required") or ()):
         return "missing_argument"
     for key, value in arguments.items():
         if key not in properties or key not in ways_of:
             return "unexpected_argument"
-        if fault := fault_of_value(value, ways_of[key], properties[key]):
+        fault = fault_of_value(value, ways_of[key], properties[key])
+        if fault:
             return fault
     omitted = [ways for key, ways in ways_of.items() if key not in arguments]
     return "missing_argument" if any(ABSENT not in ways for ways in omitted) else None
@@ -260,7 +289,8 @@ def _objects_fit(value: Sequence[Any], way: Any) -> bool:
 
 
 def _python_calls(text: str) -> list[chat.Call]:
-    """Calls of a text that is a list of calls or one call with named arguments. Empty for anything else, such as "Sorry (no tool)"."""
+    """Calls of a text that is a list of calls or one call with named arguments. Empty for anything else, such as
+    "Sorry (no tool)"."""
     tree = parsed(text) if text.endswith((")", ")]")) and len(text) <= LONGEST else None
     match tree and tree.body:
         case [ast.Expr(ast.List(nodes))] if all(isinstance(node, ast.Call) for node in nodes):
@@ -330,7 +360,12 @@ def _joined(questions: Path, answers: Path) -> Iterator[Row]:
     truths = {} if "relevance" in category else {row.get("id"): row.get("ground_truth") for row in local_rows(answers)}
     for row in local_rows(questions):
         asked = {"question": row.get("question"), "functions": row.get("function")}
-        yield {"id": row.get("id"), "category": category, "ground_truth": truths.get(row.get("id"), []), **asked}
+        yield {
+            "id": row.get("id"),
+            "category": category,
+            "ground_truth": truths.get(row.get("id"), []),
+            **asked,
+        }
 
 
 def problem_of(row: Row) -> Problem | str:

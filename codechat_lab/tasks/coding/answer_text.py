@@ -1,9 +1,9 @@
 """Extract the program from an answer: fences, prose around code, doctest prompts, a bare function body.
 
-What stands before the end of a reasoning part (`</think>`) is no answer. The longest part that may be the program is taken;
-nothing is repaired. A fence line ends a block only where the code before it is complete, so that fences in docstrings stay. A
-text without code gives ""; a text with invalid Python gives that code, so the reward can tell the two apart.
-"""
+What stands before the end of a reasoning part (`</think>`) is no answer. The longest part that may be the program
+is taken; nothing is repaired. A fence line ends a block only where the code before it is complete, so that fences
+in docstrings stay. A text without code gives ""; a text with invalid Python gives that code, so the reward can tell
+the two apart."""
 
 import ast
 import bisect
@@ -39,9 +39,15 @@ _INFO = re.compile(
 _LANGUAGE = re.compile(r"[ \t]*(?:python3?|py)\b[ \t]*", re.IGNORECASE)
 # Lines with which sets of prompts mark code, MBPP's own among them.
 _MARKS = {
-    "[BEGIN]": "```", "[PYTHON]": "```", "<code>": "```", "<pre><code>": "```",
-    "[DONE]": "```", "[/PYTHON]": "```", "</code>": "```", "</code></pre>": "```",
-}  # fmt: skip
+    "[BEGIN]": "```",
+    "[PYTHON]": "```",
+    "<code>": "```",
+    "<pre><code>": "```",
+    "[DONE]": "```",
+    "[/PYTHON]": "```",
+    "</code>": "```",
+    "</code></pre>": "```",
+}
 _STARTS_CODE = re.compile(r"(?:@\w|def\b|class\b|async def\b|import \w|from [\w.]+ import\b|[A-Za-z_]\w* = )")
 _PROMPT = re.compile(r"^\s*(?:>>>|\.\.\.)(?: |$)")
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -328,7 +334,8 @@ def _error_line(code: str) -> int | None:
 
 
 def _as_body(code: str) -> str:
-    """A function body indented by four spaces. Its first line may have lost its indentation. Otherwise the body ends at the next unindented line."""
+    """A function body indented by four spaces. Its first line may have lost its indentation. Otherwise the body
+    ends at the next unindented line."""
     first, *rest = code.strip("\n").split("\n")
     if not first[:1].isspace():
         return textwrap.indent(first + "\n" + textwrap.dedent("\n".join(rest)), "    ")

@@ -5,8 +5,8 @@
     {problem-description, code}         Codeforces-Python-Submissions; only accepted ones where a verdict is given
     {content}                           the-stack-smol: files with a docstring, which becomes the request
     {task_id, text or prompt, code, test_list}    MBPP's prompt split; its other splits are for RL and evaluation
-`prepare_sft` (`codechat data sft`) makes code questions and plain chat. Both know the functions of the installed Python (embedded).
-"""
+`prepare_sft` (`codechat data sft`) makes code questions and plain chat. Both know the functions of the installed
+Python (embedded)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def _write(cfg: RowsConfig, read: Callable[..., Iterable[Row]]) -> Row:
     manifest of the directory. Raises UserError, also for a benchmark's rows."""
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
-        style, domains = getattr(cfg, "tools_style", "compact"), dict[str, list[Row]]()
+        style = getattr(cfg, "tools_style", "compact")
+        domains = dict[str, list[Row]]()
         for row in read(cfg, ledgers):
             row = with_system(row, cfg.neutral_share, cfg.negatives_share, style)
             domains.setdefault(row["domain"], []).append(row)
@@ -66,15 +67,18 @@ def _write(cfg: RowsConfig, read: Callable[..., Iterable[Row]]) -> Row:
 
 
 def with_system(row: Row, neutral_share: float, negatives_share: float, style: str = "compact") -> Row:
-    """A conversation with a neutral system prompt, with tools that its request for code does not need, or unchanged. A hash of its id decides."""
+    """A conversation with a neutral system prompt, with tools that its request for code does not need, or
+    unchanged. A hash of its id decides."""
     if row["messages"][0]["role"] == "system":
         return row
     rng = random.Random(row["id"])
-    draw, meta = rng.random(), row["meta"]
+    draw = rng.random()
+    meta = row["meta"]
     if draw < neutral_share:
         system = dialogues.neutral_system(rng)
     elif meta["asked"] == "code" and draw < neutral_share + negatives_share:
-        system, meta = dialogues.tools_system(rng, meta["split"], style), meta | {"tools_present": True}
+        system = dialogues.tools_system(rng, meta["split"], style)
+        meta = meta | {"tools_present": True}
     else:
         return row
     return row | {"messages": [{"role": "system", "content": system}, *row["messages"]], "meta": meta}
@@ -109,7 +113,8 @@ class CodeConfig(RowsConfig):
 
 
 def _program_rows(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row]:
-    tok, seen = tokenizer.load(cfg.tokenizer), set[str]()
+    tok = tokenizer.load(cfg.tokenizer)
+    seen = set[str]()
     for name in [part for source in cfg.source for part in (HUB if source == "hub" else [source])]:
         known = name in HUB or name == "embedded"
         ledgers.append(ledger := Ledger(name if known else Path(name).name, cfg.max_lost))
@@ -130,7 +135,11 @@ def _embedded(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row | str]:
 
 
 def _kept(
-    rows: Iterable[Row | str], ledger: Ledger, cfg: CodeConfig, tok: tokenizer.Tokenizer, seen: set[str]
+    rows: Iterable[Row | str],
+    ledger: Ledger,
+    cfg: CodeConfig,
+    tok: tokenizer.Tokenizer,
+    seen: set[str],
 ) -> Iterator[Row]:
     """The rows that pass the filters. Others are counted by reason or rule."""
     for row in rows:
@@ -186,7 +195,8 @@ def _from_codeforces(row: Row, cfg: CodeConfig) -> Pair:
         return "not_accepted"
     request = row.get("problem-description") or ""
     for title in ("Input", "Output") if request else ():
-        if text := row.get(f"{title.lower()}-specification"):
+        text = row.get(f"{title.lower()}-specification")
+        if text:
             request += f"\n\n{title}:\n{text}"
     return request, row.get("code") or ""
 
@@ -195,7 +205,8 @@ def _from_stack(row: Row, cfg: CodeConfig) -> Pair:
     text = row["content"] or ""
     if len(text) > cfg.max_chars:
         return "too_long"
-    if (tree := python_source.parsed(text)) is None:
+    tree = python_source.parsed(text)
+    if tree is None:
         return "no_python"
     doc = (ast.get_docstring(tree) or "").strip()
     return "short_docstring" if len(doc) < MIN_DOC else (f"Write a Python module for this description:\n\n{doc}", text)
@@ -241,7 +252,8 @@ class SftConfig(RowsConfig, preparation.ColumnsConfig):
 def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
     if cfg.source == "embedded":
         files = Ledger("python files", cfg.max_lost)
-        functions, small_talk = Ledger("functions"), Ledger("small talk")
+        functions = Ledger("functions")
+        small_talk = Ledger("small talk")
         ledgers += [files, functions, small_talk]
         rows = synthetic.code_rows(files.counted(sources.embedded_python(files)), functions)
         yield from tqdm(islice(rows, cfg.max_examples), "code questions", cfg.max_examples, unit="row")
@@ -255,9 +267,11 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
 
 
 def short_rows() -> Iterator[Row]:
-    """Short requests for well-known programs, as people type them: every name and form of short_programs.toml, in a fixed random order.
+    """Short requests for well-known programs, as people type them: every name and form of short_programs.toml, in a
+    fixed random order.
 
-    The program is the same in every split; the hash of the request decides the split, so only the wording is new in validation and test."""
+    The program is the same in every split; the hash of the request decides the split, so only the wording is new in
+    validation and test."""
     data = tomllib.loads(Path(__file__).with_name("short_programs.toml").read_text(encoding="utf-8"))
     requests = [
         (form.format(x=name), program["code"])
@@ -271,4 +285,5 @@ def short_rows() -> Iterator[Row]:
         yield synthetic.row(request, code, "short", asked="code", split=split)
 
 
-prepare_code, prepare_sft = partial(_write, read=_program_rows), partial(_write, read=_sft_rows)
+prepare_code = partial(_write, read=_program_rows)
+prepare_sft = partial(_write, read=_sft_rows)

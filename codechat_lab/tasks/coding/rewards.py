@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 MODES = ("binary", "fractional", "tiered")
 TIERS = ("empty", "unparseable", "raises", "none_passed", "some_passed", "all_passed")
-PARSEABLE, RUNNABLE = TIERS[2:], TIERS[3:]
+PARSEABLE = TIERS[2:]
+RUNNABLE = TIERS[3:]
 RAISES, RUNS = 0.05, 0.15
 WRONG = "assertion failed"
 

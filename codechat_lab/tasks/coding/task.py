@@ -3,10 +3,9 @@
     tasks.load("mbpp", source="hub")                 or a path; "mbpp:variant=sanitized,reward=binary" in one word
     tasks.load("humaneval")                          evaluation only
 
-`Score.tier` is the rung in every reward mode. A row of MBPP gets its split from
-its task_id, whatever file it is in; HumanEval is all test. The extended suites (variant plus) compare floats with numpy; a judge has the
-standard library only, so `NUMPY` replaces the few names that their scripts use.
-"""
+`Score.tier` is the rung in every reward mode. A row of MBPP gets its split from its task_id, whatever file it is
+in; HumanEval is all test. The extended suites (variant plus) compare floats with numpy; a judge has the standard
+library only, so `NUMPY` replaces the few names that their scripts use."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -86,10 +85,17 @@ class CodingTask(JudgedTask):
         gold = problem.gold
         tests = gold["tests"] if isinstance(gold["tests"], str) else tuple(gold["tests"])
         limits = {name: max(most, gold.get(name, 0)) for name, most in self.limits.items()}
-        return Program(code=code, tests=tests, setup=gold.get("setup", ""), entry_points=tuple(gold["names"]), **limits)
+        return Program(
+            code=code,
+            tests=tests,
+            setup=gold.get("setup", ""),
+            entry_points=tuple(gold["names"]),
+            **limits,
+        )
 
     def scored(self, problem: Problem, answer: str, verdict: Verdict | None) -> Score:
-        tests, results = problem.gold["tests"], verdict.results if verdict else ()
+        tests = problem.gold["tests"]
+        results = verdict.results if verdict else ()
         total = len(results) or (1 if isinstance(tests, str) else len(tests))
         passed = sum(r.passed for r in results)
         tier = rewards.tier_of(verdict) if verdict else rewards.tier_without_running(answer)
@@ -108,7 +114,12 @@ HUMANEVAL_HUB = {
     "plus": ("evalplus/humanevalplus", "data/*.parquet"),
 }
 GOLD = ("code", "tests", "names")
-MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "select": range(511, 601), "train": range(601, 975)}
+MBPP_SPLITS = {
+    "prompt": range(1, 11),
+    "test": range(11, 511),
+    "select": range(511, 601),
+    "train": range(601, 975),
+}
 # mbpp-123's reference solution sums the divisors of every number below 10,000: 5 s on an idle core.
 LIMITS = {"mbpp-123": {"timeout_s": 60.0}}
 PLUS_LIMITS = {  # the extended suites hand over values of 9 MB and more
@@ -141,13 +152,20 @@ def _text(value: str) -> str:
 
 
 class MbppTask(PublicTask, CodingTask):
-    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732). source: hub or a path. variant: full, sanitized or plus."""
+    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732). source: hub or a path. variant: full,
+    sanitized or plus."""
 
-    name, splits, gold_fields = "mbpp", ("train", "select", "test"), GOLD
+    name = "mbpp"
+    splits = ("train", "select", "test")
+    gold_fields = GOLD
     accepted = (("task_id", "code", "test_list", "text"), ("task_id", "code", "test_list", "prompt"))
 
     def __init__(
-        self, source: str | None = None, variant: str = "full", reward: str = "tiered", timeout_s: float = 3.0
+        self,
+        source: str | None = None,
+        variant: str = "full",
+        reward: str = "tiered",
+        timeout_s: float = 3.0,
     ) -> None:
         check_choice("variant", variant, HUB)
         self.source, self.hub = str(source or "hub"), {self.other: HUB[variant]}
@@ -155,7 +173,8 @@ class MbppTask(PublicTask, CodingTask):
         super().__init__(self.name, self.rows, reward, timeout_s)
 
     def make(self, row: Row, number: int, part: str) -> Problem:
-        name, code = f"mbpp-{int(row['task_id'])}", _text(row["code"])
+        name = f"mbpp-{int(row['task_id'])}"
+        code = _text(row["code"])
         imports = row.get("test_imports")  # an array in parquet, so it has no truth value
         setup = [row.get("test_setup_code") or "", *(imports if imports is not None else ())]
         setup_text = "\n".join(map(_text, setup)).strip()
@@ -170,13 +189,20 @@ class MbppTask(PublicTask, CodingTask):
 
 
 class HumanEvalTask(PublicTask, CodingTask):
-    """HumanEval (Chen et al., 2021, arXiv:2107.03374). source: "embedded" (its package), hub or a path; variant: base or plus."""
+    """HumanEval (Chen et al., 2021, arXiv:2107.03374). source: "embedded" (its package), hub or a path; variant:
+    base or plus."""
 
-    name, splits, gold_fields = "humaneval", ("test",), GOLD
+    name = "humaneval"
+    splits = ("test",)
+    gold_fields = GOLD
     accepted = (("task_id", "prompt", "entry_point", "canonical_solution", "test"),)
 
     def __init__(
-        self, source: str | None = None, variant: str = "base", reward: str = "tiered", timeout_s: float = 5.0
+        self,
+        source: str | None = None,
+        variant: str = "base",
+        reward: str = "tiered",
+        timeout_s: float = 5.0,
     ) -> None:
         check_choice("variant", variant, HUMANEVAL_HUB)
         self.source = str(source or ("embedded" if variant == "base" else "hub"))
@@ -185,7 +211,8 @@ class HumanEvalTask(PublicTask, CodingTask):
         super().__init__(self.name, self.rows, reward, timeout_s)
 
     def make(self, row: Row, number: int, part: str) -> Problem:
-        prompt, names = row["prompt"], [row["entry_point"]]
+        prompt = row["prompt"]
+        names = [row["entry_point"]]
         test = row["test"].replace("import numpy as np", NUMPY)
         user = f"Complete this Python function. Answer with the whole function.\n\n```python\n{prompt.strip()}\n```"
         code = prompt + row["canonical_solution"]

@@ -1,7 +1,8 @@
-"""Find the answer in a text, and compare it with the gold answer: equivalent("$1,234.50", "1234.5"), (r"\\frac{1}{2}", "0.5").
+"""Find the answer in a text, and compare it with the gold answer: equivalent("$1,234.50", "1234.5"),
+(r"\\frac{1}{2}", "0.5").
 
-Rational numbers are compared exactly, roots and pi to nine digits; anything else equals only its own spelling, but for white space that
-separates nothing. Python never runs a completion, and its length and numbers are bounded."""
+Rational numbers are compared exactly, roots and pi to nine digits; anything else equals only its own spelling, but
+for white space that separates nothing. Python never runs a completion, and its length and numbers are bounded."""
 
 import ast
 import cmath
@@ -36,7 +37,16 @@ _MARKDOWN = re.compile(r"(?<![\w)*])(\*{1,3}|_{1,2}|`)(?=\S)([^\n]{1,200}?)(?<=\
 _MINUS = re.compile(  # "10 minus 5" and "the rest minus 5" are sums
     r"(?:\bnegative|(^\W*|[=:(,]\s*|\b(?:is|are|was|be|equals?|to|of|by|at|about)\s+)minus)\s+(?=[\\$€£]*\.?\d)", re.I
 )
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "bn": 9, "trillion": 12, "lakh": 5, "crore": 7}
+_SCALES = {
+    "hundred": 2,
+    "thousand": 3,
+    "million": 6,
+    "billion": 9,
+    "bn": 9,
+    "trillion": 12,
+    "lakh": 5,
+    "crore": 7,
+}
 _LETTER_SCALES = {"k": 3, "K": 3, "M": 6}
 _PLAIN = r"\d{1,60}(?:\.\d{1,60})?|\.\d{1,60}"
 _GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:([, \u00a0\u2009\u202f'’_])\d{3})(?:\1\d{3})*(?![\w]|,\d)")
@@ -60,7 +70,8 @@ Value = Fraction | float | complex
 
 
 def plain(text: str) -> str:
-    """A text without Markdown and typesetting, its numbers in plain digits: -$1,234 is -1234, 5 million is 5000000, 1e3 is 1000."""
+    """A text without Markdown and typesetting, its numbers in plain digits: -$1,234 is -1234, 5 million is 5000000,
+    1e3 is 1000."""
     for _ in range(2):  # bold in a quotation
         text = _MARKDOWN.sub(r"\2", text)
     text = re.sub(r"\\(?:text|mathrm|textbf|mbox|mathbf)\s*\{([^{}]*)\}", r" \1 ", text)
@@ -85,7 +96,12 @@ def plain(text: str) -> str:
 
 def _scaled(text: str, gap: str, scales: dict[str, int], flags: int = 0) -> str:
     pattern = rf"(?<![\w.])({_PLAIN}){gap}({'|'.join(scales)}){'s?' if flags else ''}\b"
-    return re.sub(pattern, lambda m: _shifted(m[1], scales.get(m[2], 0) or scales[m[2].lower()]), text, flags=flags)
+    return re.sub(
+        pattern,
+        lambda m: _shifted(m[1], scales.get(m[2], 0) or scales[m[2].lower()]),
+        text,
+        flags=flags,
+    )
 
 
 def _shifted(number: str, places: int) -> str:
@@ -93,7 +109,8 @@ def _shifted(number: str, places: int) -> str:
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text in plain digits, a fraction or a power of such. None without one, and where the last digits are no number, as in 3:30."""
+    """The last number of a text in plain digits, a fraction or a power of such. None without one, and where the
+    last digits are no number, as in 3:30."""
     text = _scaled(plain(text[-MAX_TEXT:]), "", _LETTER_SCALES)
     text = re.sub(r"(?<=[A-Za-z)])\s?(?:\^|\*\*)\s?[{(]?-?\d+[)}]?", "", text)  # cm^2
     text = re.sub(r"\\[dt]?frac\s*\{(-?\d+)\}\s*\{(\d+)\}", r" \1/\2", text)
@@ -103,11 +120,12 @@ def last_number(text: str) -> str | None:
 
 
 def choice_letter(text: str) -> str | None:
-    """The letter A to E that a text chooses, or None: after "answer is" (in either case, but no article), else of "option B", else alone on the
-    first or last line, else of "B. Paris". None where letters disagree ("A or B")."""
+    """The letter A to E that a text chooses, or None: after "answer is" (in either case, but no article), else of
+    "option B", else alone on the first or last line, else of "B. Paris". None where letters disagree ("A or B")."""
     box = boxed(text)
     text = plain(f"answer is {box}" if box is not None else text[-MAX_TEXT:])
-    if answers := list(_CHOICE.finditer(text)):
+    answers = list(_CHOICE.finditer(text))
+    if answers:
         return answers[-1][1].upper() if answers[-1][1] else None
     lines = [line.strip() for line in text.strip().splitlines()]
     for letters in (
@@ -135,11 +153,14 @@ def boxed(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    r"""The stated answer: \boxed{...}, else the line after "####", else the rest of the sentence after "answer is" or "answer:", or None."""
-    if (answer := boxed(text)) is not None:
+    r"""The stated answer: \boxed{...}, else the line after "####", else the rest of the sentence after "answer is"
+    or "answer:", or None."""
+    answer = boxed(text)
+    if answer is not None:
         return answer
     text = _MARKDOWN.sub(r"\2", text)
-    if hits := re.findall(r"####[ \t]*(\S[^\n]*)", text):
+    hits = re.findall(r"####[ \t]*(\S[^\n]*)", text)
+    if hits:
         return hits[-1].strip().rstrip(".")
     hits = re.findall(r"answer(?:\s+is\b\s*:?|\s*[:=])\s*(\S[^\n]*)", text, re.I)
     return (
@@ -158,14 +179,16 @@ def equivalent(answer: str | None, gold: str | None) -> bool:
     """Whether two answers are equal. False where one is empty or missing. Never raises."""
     if answer is None or gold is None or len(answer) > 10 * MAX_CHARS or len(gold) > 10 * MAX_CHARS:
         return False
-    ours, theirs = normal(answer), normal(gold)
+    ours = normal(answer)
+    theirs = normal(gold)
     if not ours or not theirs or tight(ours) == tight(theirs):
         return bool(ours and theirs)
     (a, unit), (b, gold_unit) = split_unit(ours), split_unit(theirs)
     if unit and gold_unit and unit.rstrip("s") != gold_unit.rstrip("s"):
         return False
     try:
-        x, y = value_of(a), value_of(b)
+        x = value_of(a)
+        y = value_of(b)
         return x == y if isinstance(x, Fraction) and isinstance(y, Fraction) else cmath.isclose(x, y, rel_tol=TOLERANCE)
     except (ArithmeticError, RecursionError, SyntaxError, TypeError, ValueError):
         return False
@@ -188,7 +211,8 @@ def normal(text: str) -> str:
 
 
 def tight(text: str) -> str:
-    """Without the spaces that separate nothing: (1, 2) and (1,2), x + 1 and x+1, 2 x and 2x. Between words, digits and decimal points
+    """Without the spaces that separate nothing: (1, 2) and (1,2), x + 1 and x+1, 2 x and 2x. Between words, digits
+    and decimal points
     they stay: 1 2 is not 12, 1, 234 no thousand, and x 1 not x1."""
     text = _IDLE_SPACE.sub("", text)
     return re.sub(r"(\\[A-Za-z]+) (?=\d)", r"\1", text)  # no command has a digit in its name
@@ -203,7 +227,8 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def value_of(text: str) -> Value:
-    """The value of a sum in school spelling (2pi, ^). ValueError, SyntaxError or an ArithmeticError for what is none or too large."""
+    """The value of a sum in school spelling (2pi, ^). ValueError, SyntaxError or an ArithmeticError for what is
+    none or too large."""
     text = text.replace("**", "^").replace("{", "(").replace("}", ")")
     tokens = _TOKEN.findall(text)
     if len(text) > MAX_CHARS or "".join(tokens) != "".join(text.split()):
@@ -223,7 +248,8 @@ def _evaluated(node: ast.expr) -> Value:
         case ast.UnaryOp(sign, operand):
             return _SUMS[type(sign)](Fraction(0), _evaluated(operand))
         case ast.BinOp(left, sign, right):
-            x, y = _evaluated(left), _evaluated(right)
+            x = _evaluated(left)
+            y = _evaluated(right)
             bits = x.numerator.bit_length() + x.denominator.bit_length() if isinstance(x, Fraction) else 0
             if isinstance(sign, ast.Pow) and bits * abs(y) > MAX_BITS:
                 raise ValueError("a power too large")
@@ -232,6 +258,11 @@ def _evaluated(node: ast.expr) -> Value:
 
 
 _SUMS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
-    ast.UAdd: operator.add, ast.USub: operator.sub,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.UAdd: operator.add,
+    ast.USub: operator.sub,
+}

@@ -1,5 +1,6 @@
-"""Multiple choice: MMLU, ARC and HellaSwag. Sampled, a problem asks for a letter; `evaluate --score loglik` takes the likeliest choice, with the
-contexts and continuations of EleutherAI's lm-evaluation-harness (tasks mmlu, arc_challenge, arc_easy, hellaswag)."""
+"""Multiple choice: MMLU, ARC and HellaSwag. Sampled, a problem asks for a letter; `evaluate --score loglik` takes
+the likeliest choice, with the contexts and continuations of EleutherAI's lm-evaluation-harness (tasks mmlu,
+arc_challenge, arc_easy, hellaswag)."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,13 +37,21 @@ class ChoiceTask(AnswerTask, PublicTask):
 
 
 class MmluTask(ChoiceTask):
-    """Massive multitask language understanding (Hendrycks et al., 2021, arXiv:2009.03300), all subjects; also reads its authors' csv files.
+    """Massive multitask language understanding (Hendrycks et al., 2021, arXiv:2009.03300), all subjects; also reads
+    its authors' csv files.
     shots: how many of its subject's `dev` rows stand, answered, before a context."""
 
-    name, accepted = "mmlu", [("question", "choices", "answer"), ("question", *"ABCD", "answer")]
+    name = "mmlu"
+    accepted = [("question", "choices", "answer"), ("question", *"ABCD", "answer")]
     hub = {part: ("cais/mmlu", f"all/{part}-*.parquet") for part in ("validation", "test", "dev")}
 
-    def __init__(self, source: str = "hub", template: str = "", reward: str | None = None, shots: int = 5) -> None:
+    def __init__(
+        self,
+        source: str = "hub",
+        template: str = "",
+        reward: str | None = None,
+        shots: int = 5,
+    ) -> None:
         super().__init__(source, template, reward)
         self.shots = shots
 
@@ -51,10 +60,14 @@ class MmluTask(ChoiceTask):
             yield part, origin, ({"subject": Path(origin).stem.rpartition("_")[0]} | row for row in rows)
 
     def make(self, row: Row, number: int, part: str) -> Problem:
-        question, subject, answer = row["question"].strip(), row["subject"], row["answer"]
-        id, choices = f"mmlu-{part}-{number - 1}", row.get("choices")
+        question = row["question"].strip()
+        subject = row["subject"]
+        answer = row["answer"]
+        id = f"mmlu-{part}-{number - 1}"
+        choices = row.get("choices")
         if choices is None:
-            id, choices = f"mmlu-{part}-{subject}-{number - 1}", [row[letter] for letter in "ABCD"]
+            id = f"mmlu-{part}-{subject}-{number - 1}"
+            choices = [row[letter] for letter in "ABCD"]
         context = "\n".join(
             [question, *(f"{letter}. {text}" for letter, text in zip("ABCD", choices, strict=True)), "Answer:"]
         )
@@ -80,11 +93,13 @@ class MmluTask(ChoiceTask):
 class ArcTask(ChoiceTask):
     """AI2's reasoning challenge (Clark et al., 2018, arXiv:1803.05457)."""
 
-    name, accepted = "arc_challenge", [("question", "choices", "answerKey")]
+    name = "arc_challenge"
+    accepted = [("question", "choices", "answerKey")]
     hub = {part: ("allenai/ai2_arc", f"ARC-Challenge/{part}-*.parquet") for part in ("validation", "test")}
 
     def make(self, row: Row, number: int, part: str) -> Problem:
-        texts, answer = list(row["choices"]["text"]), list(row["choices"]["label"]).index(row["answerKey"])
+        texts = list(row["choices"]["text"])
+        answer = list(row["choices"]["label"]).index(row["answerKey"])
         meta = dict(context=f"Question: {row['question']}\nAnswer:", continuations=[f" {text}" for text in texts])
         return self.problem(f"arc-{row.get('id', number - 1)}", part, row["question"], texts, answer, **meta)
 
@@ -97,9 +112,12 @@ class ArcEasyTask(ArcTask):
 
 
 class HellaswagTask(ChoiceTask):
-    """How does it go on? (Zellers et al., 2019, arXiv:1905.07830). `test` is the public validation set: the test set has no labels."""
+    """How does it go on? (Zellers et al., 2019, arXiv:1905.07830). `test` is the public validation set: the test
+    set has no labels."""
 
-    name, splits, accepted = "hellaswag", ("test",), [("activity_label", "ctx_a", "ctx_b", "endings", "label")]
+    name = "hellaswag"
+    splits = ("test",)
+    accepted = [("activity_label", "ctx_a", "ctx_b", "endings", "label")]
     hub = {"validation": ("Rowan/hellaswag", "data/validation-*.parquet")}
 
     def make(self, row: Row, number: int, part: str) -> Problem:

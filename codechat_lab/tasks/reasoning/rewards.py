@@ -5,8 +5,9 @@
     question_only  1.0 where the stated answer (\\boxed{}, "####", "answer is") is correct
     plain          1.0 where the last number, or the letter after "answer is", is correct
 
-"xml" is a GRPO example on GSM8K (W. Brown, 2025), with TRL's signatures; the `..._reward_fn` are those of Dr. GRPO and CS336. docs/tasks.md lists
-where the rules differ. Text after the closing tag costs 0.001 per character, at most the value of two tags."""
+"xml" is a GRPO example on GSM8K (W. Brown, 2025), with TRL's signatures; the `..._reward_fn` are those of Dr. GRPO
+and CS336. docs/tasks.md lists where the rules differ. Text after the closing tag costs 0.001 per character, at most
+the value of two tags."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,8 @@ def _trl(term: str, name: str) -> Callable[..., list[float]]:
         kind: str = "number",
         **columns: Any,
     ) -> list[float]:
-        texts, golds = [completion[0]["content"] for completion in completions], answer or [None] * len(completions)
+        texts = [completion[0]["content"] for completion in completions]
+        golds = answer or [None] * len(completions)
         return [xml_terms(text, gold, kind)[term] for text, gold in zip(texts, golds, strict=True)]
 
     reward.__name__ = name
@@ -87,18 +89,28 @@ _READERS = {"r1_zero": _r1_zero_answer, "question_only": answers.stated}
 def grade(reward: str, text: str, gold: str | None, kind: str) -> Score:
     """The score of a completion by one of the rewards of MAXIMUM. kind: of the gold answer, "number" or "letter"."""
     if reward == "xml":
-        answer, terms = extract_xml_answer(text), xml_terms(text, gold, kind)
-        formatted, correct = terms["soft_format"] > 0, terms["correctness"] > 0
+        answer = extract_xml_answer(text)
+        terms = xml_terms(text, gold, kind)
+        formatted = terms["soft_format"] > 0
+        correct = terms["correctness"] > 0
     else:
         plain = answers.choice_letter if kind == "letter" else answers.last_number
         answer = _READERS.get(reward, plain)(text)
-        formatted, correct = answer is not None, _same(answer, gold, kind)
+        formatted = answer is not None
+        correct = _same(answer, gold, kind)
         terms = {"answer": float(correct)}
-    return Score(sum(terms.values()), OUTCOMES[formatted + 2 * correct], {"answer": answer}, correct, terms)
+    return Score(
+        sum(terms.values()),
+        OUTCOMES[formatted + 2 * correct],
+        {"answer": answer},
+        correct,
+        terms,
+    )
 
 
 def _same(answer: str | None, gold: str | None, kind: str) -> bool:
-    """Letters are compared as letters, numbers and expressions by value. An empty or missing gold answer matches nothing."""
+    """Letters are compared as letters, numbers and expressions by value. An empty or missing gold answer matches
+    nothing."""
     if answer is None or not gold or kind == "number":
         return answers.equivalent(answer, gold)
     return answers.choice_letter(f"answer is {answer}") == gold.upper()

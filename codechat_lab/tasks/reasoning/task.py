@@ -6,10 +6,10 @@
     alpaca         Stanford Alpaca's instruction template
     zero_shot      a system prompt that requests steps and "The answer is N."
 
-A template may also be a file (`template_of`). With tags "raw" its messages are the text itself, as the papers ran base models. Without `reward` the
-template's own grader scores. `Score.correct` is the answer alone. A file's name gives its split; one in 16 of GSM8K's
-training rows is `select`, by a hash of the question. SFT never sees the questions of generated problems; RL must set the template of the solutions.
-"""
+A template may also be a file (`template_of`). With tags "raw" its messages are the text itself, as the papers ran
+base models. Without `reward` the template's own grader scores. `Score.correct` is the answer alone. A file's name
+gives its split; one in 16 of GSM8K's training rows is `select`, by a hash of the question. SFT never sees the
+questions of generated problems; RL must set the template of the solutions."""
 
 import json
 import random
@@ -56,8 +56,9 @@ ALPACA = TEMPLATES["alpaca"].user
 
 
 def template_of(name: str) -> Template:
-    """One of TEMPLATES, or a file: its text before {response}, with {question} or {instruction}, is the user's turn; the last heading above that place
-    (a line that begins with #) ends an answer where there are no turns. DataError without either."""
+    """One of TEMPLATES, or a file: its text before {response}, with {question} or {instruction}, is the user's
+    turn; the last heading above that place (a line that begins with #) ends an answer where there are no turns.
+    DataError without either."""
     if not Path(name).is_file():
         return TEMPLATES[check_choice("template (or a file)", name, TEMPLATES)]
     text = Path(name).read_text(encoding="utf-8").replace("{instruction}", "{question}").partition("{response}")[0]
@@ -75,7 +76,12 @@ class AnswerTask(BaseTask):
     tiers = rewards.OUTCOMES
     formatted = rewards.FORMATTED
 
-    def __init__(self, source: str | Path | None = "hub", template: str = "", reward: str | None = None) -> None:
+    def __init__(
+        self,
+        source: str | Path | None = "hub",
+        template: str = "",
+        reward: str | None = None,
+    ) -> None:
         self.source, self.template = source and str(source), template_of(template or self.default_template)
         self.reward = reward or self.template.grader
         check_choice("reward", self.reward, rewards.MAXIMUM)
@@ -97,10 +103,17 @@ class AnswerTask(BaseTask):
 
 
 def make_problem(id: str, question: str, answer: str, steps: str, split: str, **meta: Any) -> Problem:
-    return Problem(id, [{"role": "user", "content": question}], {"answer": answer, "steps": steps}, split, meta)
+    return Problem(
+        id,
+        [{"role": "user", "content": question}],
+        {"answer": answer, "steps": steps},
+        split,
+        meta,
+    )
 
 
-# 1 one step, numbers up to 9; 2 one step, up to 20, times tables and even sharing; 3 two steps; 4 three steps and a number without use
+# 1 one step, numbers up to 9; 2 one step, up to 20, times tables and even sharing; 3 two steps; 4 three steps and a
+# number without use
 LEVELS = (1, 2, 3, 4)
 STORY_PARTS = {"worked": 0.5, "train": 0.8, "select": 0.88, "test": 1.0}  # cumulative shares of a question's hash
 
@@ -118,7 +131,8 @@ class Story(NamedTuple):
 
 
 _DATA = json.loads(Path(__file__).with_name("stories.json").read_text(encoding="utf-8"))
-PEOPLE, THINGS = _DATA["people"], _DATA["things"]
+PEOPLE = _DATA["people"]
+THINGS = _DATA["things"]
 STORIES = tuple(Story(**story) for story in _DATA["stories"])
 
 
@@ -129,7 +143,8 @@ def part_of(text: str) -> str:
 
 
 def draw_story(story: Story, rng: random.Random, held_out: bool = False) -> tuple[str, str, str]:
-    """(question of this story, worked solution with an equation per line, answer); results are whole numbers above 0."""
+    """(question of this story, worked solution with an equation per line, answer); results are whole numbers above
+    0."""
     wording = story.says[-1] if held_out else rng.choice(story.says[:-1])
     first, second = rng.sample(PEOPLE, 2)
     thing = rng.choice(THINGS)
@@ -143,10 +158,12 @@ def draw_story(story: Story, rng: random.Random, held_out: bool = False) -> tupl
 
 def _worked(steps: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
     """ "6 + 3 = 9" for each step; empty where a result is not a whole number above 0."""
-    known, lines = dict(numbers), list[str]()
+    known = dict(numbers)
+    lines = list[str]()
     for step, name in zip(steps, "rst"):
         left, sign, right = step.split()
-        x, y = known[left], known[right]
+        x = known[left]
+        y = known[right]
         known[name] = {"+": x + y, "-": x - y, "*": x * y, "/": x // y if x % y == 0 else 0}[sign]
         if known[name] < 1:
             return []
@@ -181,25 +198,36 @@ class ReasoningTask(AnswerTask, preparation.GeneratedTask):
 
 
 class Gsm8kTask(AnswerTask, preparation.PublicTask):
-    """Grade school mathematics (Cobbe et al., 2021, arXiv:2110.14168). source: hub, a path, or a hub set with training rows by its name. columns:
-    OURS=THEIRS where it has no question and answer."""
+    """Grade school mathematics (Cobbe et al., 2021, arXiv:2110.14168). source: hub, a path, or a hub set with
+    training rows by its name. columns: OURS=THEIRS where it has no question and answer."""
 
-    name, splits, other, checked = "gsm8k", ("train", "select", "test"), "train", None
+    name = "gsm8k"
+    splits = ("train", "select", "test")
+    other = "train"
+    checked = None
     hub = {part: ("openai/gsm8k", f"main/{part}-*.parquet") for part in ("train", "test")}
-    accepted, gold_fields = [("question", "answer"), ("messages", "ground_truth")], GOLD
+    accepted = [("question", "answer"), ("messages", "ground_truth")]
+    gold_fields = GOLD
 
     def __init__(
-        self, source: str = "hub", template: str = "", reward: str | None = None, columns: Sequence[str] = ()
+        self,
+        source: str = "hub",
+        template: str = "",
+        reward: str | None = None,
+        columns: Sequence[str] = (),
     ) -> None:
         super().__init__(source, template, reward)
         self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
 
     def make(self, row: Row, number: int, part: str) -> Problem:
         if "question" in row:
-            solution, question = row["answer"], row["question"].strip()
+            solution = row["answer"]
+            question = row["question"].strip()
         else:  # a prompt and a bare number, as rows for RL have them
-            solution, question = f"#### {row['ground_truth']}", row["messages"][-1]["content"].strip()
-        if (gold := gsm8k_gold(solution)) is None:
+            solution = f"#### {row['ground_truth']}"
+            question = row["messages"][-1]["content"].strip()
+        gold = gsm8k_gold(solution)
+        if gold is None:
             raise ValueError(f'its answer ends in {solution[-40:]!r}; required "#### N"')
         if part == "train":
             reject_benchmark(asked_in_test(question), f"row {number}")
@@ -239,4 +267,9 @@ def prepare_reasoning(cfg: ReasoningConfig) -> Row:
     problems = {"train": task.problems("train", seed=cfg.seed)}
     problems |= {split: task.problems(split, cfg.eval_examples, cfg.seed) for split in preparation.HELD_OUT}
     solved = {"train": problems["train"][: cfg.max_examples], "select": problems["select"]}
-    return write_task(cfg, task, {split: map(task.conversation, part) for split, part in solved.items()}, problems)
+    return write_task(
+        cfg,
+        task,
+        {split: map(task.conversation, part) for split, part in solved.items()},
+        problems,
+    )

@@ -7,9 +7,9 @@
         if total >= 3:               -    if total > 3:
     >>>>>>> REPLACE                  +    if total >= 3:
 
-Both become changes: whole lines replaced by others, which must match except for white space at their ends. Where they occur
-several times, a diff's line number chooses; a block must say more. A repository is a mapping {path: text}.
-"""
+Both become changes: whole lines replaced by others, which must match except for white space at their ends. Where
+they occur several times, a diff's line number chooses; a block must say more. A repository is a mapping {path:
+text}."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,8 @@ class EditError(ValueError):
 
 
 class Change(NamedTuple):
-    """Lines `old` of a file become `new`. old None: the file is new. new None: it is deleted. line: where a diff says that they begin, from 1."""
+    """Lines `old` of a file become `new`. old None: the file is new. new None: it is deleted. line: where a diff
+    says that they begin, from 1."""
 
     path: str
     old: tuple[str, ...] | None
@@ -84,11 +85,13 @@ def _hunks(lines: Sequence[str]) -> Iterator[Change]:
         line = lines[at]
         at += 1
         if line.startswith("--- ") and at < len(lines) and lines[at].startswith("+++ "):
-            before, after = _diff_path(line[4:]), _diff_path(lines[at][4:])
+            before = _diff_path(line[4:])
+            after = _diff_path(lines[at][4:])
             at += 1
         elif (before or after) and (head := _HUNK.match(line)):
             end = next((i for i in range(at, len(lines)) if not _in_hunk(lines, i)), len(lines))
-            body, at = list(lines[at:end]), end
+            body = list(lines[at:end])
+            at = end
             while body and not body[-1]:  # an empty line behind a hunk is not part of it
                 body.pop()
             old = tuple(row[1:] for row in body if not row.startswith(("+", "\\")))
@@ -128,7 +131,8 @@ def applied(files: Files, changes: Sequence[Change]) -> dict[str, str]:
 
 
 def _replaced(path: str, text: str, change: Change) -> str:
-    lines, old = text.splitlines(), [line.rstrip() for line in change.old or ()]
+    lines = text.splitlines()
+    old = [line.rstrip() for line in change.old or ()]
     stripped = [line.rstrip() for line in lines]
     places = [i for i in range(len(lines) - len(old) + 1) if stripped[i : i + len(old)] == old]
     if not places:

@@ -1,10 +1,10 @@
 """Repositories with a bug: problems of three levels, with failing and passing tests that decide.
 
-Levels: 1 one module and its tests; 2 two modules and a README; 3 three modules behind a facade, whose tests fail. Tests are
-chosen by running the correct and the wrong source, both ours: FAIL_TO_PASS where they differ, PASS_TO_PASS where they agree.
-Some of both kinds are hidden. Modules (`parts.toml`) are documented functions with constants, and bugs that change a line.
-Constants belong to one split (`test_hard` has modules of its own); every problem shows one call that no test has.
-"""
+Levels: 1 one module and its tests; 2 two modules and a README; 3 three modules behind a facade, whose tests fail.
+Tests are chosen by running the correct and the wrong source, both ours: FAIL_TO_PASS where they differ,
+PASS_TO_PASS where they agree. Some of both kinds are hidden. Modules (`parts.toml`) are documented functions with
+constants, and bugs that change a line. Constants belong to one split (`test_hard` has modules of its own); every
+problem shows one call that no test has."""
 
 import random
 import tomllib
@@ -34,8 +34,8 @@ FORMAT = "Answer with blocks like this:\npath\n<<<<<<< SEARCH\nold lines\n======
 
 @dataclass(frozen=True)
 class Part:
-    """files: names of the module. arguments: expression for those of one call. k: range of the constant; more: what m is
-    above k."""
+    """files: names of the module. arguments: expression for those of one call. k: range of the constant; more: what
+    m is above k."""
 
     name: str
     files: Sequence[str]
@@ -60,7 +60,12 @@ class Part:
     def source(self, names: Mapping[str, str], setting: Mapping[str, int]) -> str:
         return Template(self.code).substitute(names, **setting)
 
-    def lines(self, bug: Sequence[str], names: Mapping[str, str], setting: Mapping[str, int]) -> tuple[str, str, str]:
+    def lines(
+        self,
+        bug: Sequence[str],
+        names: Mapping[str, str],
+        setting: Mapping[str, int],
+    ) -> tuple[str, str, str]:
         """(the source with the bug, the wrong line, the right line)."""
         right, wrong = (Template(text).substitute(names, **setting) for text in bug)
         good = self.source(names, setting)
@@ -120,13 +125,17 @@ class Test(NamedTuple):
 def make(level: int, part: str, split: str, rng: random.Random) -> Problem | None:
     """A problem; None where the calls that were drawn tell too little apart."""
     first, *rest = parts = rng.sample([p for p in PARTS if p.held_out == (part == "test_hard")], level)
-    package, stems = rng.choice(PACKAGES), list[str]()  # file names without repetition
+    # file names without repetition
+    package = rng.choice(PACKAGES)
+    stems = list[str]()
     for p in parts:
         stems.append(rng.choice([name for name in p.files if name not in stems]))
-    names, setting = _names(rng, first), rng.choice(first.settings(part))
+    names = _names(rng, first)
+    setting = rng.choice(first.settings(part))
     broken = _module(first, stems[0], names, setting, rng)
     buggy, old, new = first.lines(rng.choice(first.bugs), names, setting)
-    wrong, right = _results(buggy, broken.calls), _returned(broken.calls)
+    wrong = _results(buggy, broken.calls)
+    right = _returned(broken.calls)
     failing = [call for call in right if wrong[call] != right[call]]
     passing = [call for call in right if wrong[call] == right[call]]
     if len(failing) < 1 + SEEN + UNSEEN or len(passing) < SEEN + UNSEEN:
@@ -166,7 +175,13 @@ def _names(rng: random.Random, p: Part) -> dict[str, str]:
     return {"f": f"{verb}_{p.name}", "g": f"{helper}_one"}
 
 
-def _module(p: Part, stem: str, names: Mapping[str, str], setting: Mapping[str, int], rng: random.Random) -> Module:
+def _module(
+    p: Part,
+    stem: str,
+    names: Mapping[str, str],
+    setting: Mapping[str, int],
+    rng: random.Random,
+) -> Module:
     source = p.source(names, setting)
     drawn = (p.draw(rng, setting) for _ in range(CANDIDATES))
     calls = dict.fromkeys(f"{names['f']}({', '.join(map(repr, arguments))})" for arguments in drawn)
@@ -221,7 +236,8 @@ def _write_tests(package: str, tests: Sequence[Test], files: dict[str, str]) -> 
     named: dict[str, Test] = {}
     for home in dict.fromkeys(test.home for test in tests):
         mine = [test for test in tests if test.home == home and not test.hidden]
-        path, imported = f"tests/test_{home}.py", ", ".join(sorted({test.function for test in mine}))
+        path = f"tests/test_{home}.py"
+        imported = ", ".join(sorted({test.function for test in mine}))
         bodies = [f"\n\ndef test_{i}():\n    assert {test.call} == {test.result}\n" for i, test in enumerate(mine, 1)]
         files[path] = f"from {package}.{home} import {imported}\n" + "".join(bodies)
         named |= {f"{path}::test_{i}": test for i, test in enumerate(mine, 1)}

@@ -1,5 +1,5 @@
-"""The repair task on generated repositories, its reward, and `codechat data repair`, which writes experts' repairs (domain
-"repairs") and problems. SFT never sees the constants of the training problems.
+"""The repair task on generated repositories, its reward, and `codechat data repair`, which writes experts' repairs
+(domain "repairs") and problems. SFT never sees the constants of the training problems.
 
     none         0      no edit can be read
     tampers      0      an edit touches tests or what decides how they run
@@ -9,9 +9,8 @@
     regressed    0.5    all of them pass, but another test fails
     resolved     1      all of them pass, and all others still do
 
-Below `resolved` it is multiplied by the share of passing tests that still pass. The modules are loaded from memory into the
-sandboxed process, so what they patch, exit from or override stays there.
-"""
+Below `resolved` it is multiplied by the share of passing tests that still pass. The modules are loaded from memory
+into the sandboxed process, so what they patch, exit from or override stays there."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,7 +61,11 @@ class RepairTask(GeneratedTask, JudgedTask):
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 
-    name, stream, domain, tiers, known_levels = "repair", "repair", "repairs", TIERS, generator.LEVELS
+    name = "repair"
+    stream = "repair"
+    domain = "repairs"
+    tiers = TIERS
+    known_levels = generator.LEVELS
     gold_fields = ("files", "imports", "tests", "FAIL_TO_PASS", "PASS_TO_PASS", "fix")
     meta_fields = ("level",)
 
@@ -84,10 +87,12 @@ class RepairTask(GeneratedTask, JudgedTask):
 
     def answer(self, problem: Problem, text: str) -> tuple[Score, Program | None]:
         """(the score without tests, the repository with its tests if they decide)."""
-        files, changes = problem.gold["files"], edits.parse(text)
+        files = problem.gold["files"]
+        changes = edits.parse(text)
         if not changes:
             return unscored("none", "no edit can be read"), None
-        if touched := sorted({change.path for change in changes if edits.is_protected(change.path)}):
+        touched = sorted({change.path for change in changes if edits.is_protected(change.path)})
+        if touched:
             return unscored("tampers", f"tests are not to be edited: {', '.join(touched)[:200]}"), None
         try:
             after = edits.applied(files, changes)
@@ -100,8 +105,15 @@ class RepairTask(GeneratedTask, JudgedTask):
     def scored(self, problem: Problem, answer: Score, verdict: Verdict | None) -> Score:
         if verdict is None:
             return answer
-        passed, failing = [r.passed for r in verdict.results], len(problem.gold["FAIL_TO_PASS"])
-        return of_counts(sum(passed[:failing]), failing, sum(passed[failing:]), len(passed) - failing, verdict.reason)
+        passed = [r.passed for r in verdict.results]
+        failing = len(problem.gold["FAIL_TO_PASS"])
+        return of_counts(
+            sum(passed[:failing]),
+            failing,
+            sum(passed[failing:]),
+            len(passed) - failing,
+            verdict.reason,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,13 @@
-"""Tools: schema, implementation, argument sampler, the ways to ask for one; all by name; which could serve the same request.
+"""Tools: schema, implementation, argument sampler, the ways to ask for one; all by name; which could serve the same
+request.
 
-The json files hold descriptions, arguments by the kinds of `values.slot`, what is computed, limits, requests (asks, and hard for test_hard) and answers.
-Every parameter is required; optional ones would make the correct call ambiguous. Services of everyday life, in conversations only, do nothing: their
-result is drawn, the same one for the same arguments. Held-out tools share no domain and no word of a name with others, but for three services about the
-weather and six common words of renamed and invented tools. The hand-written tools are too few to teach reading: composed tools (unit pairs, fixed
-factors, letters of a word) are several hundred; invented ones pair a verb with a thing and are drawn for one conversation."""
+The json files hold descriptions, arguments by the kinds of `values.slot`, what is computed, limits, requests (asks,
+and hard for test_hard) and answers. Every parameter is required; optional ones would make the correct call
+ambiguous. Services of everyday life, in conversations only, do nothing: their result is drawn, the same one for the
+same arguments. Held-out tools share no domain and no word of a name with others, but for three services about the
+weather and six common words of renamed and invented tools. The hand-written tools are too few to teach reading:
+composed tools (unit pairs, fixed factors, letters of a word) are several hundred; invented ones pair a verb with a
+thing and are drawn for one conversation."""
 
 import json
 import operator
@@ -31,9 +34,10 @@ RESULTS = ("word", "word", "phrase", "name", "date:2020:2040", "time", "integer:
 @dataclass(frozen=True)
 class Tool:
     """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answers: templates that also
-    know {result}; the first is used. limits: argument -> [least, most], of which one may be another argument's name; or a
-    pattern. adjust: (rng, arguments) -> arguments that depend on one another. alias, keys: other names of the tool and of
-    some of its arguments in one conversation."""
+    know {result}; the first is used. limits: argument -> [least, most], of which one may be another argument's
+    name; or a
+    pattern. adjust: (rng, arguments) -> arguments that depend on one another. alias, keys: other names of the tool
+    and of some of its arguments in one conversation."""
 
     name: str
     description: str
@@ -180,7 +184,8 @@ def services_of(split: str) -> tuple[Tool, ...]:
 
 def draw_others(rng: random.Random, split: str, tools: Iterable[Tool], k: int) -> list[Tool]:
     """k tools that could not serve a request for any of `tools`, nor for one another."""
-    taken, others = set().union(*(family(t.name) for t in tools)), list[Tool]()
+    taken = set().union(*(family(t.name) for t in tools))
+    others = list[Tool]()
     while len(others) < k:
         other = rng.choice(tools_of(split))
         if other.name not in taken:
@@ -210,7 +215,12 @@ def response(result: Any) -> str:
     return json.dumps({"result": result}, ensure_ascii=False)
 
 
-WAYS = {"times": operator.mul, "plus": operator.add, "minus": operator.sub, "over": operator.truediv}
+WAYS = {
+    "times": operator.mul,
+    "plus": operator.add,
+    "minus": operator.sub,
+    "over": operator.truediv,
+}
 THINGS = [w for w in COMMON if w not in VERBS]
 _KINDS = "n=integer:2:9999 count=integer:2:90 size=number:2:900 word=word name=name owner=name code=word text=phrase:2:3 day=date time=time"
 ARGUMENTS = tuple(tuple(argument.split("=")) for argument in _KINDS.split())
@@ -246,20 +256,33 @@ def composed() -> tuple[Tool, ...]:
 
 
 def _invented(rng: random.Random, split: str, verb: str, thing: str) -> Tool:
-    """A tool for one conversation: what it does is said by two words of its description; half of the names say it too. Names belong to splits, as values do."""
+    """A tool for one conversation: what it does is said by two words of its description; half of the names say it
+    too. Names belong to splits, as values do."""
     slots = {key: slot(kind) for key, kind in rng.sample(ARGUMENTS, rng.choice((1, 1, 1, 2, 2, 3)))}
     values = ", ".join(f"{{{key}}}" for key in slots)  # in the order of the list: names may differ
     name = ""
     while not name or not allowed(name, split):
         name = rng.choice((f"{verb}_{thing}", f"{thing}_{verb}")) if rng.random() < 0.5 else invent(rng)
-    words = dict(verb=verb, thing=thing, Verb=verb.capitalize(), Thing=thing.capitalize(), values=values)
+    words = dict(
+        verb=verb,
+        thing=thing,
+        Verb=verb.capitalize(),
+        Thing=thing.capitalize(),
+        values=values,
+    )
     asks = [ask.format(**words) for ask in PHRASES["invented_asks"]]
     description = rng.choice(PHRASES["invented_descriptions"]).format(**words)
     return Tool(name, description, slots, lambda **given: "done", asks, ["It is done."])
 
 
-def invented_offer(rng: random.Random, split: str, k: int, rare: float = 0.0) -> dict[tuple[str, str], Tool]:
-    """k invented tools by verb and thing; half of them share the first one's verb or its thing, so that both words must be read."""
+def invented_offer(
+    rng: random.Random,
+    split: str,
+    k: int,
+    rare: float = 0.0,
+) -> dict[tuple[str, str], Tool]:
+    """k invented tools by verb and thing; half of them share the first one's verb or its thing, so that both words
+    must be read."""
     offered: dict[tuple[str, str], Tool] = {}
     while len(offered) < k:
         draw, first = (rng.random(), next(iter(offered))) if offered else (1.0, ("", ""))

@@ -112,8 +112,18 @@ class Scene:
 
     def meta(self, kind: str) -> dict[str, Any]:
         first = self.requests[0]
-        row = dict(tools_present=bool(self.offered), asked="tool", tools=[tool.schema["name"] for tool in self.offered])
-        row |= dict(level=first.tool.level, kind=kind, hard=first.hard, tool=first.tool.name, renamed=self.renamed)
+        row = dict(
+            tools_present=bool(self.offered),
+            asked="tool",
+            tools=[tool.schema["name"] for tool in self.offered],
+        )
+        row |= dict(
+            level=first.tool.level,
+            kind=kind,
+            hard=first.hard,
+            tool=first.tool.name,
+            renamed=self.renamed,
+        )
         return row
 
 
@@ -137,7 +147,8 @@ def tools_system(rng: random.Random, split: str = "train", style: str = "compact
 
 
 def informally(rng: random.Random, text: str) -> str:
-    """The request without its capital or its full stop, with words before or after it. What it asks for stays as it is."""
+    """The request without its capital or its full stop, with words before or after it. What it asks for stays as it
+    is."""
     if text[:2].istitle():
         text = text[0].lower() + text[1:]
     if rng.random() < 0.7:
@@ -220,7 +231,9 @@ class Sampler:
     def new_names(self, tools: Sequence[Tool], every: bool = False) -> list[Tool]:
         """The tools, some of them (all: `every`) and of their arguments under other names: one to three words, or an
         invented one of this split."""
-        rng, new, taken = self.rng, list[Tool](), {t.name for t in tools}
+        rng = self.rng
+        new = list[Tool]()
+        taken = {t.name for t in tools}
         for tool in tools:
             words = [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or COMMON
             alias = self._new_name(words, taken) if every or rng.random() < RENAMED_TOOLS else ""
@@ -232,7 +245,8 @@ class Sampler:
         return new
 
     def _new_name(self, description: Sequence[str], taken: set[str]) -> str:
-        rng, rare = self.rng, self.mix.rare_words
+        rng = self.rng
+        rare = self.mix.rare_words
         while True:
             draw = rng.random()
             if draw < 0.3:
@@ -265,7 +279,8 @@ class Sampler:
         free = [k for k, slot in tool.slots.items() if slot.schema["type"] in kind and "enum" not in slot.schema]
         if not free or tool.name in family(first.name):
             return None
-        key, arguments = rng.choice(free), tool.sample(rng, self.split, self.mix.varied_values)
+        key = rng.choice(free)
+        arguments = tool.sample(rng, self.split, self.mix.varied_values)
         arguments[key] = result
         try:
             tool.call(arguments)
@@ -285,8 +300,9 @@ class Sampler:
         return [message("user", said), message("assistant", reply)]
 
     def served(self, scene: Scene, user: Message) -> list[Message]:
-        """The request, its calls with the tools' responses, and the answer: the tool's own sentence, or one that only states
-        the result. After a name that says nothing the former would have to be guessed, so the latter is twice as frequent."""
+        """The request, its calls with the tools' responses, and the answer: the tool's own sentence, or one that
+        only states the result. After a name that says nothing the former would have to be guessed, so the latter is
+        twice as frequent."""
         messages = [scene.system(self.rng), user]
         for request, call in zip(scene.requests, scene.calls(), strict=True):
             result = request.tool.call(request.arguments)
@@ -301,9 +317,9 @@ Drawn = tuple[list[Message], dict[str, Any]]  # messages and meta
 
 
 def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[str, Any]]:
-    """n rows {"id", "messages", "domain": "calls", "meta"}. meta: tools_present, asked ("tool" or "chat"), tools (names
-    on offer), level, hard, kind, tool, renamed. An unfitting conversation is followed by its twin: the same request with
-    a list that fits."""
+    """n rows {"id", "messages", "domain": "calls", "meta"}. meta: tools_present, asked ("tool" or "chat"), tools
+    (names on offer), level, hard, kind, tool, renamed. An unfitting conversation is followed by its twin: the same
+    request with a list that fits."""
     sampler = Sampler(random.Random(f"reading {split} {seed}"), split, mix)
     drawn = (each for _ in count() for each in _conversations(sampler))
     for i, (messages, meta) in enumerate(islice(drawn, n)):
@@ -314,7 +330,8 @@ def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[s
 
 def _conversations(sampler: Sampler) -> list[Drawn]:
     """A conversation of a kind drawn by the mix, and the twin of an unfitting one."""
-    rng, mix = sampler.rng, sampler.mix
+    rng = sampler.rng
+    mix = sampler.mix
     shares = [getattr(mix, kind) for kind in KINDS]
     (kind,) = rng.choices([*KINDS, "call"], [*shares, 1 - sum(shares)])
     if kind == "series":
@@ -344,7 +361,8 @@ def _series(sampler: Sampler) -> Drawn:
     the list says which name goes with a request, and each answer is another name: the densest lesson in reading."""
     rng, mix, k = sampler.rng, sampler.mix, sampler.rng.randint(3, 5)
     found = sampler.tools(rng.random(), k)
-    if known := not found:  # tools of the catalogue, none of which could serve another's request
+    known = not found
+    if known:  # tools of the catalogue, none of which could serve another's request
         first = rng.choice(tools_of("train", rng.choice(LEVELS)))
         found = [first, *draw_others(rng, sampler.split, [first], k - 1)]
     *tools, missing = sampler.new_names(found) if rng.random() < mix.renamed else found

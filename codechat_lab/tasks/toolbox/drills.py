@@ -1,15 +1,15 @@
-"""Copying drills, whose answer repeats values of the request verbatim, and lookup drills, whose answer is the name on one line of a list.
+"""Copying drills, whose answer repeats values of the request verbatim, and lookup drills, whose answer is the name
+on one line of a list.
 
 A call is mostly copying. A small model learns to copy from data that only copying can predict: invented words, numbers,
 dates and colours, sampled for each row. Values belong to splits as in `values`, so a held-out drill has values that
 training never saw. Spelling drills are the exception: their words are those of the vocabulary, in any split.
 
-Choosing a tool by its description is a lookup: the words of the request lead to a line, and the line to a name. Beside
-calls in one SFT these drills teach it to a small model (docs/experiments/reading-tools.md): with a name for a word or two ("calls"), with more words,
-invented names, and words left out, added or moved in some requests ("phrases") and in most ("loose"). Lists are in the
-style `described` of `chat.tools_prompt`, where the name follows its words, as copying needs it, and where declining is an
-entry like any other.
-"""
+Choosing a tool by its description is a lookup: the words of the request lead to a line, and the line to a name.
+Beside calls in one SFT these drills teach it to a small model (docs/experiments/reading-tools.md): with a name for
+a word or two ("calls"), with more words, invented names, and words left out, added or moved in some requests
+("phrases") and in most ("loose"). Lists are in the style `described` of `chat.tools_prompt`, where the name follows
+its words, as copying needs it, and where declining is an entry like any other."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,8 @@ def copy_dialogues(split: str, n: int, seed: int = 0, *, varied: float = 0.0) ->
     rng = random.Random(f"copy {split} {seed}")
     for i in range(n):
         text = " ".join(str(rng.choice(SLOTS).sample(rng, split, varied)) for _ in range(rng.choice((1, 1, 2, 3))))
-        asked, answer = rng.choice(PHRASES["repeat"]).format(text), text
+        asked = rng.choice(PHRASES["repeat"]).format(text)
+        answer = text
         if varied and rng.random() < varied / 2:
             words = rng.choices(whole_words(), k=rng.randint(3, 6))
             asked = rng.choice(PHRASES["quote_words"]).format(" ".join(words))
@@ -46,8 +47,9 @@ def copy_dialogues(split: str, n: int, seed: int = 0, *, varied: float = 0.0) ->
         yield _row("copy", split, seed, i, messages, tools_present=False, asked="chat")
 
 
-# Kinds of drills. pool: words of lines and names. entries: most lines of a list. words: most words of a line. loose: share of requests
-# whose words are not the line's own. chained: share of requests for one line and then another, whose call takes the result of the first.
+# Kinds of drills. pool: words of lines and names. entries: most lines of a list. words: most words of a line.
+# loose: share of requests whose words are not the line's own. chained: share of requests for one line and then
+# another, whose call takes the result of the first.
 STEPS: dict[str, dict[str, Any]] = {
     "calls": dict(pool=SHORT, entries=4, words=2, loose=0.0, chained=0.0),
     "phrases": dict(pool=COMMON, entries=5, words=3, loose=0.3, chained=0.1),
@@ -56,13 +58,22 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 def lookup_dialogues(
-    split: str, n: int, seed: int = 0, *, step: str, missing: float = 0.0, rare_words: float = 0.0
+    split: str,
+    n: int,
+    seed: int = 0,
+    *,
+    step: str,
+    missing: float = 0.0,
+    rare_words: float = 0.0,
 ) -> Iterator[dict[str, Any]]:
-    """n rows {"id", "messages", "domain": "lookup_STEP", "meta"}: a list, then a request for each of its lines, in any order.
+    """n rows {"id", "messages", "domain": "lookup_STEP", "meta"}: a list, then a request for each of its lines, in
+    any order.
 
-    step: a key of STEPS. missing: share of requests for words that no line has; the answer is then the list's last entry,
+    step: a key of STEPS. missing: share of requests for words that no line has; the answer is then the list's last
+    entry,
     `chat.NOTHING`. rare_words: share of the words of the steps "phrases" and "loose" that are of `values.WORDS`."""
-    rng, how = random.Random(f"lookup {step} {split} {seed}"), STEPS[step]
+    rng = random.Random(f"lookup {step} {split} {seed}")
+    how = STEPS[step]
     for i in range(n):
         if rare_words and how["loose"]:
             common = STEPS[step]["pool"] if rare_words < 1 else ()
@@ -92,10 +103,13 @@ def _lookups(
     messages = [message("system", chat.described("\n".join(["Functions:", *lines])))]
     for at in rng.sample(range(size), size):
         text, name, key = listed[at]
-        if declined := rng.random() < missing:
-            text, name = absent, chat.NOTHING
+        declined = rng.random() < missing
+        if declined:
+            text = absent
+            name = chat.NOTHING
         request = _asked(rng, loose, text)
-        if twice := rng.random() < chained and not declined:
+        twice = rng.random() < chained and not declined
+        if twice:
             text, second, second_key = listed[rng.choice([i for i in range(size) if i != at])]
             then = _asked(rng, loose, text)
         value = rng.randint(1, 99)

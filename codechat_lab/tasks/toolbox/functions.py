@@ -1,8 +1,8 @@
-"""What the tools compute, where that takes more than an expression: tools.json and held_out_tools.json have those, beside arguments, limits and words.
+"""What the tools compute, where that takes more than an expression: tools.json and held_out_tools.json have those,
+beside arguments, limits and words.
 
-An expression may use whatever is here and the tables of tables.json. An ArithmeticError, LookupError or ValueError means that the arguments are
-impossible (`Tool.call`).
-"""
+An expression may use whatever is here and the tables of tables.json. An ArithmeticError, LookupError or ValueError
+means that the arguments are impossible (`Tool.call`)."""
 
 import base64  # noqa: F401 (for expressions, as calendar, codecs, re, statistics, zlib and quote)
 import calendar  # noqa: F401
@@ -35,7 +35,8 @@ def neat(value: float, digits: int = 4) -> int | float:
 
 
 def factorize(n: int) -> list[int]:
-    factors, d = [], 2
+    factors = []
+    d = 2
     while d * d <= n:
         while n % d == 0:
             factors.append(d)
@@ -67,7 +68,8 @@ def twelve_hour(time: str) -> str:
 def edit_distance(a: str, b: str) -> int:
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
-        corner, row[0] = row[0], i
+        corner = row[0]
+        row[0] = i
         for j, y in enumerate(b, 1):
             corner, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, corner + (x != y))
     return row[-1]
@@ -115,9 +117,11 @@ def to_roman(n: int) -> str:
 
 
 def to_base(n: int, base: int) -> str:
-    digits, rest = "", abs(n)
+    digits = ""
+    rest = abs(n)
     while rest or not digits:
-        digits, rest = hexdigits[rest % base] + digits, rest // base
+        digits = hexdigits[rest % base] + digits
+        rest = rest // base
     return "-" * (n < 0) + digits
 
 
@@ -134,7 +138,8 @@ def _plain(text: str) -> str:
 
 
 def knight_reach(field: str) -> int:
-    column, row = "abcdefgh".index(field[0]), int(field[1]) - 1
+    column = "abcdefgh".index(field[0])
+    row = int(field[1]) - 1
     jumps = [(a, b) for a in (-2, -1, 1, 2) for b in (-2, -1, 1, 2) if abs(a) != abs(b)]
     return sum(0 <= column + a < 8 and 0 <= row + b < 8 for a, b in jumps)
 

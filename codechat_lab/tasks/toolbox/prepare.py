@@ -44,7 +44,12 @@ class CallsConfig(ColumnsConfig):
     )
     domain: str = opt("calls", "domain of a source's conversations; only calls has problems and probes")
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0)
-    twins: float = opt(0.0, "share of a file's calls repeated without their functions, to decline", least=0, most=1)
+    twins: float = opt(
+        0.0,
+        "share of a file's calls repeated without their functions, to decline",
+        least=0,
+        most=1,
+    )
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none", least=0)
     lookups: int = opt(0, "lookup drills of each kind (domains lookup_calls, lookup_phrases, lookup_loose)", least=0)
     lookups_missing: float = opt(0.0, "share of the lookup drills' requests that match no line", least=0, most=1)
@@ -85,7 +90,8 @@ def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
 
 
 def _twin(row: Row, other: Row, tools_style: str) -> Row | None:
-    """The request with another row's functions in place of those it calls, in a list as long, whose answer declines; None where it calls none."""
+    """The request with another row's functions in place of those it calls, in a list as long, whose answer
+    declines; None where it calls none."""
     before = row["messages"][: (at := public_rows.answer_at(row["messages"]))]
     called = {call.name for call in chat.parse_calls(row["messages"][at]["content"])}
     (system, schemas), (_, more) = (tool_lists.split_offer(r["messages"][0]["content"]) for r in (row, other))
@@ -105,11 +111,12 @@ def _declining(row: Row) -> Row:
 
 
 def values_seen(files: Mapping[str, list[Row]]) -> dict[str, dict[str, int]]:
-    """Split -> {"calls": problems with a call; "same": those whose call is one of training; "seen": those whose every argument value occurs in
-    training; "values": different values but numbers of one or two digits; "known": those of them that occur in training}.
+    """Split -> {"calls": problems with a call; "same": those whose call is one of training; "seen": those whose
+    every argument value occurs in training; "values": different values but numbers of one or two digits; "known":
+    those of them that occur in training}.
 
-    Short numbers, letters and enumerations are shared by all splits, so a request may hold no new value. In training: an argument of a call
-    in a conversation, a drill or a problem, or a word of a copying drill."""
+    Short numbers, letters and enumerations are shared by all splits, so a request may hold no new value. In
+    training: an argument of a call in a conversation, a drill or a problem, or a word of a copying drill."""
 
     def asked(split: str) -> list[Called]:
         golds = (row["gold"] for row in files.get(f"funcall.{split}", ()))
@@ -121,7 +128,8 @@ def values_seen(files: Mapping[str, list[Row]]) -> dict[str, dict[str, int]]:
     calls = asked("train") + [(call.name, call.arguments) for call in read if call.arguments is not None]
     trained = {text for call in calls for text in _texts(call)}
     trained.update(w.lower() for row in files.get("copy.train", ()) for w in row["messages"][-1]["content"].split())
-    whole, found = set(map(_whole, calls)), dict[str, dict[str, int]]()
+    whole = set(map(_whole, calls))
+    found = dict[str, dict[str, int]]()
     for split in ("select", "test", "test_hard"):
         golds = asked(split)
         long = {str(v).lower() for call in golds for v in _values(call) if not is_shared(v)}
@@ -152,10 +160,11 @@ def _whole(call: Called) -> str:
 
 
 def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
-    """Conversations, drills, and problems of every split by strata. Only the training problems have renamed, composed and
-    invented tools beside the trained ones."""
+    """Conversations, drills, and problems of every split by strata. Only the training problems have renamed,
+    composed and invented tools beside the trained ones."""
     ledgers.append(ledger := Ledger("toolbox"))
-    mix, held_out = cfg.mix, dict.fromkeys(SPLITS[1:], cfg.eval_examples)
+    mix = cfg.mix
+    held_out = dict.fromkeys(SPLITS[1:], cfg.eval_examples)
     n_train = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
     domains = {"calls": (n_train, partial(dialogues.draw, mix=mix))}
     if cfg.copies:

@@ -37,8 +37,16 @@ CELLS = (("tool", "tools"), ("tool", "other"), ("tool", "none"), ("code", "tools
 Drawn = tuple[str, list[Message], dict[str, Any] | None, dict[str, Any]]
 
 
-def _draw(stratum: str, split: str, seed: int, number: int, mix: Mix, code_requests: Sequence[str]) -> Iterator[Drawn]:
-    """The problems of a number: two of a chain, else one. The request of "unfitting" and "renamed" is that of "call"."""
+def _draw(
+    stratum: str,
+    split: str,
+    seed: int,
+    number: int,
+    mix: Mix,
+    code_requests: Sequence[str],
+) -> Iterator[Drawn]:
+    """The problems of a number: two of a chain, else one. The request of "unfitting" and "renamed" is that of
+    "call"."""
     purpose = "call" if stratum in ("unfitting", "renamed") else stratum
     origin = "test" if stratum == "renamed" else split
     rng = random.Random(f"{purpose} {number} {origin} {seed}")
@@ -86,11 +94,12 @@ def draw(
     mix: Mix = Mix(),
     code_requests: Sequence[str] = (),
 ) -> list[Problem]:
-    """Exactly n problems, those of a stratum together; the problems of a smaller n are among them. gold: {"name", "arguments"}, or None where no call is correct.
+    """Exactly n problems, those of a stratum together; the problems of a smaller n are among them. gold: {"name",
+    "arguments"}, or None where no call is correct.
 
     shares: stratum -> share, by default `SHARES` of the split, without "code" where there are no `code_requests`;
-    "chain" gives chain_1 and chain_2 in turn. mix: renamed, composed and invented tools of the strata call, unfitting and chain.
-    ConfigError for an unknown stratum."""
+    "chain" gives chain_1 and chain_2 in turn. mix: renamed, composed and invented tools of the strata call,
+    unfitting and chain. ConfigError for an unknown stratum."""
     shares = shares or {k: share for k, share in SHARES[split].items() if k != "code" or code_requests}
     drawn = []
     for stratum in shares:
@@ -106,8 +115,8 @@ def draw(
 
 
 def counts_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
-    """Problems of each stratum, which add up to n. Each problem in turn goes where most are missing, so that no count of
-    a smaller n is larger."""
+    """Problems of each stratum, which add up to n. Each problem in turn goes where most are missing, so that no
+    count of a smaller n is larger."""
     counts = dict.fromkeys(shares, 0)
     total = sum(shares.values())
     for drawn in range(1, n + 1):
@@ -126,7 +135,8 @@ def training_shares(mix: Mix) -> dict[str, float]:
 def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[dict[str, Any]]:
     """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool, "suitable": bool}, the cells of CELLS in
     turn. A call is correct only where the fitting tool is on offer. code_requests: at least one."""
-    sampler, rows = Sampler(random.Random(f"probes {split} {seed}"), split), []
+    sampler = Sampler(random.Random(f"probes {split} {seed}"), split)
+    rows = []
     for i in range(n):
         asked, tools = CELLS[i % len(CELLS)]
         scene = sampler.scene(fits=tools == "tools" and asked == "tool")

@@ -20,13 +20,19 @@ from zlib import crc32
 
 from codechat.text import tokenizer
 
-# words: a thousand everyday words for names, invented tools and values, none of them in a held-out tool; names of people
-# and places for values. Names made of a few common one-token words teach a model those by heart (docs/experiments/reading-tools.md). common, verbs,
+# words: a thousand everyday words for names, invented tools and values, none of them in a held-out tool; names of
+# people and places for values. Names made of a few common one-token words teach a model those by heart
+# (docs/experiments/reading-tools.md). common, verbs,
 # short: one token each in a small GPT-2 vocabulary, the short ones at the beginning of a line too.
 _SECTIONS = Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split("# ")[1:]  # a title, then its words
 WORDS, NAMES, PLACES, COMMON, VERBS, SHORT = (section.split()[1:] for section in _SECTIONS)
 # Residues modulo 10 of a value's hash.
-SHARES: dict[str, range] = {"train": range(0, 7), "select": range(7, 8), "test": range(8, 9), "test_hard": range(9, 10)}
+SHARES: dict[str, range] = {
+    "train": range(0, 7),
+    "select": range(7, 8),
+    "test": range(8, 9),
+    "test_hard": range(9, 10),
+}
 SHARED_DIGITS = 2
 ONSETS = "b br c d dr f fl g gr h j k l m n p pl qu r s sh sk st t tr v w z".split()
 VOWELS = "a e i o u ai ea oo".split()
@@ -91,7 +97,8 @@ def whole(arguments: Mapping[str, Any], split: str) -> bool:
 
 
 def draw_word(rng: random.Random, rare: float = 0.0, common: Sequence[str] = COMMON) -> str:
-    """A common word, or, in a share `rare` of the draws, one of a thousand others. rare = 0 draws nothing beyond the word."""
+    """A common word, or, in a share `rare` of the draws, one of a thousand others. rare = 0 draws nothing beyond
+    the word."""
     return rng.choice(WORDS if rare and rng.random() < rare else common)
 
 
@@ -104,7 +111,8 @@ def invent(rng: random.Random) -> str:
 def whole_words() -> tuple[str, ...]:
     """The words that are one token after a space in the vocabulary of the recipes.
 
-    Such a token tells nothing of its letters, and after a quotation mark the same word is other tokens. So each has to be learned."""
+    Such a token tells nothing of its letters, and after a quotation mark the same word is other tokens. So each has
+    to be learned."""
     vocabulary = tokenizer.load("gpt2:4096")
     pieces = (vocabulary.token_bytes(i).decode("utf-8", "ignore") for i in range(vocabulary.n_vocab))
     return tuple(piece[1:] for piece in pieces if re.fullmatch("[ ][A-Za-z][a-z]{2,}", piece))
@@ -185,7 +193,12 @@ def _choice(options: Mapping[str, str]) -> Slot:
     spoken = {int(key) if key.isdecimal() else key: ways.split("|") for key, ways in options.items()}
     values = list(spoken)
     schema = {"type": "integer" if isinstance(values[0], int) else "string", "enum": values}
-    return Slot(schema, lambda rng: rng.choice(values), lambda rng, value: rng.choice(spoken[value]), unseen=False)
+    return Slot(
+        schema,
+        lambda rng: rng.choice(values),
+        lambda rng, value: rng.choice(spoken[value]),
+        unseen=False,
+    )
 
 
 KINDS: dict[str, Callable[..., Slot]] = {
@@ -207,7 +220,8 @@ KINDS: dict[str, Callable[..., Slot]] = {
 
 
 def slot(kind: str | Mapping[str, str]) -> Slot:
-    """The slot of a kind: a name of KINDS with its bounds ("integer:1:30"), or an enumeration {value: "wording|other wording"}."""
+    """The slot of a kind: a name of KINDS with its bounds ("integer:1:30"), or an enumeration {value:
+    "wording|other wording"}."""
     if isinstance(kind, Mapping):
         return _choice(kind)
     title, *bounds = kind.split(":")
