@@ -1,4 +1,4 @@
-"""The device of the tests of `tests/gpu`, models for it, and the path of a GPU on a CPU."""
+"""The device of the tests of `tests/codechat/gpu`, models for it, and the path of a GPU on a CPU."""
 
 import contextlib
 import warnings

@@ -162,7 +162,7 @@ def test_ci_runs_make_test_only() -> None:
 # --- what is committed
 
 
-# tests/formats/test_release.py has their limits
+# tests/codechat/formats/test_release.py has their limits
 RELEASED = re.compile(r"codechat_lab/released/[\w-]+/checkpoints/step_\d+/(\w+\.safetensors|meta\.json)")
 
 

@@ -1,0 +1,229 @@
+"""Checkpoints: a resumed run continues on the same curve, and nothing that existed is lost."""
+
+import errno
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from raising import Bomb, raising
+from torch import nn
+
+from codechat.core.errors import CheckpointError
+from codechat.models.config import GPTConfig
+from codechat.runs import checkpoint
+from codechat.runs.paths import pointed_step
+from codechat.runs.run import Run
+
+TINY = GPTConfig(depth=2, n_embd=16, n_head=2, block_size=16, vocab_size=257)
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run.create("r", {}, kind="test")
+
+
+def tiny(width: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, width), nn.Dropout(0.5), nn.Linear(width, 1))
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    """Losses of a few steps that draw from every global random state."""
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(4, 2) + float(np.random.rand()) + random.random()
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def save(run: Run, step: int, model: nn.Module | None = None, **more: object) -> Path:
+    return checkpoint.save(run.path, step, model=model or tiny(), **more)
+
+
+def test_resuming_is_bitwise_and_samples_the_same_numbers(run: Run) -> None:
+    model = tiny()
+    optimizer = adamw(model)
+    learn(model, optimizer, 5)
+    save(
+        run,
+        5,
+        model,
+        optimizers=[optimizer],
+        extra={"loader": {"cursor": 7, "order": torch.arange(3)}},
+    )
+    expected = learn(model, optimizer, 5)
+    learn(tiny(), adamw(tiny()), 3)  # disturbs every random state
+    again = tiny()
+    other = adamw(again)
+    ckpt = checkpoint.load("r")
+    checkpoint.restore(ckpt, again, [other])
+    assert learn(again, other, 5) == expected
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    assert ckpt.step == 5
+    assert ckpt.extra["loader"]["cursor"] == 7
+    assert torch.equal(ckpt.extra["loader"]["order"], torch.arange(3))
+
+
+def test_starting_from_a_checkpoint_leaves_the_random_states_alone(run: Run) -> None:
+    save(run, 1)
+    model = tiny()
+    torch.manual_seed(5)
+    random.seed(5)
+    before = (torch.get_rng_state(), random.getstate())
+    checkpoint.restore(checkpoint.load("r"), model)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+
+
+def test_lineage_names_the_runs_and_steps_behind_the_weights(run: Run) -> None:
+    save(run, 10, meta={"lineage": [{"run": "r", "data": "abc"}]})
+    child = Run.create("child", {}, kind="test", parent="r")
+    parents = checkpoint.load("r").meta["lineage"]
+    save(child, 20, meta={"lineage": [*parents, {"run": "child", "data": "def"}]})
+    assert checkpoint.read_meta("child")["lineage"] == [
+        {"run": "r", "data": "abc", "step": 10},
+        {"run": "child", "data": "def", "step": 20},
+    ]
+
+
+def test_which_checkpoints_stay(run: Run) -> None:
+    for step in range(1, 11):
+        save(run, step, keep_last=2)
+        if step == 3:
+            checkpoint.set_best(run.path, 3)
+    assert run.checkpoints() == [3, 9, 10]
+    assert pointed_step(run.path, "latest") == 10
+    save(run, 11, keep_last=0)
+    save(run, 11, keep_last=0, extra={"again": 1})
+    assert checkpoint.load("r").extra == {"again": 1}, "saving a step again replaces it"
+    assert run.checkpoints() == [3, 9, 10, 11]
+    save(run, 12, keep_last=1)
+    assert run.checkpoints() == [3, 12], "best and latest stay whatever the rule"
+    assert {p.name for p in (run.path / "checkpoints").iterdir()} == {"best", "latest", "step_000003", "step_000012"}
+
+
+def test_a_run_continues_from_the_step_before_a_damaged_one_as_the_message_says(run: Run) -> None:
+    save(run, 3, extra={"n": 3})
+    run.log(3, train_loss=3.0)
+    folder = save(run, 6, extra={"n": 6})
+    run.log(6, train_loss=6.0)
+    run.stop("later")
+    flip(folder / "model.pt")
+    with raising(CheckpointError, folder, "--resume"):
+        checkpoint.load("r")
+    shutil.rmtree(folder)
+    with Run.create("r", run.config, kind=run.status["kind"], resume=True) as again:
+        assert again.resumed
+        assert checkpoint.load(again.path).extra == {"n": 3}
+        again.log(4, train_loss=4.0)
+    assert again.metrics()["step"].tolist() == [3, 4]
+
+
+def full_disk(*args: object, **kwargs: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["torch.save", "os.fsync", "os.rename", "os.replace"])
+def test_a_full_disk_leaves_the_former_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    save(run, 1, extra={"n": 1})
+    with monkeypatch.context() as m:
+        m.setattr(call, full_disk)
+        for step in (2, 1):
+            with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
+                save(run, step, extra={"n": 4 - step})
+    assert not [*(run.path / "checkpoints").glob("*.tmp"), *(run.path / "checkpoints").glob(".*")]
+    assert checkpoint.load("r@1").extra["n"] in (1, 3)
+    assert 1 in run.checkpoints()
+    save(run, 3)
+    assert checkpoint.load("r").step == 3
+
+
+def test_a_write_beside_training_that_fails_is_raised_at_the_next(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny()
+    save(run, 1, model)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_step", full_disk)
+        save(run, 2, model, wait=False)
+        with pytest.raises(CheckpointError, match="step_000002"):
+            save(run, 3, model, wait=False)
+    with checkpoint.settled():
+        save(run, 4, model, wait=False)
+        model[0].weight.data.zero_()  # the copy was taken before
+    assert run.checkpoints() == [1, 4]
+    assert checkpoint.load("r").model_state["0.weight"].abs().sum() > 0
+
+
+KILLED_WHILE_SAVING = Path(__file__).with_name("killed_while_saving.txt").read_text()  # a program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "a new step"])
+def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(run: Run, home: Path, step: int) -> None:
+    repository = Path(__file__).resolve().parents[3]
+    command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(home), str(step)]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[2]) > 8, "every sync and rename of a save is a moment"
+
+
+def test_another_shape_is_an_error_with_both(run: Run) -> None:
+    model = tiny(3)
+    optimizer = adamw(model)
+    learn(model, optimizer, 1)
+    save(run, 1, model, optimizers=[optimizer])
+    wide = tiny(5)
+    before = wide[0].weight.clone()
+    with pytest.raises(CheckpointError, match=r"0.weight.*\(3, 2\).*\(5, 2\).*0.bias.*\(3,\)"):
+        checkpoint.restore(checkpoint.load("r"), wide)
+    assert torch.equal(before, wide[0].weight), "nothing is half loaded"
+    with pytest.raises(CheckpointError, match="2.weight.*1.weight"):
+        checkpoint.restore(checkpoint.load("r"), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+    with pytest.raises(CheckpointError, match="1 optimizer.*2.*--optimizer"):
+        checkpoint.restore(checkpoint.load("r"), model, [adamw(model), adamw(model)])
+    with pytest.raises(CheckpointError, match="AdamW"):
+        checkpoint.restore(checkpoint.load("r"), model, [torch.optim.AdamW([model[0].weight])])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_is_found(run: Run) -> None:
+    model = tiny()
+    for step, name in enumerate(("model.pt", "optim.pt", "ranks.pt")):
+        path = save(run, step, model, optimizers=[adamw(model)]) / name
+        for damage in (lambda: flip(path), lambda: path.write_bytes(path.read_bytes()[:-1]), path.unlink):
+            damage()
+            with raising(CheckpointError, name):
+                checkpoint.load(f"r@{step}")
+
+
+def test_reading_never_executes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = save(run, 1)
+    torch.save({"w": Bomb()}, path / "model.pt")
+    meta = json.loads((path / "meta.json").read_text())
+    data = (path / "model.pt").read_bytes()
+    meta["files"]["model.pt"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (path / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(CheckpointError, match="model.pt"):
+        checkpoint.load("r")
+    assert not (tmp_path / "exploded").exists()

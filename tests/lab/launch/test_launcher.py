@@ -1,0 +1,371 @@
+"""Launching: what is written reads back as what was asked for; starting, following, stopping; what is refused."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codechat.core import config, registry
+from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.core.processes import descendants, process_start
+from codechat.core.registry import LOOPS
+from codechat.evaluation.diagnose import DiagnoseConfig
+from codechat.evaluation.evaluate import EvaluateConfig
+from codechat.evaluation.pass_rates import PasskConfig
+from codechat.models.config import GPTConfig
+from codechat.pretrain import PretrainConfig
+from codechat.reinforce import ReinforceConfig
+from codechat.runs import checkpoint, paths
+from codechat.runs.run import Run, list_runs
+from codechat.sft import SFTConfig
+from codechat_lab.launch import launcher, runner
+
+PROJECT = Path(__file__).resolve().parents[3]
+CONFIGS = [
+    PretrainConfig(
+        run_name="big/pre.train-1",
+        model=GPTConfig(depth=3, n_embd=4096, n_head=32, recompute="blocks"),
+        compile=False,
+    ),
+    SFTConfig(
+        run_name="s",
+        data_dir="a folder with 'quotes' and $HOME",
+        mix=("calls=0.7", "code=0.3"),
+        max_steps=3,
+    ),
+    ReinforceConfig(
+        run_name="r",
+        ks=(1, 8),
+        row_tokens=64,
+        init_from="big/pre.train-1@1200",
+        temperature=0.9,
+    ),
+    EvaluateConfig(run_name="e", ckpt=("nano/sft", "nano/rl@best"), split=("test", "test_hard")),
+    DiagnoseConfig(run_name="d", ckpt="nano/sft"),
+    PasskConfig(run_name="p", ckpt=("nano/sft",)),
+]
+
+
+@pytest.mark.parametrize("id", LOOPS)
+def test_every_loop_begins_and_resumes_the_run_that_was_launched(id: str, home: Path) -> None:
+    words = ["--task", "toy"] if id == "preference" else []
+    runner.launch([LOOPS[id].command, "--", *words, "--run-name", "x"])
+    cfg = config.from_dict(LOOPS[id].config_class, json.loads((home / "runs/x/config.json").read_text()))
+    cfg = cfg.resolved() if hasattr(cfg, "resolved") else cfg  # as the loop writes them into its run
+    with Run.create("x", cfg, kind=id) as run:
+        run.stop("for now")
+    with Run.create("x", cfg, kind=id, resume=True) as run:
+        pass
+    assert Run.open("x").status["status"] == "finished"
+
+
+def stand_in(path: Path, body: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def use_python(launch_sh: Path, python: str | Path) -> None:
+    launch_sh.write_text(launch_sh.read_text().replace(shlex.quote(sys.executable), str(python)))
+
+
+@pytest.mark.parametrize("cfg", CONFIGS, ids=lambda c: c.run_name)
+def test_the_shell_gives_torchrun_these_words(cfg: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    path = launcher.write(cfg, nproc=2, max_restarts=3).path
+    use_python(path / "launch.sh", stand_in(home / "said", 'printf "%s\\n" "$(pwd)" "$@"'))
+
+    def words(*options: str) -> list[str]:
+        command = ["sh", str(path / "launch.sh"), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd="/", check=True)
+        return done.stdout.splitlines()
+
+    entry = registry.entry_of(cfg, launcher.LAUNCHABLE)
+    settings = f"--config runs/{cfg.run_name}/config.json --run-name {cfg.run_name}".split()
+    loop = ["-m", "codechat", entry.command, "--", *settings]
+    head = [str(home), "-m", "torch.distributed.run"]
+    assert words() == [*head, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *loop]
+    assert words("--nnodes", "2") == [*head, "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", *loop]
+    status = (path / "status.json").read_text()
+    (path / "status.json").write_text(status.replace('"planned"', '"stopped"'))
+    assert words()[len(head) + 9 :] == [*settings, "--resume" if hasattr(cfg, "resume") else "--overwrite"]
+    for back in (settings, ["--", *settings]):  # some Pythons pass the -- on
+        read = config.parse(type(cfg), back, presets=entry.presets)
+        assert read == (cfg.resolved() if hasattr(cfg, "resolved") else cfg)
+
+
+def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_write_nothing(home: Path) -> None:
+    for cfg, how in (
+        (SFTConfig(), dict(nproc=0)),
+        (GPTConfig(), {}),
+        (SFTConfig(resume=True), {}),
+        (SFTConfig(overwrite=True), {}),
+    ):
+        with pytest.raises(ConfigError):
+            launcher.write(cfg, **how)
+    assert not (home / "runs").exists()
+    written = launcher.write(SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7)), nproc=4)
+    assert written.changes == {"lr": (1e-3, 0.5), "model.depth": (4, 7)}
+    assert "lr" in str(written) == repr(written)
+    assert "all defaults" in str(launcher.write(SFTConfig(run_name="z")))
+    assert list_runs().set_index("run").loc["x/y", "status"] == "planned"
+    assert Run.open("x/y").env["kind"] == "sft"
+
+
+def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(home: Path, tmp_path: Path) -> None:
+    """Run by bash, with stand-ins for the cluster's commands and for Python."""
+    runner.launch(["sft", "--nproc", "8", "--nodes", "2", "--", "--run-name", "s"])
+    path = home / "runs" / "s"
+    lines = (path / "job.slurm").read_text().splitlines()
+    machines = ("--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=1", "--time=24:00:00", "--requeue")
+    assert {f"#SBATCH {line}" for line in machines} <= set(lines)
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    bodies = {"scontrol": "printf 'node-a\\nnode-a\\nnode-b\\n'", "srun": 'shift; "$@"; "$@"', "said": 'echo "$@"'}
+    for name, body in bodies.items():
+        stand_in(commands / name, body)
+    use_python(path / "launch.sh", "said")
+    env = {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "SLURM_JOB_NODELIST": "node-[a-b]",
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_ID": "77",
+    }
+    how = dict(capture_output=True, text=True, timeout=20, env=env)
+    done = subprocess.run(["bash", str(path / "job.slurm")], check=True, **how)
+    torchrun = (
+        f"-m torch.distributed.run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node-a:{launcher.PORT} --rdzv-id 77 --nproc-per-node 8 "
+        "-m codechat sft -- --config runs/s/config.json --run-name s"
+    )
+    assert done.stdout.splitlines() == [torchrun, torchrun]
+    alone = subprocess.run(["sh", str(path / "launch.sh")], **how)
+    assert alone.returncode == 2
+    assert "2 nodes" in alone.stderr
+
+
+@pytest.fixture
+def toy(home: Path) -> ReinforceConfig:
+    return ReinforceConfig(run_name="toy", task="toy", tokenizer="bytes", max_steps=2)
+
+
+def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, home: Path) -> None:
+    path = launcher.write(toy).path
+    resolved = dataclasses.replace(toy, model=dataclasses.replace(toy.model, vocab_size=257))
+    with Run.create("toy", resolved, kind="reinforce") as run:
+        assert run.status["status"] == "running"
+        assert not run.resumed
+        run.log(1, train_loss=2.0)
+    assert (path / "launch.sh").is_file()
+    assert run.config["model"]["vocab_size"] == 257
+    assert Run.open("toy").status["status"] == "finished"
+    assert len(run.metrics()) == 1
+    for refused in (lambda: Run.create("toy", resolved, kind="reinforce"), lambda: launcher.write(toy)):
+        with pytest.raises(RunError, match="toy"):
+            refused()
+    for again in (dict(overwrite=True), {}):  # what has not begun may be written again
+        path = launcher.write(dataclasses.replace(toy, lr=1e-5), **again).path
+        assert paths.read_status(path)["status"] == "planned"
+
+
+def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
+    path = launcher.write(toy).path
+    me = {"host": paths.platform.node(), "pid": os.getpid(), "pid_start": process_start(os.getpid())}
+    (path / "process.json").write_text(json.dumps(me))
+    refused = (lambda: launcher.write(toy, overwrite=True), lambda: launcher.start("toy"))
+    for call in refused:
+        with pytest.raises(RunError, match=str(os.getpid())):
+            call()
+    assert launcher.status("toy")["status"] == "starting"
+    (path / "process.json").unlink()
+    hold = "import sys; from pathlib import Path; from codechat.core.processes import lock; print(lock(Path(sys.argv[1])), flush=True); input()"
+    command = [sys.executable, "-c", hold, str(paths.lock_of(path))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "True\n"
+        alive = {"status": "running", "pid": other.pid, "pid_start": process_start(other.pid)}
+        (path / "status.json").write_text(json.dumps(json.loads((path / "status.json").read_text()) | alive))
+        for call in refused:
+            with pytest.raises(RunError):
+                call()
+        other.kill()
+
+
+def test_status_and_tail_end_with_1_after_a_failure_and_say_why(toy: ReinforceConfig) -> None:
+    gone = {"host": paths.platform.node(), "pid": 1, "pid_start": "not this one"}
+    for end, code in (("finish", 0), ("stop", 0), ("fail", 1), ("kill", 1), (None, 0)):
+        path = launcher.write(toy, overwrite=True).path
+        if end:
+            run = Run.create("toy", toy, kind="reinforce")
+            getattr(run, "fail" if end == "kill" else end)(*(["a reason"] if end != "finish" else []))
+        if end == "kill":  # a running run whose process is gone
+            status = json.loads((path / "status.json").read_text()) | {"status": "running"} | gone
+            (path / "status.json").write_text(json.dumps(status))
+        assert runner.launch(["toy", "status"]) == code, end
+    (path / "process.json").write_text(json.dumps(gone))
+    (path / "launch.log").write_text("loading\nerror: no run 'x'; valid: nothing\nTraceback of torchrun\n  more\n")
+    state = launcher.status("toy")
+    assert state["status"] == "start failed"
+    assert state["reason"] == "error: no run 'x'; valid: nothing"
+    assert runner.launch(["toy", "status"]) == 1
+    assert runner.launch(["toy", "tail"]) == 1
+    with pytest.raises(RunError):
+        launcher.stop("toy")
+
+
+def test_runs_that_launch_did_not_write_and_those_of_other_hosts_are_left_alone(toy: ReinforceConfig) -> None:
+    with pytest.raises(MissingFile, match="nothing"):
+        launcher.start("nothing")
+    with Run.create("plain", SFTConfig(), kind="sft"):
+        pass
+    with pytest.raises(MissingFile, match="plain"):
+        launcher.stop("plain")
+    path = launcher.write(toy).path
+    (path / "process.json").write_text(json.dumps({"host": "elsewhere", "pid": os.getpid(), "pid_start": "1"}))
+    with pytest.raises(RunError, match="not running"):
+        launcher.stop("toy")
+    with held_as_a_detached_process(path):
+        with pytest.raises(RunError, match="elsewhere"):
+            launcher.stop("toy")
+        with pytest.raises(RunError, match="elsewhere"):
+            launcher.start("toy")
+
+
+@contextlib.contextmanager
+def held_as_a_detached_process(path: Path) -> Iterator[None]:
+    """Another process that has the lock of a detached one."""
+    program = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+    command = [sys.executable, "-c", program, str(path / launcher.ALIVE)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        yield
+        other.kill()
+
+
+def rename_host(file: Path) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"host": "its-former-name"}))
+
+
+def test_a_detached_process_is_known_by_its_lock_and_number_whatever_its_host_is_called(
+    toy: ReinforceConfig, home: Path
+) -> None:
+    """A container that starts again has another host name and the same folder."""
+    path = launcher.write(toy).path
+    use_python(path / "launch.sh", stand_in(home / "sleeps", "exec sleep 100"))
+    launcher.start("toy")
+    rename_host(path / "process.json")
+    pid = launcher.process_of(path)["pid"]
+    with pytest.raises(RunError, match=str(pid)):
+        launcher.start("toy")
+    assert launcher.stop("toy", now=True) == "planned"
+    assert launcher.process_of(path) is None
+    launcher.start("toy")  # free again
+    rename_host(path / "process.json")
+    os.kill(launcher.process_of(path)["pid"], 9)
+    launcher._children[-1].wait()
+    ends = time.monotonic() + 60
+    while launcher.process_of(path) and time.monotonic() < ends:  # a command within the script may live a moment longer
+        time.sleep(0.01)
+    assert launcher.process_of(path) is None
+    assert launcher.status("toy")["status"] == "start failed"
+
+
+def test_a_killed_run_of_a_renamed_host_is_stopped_started_and_followed_as_any_killed_one(
+    toy: ReinforceConfig, home: Path
+) -> None:
+    path = launcher.write(toy).path
+    program = "import pathlib, sys\nfrom codechat.runs import paths\nfrom codechat.runs.run import Run\npaths.ROOT = pathlib.Path(sys.argv[1])\nrun = Run.create('toy', {}, kind='reinforce')\nprint('up', flush=True)\ninput()"
+    command = [sys.executable, "-c", program, str(home)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=PROJECT,
+    ) as trainer:
+        assert trainer.stdout.readline() == "up\n"
+        rename_host(path / "status.json")
+        rename_host(path / "env.json")
+        assert launcher.status("toy")["status"] == "running", "its lock is held"
+        trainer.kill()
+    assert launcher.status("toy")["status"] == "killed"
+    with pytest.raises(RunError, match="not running"):
+        launcher.stop("toy")
+    assert launcher.attach("toy")["status"] == "killed", "tail ends"
+    use_python(path / "launch.sh", stand_in(home / "ends", "exit 0"))
+    launcher.start("toy")
+    launcher._children[-1].wait()
+
+
+def test_each_row_is_read_once_and_whole(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    # then a resumed run drops what came after its checkpoint, and goes on with a longer line or further than before
+    texts = ["1\n2a", "1\n2ab\n3\n", "1\n", "1\n2cde\n3\n4\n", "1\n2cde\n3\n5xyz\n6\n"]
+    written = iter(texts)
+
+    def going() -> bool:
+        file.write_text(text := next(written))
+        return text != texts[-1]
+
+    assert list(launcher.new_lines(file, going, 0.0)) == [*"1", "2ab", "3", "2cde", "3", "4", "5xyz", "6"]
+    row = {"step": 20, "time": 1.0, "train_loss": 1.23456, "tok_per_s": 22300.0, "lr": None}
+    assert launcher.line_of(row, 100) == "step 20/100  train_loss 1.235 nats/token  tok_per_s 2.23e+04 tokens/s"
+
+
+TINY = """--task toy --tokenizer bytes --model.depth 1 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --device-batch-size 2
+--group-size 4 --eval-every 0 --eval-examples 4 --max-new-tokens 4 --diagnose-groups 0 --dead-patience 100000 --max-steps 100000
+--save-every 0 --run-name a/toy"""
+
+
+@pytest.mark.slow
+def test_two_ranks_from_a_shell_start_stop_and_continue(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that is the root of all processes. Whatever is left running is killed, ranks included."""
+    for name, value in {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(home)
+    path = home / "runs/a/toy"
+
+    def codechat(words: str) -> str:
+        command = [sys.executable, "-m", "codechat", *words.split()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def wait_for_more_than(step: int) -> None:
+        ends = time.monotonic() + 90
+        while (state := launcher.status(path))["status"] != "running" or state["step"] <= step:
+            assert time.monotonic() < ends, state
+            time.sleep(0.2)
+
+    printed = codechat(f"launch reinforce --nproc 2 --start -- {TINY}")
+    try:
+        assert re.search(r"max_steps +50 -> 100000", printed)
+        assert "started" in printed
+        wait_for_more_than(3)
+        shell = launcher.process_of(path)["pid"]
+        assert os.getsid(shell) == shell != os.getsid(0), "it outlives the shell or kernel that started it"
+        assert "running" in codechat("launch a/toy status")
+        assert codechat("launch a/toy stop").strip() == "a/toy: stopped"
+        saved = Run.open(path).checkpoints()[-1]
+        assert checkpoint.read_meta("a/toy")["world_size"] == 2
+        assert saved >= 3
+        codechat("launch a/toy start")
+        wait_for_more_than(saved)
+        ranks = descendants(launcher.process_of(path)["pid"])
+        assert codechat("launch a/toy stop --now").strip() == "a/toy: killed"
+        assert len(ranks) >= 2
+        assert not any(map(process_start, ranks))
+        steps = Run.open(path).metrics()["step"].tolist()
+        assert steps == sorted(set(steps)), "the curve is continuous"
+    finally:
+        process = launcher.process_of(path)
+        if process:
+            launcher.end("a/toy", process, now=True, where=path)
