@@ -22,8 +22,8 @@ from codechat.distributed import dist
 from codechat.models import generate
 from codechat.models.gpt import GPT
 from codechat.text import chat, tokenizer
-from codechat.text.call_grammar import CallGrammar
 from codechat.text.tokenizer import Tokenizer
+from codechat_lab.serve.call_grammar import CallGrammar
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 

@@ -46,7 +46,7 @@ from codechat.evaluation import intervals
 from codechat.models.generate import sample
 from codechat.models.loading import load_model
 from codechat.text import chat
-from codechat.text.call_grammar import prompt_grammar
+from codechat_lab.serve.call_grammar import prompt_grammar
 from codechat_lab.reports import articles, run_frames
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,15 +44,17 @@ from codechat.runs.paths import STEP, checkpoint_paths, find_checkpoint, find_ru
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, hash_problems
 from codechat.text import chat
-from codechat.text.call_grammar import CallGrammar, prompt_grammar
 from codechat.text.tokenizer import Tokenizer
 
 LOSS_ROWS = 8  # packed rows of a batch of held-out conversations
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
 VERDICTS = ("verdict", "remedy", "reward_verdict", "gate")  # of a row, that the run's summary repeats
+CONSTRAINTS = "codechat.constraints"  # entry points: a `Constrain` each
 
 if TYPE_CHECKING:  # the help of the command loads no torch
     Collect = Callable[..., rollout.RolloutBatch]  # takes what `rollout.collect` takes
+    # the grammar of the completions of a prompt (messages, tokenizer, tags), none = they are free
+    Constrain = Callable[[Sequence[Mapping[str, str]], Tokenizer, str], generate.Grammar | None]
 
 
 # ---- one task
@@ -71,14 +74,14 @@ def evaluate_task(
     ks: Sequence[int] = (1,),
     seed: int = 0,
     begin: Sequence[int] = (),
-    constrain: bool = False,
+    constrain: Constrain | None = None,
     progress: str | None = None,
     collect: Collect | None = None,
 ) -> results.TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`. A collective.
 
-    begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that
-    the prompt offers. A prompt that fills the model's block counts as failed. model, tokenizer and tags are none for a
+    begin: ids with which every completion begins, such as the call tag. constrain: makes the grammar that a prompt's
+    completions follow. A prompt that fills the model's block counts as failed. model, tokenizer and tags are none for a
     `collect` that needs none of them; the default is `rollout.collect`."""
     draw: Collect = collect or rollout.collect
     if constrain and episodes.has_environment(task):
@@ -102,7 +105,7 @@ def evaluate_task(
             grammars = None
             if constrain:
                 assert tokenizer is not None and tags is not None, "only a checkpoint's completions can be constrained"
-                grammars = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk]
+                grammars = [constrain(task.prompt(p), tokenizer, tags) for p in chunk]
             with dist.autocast(model.wte.weight.device) if model else nullcontext():
                 batch = draw(
                     model,
@@ -133,6 +136,16 @@ def _in_order(parts: Sequence[Sequence[results.Row]], n_problems: int, n: int) -
     return rows
 
 
+def installed_constraint() -> Constrain:
+    """What an installed package, such as the laboratory, holds tool calls to. ConfigError where there is none."""
+    points = [*entry_points(group=CONSTRAINTS)]
+    if not points:
+        missing = f"no installed package has an entry point {CONSTRAINTS}"
+        raise ConfigError(f"got --constrain true, and {missing}; leave it out, or run pip install -e . again")
+    constrain: Constrain = points[0].load()
+    return constrain
+
+
 def problems_once(task: tasks.Task, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
     """Problems of a split to evaluate on, each once; a line on stderr counts repeated ones. DataError where different
     problems share an id, since results are kept by it."""
@@ -153,7 +166,7 @@ def problems_once(task: tasks.Task, split: str, limit: int | None = None, seed: 
 
 def sample_after(
     begin: list[int],
-    grammars: Sequence[CallGrammar | None] | None,
+    grammars: Sequence[generate.Grammar | None] | None,
     model: gpt.GPT,
     prompts: Sequence[Sequence[int]],
     *,
@@ -478,7 +491,7 @@ class _Evaluation:
             ks=sampling.ks,
             seed=cfg.seed,
             begin=begin,
-            constrain=sampling.constrain,
+            constrain=installed_constraint() if sampling.constrain else None,
             progress=f"{subject.name} on {split}",
             collect=partial(subject.collect, way=sampling.name) if cfg.score == "loglik" else subject.collect,
         )

@@ -19,13 +19,27 @@ from codechat.core.errors import ConfigError
 
 
 class GrammarState(Protocol):
-    """Where one completion is in a grammar, as `text.call_grammar` has it."""
+    """Where one completion is in its grammar."""
+
+    ended: bool  # the grammar ends the completion here
+
+    @property
+    def inside(self) -> bool:
+        """Whether a stop sequence is part of the completion here."""
 
     def mask(self, room: int) -> np.ndarray | None:
         """(V,) bool: ids that may come next, with `room` tokens after it; none = all."""
 
     def take(self, token: int, room: int) -> int:
         """Go on with a sampled id; the id that counts."""
+
+
+class Grammar(Protocol):
+    """What the completions of a prompt must follow, such as calls of the offered functions. The sampler knows masks
+    over the ids, not why they are so."""
+
+    def begin(self) -> GrammarState:
+        """The state of a new completion."""
 
 
 States = Sequence[GrammarState | None]  # none: the row follows no grammar
@@ -138,7 +152,7 @@ def invert_cumulative(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return place, (target - low) / (high - low)
 
 
-# ---- rows that follow a grammar (`text.call_grammar`) among rows that do not
+# ---- rows that follow a grammar among rows that do not
 
 
 def apply_grammars(logits: Tensor, states: States, room: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from codechat.models.attention import KVCache, SharedCache
 from codechat.models.decode_graph import Reader
 from codechat.models.draws import (
     Batch,
+    Grammar,
     Rows,
     Truncation,
     apply_grammars,
@@ -39,9 +40,6 @@ from codechat.models.draws import (
 )
 from codechat.models.gpt import GPT, MLP
 from codechat.models.head import compute_dtype
-
-if TYPE_CHECKING:
-    from codechat.text.call_grammar import CallGrammar
 
 CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the default batch size aims at
 CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
@@ -109,7 +107,7 @@ def sample(
     prefix_tokens: Sequence[int] | None = None,
     on_overflow: Literal["raise", "stop", "empty"] = "raise",
     graph: bool | None = None,
-    grammars: Sequence[CallGrammar | None] | None = None,
+    grammars: Sequence[Grammar | None] | None = None,
     note_kept: bool = False,
 ) -> list[Completion]:
     """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1 ...
@@ -170,7 +168,7 @@ def stream(
     stop: Sequence[Sequence[int]] = (),
     seed: int | None = None,
     key: int | str = 0,
-    grammar: CallGrammar | None = None,
+    grammar: Grammar | None = None,
     kept: Conversation | None = None,
     **truncation: Any,
 ) -> Iterator[int]:

@@ -26,7 +26,7 @@ from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
 from codechat.models import attention, config, draws, generate, loading
 from codechat.runs.checkpoint import fingerprint
-from codechat.text import call_grammar, chat
+from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
@@ -50,7 +50,7 @@ class Request:
     how: generate.Truncation = generate.Truncation()
     stop: tuple[tuple[int, ...], ...] = ()  # id sequences, matched whole and kept
     should_stop: Callable[[Sequence[int]], bool] | None = None  # asked with the completion's ids after every token
-    grammar: call_grammar.CallGrammar | None = None
+    grammar: draws.Grammar | None = None
     top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
     prompt_top: int | None = None  # the same beside every token of the prompt, with its own log-probability
     timeout_s: float = math.inf  # from submission to the last token
@@ -76,7 +76,7 @@ class Job:
     version: str = ""  # of the weights; set when it joins
     cancelled: bool = False  # set it to leave the batch or the queue before the next token
     flushed: float = 0.0
-    state: call_grammar.GrammarState | None = None
+    state: draws.GrammarState | None = None
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property

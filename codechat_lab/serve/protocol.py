@@ -19,8 +19,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.models import generate, loading
-from codechat.text import call_grammar, chat, tool_calls, tool_schemas
+from codechat.text import chat, tool_calls, tool_schemas
 from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
+from codechat_lab.serve import call_grammar
 from codechat_lab.serve.engine import Detokenizer, Job, Request
 
 Json = dict[str, Any]

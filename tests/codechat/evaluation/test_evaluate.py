@@ -28,6 +28,7 @@ from codechat.runs.run import Run
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL, ToyTask
 from codechat.text import chat, tokenizer
+from codechat_lab.serve.call_grammar import prompt_grammar
 from codechat_lab.tasks.funcall import NAMED
 from codechat_lab.tasks.toolbox import catalogue, problems
 
@@ -222,12 +223,12 @@ def test_constrained_calls_are_readable() -> None:
         max_new_tokens=120,
         seed=0,
     )
-    free, held = (sampled(Calls(), problems, constrain=constrain) for constrain in (False, True))
+    free, held = (sampled(Calls(), problems, constrain=constrain) for constrain in (None, prompt_grammar))
     tagged = [sum(chat.CALL_TAG in e["completion"] for e in result.examples) for result in (free, held)]
     assert min(tagged) > 0
     assert free.pass_at[1].value < held.pass_at[1].value == 1.0
     with pytest.raises(ConfigError, match="constrain"):
-        sampled(Episodes(), problems, constrain=True)
+        sampled(Episodes(), problems, constrain=prompt_grammar)
 
 
 def test_all_checkpoints_chooses_by_pass_at_1_then_k_then_the_earlier_and_writes_best(toy_run: Run) -> None:

@@ -16,7 +16,7 @@ from codechat.models import attention, generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.text import tokenizer
-from codechat.text.call_grammar import call_grammar
+from codechat_lab.serve.call_grammar import call_grammar
 
 SHAPE = GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300)
 DOCS = torch.tensor([[0] * 50 + [1] * 60 + [2] * 90 + [-1] * 56, [0] * 256])

@@ -19,8 +19,8 @@ from codechat.models.draws import Batch
 from codechat.models.generate import Completion, Truncation, sample, stream
 from codechat.models.gpt import GPT
 from codechat.text import chat, tokenizer
-from codechat.text.call_grammar import call_grammar
 from codechat_lab.instruments.step_memory import Tape
+from codechat_lab.serve.call_grammar import call_grammar
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]]
 STOPS = ((5,), (7, 8), (30,), (60,))

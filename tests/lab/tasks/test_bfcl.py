@@ -16,7 +16,7 @@ from codechat.core.errors import DataError
 from codechat.runs.run import Run
 from codechat.tasks.base import check_reference_solutions
 from codechat.text import chat, tokenizer
-from codechat.text.call_grammar import prompt_grammar
+from codechat_lab.serve.call_grammar import prompt_grammar
 from codechat_lab.tasks.bfcl import task as bfcl
 from codechat_lab.tasks.bfcl.task import TIERS, BfclTask
 

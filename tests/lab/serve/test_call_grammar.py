@@ -13,14 +13,14 @@ from jsonl import rows_of
 
 from codechat.core.errors import ConfigError
 from codechat.text import chat, tokenizer
-from codechat.text.call_grammar import CallGrammar, GrammarState, call_grammar, prompt_grammar
 from codechat.text.tool_schemas import tool_schema
+from codechat_lab.serve.call_grammar import CallGrammar, GrammarState, call_grammar, prompt_grammar
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 VOCABULARIES = ("bytes", "gpt2:4096", "gpt2")
-CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))
+CASES = json.loads(Path(__file__).with_name("call_cases.json").read_text(encoding="utf-8"))
 # {"what", "schema", "right" and "wrong" arguments, "refused too": valid, but refused; "relaxed": number of messages}
-SCHEMAS = rows_of(Path(__file__).with_name("schemas.jsonl"))
+SCHEMAS = rows_of(Path(__file__).with_name("call_schemas.jsonl"))
 ODD = CASES["odd"]
 OFFERED = [TOOLS[name].schema for name in ("square", "days_between", "color_channel")] + [ODD, {"name": "bare"}]
 
