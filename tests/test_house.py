@@ -9,11 +9,11 @@ ROOT = Path(__file__).resolve().parents[1]
 LAB = "codechat_lab"
 
 # what is measured: (ceiling today, target)
-CONTENT = {"codechat": (91_150, 66_000), "both": (160_400, 135_000)}
+CONTENT = {"codechat": (87_950, 66_000), "both": (160_400, 135_000)}
 DENSITY = {"codechat": (5.90, 5.0), LAB: (6.19, 5.5), "tests": (6.50, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3.8, 3)}
-SPLATS = {"codechat": (5.7, 3), LAB: (9.1, 3)}
+SPLATS = {"codechat": (5.8, 3), LAB: (9.1, 3)}
 WIDE_LINES = {"codechat": (13, 0), LAB: (20, 0), "tests": (56, 0)}
 REACH = {"pretrain": (39, 36), "sft": (45, 36)}
 

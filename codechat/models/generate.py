@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -170,7 +170,9 @@ def stream(
     key: int | str = 0,
     grammar: Grammar | None = None,
     kept: Conversation | None = None,
-    **truncation: Any,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
 ) -> Iterator[int]:
     """Each token as it is sampled, equal to `sample` for this prompt and key but for rounding; arguments as there.
 
@@ -178,7 +180,7 @@ def stream(
     budget = _budget(model, prompt, max_new_tokens, "raise")
     draws = [row_key(int(torch.randint(2**62, ())) if seed is None else seed, key, 0)]
     states = None if grammar is None else [grammar.begin()]
-    how = Truncation(**truncation)
+    how = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
     stops = [list(s) for s in stop]
     batch = Batch([prompt], [len(prompt)], [budget], draws, how, stops, states)
     with nullcontext(kept) if kept else closing(Conversation(model)) as seen:

@@ -93,6 +93,14 @@ def serve(
     hosts = [f"[{host}]" if ":" in host else host for host in LOCAL] if cfg.host in LOCAL else ["*"]
     sys.setswitchinterval(SWITCH_S)
     with Engine(loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue) as engine:
-        how: Any = dict(log_level="warning", access_log=False, lifespan="off")
-        how |= dict(timeout_graceful_shutdown=STOP_S, timeout_keep_alive=KEEP_S)
-        Server(uvicorn.Config(build_app(engine, served, key, hosts), cfg.host, cfg.port, **how)).run()
+        config = uvicorn.Config(
+            build_app(engine, served, key, hosts),
+            cfg.host,
+            cfg.port,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=STOP_S,
+            timeout_keep_alive=KEEP_S,
+        )
+        Server(config).run()

@@ -54,7 +54,9 @@ def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> No
         page.shot(tmp_path / f"{width}.png")
         assert (tmp_path / f"{width}.png").stat().st_size > 5000
         assert page.ask(
-            "['view', 'more', 'fresh', 'say', 'send'].every(id => { const r = $(id).getBoundingClientRect(); return r.width > 20 && r.right <= innerWidth && r.bottom <= innerHeight; })"
+            """['view', 'more', 'fresh', 'say', 'send'].every(id => {
+                const r = $(id).getBoundingClientRect();
+                return r.width > 20 && r.right <= innerWidth && r.bottom <= innerHeight; })"""
         )
 
 
@@ -66,9 +68,9 @@ def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
     assert page.ask("getComputedStyle(document.querySelector('.assistant .body')).fontFamily").endswith("monospace")
     assert not page.ask("CODE.test('Hello. I can define a function, or import it.')")
     page.press("t", 84, modifiers=1)
-    assert page.ask(
-        "document.querySelector('.assistant .body').hidden && !document.querySelector('.tokens').hidden && !$('legend').hidden"
-    )
+    assert page.ask("document.querySelector('.assistant .body').hidden")
+    assert page.ask("!document.querySelector('.tokens').hidden")
+    assert page.ask("!$('legend').hidden")
     entries = page.ask("[...document.querySelectorAll('.tokens span')].map(n => n.entry)")
     assert [e["token_id"] for e in entries] == chat.completion_ids(CODE, TOK)
     shown = page.ask("document.querySelector('.tokens').textContent")
@@ -179,7 +181,11 @@ def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: 
     found = json.loads(page.ask("exported()"))
     assert found["messages"] == json.loads(before)
     assert found["tools"][0]["function"]["name"] == "square"
-    copied = "(async () => { let text = ''; navigator.clipboard.writeText = async got => { text = got; }; await copy(); return text; })()"
+    copied = """(async () => {
+        let text = '';
+        navigator.clipboard.writeText = async got => { text = got; };
+        await copy();
+        return text; })()"""
     assert json.loads(page.ask(copied)) == found
     page.ask("$('fresh').click()")
     assert page.ask("messages.length") == 0
