@@ -14,7 +14,7 @@ from jsonl import rows_of
 from codechat.core.errors import ConfigError
 from codechat.text import chat, tokenizer
 from codechat.text.tool_schemas import tool_schema
-from codechat_lab.serve.call_grammar import CallGrammar, GrammarState, call_grammar, prompt_grammar
+from codechat_lab.serve.call_grammar import CallGrammar, GrammarState, Rules, call_grammar, prompt_grammar
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 VOCABULARIES = ("bytes", "gpt2:4096", "gpt2")
@@ -160,7 +160,7 @@ def test_one_call_and_a_second_one() -> None:
     tok = tokenizer.load("gpt2:4096")
     ids = chat.completion_ids(chat.format_call("square", {"x": 12}), tok)[:-2]  # without the end
     for one_call in (False, True):
-        state = CallGrammar(tok, "reserved", OFFERED, one_call=one_call).begin()
+        state = CallGrammar(tok, "reserved", OFFERED, Rules(one_call=one_call)).begin()
         for token in ids:
             state.take(token, 200)
         assert bool(state.mask(200)[ids[0]]) is not one_call
@@ -239,8 +239,8 @@ def test_a_type_that_is_not_known_is_left_open_by_name_or_refused_where_strict()
     tok = tokenizer.load("bytes")
     tool = {"name": "f", "parameters": {"properties": {"x": {"type": "no such type"}}, "required": ["x"]}}
     with pytest.raises(ConfigError, match="'f': x has the unknown type 'no such type'"):
-        CallGrammar(tok, "reserved", [tool], strict=True)
-    grammar = CallGrammar(tok, "reserved", [tool], required=True)
+        CallGrammar(tok, "reserved", [tool], Rules(strict=True))
+    grammar = CallGrammar(tok, "reserved", [tool], Rules(required=True))
     assert accepts(grammar, {"x": {"a": 1}}, tok)
     assert not accepts(grammar, {}, tok)
     assert grammar.relaxed == ["tool 'f': x has the unknown type 'no such type'"]
@@ -266,7 +266,7 @@ def test_a_schema_that_nothing_satisfies_keeps_its_names_and_required_keys() -> 
         tok,
         "reserved",
         [{"name": "f", "parameters": {"allOf": [closed, other]}}],
-        required=True,
+        Rules(required=True),
     )
     assert accepts(grammar, {"a": "x", "b": 1}, tok)
     assert not accepts(grammar, {"a": "x"}, tok)
@@ -299,5 +299,5 @@ def test_an_alphabet_that_cannot_write_a_call_is_rejected(tmp_path: Any) -> None
             tokenizer.load(f"chars:{tmp_path / 'letters.txt'}"),
             "reserved",
             OFFERED,
-            required=True,
+            Rules(required=True),
         )
