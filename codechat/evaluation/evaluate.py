@@ -138,12 +138,9 @@ def _in_order(parts: Sequence[Sequence[results.Row]], n_problems: int, n: int) -
 
 def installed_constraint() -> Constrain:
     """What an installed package, such as the laboratory, holds tool calls to. ConfigError where there is none."""
-    points = [*entry_points(group=CONSTRAINTS)]
-    if not points:
-        missing = f"no installed package has an entry point {CONSTRAINTS}"
-        raise ConfigError(f"got --constrain true, and {missing}; leave it out, or run pip install -e . again")
-    constrain: Constrain = points[0].load()
-    return constrain
+    for point in entry_points(group=CONSTRAINTS):
+        return point.load()
+    raise ConfigError(f"got --constrain true, and no package declares {CONSTRAINTS}; run pip install -e . again")
 
 
 def problems_once(task: tasks.Task, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
