@@ -67,7 +67,9 @@ def test_a_wheel_holds_what_the_commands_read(site: Path) -> None:
         names = {path.name for path in (ROOT / "reports" / folder).glob("*.csv")}
         assert names
         assert names == {path.name for path in (shipped / "reports" / folder).glob("*.csv")}
-    for model in (ROOT / "codechat" / "released").rglob("*"):
+    released = list((ROOT / "codechat_lab" / "released").rglob("*"))
+    assert any(path.suffix == ".safetensors" for path in released)
+    for model in released:
         assert model.is_dir() or (site / model.relative_to(ROOT)).read_bytes() == model.read_bytes()
     assert (shipped / "docs" / "first-hour.md").is_file()
     assert (site / "codechat" / "py.typed").is_file()
@@ -77,8 +79,8 @@ def test_a_report_is_drawn_in_an_empty_folder(site: Path, tmp_path: Path) -> Non
     listed = ran(site, tmp_path, "-m", "codechat", "report")
     assert [line.split()[0] for line in listed.splitlines()] == list(build.templates())
     ran(site, tmp_path, "-m", "codechat", "report", "staircase", "--frozen")
-    drawn = {path.name for path in (tmp_path / "reports").iterdir()}
-    assert drawn >= {"staircase.html", "staircase.ipynb", "index.html"}
+    drawn = {path.name for path in (tmp_path / "runs" / "drawn" / "report").iterdir()}
+    assert drawn >= {"staircase.html", "staircase.ipynb"}
     assert not (site / "reports").exists()
     assert not (site / "runs").exists()
 
