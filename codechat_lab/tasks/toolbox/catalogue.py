@@ -1,14 +1,17 @@
-"""Tools: schema, implementation, argument sampler, the ways to ask for one; all by name; which could serve the same
-request.
+"""The tools by name: schema, implementation, sampler of arguments, request templates, and which tools could serve the
+same request.
 
-The json files hold descriptions, arguments by the kinds of `values.slot`, what is computed, limits, requests (asks,
-and hard for test_hard) and answers. Every parameter is required; optional ones would make the correct call
-ambiguous. Services of everyday life, in conversations only, do nothing: their result is drawn, the same one for the
-same arguments. Held-out tools share no domain and no word of a name with others, but for three services about the
-weather and six common words of renamed and invented tools. The hand-written tools are too few to teach reading:
-composed tools (unit pairs, fixed factors, letters of a word) are several hundred; invented ones pair a verb with a
-thing and are drawn for one conversation."""
+The json files hold descriptions, arguments by the kinds of `values.slot`, limits, requests (asks, and hard for
+test_hard) and answers; `seen_functions` and `held_out_functions` compute the results. Every parameter is required:
+with optional ones a request would have several correct calls. Services of everyday life occur in conversations only
+and do nothing; their result is drawn, the same for the same arguments.
 
+Held-out tools share no domain with the others, and no word of a name but those of three services about the weather
+and six common words of renamed and invented tools. The hand-written tools are too few to teach reading. Hence
+composed tools (unit pairs, fixed factors, letters of a word), several hundred, and invented ones: a verb and a thing,
+drawn for one conversation."""
+
+import itertools
 import json
 import operator
 import random
@@ -18,26 +21,27 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 from string import Template
+from types import ModuleType
 from typing import Any
 
-from codechat_lab.tasks.toolbox import functions
+from codechat_lab.tasks.toolbox import held_out_functions, seen_functions
 from codechat_lab.tasks.toolbox.functions import ToolError, neat
 from codechat_lab.tasks.toolbox.values import COMMON, VERBS, Slot, allowed, draw_word, invent, parts, slot, whole
 
 _HERE = Path(__file__).parent
-MAX_TEXT, MAX_ITEMS, MAX_NUMBER = 1000, 1000, 1e15
-_SCOPE = vars(functions) | functions.TABLES
+MAX_TEXT = 1000  # characters of an argument
+MAX_ITEMS = 1000  # of a list
+MAX_NUMBER = 1e15
 VARIED = 0.5  # share of the words and names in results that are not invented
 RESULTS = ("word", "word", "phrase", "name", "date:2020:2040", "time", "integer:0:9999", "number:2:900")
 
 
 @dataclass(frozen=True)
 class Tool:
-    """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answers: templates that also
-    know {result}; the first is used. limits: argument -> [least, most], of which one may be another argument's
-    name; or a
-    pattern. adjust: (rng, arguments) -> arguments that depend on one another. alias, keys: other names of the tool
-    and of some of its arguments in one conversation."""
+    """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answers: templates over the
+    slots and {result}; the first is used. limits: argument -> a pattern, or [least, most], where a bound may be
+    another argument's name. adjust: (rng, arguments) -> arguments that depend on one another. alias, keys: other
+    names of the tool and of some of its arguments in one conversation."""
 
     name: str
     description: str
@@ -71,18 +75,18 @@ class Tool:
     def sample(self, rng: random.Random, split: str, varied: float = 0.0) -> dict[str, Any]:
         """Arguments that only `split` uses, in schema order. Two enumerations never take the same value.
 
-        varied: share of the words and names from further afield (`Slot.varied`)."""
+        varied: share of the words and names drawn by `Slot.varied`."""
         while True:
             arguments = {name: slot.sample(rng, split, varied) for name, slot in self.slots.items()}
             if self.adjust:
                 arguments = self.adjust(rng, arguments)
             chosen = [v for k, v in arguments.items() if "enum" in self.slots[k].schema]
-            decided = any(self.slots[k].decides(v) for k, v in arguments.items()) or whole(arguments, split)
-            if decided and len(set(chosen)) == len(chosen):
+            of_split = any(self.slots[k].decides(v) for k, v in arguments.items()) or whole(arguments, split)
+            if of_split and len(set(chosen)) == len(chosen):
                 return arguments
 
     def ask(self, rng: random.Random, arguments: Mapping[str, Any], asks: Sequence[str] = ()) -> str:
-        """A request in words, in one of `asks` instead of the tool's own where there are any."""
+        """A request in words, by a template of `asks`, else of the tool."""
         template = rng.choice(asks or self.asks)
         return template.format(**{k: self.slots[k].say(rng, v) for k, v in arguments.items()})
 
@@ -91,7 +95,7 @@ class Tool:
         return self.answers[0].format(result=say(result), **{k: say(v) for k, v in arguments.items()})
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Check the arguments against the schema and the limits, and run. ToolError names the fault."""
+        """Check the arguments against the schema and the limits, and run. Raises ToolError, which names the fault."""
         if arguments.keys() != self.slots.keys():
             given = ", ".join(map(str, arguments))[:100]
             raise ToolError(f"{self.name} takes ({', '.join(self.slots)}), not ({given})")
@@ -100,10 +104,10 @@ class Tool:
             if isinstance(limit, str):
                 if not re.fullmatch(limit, checked[key]):
                     raise ToolError(f"{key} must match {limit}")
-                continue
-            least, most = (checked.get(bound, bound) for bound in limit)
-            if not all(least <= value <= most for value in parts(checked[key])):
-                raise ToolError(f"{key} must be between {least} and {most}")
+            else:
+                least, most = (checked.get(bound, bound) for bound in limit)
+                if not all(least <= value <= most for value in parts(checked[key])):
+                    raise ToolError(f"{key} must be between {least} and {most}")
         try:
             return self.run(**checked)
         except (ArithmeticError, LookupError, ValueError) as error:
@@ -111,22 +115,25 @@ class Tool:
 
 
 def check(name: str, value: Any, schema: Mapping[str, Any]) -> Any:
-    """The value in the type of its schema (2.0 becomes 2 for an integer). ToolError where it does not match."""
+    """The value in the type of its schema (2.0 becomes 2 for an integer). ToolError if it does not match."""
     kind = schema["type"]
     if kind == "array":
         if not isinstance(value, list) or not 1 <= len(value) <= MAX_ITEMS:
             raise ToolError(f"{name} must be a list of 1 to {MAX_ITEMS} items")
         return [check(f"{name}[{i}]", item, schema["items"]) for i, item in enumerate(value)]
-    if kind == "string":
-        fits = isinstance(value, str) and len(value) <= MAX_TEXT
-    else:
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
-        fits = fits and (kind == "number" or value == int(value))
-    if not fits:
+    if not _fits(value, kind):
         raise ToolError(f"{name} must be {'an' if kind == 'integer' else 'a'} {kind} of sensible size")
     if "enum" in schema and value not in schema["enum"]:
         raise ToolError(f"{name} must be one of {', '.join(map(str, schema['enum']))}")
     return int(value) if kind == "integer" else value
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if kind == "string":
+        return isinstance(value, str) and len(value) <= MAX_TEXT
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= MAX_NUMBER:
+        return False  # NaN fails the comparison
+    return kind == "number" or value == int(value)
 
 
 def say(value: Any) -> str:
@@ -137,7 +144,7 @@ def say(value: Any) -> str:
 
 
 def drawn_result(results: str | Sequence[str], /, **arguments: Any) -> Any:
-    """One of the results, or a value of their kind: always the same one for the same arguments."""
+    """One of the results, or a value of a kind: the same for the same arguments."""
     rng = random.Random(json.dumps(arguments, sort_keys=True))
     return slot(results).sample(rng, "train", VARIED) if isinstance(results, str) else rng.choice(results)
 
@@ -147,25 +154,40 @@ def read(name: str) -> Any:
     return json.loads((_HERE / name).read_text(encoding="utf-8"))
 
 
-def _tool(name: str, row: Mapping[str, Any]) -> Tool:
-    """The tool of a row, which computes an expression over its arguments; the result of a service is drawn."""
-    if "results" in row:
-        run: Callable[..., Any] = partial(drawn_result, row["results"])
-    else:  # our own expression
-        run = eval(f"lambda {', '.join(row['arguments'])}: {row['computes']}", _SCOPE)
-    slots = {key: slot(kind) for key, kind in row["arguments"].items()}
-    adjust = getattr(functions, row["adjust"]) if "adjust" in row else None
-    texts = (row["asks"], row.get("answers") or [row["answer"]], row.get("hard", ()))
-    return Tool(name, row["description"], slots, run, *texts, row.get("limits", {}), adjust)
+def _read_tools(file: str, functions: ModuleType) -> tuple[Tool, ...]:
+    """The tools of a json file; each runs the function of its name."""
+    return tuple(
+        Tool(
+            name,
+            row["description"],
+            slots=_slots(row),
+            run=getattr(functions, name),
+            asks=row["asks"],
+            answers=[row["answer"]],
+            hard_asks=row["hard"],
+            limits=row.get("limits", {}),
+            adjust=getattr(functions, row["adjust"]) if "adjust" in row else None,
+        )
+        for name, row in read(file).items()
+    )
 
 
-SEEN = tuple(_tool(name, row) for name, row in read("tools.json").items())
-HELD_OUT = tuple(_tool(name, row) for name, row in read("held_out_tools.json").items())  # in test_hard only
+def _slots(row: Mapping[str, Any]) -> dict[str, Slot]:
+    return {key: slot(kind) for key, kind in row["arguments"].items()}
+
+
+def _service(name: str, row: Mapping[str, Any]) -> Tool:
+    run = partial(drawn_result, row["results"])
+    return Tool(name, row["description"], _slots(row), run, row["asks"], row["answers"])
+
+
+SEEN = _read_tools("tools.json", seen_functions)
+HELD_OUT = _read_tools("held_out_tools.json", held_out_functions)  # in test_hard only
 TOOLS: dict[str, Tool] = {t.name: t for t in (*SEEN, *HELD_OUT)}
-SERVICES = tuple(_tool(name, row) for name, row in read("everyday_services.json").items())
+SERVICES = tuple(_service(name, row) for name, row in read("everyday_services.json").items())
 WORDINGS: dict[str, list[str]] = read("everyday_wordings.json")  # tool -> further request templates
 PHRASES: dict[str, list[Any]] = read("phrases.json")
-# Tools that could serve the same request are never offered together: the correct call would be ambiguous.
+# Tools that could serve the same request are never offered together: it would have several correct calls.
 FAMILIES = tuple(frozenset(line.split()) for line in (_HERE / "families.txt").read_text(encoding="utf-8").splitlines())
 
 
@@ -178,7 +200,7 @@ def tools_of(split: str, level: int | None = None) -> tuple[Tool, ...]:
 
 @cache
 def services_of(split: str) -> tuple[Tool, ...]:
-    """Those that have arguments of their own in a split: a few combinations of choices may all belong to training."""
+    """The services that a split may offer. One with enumerations alone has few calls, and all may belong to training."""
     return tuple(t for t in SERVICES if split == "train" or any(slot.unseen for slot in t.slots.values()))
 
 
@@ -215,80 +237,120 @@ def response(result: Any) -> str:
     return json.dumps({"result": result}, ensure_ascii=False)
 
 
-WAYS = {
+OPERATORS: dict[str, Callable[[float, float], float]] = {
     "times": operator.mul,
     "plus": operator.add,
     "minus": operator.sub,
     "over": operator.truediv,
 }
 THINGS = [w for w in COMMON if w not in VERBS]
-_KINDS = "n=integer:2:9999 count=integer:2:90 size=number:2:900 word=word name=name owner=name code=word text=phrase:2:3 day=date time=time"
-ARGUMENTS = tuple(tuple(argument.split("=")) for argument in _KINDS.split())
+ARGUMENTS = (  # of invented tools: name, kind
+    ("n", "integer:2:9999"),
+    ("count", "integer:2:90"),
+    ("size", "number:2:900"),
+    ("word", "word"),
+    ("name", "name"),
+    ("owner", "name"),
+    ("code", "word"),
+    ("text", "phrase:2:3"),
+    ("day", "date"),
+    ("time", "time"),
+)
 
 
 @cache
 def composed() -> tuple[Tool, ...]:
     """All composed tools, in a fixed order."""
     table = read("composed_tools.json")
-
-    def tool(kind: str, run: Callable[..., Any], **words: str) -> Tool:
-        row = table["tools"][kind]
-        slots = {key: slot(values) for key, values in row["arguments"].items()}
-        texts = (row["name"], row["description"], row["answer"], *row["asks"])
-        name, description, answer, *asks = (Template(text).substitute(words) for text in texts)
-        return Tool(name, description, slots, run, asks, [answer])
-
-    tools = [
-        tool("convert", lambda x, by=per_a / per_b: neat(x * by, 6), a=a, b=b)
-        for units in table["units"]  # one unit of each in the first unit of its row
-        for a, per_a in units.items()
-        for b, per_b in units.items()
-        if a != b
-    ]
-    for k, count in enumerate(table["counts"], start=2):
-        tools += [tool(way, lambda x, k=k, run=run: neat(run(x, k)), count=count) for way, run in WAYS.items()]
-    for at, ordinal in enumerate(table["ordinals"]):
-        tools.append(tool("letter", lambda word, at=at: word[at], ordinal=ordinal))
+    rows = table["tools"]
+    tools = []
+    for units in table["units"]:  # unit -> how many of the row's first unit it is
+        for a, b in itertools.permutations(units, 2):
+            tools.append(_composed(rows["convert"], partial(_convert, units[a] / units[b]), a=a, b=b))
+    for number, count in enumerate(table["counts"], start=2):
+        for name, operate in OPERATORS.items():
+            tools.append(_composed(rows[name], partial(_apply, operate, number), count=count))
+    for place, ordinal in enumerate(table["ordinals"]):
+        tools.append(_composed(rows["letter"], partial(_letter, place), ordinal=ordinal))
     for letter in table["letters"]:
-        tools.append(tool("without", lambda word, letter=letter: word.replace(letter, ""), letter=letter))
-        tools.append(tool("starts", lambda word, letter=letter: word.lower().startswith(letter), letter=letter))
+        tools.append(_composed(rows["without"], partial(_without, letter), letter=letter))
+        tools.append(_composed(rows["starts"], partial(_starts, letter), letter=letter))
     return tuple(tools)
 
 
+def _composed(row: Mapping[str, Any], run: Callable[..., Any], **words: str) -> Tool:
+    """The tool of a row whose texts have $words."""
+
+    def filled(text: str) -> str:
+        return Template(text).substitute(words)
+
+    return Tool(
+        filled(row["name"]),
+        filled(row["description"]),
+        slots=_slots(row),
+        run=run,
+        asks=[filled(ask) for ask in row["asks"]],
+        answers=[filled(row["answer"])],
+    )
+
+
+def _convert(factor: float, x: float) -> float:
+    return neat(x * factor, 6)
+
+
+def _apply(operate: Callable[[float, float], float], number: int, x: float) -> float:
+    return neat(operate(x, number))
+
+
+def _letter(place: int, word: str) -> str:
+    return word[place]
+
+
+def _without(letter: str, word: str) -> str:
+    return word.replace(letter, "")
+
+
+def _starts(letter: str, word: str) -> bool:
+    return word.lower().startswith(letter)
+
+
+def _done(**arguments: Any) -> str:
+    return "done"
+
+
 def _invented(rng: random.Random, split: str, verb: str, thing: str) -> Tool:
-    """A tool for one conversation: what it does is said by two words of its description; half of the names say it
-    too. Names belong to splits, as values do."""
+    """A tool for one conversation. Its description has the verb and the thing, and half of the names do. Names belong
+    to splits, as values do."""
     slots = {key: slot(kind) for key, kind in rng.sample(ARGUMENTS, rng.choice((1, 1, 1, 2, 2, 3)))}
-    values = ", ".join(f"{{{key}}}" for key in slots)  # in the order of the list: names may differ
     name = ""
     while not name or not allowed(name, split):
         name = rng.choice((f"{verb}_{thing}", f"{thing}_{verb}")) if rng.random() < 0.5 else invent(rng)
-    words = dict(
-        verb=verb,
-        thing=thing,
-        Verb=verb.capitalize(),
-        Thing=thing.capitalize(),
-        values=values,
-    )
+    words = {
+        "verb": verb,
+        "thing": thing,
+        "Verb": verb.capitalize(),
+        "Thing": thing.capitalize(),
+        "values": ", ".join(f"{{{key}}}" for key in slots),  # in schema order: argument names may be replaced
+    }
     asks = [ask.format(**words) for ask in PHRASES["invented_asks"]]
     description = rng.choice(PHRASES["invented_descriptions"]).format(**words)
-    return Tool(name, description, slots, lambda **given: "done", asks, ["It is done."])
+    return Tool(name, description, slots, _done, asks, ["It is done."])
 
 
-def invented_offer(
-    rng: random.Random,
-    split: str,
-    k: int,
-    rare: float = 0.0,
-) -> dict[tuple[str, str], Tool]:
-    """k invented tools by verb and thing; half of them share the first one's verb or its thing, so that both words
+def invented_offer(rng: random.Random, split: str, k: int, rare: float = 0.0) -> dict[tuple[str, str], Tool]:
+    """k invented tools by verb and thing. Half of the others share the first one's verb or its thing, so both words
     must be read."""
     offered: dict[tuple[str, str], Tool] = {}
     while len(offered) < k:
-        draw, first = (rng.random(), next(iter(offered))) if offered else (1.0, ("", ""))
-        verb = first[0] if draw < 0.25 else rng.choice(VERBS)
-        thing = first[1] if 0.25 <= draw < 0.5 else draw_word(rng, rare, THINGS)
+        verb, thing = _verb_and_thing(rng, rare, next(iter(offered), None))
         tool = _invented(rng, split, verb, thing)
         if tool.name not in {other.name for other in offered.values()}:
             offered.setdefault((verb, thing), tool)
     return offered
+
+
+def _verb_and_thing(rng: random.Random, rare: float, first: tuple[str, str] | None) -> tuple[str, str]:
+    draw = rng.random() if first else 1.0
+    verb = first[0] if first and draw < 0.25 else rng.choice(VERBS)
+    thing = first[1] if first and 0.25 <= draw < 0.5 else draw_word(rng, rare, THINGS)
+    return verb, thing

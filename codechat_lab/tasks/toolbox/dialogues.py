@@ -12,8 +12,6 @@ from functools import partial
 from itertools import count, islice
 from typing import Any
 
-from codechat.core.config import Settings, opt
-from codechat.core.errors import ConfigError
 from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat_lab.data import synthetic
@@ -31,56 +29,12 @@ from codechat_lab.tasks.toolbox.catalogue import (
     say,
     tools_of,
 )
+from codechat_lab.tasks.toolbox.mixes import KINDS, Mix
 from codechat_lab.tasks.toolbox.values import COMMON, allowed, draw_word, invent
 
 LEVELS = (1, 1, 1, 2, 3)  # requests for easy tools are three times as frequent
 MAX_TOOLS = 4  # on offer
 RENAMED_TOOLS = 0.7  # share of the tools of a renamed conversation that have another name
-KINDS = ("multi_turn", "series", "chained", "unfitting", "no_tools", "small_talk")  # beside single calls
-
-
-def _share(default: float, of: str) -> Any:
-    return opt(default, f"share of {of}", least=0, most=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mix(Settings):
-    """Shares of the conversations. What remains is single calls."""
-
-    multi_turn: float = _share(0.2, "conversations that continue after the call")
-    series: float = _share(0.0, "conversations with several requests, each for another tool of one list or for none")
-    chained: float = _share(0.0, "conversations whose request needs two calls, the second with the first's result")
-    unfitting: float = _share(0.1, "conversations whose tools do not fit the request")
-    no_tools: float = _share(0.05, "conversations that ask for a tool where none is offered")
-    small_talk: float = _share(0.05, "conversations that only chat while tools are offered")
-    renamed: float = _share(0.0, "conversations whose tools and arguments have other names")
-    composed: float = _share(0.0, "requests for composed tools")
-    invented: float = _share(0.0, "requests for invented tools")
-    renamed_arguments: float = _share(0.35, "the arguments of a renamed conversation that have another name")
-    unserved: float = _share(0.5, "the series with a request that fits none of its tools")
-    informal: float = _share(0.0, "the requests in chat style")
-    services: float = _share(0.0, "requests for everyday services")
-    talk_first: float = _share(0.0, "the conversations with tools that begin with small talk")
-    wordings: float = _share(
-        0.0, "requests for the catalogue's tools in additional wordings, and of small talk from small_talk.json"
-    )
-    rare_words: float = _share(
-        0.0, "the words in names, invented tools and drills that come from a list of a thousand, not of 200"
-    )
-    varied_values: float = _share(
-        0.0,
-        "the words and names in requests and copying drills that are real, compounds or random letters, not invented by a grammar",
-    )
-    plain_answers: float = _share(
-        0.0,
-        "the answers after calls of renamed or invented tools that only state the result; half of it after other calls",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for names in (KINDS, ("composed", "invented", "services")):
-            if sum(getattr(self, name) for name in names) > 1:
-                raise ConfigError(f"the shares {', '.join(names)} add up to more than 1; lower one")
 
 
 @dataclass(frozen=True)

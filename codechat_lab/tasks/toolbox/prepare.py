@@ -4,7 +4,7 @@ The embedded source is the toolbox. Files and the hub are read by their columns.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -21,13 +21,14 @@ from codechat.tasks.base import row_of
 from codechat.text import chat, tool_lists
 from codechat_lab.data import synthetic
 from codechat_lab.tasks.preparation import ColumnsConfig, prepare
-from codechat_lab.tasks.toolbox import dialogues, problems
+from codechat_lab.tasks.toolbox import dialogues, mixes, problems
 from codechat_lab.tasks.toolbox.catalogue import PHRASES
 from codechat_lab.tasks.toolbox.drills import STEPS, copy_dialogues, lookup_dialogues
+from codechat_lab.tasks.toolbox.mixes import Mix
 from codechat_lab.tasks.toolbox.values import is_shared, parts
 
 Row = dict[str, Any]
-Called = tuple[str | None, Mapping[str, Any]]  # name and arguments of a call
+Files = Mapping[str, list[Row]]  # DOMAIN.SPLIT -> rows
 CALLS_HUB = "glaiveai/glaive-function-calling-v2"
 TOOLBOX_CALLS = 20_000
 
@@ -39,17 +40,13 @@ class CallsConfig(ColumnsConfig):
 
     source: str = opt(
         "embedded",
-        "embedded (the toolbox), hub, a path or a hub data set's name: OpenAI messages with tools, ShareGPT, Hermes, ToolACE, xLAM, glaive",
+        "embedded (the toolbox), hub, a path or a hub data set's name: OpenAI messages with tools, ShareGPT, Hermes, "
+        "ToolACE, xLAM, glaive",
         reads="path",
     )
     domain: str = opt("calls", "domain of a source's conversations; only calls has problems and probes")
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0)
-    twins: float = opt(
-        0.0,
-        "share of a file's calls repeated without their functions, to decline",
-        least=0,
-        most=1,
-    )
+    twins: float = opt(0.0, "share of a file's calls repeated without their functions, to decline", least=0, most=1)
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none", least=0)
     lookups: int = opt(0, "lookup drills of each kind (domains lookup_calls, lookup_phrases, lookup_loose)", least=0)
     lookups_missing: float = opt(0.0, "share of the lookup drills' requests that match no line", least=0, most=1)
@@ -57,12 +54,18 @@ class CallsConfig(ColumnsConfig):
     eval_examples: int = opt(500, "conversations and problems of each split but train", least=0)
     tools_style: Literal["compact", "described", "json"] = opt(
         "compact",
-        "how a system prompt lists tools: compact, described (the name after its description, and an entry for nothing), or json (of a file)",
+        "how a system prompt lists tools: compact, described (the name after its description, and an entry for "
+        "nothing), or json (of a file)",
     )
     probes: int = opt(64, "behaviour probes of each cell", least=0)
     seed: int = opt(0, "seed of the toolbox", **SEEDS)
-    mix: dialogues.Mix = opt(dialogues.Mix(), "shares of the toolbox's conversations")
+    mix: Mix = opt(Mix(), f"shares of the toolbox's conversations, or a named mix: {', '.join(mixes.MIXES)}")
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source lost for one reason", least=0, most=1)
+
+    @classmethod
+    def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
+        """A named mix means its shares."""
+        return mixes.named_mix(super().as_spelled(given, spelled))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,120 +77,150 @@ class CallsConfig(ColumnsConfig):
 
 def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
     """Write calls, problems and probes. Returns the manifest of the directory. Raises UserError."""
-    return prepare(
-        cfg, partial(_files, cfg), lambda files: {"values": values_seen(files)} if cfg.domain == "calls" else {}
-    )
+    return prepare(cfg, partial(_files, cfg), partial(_measured, cfg))
+
+
+def _measured(cfg: CallsConfig, files: Files) -> dict[str, Any]:
+    """The manifest's entry about values; other domains have no problems to count them in."""
+    return {"values": values_seen(files)} if cfg.domain == "calls" else {}
 
 
 def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
-    files = (_toolbox_files if cfg.source == "embedded" else _read_files)(cfg, ledgers)
+    files = _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _source_files(cfg, ledgers)
     if cfg.tools_style == "described":
-        files = {name: list(map(_declining, rows)) for name, rows in files.items()}
-    if cfg.probes and cfg.domain == "calls":  # of code, for functions that training never sees
-        for split, requests in _code_requests({"select": cfg.probes, "test": cfg.probes}).items():
-            files[f"probes.{split}"] = problems.probes(split, 5 * cfg.probes, cfg.seed, requests)
+        files = {name: [_declining(row) for row in rows] for name, rows in files.items()}
+    if cfg.probes and cfg.domain == "calls":
+        requests = _code_requests({"select": cfg.probes, "test": cfg.probes})  # functions that training never sees
+        for split in requests:
+            files[f"probes.{split}"] = problems.probes(split, 5 * cfg.probes, cfg.seed, requests[split])
     return files
 
 
-def _twin(row: Row, other: Row, tools_style: str) -> Row | None:
-    """The request with another row's functions in place of those it calls, in a list as long, whose answer
-    declines; None where it calls none."""
-    before = row["messages"][: (at := public_rows.answer_at(row["messages"]))]
-    called = {call.name for call in chat.parse_calls(row["messages"][at]["content"])}
-    (system, schemas), (_, more) = (tool_lists.split_offer(r["messages"][0]["content"]) for r in (row, other))
-    offered = {schema["name"]: schema for schema in [*schemas, *more]}
-    left = [schema for name, schema in offered.items() if name not in called][: len(schemas)]
-    if not called or not left or at != 2:
-        return None
-    listed = "\n".join(filter(None, (system.strip(), chat.tools_prompt(left, tools_style))))
-    answer = dialogues.message("assistant", PHRASES["no_function"][0])
-    return row | {"id": f"{row['id']}-twin", "messages": [dialogues.message("system", listed), *before[1:], answer]}
-
-
 def _declining(row: Row) -> Row:
-    """The row, in which an answer that has no function calls `chat.NOTHING`, as a described list offers it."""
+    """The row as a described list needs it: an answer that has no function calls `chat.NOTHING`, an entry there."""
     turns = [m | {"content": chat.DECLINE} if m["content"] in PHRASES["no_function"] else m for m in row["messages"]]
     return row | {"messages": turns}
 
 
-def values_seen(files: Mapping[str, list[Row]]) -> dict[str, dict[str, int]]:
+# --- values that training has seen
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call as the count of values compares it: without case, numbers as text."""
+
+    name: str | None
+    arguments: Mapping[str, Any]
+
+    @property
+    def values(self) -> list[Any]:
+        return [part for value in self.arguments.values() for part in parts(value)]
+
+    @property
+    def texts(self) -> list[str]:
+        return [str(value).lower() for value in self.values]
+
+    @property
+    def whole(self) -> str:
+        arguments = sorted((key, [str(part) for part in parts(value)]) for key, value in self.arguments.items())
+        return f"{self.name} {arguments}".lower()
+
+
+def values_seen(files: Files) -> dict[str, dict[str, int]]:
     """Split -> {"calls": problems with a call; "same": those whose call is one of training; "seen": those whose
     every argument value occurs in training; "values": different values but numbers of one or two digits; "known":
     those of them that occur in training}.
 
     Short numbers, letters and enumerations are shared by all splits, so a request may hold no new value. In
     training: an argument of a call in a conversation, a drill or a problem, or a word of a copying drill."""
-
-    def asked(split: str) -> list[Called]:
-        golds = (row["gold"] for row in files.get(f"funcall.{split}", ()))
-        return [(gold["name"], gold["arguments"]) for gold in golds if gold]
-
-    talks = (rows for name, rows in files.items() if name.endswith(".train") and "funcall." not in name)
-    said = (m["content"] for rows in talks for row in rows for m in row["messages"] if m["role"] == "assistant")
-    read = (call for text in said for call in chat.parse_calls(text))
-    calls = asked("train") + [(call.name, call.arguments) for call in read if call.arguments is not None]
-    trained = {text for call in calls for text in _texts(call)}
-    trained.update(w.lower() for row in files.get("copy.train", ()) for w in row["messages"][-1]["content"].split())
-    whole = set(map(_whole, calls))
-    found = dict[str, dict[str, int]]()
+    calls = [*_problem_calls(files, "train"), *_training_calls(files)]
+    whole = {call.whole for call in calls}
+    trained = {text for call in calls for text in call.texts}
+    for row in files.get("copy.train", ()):
+        trained.update(row["messages"][-1]["content"].lower().split())
+    found = {}
     for split in ("select", "test", "test_hard"):
-        golds = asked(split)
-        long = {str(v).lower() for call in golds for v in _values(call) if not is_shared(v)}
+        asked = _problem_calls(files, split)
+        values = {str(value).lower() for call in asked for value in call.values if not is_shared(value)}
         found[split] = {
-            "calls": len(golds),
-            "same": sum(_whole(call) in whole for call in golds),
-            "seen": sum(trained.issuperset(_texts(call)) for call in golds),
-            "values": len(long),
-            "known": len(long & trained),
+            "calls": len(asked),
+            "same": sum(call.whole in whole for call in asked),
+            "seen": sum(trained.issuperset(call.texts) for call in asked),
+            "values": len(values),
+            "known": len(values & trained),
         }
         print(
-            "{0}: of {calls} calls, {same} occur as they are in training, and {seen} have only values that also occur there; "
-            "of {values} values but numbers of one or two digits, {known} do".format(split, **found[split])
+            "{0}: of {calls} calls, {same} occur as they are in training, and {seen} have only values that also occur "
+            "there; of {values} values but numbers of one or two digits, {known} do".format(split, **found[split])
         )
     return found
 
 
-def _values(call: Called) -> list[Any]:
-    return [part for value in call[1].values() for part in parts(value)]
+def _problem_calls(files: Files, split: str) -> list[_Call]:
+    golds = (row["gold"] for row in files.get(f"funcall.{split}", ()))
+    return [_Call(gold["name"], gold["arguments"]) for gold in golds if gold]
 
 
-def _texts(call: Called) -> list[str]:
-    return [str(value).lower() for value in _values(call)]
+def _training_calls(files: Files) -> Iterator[_Call]:
+    """The calls of conversations and drills."""
+    for name, rows in files.items():
+        if not name.endswith(".train") or "funcall." in name:
+            continue
+        for message in (message for row in rows for message in row["messages"] if message["role"] == "assistant"):
+            for call in chat.parse_calls(message["content"]):
+                if call.arguments is not None:
+                    yield _Call(call.name, call.arguments)
 
 
-def _whole(call: Called) -> str:
-    return f"{call[0]} {sorted((key, list(map(str, parts(value)))) for key, value in call[1].items())}".lower()
+# --- of the toolbox
 
 
 def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
-    """Conversations, drills, and problems of every split by strata. Only the training problems have renamed,
-    composed and invented tools beside the trained ones."""
-    ledgers.append(ledger := Ledger("toolbox"))
+    """Conversations, drills, and problems of every split by strata."""
+    ledger = Ledger("toolbox")
+    ledgers.append(ledger)
+    draws = _conversation_draws(cfg)
+    drawn = processes.on_all_cores(lambda name: list(draws[name]()), list(draws))
+    files = {name: list(ledger.counted(rows)) for name, rows in zip(draws, drawn)}
+    return files | _toolbox_problems(cfg)
+
+
+def _conversation_draws(cfg: CallsConfig) -> dict[str, Callable[[], Iterable[Row]]]:
+    """DOMAIN.SPLIT -> what draws its rows."""
     mix = cfg.mix
-    held_out = dict.fromkeys(SPLITS[1:], cfg.eval_examples)
+    domains: dict[str, tuple[int, Callable[..., Iterable[Row]]]] = {}  # training rows, draw(split, n, seed)
     n_train = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
-    domains = {"calls": (n_train, partial(dialogues.draw, mix=mix))}
+    domains["calls"] = n_train, partial(dialogues.draw, mix=mix)
     if cfg.copies:
-        domains["copy"] = (cfg.copies, partial(copy_dialogues, varied=mix.varied_values))
-    for step in STEPS if cfg.lookups else ():
-        drill = partial(lookup_dialogues, step=step, missing=cfg.lookups_missing, rare_words=mix.rare_words)
-        domains[f"lookup_{step}"] = (cfg.lookups, drill)
-    parts = [
-        (f"{domain}.{split}", partial(draw, split, n, cfg.seed))
-        for domain, (n_train, draw) in domains.items()
-        for split, n in {"train": n_train, **held_out}.items()
-    ]
-    drawn = processes.on_all_cores(lambda part: list(part[1]()), parts)
-    files = {name: list(ledger.counted(rows)) for (name, _), rows in zip(parts, drawn)}
-    counts = {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples}
-    shares = problems.SHARES | {"train": problems.training_shares(mix)}
-    requests = _code_requests(
-        {s: max(1, round(shares[s]["code"] * n)) for s, n in counts.items() if "code" in shares[s]}
-    )
+        domains["copy"] = cfg.copies, partial(copy_dialogues, varied=mix.varied_values)
+    if cfg.lookups:
+        for step in STEPS:
+            drill = partial(lookup_dialogues, step=step, missing=cfg.lookups_missing, rare_words=mix.rare_words)
+            domains[f"lookup_{step}"] = cfg.lookups, drill
+    return {
+        f"{domain}.{split}": partial(draw, split, n if split == "train" else cfg.eval_examples, cfg.seed)
+        for domain, (n, draw) in domains.items()
+        for split in SPLITS
+    }
+
+
+def _toolbox_problems(cfg: CallsConfig) -> dict[str, list[Row]]:
+    """Only the training problems have the renamed, composed and invented tools of the mix beside the trained ones."""
+    counts = dict.fromkeys((*SPLITS, "test_hard"), cfg.eval_examples) | {"train": cfg.problems}
+    shares = problems.SHARES | {"train": problems.training_shares(cfg.mix)}
+    coded = {split: round(shares[split]["code"] * n) for split, n in counts.items() if "code" in shares[split]}
+    requests = _code_requests({split: max(1, n) for split, n in coded.items()})
+    files = {}
     for split, n in counts.items():
-        how = dict(shares=shares[split], mix=mix if split == "train" else dialogues.Mix())
-        drawn = problems.draw(split, n, cfg.seed, code_requests=requests.get(split, ()), **how)
-        files[f"funcall.{split}"] = list(map(row_of, drawn))
+        drawn = problems.draw(
+            split,
+            n,
+            cfg.seed,
+            shares=shares[split],
+            mix=cfg.mix if split == "train" else Mix(),
+            code_requests=requests.get(split, ()),
+        )
+        files[f"funcall.{split}"] = [row_of(problem) for problem in drawn]
     random.Random(f"training problems {cfg.seed}").shuffle(files["funcall.train"])
     return files
 
@@ -196,26 +229,62 @@ def _code_requests(counts: Mapping[str, int]) -> dict[str, list[str]]:
     """So many requests for code of each split, from functions of that split."""
     found: dict[str, list[str]] = {split: [] for split in counts}
     for row in synthetic.code_rows(sources.embedded_python(Ledger("python files")), Ledger("functions")):
-        if len(some := found.get(row["meta"]["split"], [])) < counts.get(row["meta"]["split"], 0):
-            some.append(row["messages"][0]["content"])
+        split = row["meta"]["split"]
+        if split in found and len(found[split]) < counts[split]:
+            found[split].append(row["messages"][0]["content"])
         if all(len(found[split]) >= n for split, n in counts.items()):
             break
     return found
 
 
-def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
-    source, origin = (CALLS_HUB, CALLS_HUB) if cfg.source == "hub" else (cfg.source, Path(cfg.source).name)
-    ledgers.append(ledger := Ledger(origin, cfg.max_lost))
+# --- of files and the hub
+
+
+def _source_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
+    source = CALLS_HUB if cfg.source == "hub" else cfg.source
+    origin = CALLS_HUB if cfg.source == "hub" else Path(cfg.source).name
+    ledger = Ledger(origin, cfg.max_lost)
+    ledgers.append(ledger)
     raw = sources.rows_of(source, cfg.columns)
-    found = list(
-        islice(public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, cfg.domain), cfg.max_examples)
-    )
-    rng = random.Random(f"twins {cfg.seed}")
-    pairs = zip(list(found), rng.sample(found, len(found)))
-    found += [twin for pair in pairs if rng.random() < cfg.twins and (twin := _twin(*pair, cfg.tools_style))]
-    parts = splits.spread(found, public_rows.split_key)
-    files = {f"{cfg.domain}.{split}": rows for split, rows in parts.items()}
+    rows = public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, cfg.domain)
+    found = list(islice(rows, cfg.max_examples))
+    found += _twins(found, cfg)
+    by_split = splits.spread(found, public_rows.split_key)
+    files = {f"{cfg.domain}.{split}": rows for split, rows in by_split.items()}
     if cfg.domain != "calls":
         return files
-    problems = [problem for rows in parts.values() for row in rows if (problem := public_rows.call_problem(row))]
-    return files | {f"funcall.{split}": [p for p in problems if p["split"] == split] for split in SPLITS}
+    problem_rows = [public_rows.call_problem(row) for rows in by_split.values() for row in rows]
+    for split in SPLITS:
+        files[f"funcall.{split}"] = [row for row in problem_rows if row and row["split"] == split]
+    return files
+
+
+def _twins(rows: list[Row], cfg: CallsConfig) -> list[Row]:
+    """Twins of a share of the rows, each with the functions of another row drawn at random."""
+    rng = random.Random(f"twins {cfg.seed}")
+    twins = []
+    for row, other in zip(rows, rng.sample(rows, len(rows))):
+        twin = _twin(row, other, cfg.tools_style) if rng.random() < cfg.twins else None
+        if twin:
+            twins.append(twin)
+    return twins
+
+
+def _twin(row: Row, other: Row, tools_style: str) -> Row | None:
+    """The request with functions of another row in place of its own, in a list as long, and an answer that declines.
+    None if the row calls nothing, has more than one request, or the other row offers only what it calls."""
+    at = public_rows.answer_at(row["messages"])
+    called = {call.name for call in chat.parse_calls(row["messages"][at]["content"])}
+    system, schemas = tool_lists.split_offer(row["messages"][0]["content"])
+    _, others = tool_lists.split_offer(other["messages"][0]["content"])
+    offered = {schema["name"]: schema for schema in [*schemas, *others]}
+    left = [schema for name, schema in offered.items() if name not in called][: len(schemas)]
+    if not called or not left or at != 2:
+        return None
+    listed = "\n".join(filter(None, (system.strip(), chat.tools_prompt(left, tools_style))))
+    messages = [
+        dialogues.message("system", listed),
+        row["messages"][1],
+        dialogues.message("assistant", PHRASES["no_function"][0]),
+    ]
+    return row | {"id": f"{row['id']}-twin", "messages": messages}
