@@ -15,6 +15,27 @@ PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3.8, 3)}
 SPLATS = {"codechat": (5.8, 3), LAB: (9.1, 3)}
 WIDE_LINES = {"codechat": (13, 0), LAB: (20, 0), "tests": (56, 0)}
+# Calls of eval and exec: files of users, untrusted programs in the sandbox, reference solutions that are texts.
+EXECUTED = {
+    "codechat/text/tool_functions.py": 1,
+    "codechat_lab/sandbox/zygote.py": 2,
+    "codechat_lab/sandbox/judge.py": 1,
+    "codechat_lab/tasks/micro.py": 1,  # a solution that is also the model's answer, for its hidden tests
+    "codechat_lab/tasks/repair/generator.py": 3,  # target 0
+}
+# Data files with Python: programs that a model reads, writes or is attacked with; templates that users copy.
+PROGRAMS = {
+    "codechat/tasks/new_task/my_task.py.txt",
+    "codechat/tasks/new_task/test_my_task.py.txt",
+    "codechat/text/python_merges.txt",  # pairs of tokens such as "()"
+    "codechat_lab/sandbox/attempts.json",
+    "codechat_lab/tasks/appworld_system.txt",
+    "codechat_lab/tasks/coding/numpy_names.txt",
+    "codechat_lab/tasks/coding/short_programs.toml",
+    "codechat_lab/tasks/micro_families.json",
+    "codechat_lab/tasks/repair/loader.txt",
+    "codechat_lab/tasks/repair/parts.toml",
+}
 REACH = {"pretrain": (39, 36), "sft": (45, 36)}
 
 
@@ -54,3 +75,17 @@ def test_supervised_loops_reach_few_modules(loop: str) -> None:
 
 def test_the_library_imports_nothing_of_the_laboratory() -> None:
     assert house.crossing(ROOT) == []
+
+
+def test_only_the_sandbox_and_files_of_users_are_executed() -> None:
+    paths = [path for package in ("codechat", LAB) for path in (ROOT / package).rglob("*.py")]
+    found = {path.relative_to(ROOT).as_posix(): house.executed(path) for path in paths}
+    assert {name: n for name, n in found.items() if n > EXECUTED.get(name, 0)} == {}
+
+
+def test_data_files_hold_no_python_of_the_project() -> None:
+    for package in ("codechat", LAB):
+        for path in (ROOT / package).rglob("*.*"):
+            name = path.relative_to(ROOT).as_posix()
+            if path.suffix in (".json", ".csv", ".toml", ".txt") and name not in PROGRAMS and "/released/" not in name:
+                assert house.python_in(path) == [], name

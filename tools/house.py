@@ -9,6 +9,11 @@ raise it. Reach is what a loop imports, directly or not, function-level imports 
 
 import argparse
 import ast
+import csv
+import json
+import re
+import tomllib
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +23,8 @@ PACKAGES = ("codechat", "codechat_lab", "tests")
 LOOPS = ("pretrain", "sft", "reinforce", "grpo", "ppo", "expert_iteration", "distill", "preference")
 WIDTH = 120  # columns of a line
 LONG = 4  # expressions from which on a part of an assigned tuple counts as long
+# What prose and names never parse to; nor to a call of a name.
+PYTHON = (ast.Lambda, ast.comprehension, ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -137,6 +144,54 @@ def crossing(root: Path) -> list[str]:
     lab = modules(root, "codechat_lab")
     library = modules(root, "codechat")
     return [f"{name} -> {there}" for name, path in sorted(library.items()) for there in sorted(imports(path, lab))]
+
+
+def executed(path: Path) -> int:
+    """How often a module calls eval or exec."""
+    calls = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+    return sum(isinstance(call.func, ast.Name) and call.func.id in ("eval", "exec") for call in calls)
+
+
+def python_in(path: Path) -> list[str]:
+    """The texts of a json, toml, csv or txt file that are Python source: they call, define, import or return."""
+    return [text for text in _texts(path) if _is_python(text)]
+
+
+def _texts(path: Path) -> Iterator[str]:
+    content = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        yield from _strings(json.loads(content))
+    elif path.suffix == ".toml":
+        yield from _strings(tomllib.loads(content))
+    elif path.suffix == ".csv":
+        for row in csv.reader(content.splitlines()):
+            yield from row
+    else:
+        yield from (content, *content.splitlines())
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
+
+
+def _is_python(text: str) -> bool:
+    source = re.sub(r"\$(\w+)", r"\1", text).strip()  # also where $names are to be replaced
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes in prose
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return False
+    return any(_is_code(node) for node in ast.walk(tree))
+
+
+def _is_code(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name | ast.Attribute)
+    return isinstance(node, PYTHON) or (isinstance(node, ast.Return) and node.value is not None)
 
 
 def main() -> None:

@@ -1,18 +1,18 @@
 """Generated small Python problems: families with parameters, five levels, a held-out set of families.
 
 A family (micro_families.json) is one idea: wordings, parameters, and the body that solves it. `$x` and `$y` stand
-for the arguments, any other
-`$name` for a parameter. Settings of the parameters are split once: SFT, training, `select` and `test` use different
-ones. Held-out families are in `test_hard` only."""
+for the arguments, any other `$name` for a parameter. SFT, training, `select` and `test` use different settings of the
+parameters. Held-out families are in `test_hard` only."""
 
 import itertools
 import json
+import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
@@ -23,6 +23,7 @@ from codechat_lab.tasks.preparation import GeneratedConfig, GeneratedTask, prepa
 
 LEVELS = (1, 2, 3, 4, 5)
 MOST_SETTINGS = 200
+# The parts that settings are dealt to, in turn.
 PARTS = ("sft", "train", "sft", "train", "sft", "train", "sft", "train", "select", "test")
 TESTS = 6
 CANDIDATES = 60  # calls from which the tests of a problem are chosen
@@ -36,6 +37,23 @@ ARGUMENTS = {
 }
 
 
+def _is_far_below(a: int, b: int) -> bool:
+    return a + 2 < b
+
+
+def _is_below_and_no_divisor(a: int, b: int) -> bool:
+    return a < b and b % a != 0
+
+
+# Conditions between two parameters of a valid setting.
+CONDITIONS: dict[str, Callable[[Any, Any], bool]] = {
+    "differs from": operator.ne,
+    "is below": operator.lt,
+    "is far below": _is_far_below,
+    "is below and no divisor of": _is_below_and_no_divisor,
+}
+
+
 def dealt(settings: list[dict[str, Any]], part: str) -> list[dict[str, Any]]:
     """The settings of a part; all of them for test_hard."""
     return settings if part == "test_hard" else [s for i, s in enumerate(settings) if PARTS[i % len(PARTS)] == part]
@@ -43,8 +61,8 @@ def dealt(settings: list[dict[str, Any]], part: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Family:
-    """kinds: of the arguments, keys of ARGUMENTS. choices: values of each parameter. keep: an expression over the
-    parameters of a valid setting."""
+    """kinds: of the arguments, keys of ARGUMENTS. choices: values of each parameter. keep: what valid settings fulfil:
+    a parameter, one of CONDITIONS, another parameter; empty for all settings."""
 
     name: str
     level: int
@@ -53,12 +71,14 @@ class Family:
     says: Sequence[str]
     body: str
     held_out: bool = False
-    keep: str = "True"
+    keep: Sequence[str] = ()
 
     def settings(self, part: str) -> list[dict[str, Any]]:
         """The parameter settings of sft, train, select or test; all settings for test_hard."""
         every = [dict(zip(self.choices, values, strict=True)) for values in itertools.product(*self.choices.values())]
-        every = [setting for setting in every if eval(self.keep, setting.copy())]  # our own expression
+        if self.keep:
+            first, condition, second = self.keep
+            every = [setting for setting in every if CONDITIONS[condition](setting[first], setting[second])]
         random.Random(self.name).shuffle(every)
         return dealt(every[:MOST_SETTINGS], part)
 
@@ -67,8 +87,11 @@ class Family:
         near = []
         for key, values in self.choices.items():
             value = setting[key]
-            at = list(values).index(setting[key])
-            others = (value - 1, value + 1) if type(value) is int else (values[at - 1], values[(at + 1) % len(values)])
+            at = list(values).index(value)
+            if type(value) is int:
+                others = (value - 1, value + 1)
+            else:
+                others = (values[at - 1], values[(at + 1) % len(values)])
             near += [dict(setting) | {key: other} for other in others]
         return near
 
@@ -89,12 +112,11 @@ class Family:
 
 
 def _choices(written: Any) -> Sequence[Any]:
-    """The values that a choice of the file stands for: a list, a range of whole numbers, or the name of one of
-    these."""
-    written = _DATA["values"].get(written, written) if isinstance(written, str) else written
-    return (
-        range(written["first"], written["last"] + 1, written.get("step", 1)) if isinstance(written, dict) else written
-    )
+    """The values of a choice in the file: a list, a range of whole numbers, or the name of one of these."""
+    values = _DATA["values"].get(written, written) if isinstance(written, str) else written
+    if isinstance(values, dict):
+        return range(values["first"], values["last"] + 1, values.get("step", 1))
+    return values
 
 
 _DATA = json.loads(Path(__file__).with_name("micro_families.json").read_text(encoding="utf-8"))
@@ -139,12 +161,7 @@ def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) 
     return MicroTask(levels=levels).generate(split, n, seed)
 
 
-def dialogues(
-    split: str,
-    n: int,
-    seed: int = 0,
-    levels: Sequence[int] = LEVELS,
-) -> Iterator[dict[str, Any]]:
+def dialogues(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> Iterator[dict[str, Any]]:
     """Conversations of one worked solution each. In "train" they use parameters that no problem has; in select and
     test, those of the problems."""
     return MicroTask(levels=levels).dialogues(split, n, seed)
@@ -161,16 +178,20 @@ def make(family: Family, setting: Mapping[str, Any], split: str, rng: random.Ran
     says = family.fill(rng.choice(family.says), arguments, setting)
     stub = f'def {name}({", ".join(arguments)}):\n    """{says} Example: {example}"""'
     prompt = f"Write this Python function.\n\n{stub}"
-    gold = {
-        "code": code,
-        "tests": [f"assert {call}" for call in calls],
-        "setup": "",
-        "names": [name],
-        "stub": "",
-    }
+    tests = [f"assert {call}" for call in calls]
+    gold = {"code": code, "tests": tests, "setup": "", "names": [name], "stub": ""}
     meta = {"family": family.name, "level": family.level, "setting": dict(setting)}
     id = f"micro-{family.name}-{digest(prompt)[:10]}"
     return Problem(id, [{"role": "user", "content": prompt}], gold, split, meta)
+
+
+class _Call(NamedTuple):
+    text: str  # f(1) == 2
+    answer: str
+    caught: frozenset[int]  # numbers of the rivals that answer otherwise
+
+
+UNCHANGED = -1  # the number of the rival that returns its argument
 
 
 def _calls(
@@ -182,33 +203,50 @@ def _calls(
 ) -> list[str]:
     """The example and TESTS other calls, as `f(1) == 2`. Tests are chosen so that nearly correct programs fail: a
     parameter off by one, the argument returned unchanged, a constant answer."""
-    solve, *rivals = (_function(family.code(name, arguments, s), name) for s in (setting, *family.neighbours(setting)))
-    calls: dict[str, tuple[str, set[int]]] = {}  # call -> its answer, and which rivals it catches
+    solve = _function(family.code(name, arguments, setting), name)
+    rivals = [_function(family.code(name, arguments, near), name) for near in family.neighbours(setting)]
+    calls: dict[str, _Call] = {}
     for _ in range(CANDIDATES):
-        given = family.inputs(rng, setting)
-        answer = _answer(solve, given)
-        caught = {i for i, rival in enumerate(rivals) if _answer(rival, given) != answer}
-        caught |= {-1} if answer != repr(given[0]) else set()
-        calls[f"{name}({', '.join(map(repr, given))}) == {answer}"] = answer, caught
-    example, *rest = rng.sample(list(calls), len(calls))
-    picked: list[str] = []
-    while len(picked) < TESTS:
-        answers = {calls[call][0] for call in picked}
-        caught = set().union(*(calls[call][1] for call in picked))
-        picked.append(max(rest, key=lambda call: len(calls[call][1] - caught) + (calls[call][0] not in answers)))
-        rest.remove(picked[-1])
-    rng.shuffle(picked)
-    return [example, *picked]
+        call = _call(name, solve, rivals, family.inputs(rng, setting))
+        calls[call.text] = call
+    example, *rest = (calls[text] for text in rng.sample(list(calls), len(calls)))
+    tests = _most_telling(rest)
+    rng.shuffle(tests)
+    return [example.text, *tests]
+
+
+def _call(name: str, solve: Callable[..., Any], rivals: Sequence[Callable[..., Any]], given: tuple[Any, ...]) -> _Call:
+    answer = _answer(solve, given)
+    caught = {i for i, rival in enumerate(rivals) if _answer(rival, given) != answer}
+    if answer != repr(given[0]):
+        caught.add(UNCHANGED)
+    return _Call(f"{name}({', '.join(map(repr, given))}) == {answer}", answer, frozenset(caught))
+
+
+def _most_telling(calls: Sequence[_Call]) -> list[str]:
+    """TESTS of the calls: each in turn catches most rivals that no test catches yet; a new answer counts as one."""
+    left = list(calls)
+    tests: list[str] = []
+    answers: set[str] = set()
+    caught: set[int] = set()
+    while len(tests) < TESTS:
+        best = max(left, key=lambda call: len(call.caught - caught) + (call.answer not in answers))
+        left.remove(best)
+        tests.append(best.text)
+        answers.add(best.answer)
+        caught |= best.caught
+    return tests
 
 
 def _function(code: str, name: str) -> Callable[..., Any]:
     scope: dict[str, Any] = {}
-    exec(code, scope)  # our own reference solution
+    exec(code, scope)  # our own reference solution, which as text is the answer that a model learns
     return scope[name]
 
 
 def _answer(function: Callable[..., Any], given: Sequence[Any]) -> str:
-    """The result of a call as text, or the name of the error: a neighbouring setting may divide by zero."""
+    """The result of a call as text, or the name of the error: the program of a neighbouring setting may divide by
+    zero."""
     try:
         return repr(function(*given))
     except (ZeroDivisionError, IndexError) as error:
