@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LAB = "codechat_lab"
 
 # what is measured: (ceiling today, target)
-CONTENT = {"codechat": (87_950, 66_000), "both": (160_400, 135_000)}
+# 2,200 of both are the toolbox's functions, which nobody counted while they were expressions in JSON.
+CONTENT = {"codechat": (87_950, 66_000), "both": (162_600, 135_000)}
 DENSITY = {"codechat": (5.90, 5.0), LAB: (6.19, 5.5), "tests": (6.50, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3.8, 3)}

@@ -1,6 +1,7 @@
 """`codechat data calls`: function calls -> conversations, copying drills, problems and behaviour probes.
 
-The embedded source is the toolbox. Files and the hub are read by their columns.
+The embedded source is the toolbox; `--mix NAME` takes the shares of a named mix of mixes.toml. Files and the hub are
+read by their columns.
 """
 
 import random
