@@ -78,7 +78,7 @@ def train(cfg: PreferenceConfig) -> Run:
     bad settings or data."""
     from codechat import tasks
     from codechat.distributed import dist, hardware
-    from codechat.evaluation.evaluate import problems_once
+    from codechat.evaluation.scoring import problems_once
     from codechat.models import lora
     from codechat.rl.preference_losses import BETA, NEEDS_REFERENCE
     from codechat.training.evaluations import evaluate_policy, task_hash

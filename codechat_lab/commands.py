@@ -38,6 +38,27 @@ ENTRIES = (
         about="answer 120 fixed prompts as people type them: calls, refusals, code, chat",
     ),
     Entry(
+        id="contamination",
+        kind="instrument",
+        module="codechat_lab.instruments.contamination",
+        function="check",
+        about="search what a checkpoint was trained on for the problems that it is evaluated on",
+    ),
+    Entry(
+        id="call_grammar",
+        kind="instrument",
+        module="codechat_lab.serve.call_grammar",
+        function="prompt_grammar",
+        about="hold calls to the schemas of the functions that a prompt offers",
+    ),
+    Entry(
+        id="mask_view",
+        kind="instrument",
+        module="codechat_lab.instruments.token_view",
+        function="xray_mask",
+        about="colour the tokens of a conversation that carry loss",
+    ),
+    Entry(
         id="plan",
         kind="command",
         module="codechat_lab.instruments.planner",

@@ -65,9 +65,9 @@ from codechat.rl import advantages, losses, rollout
 from codechat.tasks import load
 from codechat.tasks.base import Problem
 from codechat.text import chat, tokenizer
-from codechat.text.token_view import token_texts, visible
 from codechat_lab.instruments.reward_starts import reshaped
 from codechat_lab.instruments.token_attribution import gradient_norms
+from codechat_lab.instruments.token_view import token_texts, visible
 from codechat_lab.reports import run_frames
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 

@@ -47,8 +47,8 @@ import torch
 from codechat.core.errors import DataError
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.text import chat, token_view, tokenizer
-from codechat_lab.instruments import token_attribution
+from codechat.text import chat, tokenizer
+from codechat_lab.instruments import token_attribution, token_view
 from codechat_lab.instruments.loss_exercises import check_cases
 from codechat_lab.reports.style import OKABE_ITO, new_figure
 

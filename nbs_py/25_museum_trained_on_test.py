@@ -50,12 +50,13 @@ import torch
 from codechat.core.errors import DataError
 from codechat.data import conversations
 from codechat.data.public_rows import reject_benchmark_rows
-from codechat.evaluation import contamination, evaluate
+from codechat.evaluation import scoring
 from codechat.models import optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.tasks import load
 from codechat.text import tokenizer
+from codechat_lab.instruments import contamination
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat_lab.tasks import micro
 
@@ -110,7 +111,7 @@ for name, rows in (("clean", clean), ("saw the test", seen)):
     model = train(rows)
     for split, problems in (("test", test), ("fresh", fresh)):
         with contextlib.redirect_stderr(io.StringIO()):  # the library says its precision on stderr
-            scores[name, split] = evaluate.evaluate_task(model, tok, "reserved", task, problems, n=1, temperature=0, max_new_tokens=80, seed=seed)
+            scores[name, split] = scoring.evaluate_task(model, tok, "reserved", task, problems, n=1, temperature=0, max_new_tokens=80, seed=seed)
 table = pd.Series({key: found.pass_at[1].value for key, found in scores.items()}).unstack().loc[["clean", "saw the test"], ["test", "fresh"]]
 table
 

@@ -57,8 +57,9 @@ from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import bootstrap_interval, hierarchical_interval, paired_bootstrap
 from codechat.rl import episodes
 from codechat.runs.paths import find_run
-from codechat.text import chat, token_view, tokenizer
+from codechat.text import chat, tokenizer
 from codechat.text.tool_calls import format_call
+from codechat_lab.instruments import token_view
 from codechat_lab.reports import run_frames
 from codechat_lab.reports.style import OKABE_ITO, colour_of, dash_of, draw_smoothed, finish, new_figure
 from codechat_lab.tasks import apps

@@ -50,14 +50,15 @@ import pandas as pd
 
 from codechat import sft
 from codechat.core.atomic_files import read_rows
-from codechat.evaluation import evaluate, intervals
+from codechat.evaluation import intervals, scoring
 from codechat.models.loading import load_model
 from codechat.runs import paths, run
 from codechat.tasks import RowsTask, check_reward
 
 # %%
-from codechat.text import chat, token_view
+from codechat.text import chat
 from codechat.text.tool_functions import load_executors
+from codechat_lab.instruments import token_view
 from codechat_lab.serve.call_grammar import prompt_grammar
 from codechat_lab.serve.terminal import ToolChat, ToolsConfig
 from codechat_lab.tasks.toolbox.prepare import CallsConfig, prepare_calls
@@ -217,8 +218,8 @@ print(f"an empty answer is correct on {silent:.0%} of them")
 
 # %%
 def measure(model, constrain: bool = False) -> pd.DataFrame:
-    result = evaluate.evaluate_task(model.model, model.tokenizer, model.tags, task, problems, n=1, temperature=0.0, seed=seed,
-                                    constrain=prompt_grammar if constrain else None)
+    result = scoring.evaluate_task(model.model, model.tokenizer, model.tags, task, problems, n=1, temperature=0.0, seed=seed,
+                                   constrain=prompt_grammar if constrain else None)
     rows = pd.DataFrame(result.examples)
     rows["exact"], rows["right function"] = rows["correct"], [term["right_function"] for term in rows["terms"]]
     kinds = {p.id: "a call" if p.gold else "no call" for p in problems}

@@ -18,10 +18,11 @@ BEFORE = "codechat.before"
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """A loop, preparation, stage or other command: `function` of `module` takes a `config` (a class of the same
-    module)."""
+    module). Or an instrument, whose `function` takes what its user says."""
 
     id: str
-    kind: Literal["loop", "preparation", "stage", "command"]  # command: no stage of a recipe
+    # command: no stage of a recipe; instrument: a function that another entry calls
+    kind: Literal["loop", "preparation", "stage", "command", "instrument"]
     module: str
     about: str
     config: str = ""

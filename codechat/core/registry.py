@@ -138,6 +138,7 @@ ALL = (*OWN, *_installed())
 LOOPS = {entry.id: entry for entry in ALL if entry.kind == "loop"}
 PREPARATIONS = {entry.id: entry for entry in ALL if entry.kind == "preparation"}
 STAGES = {entry.id: entry for entry in ALL if entry.kind == "stage"}
+INSTRUMENTS = {entry.id: entry for entry in ALL if entry.kind == "instrument"}
 ENTRIES = LOOPS | PREPARATIONS | STAGES
 COMMANDS = {e.command: e for e in ALL if e.command and e.kind != "preparation"}
 
@@ -145,6 +146,15 @@ COMMANDS = {e.command: e for e in ALL if e.command and e.kind != "preparation"}
 def find(id: str, among: Mapping[str, Entry] = ENTRIES) -> Entry:
     """The entry of an id; ConfigError names the nearest."""
     return among[check_choice("loop or stage", id, among)]
+
+
+def instrument(id: str, remedy: str) -> Any:
+    """The function of an instrument, which the library calls but another package brings. ConfigError with the remedy
+    where no installed package does."""
+    if id not in INSTRUMENTS:
+        raise ConfigError(f"no installed package brings the instrument {id!r}; {remedy}")
+    entry = INSTRUMENTS[id]
+    return entry.load(entry.function)
 
 
 def entry_of(cfg: Any, among: Mapping[str, Entry] = LOOPS) -> Entry:

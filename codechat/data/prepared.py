@@ -21,11 +21,11 @@ from codechat.core import config
 from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.core.errors import DataError, RunError
 from codechat.core.processes import alone
-from codechat.core.registry import PREPARATIONS
+from codechat.core.registry import PREPARATIONS, instrument
 from codechat.data import conversations
 from codechat.data.sources import MANIFEST, Ledger, Row, digest
 from codechat.data.splits import SPLITS as SPLITS
-from codechat.text import chat, token_view, tokenizer
+from codechat.text import chat, tokenizer
 
 # what a directory may hold, in words
 HELD = {
@@ -145,9 +145,12 @@ def _replace_files(
 
 def _preview(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer, limit: int) -> None:
     """Print the first conversations as training sees them: the tokens with the loss mask."""
+    if not limit:
+        return
+    xray_mask = instrument("mask_view", "set --preview 0")
     talks = (row for rows in files.values() for row in rows if "domain" in row)
     for row in islice(talks, limit):
-        view = token_view.xray_mask(row["messages"], tok)
+        view = xray_mask(row["messages"], tok)
         print(f"--- {row['id']}: {len(view.ids)} tokens\n{view.terminal(colour=sys.stdout.isatty())}\n")
 
 

@@ -1,1 +1,1 @@
-"""Scores with intervals, diagnosis of the training signal, behaviour probes, contamination search."""
+"""Scores with intervals, diagnosis of the training signal, behaviour probes."""

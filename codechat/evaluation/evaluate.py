@@ -10,221 +10,40 @@
 Seeds depend on the problem's id, so two checkpoints are compared with common random numbers. --all-checkpoints chooses
 the best pass@1 on the validation split and writes the run's checkpoints/best. The run directory keeps the counts for a
 paired test, `per_problem.jsonl`, and every completion with its score, `examples.jsonl`. Ranks of torchrun share the
-problems. Before it prints a score, it searches the checkpoint's training data for the problems (`contamination`)."""
+problems. Before it prints a score, it searches the checkpoint's training data for the problems (the
+instrument `contamination`, which the laboratory brings)."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from tqdm import tqdm
+from typing import Any, Literal, Protocol
 
 from codechat import tasks
+from codechat.core import registry
 from codechat.core.atomic_files import append_rows
 from codechat.core.config import SEEDS, Settings, opt
-from codechat.core.errors import ConfigError, DataError
+from codechat.core.errors import ConfigError
 from codechat.data import conversations
 from codechat.distributed import dist
-from codechat.evaluation import contamination, held_out, loglik, results
-from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
+from codechat.evaluation import behaviour_probes, held_out, loglik, results, scoring
 from codechat.evaluation.endpoint import Endpoint
-from codechat.models import generate, gpt, loading
-from codechat.rl import episodes, rollout
+from codechat.models import loading
+from codechat.rl import rollout
 from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, find_checkpoint, find_run, is_run, name_of
 from codechat.runs.run import Run
-from codechat.tasks.base import Problem, hash_problems
+from codechat.tasks.base import Problem
 from codechat.text import chat
-from codechat.text.tokenizer import Tokenizer
 
 LOSS_ROWS = 8  # packed rows of a batch of held-out conversations
-CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
 VERDICTS = ("verdict", "remedy", "reward_verdict", "gate")  # of a row, that the run's summary repeats
-CONSTRAINTS = "codechat.constraints"  # entry points: a `Constrain` each
-
-if TYPE_CHECKING:  # the help of the command loads no torch
-    Collect = Callable[..., rollout.RolloutBatch]  # takes what `rollout.collect` takes
-    # the grammar of the completions of a prompt (messages, tokenizer, tags), none = they are free
-    Constrain = Callable[[Sequence[Mapping[str, str]], Tokenizer, str], generate.Grammar | None]
-
-
-# ---- one task
-
-
-def evaluate_task(
-    model: gpt.GPT | None,
-    tokenizer: Tokenizer | None,
-    tags: str | None,
-    task: tasks.Task,
-    problems: Sequence[tasks.Problem],
-    *,
-    n: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    max_new_tokens: int = 64,
-    ks: Sequence[int] = (1,),
-    seed: int = 0,
-    begin: Sequence[int] = (),
-    constrain: Constrain | None = None,
-    progress: str | None = None,
-    collect: Collect | None = None,
-) -> results.TaskResult:
-    """Sample n completions of every problem and score them with the task's own `score`. A collective.
-
-    begin: ids with which every completion begins, such as the call tag. constrain: makes the grammar that a prompt's
-    completions follow. A prompt that fills the model's block counts as failed. model, tokenizer and tags are none for a
-    `collect` that needs none of them; the default is `rollout.collect`."""
-    draw: Collect = collect or rollout.collect
-    if constrain and episodes.has_environment(task):
-        raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
-    if not problems:
-        raise DataError(f"no problems of task {task.name} to evaluate; check the split and the limit")
-    if len({p.id for p in problems}) < len(problems):  # draws depend on the id, and results are kept by it
-        repeated, times = Counter(p.id for p in problems).most_common(1)[0]
-        raise DataError(f"problem {repeated!r} of task {task.name} is given {times} times; take `problems_once`")
-    mine = problems[dist.rank() :: dist.world_size()]
-    per_chunk = max(1, CHUNK_ROWS // n)
-    my_rows: list[results.Row] = []
-    with tqdm(
-        total=len(mine),
-        desc=progress,
-        unit="problem",
-        disable=not (progress and dist.is_main()),
-    ) as bar:
-        for at in range(0, len(mine), per_chunk):
-            chunk = mine[at : at + per_chunk]
-            grammars = None
-            if constrain:
-                assert tokenizer is not None and tags is not None, "only a checkpoint's completions can be constrained"
-                grammars = [constrain(task.prompt(p), tokenizer, tags) for p in chunk]
-            with dist.autocast(model.wte.weight.device) if model else nullcontext():
-                batch = draw(
-                    model,
-                    task,
-                    chunk,
-                    tokenizer,
-                    tags,
-                    keys=[p.id for p in chunk],
-                    group_size=n,
-                    temperature=temperature,
-                    top_k=top_k,
-                    max_new_tokens=max_new_tokens,
-                    seed=seed,
-                    sampler=partial(sample_after, list(begin), grammars),
-                )
-            my_rows += [_example(task, batch, i) for i in range(len(batch.completions))]
-            bar.update(len(chunk))
-    rows = _in_order(dist.gather(my_rows), len(problems), n)
-    return results.TaskResult(task, problems, rows, n, temperature, ks, seed)
-
-
-def _in_order(parts: Sequence[Sequence[results.Row]], n_problems: int, n: int) -> list[results.Row]:
-    """The n rows of each problem, in the order of the problems; rank r had the problems r, r + R, r + 2R, ..."""
-    rows: list[results.Row] = []
-    for i in range(n_problems):
-        number, rank = divmod(i, len(parts))
-        rows += parts[rank][number * n : (number + 1) * n]
-    return rows
-
-
-def installed_constraint() -> Constrain:
-    """What an installed package, such as the laboratory, holds tool calls to. ConfigError where there is none."""
-    for point in entry_points(group=CONSTRAINTS):
-        return point.load()
-    raise ConfigError(f"got --constrain true, and no package declares {CONSTRAINTS}; run pip install -e . again")
-
-
-def problems_once(task: tasks.Task, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-    """Problems of a split to evaluate on, each once; a line on stderr counts repeated ones. DataError where different
-    problems share an id, since results are kept by it."""
-    found: dict[str, Problem] = {}
-    repeated = Counter[str]()
-    for problem in task.problems(split, limit=limit, seed=seed):
-        if problem.id in found and hash_problems([found[problem.id]]) != hash_problems([problem]):
-            got = f"task {task.name}, split {split}: two different problems have the id {problem.id!r}"
-            raise DataError(f"{got}; results are kept by the id; give each problem its own")
-        repeated[problem.id] += problem.id in found
-        found[problem.id] = problem
-    if repeated.total() and dist.is_main():
-        such = next(id for id, times in repeated.items() if times)
-        count = f"{repeated.total()} problems are repeated, such as {such!r}"
-        print(f"task {task.name}, split {split}: {count}; each counts once", file=sys.stderr)
-    return list(found.values())
-
-
-def sample_after(
-    begin: list[int],
-    grammars: Sequence[generate.Grammar | None] | None,
-    model: gpt.GPT,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    **settings: Any,
-) -> list[generate.Completion]:
-    """Completions that start with `begin`, empty for a prompt that leaves no room in the block. settings: of
-    `generate.sample`."""
-    settings["on_overflow"] = "empty"  # such a prompt is counted as failed instead of ending the evaluation
-    sampled = generate.sample(
-        model,
-        [[*ids, *begin] for ids in prompts],
-        max_new_tokens=max(1, max_new_tokens - len(begin)),
-        grammars=grammars,
-        **settings,
-    )
-    given = [0.0] * len(begin)  # log-probabilities of ids that were not sampled
-    return [replace(c, ids=begin + c.ids, logprobs=given + c.logprobs) if c.ids else c for c in sampled]
-
-
-def _example(task: tasks.Task, batch: rollout.RolloutBatch, i: int) -> results.Row:
-    """The row of examples.jsonl of completion i."""
-    problem = batch.problems[i // batch.group_size]
-    completion = batch.completions[i]
-    score = batch.scores[i]
-    if completion.stop == "context" and not completion.ids:  # silence may be a correct answer, but there was none
-        score = tasks.Score(0.0, task.tiers[0], score.parts, False, dict.fromkeys(score.terms, 0.0))
-    row = dict(
-        problem=problem.id,
-        reward=score.reward,
-        tier=score.tier,
-        correct=score.correct,
-        request=problem.messages[-1]["content"],
-        gold=task.gold(problem),
-        completion=batch.texts[i],
-        stop=completion.stop,
-        tokens=sum(completion.written),
-        parts=dict(score.parts),
-        terms=dict(score.terms),
-    )
-    if batch.turns:
-        row["turns"] = [turn.row() for turn in batch.turns[i]]
-    return row
-
-
-# ---- held-out loss
-
-
-def losses_of_checkpoint(
-    loaded: loading.LoadedModel,
-    data_dir: str,
-    split: str,
-    limit: int,
-) -> dict[str, float]:
-    """Both losses, of the first `limit` conversations of each domain."""
-    block = loaded.model.cfg.block_size
-    domains = conversations.load_domains(data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit)
-    batches = {domain: conversations.held_out(examples, LOSS_ROWS, block) for domain, examples in domains.items()}
-    return held_out.held_out_losses(
-        loaded.model, batches, {domain: len(examples) for domain, examples in domains.items()}
-    )
 
 
 # ---- settings that the commands share which sample completions of a checkpoint
@@ -343,12 +162,15 @@ def samplings(cfg: EvaluateConfig) -> list[Sampling]:
     return free + given + held
 
 
+# ---- what is evaluated
+
+
 @dataclass(frozen=True)
 class Subject:
-    """What is evaluated: a checkpoint, or an endpoint, of which nothing but answers can be had."""
+    """A checkpoint, or an endpoint, which only answers: it has no weights, step or lineage."""
 
     name: str
-    collect: Collect
+    collect: scoring.Collect
     checkpoint: loading.LoadedModel | None = None
     step: int = 0
     lineage: Sequence[Mapping[str, Any]] = ()
@@ -360,10 +182,9 @@ def load_subject(cfg: EvaluateConfig, source: Path | Endpoint) -> Subject:
     if isinstance(source, Endpoint):
         return Subject(source.name, source.collect)
     loaded = loading.load_model(source, dist.device(), cfg.tags)
-    collect = loglik.Chooser(loaded) if cfg.score == "loglik" else rollout.collect
     return Subject(
-        label(source),
-        collect,
+        name=label(source),
+        collect=loglik.Chooser(loaded) if cfg.score == "loglik" else rollout.collect,
         checkpoint=loaded,
         step=int(loaded.meta["step"]),
         lineage=loaded.meta.get("lineage", ()),
@@ -371,8 +192,49 @@ def load_subject(cfg: EvaluateConfig, source: Path | Endpoint) -> Subject:
     )
 
 
+def _checkpoints(cfg: EvaluateConfig) -> list[Path]:
+    """The checkpoints that --ckpt and --all-checkpoints name, each once."""
+    paths = list(dict.fromkeys(find_checkpoint(ref) for ref in cfg.ckpt))
+    if len(paths) < len(cfg.ckpt):
+        print("a checkpoint that --ckpt names twice is evaluated once", file=sys.stderr)
+    if cfg.all_checkpoints:
+        return list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
+    return paths
+
+
+def _load_problems(cfg: EvaluateConfig, task: tasks.Task) -> tuple[dict[str, list[Problem]], dict[str, list[str]]]:
+    """The problems by split, and the ids of those that are left out since their own reference solution fails.
+    DataError where they may not be left out, or none would remain."""
+    problems: dict[str, list[Problem]] = {
+        split: scoring.problems_once(task, split, cfg.limit, cfg.seed) for split in cfg.split
+    }
+    left_out: dict[str, list[str]] = {}
+    for split, some in problems.items():
+        check = tasks.check_reference_solutions(task, some)
+        if not (cfg.skip_failing_references and check.passed):
+            check.require()
+        if check.failed:
+            problems[split] = [problem for problem in some if problem.id not in check.failed]
+            left_out[split] = list(check.failed)
+            print(f"{task.name}: left out, since their reference solutions fail: {', '.join(check.failed)}")
+    return problems, left_out
+
+
+# ---- the evaluation
+
+Exposed = Mapping[str, Sequence[str]]  # problem id -> the ways in which it was found in the training data
+
+
+class SearchReport(Protocol):
+    """What the instrument `contamination` returns; printed, it says which sources were searched."""
+
+    @property
+    def how(self) -> Exposed: ...
+
+
+Search = Callable[[Sequence[Problem], Sequence[Mapping[str, Any]]], SearchReport]  # problems, and a lineage
 # further metrics of a result, from its run, its checkpoint and split, and the problems that were trained on
-Judge = Callable[[Run, results.TaskResult, Mapping[str, str], Mapping[str, Any]], dict[str, Any]]
+Judge = Callable[[Run, results.TaskResult, Mapping[str, str], Exposed], dict[str, Any]]
 
 
 def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | None = None, **options: Any) -> Run:
@@ -383,13 +245,10 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
         raise ConfigError(
             f"task {task.name} has no choices; --score loglik takes arc_challenge, arc_easy, hellaswag, mmlu"
         )
-    problems: dict[str, list[Problem]] = {split: problems_once(task, split, cfg.limit, cfg.seed) for split in cfg.split}
-    left_out = _leave_out_failing_references(cfg, task, problems)
-    paths = list(dict.fromkeys(find_checkpoint(ref) for ref in cfg.ckpt))
-    if len(paths) < len(cfg.ckpt):
-        print("a checkpoint that --ckpt names twice is evaluated once", file=sys.stderr)
-    if cfg.all_checkpoints:
-        paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
+    search = registry.instrument("contamination", "set --contamination false") if cfg.contamination else None
+    constrain = registry.instrument("call_grammar", "leave out --constrain") if cfg.constrain else None
+    problems, left_out = _load_problems(cfg, task)
+    paths = _checkpoints(cfg)
     sources: list[Path | Endpoint] = [*paths]
     if cfg.endpoint:
         sources.append(Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file))
@@ -400,36 +259,16 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
             for path in paths[1:]:
                 checkpoint.check(path)
         run = opened.enter_context(Run.create(cfg.run_name, cfg, kind=kind, parent=parent, overwrite=cfg.overwrite))
-        evaluation = _Evaluation(cfg, run, task, problems, judge)
+        evaluation = _Evaluation(cfg, run, task, problems, search, constrain, judge)
         rows = [evaluation.evaluate(load_subject(cfg, source)) for source in sources]
         summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
         if cfg.all_checkpoints and dist.is_main():
-            best = choose({path: row["select"] for path, row in zip(paths, rows, strict=True)}, max(cfg.ks))
-            checkpoint.set_best(best.parent.parent, _step_of(best))
-            print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
-            summary = {"best": label(best)}
+            summary = {"best": _choose_best(paths, rows, max(cfg.ks))}
         summary |= {key: row[key] for row in rows[-1].values() for key in VERDICTS if key in row}
         if left_out:
             summary["left_out"] = left_out
         run.finish(summary)
     return run
-
-
-def _leave_out_failing_references(
-    cfg: EvaluateConfig, task: tasks.Task, problems: dict[str, list[Problem]]
-) -> dict[str, list[str]]:
-    """Takes problems whose reference solution fails out of `problems`; their ids by split. DataError where they may
-    not be left out, or none would remain."""
-    left_out = {}
-    for split, some in problems.items():
-        check = tasks.check_reference_solutions(task, some)
-        if not (cfg.skip_failing_references and check.passed):
-            check.require()
-        if check.failed:
-            problems[split] = [p for p in some if p.id not in check.failed]
-            left_out[split] = list(check.failed)
-            print(f"{task.name}: left out, since their reference solutions fail: {', '.join(check.failed)}")
-    return left_out
 
 
 @dataclass
@@ -440,42 +279,53 @@ class _Evaluation:
     run: Run
     task: tasks.Task
     problems: Mapping[str, Sequence[Problem]]  # by split
+    search: Search | None
+    constrain: scoring.Constrain | None
     judge: Judge | None
-    searched: dict[str, contamination.Report] = field(default_factory=dict)  # by lineage
+    searched: dict[str, SearchReport] = field(default_factory=dict)  # by lineage
 
     def evaluate(self, subject: Subject) -> dict[str, results.Row]:
         """Metrics of the first sampling by split. Logs and prints those of every sampling."""
         if hasattr(self.task, "tools_style"):  # prompts list tools as the model learned to read them
             self.task.tools_style = subject.tools_style
-        exposed = self.find_exposed(subject) if self.cfg.contamination else {}
+        exposed = self.find_exposed(subject)
         rows: dict[str, results.Row] = {}
         for split, sampling in itertools.product(self.problems, samplings(self.cfg)):
             which = dict(checkpoint=subject.name, split=split, sampling=sampling.name)
             result = self.sample(subject, split, sampling)
-            row = result.row() | dict(sampling=sampling.name)
+            row: results.Row = result.row() | dict(sampling=sampling.name)
             self.record(subject, result, which)
-            if split not in rows:
-                row |= self.further_metrics(subject, result, which, exposed)
+            if split not in rows:  # what does not depend on the sampling is measured once
+                if exposed is not None:
+                    row |= results.clean_and_exposed(result, exposed)
+                if self.judge:
+                    row |= self.judge(self.run, result, which, exposed or {})
+                if subject.checkpoint and self.cfg.data_dir:
+                    row |= self.held_out_losses(subject.checkpoint, self.cfg.data_dir, split)
+                    row |= self.probe_behaviour(subject.checkpoint, self.cfg.data_dir, split)
                 rows[split] = row
             self.run.log_eval(subject.step, row | which | dict(task=self.cfg.task))
             self.run.keep()  # a row is there: what --overwrite replaces may go
         return rows
 
-    def find_exposed(self, subject: Subject) -> Mapping[str, tuple[str, ...]]:
-        """{problem: the ways in which it was found in what the subject was trained on}."""
+    def find_exposed(self, subject: Subject) -> Exposed | None:
+        """The problems that were found in what the subject was trained on; None without a search."""
+        if self.search is None:
+            return None
         # checkpoints of one run have learned from the same texts
         known = json.dumps([{**entry, "step": None} for entry in subject.lineage], sort_keys=True)
         if known not in self.searched:
-            everything = [p for items in self.problems.values() for p in items]
-            self.searched[known] = contamination.check(everything, subject.lineage)
+            everything = [problem for items in self.problems.values() for problem in items]
+            self.searched[known] = self.search(everything, subject.lineage)
         _say(self.searched[known])
         return self.searched[known].how
 
     def sample(self, subject: Subject, split: str, sampling: Sampling) -> results.TaskResult:
+        """The subject's completions of a split, with their scores."""
         cfg = self.cfg
         loaded = subject.checkpoint
         begin = chat.layout(loaded.tokenizer, loaded.tags).call if loaded and sampling.call_given else ()
-        return evaluate_task(
+        return scoring.evaluate_task(
             loaded.model if loaded else None,
             loaded.tokenizer if loaded else None,
             loaded.tags if loaded else None,
@@ -488,7 +338,7 @@ class _Evaluation:
             ks=sampling.ks,
             seed=cfg.seed,
             begin=begin,
-            constrain=installed_constraint() if sampling.constrain else None,
+            constrain=self.constrain if sampling.constrain else None,
             progress=f"{subject.name} on {split}",
             collect=partial(subject.collect, way=sampling.name) if cfg.score == "loglik" else subject.collect,
         )
@@ -503,37 +353,48 @@ class _Evaluation:
             append_rows(self.run.path / "examples.jsonl", (which | row for row in result.examples))
         self.run.log_samples(subject.step, [sample | which for sample in result.samples])
 
-    def further_metrics(
-        self,
-        subject: Subject,
-        result: results.TaskResult,
-        which: dict[str, str],
-        exposed: Mapping[str, tuple[str, ...]],
-    ) -> results.Row:
-        """What is measured once for a checkpoint and split: exposed problems, verdicts, held-out loss, probes."""
-        cfg = self.cfg
-        split = which["split"]
-        loaded = subject.checkpoint
-        row: results.Row = {}
-        if cfg.contamination:
-            row |= results.clean_and_exposed(result, exposed)
-        if self.judge:
-            row |= self.judge(self.run, result, which, exposed)
-        if not loaded or not cfg.data_dir:
-            return row
-        if cfg.heldout_examples:
-            row |= losses_of_checkpoint(loaded, cfg.data_dir, split, cfg.heldout_examples)
-        if cfg.probe_examples and (Path(cfg.data_dir) / f"probes.{split}.jsonl").exists():
-            probes = read_probes(cfg.data_dir, split, cfg.probe_examples)
-            matrix = behaviour_matrix(loaded.model, loaded.tokenizer, loaded.tags, probes, seed=cfg.seed)
-            row |= matrix.metrics()
-            _say(matrix)
-        return row
+    def held_out_losses(self, loaded: loading.LoadedModel, data_dir: str, split: str) -> dict[str, float]:
+        """The loss on held-out conversations; none unless --heldout-examples asks for it."""
+        limit = self.cfg.heldout_examples
+        return losses_of_checkpoint(loaded, data_dir, split, limit) if limit else {}
+
+    def probe_behaviour(self, loaded: loading.LoadedModel, data_dir: str, split: str) -> dict[str, float]:
+        """The behaviour matrix, printed; none where the directory has no probes of this split."""
+        per_cell = self.cfg.probe_examples
+        if not per_cell or not (Path(data_dir) / f"probes.{split}.jsonl").exists():
+            return {}
+        probes = behaviour_probes.read_probes(data_dir, split, per_cell)
+        matrix = behaviour_probes.behaviour_matrix(
+            loaded.model, loaded.tokenizer, loaded.tags, probes, seed=self.cfg.seed
+        )
+        _say(matrix)
+        return matrix.metrics()
+
+
+def losses_of_checkpoint(loaded: loading.LoadedModel, data_dir: str | Path, split: str, limit: int) -> dict[str, float]:
+    """Both losses of `held_out`, of the first `limit` conversations of each domain."""
+    block = loaded.model.cfg.block_size
+    domains = conversations.load_domains(data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit)
+    batches = {domain: conversations.held_out(examples, LOSS_ROWS, block) for domain, examples in domains.items()}
+    sizes = {domain: len(examples) for domain, examples in domains.items()}
+    return held_out.held_out_losses(loaded.model, batches, sizes)
 
 
 def _say(text: object) -> None:
     if dist.is_main():
         print(text)
+
+
+# ---- which checkpoint is better
+
+
+def _choose_best(paths: Sequence[Path], rows: Sequence[Mapping[str, results.Row]], k: int) -> str:
+    """Write the run's checkpoints/best; RUN@STEP of the chosen one."""
+    best = choose({path: row["select"] for path, row in zip(paths, rows, strict=True)}, k)
+    checkpoint.set_best(best.parent.parent, _step_of(best))
+    name = label(best)
+    print(f"best on select: {name}; {name.partition('@')[0]}@best now means it")
+    return name
 
 
 def label(path: Path) -> str:

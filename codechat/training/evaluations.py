@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from codechat import tasks
 from codechat.distributed import sharding
-from codechat.evaluation import evaluate
+from codechat.evaluation import scoring
 from codechat.evaluation.behaviour_probes import behaviour_matrix
 from codechat.models.gpt import GPT
 from codechat.tasks.base import Problem, Task, hash_problems
@@ -26,7 +26,7 @@ class TaskData(NamedTuple):
 def load_task(cfg: Any, tok: Tokenizer) -> TaskData:
     """The task of cfg, with `evaluate_policy` on its validation problems."""
     task = tasks.load(cfg.task, source=cfg.data_dir)
-    held_out = evaluate.problems_once(task, "select", cfg.eval_examples)
+    held_out = scoring.problems_once(task, "select", cfg.eval_examples)
     problems = task.problems("train", seed=cfg.seed)
     probes = read_probes(cfg)
     hashes = task_hash(cfg.task, cfg.data_dir, "train", problems) | probes_hash(cfg.data_dir, probes)
@@ -65,7 +65,7 @@ def evaluate_policy(
         seed=cfg.seed,
     )
     with sharding.whole(model) as policy:
-        scores = evaluate.evaluate_task(policy, tok, cfg.tags, task, problems, n=max(cfg.ks), ks=cfg.ks, **how)
+        scores = scoring.evaluate_task(policy, tok, cfg.tags, task, problems, n=max(cfg.ks), ks=cfg.ks, **how)
         matrix = behaviour_matrix(policy, tok, cfg.tags, probes, seed=cfg.seed).metrics() if probes else {}
     return scores.row() | matrix
 
@@ -77,12 +77,12 @@ class GreedyTask:
         self.cfg = cfg
         self.tok = tok
         self.task = tasks.load(cfg.eval_task, source=cfg.eval_task_data)
-        self.problems = evaluate.problems_once(self.task, "select", cfg.eval_examples)
+        self.problems = scoring.problems_once(self.task, "select", cfg.eval_examples)
         self.hashes = task_hash(cfg.eval_task, cfg.eval_task_data, "select", self.problems)
 
     def evaluate(self, policy: GPT) -> dict[str, Any]:
         """What a row of eval.jsonl holds of it; the whole model of this rank."""
-        result = evaluate.evaluate_task(
+        result = scoring.evaluate_task(
             policy,
             self.tok,
             self.cfg.tags,

@@ -24,8 +24,8 @@ from codechat.core.errors import DataError, MissingFile
 from codechat.data import conversations
 from codechat.models import loading
 from codechat.runs import checkpoint, paths
-from codechat.text.token_view import Kind, XRay, picture, xray_mask
 from codechat.text.tokenizer import Tokenizer
+from codechat_lab.instruments.token_view import Kind, XRay, picture, xray_mask
 
 if TYPE_CHECKING:  # --help of the command loads no torch
     from torch import Tensor, nn

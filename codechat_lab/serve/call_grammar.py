@@ -67,7 +67,7 @@ def call_grammar(
 def prompt_grammar(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags: str) -> CallGrammar | None:
     """The grammar of the functions that the system messages of a prompt offer; none where they offer none.
 
-    The entry point `codechat.constraints`, which `codechat evaluate --constrain true` takes."""
+    The instrument `call_grammar`, which `codechat evaluate --constrain true` takes."""
     system = "\n".join(message["content"] for message in messages if message["role"] == "system")
     tools = chat.offered_schemas(system)
     return call_grammar(tokenizer, tags, tools, declines=chat.NOTHING_FITS in system) if tools else None

@@ -29,7 +29,8 @@ from codechat.core.http_client import UNCUT, Link
 from codechat.distributed import dist
 from codechat.models import generate, loading
 from codechat.runs import paths
-from codechat.text import chat, token_view, tool_calls, tool_functions, tool_schemas
+from codechat.text import chat, tool_calls, tool_functions, tool_schemas
+from codechat_lab.instruments import token_view
 from codechat_lab.serve import call_grammar, engine
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, family
 

@@ -19,7 +19,7 @@ from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.core.registry import COMMANDS
 from codechat.data import conversations
-from codechat.evaluation import behaviour_probes, evaluate, results
+from codechat.evaluation import behaviour_probes, evaluate, results, scoring
 from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -46,7 +46,7 @@ def policy() -> Policy:
 def toy_result(policy: Policy, count: int = 8, **over: object) -> results.TaskResult:
     task = tasks.load("toy")
     settings = dict(n=4, ks=(1, 4), max_new_tokens=COMPLETION_LENGTH, seed=5) | over
-    return evaluate.evaluate_task(
+    return scoring.evaluate_task(
         *policy,
         "reserved",
         task,
@@ -65,7 +65,7 @@ def test_evaluation_counts_what_the_task_scores(policy: Policy, monkeypatch: pyt
     for part in ("pass@1 = ", "pass@4 = ", "n=4", "N=8", "temperature=1"):
         assert part in str(whole)
     assert toy_result(policy, seed=6).counts != whole.counts
-    monkeypatch.setattr(evaluate, "CHUNK_ROWS", 3)  # draws do not depend on the other problems or the batch
+    monkeypatch.setattr(scoring, "CHUNK_ROWS", 3)  # draws do not depend on the other problems or the batch
     assert toy_result(policy, count=2).counts == whole.counts[:2]
     with pytest.raises(DataError, match="toy"):
         toy_result(policy, count=0)
@@ -73,7 +73,7 @@ def test_evaluation_counts_what_the_task_scores(policy: Policy, monkeypatch: pyt
 
 def test_completions_are_counted_by_group_and_class(policy: Policy) -> None:
     requests = problems.draw("test", 8, shares={"call": 1, "unfitting": 1})
-    result = evaluate.evaluate_task(
+    result = scoring.evaluate_task(
         *policy,
         "reserved",
         tasks.load("funcall"),
@@ -114,7 +114,7 @@ def test_an_episode_whose_prompt_fills_the_block_fails(policy: Policy) -> None:
     gold = tasks.load("toy").problems("test", 1)[0].gold
     block = policy[0].cfg.block_size
     problems = [Problem(str(n), [{"role": "user", "content": "x" * n}], gold, "test") for n in (1, 2 * block)]
-    result = evaluate.evaluate_task(*policy, "reserved", Episodes(), problems, n=2)
+    result = scoring.evaluate_task(*policy, "reserved", Episodes(), problems, n=2)
     assert [(p["c"], p["reward_mean"]) for p in result.counts] == [(2, 1.0), (0, 0.0)]
     assert [e["tokens"] > 0 for e in result.examples] == [True, True, False, False]
     assert [len(e["turns"]) for e in result.examples] == [1] * 4
@@ -135,9 +135,9 @@ def test_probes_are_read_and_counted_by_cell(policy: Policy, tmp_path: Path) -> 
     asked += [asked[0] | dict(suitable=False)] * 2
     path = tmp_path / "probes.select.jsonl"
     write_rows(path, [*asked, *asked])
-    read = evaluate.read_probes(tmp_path, "select", 2)
+    read = behaviour_probes.read_probes(tmp_path, "select", 2)
     assert read == asked
-    matrix = evaluate.behaviour_matrix(*policy, "reserved", read)
+    matrix = behaviour_probes.behaviour_matrix(*policy, "reserved", read)
     assert [counts.total() for counts in matrix.counts.values()] == [2, 2, 2, 2, 2]
     row = matrix.metrics()
     for cell, counts in matrix.counts.items():
@@ -145,9 +145,9 @@ def test_probes_are_read_and_counted_by_cell(policy: Policy, tmp_path: Path) -> 
         assert row[f"probe/{cell}/n"] == 2
     path.write_text(path.read_text() + '{"asked": "dance"}\n')
     with pytest.raises(DataError, match="line 21"):
-        evaluate.read_probes(tmp_path, "select", 3)
+        behaviour_probes.read_probes(tmp_path, "select", 3)
     with pytest.raises(MissingFile, match="probes.test.jsonl"):
-        evaluate.read_probes(tmp_path, "test", 3)
+        behaviour_probes.read_probes(tmp_path, "test", 3)
 
 
 def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +214,7 @@ def test_constrained_calls_are_readable() -> None:
         model.wte.weight[chat.layout(tok, "reserved").call] *= 60  # of a tied head
     problems = Calls().problems("test", limit=4)
     sampled = partial(
-        evaluate.evaluate_task,
+        scoring.evaluate_task,
         model,
         tok,
         "reserved",
@@ -352,7 +352,7 @@ def test_loops_evaluate_each_problem_once_and_refuse_two_with_one_id(loop: str, 
 def test_problems_that_share_an_id_are_no_evaluation(policy: Policy) -> None:
     task = Repeated()
     with raising(DataError, "'toy-select-", "3 times"):
-        evaluate.evaluate_task(*policy, "reserved", task, task.problems("select", limit=4), n=1)
+        scoring.evaluate_task(*policy, "reserved", task, task.problems("select", limit=4), n=1)
 
 
 def test_a_checkpoint_that_is_named_twice_is_evaluated_once(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from contracts import PAIRS, all_or_nothing, small, train, write_conversations, 
 from codechat import cli
 from codechat.core import config, registry
 from codechat.core.errors import ConfigError, UserError
-from codechat.evaluation import evaluate, held_out
+from codechat.evaluation import held_out, scoring
 from codechat.evaluation.evaluate import EvaluateConfig
 from codechat.evaluation.pass_rates import FilterConfig, filter_problems
 from codechat.formats.exchange import ExportConfig, export
@@ -276,7 +276,7 @@ FAILURES = {
     "the task is dead": ("reinforce", dead),
     "wandb is not installed": ("sft", no_wandb),
     "the first evaluation fails": ("sft", failing(held_out, "held_out_losses")),
-    "the first evaluation of a task fails": ("reinforce", failing(evaluate, "evaluate_task", eval_every=2)),
+    "the first evaluation of a task fails": ("reinforce", failing(scoring, "evaluate_task", eval_every=2)),
     "the first rollouts fail": ("grpo", failing(RolloutSampler, "__call__")),
     "the teacher cannot be loaded": ("distill", failing(loading, "load_model")),
     "the first step fails": ("sft", failing(Session, "apply_gradients")),
@@ -356,7 +356,7 @@ def test_an_evaluation_that_fails_before_its_first_row_keeps_the_former_one(
     assert cli.main(words) == 0
     before = contents(home / "runs" / "e")
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        failing(evaluate, "evaluate_task")(config.from_dict(EvaluateConfig, {"ckpt": ["a"]}), patch)
+        failing(scoring, "evaluate_task")(config.from_dict(EvaluateConfig, {"ckpt": ["a"]}), patch)
         cli.main(words)
     assert contents(home / "runs" / "e") == before
 

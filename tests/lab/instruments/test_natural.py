@@ -11,12 +11,11 @@ from contracts import write_rows
 
 from codechat.core import config, registry
 from codechat.core.registry import COMMANDS
-from codechat.evaluation import contamination
-from codechat.evaluation.contamination import request
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
 from codechat.text import chat
-from codechat_lab.instruments import natural
+from codechat_lab.instruments import contamination, natural
+from codechat_lab.instruments.contamination import request
 from codechat_lab.launch.recipes import RECIPES
 from codechat_lab.tasks.natural import NaturalTask
 from codechat_lab.tasks.toolbox import catalogue

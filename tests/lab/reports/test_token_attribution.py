@@ -18,8 +18,8 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
-from codechat.text.token_view import LINE_END, XRay, visible
 from codechat_lab.instruments.token_attribution import gradient_share, xray_mask, xray_values
+from codechat_lab.instruments.token_view import LINE_END, XRay, visible
 
 CALL = '<functioncall> {"name": "square", "arguments": {"x": 12}}'
 CODE = "def f(a, b):\n    return a < b | b > 0  # end 日本 🎉\n"

@@ -13,8 +13,8 @@ from codechat import tasks
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import command, conversations
-from codechat.evaluation import contamination
 from codechat.tasks.base import SPLITS
+from codechat_lab.instruments import contamination
 from codechat_lab.tasks.coding import prepare as coding
 from codechat_lab.tasks.natural import read_requests
 

@@ -11,11 +11,11 @@ from contracts import write_rows
 from codechat import tasks
 from codechat.core.registry import COMMANDS
 from codechat.data import command
-from codechat.evaluation import contamination
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
 from codechat.text import tokenizer
+from codechat_lab.instruments import contamination
 from codechat_lab.tasks import micro
 
 CODE = """def longest_run(values, limit):
@@ -97,7 +97,7 @@ def test_problems_of_micro_are_not_exposed_by_its_own_solutions_but_a_leak_is() 
 @pytest.fixture
 def trained(make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run whose lineage is a corpus and conversations, both with room for a leak."""
-    monkeypatch.setattr("codechat.evaluation.contamination.ROOT", tmp_path)
+    monkeypatch.setattr("codechat_lab.instruments.contamination.ROOT", tmp_path)
     (tmp_path / "source").mkdir()
     for i in range(40):
         text = f"# {i}\n{NOISE if i else CODE.replace('run', 'stretch')}\n".replace("many", f"{i}")

@@ -1,0 +1,175 @@
+"""Sample completions of a task's problems and score them with the task's own `score`.
+
+Draws depend on a problem's id and not on the problems beside it, so two checkpoints are compared with common random
+numbers, and the ranks of torchrun can share the problems."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from codechat.core.errors import ConfigError, DataError
+from codechat.distributed import dist
+from codechat.evaluation.results import Row, TaskResult
+from codechat.models import generate, gpt
+from codechat.rl import episodes, rollout
+from codechat.tasks.base import Problem, Score, Task, hash_problems
+from codechat.text.tokenizer import Tokenizer
+
+CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
+
+if TYPE_CHECKING:  # the help of the command loads no torch
+    Collect = Callable[..., rollout.RolloutBatch]  # takes what `rollout.collect` takes
+    # the grammar of the completions of a prompt (messages, tokenizer, tags); None = they are free
+    Constrain = Callable[[Sequence[Mapping[str, str]], Tokenizer, str], generate.Grammar | None]
+
+
+def evaluate_task(
+    model: gpt.GPT | None,
+    tokenizer: Tokenizer | None,
+    tags: str | None,
+    task: Task,
+    problems: Sequence[Problem],
+    *,
+    n: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    max_new_tokens: int = 64,
+    ks: Sequence[int] = (1,),
+    seed: int = 0,
+    begin: Sequence[int] = (),
+    constrain: Constrain | None = None,
+    progress: str | None = None,
+    collect: Collect | None = None,
+) -> TaskResult:
+    """Sample n completions of every problem and score them with the task's own `score`. A collective.
+
+    begin: ids with which every completion begins, such as the call tag. constrain: makes the grammar that a prompt's
+    completions follow. A prompt that fills the model's block counts as failed. model, tokenizer and tags are None for a
+    `collect` that needs none of them; the default is `rollout.collect`."""
+    draw: Collect = collect or rollout.collect
+    if constrain and episodes.has_environment(task):
+        raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
+    _check_problems(task, problems)
+    mine = problems[dist.rank() :: dist.world_size()]
+    per_chunk = max(1, CHUNK_ROWS // n)
+    my_rows: list[Row] = []
+    with tqdm(total=len(mine), desc=progress, unit="problem", disable=not (progress and dist.is_main())) as bar:
+        for at in range(0, len(mine), per_chunk):
+            chunk = mine[at : at + per_chunk]
+            grammars = None
+            if constrain:
+                assert tokenizer is not None and tags is not None, "only a checkpoint's completions can be constrained"
+                grammars = [constrain(task.prompt(problem), tokenizer, tags) for problem in chunk]
+            with dist.autocast(model.wte.weight.device) if model else nullcontext():
+                batch = draw(
+                    model,
+                    task,
+                    chunk,
+                    tokenizer,
+                    tags,
+                    keys=[problem.id for problem in chunk],
+                    group_size=n,
+                    temperature=temperature,
+                    top_k=top_k,
+                    max_new_tokens=max_new_tokens,
+                    seed=seed,
+                    sampler=partial(_sample_after, list(begin), grammars),
+                )
+            my_rows += [_example(task, batch, i) for i in range(len(batch.completions))]
+            bar.update(len(chunk))
+    rows = _in_order(dist.gather(my_rows), len(problems), n)
+    return TaskResult(task, problems, rows, n, temperature, ks, seed)
+
+
+def problems_once(task: Task, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+    """Problems of a split to evaluate on, each once; a line on stderr counts repeated ones. DataError where different
+    problems share an id, since results are kept by it."""
+    found: dict[str, Problem] = {}
+    repeated = Counter[str]()
+    for problem in task.problems(split, limit=limit, seed=seed):
+        if problem.id not in found:
+            found[problem.id] = problem
+            continue
+        if hash_problems([found[problem.id]]) != hash_problems([problem]):
+            got = f"task {task.name}, split {split}: two different problems have the id {problem.id!r}"
+            raise DataError(f"{got}; results are kept by the id; give each problem its own")
+        repeated[problem.id] += 1
+    if repeated and dist.is_main():
+        such = next(id for id in found if id in repeated)
+        count = f"{repeated.total()} problems are repeated, such as {such!r}"
+        print(f"task {task.name}, split {split}: {count}; each counts once", file=sys.stderr)
+    return list(found.values())
+
+
+def _check_problems(task: Task, problems: Sequence[Problem]) -> None:
+    """DataError for no problems, and for two of one id: draws depend on the id, and results are kept by it."""
+    if not problems:
+        raise DataError(f"no problems of task {task.name} to evaluate; check the split and the limit")
+    id, times = Counter(problem.id for problem in problems).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"problem {id!r} of task {task.name} is given {times} times; take `problems_once`")
+
+
+def _sample_after(
+    begin: list[int],
+    grammars: Sequence[generate.Grammar | None] | None,
+    model: gpt.GPT,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    **sampling: Any,
+) -> list[generate.Completion]:
+    """Completions that start with `begin`, empty for a prompt that leaves no room in the block. sampling: further
+    settings of `generate.sample`."""
+    sampling["on_overflow"] = "empty"  # such a prompt is counted as failed instead of ending the evaluation
+    sampled = generate.sample(
+        model,
+        [[*ids, *begin] for ids in prompts],
+        max_new_tokens=max(1, max_new_tokens - len(begin)),
+        grammars=grammars,
+        **sampling,
+    )
+    given = [0.0] * len(begin)  # log-probabilities of ids that were not sampled
+    return [replace(c, ids=begin + c.ids, logprobs=given + c.logprobs) if c.ids else c for c in sampled]
+
+
+def _example(task: Task, batch: rollout.RolloutBatch, i: int) -> Row:
+    """The row of examples.jsonl of completion i."""
+    problem = batch.problems[i // batch.group_size]
+    completion = batch.completions[i]
+    score = batch.scores[i]
+    if completion.stop == "context" and not completion.ids:  # silence may be a correct answer, but there was none
+        score = Score(0.0, task.tiers[0], score.parts, False, dict.fromkeys(score.terms, 0.0))
+    row = dict(
+        problem=problem.id,
+        reward=score.reward,
+        tier=score.tier,
+        correct=score.correct,
+        request=problem.messages[-1]["content"],
+        gold=task.gold(problem),
+        completion=batch.texts[i],
+        stop=completion.stop,
+        tokens=sum(completion.written),
+        parts=dict(score.parts),
+        terms=dict(score.terms),
+    )
+    if batch.turns:
+        row["turns"] = [turn.row() for turn in batch.turns[i]]
+    return row
+
+
+def _in_order(parts: Sequence[Sequence[Row]], n_problems: int, n: int) -> list[Row]:
+    """The n rows of each problem, in the order of the problems; rank r had the problems r, r + R, r + 2R, ..."""
+    rows: list[Row] = []
+    for i in range(n_problems):
+        number, rank = divmod(i, len(parts))
+        rows += parts[rank][number * n : (number + 1) * n]
+    return rows
