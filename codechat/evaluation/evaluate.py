@@ -313,7 +313,7 @@ class _Evaluation:
         if self.search is None:
             return None
         # checkpoints of one run have learned from the same texts
-        known = json.dumps([{**entry, "step": None} for entry in subject.lineage], sort_keys=True)
+        known = json.dumps([dict(entry) | {"step": None} for entry in subject.lineage], sort_keys=True)
         if known not in self.searched:
             everything = [problem for items in self.problems.values() for problem in items]
             self.searched[known] = self.search(everything, subject.lineage)

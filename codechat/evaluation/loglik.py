@@ -83,5 +83,5 @@ class Chooser:
             score = task.score(problem, text)
             batch.texts.append(text)
             batch.completions.append(completions[best])
-            batch.scores.append(replace(score, parts={**score.parts, "loglikelihoods": nats}))
+            batch.scores.append(replace(score, parts=dict(score.parts) | {"loglikelihoods": nats}))
         return batch

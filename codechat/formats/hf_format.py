@@ -1,23 +1,19 @@
-"""Hugging Face's format: which class computes what a `GPTConfig` describes, its config.json, its tensors; and the
-original system's .pt files. transformers is never imported.
+"""Hugging Face's format: which class computes what a `GPTConfig` describes, its config.json, its tensors. transformers
+is never imported.
 
     Arcee    squared ReLU (our default)
     Llama    swiglu
     Qwen2    swiglu, qkv_bias, with an imported tokenizer: wherever model_type is qwen2, AutoTokenizer splits as Qwen
              does
     Qwen3    swiglu, qk_norm; or squared ReLU, qk_norm (preset nano): hidden_act relu, the gate projection repeats the
-             up
-             projection, exact since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy
+             up projection, exact since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy
 """
 
-import pickle
-import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -27,7 +23,8 @@ from codechat.core.errors import CheckpointError, ConfigError, RunError
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
-ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ONE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 
 class Family(NamedTuple):
@@ -35,7 +32,7 @@ class Family(NamedTuple):
 
     model_type: str
     architecture: str
-    mlp: str
+    mlp: Literal["relu2", "swiglu"]
     qkv_bias: bool = False
     qk_norm: bool = False
     act: str = "silu"
@@ -50,7 +47,7 @@ FAMILIES = (
     Family("qwen3", "Qwen3ForCausalLM", "relu2", qk_norm=True, act="relu"),
 )
 # Settings of a config.json that our model does not have, and the values that change nothing.
-UNSUPPORTED = {
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "attention_bias": (None, False),
     "mlp_bias": (None, False),
     "use_sliding_window": (None, False),
@@ -75,7 +72,7 @@ KEYS = dict(
     tie_word_embeddings="tied",
 )
 KINDS = dict(rms_norm_eps=float, rope_theta=float, tie_word_embeddings=bool)
-# never none
+# The properties that resolve those of our fields that may be None.
 RESOLVED = dict(
     rows="padded_vocab",
     mlp_width="hidden_width",
@@ -83,24 +80,26 @@ RESOLVED = dict(
     head_width="head_dim",
 )
 ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")  # buffers of older files, and the copy of a tied head
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+IGNORED = ("rotary_emb.inv_freq", HEAD)  # buffers of older files, and the copy of a tied head
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # narrower ones need a scale beside them
 
 
 def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
     """The entry of FAMILIES that computes cfg, or ConfigError; imported: the tokenizer is not one of ours."""
-    family = next((f for f in FAMILIES if f[2:5] == (cfg.mlp, cfg.qkv_bias, cfg.qk_norm)), None)
-    problems = dict(
-        attention=cfg.attention != "mha",
-        pos=cfg.pos != "rope",
-        causal=not cfg.causal,
-        mlp=cfg.mlp == "gelu",
-        qkv_bias=cfg.mlp != "gelu" and (family is None or (cfg.qkv_bias and not imported)),
-        n_embd=not cfg.qk_norm and cfg.n_embd % cfg.n_head != 0,
-    )
+    wanted = (cfg.mlp, cfg.qkv_bias, cfg.qk_norm)
+    family = next((f for f in FAMILIES if (f.mlp, f.qkv_bias, f.qk_norm) == wanted), None)
+    problems = {
+        "attention": cfg.attention != "mha",
+        "pos": cfg.pos != "rope",
+        "causal": not cfg.causal,
+        "mlp": cfg.mlp == "gelu",
+        "qkv_bias": cfg.mlp != "gelu" and (family is None or (cfg.qkv_bias and not imported)),
+        "n_embd": not cfg.qk_norm and cfg.n_embd % cfg.n_head != 0,
+    }
     wrong = ", ".join(f"model.{name} {getattr(cfg, name)}" for name, bad in problems.items() if bad)
-    if wrong:
+    if wrong or family is None:
         raise ConfigError(f"no Hugging Face class computes {wrong}; train such a model, or use this one through --ckpt")
     return family
 
@@ -118,17 +117,22 @@ def pieces(cfg: GPTConfig) -> Iterator[Piece]:
     """Every tensor of their model."""
     q = cfg.n_head * cfg.head_dim
     kv = cfg.kv_heads * cfg.head_dim
-    gate = "gate" if cfg.mlp == "swiglu" else "up" if cfg.mlp == "relu2" and cfg.qk_norm else None
+    fused = {"q": slice(0, q), "k": slice(q, q + kv), "v": slice(q + kv, q + 2 * kv)}  # rows of our one matrix
     parts = {"input_layernorm": "attn_norm", "self_attn.o_proj": "attn.out", "post_attention_layernorm": "mlp_norm"}
-    parts |= {f"self_attn.{x}_norm": f"attn.{x}_norm" for x in ("qk" if cfg.qk_norm else "")}
-    parts |= ({"mlp.gate_proj": f"mlp.{gate}"} if gate else {}) | {"mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}
+    if cfg.qk_norm:
+        parts |= {"self_attn.q_norm": "attn.q_norm", "self_attn.k_norm": "attn.k_norm"}
+    if cfg.mlp == "swiglu":
+        parts["mlp.gate_proj"] = "mlp.gate"
+    elif cfg.mlp == "relu2" and cfg.qk_norm:  # Qwen3 with relu: relu(Wx) * Wx = relu(Wx)^2
+        parts["mlp.gate_proj"] = "mlp.up"
+    parts |= {"mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}
     yield Piece("model.embed_tokens.weight", "wte.weight")
     for layer in range(cfg.depth):
         theirs = f"model.layers.{layer}."
         ours = f"blocks.{layer}."
         for kind in ("weight", "bias") if cfg.qkv_bias else ("weight",):
-            for letter, start, stop in (("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv)):
-                yield Piece(f"{theirs}self_attn.{letter}_proj.{kind}", f"{ours}attn.qkv.{kind}", start, stop)
+            for letter, rows in fused.items():
+                yield Piece(f"{theirs}self_attn.{letter}_proj.{kind}", f"{ours}attn.qkv.{kind}", rows.start, rows.stop)
         for name, part in parts.items():
             yield Piece(f"{theirs}{name}.weight", f"{ours}{part}.weight")
     yield Piece("model.norm.weight", "norm.weight")
@@ -227,7 +231,7 @@ def read_model(cfg: GPTConfig, weights: Iterable[tuple[str, Tensor]]) -> GPT:
         if tensor.dtype not in FLOATS:
             got = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, required is float16, bfloat16 or float32"
             raise CheckpointError(f"{got}; choose the model that is not quantized")
-        other = first.setdefault(place[1:], name)
+        other = first.setdefault((place.ours, place.start, place.stop), name)
         if other == name:
             rows.copy_(tensor)
             check_finite(name, rows)
@@ -252,22 +256,20 @@ def to_hf(
     if cfg.rope_scaling:
         *factors, context = cfg.rope_scaling
         scaling = dict(zip(ROPE_KEYS, (*factors, int(context)))) | {"rope_type": "llama3"}
-    return {
-        **dict(
-            architectures=[family.architecture],
-            model_type=family.model_type,
-            hidden_act=family.act,
-        ),
-        **{theirs: getattr(cfg, RESOLVED.get(ours, ours)) for theirs, ours in KEYS.items()},
-        **dict(attention_bias=False, attention_dropout=0.0, initializer_range=0.02, use_cache=True),
-        **({"mlp_bias": False} if family.model_type in ("arcee", "llama") else {"use_sliding_window": False}),
-        **dict(
-            bos_token_id=bos_id,
-            eos_token_id=eos_ids[0] if len(eos_ids) == 1 else eos_ids,
-            pad_token_id=None,
-        ),
-        **dict(rope_scaling=scaling, torch_dtype=dtype),
+    about: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "hidden_act": family.act,
     }
+    about |= {theirs: getattr(cfg, RESOLVED.get(ours, ours)) for theirs, ours in KEYS.items()}
+    about |= {"attention_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True}
+    about["mlp_bias" if family.model_type in ("arcee", "llama") else "use_sliding_window"] = False
+    about |= {
+        "bos_token_id": bos_id,
+        "eos_token_id": eos_ids[0] if len(eos_ids) == 1 else eos_ids,
+        "pad_token_id": None,
+    }
+    return about | {"rope_scaling": scaling, "torch_dtype": dtype}
 
 
 def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> GPTConfig:
@@ -275,79 +277,53 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
 
     vocab_size: ids of its tokenizer; embedding rows beyond them stay as unused padding."""
     positions = config.get("rope_parameters") or config.get("rope_scaling") or {}  # of transformers 5, and of 4
-    positions = positions if isinstance(positions, dict) else {"rope_type": positions}
+    if not isinstance(positions, dict):
+        positions = {"rope_type": positions}
     scaled = positions.get("rope_type", positions.get("type", "default"))
-    layers = set(config.get("layer_types") or ()) - {"full_attention"}
-    given = {"rope_theta": 10000.0, **config, **positions}
-    given |= {"rope_type": scaled, "layer_types": layers}
-    by_kind = [kind for kind, value in positions.items() if isinstance(value, dict)]
-    if by_kind:
-        given["rope_type"] = f"one for each of {', '.join(by_kind)}"
-    kind = config.get("model_type"), config.get("hidden_act")
-    family = next((f for f in FAMILIES if (f.model_type, f.act) == (kind[0], kind[1] or f.act)), None)
-    wrong = {name: given[name] for name, harmless in UNSUPPORTED.items() if given.get(name) not in harmless}
-    if wrong or family is None:
-        about = wrong or dict(zip(("model_type", "hidden_act"), kind))
-        got = ", ".join(f"{k}={str(v)[:60]}" for k, v in about.items())
-        known = ", ".join(dict.fromkeys(f"{f.model_type} with {f.act}" for f in FAMILIES))
-        raise ConfigError(f"config.json has {got}; required is one of {known}; choose another model")
+    given = {"rope_theta": 10000.0, **config, **positions, "rope_type": scaled}
+    family = _family_in(given, [kind for kind, value in positions.items() if isinstance(value, dict)])
     try:
         heads = given["num_attention_heads"]
-        width = 128 if family.model_type == "qwen3" else given["hidden_size"] // heads
-        usual = dict(
-            num_key_value_heads=heads,
-            head_dim=width,
-            rms_norm_eps=family.eps,
-            tie_word_embeddings=False,
-        )
+        usual = {
+            "num_key_value_heads": heads,
+            "head_dim": 128 if family.model_type == "qwen3" else given["hidden_size"] // heads,
+            "rms_norm_eps": family.eps,
+            "tie_word_embeddings": False,
+        }
         given = usual | {name: value for name, value in given.items() if value is not None}
-        shape = {ours: KINDS.get(theirs, int)(given[theirs]) for theirs, ours in KEYS.items()}
-        scaling = None if scaled == "default" else tuple(float(positions[key]) for key in ROPE_KEYS)
+        shape: dict[str, Any] = {ours: KINDS.get(theirs, int)(given[theirs]) for theirs, ours in KEYS.items()}
+        scaling = None
+        if scaled != "default":
+            factor, low, high, context = (float(positions[key]) for key in ROPE_KEYS)
+            scaling = (factor, low, high, context)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(f"config.json lacks a number ({error!r}); use the file that came with the weights") from None
     if vocab_size + n_tags > shape["rows"]:
         got = f"the tokenizer has {vocab_size} ids and {n_tags} tags, the embedding {shape['rows']} rows"
         raise ConfigError(f"{got}; use its own tokenizer")
-    options = dict(mlp=family.mlp, qkv_bias=family.qkv_bias, qk_norm=family.qk_norm, rope_scaling=scaling)
-    return GPTConfig(**shape, **options, vocab_size=vocab_size, n_tags=n_tags)
+    return GPTConfig(
+        **shape,
+        mlp=family.mlp,
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        rope_scaling=scaling,
+        vocab_size=vocab_size,
+        n_tags=n_tags,
+    )
 
 
-# ---- the original system's .pt files
-
-SIZES = ("vocab_size", "depth", "n_embd", "n_head", "block_size")
-OURS = {"tok_emb": "wte", "pos_emb": "wpe", "ln_f": "norm", "ln1": "attn_norm", "ln2": "mlp_norm"}  # parts of names
-OURS |= {
-    "attn.proj": "attn.out",
-    "mlp.fc": "mlp.up",
-    "mlp.proj": "mlp.down",
-    "_orig_mod.": "",
-    "module.": "",
-}
-PART = re.compile("|".join(map(re.escape, OURS)))
-
-
-def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
-    """The model of {"model": state, "cfg": {...}, "step": n}, with learned positions and GELU, and its step; no code in
-    the file is executed. n_vocab: ids of its tokenizer."""
-    eps = torch.finfo(torch.float32).eps  # of nn.RMSNorm(width), in whatever dtype it runs
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        cfg = {key: int(saved["cfg"][key]) for key in SIZES}
-        step = int(saved.get("step") or 0)
-        weights = {PART.sub(lambda part: OURS[part[0]], name): p for name, p in saved["model"].items()}
-        rows = cfg.pop("vocab_size")
-        wte = weights["wte.weight"]
-        about = dict(vocab_size=n_vocab, n_tags=0, rows=rows if rows != n_vocab else None, norm_eps=eps)
-        model = GPT(GPTConfig(**cfg, **about, mlp="gelu", pos="learned"))
-        tied = torch.equal(weights.pop("head.weight", wte), wte)
-        weights["wte.weight"] = F.pad(wte, (0, 0, 0, model.cfg.padded_vocab - rows))
-        model.load_state_dict(weights)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        needed = f"{{'model': state, 'cfg': {{{', '.join(SIZES)}}}, 'step': int}} of tensors and plain values"
-        got = f"{path} is no checkpoint of the original system with this --tokenizer ({' '.join(str(error)[:200].split())})"
-        raise CheckpointError(f"{got}; required is {needed}") from None
-    if not tied:
-        raise CheckpointError(f"{path}: head and embedding differ; the original's are one tensor")
-    for name, weight in model.named_parameters():
-        check_finite(name, weight)
-    return model.eval(), step
+def _family_in(given: Mapping[str, Any], by_kind: list[str]) -> Family:
+    """The family of a config.json with its rope_type. by_kind: kinds of layers that have positions of their own.
+    ConfigError for another class, and for a setting that our model does not have."""
+    settings = {**given, "layer_types": set(given.get("layer_types") or ()) - {"full_attention"}}
+    if by_kind:
+        settings["rope_type"] = f"one for each of {', '.join(by_kind)}"
+    named = {key: given.get(key) for key in ("model_type", "hidden_act")}
+    act = named["hidden_act"]
+    family = next((f for f in FAMILIES if (f.model_type, f.act) == (named["model_type"], act or f.act)), None)
+    wrong = {name: settings[name] for name, harmless in UNSUPPORTED.items() if settings.get(name) not in harmless}
+    if wrong or family is None:
+        got = ", ".join(f"{name}={str(value)[:60]}" for name, value in (wrong or named).items())
+        known = ", ".join(dict.fromkeys(f"{f.model_type} with {f.act}" for f in FAMILIES))
+        raise ConfigError(f"config.json has {got}; required is one of {known}; choose another model")
+    return family

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from test_hf_format import FOREIGN, write_tokenizer
 
-from codechat.formats import exchange
+from codechat.formats import exported_tokenizer
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
@@ -44,7 +44,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, transformers: Any) -> Any:
         meta = {"lineage": [{"kind": "sft", "tools_style": style}]}
         out = root / f"{whose}-{tags}-{style}"
         out.mkdir()
-        files = exchange.tokenizer_files(
+        files = exported_tokenizer.tokenizer_files(
             tok,
             tags,
             block_size=8192,
@@ -311,7 +311,7 @@ def test_raw_text_begins_with_the_token_that_a_text_begins_with(both: Any, tmp_p
     }
     tok = tokenizer.from_dict(saved | {"json": json.dumps(about)})
     assert tok.beginning == (0,)
-    for name, text in exchange.tokenizer_files(tok, "raw", block_size=96, rows=411).items():
+    for name, text in exported_tokenizer.tokenizer_files(tok, "raw", block_size=96, rows=411).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     loaded = LoadedModel(MODEL, tok, "raw", {}, Path())
@@ -322,10 +322,12 @@ def test_raw_text_begins_with_the_token_that_a_text_begins_with(both: Any, tmp_p
 
 def test_an_exported_template_is_imported_as_it_was(both: Any) -> None:
     theirs = FOREIGN["chatml"]
-    once = exchange.chat_template("template", "json", theirs)
+    once = exported_tokenizer.chat_template("template", "json", theirs)
     assert once.endswith(theirs)
     assert len(once) > len(theirs)
-    assert exchange.without_messages(once) == theirs
-    assert exchange.chat_template("template", "json", once) == once
+    assert exported_tokenizer.without_messages(once) == theirs
+    assert exported_tokenizer.chat_template("template", "json", once) == once
     for tags in ("text", "raw"):
-        assert exchange.without_messages(exchange.chat_template(tags, "described")) == exchange.own_template(tags)
+        assert exported_tokenizer.without_messages(
+            exported_tokenizer.chat_template(tags, "described")
+        ) == exported_tokenizer.own_template(tags)

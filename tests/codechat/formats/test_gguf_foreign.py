@@ -11,7 +11,7 @@ import torch
 from test_hf_format import imported
 
 from codechat.core.errors import CheckpointError, ConfigError, UserError
-from codechat.formats import exchange, gguf_format
+from codechat.formats import exchange, exported_tokenizer, gguf_format
 from codechat.models import loading
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
@@ -506,7 +506,11 @@ def test_the_template_of_the_file_is_the_one_that_was_trained(tmp_path: Path, ta
         exchange.export(exchange.ExportConfig(ckpt="tuned", out=tmp_path / form, format=form, dtype="float32"))
     fields = gguf.GGUFReader(tmp_path / "gguf" / "model.gguf").fields
     found = fields["tokenizer.chat_template"].contents()
-    assert found == (tmp_path / "huggingface" / "chat_template.jinja").read_text() == exchange.chat_template(tags)
+    assert (
+        found
+        == (tmp_path / "huggingface" / "chat_template.jinja").read_text()
+        == exported_tokenizer.chat_template(tags)
+    )
     assert loaded(tmp_path / "gguf" / "model.gguf").tags == loaded(tmp_path / "huggingface").tags == tags
 
 
