@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError
 from codechat.text import tool_calls
-from codechat.text.tool_calls import Call, Unreadable
+from codechat.text.tool_calls import Call, Unreadable, after_space
 
 _OPENS = re.compile(r"<(tool_call|TOOLCALL)>")
 # A result may quote the closing tag, so only one that ends the text or precedes another result counts.
 _RESULT = re.compile(r"<(tool_response|TOOL_RESPONSE)>\s*(?P<result>.*?)\s*</\1>(?=\s*(?:<\1>|\Z))", re.DOTALL)
 _FENCE = re.compile(r"\A```(?:json|python)?\s*\n?(.*?)\s*```\Z", re.DOTALL)
-_SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
 _KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
 # `[f(x)]` may be an ordinary answer in Python, so only keyword arguments, or none, look like calls.
@@ -148,11 +147,6 @@ def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-def _after_space(text: str, at: int) -> int:
-    space = _SPACE.match(text, at)
-    return space.end() if space else at
-
-
 def _tagged(text: str, at: int) -> list[Call]:
     """The calls in tags from `at` to the end of the text. A closing tag may be missing."""
     calls: list[Call] = []
@@ -162,7 +156,7 @@ def _tagged(text: str, at: int) -> list[Call]:
             raise Unreadable("text_after_call")
         found = _values(text, opens.end(), f"</{opens[1]}>")
         calls += found.calls
-        at = _after_space(text, found.end)
+        at = after_space(text, found.end)
     return calls
 
 
@@ -170,7 +164,7 @@ def _values(text: str, at: int, closing: str = "") -> Found:
     """The calls of the values from `at` to the closing tag, the next opening one, or the end of the text."""
     calls: list[Call] = []
     while True:
-        at = _after_space(text, at)
+        at = after_space(text, at)
         if closing and text.startswith(closing, at):
             return Found(calls, at + len(closing))
         if at == len(text) or (closing and _OPENS.match(text, at)):
@@ -186,7 +180,7 @@ def _values(text: str, at: int, closing: str = "") -> Found:
             raise Unreadable("text_after_call" if calls else "unreadable_call")
         value, at = found
         calls += map(tool_calls.read_call, _listed(value))
-        at = _after_space(text, at)
+        at = after_space(text, at)
         if text.startswith((",", ";"), at):
             at += 1
 
@@ -222,28 +216,28 @@ def _alternatives(names: Collection[str]) -> str:
 def _python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
     """The calls of `[f(a="b"), g(c=1)]`, or of calls without the brackets; None if they cannot be read. A name may
     hold spaces, dots, slashes and, if it is on offer, anything."""
-    at = _after_space(text, at)
+    at = after_space(text, at)
     listed = text.startswith("[", at)
     if listed:
         at += 1
     calls: list[Call] = []
     while True:
-        at = _after_space(text, at)
+        at = after_space(text, at)
         name = _name_at(text, at, offered)
         if name is None:
             return None
-        bracket = _after_space(text, at + len(name))
+        bracket = after_space(text, at + len(name))
         found = _arguments(text, bracket + 1)
         if found is None:
             return None
         arguments, at = found
         calls.append(Call(name, arguments, "object"))
-        end = _after_space(text, at)
+        end = after_space(text, at)
         if listed and text.startswith("]", end):
             return Found(calls, end + 1)
         if text.startswith((",", ";"), end):
             at = end + 1
-            last = _after_space(text, at)
+            last = after_space(text, at)
             if listed and text.startswith("]", last):
                 return Found(calls, last + 1)
         elif listed:
@@ -264,14 +258,14 @@ def _name_at(text: str, at: int, offered: Collection[str]) -> str | None:
 
 def _opens(text: str, at: int) -> bool:
     """Whether a bracket is next."""
-    return text.startswith("(", _after_space(text, at))
+    return text.startswith("(", after_space(text, at))
 
 
 def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
     """(arguments, end) from behind the opening bracket: names and literals. None for anything else."""
     arguments: dict[str, Any] = {}
     while True:
-        at = _after_space(text, at)
+        at = after_space(text, at)
         if text.startswith(")", at):
             return arguments, at + 1
         key = _KEY.match(text, at)
@@ -281,7 +275,7 @@ def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
         if found is None:
             return None
         arguments[key[1]], at = found
-        at = _after_space(text, at)
+        at = after_space(text, at)
         if text.startswith(",", at):
             at += 1
         elif not text.startswith(")", at):

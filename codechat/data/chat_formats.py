@@ -65,6 +65,16 @@ class Form(NamedTuple):
     marked: bool = False
 
 
+REQUEST_AND_ANSWER = (
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("prompt", "code"),
+    ("question", "answer"),
+    ("query", "response"),
+    ("question", "response"),
+)
 # The first form whose columns a row has is read, so tool sets and xLAM come before forms with a part of their columns.
 FORMS: tuple[Form, ...] = (
     Form(("chat",), read.glaive, marked=True),
@@ -73,14 +83,7 @@ FORMS: tuple[Form, ...] = (
     Form(("conversations",), read.conversations, INPUTS),
     Form(("query", "answers", "tools"), read.xlam, (*INPUTS, "history")),
     Form(("text",), read.chatml_or_instruction, INSTRUCTIONS),
-    Form(("instruction", "output"), read.instruction, INSTRUCTIONS, calls=False),
-    Form(("instruction", "response"), read.instruction, INSTRUCTIONS, calls=False),
-    Form(("prompt", "completion"), read.instruction, INSTRUCTIONS, calls=False),
-    Form(("prompt", "response"), read.instruction, INSTRUCTIONS, calls=False),
-    Form(("prompt", "code"), read.instruction, INSTRUCTIONS, calls=False),
-    Form(("question", "answer"), read.instruction, INSTRUCTIONS, calls=False),
-    Form(("query", "response"), read.instruction, INSTRUCTIONS, calls=False),
-    Form(("question", "response"), read.instruction, INSTRUCTIONS, calls=False),
+    *(Form(columns, read.instruction, INSTRUCTIONS, calls=False) for columns in REQUEST_AND_ANSWER),
 )
 
 

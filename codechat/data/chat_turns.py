@@ -14,6 +14,7 @@ from codechat.data import call_forms
 from codechat.data.sources import Padded, without_nulls
 from codechat.text import chat, tool_calls
 from codechat.text.tool_calls import Turn, Unreadable
+from codechat.text.tool_schemas import kinds_of
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
@@ -27,8 +28,10 @@ TOOL_COLUMNS = (*OFFERED, *AVAILABLE)
 _LOSS_MARKS = ("weight", "train", "loss")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 MESSAGE_KEYS = (
-    *("role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id"),
-    *(*_LOSS_MARKS, *REASONING, *TOOL_COLUMNS),
+    *"role from content value tool_calls function_call tool_call_id".split(),
+    *_LOSS_MARKS,
+    *REASONING,
+    *TOOL_COLUMNS,
 )
 # Other projects keep calls, results, parts or the rest of an answer under keys with these words.
 _HOLDS = re.compile(
@@ -340,9 +343,8 @@ def _with_meant_nulls(value: Any, schema: Any) -> Any:
 def _allows_null(schema: Any) -> bool:
     if not isinstance(schema, Mapping):
         return False
-    kinds = schema.get("type")
-    parts = [part for key in ("anyOf", "oneOf") for part in schema.get(key) or ()]
-    return "null" in (kinds if isinstance(kinds, list) else [kinds]) or any(map(_allows_null, parts))
+    parts = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    return "null" in kinds_of(schema) or any(map(_allows_null, parts))
 
 
 def joined(turns: Sequence[Turn]) -> list[Turn]:

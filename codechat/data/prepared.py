@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -195,15 +195,10 @@ def _percent(share: float | None) -> str:
 def print_ledgers(ledgers: Iterable[Ledger]) -> None:
     """Print how many rows were kept, skipped by a rule, and lost, beside the largest share of each loss."""
     table = Table("source", "", "reason", "rows", "share", "limit", title="kept and dropped")
-    rows = [row for ledger in ledgers for row in ledger.rows()]
-    for row in rows:
+    counts = list(chain.from_iterable(ledger.rows() for ledger in ledgers))
+    for count in counts:
         table.add_row(
-            row["source"],
-            row["what"],
-            row["reason"],
-            f"{row['rows']:,}",
-            _percent(row["share"]),
-            _percent(row["limit"]),
+            count.source, count.what, count.reason, f"{count.rows:,}", _percent(count.share), _percent(count.limit)
         )
-    if any(row["rows"] for row in rows):
+    if any(count.rows for count in counts):
         Console().print(table)

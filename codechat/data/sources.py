@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 
@@ -38,6 +38,17 @@ class Document:
     text: str
     name: str = ""
     source: str = "text"
+
+
+class Count(NamedTuple):
+    """How many rows of a source were kept, or skipped or lost for a reason; of losses also the share and its limit."""
+
+    source: str
+    what: Literal["kept", "lost", "skipped"]
+    reason: str
+    rows: int
+    share: float | None = None
+    limit: float | None = None
 
 
 @dataclass
@@ -70,43 +81,29 @@ class Ledger:
                 self.kept += 1
                 yield item
 
-    def rows(self) -> list[Row]:
-        """Rows of the kept/dropped table; `share` and `limit` are None except for losses."""
-        total = self.kept + self.lost.total()
-        rows = [self._row("kept", "", self.kept)]
+    def rows(self) -> list[Count]:
+        """Rows of the kept/dropped table."""
+        rows = [Count(self.source, "kept", "", self.kept)]
         for reason, n in sorted(self.lost.items()):
-            limit = self.limits.get(reason, self.largest)
-            rows.append(self._row("lost", reason, n, n / total, limit))
-        rows += [self._row("skipped", rule, n) for rule, n in sorted(self.skipped.items())]
-        return rows
+            rows.append(Count(self.source, "lost", reason, n, n / self._total, self._limit(reason)))
+        return rows + [Count(self.source, "skipped", rule, n) for rule, n in sorted(self.skipped.items())]
 
-    def _row(
-        self,
-        what: str,
-        reason: str,
-        n: int,
-        share: float | None = None,
-        limit: float | None = None,
-    ) -> Row:
-        return {
-            "source": self.source,
-            "what": what,
-            "reason": reason,
-            "rows": n,
-            "share": share,
-            "limit": limit,
-        }
+    @property
+    def _total(self) -> int:
+        return self.kept + self.lost.total()
+
+    def _limit(self, reason: str) -> float:
+        return self.limits.get(reason, self.largest)
 
     def check(self, remedy: str = "repair the input, or raise --max-lost") -> None:
         """DataError when a reason took more than its share, or when nothing was kept."""
-        for row in self.rows():
-            if row["what"] == "lost" and row["share"] > row["limit"]:
-                reason = row["reason"]
-                first = self.first[reason]
-                at = f" (the first: {first})" if first else ""
+        for reason, n in sorted(self.lost.items()):
+            share = n / self._total
+            if share > self._limit(reason):
+                at = f" (the first: {self.first[reason]})" if self.first[reason] else ""
                 raise DataError(
-                    f"source {self.source} lost {row['rows']} of {self.kept + self.lost.total()} rows "
-                    f"({row['share']:.1%}) to {reason!r}{at}; at most {row['limit']:.1%} is allowed; {remedy}"
+                    f"source {self.source} lost {n} of {self._total} rows ({share:.1%}) to {reason!r}{at}; "
+                    f"at most {self._limit(reason):.1%} is allowed; {remedy}"
                 )
         if not self.kept:
             counts = [f"{reason} {n}" for reason, n in (self.lost + self.skipped).items()]

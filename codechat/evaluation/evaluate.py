@@ -391,25 +391,18 @@ def _say(text: object) -> None:
 def _choose_best(paths: Sequence[Path], rows: Sequence[Mapping[str, results.Row]], k: int) -> str:
     """Write the run's checkpoints/best; RUN@STEP of the chosen one."""
     best = choose({path: row["select"] for path, row in zip(paths, rows, strict=True)}, k)
-    checkpoint.set_best(best.parent.parent, _step_of(best))
     name = label(best)
-    print(f"best on select: {name}; {name.partition('@')[0]}@best now means it")
+    run, _, step = name.rpartition("@")
+    checkpoint.set_best(best.parent.parent, int(step))
+    print(f"best on select: {name}; {run}@best now means it")
     return name
 
 
 def label(path: Path) -> str:
     """RUN@STEP of a checkpoint, as `--ckpt` takes it (nano/rl@150); its path where it lies outside a run."""
     run = path.parent.parent
-    if not STEP.fullmatch(path.name) or not is_run(run):
-        return str(path)
-    return f"{name_of(run.resolve())}@{_step_of(path)}"
-
-
-def _step_of(path: Path) -> int:
-    """The step in the name of a checkpoint's directory."""
-    match = STEP.fullmatch(path.name)
-    assert match, f"{path} is no directory of a step"
-    return int(match[1])
+    step = STEP.fullmatch(path.name)
+    return f"{name_of(run.resolve())}@{int(step[1])}" if step and is_run(run) else str(path)
 
 
 def choose(rows: Mapping[Path, Mapping[str, float]], k: int) -> Path:

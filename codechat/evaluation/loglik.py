@@ -15,7 +15,9 @@ from codechat.tasks.base import Problem
 from codechat.text.tokenizer import Tokenizer
 
 WAYS = ("loglik, acc", "loglik, acc_norm")
-ROW_TOKENS, ROWS = 512, 4  # of the packing: a context once, its choices as branches
+# of the packing: a context once, its choices as branches
+ROW_TOKENS = 512
+ROWS = 4
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:

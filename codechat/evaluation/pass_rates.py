@@ -25,7 +25,8 @@ from codechat.evaluation.results import TaskResult, read_per_problem
 from codechat.runs.run import Run
 from codechat.tasks.base import row_of
 
-DEAD_BELOW, WEAK_BELOW = 0.01, 0.05  # pass@1
+DEAD_BELOW = 0.01  # pass@1
+WEAK_BELOW = 0.05
 MIN_TIERED = 0.1  # mean tiered reward of a problem that is kept although nothing solves it
 
 

@@ -146,13 +146,14 @@ class TaskResult:
         for name, shares in self.class_shares().items():
             for value, share in shares.items():
                 row[f"{name}/{self.of_task('classified_by')}_{value}".lstrip("/")] = share
-        row["exact_match"] = sum(p["c"] for p in self.counts) / self.total
-        row["n_samples"] = self.n
-        row["n_problems"] = self.N
-        row["temperature"] = self.temperature
-        row["completion_tokens_mean"] = sum(e["tokens"] for e in self.examples) / self.total
-        row["truncated_frac"] = self.cut_off / self.total
-        return row
+        return row | dict(
+            exact_match=sum(p["c"] for p in self.counts) / self.total,
+            n_samples=self.n,
+            n_problems=self.N,
+            temperature=self.temperature,
+            completion_tokens_mean=sum(e["tokens"] for e in self.examples) / self.total,
+            truncated_frac=self.cut_off / self.total,
+        )
 
     @property
     def cut_off(self) -> int:

@@ -162,7 +162,7 @@ def _write_adapter(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written
         about += f"; {share}, since {cfg.dtype} does not hold their numbers"
     path = _checkpoint_path(folder, ckpt, checkpoint.ADAPTER)
     size = hf_format.save(path, tensors, cfg.dtype, wider)
-    adapter = {"base": SMOLLM2, "rank": cfg.rank, "lost": round(lost, 4), "dtype": cfg.dtype}
+    adapter = dict(base=SMOLLM2, rank=cfg.rank, lost=round(lost, 4), dtype=cfg.dtype)
     _describe_run(folder, ckpt, path, adapter)
     return Written(about, size)
 
@@ -180,7 +180,7 @@ def _checkpoint_path(folder: Path, ckpt: Checkpoint, name: str) -> Path:
 
 def _describe_run(folder: Path, ckpt: Checkpoint, weights: Path, adapter: dict[str, Any]) -> None:
     """The files beside the weights: those of the run without what is of one machine. adapter: entries of meta.json."""
-    changed = adapter | {"optimizers": [], "sharded": False, "files": {weights.name: file_record(weights)}}
+    changed = adapter | dict(optimizers=[], sharded=False, files={weights.name: file_record(weights)})
     write_json(weights.with_name("meta.json"), ckpt.meta | changed)
     run = ckpt.path.parent.parent
     write_json(folder / "config.json", read_json(run / "config.json"))
@@ -188,8 +188,8 @@ def _describe_run(folder: Path, ckpt: Checkpoint, weights: Path, adapter: dict[s
     env.get("hardware", {}).pop("system", None)
     write_json(folder / "env.json", env)
     status = read_json(run / "status.json")
-    ended = {"kind": status.get("kind"), "ended": status.get("ended")}
-    write_json(folder / "status.json", ended | {"status": "finished", "reason": None, "summary": {}, "pid": None})
+    ended = dict(kind=status.get("kind"), ended=status.get("ended"))
+    write_json(folder / "status.json", ended | dict(status="finished", reason=None, summary={}, pid=None))
 
 
 def main(cfg: ExportConfig) -> None:
@@ -284,8 +284,8 @@ def import_model(cfg: ImportConfig) -> Run:
     tags = cfg.tags or _tags_of(tok)
     chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
     model, step = _read_model(read, tok, tags, cfg.source)
-    origin = {"run": cfg.run_name, "kind": "import", "source": cfg.source.resolve().name}
-    meta = {"tokenizer": tok.to_dict(), "tags": tags, "lineage": [origin]}
+    origin = dict(run=cfg.run_name, kind="import", source=cfg.source.resolve().name)
+    meta = dict(tokenizer=tok.to_dict(), tags=tags, lineage=[origin])
     with run.Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite) as created:
         path = checkpoint.save(created.path, step, model=model, meta=meta)
     size = f"{model.cfg.n_params:,} parameters, block {model.cfg.block_size}"

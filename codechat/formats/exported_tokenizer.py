@@ -14,7 +14,7 @@ from codechat.text.tool_calls import CALL_TAG, TAGS
 from codechat.text.tool_lists import WITH_TOOLS
 
 CUT = "\ufdd0\ufdd1"  # two Unicode noncharacters, which occur in no text
-SPLIT_AT_CUTS = {"type": "Split", "pattern": {"String": CUT}, "behavior": "Removed", "invert": False}
+SPLIT_AT_CUTS = dict(type="Split", pattern=dict(String=CUT), behavior="Removed", invert=False)
 MESSAGES = "messages.jinja"  # turns OpenAI's messages and tools into messages that are text, as `codechat serve` does
 _MESSAGES = re.compile(r"\{#- messages as text, by CodeChat #\}.*?\{#- end of messages as text #\}\n", re.DOTALL)
 
@@ -85,11 +85,11 @@ def tokenizer_files(
     In text mode <|end|> is several tokens: `generate` needs stop_strings=["<|end|>"] and its tokenizer."""
     reserved = tags == "reserved"
     template = None
-    special = {
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_TAG if reserved else END_OF_TEXT,
-        "pad_token": END_OF_TEXT,
-    }
+    special = dict(
+        bos_token=END_OF_TEXT,
+        eos_token=END_TAG if reserved else END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+    )
     if isinstance(tok, ImportedTokenizer):
         if reserved:  # its ids keep their meaning only with its own template, or with tags as text
             raise ConfigError(f"tags reserved with the imported {tok.spec}; required are tags template or text")
@@ -98,13 +98,13 @@ def tokenizer_files(
         template = tok.template
     else:
         file = json_text(tokenizer_json(tok, tags))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": block_size,
-        "add_bos_token": False,
-        "clean_up_tokenization_spaces": False,
-    }
-    generation = {"bos_token_id": tok.eot_id, "eos_token_id": end_ids(tok, tags), "pad_token_id": tok.eot_id}
+    config = dict(
+        tokenizer_class="PreTrainedTokenizerFast",
+        model_max_length=block_size,
+        add_bos_token=False,
+        clean_up_tokenization_spaces=False,
+    )
+    generation = dict(bos_token_id=tok.eot_id, eos_token_id=end_ids(tok, tags), pad_token_id=tok.eot_id)
     unnamed = list(range(tok.n_vocab + (len(TAGS) if reserved else 0), rows))
     if unnamed:
         generation["suppress_tokens"] = unnamed
@@ -133,22 +133,22 @@ def tokenizer_json(tok: Tokenizer, tags: str) -> dict[str, Any]:
     tokens = [*letters, *(merge.replace(" ", "") for merge in merges)]
     tag_ids = enumerate(TAGS, tok.n_vocab) if tags == "reserved" else ()
     # normalized: matched after the normaliser ran, which looks for tags beside line ends
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": False,
-        "use_regex": isinstance(tok, tokenizer.BpeTokenizer),
-    }
+    flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=True, special=True)
+    byte_level = dict(
+        type="ByteLevel",
+        add_prefix_space=False,
+        trim_offsets=False,
+        use_regex=isinstance(tok, tokenizer.BpeTokenizer),
+    )
     splits = [SPLIT_AT_CUTS, byte_level] if by_bytes else [SPLIT_AT_CUTS]
-    return {
-        "version": "1.0",
-        "added_tokens": [{"id": i, "content": text} | flags for i, text in ((tok.eot_id, END_OF_TEXT), *tag_ids)],
-        "normalizer": {"type": "Sequence", "normalizers": _marks(tags)},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
-        "decoder": byte_level if by_bytes else {"type": "Fuse"},
-        "model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges},
-    }
+    return dict(
+        version="1.0",
+        added_tokens=[dict(id=i, content=text) | flags for i, text in ((tok.eot_id, END_OF_TEXT), *tag_ids)],
+        normalizer=dict(type="Sequence", normalizers=_marks(tags)),
+        pre_tokenizer=dict(type="Sequence", pretokenizers=splits),
+        decoder=byte_level if by_bytes else dict(type="Fuse"),
+        model=dict(type="BPE", vocab={token: i for i, token in enumerate(tokens)}, merges=merges),
+    )
 
 
 def _with_cuts(text: str, tags: str) -> str:
@@ -159,8 +159,8 @@ def _with_cuts(text: str, tags: str) -> str:
         return text
     normalizers = [step for step in (*_marks(tags), about["normalizer"]) if step]
     splits = [step for step in (SPLIT_AT_CUTS, about["pre_tokenizer"]) if step]
-    about["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
-    about["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits}
+    about["normalizer"] = dict(type="Sequence", normalizers=normalizers)
+    about["pre_tokenizer"] = dict(type="Sequence", pretokenizers=splits)
     return json_text(about)
 
 
@@ -176,7 +176,7 @@ def _marks(tags: str) -> list[dict[str, Any]]:
         cuts |= {f"{tag}\n": f"{CUT}{tag}{CUT}\n{CUT}" for tag in TAG_OF.values()}
         cuts[f"\n{END_TAG}"] = f"{CUT}\n{CUT}{END_TAG}{CUT}"
         cuts[CALL_TAG] = f"{CUT}{CALL_TAG}{CUT}"
-    return [{"type": "Replace", "pattern": {"String": text}, "content": marked} for text, marked in cuts.items()]
+    return [dict(type="Replace", pattern=dict(String=text), content=marked) for text, marked in cuts.items()]
 
 
 def json_text(value: Any) -> str:

@@ -277,6 +277,8 @@ def write(
         except gguf.quants.QuantError as error:
             raise ConfigError(f"{name} does not fit {kind.name} ({error}); set --dtype float16") from None
         writer.add_tensor(theirs[name], data, raw_dtype=kind)
-    for finish in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
-        getattr(writer, finish)()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return path.stat().st_size

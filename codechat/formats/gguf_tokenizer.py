@@ -118,7 +118,7 @@ def add(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
     writer.add_token_types([kinds.get(token, UNUSED) for token in tokens])
     writer.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in model["merges"]])
     special = {name: ids[token] for name, token in saved["special"].items() if name in SPECIAL and token in ids}
-    first, last = _around(made)
+    first, last = tokenizer_files.around(made)
     for name, found, set_flag in (
         ("bos_token", first, writer.add_add_bos_token),
         ("eos_token", last, writer.add_add_eos_token),
@@ -150,10 +150,3 @@ def _split_name(spec: str, file: Mapping[str, Any], made: Any) -> str:
     got = f"{spec} splits text (normalizer {steps or 'none'}) in no way that GGUF has a name for"
     known = ", ".join(split.names[0] for split in SPLITS)
     raise ConfigError(f"{got}; known: {known}; export it with --format huggingface")
-
-
-def _around(made: Any) -> tuple[list[int], list[int]]:
-    """The ids that the tokenizer's post-processor puts before a text and behind it."""
-    plain, whole = (made.encode("a", add_special_tokens=specials).ids for specials in (False, True))
-    at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
-    return whole[:at], whole[at + len(plain) :]

@@ -90,14 +90,14 @@ def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
     """The entry of FAMILIES that computes cfg, or ConfigError; imported: the tokenizer is not one of ours."""
     wanted = (cfg.mlp, cfg.qkv_bias, cfg.qk_norm)
     family = next((f for f in FAMILIES if (f.mlp, f.qkv_bias, f.qk_norm) == wanted), None)
-    problems = {
-        "attention": cfg.attention != "mha",
-        "pos": cfg.pos != "rope",
-        "causal": not cfg.causal,
-        "mlp": cfg.mlp == "gelu",
-        "qkv_bias": cfg.mlp != "gelu" and (family is None or (cfg.qkv_bias and not imported)),
-        "n_embd": not cfg.qk_norm and cfg.n_embd % cfg.n_head != 0,
-    }
+    problems = dict(
+        attention=cfg.attention != "mha",
+        pos=cfg.pos != "rope",
+        causal=not cfg.causal,
+        mlp=cfg.mlp == "gelu",
+        qkv_bias=cfg.mlp != "gelu" and (family is None or (cfg.qkv_bias and not imported)),
+        n_embd=not cfg.qk_norm and cfg.n_embd % cfg.n_head != 0,
+    )
     wrong = ", ".join(f"model.{name} {getattr(cfg, name)}" for name, bad in problems.items() if bad)
     if wrong or family is None:
         raise ConfigError(f"no Hugging Face class computes {wrong}; train such a model, or use this one through --ckpt")
@@ -256,20 +256,22 @@ def to_hf(
     if cfg.rope_scaling:
         *factors, context = cfg.rope_scaling
         scaling = dict(zip(ROPE_KEYS, (*factors, int(context)))) | {"rope_type": "llama3"}
-    about: dict[str, Any] = {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
-        "hidden_act": family.act,
-    }
+    about: dict[str, Any] = dict(
+        architectures=[family.architecture],
+        model_type=family.model_type,
+        hidden_act=family.act,
+    )
     about |= {theirs: getattr(cfg, RESOLVED.get(ours, ours)) for theirs, ours in KEYS.items()}
-    about |= {"attention_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True}
+    about |= dict(attention_bias=False, attention_dropout=0.0, initializer_range=0.02, use_cache=True)
     about["mlp_bias" if family.model_type in ("arcee", "llama") else "use_sliding_window"] = False
-    about |= {
-        "bos_token_id": bos_id,
-        "eos_token_id": eos_ids[0] if len(eos_ids) == 1 else eos_ids,
-        "pad_token_id": None,
-    }
-    return about | {"rope_scaling": scaling, "torch_dtype": dtype}
+    eos = eos_ids[0] if len(eos_ids) == 1 else eos_ids
+    return about | dict(
+        bos_token_id=bos_id,
+        eos_token_id=eos,
+        pad_token_id=None,
+        rope_scaling=scaling,
+        torch_dtype=dtype,
+    )
 
 
 def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> GPTConfig:
@@ -284,12 +286,12 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     family = _family_in(given, [kind for kind, value in positions.items() if isinstance(value, dict)])
     try:
         heads = given["num_attention_heads"]
-        usual = {
-            "num_key_value_heads": heads,
-            "head_dim": 128 if family.model_type == "qwen3" else given["hidden_size"] // heads,
-            "rms_norm_eps": family.eps,
-            "tie_word_embeddings": False,
-        }
+        usual = dict(
+            num_key_value_heads=heads,
+            head_dim=128 if family.model_type == "qwen3" else given["hidden_size"] // heads,
+            rms_norm_eps=family.eps,
+            tie_word_embeddings=False,
+        )
         given = usual | {name: value for name, value in given.items() if value is not None}
         shape: dict[str, Any] = {ours: KINDS.get(theirs, int)(given[theirs]) for theirs, ours in KEYS.items()}
         scaling = None

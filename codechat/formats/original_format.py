@@ -51,15 +51,12 @@ def read(path: Path, n_vocab: int) -> tuple[GPT, int]:
 
 def _model_of(saved: dict[str, Any], n_vocab: int) -> tuple[GPT, bool]:
     """The model, and whether its head is its embedding."""
-    sizes = {key: int(saved["cfg"][key]) for key in SIZES}
-    rows = sizes["vocab_size"]
+    sizes: dict[str, Any] = {key: int(saved["cfg"][key]) for key in SIZES}
+    rows = sizes.pop("vocab_size")
     weights = {PART.sub(lambda part: OURS[part[0]], name): weight for name, weight in saved["model"].items()}
     model = GPT(
         GPTConfig(
-            depth=sizes["depth"],
-            n_embd=sizes["n_embd"],
-            n_head=sizes["n_head"],
-            block_size=sizes["block_size"],
+            **sizes,
             vocab_size=n_vocab,
             n_tags=0,
             rows=rows if rows != n_vocab else None,

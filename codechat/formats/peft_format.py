@@ -17,27 +17,14 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 
-WITHOUT = "train with --lora-rank 8, or export the whole model with codechat export"
-ADAPTER, ABOUT = "adapter_model.safetensors", "adapter_config.json"
+ADVICE = "train with --lora-rank 8, or export the whole model with codechat export"
+ADAPTER = "adapter_model.safetensors"
+ABOUT = "adapter_config.json"
 # Settings of adapter_config.json that a reader of the factors needs not know; any other one must be off, or PLAIN.
-HARMLESS = {
-    "r",
-    "lora_alpha",
-    "use_rslora",
-    "lora_dropout",
-    "target_modules",
-    "exclude_modules",
-    "task_type",
-    "base_model_name_or_path",
-    "revision",
-    "inference_mode",
-    "auto_mapping",
-    "peft_version",
-    "layers_to_transform",
-    "layers_pattern",
-    "megatron_core",
-    "qalora_group_size",
-}
+HARMLESS = (
+    "r lora_alpha use_rslora lora_dropout target_modules exclude_modules task_type base_model_name_or_path revision"
+    " inference_mode auto_mapping peft_version layers_to_transform layers_pattern megatron_core qalora_group_size"
+).split()
 PLAIN = {"peft_type": ("LORA",), "init_lora_weights": (True, "gaussian", "orthogonal"), "bias": ("none",)}
 
 
@@ -45,7 +32,7 @@ def of_checkpoint(ref: str | Path) -> tuple[dict[str, Tensor], GPTConfig, float]
     """`lora.adapters`, architecture and alpha of a run with adapters, for `save`; CheckpointError without."""
     ckpt = checkpoint.load(ref, optimizer=False, mmap=True)
     if not ckpt.extra.get("lora"):
-        raise CheckpointError(f"{ckpt.path} holds no adapters; {WITHOUT}")
+        raise CheckpointError(f"{ckpt.path} holds no adapters; {ADVICE}")
     alpha = read_json(ckpt.path.parent.parent / "config.json")["lora_alpha"]
     return ckpt.extra["lora"], config.from_dict(GPTConfig, ckpt.meta["model_config"]), alpha
 
@@ -72,7 +59,7 @@ def save(
             tensors[f"{_stem(theirs)}.lora_A.weight"] = factors[f"{layer}.a"]
             tensors[f"{_stem(theirs)}.lora_B.weight"] = factors[f"{layer}.b"][start:stop]
     if not tensors:
-        raise ConfigError(f"the model has no adapters; {WITHOUT}")
+        raise ConfigError(f"the model has no adapters; {ADVICE}")
     about: dict[str, Any] = dict(
         peft_type="LORA",
         task_type="CAUSAL_LM",

@@ -49,15 +49,15 @@ N_TAGS = len(TAGS)
 ROLES = ("system", "user", "assistant", "function")
 TAG_OF = dict(zip(ROLES, TAGS))
 END_TAG = "<|end|>"
-# our roles and the names that other projects have for them
-ROLE_OF = {
-    **{role: role for role in ROLES},
-    **dict.fromkeys(("human", "prompter"), "user"),
-    **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "bing", "bard"), "assistant"),
-    **dict.fromkeys(("tool", "observation", "ipython"), "function"),
-    **dict.fromkeys(("function_response", "function-response", "tool_response"), "function"),
-    "developer": "system",
+# the names that other projects have for our roles
+OTHER_NAMES = {
+    "user": "human prompter",
+    "assistant": "gpt chatgpt model bot bing bard",
+    "function": "tool observation ipython function_response function-response tool_response",
+    "system": "developer",
 }
+ROLE_OF = {role: role for role in ROLES}
+ROLE_OF |= {name: role for role, names in OTHER_NAMES.items() for name in names.split()}
 
 
 class Rendered(NamedTuple):

@@ -175,10 +175,8 @@ class ImportedTokenizer(Tokenizer):
     def beginning(self) -> tuple[int, ...]:  # type: ignore[override]
         """The ids that the tokenizer's own post-processor puts before a text (Llama's begin-of-text; none in Qwen).
         `chat` puts them before raw text."""
-        plain = self._special.encode("a", add_special_tokens=False).ids
-        whole = self._special.encode("a", add_special_tokens=True).ids
-        n = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-        return tuple(whole[:n])
+        before, _ = tokenizer_files.around(self._special)
+        return tuple(before)
 
     def _array(self, text: str) -> np.ndarray:
         return np.array(self._plain.encode(text, add_special_tokens=False).ids, np.uint32)

@@ -30,6 +30,17 @@ def parsed(spec: str, text: str) -> Any:
     return made
 
 
+def around(made: Any) -> tuple[list[int], list[int]]:
+    """The ids that a tokenizer's own post-processor puts before a text and behind it."""
+    plain = made.encode("a", add_special_tokens=False).ids
+    whole = made.encode("a", add_special_tokens=True).ids
+    for at in range(len(whole)):
+        end = at + len(plain)
+        if whole[at:end] == plain:
+            return whole[:at], whole[end:]
+    return [], []
+
+
 def read(place: Path) -> dict[str, Any]:
     """`saved` of an ImportedTokenizer: of a directory with tokenizer.json, or of that file; the other files beside it
     are optional. DataError for files that contradict each other."""

@@ -117,7 +117,7 @@ def in_words(text: str) -> str:
 
 def _value_after(text: str, tags: list[int], n: int) -> Read:
     """The value after tag n; "bad_json" where there is none. tags: where they begin, and the end of the text."""
-    start = _after_space(text, tags[n] + len(CALL_TAG))
+    start = after_space(text, tags[n] + len(CALL_TAG))
     bad = Read(None, start, "bad_json")
     if not text.startswith(("{", "["), start):
         return bad
@@ -299,12 +299,12 @@ _ARGUMENT_KEYS_AS_JSON = [json.dumps(key) for key in ARGUMENT_KEYS]
 def _quoted_object(text: str, begin: int, end: int, value: str | None) -> tuple[str, int] | None:
     """(a text that spells an object, its end) for arguments in single quotes from `begin` to `end`: the `value` of a
     Python string, or JSON as it stands, where an apostrophe does not end it. None for another string."""
-    if value is not None and _object(value) is not None and text.startswith((",", "}"), _after_space(text, end)):
+    if value is not None and _object(value) is not None and text.startswith((",", "}"), after_space(text, end)):
         return value, end
-    raw = _strict(text, _after_space(text, begin + 1))
+    raw = _strict(text, after_space(text, begin + 1))
     if raw is None or not isinstance(raw.value, dict):
         return None
-    closing = _after_space(text, raw.end)
+    closing = after_space(text, raw.end)
     return (json.dumps(raw.value), closing + 1) if text.startswith("'", closing) else None
 
 
@@ -328,7 +328,8 @@ def _escaped(match: re.Match[str]) -> str:
     return chr(number)
 
 
-def _after_space(text: str, start: int) -> int:
+def after_space(text: str, start: int) -> int:
+    """Where the white space that begins at `start` ends."""
     space = _SPACE.match(text, start)
     assert space  # an empty one matches too
     return space.end()

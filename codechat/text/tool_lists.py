@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from codechat.core.errors import DataError, check_choice
-from codechat.text.tool_schemas import TYPES, Schema, tool_schema, type_named
+from codechat.text.tool_schemas import TYPES, Schema, kinds_of, tool_schema, type_named
 
 NO_TOOLS = "You are a helpful assistant, with no access to external functions."
 WITH_TOOLS = "You are a helpful assistant with access to the following functions. Use them if required -"
@@ -435,6 +435,13 @@ def listed_parameters(parameters: Mapping[str, Any]) -> Schema:
     return out | ({"additionalProperties": union(further) or True} if further else {})
 
 
+class _Place(NamedTuple):
+    """Where a schema stands."""
+
+    references: tuple[str, ...] = ()  # that led to it
+    depth: int = 0
+
+
 class _Simplifier:
     """Writes the schemas of one tool without references and with few keywords. What they allow is allowed after it; it
     may allow more."""
@@ -443,31 +450,31 @@ class _Simplifier:
         self.root = root
         self.left = MOST_REFERENCES  # references that may still be followed
 
-    def simple(self, schema: Any, within: tuple[str, ...] = (), depth: int = 0) -> Schema:
-        """within: the references that led here."""
-        if not isinstance(schema, Mapping) or depth > DEEPEST - 2:
+    def simple(self, schema: Any, place: _Place = _Place()) -> Schema:
+        """The simple schema of one that stands at a place."""
+        if not isinstance(schema, Mapping) or place.depth > DEEPEST - 2:
             return {}
-        out = self._own(schema, within, depth)
+        out = self._own(schema, place)
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            out = both(out, self._referred(reference, within, depth))
+            out = both(out, self._referred(reference, place))
         for one in _listed(schema.get("allOf")):
-            out = both(out, self.simple(one, within, depth))
+            out = both(out, self.simple(one, place))
         for key in ("anyOf", "oneOf"):
             alternatives = _listed(schema.get(key))
             if alternatives:
-                out = both(out, union([self.simple(one, within, depth) for one in alternatives]))
+                out = both(out, union([self.simple(one, place) for one in alternatives]))
         return out
 
-    def _referred(self, reference: str, within: tuple[str, ...], depth: int) -> Schema:
+    def _referred(self, reference: str, place: _Place) -> Schema:
         target = pointed_at(self.root, reference)
         self.left -= 1
-        if reference in within or self.left < 0:  # a recursive model
+        if reference in place.references or self.left < 0:  # a recursive model
             kind = target.get("type") if isinstance(target, Mapping) else None
             return {"type": kind} if kind in TYPES else {}
-        return self.simple(target, (*within, reference), depth)
+        return self.simple(target, _Place((*place.references, reference), place.depth))
 
-    def _own(self, schema: Mapping[str, Any], within: tuple[str, ...], depth: int) -> Schema:
+    def _own(self, schema: Mapping[str, Any], place: _Place) -> Schema:
         """What the schema says itself."""
         kinds = [kind for kind in kinds_of(schema) if kind in TYPES]
         if "const" in schema:
@@ -478,35 +485,37 @@ class _Simplifier:
             kinds = ["object"]
         if not kinds and ({"items", "prefixItems"} & schema.keys()):
             kinds = ["array"]
-        return union([self._of_kind(kind, schema, within, depth) for kind in kinds]) if kinds else {}
+        inner = _Place(place.references, place.depth + 1)
+        return union([self._of_kind(kind, schema, inner) for kind in kinds]) if kinds else {}
 
-    def _of_kind(self, kind: str, schema: Mapping[str, Any], within: tuple[str, ...], depth: int) -> Schema:
+    def _of_kind(self, kind: str, schema: Mapping[str, Any], inner: _Place) -> Schema:
+        """One type of a schema. inner: the place of what the schema holds."""
         if kind == "array":
-            return self._array(schema, within, depth)
-        return self._object(schema, within, depth) if kind == "object" else {"type": kind}
+            return self._array(schema, inner)
+        return self._object(schema, inner) if kind == "object" else {"type": kind}
 
-    def _array(self, schema: Mapping[str, Any], within: tuple[str, ...], depth: int) -> Schema:
+    def _array(self, schema: Mapping[str, Any], inner: _Place) -> Schema:
         items = schema.get("items")
         several = list(_listed(schema.get("prefixItems")))
         if several:
             closed = items is False or schema.get("maxItems") == len(several)
             if not closed:
                 several.append(items)
-            return {"type": "array", "items": union([self.simple(one, within, depth + 1) for one in several])}
+            return {"type": "array", "items": union([self.simple(one, inner) for one in several])}
         if not isinstance(items, Mapping):
             return {"type": "array"}
-        return {"type": "array", "items": self.simple(items, within, depth + 1)}
+        return {"type": "array", "items": self.simple(items, inner)}
 
-    def _object(self, schema: Mapping[str, Any], within: tuple[str, ...], depth: int) -> Schema:
+    def _object(self, schema: Mapping[str, Any], inner: _Place) -> Schema:
         named = schema.get("properties")
         named = named if isinstance(named, Mapping) else {}
         required = [name for name in _listed(schema.get("required")) if isinstance(name, str)]
-        properties = {name: self.simple(one, within, depth + 1) for name, one in named.items()}
+        properties = {name: self.simple(one, inner) for name, one in named.items()}
         properties |= {name: {} for name in required if name not in properties}
         further = schema.get("additionalProperties")
         open_: Any = None  # the schema of further keys, or true
         if further is True or isinstance(further, Mapping):
-            open_ = self.simple(further, within, depth + 1) or True
+            open_ = self.simple(further, inner) or True
         if not properties:
             if isinstance(open_, dict):
                 return {"type": "object", "additionalProperties": open_}
@@ -674,12 +683,6 @@ def _allows(schema: Schema, value: Any) -> bool:
     if "enum" in schema:
         return any(_same(value, one) for one in schema["enum"])
     return is_of(value, kinds_of(schema))
-
-
-def kinds_of(schema: Mapping[str, Any]) -> list[str]:
-    """The types of a schema; none where it says none."""
-    kinds = schema.get("type", [])
-    return kinds if isinstance(kinds, list) else [kinds]
 
 
 def _overlap(a: Schema, b: Schema) -> bool:

@@ -14,9 +14,10 @@ JSON Schema already stays as it is.
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from codechat.core.errors import DataError
@@ -44,16 +45,14 @@ PARAMETER_KEYS = (*USUAL_KEYS, "input_parameters", "inputs", "arguments", "args"
 LIST_KEYS = ("tools", "functionDeclarations", "function_declarations")
 # Keys of a tool that may hold a schema, but none of its parameters.
 OTHER_KEYS = (
-    *("outputSchema", "output_schema", "output", "output_parameters", "outputs"),
-    *("returns", "return", "response", "responses", "results", "result"),
-    *("annotations", "metadata", "_meta", "examples", "example"),
-)
+    "outputSchema output_schema output output_parameters outputs returns return response responses results result"
+    " annotations metadata _meta examples example"
+).split()
 # Keywords whose values are schemas: one each, a list of them, one by name.
 ONE_SCHEMA = (
-    *("items", "additionalItems", "unevaluatedItems", "contains"),
-    *("additionalProperties", "unevaluatedProperties", "propertyNames"),
-    *("not", "if", "then", "else"),
-)
+    "items additionalItems unevaluatedItems contains additionalProperties unevaluatedProperties propertyNames"
+    " not if then else"
+).split()
 LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 KEYWORDS = (*ONE_SCHEMA, *NAMED_SCHEMAS, "default", "const", "examples", "example")
@@ -159,15 +158,17 @@ def _parameters_of(tool: Mapping[str, Any], name: str) -> Any:
 def _is_deeper(value: Any, levels: int) -> bool:
     """Whether a JSON value has more levels of lists and objects than that."""
     level = [value]
-    for _ in range(levels):
-        level = [
-            inner
-            for one in level
-            for inner in (one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ())
-        ]
+    for _ in range(levels):  # no recursion: the value may be deeper than Python can follow
+        level = list(chain.from_iterable(map(_values_within, level)))
         if not level:
             return False
     return True
+
+
+def _values_within(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _may_be_parameters(key: str, value: Any) -> bool:
@@ -210,7 +211,7 @@ def _is_schema(given: Mapping[str, Any], report: Report) -> bool:
     properties = given.get("properties")
     kind = given.get("type")
     named = isinstance(properties, Mapping) and all(isinstance(one, Mapping | bool) for one in properties.values())
-    if _may_be_object(kind):
+    if _may_be_object(given):
         stray = [k for k, v in given.items() if isinstance(v, Mapping) and "type" in v and k not in KEYWORDS]
         if stray and properties is None:
             raise DataError(f"tool {report.tool!r} has {stray[0]!r} beside its type; expected {{'properties': ...}}")
@@ -228,10 +229,10 @@ def _is_schema(given: Mapping[str, Any], report: Report) -> bool:
     raise DataError(f"tool {report.tool!r} has parameters of type {kind!r}; expected an object: JSON Schema")
 
 
-def _may_be_object(kind: Any) -> bool:
-    """Whether the value of `type` says that an object is possible."""
-    words = [word for word in (kind if isinstance(kind, list) else [kind]) if isinstance(word, str)]
-    return any((type_named(word) or {}).get("type") == "object" for word in words)
+def _may_be_object(given: Mapping[str, Any]) -> bool:
+    """Whether the type of parameters says that an object is possible."""
+    named = [type_named(word) for word in kinds_of(given) if isinstance(word, str)]
+    return any(kind and kind.get("type") == "object" for kind in named)
 
 
 def _names_only(given: Mapping[str, Any]) -> bool:
@@ -318,12 +319,11 @@ def _keyword(key: str, value: Any, schema: Mapping[str, Any], where: str, report
     if key == "enum" and not isinstance(value, list):
         report.add(where, f"has an enum {str(value)[:60]!r} that is no list; any value is allowed")
         return {}
-    if key == "required" and isinstance(value, tuple):
+    if key == "required" and isinstance(value, list | tuple):
         return {key: list(value)}
-    if key == "required" and isinstance(value, bool):  # belongs to the object around, see `_lifted`
-        return {}
-    if key == "required" and not isinstance(value, list):
-        report.add(where, f"has required {str(value)[:60]!r} that is no list")
+    if key == "required":
+        if not isinstance(value, bool):  # a bool belongs to the object around, see `_lifted`
+            report.add(where, f"has required {str(value)[:60]!r} that is no list")
         return {}
     if key in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):  # draft 4
         bound = key.removeprefix("exclusive").lower()
@@ -375,6 +375,12 @@ def _typed(value: Any, where: str, report: Report) -> Schema:
     return _union(known)
 
 
+def kinds_of(schema: Mapping[str, Any]) -> list[str]:
+    """The types of a schema; none where it says none."""
+    kinds = schema.get("type", [])
+    return kinds if isinstance(kinds, list) else [kinds]
+
+
 def _union(parts: Sequence[Schema]) -> Schema:
     """The schema of a value that fits one of them."""
     parts = [part for i, part in enumerate(parts) if part not in parts[:i]]
@@ -383,8 +389,7 @@ def _union(parts: Sequence[Schema]) -> Schema:
     if len(parts) == 1:
         return parts[0]
     if all(part.keys() == {"type"} for part in parts):
-        kinds = [k for part in parts for k in (part["type"] if isinstance(part["type"], list) else [part["type"]])]
-        return {"type": list(dict.fromkeys(kinds))}
+        return {"type": list(dict.fromkeys(chain.from_iterable(map(kinds_of, parts))))}
     return {"anyOf": list(parts)}
 
 

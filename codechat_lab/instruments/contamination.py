@@ -81,7 +81,7 @@ class Report:
 
 
 def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]]) -> Report:
-    """Search what the lineage was trained on for the problems."""
+    """Search what the lineage was trained on for the problems: the instrument that `codechat evaluate` uses."""
     report = Report(len(problems))
     report.how = search(problems, report.texts(lineage))
     return report
@@ -92,10 +92,10 @@ def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> di
     index = Index()
     for problem in problems:
         index.add(problem)
-    ways = defaultdict[str, tuple[str, ...]](tuple)
+    ways: dict[str, tuple[str, ...]] = {}
     for found, way in sorted(scan(texts, index)):
-        ways[found] += (way,)
-    return dict(ways)
+        ways[found] = (*ways.get(found, ()), way)
+    return ways
 
 
 class Finding(NamedTuple):
@@ -120,11 +120,12 @@ class Index:
         gold = problem.gold if isinstance(problem.gold, Mapping) else {}
         code = str(gold.get("code") or "")
         words = _words(request(problem))
+        prompt = Finding(problem.id, "prompt")
         if len(words) < N:
-            self.exact[tuple(words)].add(Finding(problem.id, "prompt"))
+            self.exact[tuple(words)].add(prompt)
         if "function" in gold:
             self.exact[_defines(gold["function"])].add(Finding(problem.id, "function"))
-        self.grams[Finding(problem.id, "prompt")] = _grams(words)
+        self.grams[prompt] = _grams(words)
         self.grams[Finding(problem.id, "solution")] = _grams(_words(_without_comments(code)))
         for form, block in _normal_forms(code):
             self.exact[form].add(Finding(problem.id, "program"))
