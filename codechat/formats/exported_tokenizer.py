@@ -3,6 +3,7 @@ llama.cpp."""
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,7 @@ def chat_template(
         "ALL_TAGS": json.dumps(TAGS),
         "CALL_TAG": CALL_TAG,
     }
-    text = Path(__file__).with_name(MESSAGES).read_text(encoding="utf-8")
-    for name, value in written.items():
-        text = text.replace(name, value)
+    text = _filled(MESSAGES, written)
     if tags == chat.RAW and beginning:
         text += f"{{{{- {json.dumps(beginning)} -}}}}"
     return text + (own_template(tags) if theirs is None else without_messages(theirs))
@@ -53,18 +52,31 @@ def without_messages(template: str) -> str:
 
 def own_template(tags: str) -> str:
     """The jinja template of `chat`'s layout for messages of text: one for both tag modes; of raw text without tags."""
-    text = Path(__file__).with_name(f"{'raw' if tags == chat.RAW else 'chat'}_template.jinja").read_text()
-    heads = {**TAG_OF, "tool": TAG_OF["function"]}
-    turns = [t for t in TAGS if t != CALL_TAG]
-    text = text.replace("HEADS", json.dumps(heads)).replace("ROLES", ", ".join(TAG_OF))
-    return text.replace("TURN_TAGS", json.dumps(turns)).replace("CALL_TAG", CALL_TAG).replace("END_TAG", END_TAG)
+    if tags == chat.RAW:
+        return _filled("raw_template.jinja", {})
+    written = {
+        "HEADS": json.dumps(TAG_OF | {"tool": TAG_OF["function"]}),
+        "ROLES": ", ".join(TAG_OF),
+        "TURN_TAGS": json.dumps([tag for tag in TAGS if tag != CALL_TAG]),
+        "CALL_TAG": CALL_TAG,
+        "END_TAG": END_TAG,
+    }
+    return _filled("chat_template.jinja", written)
+
+
+def _filled(file: str, written: Mapping[str, str]) -> str:
+    """The text of a template of ours with its words in capitals replaced."""
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    for name, value in written.items():
+        text = text.replace(name, value)
+    return text
 
 
 def end_ids(tok: Tokenizer, tags: str) -> list[int]:
     """Single ids that end a completion: <|end|> where it is one, then the end of text."""
     (stop,) = chat.stop_sequences(tok, tags)
-    ids = [*stop, tok.eot_id] if len(stop) == 1 else [tok.eot_id]
-    return list(dict.fromkeys(ids))
+    ends = stop if len(stop) == 1 else ()
+    return list(dict.fromkeys((*ends, tok.eot_id)))
 
 
 def tokenizer_files(

@@ -320,12 +320,14 @@ def _family_in(given: Mapping[str, Any], by_kind: list[str]) -> Family:
     settings = {**given, "layer_types": set(given.get("layer_types") or ()) - {"full_attention"}}
     if by_kind:
         settings["rope_type"] = f"one for each of {', '.join(by_kind)}"
-    named = {key: given.get(key) for key in ("model_type", "hidden_act")}
-    act = named["hidden_act"]
-    family = next((f for f in FAMILIES if (f.model_type, f.act) == (named["model_type"], act or f.act)), None)
+    kind = given.get("model_type")
+    act = given.get("hidden_act")
+    family = next((f for f in FAMILIES if (f.model_type, f.act) == (kind, act or f.act)), None)
     wrong = {name: settings[name] for name, harmless in UNSUPPORTED.items() if settings.get(name) not in harmless}
     if wrong or family is None:
-        got = ", ".join(f"{name}={str(value)[:60]}" for name, value in (wrong or named).items())
+        got = ", ".join(
+            f"{name}={str(value)[:60]}" for name, value in (wrong or dict(model_type=kind, hidden_act=act)).items()
+        )
         known = ", ".join(dict.fromkeys(f"{f.model_type} with {f.act}" for f in FAMILIES))
         raise ConfigError(f"config.json has {got}; required is one of {known}; choose another model")
     return family

@@ -170,8 +170,9 @@ def picture(
     roles: Sequence[str],
 ) -> XRay:
     """Tokens, their values and roles, T each. DataError where a value is not a finite number."""
-    if not all(map(math.isfinite, values)):
-        raise DataError(f"{kind} holds {next(v for v in values if not math.isfinite(v))}; expected finite numbers")
+    odd = [value for value in values if not math.isfinite(value)]
+    if odd:
+        raise DataError(f"{kind} holds {odd[0]}; expected finite numbers")
     return XRay(kind, list(ids), token_texts(ids, tokenizer), list(values), list(roles))
 
 
