@@ -10,12 +10,12 @@ LAB = "codechat_lab"
 
 # what is measured: (ceiling today, target)
 # 2,200 of both are the toolbox's functions, which nobody counted while they were expressions in JSON.
-CONTENT = {"codechat": (87_950, 66_000), "both": (162_600, 135_000)}
+CONTENT = {"codechat": (85_600, 66_000), "both": (162_600, 135_000)}
 DENSITY = {"codechat": (5.90, 5.0), LAB: (6.19, 5.5), "tests": (6.50, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3.8, 3)}
 SPLATS = {"codechat": (5.8, 3), LAB: (9.1, 3)}
-WIDE_LINES = {"codechat": (13, 0), LAB: (20, 0), "tests": (56, 0)}
+WIDE_LINES = {"codechat": (11, 0), LAB: (20, 0), "tests": (56, 0)}
 # Calls of eval and exec: files of users, untrusted programs in the sandbox, reference solutions that are texts.
 EXECUTED = {
     "codechat/text/tool_functions.py": 1,
