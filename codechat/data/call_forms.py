@@ -93,9 +93,8 @@ def _read_said(text: str, offered: Collection[str], marked: bool) -> Answer:
 def _reject_calls_without_tools(text: str) -> None:
     """Unreadable for an answer that is nothing but calls, which would teach a model to call what nobody offers."""
     bare = text.strip()
-    if _LIKE_PYTHON.match(bare) and _python_calls(bare, 0, ()) is not None:
-        raise Unreadable("call_without_tools")
-    if any(map(_is_name_and_arguments, _whole_json(bare))):
+    in_python = _LIKE_PYTHON.match(bare) and _python_calls(bare, 0, ())
+    if in_python or any(map(_is_name_and_arguments, _whole_json(bare))):
         raise Unreadable("call_without_tools")
 
 

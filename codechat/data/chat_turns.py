@@ -1,8 +1,7 @@
 """Turns of public chat sets, in OpenAI's or ShareGPT's keys -> `Turn` of `text.tool_calls`.
 
-A turn is {role or from, content or value}; an answer may also have tool_calls or function_call, reasoning, and a
-mark of
-its loss: `weight: 0`, `train: false` or `loss: false`. Content may be Anthropic's parts."""
+A turn is {role or from, content or value}; an answer may also have tool_calls or function_call, reasoning, and a mark
+of its loss: `weight: 0`, `train: false` or `loss: false`. Content may be Anthropic's parts."""
 
 import json
 import re
@@ -138,14 +137,14 @@ def read_turn(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Itera
     _reject_unread_keys(raw)
     role = role_of(raw)
     if role == "user":
-        raw, blocks = _without_results(raw)
-        for block in blocks:
-            said = text_of(block.get("content") or "", "function", raw, where)
-            yield Turn("function", said, result_of=block["tool_use_id"])
-        if blocks and not content_of(raw):
+        raw, results = _without_results(raw)
+        for result in results:
+            said = text_of(result.get("content") or "", "function", raw, where)
+            yield Turn("function", said, result_of=result["tool_use_id"])
+        if results and not content_of(raw):
             return
     elif role == "assistant":
-        raw = _with_fields_of_blocks(raw)
+        raw = _with_fields_of_parts(raw)
     weight = _weight(raw, where) if role in ("assistant", *CALL_ROLES) else 1
     if role in CALL_ROLES:
         yield Turn("assistant", _with_reasoning("", raw), call_forms.calls_in(content_of(raw)), weight=weight)
@@ -160,9 +159,9 @@ def read_turn(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Itera
         yield _answer(text, raw, tools, weight, marked)
         return
     # Qwen's template puts the results of several calls into one turn of the user.
-    results = call_forms.results_in(text) if role in ("function", "user") else []
-    if results:
-        yield from (Turn("function", result) for result in results)
+    tagged = call_forms.results_in(text) if role in ("function", "user") else []
+    if tagged:
+        yield from (Turn("function", result) for result in tagged)
     else:
         yield Turn(role, text, result_of=raw.get("tool_call_id") if role == "function" else None)
 
@@ -176,50 +175,44 @@ def _reject_unread_keys(raw: Row) -> None:
             raise Unreadable(f"message_has ({key})")
 
 
-def _blocks(raw: Row, kinds: Sequence[str]) -> list[Row]:
-    """The parts of a turn's content that are of these types; none where the content is no list of parts."""
+def _split_parts(raw: Row, kinds: Sequence[str]) -> tuple[Row, list[Row]]:
+    """A turn without the parts of its content that are of these types, and these parts; none where the content is no
+    list of parts."""
     parts = raw.get("content")
     if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
-        return []
-    return [part for part in parts if part.get("type") in kinds]
-
-
-def _without_blocks(raw: Row, kinds: Sequence[str]) -> Row:
-    return {**raw, "content": [part for part in raw["content"] if part.get("type") not in kinds]}
+        return raw, []
+    taken = [part for part in parts if part.get("type") in kinds]
+    rest = [part for part in parts if part.get("type") not in kinds]
+    return (dict(raw) | {"content": rest}, taken) if taken else (raw, [])
 
 
 def _without_results(raw: Row) -> tuple[Row, list[Row]]:
     """A turn of the user without Anthropic's parts that are results, and these."""
-    results = _blocks(raw, ("tool_result",))
-    if not results:
-        return raw, []
+    rest, results = _split_parts(raw, ("tool_result",))
     if any("tool_use_id" not in result for result in results):
         raise Unreadable("result_without_call")
-    return _without_blocks(raw, ("tool_result",)), results
+    return rest, results
 
 
-def _with_fields_of_blocks(raw: Row) -> Row:
+def _with_fields_of_parts(raw: Row) -> Row:
     """An answer whose content is Anthropic's parts with its calls and its reasoning in fields, as OpenAI has them.
     Unreadable for text after a call."""
-    kinds = ("thinking", "tool_use")
-    blocks = _blocks(raw, kinds)
-    if not blocks:
-        return raw
+    rest, parts = _split_parts(raw, ("thinking", "tool_use"))
+    calls = [part for part in parts if part["type"] == "tool_use"]
+    thoughts = [part.get("thinking") for part in parts if part["type"] == "thinking"]
     fields: dict[str, Any] = {}
-    calls = _blocks(raw, ("tool_use",))
     if calls:
         first = raw["content"].index(calls[0])
         if any(part.get("type") == "text" for part in raw["content"][first:]):
             raise Unreadable("text_after_call")
         fields["tool_calls"] = [
-            {"id": call.get("id"), "name": call.get("name"), "arguments": call.get("input")} for call in calls
+            dict(id=call.get("id"), name=call.get("name"), arguments=call.get("input")) for call in calls
         ]
-    thoughts = [block.get("thinking") for block in _blocks(raw, ("thinking",))]
     if not all(isinstance(thought, str) for thought in thoughts):
         raise Unreadable("reasoning_not_text")
     if thoughts:
         fields["thinking"] = "\n".join(map(str, thoughts))
-    return {**_without_blocks(raw, kinds), **fields}
+    return dict(rest) | fields
 
 
 def _with_reasoning(text: str, raw: Row) -> str:

@@ -202,12 +202,12 @@ def conversation_row(
     domain = domain or _named_domain(row)
     if not domain:
         domain = "calls" if _has_tools(messages) else domain_of(answers[0]["content"])
-    converted: Row = {
-        "id": f"{domain}-{digest(repr(messages))[:16]}",
-        "messages": messages,
-        "domain": domain,
-        "meta": {"tools_present": _offers_tools(messages), "asked": domain},
-    }
+    converted: Row = dict(
+        id=f"{domain}-{digest(repr(messages))[:16]}",
+        messages=messages,
+        domain=domain,
+        meta=dict(tools_present=_offers_tools(messages), asked=domain),
+    )
     # Conversations with the same `split_key` are in one split, or training would see the test.
     converted["meta"]["split"] = split_of(digest(split_key(converted)))
     return converted
@@ -264,11 +264,10 @@ def call_problem(row: Row) -> Row | None:
     calls = chat.parse_calls(row["messages"][at]["content"])
     if len(calls) > 1:
         return None
-    gold = {"name": calls[0].name, "arguments": calls[0].arguments} if calls else None
-    return {
-        "id": row["id"],
-        "messages": row["messages"][:at],
-        "gold": gold,
-        "split": row["meta"]["split"],
-        "meta": {"tools_present": row["meta"]["tools_present"]},
-    }
+    return dict(
+        id=row["id"],
+        messages=row["messages"][:at],
+        gold=dict(name=calls[0].name, arguments=calls[0].arguments) if calls else None,
+        split=row["meta"]["split"],
+        meta=dict(tools_present=row["meta"]["tools_present"]),
+    )

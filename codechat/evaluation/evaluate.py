@@ -314,11 +314,12 @@ class _Evaluation:
             return None
         # checkpoints of one run have learned from the same texts
         known = json.dumps([dict(entry) | {"step": None} for entry in subject.lineage], sort_keys=True)
-        if known not in self.searched:
-            everything = [problem for items in self.problems.values() for problem in items]
-            self.searched[known] = self.search(everything, subject.lineage)
-        _say(self.searched[known])
-        return self.searched[known].how
+        report = self.searched.get(known)
+        if report is None:
+            everything = list(itertools.chain.from_iterable(self.problems.values()))
+            report = self.searched[known] = self.search(everything, subject.lineage)
+        _say(report)
+        return report.how
 
     def sample(self, subject: Subject, split: str, sampling: Sampling) -> results.TaskResult:
         """The subject's completions of a split, with their scores."""

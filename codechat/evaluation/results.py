@@ -223,15 +223,13 @@ def paired_difference(a: Sequence[Row], b: Sequence[Row], *, k: int = 1, seed: i
     return paired_bootstrap(before, after, seed)
 
 
-def difference_over_seeds(
-    seeds: Sequence[tuple[Sequence[Row], Sequence[Row]]], *, k: int = 1, seed: int = 0
-) -> Interval:
+def difference_over_seeds(seeds: Sequence[tuple[Sequence[Row], Sequence[Row]]], *, k: int = 1) -> Interval:
     """The same over several seeds, each with its rows (a, b). The seeds' problems may differ in part."""
     pairs = [_pairs(a, b, k) for a, b in seeds]
     ids = sorted(set().union(*pairs))
     clusters = _clusters((row for pair in seeds for rows in pair for row in rows), ids)
     table = [[of_seed[id].gain if id in of_seed else math.nan for id in ids] for of_seed in pairs]
-    return hierarchical_interval(table, clusters=clusters, seed=seed)
+    return hierarchical_interval(table, clusters=clusters)
 
 
 class _Pair(NamedTuple):

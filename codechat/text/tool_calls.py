@@ -371,11 +371,7 @@ def _answered_calls(messages: Sequence[Mapping[str, str]], number: int) -> list[
 
 
 def _openai_call(id: str, call: Call) -> dict[str, Any]:
-    return {
-        "id": id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-    }
+    return dict(id=id, type="function", function=dict(name=call.name, arguments=json.dumps(call.arguments)))
 
 
 def answer_text(message: Mapping[str, Any]) -> str:

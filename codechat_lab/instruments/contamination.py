@@ -94,7 +94,7 @@ def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> di
         index.add(problem)
     ways: dict[str, tuple[str, ...]] = {}
     for found, way in sorted(scan(texts, index)):
-        ways[found] = (*ways.get(found, ()), way)
+        ways[found] = ways.get(found, ()) + (way,)
     return ways
 
 
@@ -237,7 +237,8 @@ def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     task = entry.get("task")
     if task and not (preferences and data_dir):  # with preferences from files the task only evaluates
         source = entry.get("task_data") if preferences else data_dir
-        source = str(_directory(source)) if source and _directory(source).exists() else source  # or a word such as hub
+        if source and _directory(source).exists():  # it may also be a word such as hub
+            source = str(_directory(source))
         problems = tasks.load(task, source=source).problems("train", seed=entry.get("seed") or 0)
         yield from ((request(problem), True) for problem in problems)  # RL never shows a reference solution
     elif not data_dir:
