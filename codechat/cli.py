@@ -1,21 +1,17 @@
-"""`codechat COMMAND`: runs a command of `core.registry.COMMANDS`, and turns what goes wrong into a line on stderr
-and an exit code.
+"""`codechat COMMAND`: runs a command of `core.registry.COMMANDS`, and turns errors into one line on stderr and an exit
+code.
 
-The module is imported when its command is called, so `codechat --help` needs neither torch nor a data library.
+A command's settings are imported when it is called, and its code after they are read, so no --help loads torch.
 
 Exit codes: 0 done; 2 bad input (one line says what was got and what to do); 130 interrupted. An unexpected exception is
 a defect and keeps its traceback.
 """
 
 import errno
-import importlib.abc
-import importlib.util
 import io
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +41,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. SystemExit passes through where a command raises it (--help)."""
-    if sys.platform == "linux" and "GOMP_SPINCOUNT" not in os.environ:  # OpenMP reads it when a command imports torch
-        os.environ["GOMP_SPINCOUNT"] = "100" if _others_compute() else "10000"
     return guarded(_dispatch, list(sys.argv[1:] if argv is None else argv))
-
-
-def _others_compute() -> bool:
-    """Whether other processes keep cores busy that this one's threads want. Then these should not poll before they
-    sleep: a step of training takes twice as long (docs/experiments/speed-on-a-cpu.md)."""
-    running = []
-    for _ in range(5):  # a single look may meet a short-lived thread
-        time.sleep(0.005)
-        running.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1)
-    return min(running) + len(os.sched_getaffinity(0)) > (os.cpu_count() or 1)
 
 
 def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
@@ -91,42 +75,37 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-class _LazyFinder(importlib.abc.MetaPathFinder):
-    """Our modules run on the first use of an attribute: the help of a command loads no torch."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name.startswith(("codechat.", "codechat_lab.")) else None
-        if spec is None or spec.submodule_search_locations is not None:
-            return None
-        spec.loader = importlib.util.LazyLoader(spec.loader)
-        return spec
-
-
 def _dispatch(words: list[str]) -> Any:
     if words[:1] == ["--root"]:
-        if len(words) < 2 or not (folder := Path(words[1]).expanduser()).is_dir():
-            raise ConfigError(f"{' '.join(words[:2])}: required is a folder that exists, such as --root . for this one")
-        os.chdir(folder)  # everything else, and every process started later, then finds it as its own folder
+        _change_root(words[1:2])
         words = words[2:]
     if not words or words[0] in ("-h", "--help", "help"):
-        width = max(map(len, COMMANDS)) + 2
-        rows = "\n".join(f"  {name:<{width}}{command.about}" for name, command in COMMANDS.items())
-        print(f"{USAGE}\n\ncommands:\n{rows}\n\n{EXAMPLES}")
+        _print_help()
         return 0 if words else 2
     if words[0] == "--version":
         print(f"codechat {__version__}")
         return 0
     name = words[0]
-    rest = words[1:]
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
     command = COMMANDS[name]
-    lazy = [_LazyFinder()] if {"-h", "--help"} & set(rest) else []
-    sys.meta_path[:0] = lazy
-    try:
-        done = command.run(rest)
-    finally:
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in lazy]
+    done = command.run(words[1:])
+    if command.kind == "loop" and done.status["status"] != "finished":
+        return INTERRUPTED
+    return done
 
-    stopped_early = command.kind == "loop" and done.status["status"] != "finished"
-    return INTERRUPTED if stopped_early else done
+
+def _change_root(given: list[str]) -> None:
+    """Change to the folder of --root; everything else, and every process started later, has it as its own folder."""
+    folder = Path(given[0]).expanduser() if given else None
+    if folder is None or not folder.is_dir():
+        raise ConfigError(
+            f"{' '.join(['--root', *given])}: required is a folder that exists, such as --root . for this one"
+        )
+    os.chdir(folder)
+
+
+def _print_help() -> None:
+    width = max(map(len, COMMANDS)) + 2
+    rows = "\n".join(f"  {name:<{width}}{command.about}" for name, command in COMMANDS.items())
+    print(f"{USAGE}\n\ncommands:\n{rows}\n\n{EXAMPLES}")

@@ -61,7 +61,8 @@ from codechat.pretrain import PretrainConfig
 from codechat.runs import paths
 from codechat_lab.instruments import planner
 from codechat_lab.instruments.loss_exercises import check_cases
-from codechat_lab.instruments.planner import Plan, PlanConfig
+from codechat_lab.instruments.plan_settings import RUN_DIALS, PlanConfig
+from codechat_lab.instruments.planner import Plan
 from codechat_lab.instruments.step_memory import CATEGORIES, measure
 from codechat_lab.launch import launcher
 from codechat_lab.reports.style import OKABE_ITO, new_figure
@@ -192,7 +193,7 @@ table.round(1)
 # %%
 def of_depth(depth: int, gpus: int) -> Plan:
     words = ["--depth", str(depth), "--gpus", str(gpus), "--gpu", gpu]
-    return Plan(config.parse(PlanConfig, words, dials=planner.RUN_DIALS), None)  # its hours need no memory
+    return Plan(config.parse(PlanConfig, words, dials=RUN_DIALS), None)  # its hours need no memory
 
 
 plans = {depth: of_depth(depth, 1) for depth in (2, 4, 8, 12, 16, 20, 24, 32)}

@@ -60,7 +60,8 @@ from codechat.text import chat
 from codechat.text.tool_functions import load_executors
 from codechat_lab.instruments import token_view
 from codechat_lab.serve.call_grammar import prompt_grammar
-from codechat_lab.serve.terminal import ToolChat, ToolsConfig
+from codechat_lab.serve.settings import ToolsConfig
+from codechat_lab.serve.terminal import ToolChat
 from codechat_lab.tasks.toolbox.prepare import CallsConfig, prepare_calls
 
 # %%

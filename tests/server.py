@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from codechat_lab.serve import serve
-from codechat_lab.serve.serve import ServeConfig
+from codechat_lab.serve.settings import ServeConfig
 
 
 @dataclass

@@ -13,11 +13,15 @@ import pytest
 
 from codechat import __version__
 from codechat.cli import INTERRUPTED, guarded, main
+from codechat.core import openmp
 from codechat.core.errors import CheckpointError, ConfigError, DataError, MissingFile, RunError, UserError
 from codechat.core.registry import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
-EXPECTED = "pretrain sft reinforce grpo ppo expert distill preference diagnose passk filter evaluate runs export import data new run recipes chars natural plan launch export-scripts xray chat tools serve sandbox report pages download".split()
+EXPECTED = (
+    "pretrain sft reinforce grpo ppo expert distill preference diagnose passk filter evaluate runs export import data "
+    "new run recipes chars natural plan launch export-scripts xray chat tools serve sandbox report pages download"
+).split()
 
 
 def fails(error: BaseException):
@@ -64,15 +68,45 @@ def test_runs_lie_below_the_folder_of_the_command_or_of_root(
     assert Path.cwd() == before
 
 
-def test_openmp_polls_seldom_where_other_processes_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+HELP_OF_ALL = """
+import sys
+from codechat.cli import main
+from codechat.core.registry import COMMANDS
+for name in COMMANDS:
+    try:
+        main([name, "--help"])
+    except SystemExit as end:
+        assert end.code == 0, name
+    loaded = {"torch", "pandas", "nbformat"} & set(sys.modules)
+    assert not loaded, f"{name} --help loads {loaded}"
+"""
+
+
+def test_no_help_loads_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP_OF_ALL], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("cores", "polls"), [(os.cpu_count(), "100"), (100_000, "10000")])
+def test_openmp_polls_seldom_where_other_processes_compute(
+    cores: int, polls: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     wait = "import time\nwhile time.process_time() < 9: pass"
     busy = [subprocess.Popen([sys.executable, "-c", wait]) for _ in range(os.cpu_count() or 1)]
-    for cores, polls in ((os.cpu_count(), "100"), (100_000, "10000")):
-        monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-        monkeypatch.setattr(os, "cpu_count", lambda: cores)
-        main(["--help"])
-        assert os.environ["GOMP_SPINCOUNT"] == polls
-    assert [process.kill() for process in busy]
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)  # after the processes, of which there would be 100,000
+    try:
+        main(["runs"])
+    finally:
+        for process in busy:
+            process.kill()
+    assert os.environ["GOMP_SPINCOUNT"] == polls
+
+
+def test_polls_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    openmp.set_polls(shared=True)
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

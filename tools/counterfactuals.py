@@ -31,8 +31,9 @@ from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import DataError
 from codechat.distributed import dist
 from codechat.evaluation.behaviour_probes import answers, behaviour, read_probes
-from codechat.evaluation.evaluate import SamplingSettings, label
+from codechat.evaluation.evaluate import label
 from codechat.evaluation.intervals import wilson_interval
+from codechat.evaluation.settings import SamplingSettings
 from codechat.models import loading
 from codechat.runs.run import Run
 from codechat.tasks.base import Message, Problem

@@ -1,15 +1,19 @@
 """The form of what can be run: a loop, a preparation, a stage of a recipe, or another command (`core.registry`
 lists them)."""
 
+import ast
 import importlib
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
-from codechat.core import config
+from codechat.core import config, openmp
 
 # of the entry points: functions of a configuration that installed packages want called before its command begins
 BEFORE = "codechat.before"
@@ -17,45 +21,63 @@ BEFORE = "codechat.before"
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A loop, preparation, stage or other command: `function` of `module` takes a `config` (a class of the same
-    module). Or an instrument, whose `function` takes what its user says."""
+    """A loop, preparation, stage or other command: `function` of `module` takes a `config`. Or an instrument, whose
+    `function` takes what its user says."""
 
     id: str
     # command: no stage of a recipe; instrument: a function that another entry calls
     kind: Literal["loop", "preparation", "stage", "command", "instrument"]
     module: str
     about: str
-    config: str = ""
+    config: str = ""  # the class of its settings
+    settings: str = ""  # the module of this class, where it is not `module`; --help imports it, so it loads no torch
     function: str = ""
     command: str = ""  # what the command line calls it; empty where only recipes do
     main: str = ""  # the function that reads the words of a command without `config`
 
     def load(self, name: str) -> Any:
-        """An attribute of the module, such as the config class or the function."""
+        """An attribute of the module, such as the function."""
         return getattr(importlib.import_module(self.module), name)
 
     @property
+    def settings_module(self) -> str:
+        """The name of the module of `config`, its RUN_PRESETS and RUN_DIALS."""
+        return self.settings or self.module
+
+    def _settings(self) -> ModuleType:
+        return importlib.import_module(self.settings_module)
+
+    @property
     def config_class(self) -> type:
-        return self.load(self.config)
+        return getattr(self._settings(), self.config)
 
     @property
     def presets(self) -> Mapping[str, Mapping[str, Any]]:
         """The presets of --preset; empty where there are none."""
-        return getattr(importlib.import_module(self.module), "RUN_PRESETS", {})
+        return getattr(self._settings(), "RUN_PRESETS", {})
 
-    def parse(self, words: Sequence[str], ranks: int = 1, **how: Any) -> Any:
-        """The settings of a command line for so many processes, with the presets and dials of the module
+    def parse(self, words: Sequence[str], ranks: int = 1, prog: str = "", epilog: str = "") -> Any:
+        """The settings of a command line for so many processes, with the presets and dials of their module
         (`config.parse`)."""
-        dials = getattr(importlib.import_module(self.module), "RUN_DIALS", {})
+        dials = getattr(self._settings(), "RUN_DIALS", {})
         dials = {name: partial(dial, ranks=ranks) for name, dial in dials.items()}
-        return config.parse(self.config_class, words, presets=self.presets, dials=dials, **how)
+        return config.parse(self.config_class, words, presets=self.presets, dials=dials, prog=prog, epilog=epilog)
+
+    def about_in_full(self) -> str:
+        """The docstring of the module, which is not imported for it: most modules import torch."""
+        spec = importlib.util.find_spec(self.module)
+        assert spec and spec.origin, self.module
+        return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")), clean=False) or ""
 
     def run(self, words: Sequence[str]) -> Any:
         """The command with these words: the value of the function for the settings that they give."""
         if self.main:
             return self.load(self.main)(words)
+        shared = openmp.others_compute()
         ranks = int(os.environ.get("WORLD_SIZE", 1))  # under torchrun
-        cfg = self.parse(words, ranks, prog=f"codechat {self.command}", epilog=self.load("__doc__"))
+        cfg = self.parse(words, ranks, prog=f"codechat {self.command}", epilog=self.about_in_full())
+        # a second look: one alone may meet a process that lives for milliseconds
+        openmp.set_polls(shared=shared and openmp.others_compute())
         for point in entry_points(group=BEFORE):
             point.load()(cfg)
         return self.load(self.function)(cfg)

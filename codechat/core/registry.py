@@ -33,6 +33,7 @@ OWN = (
         id="diagnose",
         kind="stage",
         module="codechat.evaluation.diagnose",
+        settings="codechat.evaluation.settings",
         config="DiagnoseConfig",
         function="diagnose",
         command="diagnose",
@@ -42,6 +43,7 @@ OWN = (
         id="passk",
         kind="stage",
         module="codechat.evaluation.pass_rates",
+        settings="codechat.evaluation.settings",
         config="PasskConfig",
         function="run_passk",
         command="passk",
@@ -51,6 +53,7 @@ OWN = (
         id="filter",
         kind="stage",
         module="codechat.evaluation.pass_rates",
+        settings="codechat.evaluation.settings",
         config="FilterConfig",
         function="filter_problems",
         command="filter",
@@ -60,6 +63,7 @@ OWN = (
         id="evaluate",
         kind="stage",
         module="codechat.evaluation.evaluate",
+        settings="codechat.evaluation.settings",
         config="EvaluateConfig",
         function="run_evaluation",
         command="evaluate",
@@ -160,6 +164,6 @@ def instrument(id: str, remedy: str) -> Any:
 def entry_of(cfg: Any, among: Mapping[str, Entry] = LOOPS) -> Entry:
     """The loop (or other entry) of a configuration; ConfigError where there is none."""
     for entry in among.values():
-        if (type(cfg).__module__, type(cfg).__name__) == (entry.module, entry.config):
+        if (type(cfg).__module__, type(cfg).__name__) == (entry.settings_module, entry.config):
             return entry
     raise ConfigError(f"{type(cfg).__name__} is the configuration of no loop; required: that of {', '.join(among)}")

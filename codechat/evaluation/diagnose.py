@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from codechat import tasks
-from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist, sharding
-from codechat.evaluation.evaluate import TaskSettings
 from codechat.evaluation.intervals import estimate_pass_at_k
+from codechat.evaluation.settings import MIN_GROUPS, DiagnoseConfig
 from codechat.models import loading
 from codechat.rl import advantages, rollout
 from codechat.runs.run import Run
@@ -32,7 +31,6 @@ if TYPE_CHECKING:  # the help of the command loads no torch
 
 Verdict = Literal["SATURATED", "DEAD", "WEAK", "LIVE"]
 
-MIN_GROUPS = 64
 REFERENCE_SOLUTIONS = 256  # of training problems, which must score the maximum first
 SATURATED_ABOVE = 0.85  # share of correct completions
 DEAD_BELOW = 0.05  # share of groups with variance
@@ -156,21 +154,6 @@ def share_of_all(changed: float, total: int, model: nn.Module) -> float:
 
 
 # ---- the command
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiagnoseConfig(TaskSettings):
-    """What to judge, and from how many samples."""
-
-    run_name: str = "diagnose"
-    ckpt: str = opt(REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint", reads="run")
-    groups: int = opt(64, "training problems to sample", least=MIN_GROUPS)
-    group_size: int = opt(8, "completions per problem", least=2)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature <= 0:
-            raise ConfigError(f"temperature {self.temperature}; it must be above 0: greedy groups have no variance")
 
 
 def diagnose(cfg: DiagnoseConfig) -> Diagnosis:

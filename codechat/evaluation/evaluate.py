@@ -23,17 +23,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from codechat import tasks
 from codechat.core import registry
 from codechat.core.atomic_files import append_rows
-from codechat.core.config import SEEDS, Settings, opt
 from codechat.core.errors import ConfigError
 from codechat.data import conversations
 from codechat.distributed import dist
 from codechat.evaluation import behaviour_probes, held_out, loglik, results, scoring
 from codechat.evaluation.endpoint import Endpoint
+from codechat.evaluation.settings import EvaluateConfig
 from codechat.models import loading
 from codechat.rl import rollout
 from codechat.runs import checkpoint
@@ -46,90 +46,7 @@ LOSS_ROWS = 8  # packed rows of a batch of held-out conversations
 VERDICTS = ("verdict", "remedy", "reward_verdict", "gate")  # of a row, that the run's summary repeats
 
 
-# ---- settings that the commands share which sample completions of a checkpoint
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingSettings(Settings):
-    """The run to write, and how completions are sampled."""
-
-    run_name: str = opt("evaluate", "name of the run directory under runs/", identity=False)
-    overwrite: bool = opt(False, "replace the run of this name: it is deleted once this one has begun", identity=False)
-    temperature: float = opt(1.0, "sampling temperature; 0 = greedy, one completion", least=0)
-    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
-    max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
-    seed: int = opt(0, "seed of problem order, sampling and bootstrap", **SEEDS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskSettings(SamplingSettings):
-    """The task."""
-
-    task: str = opt(
-        "funcall", "task, such as funcall, micro, reasoning:levels=[1,2], FILE.py:CLASS, or of a package", reads="path"
-    )
-    data_dir: str | None = opt(
-        None, "directory with TASK.SPLIT.jsonl problems and probes; none = the task's own problems", reads="path"
-    )
-    tags: Literal["raw"] | None = opt(None, "raw = prompts as plain text, for base models; none = as it was trained")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "task", tasks.name_of(self.task))  # an object or a class of a notebook, by its name
-        super().__post_init__()
-
-
 # ---- the command
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(TaskSettings):
-    """What to evaluate, and how many samples to draw."""
-
-    ckpt: tuple[str, ...] = opt(
-        (), "checkpoints: run name, run@best, run@STEP, run directory or checkpoint", reads="run"
-    )
-    endpoint: str = opt("", "URL of an OpenAI-compatible server, evaluated after the checkpoints, if any")
-    model: str = opt("", "the endpoint's name of the model; empty = the first that it lists")
-    api_key_file: Path | None = opt(
-        None,
-        "file with the key that the endpoint expects; none = no key",
-        identity=False,
-        reads="path",
-    )
-    contamination: bool = opt(True, "search what the checkpoint was trained on for the problems first", identity=False)
-    split: tuple[Literal["train", "select", "test", "test_hard"], ...] = opt(
-        ("test",), "splits; validation = select: choose checkpoints on it, report on test"
-    )
-    limit: int | None = opt(None, "problems per split; none = all", least=0)
-    skip_failing_references: bool = opt(False, "leave out problems whose own reference solution fails, by name")
-    all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
-    score: Literal["sampled", "loglik"] = opt(
-        "sampled", "sampled completions, or the likeliest choice (mmlu, arc_easy, ...)"
-    )
-    n: int = opt(8, "completions per problem")
-    ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
-    temperatures: tuple[float, ...] = opt((), "more temperatures, each with its own row; 0 = greedy, one completion")
-    forced_call: bool = opt(False, "add a row with the call tag given: is a gain more than calling more often?")
-    constrain: bool = opt(False, "add a row with calls constrained to the schemas of the offered functions")
-    probe_examples: int = opt(32, "behaviour probes per cell, if data_dir holds probes; 0 = none", least=0)
-    heldout_examples: int = opt(0, "held-out conversations per domain of data_dir for the loss; 0 = none", least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.ckpt or self.endpoint) or not self.split:
-            raise ConfigError("no --ckpt or --endpoint, or no --split; at least one of each is required")
-        if 1 not in self.ks or not 1 <= min(self.ks) <= max(self.ks) <= self.n:  # pass@1 ranks checkpoints
-            raise ConfigError(f"ks {list(self.ks)}, n {self.n}; each k must be from 1 to n, and one of them 1")
-        if self.temperature == 0 and self.n > 1:
-            raise ConfigError(f"temperature 0 with n={self.n}: all samples are the same; set --n 1 --ks 1")
-        if self.score == "loglik" and (self.temperatures or self.forced_call or self.constrain):
-            raise ConfigError("--score loglik samples nothing; leave out --temperatures, --forced-call and --constrain")
-        if self.endpoint and (self.score != "sampled" or self.forced_call or self.constrain or self.heldout_examples):
-            raise ConfigError("--endpoint excludes --score loglik, --forced-call, --constrain and --heldout-examples")
-        if self.heldout_examples and (not self.data_dir or "test_hard" in self.split):
-            raise ConfigError("heldout_examples needs a --data-dir with conversations, and split select or test")
-        if self.all_checkpoints and (len(self.ckpt) != 1 or self.endpoint or self.split != ("select",)):
-            raise ConfigError("--all-checkpoints chooses a checkpoint of one run; set one --ckpt and --split select")
 
 
 @dataclass(frozen=True)

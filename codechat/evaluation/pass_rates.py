@@ -9,19 +9,18 @@
 0.1. It copies the other splits unchanged."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from codechat import tasks
 from codechat.core.atomic_files import json_lines, write_atomic
-from codechat.core.config import REQUIRED, Settings, opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.data.prepared import written_by_one
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
-from codechat.evaluation.evaluate import EvaluateConfig, run_evaluation
+from codechat.evaluation.evaluate import run_evaluation
 from codechat.evaluation.results import TaskResult, read_per_problem
+from codechat.evaluation.settings import MIN_GROUPS, FilterConfig, PasskConfig
 from codechat.runs.run import Run
 from codechat.tasks.base import row_of
 
@@ -31,19 +30,6 @@ MIN_TIERED = 0.1  # mean tiered reward of a problem that is kept although nothin
 
 
 # ---- codechat passk
-
-
-@dataclass(frozen=True, kw_only=True)
-class PasskConfig(EvaluateConfig):
-    """Which problems to try, and how often."""
-
-    run_name: str = "passk"
-    task: str = "micro"
-    split: tuple[Literal["train", "select", "test", "test_hard"], ...] = ("train",)
-    max_new_tokens: int = 128
-    n: int = opt(8, "completions per problem", least=2)
-    gate_parseable: float = opt(0.0, "share of completions that must be Python before RL; 0 = no gate", least=0, most=1)
-    gate_pass_at_k: float = opt(0.0, "pass@k that must be reached before RL; 0 = no gate", least=0, most=1)
 
 
 def run_passk(cfg: PasskConfig) -> Run:
@@ -96,11 +82,11 @@ def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
     for level, group in result.groups("level").items():
         if level != "other":
             lines.append(f"  level {level}: pass@1 {group.passes} (N={group.n})")
-    few = f" (of {result.N} groups; a firm verdict takes {diagnose.MIN_GROUPS})"
+    few = f" (of {result.N} groups; a firm verdict takes {MIN_GROUPS})"
     lines += [
         f"VERDICT by pass@1: {row['verdict']}: {row['remedy']}",
         f"verdict of diagnose on the tiered reward: {row['reward_verdict']}: {row['reward_remedy']}"
-        + (few if result.N < diagnose.MIN_GROUPS else ""),
+        + (few if result.N < MIN_GROUPS else ""),
     ]
     if "gate" in row:
         lines.append(f"GATE {row['gate']}")
@@ -108,20 +94,6 @@ def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
 
 
 # ---- codechat filter
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilterConfig(Settings):
-    """Which problems to keep."""
-
-    rates: str = opt(REQUIRED, "run of codechat passk, on split train", reads="run")
-    window: tuple[float, ...] = opt((0.05, 0.95), "smallest and largest pass rate to keep")
-    out: str = opt(REQUIRED, "directory to write TASK.SPLIT.jsonl to; without training problems if none is kept")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.window) != 2 or not 0 <= self.window[0] <= self.window[1] <= 1:
-            raise ConfigError(f"window {list(self.window)}; required two shares, the smaller first: --window 0.05 0.95")
 
 
 def choose(rows: Sequence[Mapping[str, Any]], window: tuple[float, ...]) -> tuple[list[str], str]:

@@ -9,18 +9,18 @@ This is `evaluate` on that task, greedy; the run directory also gets `natural.js
 import html
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.distributed import dist
-from codechat.evaluation.evaluate import EvaluateConfig, run_evaluation
+from codechat.evaluation.evaluate import run_evaluation
 from codechat.evaluation.intervals import Interval, wilson_interval
 from codechat.evaluation.results import TaskResult
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
 from codechat.text import chat
+from codechat_lab.instruments.natural_settings import NaturalConfig
 from codechat_lab.tasks.coding.rewards import PARSEABLE
 from codechat_lab.tasks.natural import KINDS, SHORTCUT
 
@@ -110,18 +110,6 @@ def _escape(text: str) -> str:
 def _as_code(text: str) -> str:
     """Blanks that begin a line stay, so that Python stays readable."""
     return f"<code>{_escape(text).replace('  ', '&nbsp; ')}</code>" if text else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NaturalConfig(EvaluateConfig):
-    """Which checkpoints answer, and how they are sampled."""
-
-    run_name: str = "natural"
-    task: str = "natural"
-    n: int = 1
-    ks: tuple[int, ...] = (1,)
-    temperature: float = 0.0
-    max_new_tokens: int = 240
 
 
 def run_natural(cfg: NaturalConfig) -> Run:

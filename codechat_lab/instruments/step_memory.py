@@ -23,7 +23,7 @@ from codechat.distributed import dist
 from codechat.models import attention, gpt, head, lora, optim
 
 if TYPE_CHECKING:
-    from codechat_lab.instruments.planner import PlanConfig
+    from codechat_lab.instruments.plan_settings import PlanConfig
 
 aten = torch.ops.aten
 CATEGORIES = ("weights", "gradients", "optimizer states", "gathered weights", "activations", "optimizer temporaries")

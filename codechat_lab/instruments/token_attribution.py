@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import conversations
 from codechat.models import loading
 from codechat.runs import checkpoint, paths
 from codechat.text.tokenizer import Tokenizer
 from codechat_lab.instruments.token_view import Kind, XRay, picture, xray_mask
+from codechat_lab.instruments.xray_settings import XRayConfig
 
 if TYPE_CHECKING:  # --help of the command loads no torch
     from torch import Tensor, nn
@@ -88,16 +87,6 @@ def gradient_norms(
 
 
 # ---- codechat xray
-
-
-@dataclass(frozen=True, kw_only=True)
-class XRayConfig:
-    """Which conversation to colour, and by what."""
-
-    ckpt: str = opt(REQUIRED, "run name, run directory or checkpoint", reads="run")
-    data: Path | None = opt(None, "jsonl file of conversations or ids; none = validation rows of the checkpoint's data")
-    row: int = opt(0, "row of the file, from 0", least=0)
-    gradient: bool = opt(False, "colour by share of the gradient instead of the loss mask")
 
 
 def validation_rows(ckpt: str) -> Path:

@@ -38,7 +38,7 @@ from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.processes import alive, alone, descendants, holder, process_start
 from codechat.runs import paths
 from codechat.runs.run import unit_of
-from codechat_lab.instruments import planner
+from codechat_lab.instruments.plan_settings import PLANNED_LOOPS
 from codechat_lab.launch.portable_scripts import SAVE_S, fill
 
 LAUNCHABLE = {e.command: e for e in (*registry.LOOPS.values(), *map(registry.find, ("diagnose", "evaluate", "passk")))}
@@ -110,9 +110,11 @@ def write(cfg: Any, **machines: Any) -> Written:
     check_not_started(name, paths.runs_dir() / name)
     if not where.gpu:
         verdict = "not requested; name a GPU (gpu='a800-80gb', --gpu a800-80gb)"
-    elif entry.id not in planner.PLANNED_LOOPS:
+    elif entry.id not in PLANNED_LOOPS:
         verdict = f"none for {entry.id}"
     else:
+        from codechat_lab.instruments import planner  # it imports torch
+
         verdict = planner.make(planner.from_settings(cfg, gpus=where.nproc * where.nodes, gpu=where.gpu)).verdict
     texts = {"launch.sh": launch_sh(cfg, entry.command, where)}
     submit = f"codechat launch {name} start"

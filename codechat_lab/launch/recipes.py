@@ -11,7 +11,7 @@ from typing import Any
 
 from codechat.core import config, registry
 from codechat.core.errors import ConfigError, check_choice
-from codechat.runs import checkpoint, paths  # modules, not names: --help then runs no torch
+from codechat.runs import paths
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 NANO = "nano"  # the scale of a recipe as it is
@@ -203,7 +203,11 @@ def bound_stages(
         if not isinstance(its, Mapping):
             raise ConfigError(f"settings of {stage_name} are {its!r}; required: {{setting: value}}")
     replaced = _pretraining(stages) if base else set()
-    digest = _digest([checkpoint.fingerprint(checkpoint.read_meta(base))]) if base else ""
+    digest = ""
+    if base:
+        from codechat.runs import checkpoint  # it imports torch
+
+        digest = _digest([checkpoint.fingerprint(checkpoint.read_meta(base))])
     bound = []
     places = {"runs": prefix, "data": f"data/{prefix}"}
     parents = {}

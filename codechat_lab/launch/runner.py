@@ -38,7 +38,7 @@ from codechat.core.config import SEEDS, opt
 from codechat.core.errors import ConfigError, MissingFile, RunError, check_choice
 from codechat.runs import paths
 from codechat.runs.run import Run
-from codechat_lab.instruments import planner
+from codechat_lab.instruments.plan_settings import PLANNED_LOOPS
 from codechat_lab.launch import launcher
 from codechat_lab.launch.recipes import FOLDER, NANO, RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
 
@@ -226,9 +226,11 @@ def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
 def confirm(scale: Scale, bound: list[Bound], yes: bool) -> None:
     """Print the plan of the stages to launch, and ask unless `yes`. ConfigError without a terminal to ask, or where
     the plan does not fit."""
+    from codechat_lab.instruments import planner  # it imports torch
+
     hours = 0.0
     for b in bound:
-        if not scale.gpu or planner.PLANNED_LOOPS.get(b.stage.kind, "rl") == "rl":
+        if not scale.gpu or PLANNED_LOOPS.get(b.stage.kind, "rl") == "rl":
             print(f"{b.name}: not planned, {b.stage.about}")
             continue
         plan = planner.make(planner.from_settings(b.cfg, gpus=scale.ranks_of(b.stage), gpu=scale.gpu))

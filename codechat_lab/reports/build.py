@@ -17,27 +17,14 @@ figure, a table "published | ours | what it means", the argument, an appendix. I
 (shown without code) or `hide-cell` (shown at the end of the page)."""
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
-from codechat.core.config import Settings, opt
 from codechat.core.errors import RunError, check_choice
 from codechat.runs import paths
 from codechat_lab.reports import html, notebooks
+from codechat_lab.reports.settings import ReportConfig
 
 DRAWN = "runs/drawn/report"  # what is drawn from committed rows; git ignores runs/
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig(Settings):
-    """Which reports to build, and where to write them."""
-
-    names: tuple[str, ...] = opt((), "reports: NAME of templates nbs_py/9x_NAME.py; none = list them", positional=True)
-    out: str | None = opt(
-        None,
-        "folder for NAME.ipynb, NAME.html and NAME/data, from the project's root; none = reports, or runs/drawn/report with --frozen",
-    )
-    frozen: bool = opt(False, "draw from the rows in OUT/NAME/data, or the committed ones, without the runs")
 
 
 def templates() -> dict[str, str]:

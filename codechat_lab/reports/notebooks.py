@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import jupytext
@@ -23,10 +22,10 @@ from papermill.parameterize import parameterize_notebook
 
 import codechat
 from codechat.core.atomic_files import write_atomic
-from codechat.core.config import opt
 from codechat.core.errors import UserError
 from codechat.runs import paths
 from codechat_lab.reports import html
+from codechat_lab.reports.settings import CopiesConfig
 
 AT_ROOT = "from codechat.runs import paths; paths.ROOT = type(paths.ROOT)({!r}); del paths"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -78,14 +77,6 @@ def reads_runs(name: str) -> bool:
     """Whether it is a walk-through with a parameter `source`, the recipe whose runs it reads."""
     cells = [cell.source for cell in code_cells(source_of(name)) if "parameters" in cell.metadata.get("tags", [])]
     return not is_template(name) and any(re.search("^source = ", cell, re.MULTILINE) for cell in cells)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CopiesConfig:
-    """Copies of the walk-throughs, executed on a recipe's own runs."""
-
-    out: str = opt("runs/nano/notebooks", "directory of the executed copies")
-    source: str = opt("nano", "recipe whose runs the notebooks read")
 
 
 def run_copies(cfg: CopiesConfig) -> None:

@@ -13,27 +13,18 @@ below `templates/pages`, linked by a relative path."""
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from codechat.core.atomic_files import read_rows, write_atomic
-from codechat.core.config import opt
 from codechat.core.errors import DataError
 from codechat.runs import paths
 from codechat_lab.reports import html, run_frames
+from codechat_lab.reports.settings import PagesConfig
 from codechat_lab.tasks.funcall import TIERS
 
 FOLDER = Path(__file__).parent / "templates" / "pages"
 ABOUT = json.loads((FOLDER / "about.json").read_text())  # name -> title, description
-
-
-@dataclass(frozen=True, kw_only=True)
-class PagesConfig:
-    """From which rows to write the pages, and where to."""
-
-    source: str = opt("frozen", "rows of completions: frozen = the committed ones, or a recipe whose runs are read")
-    out: str = opt("reports/pages", "folder of the pages, from the project's root")
 
 
 def json_for_html(data: Any) -> str:

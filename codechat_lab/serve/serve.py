@@ -13,45 +13,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from codechat.core.config import REQUIRED, Settings, opt
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import read_key
 from codechat.distributed import dist
 from codechat.models import loading
 from codechat.runs import paths
+from codechat_lab.serve.settings import LOCAL, ServeConfig
 
 SWITCH_S = 0.0005  # between switches of threads: with Python's 5 ms the engine would wait for every reader
-LOCAL = ("127.0.0.1", "localhost", "::1")  # addresses that no other machine reaches
 STOP_S = 3  # that running answers get when the server stops
 KEEP_S = 30  # that an idle connection stays open: longer than a client keeps one, or it would meet a closed one
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeConfig(Settings):
-    """`codechat serve`."""
-
-    ckpt: str = opt(
-        REQUIRED,
-        "run (the checkpoint that evaluation chose, else the latest), run@latest, run@STEP, path",
-        reads="run",
-    )
-    host: str = opt("127.0.0.1", "address to listen on; any but this machine's own needs --api-key-file")
-    port: int = opt(8000, "TCP port; 0 = any that is free", least=0, most=65535)
-    name: str = opt("", "what clients call the model; empty = the run's name")
-    api_key_file: Path | None = opt(None, "file whose first line clients must send as their API key; none = no key")
-    max_batch: int = opt(16, "completions sampled together", least=1)
-    max_queue: int = opt(64, "completions that may wait; more are rejected with status 429", least=1)
-    timeout_s: float = opt(120.0, "longest time for a request, waiting included, seconds", least=0.001)
-    reload_from: Path | None = opt(None, "directory of checkpoints that POST /admin/weights may load; none = disabled")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.host not in LOCAL and self.api_key_file is None:
-            raise ConfigError(f"host {self.host} is open to other machines; set --api-key-file, or keep 127.0.0.1")
 
 
 def serve(

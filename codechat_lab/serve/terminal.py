@@ -21,9 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
-from codechat.core.config import SEEDS, Settings, opt
 from codechat.core.errors import ConfigError, DataError, UserError, nearest
 from codechat.core.http_client import UNCUT, Link
 from codechat.distributed import dist
@@ -32,12 +31,12 @@ from codechat.runs import paths
 from codechat.text import chat, tool_calls, tool_functions, tool_schemas
 from codechat_lab.instruments import token_view
 from codechat_lab.serve import call_grammar, engine
+from codechat_lab.serve.settings import DEFAULT_TOKENS, ChatConfig
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, family
 
 Message = dict[str, str]
 Schema = dict[str, Any]
 ROUNDS = 4  # answers per request, calls included
-DEFAULT_TOKENS = 256  # longest answer where --max-new-tokens is none
 UNREADABLE = ""  # in place of the signature of a call
 NEUTRAL = "You are a helpful assistant."  # conversations without functions begin like this in training
 SMALL = 100_000_000  # parameters. released/mini answered 32 of 55 second requests sensibly, and 50 of them alone
@@ -49,47 +48,6 @@ ASKING = frozenset("write show give tell make find please program function code"
 GOES_ON = re.compile(r"\s*(and|also|or|now|then|(what|how) about)\b", re.IGNORECASE)  # begins like a follow-up
 POINTS_BACK = re.compile(r"\b(it|its|them|again)\b", re.IGNORECASE)
 STEM = 5  # letters of a word that count: "squared" finds "square"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatConfig(Settings):
-    """A checkpoint, how to sample from it, and what to say to it."""
-
-    chooses: ClassVar[bool] = False  # offers functions of the toolbox that fit the request
-    ckpt: str = opt(
-        "", "run (the checkpoint that evaluation chose, else the latest), run@latest, run@STEP, or path", reads="run"
-    )
-    server: str = opt("", "URL of a server instead, such as http://127.0.0.1:8000 (codechat serve)")
-    api_key_file: Path | None = opt(None, "file with the key that the server expects; none = no key")
-    user: str = opt("", "one request; empty = a conversation in the terminal")
-    complete: str = opt("", "a text to continue, without chat turns (for pretrained checkpoints)")
-    max_new_tokens: int | None = opt(None, f"longest answer; none = {DEFAULT_TOKENS}, or what the block has", least=1)
-    temperature: float = opt(0.5, "sampling temperature; 0 = always the most likely token", least=0)
-    top_k: int | None = opt(50, "sample among the k most likely tokens; none = all", least=1)
-    seed: int = opt(0, "seed of the sampling; the same seed gives the same answers", **SEEDS)
-    tools: tuple[str, ...] = opt((), "functions to offer, by name")
-    tools_file: Path | None = opt(None, "json file with a list of function schemas to offer")
-    executors: Path | None = opt(None, "Python file whose functions are offered and run (see examples/my_tools.py)")
-    run: bool = opt(True, "run the calls; --no-run only shows them")
-    raw: bool = opt(False, "before each answer, show the prompt as the model sees it, tags included")
-    constrain: Literal["auto", "off"] = opt("auto", "auto: calls are held to the functions' schemas; off: free")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.user and self.complete:
-            raise ConfigError("--user and --complete exclude each other; keep one")
-        if self.server and (self.raw or self.complete):
-            raise ConfigError("--raw and --complete need a checkpoint in this process; set --ckpt instead of --server")
-        if bool(self.ckpt) == bool(self.server):
-            raise ConfigError(f"ckpt {self.ckpt!r}, server {self.server!r}; set one: --ckpt RUN, or --server URL")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolsConfig(ChatConfig):
-    """The same with functions: those given, else some of the toolbox that fit each request."""
-
-    chooses: ClassVar[bool] = True
-    temperature: float = 0.0
 
 
 # ---- the model

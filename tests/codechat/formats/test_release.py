@@ -22,7 +22,7 @@ from codechat.runs.run import Run
 from codechat.text import tokenizer
 from codechat_lab import bases
 from codechat_lab.sandbox.pool import Program, shared_pool
-from codechat_lab.serve.terminal import ChatConfig
+from codechat_lab.serve.settings import ChatConfig
 from codechat_lab.tasks.coding.answer_text import extract
 
 (SHIPPED,) = paths.released_folders()

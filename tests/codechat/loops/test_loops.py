@@ -38,6 +38,7 @@ from codechat.text import chat, tokenizer
 from codechat.training import preferences, trends
 from codechat.training.rl_settings import TOY_RUN
 from codechat_lab.serve import protocol, terminal
+from codechat_lab.serve.settings import ToolsConfig
 from codechat_lab.tasks import natural
 from codechat_lab.tasks.toolbox import prepare
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
@@ -405,7 +406,7 @@ def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
     after_rl = replace(loaded, meta={"lineage": [*loading.load_model("first").meta["lineage"], {"kind": "grpo"}]})
     assert after_rl.tools_style == "described"
     (home / "tools.json").write_text(json.dumps([tool]))
-    cfg = terminal.ToolsConfig(ckpt="first", tools_file=home / "tools.json", run=False)
+    cfg = ToolsConfig(ckpt="first", tools_file=home / "tools.json", run=False)
     assert terminal.ToolChat(cfg).opening()[0]["content"] == described
 
 

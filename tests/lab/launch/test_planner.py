@@ -25,7 +25,7 @@ from codechat.reinforce import ReinforceConfig
 from codechat.sft import SFTConfig
 from codechat.text import tokenizer
 from codechat_lab.instruments import planner, step_memory
-from codechat_lab.instruments.planner import GIB, PlanConfig
+from codechat_lab.instruments.plan_settings import GIB, PlanConfig
 from codechat_lab.instruments.step_memory import Peaks, Tape, measure
 from codechat_lab.launch import launcher
 

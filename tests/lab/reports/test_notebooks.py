@@ -20,6 +20,7 @@ from codechat.core.errors import DataError
 from codechat.runs import paths
 from codechat_lab.reports import notebooks
 from codechat_lab.reports.notebooks import NotebookError
+from codechat_lab.reports.settings import CopiesConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 ADDS = Path(__file__).with_name("adds.txt").read_text()
@@ -188,7 +189,7 @@ def test_copies_say_which_claims_held(project: Path, capsys: pytest.CaptureFixtu
     for name, source in (("02_reads", "mine"), ("03_reads", "frozen")):
         (project / "nbs_py" / f"{name}.py").write_text(READS.format(source))
     monkeypatch.setattr(paths, "ROOT", project.parent)
-    notebooks.run_copies(notebooks.CopiesConfig(out="copies", source="mine"))
+    notebooks.run_copies(CopiesConfig(out="copies", source="mine"))
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.endswith("02_reads: It reads runs: held")
     assert last.startswith("1 of 2 claims held")

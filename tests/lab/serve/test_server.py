@@ -31,7 +31,7 @@ from codechat.models import generate, loading
 from codechat.runs.run import Run
 from codechat.text import chat
 from codechat_lab.serve import serve
-from codechat_lab.serve.serve import ServeConfig
+from codechat_lab.serve.settings import ServeConfig
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -20,7 +20,8 @@ from codechat.runs.run import Run
 from codechat.text import chat
 from codechat.text.tool_functions import executors_of, load_executors
 from codechat_lab.serve import terminal
-from codechat_lab.serve.terminal import ChatConfig, LocalModel, ToolChat, ToolsConfig
+from codechat_lab.serve.settings import ChatConfig, ToolsConfig
+from codechat_lab.serve.terminal import LocalModel, ToolChat
 from codechat_lab.tasks.toolbox.catalogue import family
 
 UNREADABLE = chat.CALL_TAG + ' {"name": "square", "arg'
