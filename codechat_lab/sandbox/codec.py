@@ -18,12 +18,13 @@ import math
 import socket
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from enum import StrEnum
 from fractions import Fraction
 from time import struct_time
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_DEPTH = 100
 SMALL = 1 << 63  # larger ints are sent in hexadecimal: Python limits decimal text, which json uses, to 4300 digits
@@ -67,13 +68,52 @@ SPELLED = frozenset(
 
 PLAIN = frozenset({type(None), bool, str})
 
-REFERENCES = frozenset("hjgwGp")  # tags that only `from_ref` knows
+
+class Reference(StrEnum):
+    """Tags of what stays where it is. Only `to_ref` and `from_ref` know them."""
+
+    OBJECT = "h"  # an object of the program
+    GENERATOR = "g"  # the program's; of the test any iterator
+    COROUTINE = "w"
+    ASYNC_GENERATOR = "G"
+    FUNCTION = "j"  # a function of the test
+    LIBRARY = "p"  # a function or class of the standard library, by its name
+
+
+REFERENCES = frozenset(Reference)
+
+
+class Ability(StrEnum):
+    """What an object of a program can do, as far as a handle forwards it."""
+
+    AWAIT = "a"
+    CALL = "c"
+    ASYNC_WITH = "e"
+    ASYNC_ITERATE = "g"
+    ITERATE = "i"
+    LENGTH = "l"
+    NEXT = "n"
+    GET_ITEM = "t"
+    SET_ITEM = "u"
+    DELETE_ITEM = "d"
+    WITH = "w"
+
+
 ToRef = Callable[[Any], dict[str, Any]]
 FromRef = Callable[[str, Any], Any]
+Inner = Callable[[Any], Any]  # packs or unpacks the parts of a value
 
 
 class CodecError(ValueError):
     """A value that cannot be encoded, or bytes that cannot be decoded."""
+
+
+class Form(NamedTuple):
+    """How the values of a type cross, as {tag: JSON}. Tags are single letters, since a message has a longest size."""
+
+    tag: str
+    pack: Callable[[Any, Inner], Any]  # value -> JSON
+    unpack: Callable[[Any, Inner], Any]  # JSON, which may be forged -> value
 
 
 # Built once: json.dumps and json.loads with options build theirs in every call. NaN and Infinity are looked up in a
@@ -90,6 +130,7 @@ def encode(value: Any, to_ref: ToRef) -> bytes:
 
 
 def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
+    # By exact type throughout: `isinstance` would believe what an object says of its class.
     kind = type(v)
     if kind in PLAIN:
         return v
@@ -101,14 +142,15 @@ def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
         raise CodecError(f"nested deeper than {MAX_DEPTH}")
     if kind is list:
         return [_pack(x, to_ref, depth + 1) for x in v]
-    inner: Pack = lambda x: _pack(x, to_ref, depth + 1)  # noqa: E731
-    if isinstance(v, datetime | time) and type(v.tzinfo) not in (type(None), timezone) and not _spelled(type(v.tzinfo)):
-        return to_ref(v)  # the rules of its time zone are not data
-    packer = PACKERS.get(kind)
-    if packer is not None:
-        return packer(v, inner)
-    if issubclass(kind, tuple) and (fields := _fields(kind)):
-        return {"n": [kind.__name__, fields, [inner(x) for x in tuple.__iter__(v)]]}
+    if issubclass(kind, datetime | time) and not _is_zone(type(v.tzinfo)):
+        return to_ref(v)
+    form = FORMS.get(kind)
+    if form is not None:
+        return {form.tag: form.pack(v, lambda part: _pack(part, to_ref, depth + 1))}
+    if issubclass(kind, tuple):
+        fields = _fields(kind)
+        if fields:
+            return {"n": [kind.__name__, fields, [_pack(x, to_ref, depth + 1) for x in tuple.__iter__(v)]]}
     name = _spelled(kind)
     if name:
         return {"V": [name, str(v)]}
@@ -119,6 +161,12 @@ def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
     return _pack(BASES[base](v), to_ref, depth)
 
 
+def _is_zone(kind: type) -> bool:
+    """Whether a time zone of this class is data: none, a fixed offset, or one of the library's by its name. The rules
+    of another are code."""
+    return kind in (type(None), timezone) or bool(_spelled(kind))
+
+
 def _spelled(kind: type) -> str:
     """Its name if it is one of SPELLED, else ""."""
     name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
@@ -126,51 +174,18 @@ def _spelled(kind: type) -> str:
 
 
 def _fields(kind: type) -> list[str]:
-    """Names of a namedtuple's fields; none for another tuple."""
+    """Names of a namedtuple's fields; none for another tuple, and none where `namedtuple` would refuse the names."""
     fields = getattr(kind, "_fields", None)
-    names = [kind.__name__, *fields] if type(fields) is tuple and all(type(f) is str for f in fields) else []
-    usable = all(name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_") for name in names[1:])
-    return names[1:] if names and usable and names[0].isidentifier() else []
+    if type(fields) is not tuple or not kind.__name__.isidentifier():
+        return []
+    return list(fields) if all(map(_is_field, fields)) else []
 
 
-def _pairs(v: dict[Any, Any], p: "Pack") -> list[Any]:
-    return [[p(k), p(x)] for k, x in dict.items(v)]
+def _is_field(name: Any) -> bool:
+    return type(name) is str and name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
 
 
-Pack = Callable[[Any], Any]
-
-
-def _clock(v: time | datetime, p: Pack) -> list[Any]:
-    return [v.hour, v.minute, v.second, v.microsecond, p(v.tzinfo), v.fold]
-
-
-PACKERS: dict[type, Callable[[Any, Pack], Any]] = {
-    tuple: lambda v, p: {"t": [p(x) for x in v]},
-    dict: lambda v, p: {"d": _pairs(v, p)},
-    Counter: lambda v, p: {"k": _pairs(v, p)},
-    OrderedDict: lambda v, p: {"o": [[p(k), p(x)] for k, x in v.items()]},
-    defaultdict: lambda v, p: {"m": [p(v.default_factory), _pairs(v, p)]},
-    slice: lambda v, p: {"l": [p(v.start), p(v.stop), p(v.step)]},
-    type({}.keys()): lambda v, p: {"v": ["keys", [[p(k), None] for k in v]]},
-    type({}.values()): lambda v, p: {"v": ["values", [[i, p(x)] for i, x in enumerate(v)]]},
-    type({}.items()): lambda v, p: {"v": ["items", [[p(k), p(x)] for k, x in v]]},
-    struct_time: lambda v, p: {"T": ["struct_time", [p(x) for x in v], p(v.tm_gmtoff), p(v.tm_zone)]},
-    date: lambda v, p: {"T": ["date", v.year, v.month, v.day]},
-    time: lambda v, p: {"T": ["time", *_clock(v, p)]},
-    datetime: lambda v, p: {"T": ["datetime", v.year, v.month, v.day, *_clock(v, p)]},
-    timedelta: lambda v, p: {"T": ["timedelta", v.days, v.seconds, v.microseconds]},
-    timezone: lambda v, p: {"T": ["timezone", *map(p, v.__getinitargs__())]},
-    set: lambda v, p: {"s": [p(x) for x in v]},
-    frozenset: lambda v, p: {"z": [p(x) for x in v]},
-    bytes: lambda v, p: {"b": v.decode("latin-1")},
-    bytearray: lambda v, p: {"a": v.decode("latin-1")},
-    complex: lambda v, p: {"c": [p(v.real), p(v.imag)]},
-    range: lambda v, p: {"r": [p(v.start), p(v.stop), p(v.step)]},
-    Decimal: lambda v, p: {"D": str(v)},
-    Fraction: lambda v, p: {"Q": [p(v.numerator), p(v.denominator)]},
-    deque: lambda v, p: {"q": [[p(x) for x in v], v.maxlen]},
-    type(...): lambda v, p: {"e": 0},
-}
+# An unbound method of the base class reads what the object holds: the class may define another that lies.
 BASES: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -200,6 +215,22 @@ def pack_name(value: Any) -> dict[str, str] | None:
     return {"y": name} if name in NAMED and NAMED[name] is value else None
 
 
+def _pack_items(v: Iterable[Any], inner: Inner) -> list[Any]:
+    return [inner(x) for x in v]
+
+
+def _pack_pairs(v: dict[Any, Any], inner: Inner) -> list[Any]:
+    return [[inner(k), inner(x)] for k, x in v.items()]
+
+
+def _pack_clock(v: time | datetime, inner: Inner) -> list[Any]:
+    return [v.hour, v.minute, v.second, v.microsecond, inner(v.tzinfo), v.fold]
+
+
+def _pack_bounds(v: range | slice, inner: Inner) -> list[Any]:
+    return [inner(v.start), inner(v.stop), inner(v.step)]
+
+
 # ---- decode
 
 
@@ -226,24 +257,37 @@ def _unpack(j: Any, from_ref: FromRef, depth: int) -> Any:
     ((tag, body),) = j.items()
     if tag in REFERENCES:
         return from_ref(tag, body)
-    return UNPACKERS[tag](body, lambda x: _unpack(x, from_ref, depth + 1))
+    return UNPACKERS[tag](body, lambda part: _unpack(part, from_ref, depth + 1))
+
+
+# The checks below matter: a constructor that takes a forged part, such as a bool as an int, would make a value that
+# no honest sender writes.
 
 
 def _typed(kind: type, x: Any) -> Any:
     if type(x) is not kind:
-        raise CodecError(f"a {kind.__name__} is required")
+        raise CodecError(f"got a {type(x).__name__}; expected a {kind.__name__}")
     return x
 
 
 def _list(x: Any, length: int | None = None) -> list[Any]:
     if type(x) is not list or (length is not None and len(x) != length):
-        raise CodecError(f"a list is required, of length {length or 'any'}")
+        raise CodecError(f"expected a list of length {length or 'any'}")
     return x
 
 
-def _dict(body: Any, u: Pack) -> dict[Any, Any]:
+def _items(body: Any, inner: Inner) -> list[Any]:
+    return [inner(x) for x in _list(body)]
+
+
+def _parts(kind: type, body: Any, count: int, inner: Inner) -> list[Any]:
+    """`count` parts, all exactly of one type."""
+    return [_typed(kind, inner(x)) for x in _list(body, count)]
+
+
+def _dict(body: Any, inner: Inner) -> dict[Any, Any]:
     pairs = [_list(pair, 2) for pair in _list(body)]
-    return {u(k): u(x) for k, x in pairs}
+    return {inner(k): inner(x) for k, x in pairs}
 
 
 @functools.lru_cache(maxsize=64)
@@ -251,21 +295,26 @@ def _namedtuple(name: str, fields: tuple[str, ...]) -> Callable[..., tuple[Any, 
     return namedtuple(name, fields)  # which checks the names
 
 
-def _named(body: Any, u: Pack) -> tuple[Any, ...]:
+def _named(body: Any, inner: Inner) -> tuple[Any, ...]:
     name, fields, values = _list(body, 3)
     names = tuple(_typed(str, field) for field in _list(fields))
-    return _namedtuple(_typed(str, name), names)(*[u(x) for x in _list(values)])
+    return _namedtuple(_typed(str, name), names)(*_items(values, inner))
 
 
-def _default(body: Any, u: Pack) -> defaultdict[Any, Any]:
+def _default(body: Any, inner: Inner) -> defaultdict[Any, Any]:
     factory, pairs = _list(body, 2)
-    return defaultdict(u(factory), _dict(pairs, u))
+    return defaultdict(inner(factory), _dict(pairs, inner))
 
 
-def _view(body: Any, u: Pack) -> Any:
+def _view(body: Any, inner: Inner) -> Any:
     kind, pairs = _list(body, 2)
-    whole = _dict(pairs, u)
+    whole = _dict(pairs, inner)
     return {"keys": whole.keys, "values": whole.values, "items": whole.items}[_typed(str, kind)]()
+
+
+def _deque(body: Any, inner: Inner) -> deque[Any]:
+    items, longest = _list(body, 2)
+    return deque(_items(items, inner), longest if longest is None else _typed(int, longest))
 
 
 MOMENTS: dict[str, Callable[..., Any]] = {
@@ -278,44 +327,84 @@ MOMENTS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _moment(body: Any, u: Pack) -> Any:
+def _moment(body: Any, inner: Inner) -> Any:
     kind, *numbers = _list(body)
-    return MOMENTS[_typed(str, kind)](*[u(number) for number in numbers])
+    return MOMENTS[_typed(str, kind)](*[inner(number) for number in numbers])
 
 
-def _from_spelling(body: Any, u: Pack) -> Any:
+def _from_spelling(body: Any, inner: Inner) -> Any:
     name, text = _list(body, 2)
-    if name not in SPELLED:
+    if name not in SPELLED:  # before anything is imported
         raise CodecError("an unknown class")
     module, _, kind = name.partition(".")
     return getattr(importlib.import_module(module), kind)(_typed(str, text))
 
 
-UNPACKERS: dict[str, Callable[[Any, Pack], Any]] = {
-    "t": lambda b, u: tuple([u(x) for x in _list(b)]),
-    "d": _dict,
-    "k": lambda b, u: Counter(_dict(b, u)),
-    "o": lambda b, u: OrderedDict(_dict(b, u)),
-    "m": _default,
-    "n": _named,
-    "v": _view,
-    "T": _moment,
-    "V": _from_spelling,
-    "l": lambda b, u: slice(*(u(x) for x in _list(b, 3))),
-    "s": lambda b, u: {u(x) for x in _list(b)},
-    "z": lambda b, u: frozenset([u(x) for x in _list(b)]),
-    "b": lambda b, u: _typed(str, b).encode("latin-1"),
-    "a": lambda b, u: bytearray(_typed(str, b).encode("latin-1")),
-    "c": lambda b, u: complex(*(_typed(float, u(x)) for x in _list(b, 2))),
-    "r": lambda b, u: range(*(_typed(int, u(x)) for x in _list(b, 3))),
-    "i": lambda b, u: int(_typed(str, b), 16),
-    "f": lambda b, u: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[b],
-    "D": lambda b, u: Decimal(_typed(str, b)),
-    "Q": lambda b, u: Fraction(*(_typed(int, u(x)) for x in _list(b, 2))),
-    "q": lambda b, u: deque([u(x) for x in _list(_list(b, 2)[0])], b[1] if b[1] is None else _typed(int, b[1])),
-    "y": lambda b, u: NAMED[b],
-    "e": lambda b, u: ...,
+def _latin(body: Any, inner: Inner) -> bytes:
+    return _typed(str, body).encode("latin-1")
+
+
+# ---- the table of types
+
+FORMS: dict[type, Form] = {
+    tuple: Form("t", _pack_items, lambda body, inner: tuple(_items(body, inner))),
+    set: Form("s", _pack_items, lambda body, inner: set(_items(body, inner))),
+    frozenset: Form("z", _pack_items, lambda body, inner: frozenset(_items(body, inner))),
+    deque: Form("q", lambda v, inner: [_pack_items(v, inner), v.maxlen], _deque),
+    dict: Form("d", _pack_pairs, _dict),
+    Counter: Form("k", _pack_pairs, lambda body, inner: Counter(_dict(body, inner))),
+    OrderedDict: Form("o", _pack_pairs, lambda body, inner: OrderedDict(_dict(body, inner))),
+    defaultdict: Form("m", lambda v, inner: [inner(v.default_factory), _pack_pairs(v, inner)], _default),
+    type({}.keys()): Form("v", lambda v, inner: ["keys", [[inner(k), None] for k in v]], _view),
+    type({}.values()): Form("v", lambda v, inner: ["values", [[i, inner(x)] for i, x in enumerate(v)]], _view),
+    type({}.items()): Form("v", lambda v, inner: ["items", [[inner(k), inner(x)] for k, x in v]], _view),
+    bytes: Form("b", lambda v, inner: v.decode("latin-1"), _latin),
+    bytearray: Form("a", lambda v, inner: v.decode("latin-1"), lambda body, inner: bytearray(_latin(body, inner))),
+    complex: Form("c", lambda v, inner: [inner(v.real), inner(v.imag)], lambda b, u: complex(*_parts(float, b, 2, u))),
+    range: Form("r", _pack_bounds, lambda body, inner: range(*_parts(int, body, 3, inner))),
+    slice: Form("l", _pack_bounds, lambda body, inner: slice(*_items(_list(body, 3), inner))),
+    Decimal: Form("D", lambda v, inner: str(v), lambda body, inner: Decimal(_typed(str, body))),
+    Fraction: Form(
+        "Q",
+        lambda v, inner: [inner(v.numerator), inner(v.denominator)],
+        lambda body, inner: Fraction(*_parts(int, body, 2, inner)),
+    ),
+    type(...): Form("e", lambda v, inner: 0, lambda body, inner: ...),
+    date: Form("T", lambda v, inner: ["date", v.year, v.month, v.day], _moment),
+    time: Form("T", lambda v, inner: ["time", *_pack_clock(v, inner)], _moment),
+    datetime: Form("T", lambda v, inner: ["datetime", v.year, v.month, v.day, *_pack_clock(v, inner)], _moment),
+    timedelta: Form("T", lambda v, inner: ["timedelta", v.days, v.seconds, v.microseconds], _moment),
+    timezone: Form("T", lambda v, inner: ["timezone", *_pack_items(v.__getinitargs__(), inner)], _moment),
+    struct_time: Form(
+        "T",
+        lambda v, inner: ["struct_time", _pack_items(v, inner), inner(v.tm_gmtoff), inner(v.tm_zone)],
+        _moment,
+    ),
 }
+UNPACKERS: dict[str, Callable[[Any, Inner], Any]] = {form.tag: form.unpack for form in FORMS.values()}
+UNPACKERS |= {
+    "i": lambda body, inner: int(_typed(str, body), 16),
+    "f": lambda body, inner: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[body],
+    "n": _named,
+    "V": _from_spelling,
+    "y": lambda body, inner: NAMED[body],
+}
+
+
+class Register:
+    """Objects by number, in the order in which they came. It keeps them: the id of an object that is gone is used
+    again, and a stranger would get its number."""
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}  # id -> number
+
+    def number(self, value: Any) -> int:
+        """The number of an object, which is added if it is new."""
+        number = self.numbers.setdefault(id(value), len(self.objects))
+        if number == len(self.objects):
+            self.objects.append(value)
+        return number
 
 
 # ---- messages over a socket: four bytes of length, then the bytes
@@ -331,19 +420,19 @@ class WireError(ConnectionError):
     """The other side has closed, or broke the protocol."""
 
 
-def send(sock: socket.socket, data: bytes) -> None:
+def send(sock: socket.SocketType, data: bytes) -> None:
     sock.sendall(HEADER.pack(len(data)) + data)
 
 
-def receive(sock: socket.socket, limit: int) -> bytearray:
+def receive(sock: socket.SocketType, limit: int) -> bytearray:
     """The next message. WireError at the end of the stream, and for more than `limit` bytes, before they are read."""
     (length,) = HEADER.unpack(_exactly(sock, HEADER.size))
-    if length > limit:
+    if length > limit:  # a program may announce four gigabytes
         raise WireError(f"a message of {length} bytes; at most {limit} are taken")
     return _exactly(sock, length)
 
 
-def _exactly(sock: socket.socket, count: int) -> bytearray:
+def _exactly(sock: socket.SocketType, count: int) -> bytearray:
     data = bytearray()
     while len(data) < count:
         part = sock.recv(min(count - len(data), 1 << 20))

@@ -15,9 +15,10 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from codechat_lab.sandbox import codec
+from codechat_lab.sandbox.codec import Ability, Reference
 
 TEST = "<test>"  # file name of a test's code
 REFERENCES = 100_000  # most objects of one program that are kept
@@ -51,14 +52,15 @@ class Session:
     """One program's process. Any request raises Lost once it has ended or broken the protocol."""
 
     def __init__(self, channel: socket.socket, longest: int) -> None:
-        self.channel, self.longest = channel, longest  # bytes of a message that are taken
-        self.number, self.lost = 0, ""
+        self.channel = channel
+        self.longest = longest  # bytes of a message; a longer one is not read
+        self.number = 0  # of the last request
+        self.lost = ""  # why no request is possible any more
         self.objects: dict[int, Any] = {}  # the program's, by its numbers
         self.numbers: dict[int, int] = {}  # id -> number, of these and of their handles
         self.handles: list[Handle] = []  # kept, so that no id is used again
         self.failed: AssertionError | None = None  # in a function of the test that the program called
-        self.lent: list[Any] = []  # functions and iterators of the test that the program has got
-        self.places: dict[int, int] = {}  # id -> place, of these
+        self.lent = codec.Register()  # functions and iterators of the test that the program has got, and no others
         self.entered: dict[int, int] = {}  # id of a handle in a `with` -> number of the request behind its entry
 
     def request(self, op: str, *args: Any) -> Any:
@@ -72,36 +74,39 @@ class Session:
             while True:
                 answer = codec.decode(codec.receive(self.channel, self.longest), self._from_ref)
                 match answer:
-                    case ["use", int(place), tuple(given), dict(named)] if 0 <= place < len(self.lent):
+                    case ["use", int(place), tuple(given), dict(named)] if 0 <= place < len(self.lent.objects):
                         self._send(self._use(place, given, named))
+                    # The number: a reply that a thread of the program sent ahead answers no later request.
                     case [int(other), "ok", value] if other == number:
-                        return self._passed_on(value)
+                        self._raise_failed()
+                        return value
                     case [int(other), "raise", str(name), str(text)] if other == number:
                         break
                     case _:
                         self.lose("an answer of the wrong shape")
         except (OSError, codec.CodecError, RecursionError) as error:
             self.lose(str(error))
-        self._passed_on(None)
+        self._raise_failed()
         raise raised(name, text)
 
-    def _passed_on(self, value: Any) -> Any:
-        """The value, unless an assertion of the test has failed meanwhile: the program may have swallowed it."""
+    def _raise_failed(self) -> None:
+        """An assertion of the test that failed in a function which the program called: it may have swallowed it."""
         if self.failed is not None:
             raise self.failed
-        return value
 
     def _send(self, message: Any) -> None:
         codec.send(self.channel, codec.encode(message, self._to_ref))
 
     def _use(self, place: int, given: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
         """The reply to a program that calls a function of the test, or takes the next item of its iterator."""
-        function = self.lent[place]
+        lent = self.lent.objects[place]
         try:
-            if inspect.iscoroutine(function):
-                value = run_apart(function)
+            if inspect.iscoroutine(lent):
+                value = run_apart(lent)
+            elif callable(lent):
+                value = lent(*given, **named)
             else:
-                value = function(*given, **named) if callable(function) else list(itertools.islice(function, 1))
+                value = list(itertools.islice(lent, 1))
             codec.encode(value, self._to_ref)
         except AssertionError as error:
             self.failed = error
@@ -110,33 +115,32 @@ class Session:
             return ["use", "raise", type(error).__name__, text_of(error)]
         return ["use", "ok", value]
 
-    def lose(self, why: str) -> Any:
+    def lose(self, why: str) -> NoReturn:
+        """Give the program up: its process may send anything from here on."""
         self.lost = self.lost or why
         raise Lost(self.lost)
 
     def _to_ref(self, value: Any) -> dict[str, Any]:
         if id(value) in self.numbers:
-            return {"h": self.numbers[id(value)]}
+            return {Reference.OBJECT: self.numbers[id(value)]}
         if isinstance(value, Handle):
             raise codec.CodecError("an object of a process that has ended")
         path = importable(value)
         if path:
-            return {"p": path}
-        if is_lent(value):
-            place = self.places.setdefault(id(value), len(self.lent))
-            if place == len(self.lent):
-                self.lent.append(value)
-            if callable(value):
-                name = getattr(value, "__name__", "")
-                return {"j": [place, name if type(name) is str else ""]}
-            return {"w" if inspect.iscoroutine(value) else "g": place}
-        raise codec.CodecError(f"a {type(value).__name__} of the test cannot be sent to a program")
+            return {Reference.LIBRARY: path}
+        if not is_lent(value):
+            raise codec.CodecError(f"a {type(value).__name__} of the test cannot be sent to a program")
+        place = self.lent.number(value)
+        if callable(value):
+            name = getattr(value, "__name__", "")
+            return {Reference.FUNCTION: [place, name if type(name) is str else ""]}
+        return {Reference.COROUTINE if inspect.iscoroutine(value) else Reference.GENERATOR: place}
 
     def _from_ref(self, tag: str, body: Any) -> Any:
         match tag, body:
-            case "j", int(place) if 0 <= place < len(self.lent):
-                return self.lent[place]
-            case "h" | "g" | "w" | "G", [int(number), str(abilities)]:
+            case Reference.FUNCTION, int(place) if 0 <= place < len(self.lent.objects):
+                return self.lent.objects[place]
+            case _, [int(number), str(abilities)] if tag in NATIVE:
                 if number not in self.objects:
                     self._keep(tag, number, abilities)
                 return self.objects[number]
@@ -145,9 +149,8 @@ class Session:
     def _keep(self, tag: str, number: int, abilities: str) -> None:
         if len(self.objects) >= REFERENCES:
             raise codec.CodecError("too many objects")
-        handle = handle_class("".join(sorted(set(abilities) & set(ABILITIES))))(self, number)
-        # What Python itself makes of a generator function or an async one is that here too.
-        made = {"h": lambda it: it, "g": generated, "w": awaited, "G": generated_async}[tag](handle)
+        handle = handle_class("".join(sorted(set(abilities) & set(METHODS))))(self, number)
+        made = NATIVE[tag](handle)
         self.objects[number] = made
         self.numbers[id(made)] = self.numbers[id(handle)] = number
         self.handles.append(handle)
@@ -215,7 +218,9 @@ class Handle:
         """The answer about the object; Lost where it is of another kind than required."""
         session = self.__session
         answer = session.request(op, self, *args)
-        return answer if kind in (object, type(answer)) else session.lose(f"no {kind.__name__} for {op}")
+        if kind not in (object, type(answer)):
+            session.lose(f"no {kind.__name__} for {op}")
+        return answer
 
     def __getattr__(self, name: str) -> Any:
         if (name.startswith("__") and name not in ABOUT) or name in PREDICATES:
@@ -255,6 +260,12 @@ class Handle:
         return isinstance(other, Handle) and self._ask("subclass", other) is True
 
 
+def _session(handle: Handle) -> Session:
+    return object.__getattribute__(handle, "_Handle__session")
+
+
+# Dunder names that are looked up. Others are Python's own protocols, such as __eq__ and __class__: a program would
+# decide with them.
 ABOUT = frozenset({"__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__wrapped__"})
 
 
@@ -263,12 +274,14 @@ def _call(self: Handle, *args: Any, **kwargs: Any) -> Any:
         case [result, after]:
             write_back([*args, *kwargs.values()], after)
             return result
-    self._Handle__session.lose("an answer of the wrong shape")
+    _session(self).lose("an answer of the wrong shape")
 
 
 def _iterate(self: Handle) -> Iterator[Any]:
     steps = self._ask("iter")
-    return _each(steps) if isinstance(steps, Handle) else self._Handle__session.lose("no iterator for iter")
+    if not isinstance(steps, Handle):
+        _session(self).lose("no iterator for iter")
+    return _each(steps)
 
 
 def _each(iterator: Handle) -> Iterator[Any]:
@@ -286,7 +299,8 @@ def _next(self: Handle) -> Any:
 
 def _enter(self: Handle) -> Any:
     value = self._ask("enter")
-    self._Handle__session.entered[id(self)] = self._Handle__session.number
+    session = _session(self)
+    session.entered[id(self)] = session.number
     return value
 
 
@@ -294,7 +308,7 @@ def _leave(self: Handle, kind: Any, error: BaseException | None, trace: Tracebac
     """Whether an exception in the body of a `with` is swallowed: only one that the test raises by `raise`, or in a
     body that did not use the program, and which is no assertion. Otherwise a program could swallow the assertion or
     the error that tells its fault."""
-    session = self._Handle__session
+    session = _session(self)
     alone = session.entered.pop(id(self), None) == session.number
     swallowed = self._ask("exit", *_told(error)) is True
     return swallowed and (_is_raised_by_test(error, trace) or (alone and _may_be_swallowed(error)))
@@ -343,7 +357,7 @@ def generated(handle: Handle) -> Generator[Any, Any, None]:
             case ["return", value]:
                 return value
             case _:
-                handle._Handle__session.lose("no step of a generator")
+                _session(handle).lose("no step of a generator")
         sent = None
         with _Thrown(handle) as thrown:
             sent = yield value
@@ -382,8 +396,10 @@ async def awaited(handle: Handle) -> Any:
 async def _finished(task: Handle) -> Any:
     """The result of a task of the program's loop. Meanwhile other coroutines of the test's loop run."""
     try:
-        while not (result := task._ask("poll", kind=list)):
+        result = task._ask("poll", kind=list)
+        while not result:
             await asyncio.sleep(0)
+            result = task._ask("poll", kind=list)
     except (GeneratorExit, asyncio.CancelledError):
         task._ask("cancel")
         raise
@@ -405,20 +421,28 @@ def _asks(op: str, kind: type = object) -> Callable[..., Any]:
     return lambda self, *args: self._ask(op, *args, kind=kind)
 
 
-# Letter -> methods of a handle whose object can do that: a handle of another object lacks them, so `callable` and
+# Methods of a handle whose object can do that. A handle of another object lacks them, so `callable` and
 # `isinstance(x, Iterator)` answer as they would for the object.
-ABILITIES: dict[str, dict[str, Any]] = {
-    "a": {"__await__": lambda self: awaited(self).__await__()},
-    "c": {"__call__": _call},
-    "e": {"__aenter__": _enter_async, "__aexit__": _leave_async},
-    "g": {"__aiter__": lambda self: _each_async(self._ask("async iter"))},
-    "i": {"__iter__": _iterate},
-    "l": {"__len__": _asks("len", int)},
-    "n": {"__next__": _next},
-    "t": {"__getitem__": _asks("item")},
-    "u": {"__setitem__": _asks("set item")},
-    "d": {"__delitem__": _asks("delete item")},
-    "w": {"__enter__": _enter, "__exit__": _leave},
+METHODS: dict[str, dict[str, Any]] = {
+    Ability.AWAIT: {"__await__": lambda self: awaited(self).__await__()},
+    Ability.CALL: {"__call__": _call},
+    Ability.ASYNC_WITH: {"__aenter__": _enter_async, "__aexit__": _leave_async},
+    Ability.ASYNC_ITERATE: {"__aiter__": lambda self: _each_async(self._ask("async iter"))},
+    Ability.ITERATE: {"__iter__": _iterate},
+    Ability.LENGTH: {"__len__": _asks("len", int)},
+    Ability.NEXT: {"__next__": _next},
+    Ability.GET_ITEM: {"__getitem__": _asks("item")},
+    Ability.SET_ITEM: {"__setitem__": _asks("set item")},
+    Ability.DELETE_ITEM: {"__delitem__": _asks("delete item")},
+    Ability.WITH: {"__enter__": _enter, "__exit__": _leave},
+}
+# What stands for an object that a reference names. What Python itself makes of a generator function or an async one
+# is that here too: `inspect` and `await` look at the type.
+NATIVE: dict[str, Callable[[Handle], Any]] = {
+    Reference.OBJECT: lambda handle: handle,
+    Reference.GENERATOR: generated,
+    Reference.COROUTINE: awaited,
+    Reference.ASYNC_GENERATOR: generated_async,
 }
 
 
@@ -427,7 +451,7 @@ def handle_class(abilities: str) -> type[Handle]:
     documentation = property(lambda self: self._ask("get", "__doc__"))
     methods: dict[str, Any] = {"__slots__": (), "__doc__": documentation}
     for letter in abilities:
-        methods |= ABILITIES[letter]
+        methods |= METHODS[letter]
     return type("Handle", (Handle,), methods)
 
 
@@ -436,13 +460,17 @@ def write_back(given: list[Any], after: Any) -> None:
     if type(after) is not list or len(after) != len(given):
         return
     for mine, new in zip(given, after):
+        # The program may send anything here: only another value of the argument's own type is copied.
         if type(new) is not list or [type(x) for x in new] != [type(mine)]:
             continue
         if isinstance(mine, (list, bytearray)):
             mine[:] = new[0]
-        elif isinstance(mine, (dict, set, deque)):
+        elif isinstance(mine, deque):
             mine.clear()
-            (mine.extend if isinstance(mine, deque) else mine.update)(new[0])
+            mine.extend(new[0])
+        elif isinstance(mine, (dict, set)):
+            mine.clear()
+            mine.update(new[0])
 
 
 def text_of(error: BaseException) -> str:

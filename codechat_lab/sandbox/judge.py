@@ -32,6 +32,9 @@ from codechat_lab.sandbox.scratch import ENTRIES, SIZE_MB, Scratch
 
 ROOT = str(Path(__file__).resolve().parents[2])
 FLAGS = ("-s", "-S", "-P", "-B", "-W", "ignore")  # no installed packages, nothing from the current folder
+# The environment: nothing of the trainer's, which may hold keys. A fixed hash seed makes verdicts reproducible.
+CLEAN = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
+PASSED_ON = ("LD_LIBRARY_PATH", "TMPDIR")
 START_S = 60.0
 MEMORY = 4 << 30  # bytes of address space: a program's answers must not exhaust the machine's memory
 REASON = 300  # characters
@@ -60,18 +63,19 @@ class Interpreter:
         self.control, theirs = socket.socketpair()
         self.control.settimeout(START_S)
         code = (
-            f"import sys, socket; sys.path.insert(0, {ROOT!r}); from codechat_lab.sandbox import {module}; sys.path.pop(0); "
-            f"{module}.main(socket.socket(fileno={theirs.fileno()}), *{words!r})"
+            f"import sys, socket; sys.path.insert(0, {ROOT!r}); from codechat_lab.sandbox import {module}; "
+            f"sys.path.pop(0); {module}.main(socket.socket(fileno={theirs.fileno()}), *{words!r})"
         )
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, *FLAGS, "-c", code],
                 pass_fds=[theirs.fileno(), *keep],
-                **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
-                env={"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
-                | {name: value for name, value in os.environ.items() if name in ("LD_LIBRARY_PATH", "TMPDIR")},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=CLEAN | {name: os.environ[name] for name in PASSED_ON if name in os.environ},
                 cwd="/",
-                start_new_session=True,
+                start_new_session=True,  # an interruption at the trainer's terminal does not end it
             )
         try:
             self.told = self.receive()
@@ -107,7 +111,8 @@ class Zygote(Interpreter):
 
     def __init__(self, level: str, scratch: Scratch) -> None:
         super().__init__("zygote", level, scratch.path, str(scratch.lock), keep=(scratch.lock,))
-        self.scratch, self.ending = scratch, False
+        self.scratch = scratch
+        self.ending = False  # whether the process that was given is to end, and its answer was not read yet
 
     def take(self) -> socket.socket:
         """The socket of a process that waits for a program. Nothing is left of the one before."""
@@ -140,16 +145,15 @@ def main(control: socket.socket, level: str, parent: str) -> None:
     # The kernel reaps ended children, also while this process hangs.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, _ring)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the tests
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     defined_tests.stop_unittest_main()
-    say = lambda message: codec.send(control, json.dumps(message).encode())  # noqa: E731
     try:
         if not __debug__:
             raise NotStarted("python -O removes the asserts of every test")
         scratch = Scratch()  # which the trainer removes
         with contextlib.closing(Zygote(level, scratch)) as zygote:
-            say({"folder": scratch.path})
+            _say(control, {"folder": scratch.path})
             work_in(scratch.path)
             if level != "none":
                 landlock.restrict_tests(scratch.path)
@@ -160,11 +164,15 @@ def main(control: socket.socket, level: str, parent: str) -> None:
                 job = json.loads(codec.receive(control, codec.TRUSTED))
                 with contextlib.closing(Trial(job, zygote)) as trial:
                     verdict = trial.verdict()
-                say(verdict)
+                _say(control, verdict)
                 zygote.clean()  # while the trainer has the verdict
     except OSError as error:  # no zygote, or the trainer has gone
         with contextlib.suppress(OSError):
-            say({"error": str(error)})
+            _say(control, {"error": str(error)})
+
+
+def _say(control: socket.socket, message: dict[str, Any]) -> None:
+    codec.send(control, json.dumps(message).encode())
 
 
 def end_with(parent: int) -> None:
@@ -200,9 +208,12 @@ class Trial:
     """One program, its process and the namespace of its tests."""
 
     def __init__(self, job: dict[str, Any], zygote: Zygote) -> None:
-        self.job, self.zygote, self.stage = job, zygote, "tests"
+        self.job = job
+        self.zygote = zygote
+        self.stage = "tests"
         self.deadline = time.monotonic() + job["total_s"]
-        self.session: Session | None = None
+        self.session: Session | None = None  # with the program's process, while there is one
+        self.defined: dict[str, Any] = {}  # what the program defines under the names that are wanted
         self.names: dict[str, Any] = {}  # the namespace of a test
         self.made: set[str] = set()  # names of data that the program gave, and of the set-up if it used the program
         self.used = False  # whether the test that ran last has used the program
@@ -213,7 +224,7 @@ class Trial:
         idle: list[int] = []  # places of those that passed without the program
         for place, test in enumerate(self.job["tests"]):
             self.used = False
-            results.append(self.prepare() or self.attempt(self.run_test, test))
+            results.append(self.prepare() or self.attempt(self.run_test, self.open_session(), test))
             if results[place][0] and not self.used:
                 idle.append(place)
         self.settle(results, idle)
@@ -222,7 +233,7 @@ class Trial:
 
     def settle(self, results: list[Result], idle: list[int]) -> None:
         """A test that passed without the program, as any would, has failed where no test used it, where another failed,
-        or where it holds tests that were not run."""
+        or where it holds tests that were not run: else a program could earn their share by doing nothing."""
         names = ", ".join(self.job["required"]) or "the program"
         failure = next((result for result in results if not result[0]), None)
         if len(idle) == len(results):
@@ -237,10 +248,11 @@ class Trial:
         """Where there is no process, load the program into one and run the set-up. The result of a failure."""
         if self.session:
             return None
-        self.session = Session(self.zygote.take(), self.job["message_mb"] << 20)
+        session = Session(self.zygote.take(), self.job["message_mb"] << 20)
+        self.session = session
         os.chdir(self.zygote.scratch.path)  # a test may have left it
         for stage, step in (("load", self.load), ("setup", self.set_up)):
-            passed, reason = self.attempt(step)
+            passed, reason = self.attempt(step, session)
             if not passed:
                 self.close()
                 self.stage = stage
@@ -264,7 +276,7 @@ class Trial:
         # A test may raise anything, SystemExit too: it has failed, and the next test runs.
         except BaseException as error:
             reason = explain(error)
-        lost = self.session.lost
+        lost = self.open_session().lost
         if reason == OUT_OF_TIME or lost:
             self.close()
             if self.zygote.clean():
@@ -274,39 +286,43 @@ class Trial:
         reason = reason or lost
         return not reason, reason[:REASON]
 
-    def load(self) -> None:
+    def open_session(self) -> Session:
+        assert self.session is not None, "only `prepare` opens a session, and only before a step"
+        return self.session
+
+    def load(self, session: Session) -> None:
         job = self.job
-        given = (job[key] for key in ("code", "names", "imports", "memory_mb", "total_s"))
-        answer = self.session.request("load", *given)
-        if type(answer) is not list or not all(type(p) is list and len(p) == 2 and type(p[0]) is str for p in answer):
-            self.session.lose("an answer of the wrong shape")
+        answer = session.request("load", job["code"], job["names"], job["imports"], job["memory_mb"], job["total_s"])
+        if type(answer) is not list or not all(map(_is_pair, answer)):
+            session.lose("an answer of the wrong shape")
+        # Only the names that were asked for: a program must not define others in the namespace of the tests.
         self.defined = {name: value for name, value in answer if name in job["names"]}
         missing = [name for name in job["required"] if name not in self.defined]
         if missing:
             raise ProgramError(f"it does not define {', '.join(missing)}")
 
-    def set_up(self) -> None:
+    def set_up(self, session: Session) -> None:
         modules = {name: importlib.import_module(name) for name in self.job["modules"]}
         # As a script, so that a body under `if __name__ == "__main__"` runs.
         self.names = {"__name__": "__main__", "__builtins__": __builtins__} | modules | self.defined
         given = set(self.names)
-        before = self.session.number
+        before = session.number
         self.run(self.job["setup"])
         self.made = {name for name, value in self.defined.items() if not isinstance(value, Handle)}
-        if self.session.number > before:
+        if session.number > before:
             self.made |= set(self.names) - given
         self.names |= self.defined  # the set-up may be a prompt that defines the entry point too
 
-    def run_test(self, test: dict[str, Any]) -> None:
+    def run_test(self, session: Session, test: dict[str, Any]) -> None:
         """Execute the source of a test, then run the tests that it defines."""
-        before = self.session.number
+        before = session.number
         try:
             self.run(test["source"])
             defined_tests.run_defined(self.names, test["defines"], test["used"])
             if test["candidate"]:
                 defined_tests.run_check(self.names["check"], self.defined[test["candidate"]])
         finally:
-            self.used = self.session.number > before or not self.made.isdisjoint(test["used"])
+            self.used = session.number > before or not self.made.isdisjoint(test["used"])
 
     def run(self, source: str) -> None:
         try:
@@ -320,6 +336,11 @@ class Trial:
             with self.session.channel:  # closed afterwards: the process would exit by itself once it is closed
                 self.zygote.end()
             self.session = None
+
+
+def _is_pair(answer: Any) -> bool:
+    """[name, value] of something that a program defines."""
+    return type(answer) is list and len(answer) == 2 and type(answer[0]) is str
 
 
 def explain(error: BaseException) -> str:

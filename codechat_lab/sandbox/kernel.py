@@ -16,7 +16,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 M_ARENA_MAX = -8
-SYS = {
+SYS = {  # numbers of x86-64
     "seccomp": 317,
     "capset": 126,
     "prctl": 157,
@@ -35,7 +35,8 @@ Argument = int | bytes | ctypes.Array | ctypes.Structure | None
 Step = Callable[[], int]
 
 
-def _checked(result: int, function: object, arguments: tuple[Any, ...]) -> int:
+def _checked(result: Any, function: Any, arguments: Any) -> Any:
+    """The result of a system call; OSError for a negative one. The types are those of ctypes' hook."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), NAMES[arguments[0].value])
@@ -108,15 +109,19 @@ def own_threads(user: int) -> int:
     count = 0
     for folder in glob.glob("/proc/[0-9]*/task"):
         with contextlib.suppress(OSError):  # it has ended
-            count += len(os.listdir(folder)) if os.stat(folder).st_uid == user else 0
+            if os.stat(folder).st_uid == user:
+                count += len(os.listdir(folder))
     return count
 
 
 def limit_for_good() -> None:
-    """Permanent limits of a zygote and all its programs."""
-    limits = {"CORE": 0, "FSIZE": FILE_MB << 20, "NOFILE": DESCRIPTORS, "MEMLOCK": 0, "MSGQUEUE": 0}
-    for name, most in limits.items():
-        _lower(getattr(resource, f"RLIMIT_{name}"), most)
+    """Permanent limits of a zygote and all its programs: no core file, which would hold memory of the zygote, no large
+    files, few descriptors, and no memory that outlives a process or that cannot be swapped."""
+    _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_FSIZE, FILE_MB << 20)
+    _lower(resource.RLIMIT_NOFILE, DESCRIPTORS)
+    _lower(resource.RLIMIT_MEMLOCK, 0)
+    _lower(resource.RLIMIT_MSGQUEUE, 0)
 
 
 def limit_threads() -> Step:

@@ -1,20 +1,18 @@
 """The process that forks the processes of untrusted programs. It never sees a program or a test.
 
 It imports the standard library once, isolates itself and serves its judge over one socket: NEXT -> the socket of the
-next process, which was forked ahead; END -> that process ends, then END, or FULL where the
-watch had ended it. It also ends before another is given. The first message
-is JSON: {"error": text} where the isolation cannot be built, else empty. Parent and child share memory until one
-writes to a page (3 us), so what both do after a fork is prepared before it, and they use sockets without Python's
-wrapper classes.
+next process, which was forked ahead; END -> that process ends, then END, or FULL where the watch had ended it. NEXT
+ends the process before it too. The first message is JSON: {"error": text} where the isolation cannot be built, else
+empty. Parent and child share memory until one writes to a page (3 us), so what both do after a fork is prepared
+before it, and they use sockets without Python's wrapper classes.
 
 A program's process holds one untrusted program (`Program`) and answers the judge's requests about it. It can only
 change what is sent, and the judge accepts only plain data. Requests and replies are lists, encoded by codec.py:
     [number, "load", code, names, imports, memory_mb, cpu_s]    -> [[name, value], ...] of the names that it defines
-    [number, "call", object, args, kwargs]              -> [result, changed arguments or None]
+    [number, "call", object, args, kwargs]                      -> [result, changed arguments or None]
     [number, a key of `Program.ops`, object, ...]
 A reply is [number, "ok", value] or [number, "raise", type, message]. Before it replies, a program may call a
-function of the
-test that it has got: ["use", place, args, kwargs] -> ["use", "ok", value] or ["use", "raise", type, message].
+function that the test gave it: ["use", place, args, kwargs] -> ["use", "ok", value] or ["use", "raise", type, message].
 """
 
 import _socket
@@ -38,6 +36,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from codechat_lab.sandbox import codec, kernel, landlock, scratch, seccomp
+from codechat_lab.sandbox.codec import Ability, Reference
 
 # The most common imports of programs: loaded before the fork, they cost nothing.
 # Not more: each loaded shared library makes every fork slower.
@@ -71,6 +70,8 @@ def main(control: socket.socket, level: str, folder: str, lock: str) -> None:
         codec.send(control, json.dumps(answer).encode())
         return
     codec.send(control, b"{}")
+    # From here on nothing of a program's process touches an object that the zygote made: `freeze` keeps the garbage
+    # collector from writing to them, and with that from copying their pages in each process.
     bare = _socket.socket(fileno=control.detach())
     gc.collect()
     gc.freeze()
@@ -99,7 +100,7 @@ def build(level: str, folder: str, lock: int) -> Walls:
         landlock.step_down(folder)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # it ends its programs' processes too, and leaves no orphans
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # it ended before the kernel was asked to tell
         sys.exit("the judge has gone")
     if isolated:
         kernel.empty_bounding_set()
@@ -125,12 +126,13 @@ def serve(control: socket.SocketType, walls: Walls) -> None:
     """Answer the judge until it is gone, and watch the program that it has."""
     waiting = select.poll()
     waiting.register(control.fileno(), select.POLLIN)
-    given = 0  # pid of the process that the judge has
-    answer = codec.END
+    given = 0  # pid of the process that the judge has, or 0
+    answer = codec.END  # to the judge's next END
     ahead, channel = fork_child(control, walls)
     try:
         while True:
-            if not waiting.poll(WATCH_MS if given else None):
+            told = waiting.poll(WATCH_MS if given else None)
+            if not told:
                 if scratch.holds_too_much(walls.folder, given):
                     end(given)
                     given = 0
@@ -149,14 +151,17 @@ def serve(control: socket.SocketType, walls: Walls) -> None:
                 beside = channel.fileno().to_bytes(4, sys.byteorder)
                 control.sendmsg([command], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, beside)])
                 channel.close()
-                given, ahead = ahead, 0
+                given = ahead
+                ahead = 0  # known to be given away even if the fork fails: the end below must not wait for it twice
                 ahead, channel = fork_child(control, walls)
     finally:
-        for pid in filter(None, (given, ahead)):
-            end(pid)
+        for pid in (given, ahead):
+            if pid:
+                end(pid)
 
 
 def end(pid: int) -> None:
+    """By a signal that no program can block, and wait: its pid must not name another process while we hold it."""
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
@@ -189,12 +194,13 @@ def run(channel: socket.SocketType, walls: Walls) -> None:
 
 
 class Program:
-    """A program and those of its objects that the judge knows by number."""
+    """A program and those of its objects that the judge knows by number. Nothing here guards anything: the program
+    can change all of it, and the judge takes every reply for forged."""
 
     def __init__(self, channel: socket.SocketType, own_bytes: int) -> None:
-        self.channel, self.own_bytes = channel, own_bytes
-        self.objects: list[Any] = []
-        self.numbers: dict[int, int] = {}  # id -> number; `objects` prevents reuse of the ids
+        self.channel = channel
+        self.own_bytes = own_bytes  # address space of the interpreter itself, which no program is charged for
+        self.objects = codec.Register()
         self.lent: dict[int, Any] = {}  # functions and iterators of the test, by their places
         self.places: dict[int, int] = {}  # id -> place, of these
         self.loop: Any = None  # of asyncio, from the first use on
@@ -218,7 +224,7 @@ class Program:
             "iter": lambda target: Steps(iter(target)),
             "next": next_of,
             "send": lambda generator, value: step_of(lambda: generator.send(value)),
-            "throw": lambda generator, *told: step_of(lambda: generator.throw(exception_of(*told)[1])),
+            "throw": lambda generator, *told: step_of(lambda: generator.throw(exception_of(*told).error)),
             "close": lambda generator: generator.close(),
             "instance": lambda kind, one: kind in type(one).__mro__,
             "subclass": lambda kind, one: isinstance(one, type) and kind in type.__dict__["__mro__"].__get__(one),
@@ -236,30 +242,29 @@ class Program:
 
     def to_ref(self, value: Any) -> dict[str, Any]:
         if id(value) in self.places:
-            return {"j": self.places[id(value)]}
+            return {Reference.FUNCTION: self.places[id(value)]}
         with self.keeping:
-            if id(value) not in self.numbers:
-                self.numbers[id(value)] = len(self.objects)
-                self.objects.append(value)
-        tag = next((tag for kind, tag in NATIVE.items() if type(value) is kind), "h")
-        return {tag: [self.numbers[id(value)], abilities_of(value)]}
+            number = self.objects.number(value)
+        return {NATIVE.get(type(value), Reference.OBJECT): [number, abilities_of(value)]}
 
     def from_ref(self, tag: str, body: Any) -> Any:
         """What the judge has sent: an object of this program, a function or an iterator of the test, or a name."""
-        if tag == "h":
-            return self.objects[body]
-        if tag == "p":
+        if tag == Reference.OBJECT:
+            return self.objects.objects[body]
+        if tag == Reference.LIBRARY:
             module, name = body
             return operator.attrgetter(name)(importlib.import_module(module))
-        place, name = body if tag == "j" else (body, "")
+        place, name = body if tag == Reference.FUNCTION else (body, "")
         if place not in self.lent:
-            makers = {
-                "j": lambda: self.function(place, name),
-                "g": lambda: self.iterator(place),
-                "w": lambda: self.coroutine(place),
-            }
-            self.lent[place] = makers[tag]()
-            self.places[id(self.lent[place])] = place
+            made: Any
+            if tag == Reference.FUNCTION:
+                made = self.function(place, name)
+            elif tag == Reference.COROUTINE:
+                made = self.coroutine(place)
+            else:
+                made = self.iterator(place)
+            self.lent[place] = made
+            self.places[id(made)] = place
         return self.lent[place]
 
     def function(self, place: int, name: str) -> Callable[..., Any]:
@@ -272,8 +277,10 @@ class Program:
         return lent
 
     def iterator(self, place: int) -> Any:
-        while item := self.use(place, (), {}):
+        item = self.use(place, (), {})
+        while item:
             yield item[0]
+            item = self.use(place, (), {})
 
     async def coroutine(self, place: int) -> Any:
         return self.use(place, (), {})
@@ -287,7 +294,7 @@ class Program:
                     case ["use", "ok", value]:
                         return value
                     case ["use", "raise", name, text]:
-                        raise exception_of(name, text)[1]
+                        raise exception_of(name, text).error or Exception(text)
                     case [number, op, *rest]:
                         self.answer(number, op, rest)
 
@@ -302,7 +309,7 @@ class Program:
                 self.answer(number, op, rest)
 
     def answer(self, number: int, op: str, rest: list[Any]) -> None:
-        """Meanwhile it is the turn of any thread of the program."""
+        """Reply to a request. Meanwhile any thread of the program may have its turn."""
         self.turn.release()
         try:
             reply = self.attempt(number, op, rest)
@@ -344,8 +351,11 @@ class Program:
         given = [*args, *kwargs.values()]
         before = [codec.encode(a, self.to_ref) if type(a) in MUTABLE else None for a in given]
         result = function(*args, **kwargs)
-        after = [None if b is None or codec.encode(a, self.to_ref) == b else [a] for a, b in zip(given, before)]
-        return [result, after if any(after) else None]
+        changed = [
+            None if was is None or codec.encode(argument, self.to_ref) == was else [argument]
+            for argument, was in zip(given, before)
+        ]
+        return [result, changed if any(changed) else None]
 
 
 class Steps:
@@ -361,34 +371,42 @@ class Steps:
         return next(self.of)
 
 
-NATIVE = {types.GeneratorType: "g", types.CoroutineType: "w", types.AsyncGeneratorType: "G"}
-# Letter -> the method that an object must have; see the judge's.
-ABILITIES = {
-    "a": "__await__",
-    "c": "__call__",
-    "e": "__aenter__",
-    "g": "__aiter__",
-    "i": "__iter__",
-    "l": "__len__",
-    "n": "__next__",
-    "t": "__getitem__",
-    "u": "__setitem__",
-    "d": "__delitem__",
-    "w": "__enter__",
+NATIVE = {
+    types.GeneratorType: Reference.GENERATOR,
+    types.CoroutineType: Reference.COROUTINE,
+    types.AsyncGeneratorType: Reference.ASYNC_GENERATOR,
+}
+# The method that an object must have; see the judge's METHODS.
+MARKS = {
+    Ability.AWAIT: "__await__",
+    Ability.CALL: "__call__",
+    Ability.ASYNC_WITH: "__aenter__",
+    Ability.ASYNC_ITERATE: "__aiter__",
+    Ability.ITERATE: "__iter__",
+    Ability.LENGTH: "__len__",
+    Ability.NEXT: "__next__",
+    Ability.GET_ITEM: "__getitem__",
+    Ability.SET_ITEM: "__setitem__",
+    Ability.DELETE_ITEM: "__delitem__",
+    Ability.WITH: "__enter__",
 }
 
 
 @functools.lru_cache(maxsize=1024)
 def abilities_of_class(kind: type) -> str:
     """By what the class and its bases define; `getattr` would also find what its metaclass does."""
-    found = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
-    return "".join(letter for letter, method in ABILITIES.items() if found.get(method) is not None)
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        found |= vars(base)
+    return "".join(ability for ability, method in MARKS.items() if found.get(method) is not None)
 
 
 def abilities_of(value: Any) -> str:
-    letters = abilities_of_class(type(value))
-    generic = isinstance(value, type) and hasattr(value, "__class_getitem__") and "t" not in letters
-    return letters + "t" if generic else letters
+    kind: type = type(value)
+    abilities = abilities_of_class(kind)
+    if isinstance(value, type) and hasattr(value, "__class_getitem__") and Ability.GET_ITEM not in abilities:
+        abilities += Ability.GET_ITEM  # a generic class: Box[int]
+    return abilities
 
 
 def next_of(iterator: Any) -> list[Any]:
@@ -422,16 +440,25 @@ def poll(task: Any) -> list[Any]:
     return [task.result()] if task.done() else []
 
 
-def exception_of(name: str = "", text: str = "") -> tuple[Any, Any, None]:
-    """What `__exit__` takes for an exception in the test, of which the name and the text are known."""
+class Raised(NamedTuple):
+    """What `__exit__` takes."""
+
+    kind: type[BaseException] | None
+    error: BaseException | None
+    trace: None
+
+
+def exception_of(name: str = "", text: str = "") -> Raised:
+    """An exception in the test, of which the name and the text are known; of no name: none."""
     if not name:
-        return None, None, None
+        return Raised(None, None, None)
     kind = getattr(builtins, name, Exception)
-    kind = kind if isinstance(kind, type) and issubclass(kind, BaseException) else Exception
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        kind = Exception
     try:
-        return kind, kind(text), None
+        return Raised(kind, kind(text), None)
     except TypeError:  # UnicodeDecodeError takes five arguments
-        return Exception, Exception(text), None
+        return Raised(Exception, Exception(text), None)
 
 
 def leave(target: Any, *told: str) -> bool:
