@@ -219,6 +219,7 @@ ANYTHING = {
     "codechat_lab/sandbox/zygote.py": "what an untrusted program raises is its answer to the judge",
     "codechat_lab/sandbox/handles.py": "what a function of a test raises goes to the program that called it",
     "codechat_lab/sandbox/judge.py": "whatever a test raises is the reason why it failed",
+    "codechat_lab/tasks/repair/loader.py": "what a broken module of a repository raises fails the tests that use it",
     "codechat/tasks/base.py": "what a user's reward raises is the finding",
     "codechat/tasks/custom.py": "what a user's reward function raises is a tier of the score",
 }

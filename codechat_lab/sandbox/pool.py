@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 from codechat.core.config import opt
 from codechat.core.errors import DataError, RunError, check_choice
+from codechat_lab.sandbox import attempts as forbidden
 from codechat_lab.sandbox import codec, scratch
 from codechat_lab.sandbox.judge import Interpreter, NotStarted
 
@@ -88,29 +89,32 @@ class Verdict:
 def job_of(program: Program) -> dict[str, Any]:
     """JSON data for a judge. DataError for no tests, for tests that are not Python and for limits that allow
     nothing."""
-    tests = program.tests
-    limits = {name: getattr(program, name) for name in ("timeout_s", "memory_mb", "message_mb")}
-    if not tests:
+    limits = {"timeout_s": program.timeout_s, "memory_mb": program.memory_mb, "message_mb": program.message_mb}
+    if not program.tests:
         raise DataError("a program without tests cannot be judged; give at least one")
     if min(limits.values()) <= 0:
-        raise DataError(f"{', '.join(f'{name} {most}' for name, most in limits.items())}; each must be above 0")
-    job = limits | {"code": program.code, "setup": program.setup, "total_s": TOTAL * program.timeout_s}
-    names = None if program.entry_points is None else tuple(program.entry_points)
-    return job | _read((tests,) if isinstance(tests, str) else tuple(tests), program.setup, names)
+        listed = ", ".join(f"{name} {most}" for name, most in limits.items())
+        raise DataError(f"got {listed}; expected each above 0; raise the one that is not")
+    tests = (program.tests,) if isinstance(program.tests, str) else tuple(program.tests)
+    read = _read(tests, program.setup, tuple(program.entry_points or ()))
+    return limits | read | {"code": program.code, "setup": program.setup, "total_s": TOTAL * program.timeout_s}
 
 
 @functools.lru_cache(maxsize=4096)  # the completions of one problem share their tests
-def _read(tests: tuple[str, ...], setup: str, entry_points: tuple[str, ...] | None) -> dict[str, Any]:
-    every = [names_of(setup, "the set-up"), *(names_of(source, "a test") for source in tests)]
-    free = set().union(*(names.used for names in every)) - set().union(*(names.bound for names in every))
-    free -= set(vars(builtins))
-    required = list(entry_points or ())
-    modules = free & sys.stdlib_module_names - set(required)
-    wanted = required + sorted(free - modules - set(required))
+def _read(tests: tuple[str, ...], setup: str, required: tuple[str, ...]) -> dict[str, Any]:
+    """What a job says of the tests. names: that the program is asked for. modules: of the library, which tests use
+    without an import. imports: of the set-up, which the program gets too."""
+    of_setup = names_of(setup, "the set-up")
+    of_tests = [names_of(source, "a test") for source in tests]
+    every = [of_setup, *of_tests]
+    free = set[str]().union(*(names.used for names in every))
+    free -= set[str]().union(*(names.bound for names in every))
+    free -= {*vars(builtins), *required}
+    modules = free & sys.stdlib_module_names
     imports = [ast.unparse(n) for n in ast.parse(setup).body if isinstance(n, ast.Import | ast.ImportFrom)]
     return {
-        "tests": [_test(source, every[1:], place, required) for place, source in enumerate(tests)],
-        "names": wanted,
+        "tests": [_test(source, of_tests, place, required) for place, source in enumerate(tests)],
+        "names": [*required, *sorted(free - modules)],
         "required": required,
         "modules": sorted(modules),
         "imports": "\n".join(imports),
@@ -136,14 +140,17 @@ def names_of(source: str, what: str) -> Names:
     except SyntaxError as error:
         raise DataError(f"{what} is not Python (line {error.lineno}: {error.msg}); mend it: {source[:80]!r}") from None
     tables = [top]
-    for table in tables:  # which grows
+    for table in tables:  # grows in the loop, down to the innermost function
         tables += table.get_children()
     symbols = [s for table in tables for s in table.get_symbols() if table is top or s.is_global()]
-    used, assigned, imported = (
-        {s.get_name() for s in symbols if getattr(s, f"is_{how}")()} for how in ("referenced", "assigned", "imported")
+    imported = {s.get_name() for s in symbols if s.is_imported()}
+    return Names(
+        used={s.get_name() for s in symbols if s.is_referenced()},
+        called={s.get_name() for s in top.get_symbols() if s.is_referenced()},
+        bound=imported | {s.get_name() for s in symbols if s.is_assigned()},
+        imported=imported,
+        code=bool(top.get_children()),
     )
-    called = {s.get_name() for s in top.get_symbols() if s.is_referenced()}
-    return Names(used, called, assigned | imported, imported, code=bool(top.get_children()))
 
 
 def _test(source: str, every: Sequence[Names], place: int, required: Sequence[str]) -> dict[str, Any]:
@@ -285,19 +292,16 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 results = tuple(Result(passed is True, why) for passed, why in answer["results"])
                 return Verdict(results, answer["stage"], time.monotonic() - start, answer["reason"])
             except TimeoutError:
-                problem, tries = "the judge hung on a test", 0
+                problem = "the judge hung on a test"
+                tries = 0  # a second judge would hang as long
             except NotStarted as error:
                 if not tries:
                     raise SandboxUnavailable(f"isolation was lost: {error}; see `codechat sandbox check`") from None
             except OSError:
                 problem = "the judge ended in a test"
-            self.judges.pop(me).kill()
-        return Verdict(
-            (Result(False, problem),) * len(job["tests"]),
-            "judge",
-            time.monotonic() - start,
-            problem,
-        )
+            self.judges.pop(me).kill()  # after a failure nothing of it is used again
+        failures = (Result(False, problem),) * len(job["tests"])
+        return Verdict(failures, "judge", time.monotonic() - start, problem)
 
 
 _shared: dict[str, Pool] = {}
@@ -313,17 +317,12 @@ def shared_pool(isolation: str) -> Pool:
 
 # ---- the command
 
-# Actions that must be stopped: each expression gives "done" where nothing stops it, and has no effect even then.
-_DATA = json.loads(Path(__file__).with_name("attempts.json").read_text(encoding="utf-8"))
-FORBIDDEN = _DATA["forbidden"]
-ATTEMPT = "\n".join(_DATA["program"])
-
 
 def attempts(pool: Pool) -> dict[str, Verdict]:
-    """Try each forbidden action, in isolated programs only. A verdict has passed where the action was stopped."""
-    codes = [ATTEMPT.format(expression=expression) for expression in FORBIDDEN.values()]
-    tests = ["assert attempt() == 'stopped'"]
-    return dict(zip(FORBIDDEN, pool.map(Program(code=code, tests=tests) for code in codes)))
+    """Try each of ACTIONS, in isolated programs only. A verdict has passed where the action was stopped."""
+    code = Path(forbidden.__file__).read_text(encoding="utf-8")
+    programs = (Program(code=code, tests=f"assert attempt({action!r}) == 'stopped'") for action in forbidden.ACTIONS)
+    return dict(zip(forbidden.ACTIONS, pool.map(programs)))
 
 
 @dataclass(frozen=True, kw_only=True)

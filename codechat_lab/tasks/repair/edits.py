@@ -18,13 +18,16 @@ from typing import NamedTuple
 
 Files = Mapping[str, str]
 LONGEST = 200_000  # characters of a completion that are read
-_FENCE, _SEARCH, _DIVIDER = (re.compile(line + r"\Z") for line in (r"```\w*", r"<{5,9} SEARCH[ \t]*", r"={5,9}[ \t]*"))
+_FENCE = re.compile(r"```\w*\Z")
+_SEARCH = re.compile(r"<{5,9} SEARCH[ \t]*\Z")
+_DIVIDER = re.compile(r"={5,9}[ \t]*\Z")
 _PATH = re.compile(r"\S[ \t]*\Z")
 _REPLACE = re.compile(r">{5,9} REPLACE")  # more may follow in its line
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
-# What decides which tests run and how: not the policy's to change.
+# What decides which tests run and how: not the policy's to change. Python itself runs the last two at its start.
 _SETTINGS = frozenset(
-    "conftest.py pytest.ini .pytest.ini tox.ini setup.cfg pyproject.toml noxfile.py sitecustomize.py usercustomize.py".split()
+    """conftest.py pytest.ini .pytest.ini tox.ini setup.cfg pyproject.toml noxfile.py
+    sitecustomize.py usercustomize.py""".split()
 )
 
 
@@ -52,16 +55,18 @@ def _blocks(lines: Sequence[str]) -> Iterator[Change]:
     """Changes of search/replace blocks. Where one has no end, no later one has: the time is linear in the text."""
     free = 0  # the first line behind the last block
     for at, line in enumerate(lines):
-        if at <= free or not _SEARCH.match(line) or not (path := _path_above(lines, at, free)):
+        path = _path_above(lines, at, free) if at > free and _SEARCH.match(line) else ""
+        if not path:
             continue
         middle = _next(lines, _DIVIDER, at + 1)
         end = _next(lines, _REPLACE, middle + 1)
         if end == len(lines):
             return
         # splitlines also ends a line at a form feed
-        old, new = (_text(part).splitlines() for part in (lines[at + 1 : middle], lines[middle + 1 : end]))
+        old = tuple(_text(lines[at + 1 : middle]).splitlines())
+        new = tuple(_text(lines[middle + 1 : end]).splitlines())
         path = path.strip().strip("`*#: ").removeprefix("File").strip("`: ")
-        yield Change(path, tuple(old) or None, tuple(new))
+        yield Change(path, old or None, new)
         free = end + 1
 
 
@@ -80,17 +85,18 @@ def _next(lines: Sequence[str], pattern: re.Pattern[str], at: int) -> int:
 
 def _hunks(lines: Sequence[str]) -> Iterator[Change]:
     """Changes of a unified diff. A hunk ends where a line is none of its own, whatever numbers its head gives."""
-    before, after, at = "", "", 0
+    before = ""
+    after = ""
+    at = 0
     while at < len(lines):
-        line = lines[at]
-        at += 1
-        if line.startswith("--- ") and at < len(lines) and lines[at].startswith("+++ "):
-            before = _diff_path(line[4:])
-            after = _diff_path(lines[at][4:])
-            at += 1
-        elif (before or after) and (head := _HUNK.match(line)):
-            end = next((i for i in range(at, len(lines)) if not _in_hunk(lines, i)), len(lines))
-            body = list(lines[at:end])
+        head = _HUNK.match(lines[at]) if before or after else None
+        if _names_files(lines, at):
+            before = _diff_path(lines[at][4:])
+            after = _diff_path(lines[at + 1][4:])
+            at += 2
+        elif head:
+            end = next((i for i in range(at + 1, len(lines)) if not _in_hunk(lines, i)), len(lines))
+            body = list(lines[at + 1 : end])
             at = end
             while body and not body[-1]:  # an empty line behind a hunk is not part of it
                 body.pop()
@@ -98,12 +104,17 @@ def _hunks(lines: Sequence[str]) -> Iterator[Change]:
             new = tuple(row[1:] for row in body if not row.startswith(("-", "\\")))
             number = int(head[1][:9])  # Python reads no number of thousands of digits
             yield Change(after or before, old if before and old else None, new if after else None, number)
+        else:
+            at += 1
+
+
+def _names_files(lines: Sequence[str], at: int) -> bool:
+    """Whether a diff of another file begins here."""
+    return lines[at].startswith("--- ") and at + 1 < len(lines) and lines[at + 1].startswith("+++ ")
 
 
 def _in_hunk(lines: Sequence[str], at: int) -> bool:
-    if lines[at].startswith("--- ") and at + 1 < len(lines) and lines[at + 1].startswith("+++ "):
-        return False
-    return not lines[at] or lines[at][0] in " +-\\"
+    return not _names_files(lines, at) and (not lines[at] or lines[at][0] in " +-\\")
 
 
 def _diff_path(text: str) -> str:
@@ -131,6 +142,7 @@ def applied(files: Files, changes: Sequence[Change]) -> dict[str, str]:
 
 
 def _replaced(path: str, text: str, change: Change) -> str:
+    """The text of a file after a change; EditError where its lines are not there, or where it is open which."""
     lines = text.splitlines()
     old = [line.rstrip() for line in change.old or ()]
     stripped = [line.rstrip() for line in lines]

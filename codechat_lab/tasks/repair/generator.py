@@ -10,14 +10,14 @@ import random
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
 from codechat.data.sources import digest
 from codechat.tasks.base import Problem
-from codechat_lab.tasks.micro import WORDS, dealt
+from codechat_lab.tasks.micro import dealt
+from codechat_lab.tasks.repair.draws import DRAWS
 
 LEVELS = (1, 2, 3)
 CANDIDATES, LONGEST = 60, 64  # calls from which tests are chosen, and their characters: small models read short prompts
@@ -34,14 +34,12 @@ FORMAT = "Answer with blocks like this:\npath\n<<<<<<< SEARCH\nold lines\n======
 
 @dataclass(frozen=True)
 class Part:
-    """files: names of the module. arguments: expression for those of one call. k: range of the constant; more: what
-    m is above k."""
+    """A module as `parts.toml` has it. files: names of the file. k: range of the constant; more: what m is above k."""
 
     name: str
     files: Sequence[str]
     code: str
     bugs: Sequence[tuple[str, str]]
-    arguments: str
     k: Sequence[int]
     more: Sequence[int] = (4,)
     held_out: bool = False
@@ -52,53 +50,33 @@ class Part:
         random.Random(self.name).shuffle(every)
         return dealt(every, part) or [every[SPARSE.index(part) % len(every)]]
 
-    def draw(self, rng: random.Random, setting: Mapping[str, int]) -> tuple[Any, ...]:
-        """Arguments of one call."""
-        functions = {f.__name__: partial(f, rng) for f in (ints, near, counts, sale, text)}
-        return eval(self.arguments, {**functions, **setting, "rng": rng})  # our own expression
-
     def source(self, names: Mapping[str, str], setting: Mapping[str, int]) -> str:
-        return Template(self.code).substitute(names, **setting)
+        return _filled(self.code, names, setting)
 
-    def lines(
-        self,
-        bug: Sequence[str],
-        names: Mapping[str, str],
-        setting: Mapping[str, int],
-    ) -> tuple[str, str, str]:
-        """(the source with the bug, the wrong line, the right line)."""
-        right, wrong = (Template(text).substitute(names, **setting) for text in bug)
+    def broken(self, bug: Sequence[str], names: Mapping[str, str], setting: Mapping[str, int]) -> "Broken":
+        """The source with a bug. ValueError unless it changes exactly one line."""
+        right, wrong = (_filled(text, names, setting) for text in bug)
         good = self.source(names, setting)
         buggy = good.replace(right, wrong)
         ((old, new),) = [(x, y) for x, y in zip(buggy.splitlines(), good.splitlines(), strict=True) if x != y]
-        return buggy, old, new
+        return Broken(buggy, old, new)
+
+
+class Broken(NamedTuple):
+    """A source with a bug, its wrong line and the right one."""
+
+    source: str
+    wrong: str
+    right: str
+
+
+def _filled(text: str, names: Mapping[str, str], setting: Mapping[str, int]) -> str:
+    return Template(text).substitute(names, **setting)
 
 
 PARTS = [
     Part(**row) for row in tomllib.loads(Path(__file__).with_name("parts.toml").read_text(encoding="utf-8"))["part"]
 ]
-
-
-def ints(rng: random.Random, low: int = 0, high: int = 20, n: Sequence[int] = (3, 4, 5)) -> list[int]:
-    return [rng.randint(low, high) for _ in range(rng.choice(n))]
-
-
-def near(rng: random.Random, *values: int) -> int:
-    return max(0, rng.choice(values) + rng.choice((-2, -1, 0, 0, 1, 2)))
-
-
-def counts(rng: random.Random, n: int) -> dict[str, int]:
-    return dict(zip(rng.sample(WORDS, n), rng.sample(range(1, 60), n)))
-
-
-def sale(rng: random.Random) -> tuple[dict[str, int], str, int]:
-    stock = counts(rng, 3)
-    item = rng.choice(list(stock))
-    return stock, item, rng.choice((stock[item], rng.randint(1, stock[item])))
-
-
-def text(rng: random.Random, *n: int) -> str:
-    return " ".join(rng.choice(WORDS) for _ in range(rng.choice(n)))
 
 
 class Module(NamedTuple):
@@ -124,50 +102,86 @@ class Test(NamedTuple):
 
 def make(level: int, part: str, split: str, rng: random.Random) -> Problem | None:
     """A problem; None where the calls that were drawn tell too little apart."""
-    first, *rest = parts = rng.sample([p for p in PARTS if p.held_out == (part == "test_hard")], level)
-    # file names without repetition
+    parts = rng.sample([p for p in PARTS if p.held_out == (part == "test_hard")], level)
     package = rng.choice(PACKAGES)
     stems = list[str]()
-    for p in parts:
+    for p in parts:  # file names without repetition
         stems.append(rng.choice([name for name in p.files if name not in stems]))
+    first = parts[0]
     names = _names(rng, first)
     setting = rng.choice(first.settings(part))
-    broken = _module(first, stems[0], names, setting, rng)
-    buggy, old, new = first.lines(rng.choice(first.bugs), names, setting)
-    wrong = _results(buggy, broken.calls)
-    right = _returned(broken.calls)
-    failing = [call for call in right if wrong[call] != right[call]]
-    passing = [call for call in right if wrong[call] == right[call]]
-    if len(failing) < 1 + SEEN + UNSEEN or len(passing) < SEEN + UNSEEN:
+    right = _module(first, stems[0], names, setting, rng)
+    bug = first.broken(rng.choice(first.bugs), names, setting)
+    calls = _told_apart(right, bug.source, rng)
+    if calls is None:
         return None
-    shown, *failing = rng.sample(failing, 1 + SEEN + UNSEEN)
-    others = [_module(p, stem, _names(rng, p), rng.choice(p.settings(part)), rng) for p, stem in zip(rest, stems[1:])]
-    facade = level == max(LEVELS)
-    tests = list(_tests(broken, failing, True, facade))
-    tests += _tests(broken, rng.sample(passing, SEEN + UNSEEN), False, facade)
-    for module in others:
-        good = list(_returned(module.calls))
-        tests += _tests(module, rng.sample(good, min(len(good), SEEN + UNSEEN)), False, False)
-    rng.shuffle(tests)
-    files = _sources(package, [broken._replace(source=buggy), *others], facade)
+    others = [
+        _module(p, stem, _names(rng, p), rng.choice(p.settings(part)), rng) for p, stem in zip(parts[1:], stems[1:])
+    ]
+    tests = _chosen_tests(right, calls, others, level == max(LEVELS), rng)
+    files = _sources(package, [right._replace(source=bug.source), *others], facade=level == max(LEVELS))
     named = _write_tests(package, tests, files)
-    path = f"{package}/{broken.stem}.py"
+    path = f"{package}/{right.stem}.py"
     gold = {
         "files": files,
         "imports": {test.function: f"{package}.{test.home}" for test in tests},
         "tests": {name: f"assert {test.call} == {test.result}" for name, test in named.items()},
         "FAIL_TO_PASS": [name for name, test in named.items() if test.fails],
         "PASS_TO_PASS": [name for name, test in named.items() if not test.fails],
-        "fix": {"path": path, "search": old, "replace": new},
+        "fix": {"path": path, "search": bug.wrong, "replace": bug.right},
     }
-    what = "raises" if wrong[shown] in RAISED else "returns"
-    issue = f"`{shown}` of {path} {what} {wrong[shown]}. It should return {right[shown]}."
-    seen = ", ".join(name for name in gold["FAIL_TO_PASS"] if not name.startswith(HIDDEN))
-    listed = "\n".join(f"{path}\n```\n{text}```" for path, text in files.items() if text)
-    request = f"Fix this repository. {issue}\nFails: {seen}\n\n{listed}\n\n{FORMAT}"
+    seen = [name for name in gold["FAIL_TO_PASS"] if not name.startswith(HIDDEN)]
+    request = _request(_issue(path, calls.shown, calls.wrong, right.calls[calls.shown]), seen, files)
     messages = [{"role": "user", "content": request}]
     meta = {"level": level, "part": first.name, "files": len(files)}
     return Problem(f"repair-{level}-{digest(f'{messages}{files}')[:12]}", messages, gold, split, meta)
+
+
+class Calls(NamedTuple):
+    """Calls of the broken function. shown: in the issue, and in no test; wrong: its result with the bug, or the name
+    of the error."""
+
+    shown: str
+    wrong: str
+    failing: list[str]
+    passing: list[str]
+
+
+def _told_apart(right: Module, buggy: str, rng: random.Random) -> Calls | None:
+    """Calls that fail with the bug, and calls that pass; None where there are too few of either."""
+    results = _results(buggy, right.calls)
+    returned = _returned(right.calls)
+    failing = [call for call in returned if results[call] != returned[call]]
+    passing = [call for call in returned if results[call] == returned[call]]
+    tests = SEEN + UNSEEN
+    if len(failing) < 1 + tests or len(passing) < tests:
+        return None
+    shown, *failing = rng.sample(failing, 1 + tests)
+    return Calls(shown, results[shown], failing, passing)
+
+
+def _chosen_tests(
+    broken: Module, calls: Calls, others: Sequence[Module], facade: bool, rng: random.Random
+) -> list[Test]:
+    """In random order. facade: the tests of the broken module go through it, so that a failure does not name the
+    module."""
+    tests = list(_tests(broken, calls.failing, fails=True, facade=facade))
+    tests += _tests(broken, rng.sample(calls.passing, SEEN + UNSEEN), fails=False, facade=facade)
+    for module in others:
+        good = list(_returned(module.calls))
+        tests += _tests(module, rng.sample(good, min(len(good), SEEN + UNSEEN)), fails=False, facade=False)
+    rng.shuffle(tests)
+    return tests
+
+
+def _issue(path: str, call: str, wrong: str, right: str) -> str:
+    what = "raises" if wrong in RAISED else "returns"
+    return f"`{call}` of {path} {what} {wrong}. It should return {right}."
+
+
+def _request(issue: str, failing: Sequence[str], files: Mapping[str, str]) -> str:
+    listed = "\n".join(f"{path}\n```\n{text}```" for path, text in files.items() if text)
+    return f"Fix this repository. {issue}\nFails: {', '.join(failing)}\n\n{listed}\n\n{FORMAT}"
 
 
 def _names(rng: random.Random, p: Part) -> dict[str, str]:
@@ -183,7 +197,7 @@ def _module(
     rng: random.Random,
 ) -> Module:
     source = p.source(names, setting)
-    drawn = (p.draw(rng, setting) for _ in range(CANDIDATES))
+    drawn = (DRAWS[p.name](rng, setting["k"], setting["m"]) for _ in range(CANDIDATES))
     calls = dict.fromkeys(f"{names['f']}({', '.join(map(repr, arguments))})" for arguments in drawn)
     short = [call for call in calls if len(call) <= LONGEST]
     return Module(stem, p.name, names["f"], source, _results(source, short))
@@ -209,7 +223,8 @@ def _returned(results: Mapping[str, str]) -> dict[str, str]:
 
 def _tests(module: Module, calls: Sequence[str], fails: bool, facade: bool) -> Iterator[Test]:
     """The first SEEN are in the module's file; facade: the call goes through it."""
-    home, name = (FACADE, f"report_{module.part}") if facade else (module.stem, module.function)
+    home = FACADE if facade else module.stem
+    name = f"report_{module.part}" if facade else module.function
     for i, call in enumerate(calls):
         through = call.replace(f"{module.function}(", f"{name}(", 1)
         yield Test(home, name, through, module.calls[call], fails, hidden=i >= SEEN)
@@ -217,15 +232,17 @@ def _tests(module: Module, calls: Sequence[str], fails: bool, facade: bool) -> I
 
 def _sources(package: str, modules: Sequence[Module], facade: bool) -> dict[str, str]:
     files = {f"{package}/__init__.py": ""}
-    files |= {f"{package}/{m.stem}.py": m.source for m in modules}
+    imports = ""
+    wrappers = ""
+    listed = ""
+    for m in modules:
+        files[f"{package}/{m.stem}.py"] = m.source
+        imports += f"from {package}.{m.stem} import {m.function}\n"
+        wrappers += f"\n\ndef report_{m.part}(*arguments):\n    return {m.function}(*arguments)\n"
+        listed += f"- `{package}/{m.stem}.py`: `{m.function}`\n"
     if facade:
-        imports = "".join(f"from {package}.{m.stem} import {m.function}\n" for m in modules)
-        wrappers = "".join(
-            f"\n\ndef report_{m.part}(*arguments):\n    return {m.function}(*arguments)\n" for m in modules
-        )
         files[f"{package}/{FACADE}.py"] = imports + wrappers
     if len(modules) > 1:
-        listed = "".join(f"- `{package}/{m.stem}.py`: `{m.function}`\n" for m in modules)
         files["README.md"] = f"# The {package}\n\n{listed}"
     return files
 
@@ -238,7 +255,8 @@ def _write_tests(package: str, tests: Sequence[Test], files: dict[str, str]) -> 
         mine = [test for test in tests if test.home == home and not test.hidden]
         path = f"tests/test_{home}.py"
         imported = ", ".join(sorted({test.function for test in mine}))
-        bodies = [f"\n\ndef test_{i}():\n    assert {test.call} == {test.result}\n" for i, test in enumerate(mine, 1)]
-        files[path] = f"from {package}.{home} import {imported}\n" + "".join(bodies)
-        named |= {f"{path}::test_{i}": test for i, test in enumerate(mine, 1)}
+        files[path] = f"from {package}.{home} import {imported}\n"
+        for i, test in enumerate(mine, 1):
+            files[path] += f"\n\ndef test_{i}():\n    assert {test.call} == {test.result}\n"
+            named[f"{path}::test_{i}"] = test
     return named | {f"{HIDDEN}test_{i}": test for i, test in enumerate(hidden, 1)}

@@ -25,8 +25,7 @@ from codechat_lab.tasks.repair import edits, generator
 TIERS = ("none", "tampers", "unapplied", "applied", "some_fixed", "regressed", "resolved")
 UNAPPLIED, APPLIED, REGRESSED = 0.05, 0.15, 0.5
 
-# Runs in the program's process: modules come from memory, a name that cannot be imported is absent.
-_LOADER = Path(__file__).with_name("loader.txt").read_text(encoding="utf-8")
+_LOADER = Path(__file__).with_name("loader.py").read_text(encoding="utf-8")
 
 
 def program(problem: Problem, files: Mapping[str, str], timeout_s: float) -> Program:
@@ -50,9 +49,14 @@ def of_counts(fixed: int, failing: int, kept: int, passing: int, reason: str = "
     parts = {"fixed": fixed, "failing": failing, "kept": kept, "passing": passing, "reason": reason}
     if fixed == failing and kept == passing:
         return Score(1.0, "resolved", parts, True)
-    tier = "regressed" if fixed == failing else "some_fixed" if fixed else "applied"
+    if fixed == failing:
+        tier = "regressed"
+    else:
+        tier = "some_fixed" if fixed else "applied"
     reward = APPLIED + (REGRESSED - APPLIED) * fixed / failing
-    return Score(reward * (kept / passing if passing else 1.0), tier, parts, False)
+    if passing:
+        reward *= kept / passing
+    return Score(reward, tier, parts, False)
 
 
 class RepairTask(GeneratedTask, JudgedTask):

@@ -120,9 +120,9 @@ def test_every_bug_of_every_part_changes_one_line_and_most_can_be_drawn() -> Non
     for part in generator.PARTS:
         for setting in part.settings("test_hard"):
             for right, wrong in part.bugs:
-                buggy, old, new = part.lines((right, wrong), names, setting)
-                assert old != new
-                assert buggy != part.source(names, setting)
+                broken = part.broken((right, wrong), names, setting)
+                assert broken.wrong != broken.right
+                assert broken.source != part.source(names, setting)
                 assert part.code.count(right) == 1
     drawn = {p.meta["part"] for p in [*TASK.problems("train", 150), *TASK.problems("test_hard", 60)]}
     assert drawn == {part.name for part in generator.PARTS}
