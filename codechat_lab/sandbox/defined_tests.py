@@ -46,7 +46,8 @@ def run_defined(space: Mapping[str, Any], defined: Collection[str], used: Collec
 
 def run_check(check: Callable[..., Any], candidate: Any) -> None:
     """HumanEval's `check(candidate)`; also without a parameter."""
-    run(check, *[candidate] * bool(inspect.signature(check).parameters))
+    given = [candidate] if inspect.signature(check).parameters else []
+    run(check, *given)
 
 
 def run(function: Callable[..., Any], *args: Any) -> None:
@@ -93,33 +94,35 @@ def _run_function(name: str, function: Callable[..., Any], space: Mapping[str, A
 def _run_class(cls: type) -> None:
     """Each method in a new object, and the classes within, as pytest does. A class with a constructor is none of
     pytest's."""
-    inner = [value for name in dir(cls) if name.startswith("Test") and isinstance(value := getattr(cls, name), type)]
-    for value in inner:
-        _run_class(value)
+    for name in dir(cls):
+        inner = getattr(cls, name) if name.startswith("Test") else None
+        if isinstance(inner, type):
+            _run_class(inner)
     tests = [name for name in dir(cls) if name.startswith("test") and callable(getattr(cls, name))]
     if not tests or any("__init__" in vars(base) or "__new__" in vars(base) for base in cls.__mro__[:-1]):
         return
     _call_hook(_hooks_of(cls), ("setup_class",), cls)
     try:
         for name in tests:
-            one = cls()
-            method = getattr(one, name)
-            missing = _required(method)
-            if missing:
-                raise NeedsArguments(f"{cls.__name__}.{name} needs {', '.join(missing)}; fixtures are not there")
-            _call_hook(_hooks_of(one), ("setup_method", "setup", "setUp"), method)
-            try:
-                run(method)
-            finally:
-                _call_hook(_hooks_of(one), ("teardown_method", "teardown", "tearDown"), method)
+            _run_method(cls(), name)
     finally:
         _call_hook(_hooks_of(cls), ("teardown_class",), cls)
 
 
+def _run_method(one: Any, name: str) -> None:
+    method = getattr(one, name)
+    missing = _required(method)
+    if missing:
+        raise NeedsArguments(f"{type(one).__name__}.{name} needs {', '.join(missing)}; fixtures are not there")
+    _call_hook(_hooks_of(one), ("setup_method", "setup", "setUp"), method)
+    try:
+        run(method)
+    finally:
+        _call_hook(_hooks_of(one), ("teardown_method", "teardown", "tearDown"), method)
+
+
 def _hooks_of(owner: Any) -> dict[str, Any]:
-    return {
-        name: getattr(owner, name) for name in dir(owner) if name.startswith(("setup", "teardown", "setUp", "tear"))
-    }
+    return {name: getattr(owner, name) for name in dir(owner) if name.startswith(("setup", "setUp", "tear"))}
 
 
 class _FirstFailure(unittest.TestResult):
@@ -130,7 +133,8 @@ class _FirstFailure(unittest.TestResult):
         self.error: BaseException | None = None
 
     def _keep(self, error: BaseException | None) -> None:
-        self.error = self.error or error
+        if self.error is None:
+            self.error = error
         self.stop()
 
     def addError(self, test: Any, err: Any) -> None:

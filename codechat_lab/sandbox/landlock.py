@@ -12,6 +12,7 @@ import re
 import stat
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from codechat_lab.sandbox import kernel
 from codechat_lab.sandbox.kernel import NOBODY
@@ -49,18 +50,25 @@ def ruleset(scratch: str, files_only: bool = False) -> int:
     OSError without Landlock."""
     version = kernel.prepared("landlock_create_ruleset", None, 0, ASK_VERSION)()
     files = ALL_BY_ABI[min(version, 5)]
-    rules = _Ruleset(files, TCP if version >= 4 else 0, SCOPES if version >= 6 else 0)
-    if files_only:
-        rules = _Ruleset(files, 0, 0)
-    size = 8 if version < 4 else 16 if version < 6 else 24
+    size = 8  # bytes of the structure that this kernel knows
+    network = 0
+    scoped = 0
+    if version >= 4:
+        size = 16
+        network = TCP
+    if version >= 6:
+        size = 24
+        scoped = SCOPES
+    rules = _Ruleset(files, 0, 0) if files_only else _Ruleset(files, network, scoped)
     fd = kernel.prepared("landlock_create_ruleset", rules, size, 0)()
-    reads, listings = readable()
-    devices = [f"/dev/{name}" for name in DEVICES]
-    rights = ((reads, READ | READ_DIR), (listings, READ_DIR), (devices, READ | WRITE), ([scratch], OWN))
-    for paths, access in rights:
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                _allow(fd, path, access & files)
+    library = readable()
+    rights = dict.fromkeys(library.listed, READ_DIR)
+    rights |= dict.fromkeys(library.read, READ | READ_DIR)
+    rights |= dict.fromkeys([f"/dev/{name}" for name in DEVICES], READ | WRITE)
+    rights[scratch] = OWN
+    for path, access in rights.items():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            _allow(fd, path, access & files)
     return fd
 
 
@@ -90,28 +98,35 @@ def folders() -> list[str]:
     maps = Path("/proc/self/maps").read_text()
     loaded = {os.path.dirname(path) for path in re.findall(r"\s(/\S+\.so[\w.]*)$", maps, re.M)}
     standard = {path for path in sys.path if os.path.isdir(path)} | {os.path.dirname(os.__file__)}
-    paths = {p for path in loaded | standard for p in (path, os.path.realpath(path))} | {"/usr/share/zoneinfo"}
-    return sorted(p for p in paths if not any(p.startswith(q + "/") for q in paths))
+    named = loaded | standard
+    paths = named | {os.path.realpath(path) for path in named} | {"/usr/share/zoneinfo"}
+    return sorted(path for path in paths if not any(path.startswith(other + "/") for other in paths))
 
 
-def readable() -> tuple[list[str], list[str]]:
-    """(folders and files that can be read, folders that can only be listed): the library without installed packages."""
-    reads: list[str] = []
-    listings: list[str] = []
+class Library(NamedTuple):
+    """Paths that a program may read, and folders that it may only list."""
 
-    def allow(path: str, foreign: list[str]) -> None:
-        below = [f for f in foreign if f.startswith(path + "/")]
-        if not below and path not in foreign:
-            reads.append(path)
-        elif below:  # a rule for the folder would cover all of it
-            listings.append(path)
+    read: list[str]
+    listed: list[str]
+
+    def add(self, path: str, foreign: list[str]) -> None:
+        """Add a path without the folders `foreign`."""
+        below = [folder for folder in foreign if folder.startswith(path + "/")]
+        if below:  # a rule for the folder would cover all of it
+            self.listed.append(path)
             for entry in os.scandir(path):
-                allow(entry.path, below)
+                self.add(entry.path, below)
+        elif path not in foreign:
+            self.read.append(path)
 
+
+def readable() -> Library:
+    """The interpreter's library without installed packages."""
+    library = Library([], [])
     for folder in folders():
-        patterns = [p for name in FOREIGN for p in (name, f"python*/{name}")]
-        allow(folder, [str(path) for pattern in patterns for path in Path(folder).glob(pattern)])
-    return reads, listings
+        found = [path for name in FOREIGN for path in (*Path(folder).glob(name), *Path(folder).glob(f"python*/{name}"))]
+        library.add(folder, [str(path) for path in found])
+    return library
 
 
 def step_down(scratch: str) -> None:
@@ -128,5 +143,5 @@ def step_down(scratch: str) -> None:
 
 
 def _open_to_all(folder: str) -> bool:
-    parts = (folder, *map(str, Path(folder).parents))
-    return not os.path.exists(folder) or all(os.stat(f).st_mode & stat.S_IXOTH for f in parts)
+    parts = [Path(folder), *Path(folder).parents]
+    return not os.path.exists(folder) or all(part.stat().st_mode & stat.S_IXOTH for part in parts)

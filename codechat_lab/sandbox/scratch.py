@@ -7,11 +7,13 @@ SIZE_MB or ENTRIES there. Deleted files that are still open or mapped count too.
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import signal
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from codechat_lab.sandbox import kernel
@@ -49,10 +51,8 @@ def _place() -> str:
             space = os.statvfs(parent)
             if os.access(parent, os.W_OK | os.X_OK) and space.f_bavail * space.f_frsize >= FREE_MB << 20:
                 return parent
-    text = (
-        f"neither /dev/shm nor a folder for temporary files is writable and has {FREE_MB} MiB free; set TMPDIR to one"
-    )
-    raise OSError(errno.ENOSPC, text)
+    required = f"a writable folder with {FREE_MB} MiB free"
+    raise OSError(errno.ENOSPC, f"neither /dev/shm nor the one for temporary files is {required}; set TMPDIR to one")
 
 
 def _remove_left_over(parent: str) -> None:
@@ -90,25 +90,28 @@ def empty(top: int) -> None:
     """Remove all that is in the folder of this descriptor. No program may run in it meanwhile.
 
     What a folder holds is moved up first, so that no depth and no length of a path stops it. No link is followed."""
-    moved = 0
-    unique = f"{time.monotonic_ns()}"
+    unique = (f"{time.monotonic_ns()}-{number}" for number in itertools.count())
     while names := os.listdir(top):
         for name in names:
             try:
                 os.unlink(name, dir_fd=top)
-                continue
             except IsADirectoryError:
-                inner = _opened(name, top)
-            try:
-                for child in os.listdir(inner):
-                    moved += 1
-                    os.rename(child, f"{unique}-{moved}", src_dir_fd=inner, dst_dir_fd=top)
-            finally:
-                os.close(inner)
-            os.rmdir(name, dir_fd=top)
+                _move_up(name, top, unique)
+                os.rmdir(name, dir_fd=top)
+
+
+def _move_up(name: str, top: int, unique: Iterator[str]) -> None:
+    """Move what a folder holds into the folder above it, under new names."""
+    inner = _opened(name, top)
+    try:
+        for child in os.listdir(inner):
+            os.rename(child, next(unique), src_dir_fd=inner, dst_dir_fd=top)
+    finally:
+        os.close(inner)
 
 
 def _opened(name: str, top: int) -> int:
+    """A descriptor of the folder `name`. The program may have taken its rights away: it gets them back."""
     try:
         inner = os.open(name, DIRECTORY, dir_fd=top)
         if os.access(name, os.W_OK | os.X_OK, dir_fd=top):
@@ -147,7 +150,7 @@ def _over(path: str, pid: int) -> bool:
     entries = 0
     folders = [path]
     try:
-        for folder in folders:  # which grows
+        for folder in folders:  # grows in the loop
             with os.scandir(folder) as found:
                 for entry in found:
                     entries += 1

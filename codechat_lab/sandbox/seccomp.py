@@ -45,25 +45,35 @@ def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
     return struct.pack("HBBI", code, yes, no, value & 0xFFFFFFFF)
 
 
+def _halves(argument: int) -> tuple[int, int]:
+    """Offsets of the low and the high half of an argument: a step loads 32 bits."""
+    return ARGS + 8 * argument, ARGS + 8 * argument + 4
+
+
 REFUSE = _step(RETURN, ERRNO | errno.EPERM)
 START = _step(LOAD, ARCH) + _step(EQUAL, ARCH_X86_64, 1, 0) + _step(RETURN, KILL) + _step(LOAD, NR)
 
 
 def _allow(numbers: Iterable[int]) -> bytes:
-    """With the call's number loaded: ALLOW inside a run of numbers, else continue."""
+    """With the call's number loaded: ALLOW inside a run of numbers, else continue.
+
+    Runs, not single numbers: every call of a program goes through the steps."""
     known = set(numbers)
     steps = b""
     for first in sorted(n for n in known if n - 1 not in known):
         after = next(n for n in itertools.count(first) if n not in known)
-        steps += _step(AT_LEAST, first, 0, 2) + _step(AT_LEAST, after, 1, 0) + _step(RETURN, ALLOW)
+        steps += _step(AT_LEAST, first, 0, 2)
+        steps += _step(AT_LEAST, after, 1, 0)
+        steps += _step(RETURN, ALLOW)
     return steps
 
 
 def _if_argument(number: int, argument: int, values: tuple[int, ...], high_half: bool = True) -> bytes:
     """Allow the call `number` if an argument is one of `values` (all 64 bits), else EPERM."""
-    high = ARGS + 8 * argument + 4
-    low = ARGS + 8 * argument
-    body = _step(LOAD, high) + _step(EQUAL, 0, 1, 0) + REFUSE if high_half else b""
+    low, high = _halves(argument)
+    body = b""
+    if high_half:
+        body += _step(LOAD, high) + _step(EQUAL, 0, 1, 0) + REFUSE
     body += _step(LOAD, low)
     for value in values:
         body += _step(EQUAL, value, 0, 1) + _step(RETURN, ALLOW)
@@ -73,23 +83,25 @@ def _if_argument(number: int, argument: int, values: tuple[int, ...], high_half:
 
 def shared_program() -> bytes:
     """The zygote's filter, which its programs inherit."""
-    allowed = [*ALWAYS.values(), *ZYGOTE_ONLY.values()]
-    steps = START + _step(EQUAL, CLONE3, 0, 1) + _step(RETURN, ERRNO | errno.ENOSYS)
+    steps = START
+    steps += _step(EQUAL, CLONE3, 0, 1) + _step(RETURN, ERRNO | errno.ENOSYS)
     # The kernel reads only the low half of these; the C library may leave anything in the high half.
-    steps += _if_argument(FCNTL_NR, 1, FCNTL, high_half=False) + _if_argument(IOCTL_NR, 1, IOCTL, high_half=False)
+    steps += _if_argument(FCNTL_NR, 1, FCNTL, high_half=False)
+    steps += _if_argument(IOCTL_NR, 1, IOCTL, high_half=False)
     steps += _if_argument(SOCKETPAIR, 0, (AF_UNIX,), high_half=False)
     steps += _refuse_present_time()
     for number in sorted(PRETENDED.values()):
         steps += _step(EQUAL, number, 0, 1) + _step(RETURN, ERRNO)  # error 0: nothing is done, and the call succeeds
-    return steps + _allow(allowed) + REFUSE
+    return steps + _allow([*ALWAYS.values(), *ZYGOTE_ONLY.values()]) + REFUSE
 
 
 def _refuse_present_time() -> bytes:
     """EPERM for utimensat without times: Path.touch tries it first, and makes the file only where it fails."""
-    low = ARGS + 8 * 2
-    high = ARGS + 8 * 2 + 4
+    low, high = _halves(2)
     # Each comparison jumps to the last step where a half of the pointer is not 0.
-    body = _step(LOAD, low) + _step(EQUAL, 0, 0, 3) + _step(LOAD, high) + _step(EQUAL, 0, 0, 1) + REFUSE
+    body = _step(LOAD, low) + _step(EQUAL, 0, 0, 3)
+    body += _step(LOAD, high) + _step(EQUAL, 0, 0, 1)
+    body += REFUSE
     body += _step(LOAD, NR)
     return _step(EQUAL, UTIMENSAT, 0, len(body) // 8) + body
 
@@ -97,7 +109,10 @@ def _refuse_present_time() -> bytes:
 def own_program(own_pid: int) -> bytes:
     """The filter that a program's process adds: no calls that only the zygote needs, except threads, signals to itself
     (its own pid is `own_pid`) and its own limits."""
-    steps = START + _if_argument(CLONE, 0, THREAD_FLAGS) + _if_argument(PRLIMIT, 0, (0,), high_half=False)
+    steps = START
+    # All 64 bits: the kernel reads the flags of clone whole, and a namespace may stand in the high half.
+    steps += _if_argument(CLONE, 0, THREAD_FLAGS)
+    steps += _if_argument(PRLIMIT, 0, (0,), high_half=False)
     for number in (KILL_NR, TGKILL):
         steps += _if_argument(number, 0, (own_pid,), high_half=False)
     for number in sorted({*ZYGOTE_ONLY.values()} - {CLONE, PRLIMIT, KILL_NR, TGKILL}):
