@@ -18,6 +18,7 @@ from codechat.tasks.base import check_reference_solutions
 from codechat.text import chat, tokenizer
 from codechat_lab.serve.call_grammar import prompt_grammar
 from codechat_lab.tasks.bfcl import task as bfcl
+from codechat_lab.tasks.bfcl.matching import fault_of_calls
 from codechat_lab.tasks.bfcl.task import TIERS, BfclTask
 
 TAG = "<functioncall> "
@@ -116,7 +117,7 @@ def test_calls_are_matched_exactly_where_greedy_matching_fails() -> None:
         answers = [{"name": "f", "arguments": {"a": each}} for each in ways]
         calls = [("f", {"a": rng.randrange(size)}) for _ in range(size)]
         possible = any(all(c[1]["a"] in w for c, w in zip(order, ways)) for order in permutations(calls))
-        assert (bfcl.fault_of_calls(calls, answers, tools) is None) == possible
+        assert (fault_of_calls(calls, answers, tools) is None) == possible
 
 
 NUMBERS = {"base": {"type": "integer"}, "height": {"type": "integer"}}
