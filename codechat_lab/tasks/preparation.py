@@ -225,22 +225,21 @@ class GeneratedTask(BaseTask):
 
     def conversation(self, problem: Problem) -> Row:
         """A worked example: the prompt and the reference solution."""
-        return worked_example(self, problem, level=problem.meta["level"])
+        return worked_example(self, problem, {"level": problem.meta["level"]})
 
     def dialogues(self, split: str, n: int, seed: int = 0) -> Iterator[Row]:
         """n conversations with worked examples. Those of "train" are of problems that `problems` does not give."""
         yield from map(self.conversation, self.generate(split, n, seed, worked=True))
 
 
-def worked_example(task: Any, problem: Problem, **meta: Any) -> Row:
-    """A conversation of the prompt and the reference solution."""
+def worked_example(task: Any, problem: Problem, meta: Mapping[str, Any]) -> Row:
+    """A conversation of the prompt and the reference solution. meta: what is known beside the split."""
     messages = [*task.prompt(problem), {"role": "assistant", "content": task.gold(problem)}]
-    meta = {"split": problem.split, "asked": task.asked} | meta
     return {
         "id": f"{task.domain}-{problem.id}",
         "messages": messages,
         "domain": task.domain,
-        "meta": meta,
+        "meta": {"split": problem.split, "asked": task.asked} | dict(meta),
     }
 
 

@@ -6,11 +6,12 @@ the episode and add a row. The state is an in-memory SQLite database in one tran
 reset rolls back. A change is ["added", table, {column: value}] (without its id), ["removed", table, id] or ["set",
 table, id, column, value]."""
 
+import inspect
 import json
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,19 +26,25 @@ TABLES: dict[str, dict[str, Any]] = DATA["tables"]  # columns beside `id`, with 
 
 
 def _create(table: str) -> str:
-    columns = (
-        f"{name} {'INTEGER' if isinstance(value, int) else 'TEXT'} NOT NULL DEFAULT {value!r}"
-        for name, value in TABLES[table].items()
-    )
-    return f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(columns)})"
+    columns = ["id INTEGER PRIMARY KEY"]
+    for name, value in TABLES[table].items():
+        columns.append(f"{name} {'INTEGER' if isinstance(value, int) else 'TEXT'} NOT NULL DEFAULT {value!r}")
+    return f"CREATE TABLE {table} ({', '.join(columns)})"
 
 
 # What the tools' statements may call beside SQLite's functions.
-FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
-    "is_address": (1, lambda text: bool(re.fullmatch("[^ @]+@[^ ]+", text))),
-    "joined": (2, lambda text, more: f"{text} {more}".strip()),
-    "plain": (1, lambda text: " ".join(text.casefold().split()).rstrip(".")),
-}
+
+
+def is_address(text: str) -> bool:
+    return bool(re.fullmatch("[^ @]+@[^ ]+", text))
+
+
+def joined(text: str, more: str) -> str:
+    return f"{text} {more}".strip()
+
+
+def plain(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(".")
 
 
 class Store:
@@ -45,8 +52,9 @@ class Store:
 
     def __init__(self) -> None:
         self.db = sqlite3.connect(":memory:", isolation_level=None, cached_statements=512)
-        for name, (arguments, function) in FUNCTIONS.items():
-            self.db.create_function(name, arguments, function, deterministic=True)
+        for function in (is_address, joined, plain):
+            arguments = len(inspect.signature(function).parameters)
+            self.db.create_function(function.__name__, arguments, function, deterministic=True)
         # Before the transaction: one that creates tables rolls back ten times slower.
         self.db.executescript(";".join(map(_create, TABLES)))
         self.db.execute("BEGIN")
@@ -56,25 +64,25 @@ class Store:
         """Hold the rows of `world` and nothing else. Missing columns get their default."""
         self.db.execute("ROLLBACK TO empty")
         for table, rows in world.items():
-            columns = {"id": 0} | TABLES[table]
-            self.db.executemany(
-                f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})",
-                [tuple((columns | row)[name] for name in columns) for row in rows],
-            )
+            columns = ("id", *TABLES[table])
+            values = ", ".join(f":{name}" for name in columns)
+            self.db.executemany(f"INSERT INTO {table} VALUES ({values})", [{"id": 0} | TABLES[table] | row for row in rows])
         self.start = self._rows()
 
     def _rows(self) -> dict[str, dict[int, tuple[Any, ...]]]:
         """Every row of every table, by id."""
-        return {table: {row[0]: row for row in self.db.execute(f"SELECT * FROM {table}")} for table in TABLES}
+        every: dict[str, dict[int, tuple[Any, ...]]] = {}
+        for table in TABLES:
+            every[table] = {row[0]: row for row in self.db.execute(f"SELECT * FROM {table}")}
+        return every
 
     def diff(self) -> list[Change]:
         """The changes since the reset, in order of tables and rows."""
-        return [
-            change
-            for table, now in self._rows().items()
-            if now != self.start[table]
-            for change in _changes(table, self.start[table], now)
-        ]
+        changes: list[Change] = []
+        for table, now in self._rows().items():
+            if now != self.start[table]:
+                changes += _changes(table, self.start[table], now)
+        return changes
 
 
 def _changes(table: str, was: Mapping[int, tuple[Any, ...]], now: Mapping[int, tuple[Any, ...]]) -> Iterable[Change]:
@@ -85,24 +93,45 @@ def _changes(table: str, was: Mapping[int, tuple[Any, ...]], now: Mapping[int, t
         elif id not in was:
             yield ["added", table, dict(zip(names[1:], now[id][1:], strict=True))]
         else:
-            columns = zip(names, was[id], now[id], strict=True)
-            yield from (["set", table, id, name, new] for name, old, new in columns if old != new)
+            for name, old, new in zip(names, was[id], now[id], strict=True):
+                if old != new:
+                    yield ["set", table, id, name, new]
 
 
-def compare(required: Iterable[Change], changes: Iterable[Change]) -> tuple[int, list[str], list[str]]:
-    """(number of required changes among the changes, missing ones, those not required), the latter two in words."""
-    due, done = (Counter(json.dumps(change, sort_keys=True) for change in some) for some in (required, changes))
-    missing, more = (sorted(describe(json.loads(c)) for c in rest.elements()) for rest in (due - done, done - due))
-    return (due & done).total(), missing, more
+class Comparison(NamedTuple):
+    """matched: how many required changes were made. missing, collateral: required changes that were not made, and
+    changes that were not required, in words."""
+
+    matched: int
+    missing: list[str]
+    collateral: list[str]
+
+
+def compare(required: Iterable[Change], changes: Iterable[Change]) -> Comparison:
+    due = _counted(required)
+    done = _counted(changes)
+    return Comparison((due & done).total(), _in_words(due - done), _in_words(done - due))
+
+
+def _counted(changes: Iterable[Change]) -> Counter[str]:
+    return Counter(json.dumps(change, sort_keys=True) for change in changes)
+
+
+def _in_words(counted: Counter[str]) -> list[str]:
+    return sorted(describe(json.loads(change)) for change in counted.elements())
 
 
 def describe(change: Change) -> str:
     """A change in words, such as "notes 4 removed"."""
-    kind, table, *rest = change
-    if kind == "added":
-        (row,) = rest
-        return f"{table} added: " + ", ".join(f"{k} {row[k]!r}" for k, v in TABLES[table].items() if row[k] != v)
-    return f"{table} {rest[0]} removed" if kind == "removed" else f"{table} {rest[0]}: {rest[1]} = {rest[2]!r}"
+    match change:
+        case ["added", table, row]:
+            told = [f"{name} {row[name]!r}" for name, default in TABLES[table].items() if row[name] != default]
+            return f"{table} added: {', '.join(told)}"
+        case ["removed", table, id]:
+            return f"{table} {id} removed"
+        case [_, table, id, column, value]:
+            return f"{table} {id}: {column} = {value!r}"
+    raise ValueError(f"got {change}; expected a change as `Store.diff` gives it")
 
 
 KINDS: dict[str, type] = {"string": str, "integer": int}
@@ -128,18 +157,21 @@ class Tool(NamedTuple):
 
 
 def _read(row: Mapping[str, Any]) -> Tool:
-    kinds = row["parameters"]
     defaults = row.get("defaults", {})
-    types = {
-        k: {"type": "string", "enum": kind} if isinstance(kind, list) else {"type": kind} for k, kind in kinds.items()
-    }
-    required = [name for name in kinds if name not in defaults]
+    types: dict[str, Any] = {}
+    for name, kind in row["parameters"].items():
+        types[name] = {"type": "string", "enum": kind} if isinstance(kind, list) else {"type": kind}
+    required = [name for name in types if name not in defaults]
     parameters = {"type": "object", "properties": types, "required": required}
-    schema = {"name": row["name"], "description": row["description"], "parameters": parameters}
     key = next(iter(required), "")
-    fails = row.get("fails", f"nothing has {key} {{{key}!r}}")
-    statements = [row["sql"]] if isinstance(row["sql"], str) else row["sql"]
-    return Tool(row["name"].partition("_")[0], schema, defaults, row["gives"], statements, fails)
+    return Tool(
+        app=row["name"].partition("_")[0],
+        schema={"name": row["name"], "description": row["description"], "parameters": parameters},
+        defaults=defaults,
+        gives=row["gives"],
+        statements=[row["sql"]] if isinstance(row["sql"], str) else row["sql"],
+        fails=row.get("fails", f"nothing has {key} {{{key}!r}}"),
+    )
 
 
 TOOLS = {row["name"]: _read(row) for _, row in read_jsonl(Path(__file__).with_name("tools.jsonl"))}
@@ -160,19 +192,22 @@ def call(store: Store, name: str, arguments: dict[str, Any]) -> Any:
         if not any(cursor.rowcount > 0 for cursor in cursors):
             raise AppError(_failure(tool, values))
         return {"ok": "ok", "id": cursors[-1].lastrowid, "count": cursors[-1].rowcount}[tool.gives]
-    rows = cursors[-1].fetchall()
     columns = [column[0] for column in cursors[-1].description]
+    rows = [dict(zip(columns, row, strict=True)) for row in cursors[-1]]
     if tool.gives == "rows":
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+        return rows
     if tool.gives == "values":
-        return [row[0] for row in rows]
+        return [row[columns[0]] for row in rows]
     if not rows:
         raise AppError(_failure(tool, values))
-    return rows[0][0] if tool.gives == "value" else {k: v for k, v in zip(columns, rows[0], strict=True) if v != ""}
+    if tool.gives == "value":
+        return rows[0][columns[0]]
+    return {column: value for column, value in rows[0].items() if value != ""}
 
 
 def _failure(tool: Tool, values: Mapping[str, Any]) -> str:
-    return tool.fails.format_map({k: v[:60] if isinstance(v, str) else v for k, v in values.items()})
+    short = {name: value[:60] if isinstance(value, str) else value for name, value in values.items()}
+    return tool.fails.format_map(short)
 
 
 def check(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:

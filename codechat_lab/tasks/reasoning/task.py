@@ -99,7 +99,7 @@ class AnswerTask(BaseTask):
 
     def conversation(self, problem: Problem) -> Row:
         """The prompt and the solution, in the layout of the template and the grader."""
-        return preparation.worked_example(self, problem, **problem.meta)
+        return preparation.worked_example(self, problem, problem.meta)
 
 
 def make_problem(id: str, question: str, answer: str, steps: str, split: str, **meta: Any) -> Problem:

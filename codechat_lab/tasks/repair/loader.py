@@ -16,7 +16,10 @@ class Loader:
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         place = name.replace(".", "/")
         package = any(file.startswith(place + "/") for file in self.files)
-        return ModuleSpec(name, self, is_package=package) if package or place + ".py" in self.files else None
+        if not package and place + ".py" not in self.files:
+            return None
+        # Its two methods make it a loader; the base class in importlib.abc would be another import in each program.
+        return ModuleSpec(name, self, is_package=package)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Python's own way."""

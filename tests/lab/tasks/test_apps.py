@@ -17,7 +17,7 @@ from codechat.text import chat, tokenizer
 from codechat_lab.tasks import apps
 from codechat_lab.tasks.apps import task as apps_task
 from codechat_lab.tasks.apps import tools
-from codechat_lab.tasks.apps.task import IDS
+from codechat_lab.tasks.apps.requests import IDS
 from codechat_lab.tasks.apps.tools import CLOSING, TOOLS, Store, compare
 
 WORLD: dict[str, list[dict[str, Any]]] = json.loads(Path(__file__).with_name("app_world.json").read_text())
