@@ -66,7 +66,9 @@ class Store:
         for table, rows in world.items():
             columns = ("id", *TABLES[table])
             values = ", ".join(f":{name}" for name in columns)
-            self.db.executemany(f"INSERT INTO {table} VALUES ({values})", [{"id": 0} | TABLES[table] | row for row in rows])
+            self.db.executemany(
+                f"INSERT INTO {table} VALUES ({values})", [{"id": 0} | TABLES[table] | row for row in rows]
+            )
         self.start = self._rows()
 
     def _rows(self) -> dict[str, dict[int, tuple[Any, ...]]]:

@@ -10,7 +10,7 @@ import bisect
 import re
 import textwrap
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -21,7 +21,8 @@ _THOUGHT_OPENS = re.compile(
     rf"\s*(?:<{_THOUGHT}>|\[think\]|◁think▷|<\|channel\|>analysis<\|message\|>|<\|begin_of_thought\|>)", re.IGNORECASE
 )
 # Not in quotes: a program may hold the tags in strings. Two and more backticks are a fence.
-_BEFORE, _BEHIND = r"(?<![\"'])(?<!(?<!`)`)", r"(?![\"'])(?!`(?!`))"
+_BEFORE = r"(?<![\"'])(?<!(?<!`)`)"
+_BEHIND = r"(?![\"'])(?!`(?!`))"
 _THOUGHT_ENDS = re.compile(
     rf"{_BEFORE}(?:</{_THOUGHT}>|\[/think\]|◁/think▷|<\|channel\|>final<\|message\|>|<\|end_of_thought\|>){_BEHIND}",
     re.IGNORECASE,
@@ -38,16 +39,7 @@ _INFO = re.compile(
 )
 _LANGUAGE = re.compile(r"[ \t]*(?:python3?|py)\b[ \t]*", re.IGNORECASE)
 # Lines with which sets of prompts mark code, MBPP's own among them.
-_MARKS = {
-    "[BEGIN]": "```",
-    "[PYTHON]": "```",
-    "<code>": "```",
-    "<pre><code>": "```",
-    "[DONE]": "```",
-    "[/PYTHON]": "```",
-    "</code>": "```",
-    "</code></pre>": "```",
-}
+_MARKS = frozenset("[BEGIN] [PYTHON] <code> <pre><code> [DONE] [/PYTHON] </code> </code></pre>".split())
 _STARTS_CODE = re.compile(r"(?:@\w|def\b|class\b|async def\b|import \w|from [\w.]+ import\b|[A-Za-z_]\w* = )")
 _PROMPT = re.compile(r"^\s*(?:>>>|\.\.\.)(?: |$)")
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -66,7 +58,7 @@ def extract(text: str, names: Collection[str] = (), stub: str = "") -> str:
     of `names` and parses as a body is appended to the stub."""
     text = re.sub("^[\ufeff\u200b]+", "", text[:MAX_CHARS], flags=re.MULTILINE)
     text = answer_of(text.replace("\r\n", "\n").replace("\r", "\n"))
-    lines = [_MARKS.get(line.strip(), line) for line in text.split("\n")]
+    lines = ["```" if line.strip() in _MARKS else line for line in text.split("\n")]
     text = "\n".join(lines)
     if _is_program(text) or not any(_fence(line) or _FENCE_BEHIND.match(line) for line in lines):
         blocks = [_unfenced(text, bool(stub))]
@@ -133,10 +125,12 @@ class _Blocks:
     """The code in fences, and code that only a closing fence ends or that stands without fences."""
 
     def __init__(self, lines: list[str], names: Collection[str], stub: str) -> None:
-        self.lines, self.names, self.stub = lines, names, stub
-        self.fences = [_fence(line) for line in lines]
-        self.places = [i for i, fence in enumerate(self.fences) if fence]
-        self.left = MAX_PARSED
+        self.lines = lines
+        self.names = names
+        self.stub = stub
+        self.fences = {i: fence for i, fence in enumerate(map(_fence, lines)) if fence}
+        self.places = list(self.fences)
+        self.left = MAX_PARSED  # characters that may still be parsed: an answer may hold thousands of fences
 
     def parses(self, code: str) -> bool:
         """Whether it is Python. False once too much was tried."""
@@ -150,15 +144,16 @@ class _Blocks:
             fence = self.next_fence(at)
             bare = self.bare_code(at, fence)
             if bare:
-                code, fence = bare
-                blocks.append(code)
+                blocks.append(bare.code)
+                fence = bare.end
                 if fence < len(self.lines) and not self.opens(fence):
                     at = fence + 1
                     continue
             if fence == len(self.lines):
                 break
-            code, at = self.fenced(fence)
-            blocks.append(code)
+            block = self.fenced(fence)
+            blocks.append(block.code)
+            at = block.end
         return blocks
 
     def next_fence(self, at: int) -> int:
@@ -166,26 +161,27 @@ class _Blocks:
         place = bisect.bisect_left(self.places, at)
         return self.places[place] if place < len(self.places) else len(self.lines)
 
-    def bare_code(self, at: int, fence: int) -> tuple[str, int] | None:
-        """(code outside of fences that begins between two lines, the fence line that ends it), or None."""
+    def bare_code(self, at: int, fence: int) -> "_Block | None":
+        """Code outside of fences that begins between two lines, and the fence line that ends it; or None."""
         segment = _plain("\n".join(_without_language(self.lines[at:fence])))
         if self.stub and not defines(segment, self.names) and _is_body(segment):
-            return "\n".join(self.lines[at:fence]), fence
-        start = next((i for i in range(at, fence) if _STARTS_CODE.match(self.lines[i].lstrip())), None)
-        if start is None:
+            return _Block("\n".join(self.lines[at:fence]), fence)
+        offset = _first(self.lines[at:fence], lambda line: _STARTS_CODE.match(line.lstrip()))
+        if offset is None:
             return None
+        start = at + offset
         place = bisect.bisect_left(self.places, fence)
         for end in [*self.places[place : place + MAX_ENDS], len(self.lines)]:
             code = textwrap.dedent("\n".join(self.lines[start:end])).rstrip()
             if self.parses(code):
                 wanted = defines(code, self.names) if self.names else _is_program(code)
-                return (code, end) if wanted else None
+                return _Block(code, end) if wanted else None
             self.left -= MAX_CUTS * len(code)
             if self.left <= 0:
                 return None
             code = _whole_statements(code.split("\n"))
             if defines(code, self.names):  # prose between the code and the fence
-                return code, end
+                return _Block(code, end)
         return None
 
     def opens(self, fence: int) -> bool:
@@ -197,46 +193,58 @@ class _Blocks:
             return False
         return _is_program("\n".join(self.lines[fence + 1 : after]))
 
-    def fenced(self, fence: int) -> tuple[str, int]:
-        """(the code of the block that a fence line opens, the line behind the block)."""
-        opening = self.fences[fence]
+    def fenced(self, start: int) -> "_Block":
+        """The code of the block that a fence line opens, and the line behind the block.
+
+        It ends at the first fence line before which the code is complete. Without one: at its end where all the rest
+        is Python, else at the first closing fence."""
+        opening = self.fences[start]
         head = [] if _INFO.match(opening.info) else [_LANGUAGE.sub("", opening.info, count=1)]
-        body = self.lines[fence + 1 :]
-        if self.lines[fence].lstrip().startswith(">"):  # in a quotation
+        body = self.lines[start + 1 :]
+        if self.lines[start].lstrip().startswith(">"):  # in a quotation
             body = [re.sub(r"^[ \t]*>[ \t]?", "", line) for line in body]
-        first: int | None = None
+        first: _Block | None = None  # up to the first closing fence
         tried = 0
         for i, line in enumerate(body):
-            other = self.fences[fence + 1 + i]
+            at = start + 1 + i
+            other = self.fences.get(at)
             behind = None if other else _FENCE_BEHIND.match(line)
             if not other and not behind:
                 continue
             tried += 1
-            code = "\n".join([*head, *body[:i], *([behind[1]] if behind else [])])
+            last = [behind[1]] if behind else []
+            code = "\n".join([*head, *body[:i], *last])
             complete = tried <= MAX_ENDS and self.left > 0 and self.parses(_plain(code))
             if other and other.ends(opening):
-                first = i if first is None else first
+                first = first or _Block(code, at + 1)
                 if complete:
-                    return code, fence + i + 2
+                    return _Block(code, at + 1)
             elif behind and not behind[3] and complete:
-                return code, fence + i + 2
+                return _Block(code, at + 1)
             elif other and other.info.strip() and complete and code.strip():
-                return code, fence + i + 1  # it was not closed, and another block begins
-            if tried > MAX_ENDS and first is not None:
+                return _Block(code, at)  # it was not closed, and another block begins
+            if tried > MAX_ENDS and first:
                 break
-        if first is not None and self.left <= 0:
-            return "\n".join([*head, *body[:first]]), fence + first + 2
+        if first and self.left <= 0:
+            return first
         whole = _plain("\n".join([*head, *body]))
-        if first is not None and not self.parses(whole):
-            return "\n".join([*head, *body[:first]]), fence + first + 2
-        return _whole_statements(whole.split("\n")), len(self.lines)
+        if first and not self.parses(whole):
+            return first
+        return _Block(_whole_statements(whole.split("\n")), len(self.lines))
+
+
+class _Block(NamedTuple):
+    code: str
+    end: int  # the line that ends it, or the line behind that
 
 
 def _is_body(code: str) -> bool:
     """Whether it may be the body of a function: statements, and not words that happen to be Python."""
     tree = parsed("def body():\n" + _as_body(code)) if code.strip() else None
-    statements = tree.body[0].body if tree and len(tree.body) == 1 else []
-    return any(not isinstance(node, ast.Expr | ast.AnnAssign) for node in statements)
+    match tree.body if tree else []:
+        case [ast.FunctionDef(body=statements)]:
+            return any(not isinstance(node, ast.Expr | ast.AnnAssign) for node in statements)
+    return False
 
 
 def _without_language(lines: list[str]) -> list[str]:
@@ -268,13 +276,21 @@ def _plain(body: str) -> str:
 
 def _joined(blocks: list[str], names: set[str]) -> str:
     """One program of several blocks."""
-    good = [b for b in blocks if parsed(b) is not None]
-    defining = [i for i, b in enumerate(good) if defines(b, names)]
+    good = [block for block in blocks if parsed(block) is not None]
+    defining = [i for i, block in enumerate(good) if defines(block, names)]
     if not good or not defining:
         return max(good or blocks, key=len, default="")
     *before, last = good[: defining[-1] + 1]
-    kept = [_source(b, n) for b in before for n in parsed(b).body if isinstance(n, _DEFINITION)]
+    kept: list[str] = []
+    for block in before:
+        kept += _definitions(block)
     return "\n".join([*kept, last])
+
+
+def _definitions(block: str) -> list[str]:
+    """The sources of a block's imports, definitions and constants. Its calls would run a second time."""
+    tree = parsed(block)
+    return [_source(block, node) for node in (tree.body if tree else ()) if isinstance(node, _DEFINITION)]
 
 
 def _source(block: str, node: ast.stmt) -> str:
@@ -287,28 +303,33 @@ def _unfenced(text: str, body_is_code: bool) -> str:
     """Code in a text without fences: all of it, or the first run of complete top-level statements in the prose."""
     plain = _plain("\n".join(_without_language(text.lstrip("\n").split("\n"))))
     tree = parsed(plain)
-    words = tree is not None and tree.body and all(isinstance(node, ast.Expr) for node in tree.body)  # such as one word
+    # One word is Python too.
+    words = tree is not None and tree.body and all(isinstance(node, ast.Expr) for node in tree.body)
     if tree is not None and not words:
         return plain
     if body_is_code and text.startswith((" ", "\t")):
         return text
     lines = plain.split("\n")
-    start = next((i for i, line in enumerate(lines) if _STARTS_CODE.match(line)), None)
-    if start is None:  # Markdown also indents code
-        start = next((i for i, line in enumerate(lines) if _STARTS_CODE.match(line.lstrip())), None)
-        if start is not None:
-            indented = [line for line in takewhile(lambda line: line[:1].isspace() or not line, lines[start:])]
-            return _whole_statements(textwrap.dedent("\n".join(indented)).split("\n"))
-        start = next((i for i, line in enumerate(lines) if _PROMPT.match(line)), None)
-        if start is not None:
-            return _plain("\n".join(lines[start:]))
-        return plain if tree and any(isinstance(n, ast.Call | ast.Lambda) for n in ast.walk(tree)) else ""
-    return _whole_statements(lines[start:])
+    start = _first(lines, lambda line: _STARTS_CODE.match(line))
+    if start is not None:
+        return _whole_statements(lines[start:])
+    start = _first(lines, lambda line: _STARTS_CODE.match(line.lstrip()))
+    if start is not None:  # Markdown also indents code
+        indented = takewhile(lambda line: line[:1].isspace() or not line, lines[start:])
+        return _whole_statements(textwrap.dedent("\n".join(indented)).split("\n"))
+    start = _first(lines, lambda line: _PROMPT.match(line))
+    if start is not None:
+        return _plain("\n".join(lines[start:]))
+    return plain if tree and any(isinstance(node, ast.Call | ast.Lambda) for node in ast.walk(tree)) else ""
+
+
+def _first(lines: list[str], fits: Callable[[str], object]) -> int | None:
+    return next((i for i, line in enumerate(lines) if fits(line)), None)
 
 
 def _whole_statements(lines: list[str]) -> str:
     """The lines up to where prose follows a complete unindented statement. A truncated or invalid statement is not
-    repaired: then all lines are returned."""
+    repaired: then all lines are returned, so that the reward can tell them from no code."""
     end = len(lines)
     for _ in range(MAX_CUTS):
         at = _error_line("\n".join(lines[:end]))

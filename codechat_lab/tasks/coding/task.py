@@ -7,15 +7,15 @@
 in; HumanEval is all test. The extended suites (variant plus) compare floats with numpy; a judge has the standard
 library only, so `NUMPY` replaces the few names that their scripts use."""
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError, MissingFile, check_choice
 from codechat.data.public_rows import whole_number
 from codechat.tasks.base import BaseTask, Problem, Score
 from codechat_lab.sandbox.pool import MEMORY_MB, MESSAGE_MB, Program, Verdict, entry_points_of, shared_pool
-from codechat_lab.tasks.coding import rewards
+from codechat_lab.tasks.coding import numpy_names, rewards
 from codechat_lab.tasks.coding.answer_text import extract
 from codechat_lab.tasks.coding.rewards import PARSEABLE, RUNNABLE, TIERS
 from codechat_lab.tasks.preparation import PublicTask, Row
@@ -62,8 +62,12 @@ class CodingTask(JudgedTask):
         isolation: str = "auto",
     ) -> None:
         check_choice("reward", reward, rewards.MODES)
-        self.name, self.reward, self.isolation = name, reward, isolation
-        self.limits = {"timeout_s": float(timeout_s), "memory_mb": MEMORY_MB, "message_mb": MESSAGE_MB}
+        self.name = name
+        self.reward = reward
+        self.isolation = isolation
+        self.timeout_s = float(timeout_s)
+        self.memory_mb = MEMORY_MB
+        self.message_mb = MESSAGE_MB
         self.rows = list(problems)
         self.worked = [p for p in self.rows if p.split == "prompt"]  # for SFT
 
@@ -72,9 +76,8 @@ class CodingTask(JudgedTask):
 
     def hollow(self, problem: Problem) -> list[str]:
         """Programs that define the requested names and do nothing. Tests that all of them pass test nothing."""
-        head = "def {name}(*args, **kwargs): return {value}"
         names = problem.gold["names"]
-        return ["\n".join(head.format(name=name, value=value) for name in names) for value in ("None", "'no idea'")]
+        return [_constant(names, "None"), _constant(names, "'no idea'")]
 
     def answer(self, problem: Problem, text: str) -> tuple[str, Program | None]:
         code = extract(text, problem.gold["names"], problem.gold.get("stub", ""))
@@ -84,24 +87,36 @@ class CodingTask(JudgedTask):
         """A completion's program with the problem's tests."""
         gold = problem.gold
         tests = gold["tests"] if isinstance(gold["tests"], str) else tuple(gold["tests"])
-        limits = {name: max(most, gold.get(name, 0)) for name, most in self.limits.items()}
         return Program(
             code=code,
             tests=tests,
             setup=gold.get("setup", ""),
             entry_points=tuple(gold["names"]),
-            **limits,
+            timeout_s=max(self.timeout_s, gold.get("timeout_s", 0)),
+            memory_mb=max(self.memory_mb, gold.get("memory_mb", 0)),
+            message_mb=max(self.message_mb, gold.get("message_mb", 0)),
         )
 
     def scored(self, problem: Problem, answer: str, verdict: Verdict | None) -> Score:
-        tests = problem.gold["tests"]
-        results = verdict.results if verdict else ()
-        total = len(results) or (1 if isinstance(tests, str) else len(tests))
-        passed = sum(r.passed for r in results)
-        tier = rewards.tier_of(verdict) if verdict else rewards.tier_without_running(answer)
-        reason = verdict.reason if verdict else tier
+        if verdict is None:
+            tests = problem.gold["tests"]
+            passed = 0
+            total = 1 if isinstance(tests, str) else len(tests)
+            untested = rewards.tier_without_running(answer)
+            assert untested is not None, "a program that can run has a verdict"
+            tier = untested
+            reason = untested
+        else:
+            passed = sum(r.passed for r in verdict.results)
+            total = len(verdict.results)
+            tier = rewards.tier_of(verdict)
+            reason = verdict.reason
         parts = {"passed": passed, "tests": total, "reason": reason}
         return Score(rewards.reward(self.reward, tier, passed, total), tier, parts, tier == "all_passed")
+
+
+def _constant(names: Sequence[str], value: str) -> str:
+    return "\n".join(f"def {name}(*args, **kwargs): return {value}" for name in names)
 
 
 HUB = {
@@ -121,14 +136,14 @@ MBPP_SPLITS = {
     "train": range(601, 975),
 }
 # mbpp-123's reference solution sums the divisors of every number below 10,000: 5 s on an idle core.
-LIMITS = {"mbpp-123": {"timeout_s": 60.0}}
-PLUS_LIMITS = {  # the extended suites hand over values of 9 MB and more
+LIMITS: dict[str, dict[str, float]] = {"mbpp-123": {"timeout_s": 60.0}}
+PLUS_LIMITS: dict[str, dict[str, float]] = {  # the extended suites hand over values of 9 MB and more
     "HumanEval/100": {"message_mb": 64},
     "HumanEval/130": {"message_mb": 64},
     "mbpp-255": {"memory_mb": 2048, "message_mb": 64},
     "mbpp-599": {"timeout_s": 240.0},
 }
-NUMPY = Path(__file__).with_name("numpy_names.txt").read_text(encoding="utf-8")
+NUMPY = inspect.getsource(numpy_names.np)
 
 
 def mbpp_split(task_id: Any) -> str:
@@ -137,7 +152,7 @@ def mbpp_split(task_id: Any) -> str:
     for split, numbers in MBPP_SPLITS.items():
         if number in numbers:
             return split
-    raise DataError(f"task_id {task_id!r} is not one of MBPP's; required: a number from 1 to 974; correct the row")
+    raise DataError(f"got task_id {task_id!r}; expected a number of MBPP's, 1 to 974; correct the row")
 
 
 def mbpp_request(row: Mapping[str, Any]) -> str:
@@ -149,6 +164,14 @@ def mbpp_request(row: Mapping[str, Any]) -> str:
 def _text(value: str) -> str:
     """MBPP's files end lines with CR LF."""
     return value.replace("\r\n", "\n")
+
+
+def _with_numpy(test: str) -> str:
+    return test.replace("import numpy as np", NUMPY)
+
+
+def _gold(code: str, tests: str | list[str], setup: str, names: list[str], stub: str) -> dict[str, Any]:
+    return {"code": code, "tests": tests, "setup": setup, "names": names, "stub": stub}
 
 
 class MbppTask(PublicTask, CodingTask):
@@ -168,7 +191,8 @@ class MbppTask(PublicTask, CodingTask):
         timeout_s: float = 3.0,
     ) -> None:
         check_choice("variant", variant, HUB)
-        self.source, self.hub = str(source or "hub"), {self.other: HUB[variant]}
+        self.source = str(source or "hub")
+        self.hub = {self.other: HUB[variant]}
         self.own_limits = LIMITS | (PLUS_LIMITS if variant == "plus" else {})
         super().__init__(self.name, self.rows, reward, timeout_s)
 
@@ -176,15 +200,14 @@ class MbppTask(PublicTask, CodingTask):
         name = f"mbpp-{int(row['task_id'])}"
         code = _text(row["code"])
         imports = row.get("test_imports")  # an array in parquet, so it has no truth value
-        setup = [row.get("test_setup_code") or "", *(imports if imports is not None else ())]
-        setup_text = "\n".join(map(_text, setup)).strip()
+        setup_lines = [row.get("test_setup_code") or "", *(imports if imports is not None else ())]
+        setup = "\n".join(map(_text, setup_lines)).strip()
         tests = [_text(test) for test in (*row["test_list"], *(row.get("challenge_test_list") or ()))]
-        names = list(entry_points_of(code, tests, setup_text))
+        names = list(entry_points_of(code, tests, setup))  # before the extended suite, whose script names more
         if row.get("test"):
-            tests = [_text(row["test"]).replace("import numpy as np", NUMPY)]
-        gold = {"code": code, "tests": tests, "setup": setup_text, "names": names, "stub": ""}
+            tests = [_with_numpy(_text(row["test"]))]
+        gold = _gold(code, tests, setup, names, stub="") | self.own_limits.get(name, {})
         messages = [{"role": "user", "content": mbpp_request(row)}]
-        gold |= self.own_limits.get(name, {})
         return Problem(name, messages, gold, mbpp_split(row["task_id"]), {"benchmark": "MBPP"})
 
 
@@ -212,11 +235,9 @@ class HumanEvalTask(PublicTask, CodingTask):
 
     def make(self, row: Row, number: int, part: str) -> Problem:
         prompt = row["prompt"]
-        names = [row["entry_point"]]
-        test = row["test"].replace("import numpy as np", NUMPY)
         user = f"Complete this Python function. Answer with the whole function.\n\n```python\n{prompt.strip()}\n```"
         code = prompt + row["canonical_solution"]
-        gold = {"code": code, "tests": test, "setup": prompt, "names": names, "stub": prompt}
+        gold = _gold(code, _with_numpy(row["test"]), setup=prompt, names=[row["entry_point"]], stub=prompt)
         gold |= self.own_limits.get(row["task_id"], {})
         messages = [{"role": "user", "content": user}]
         return Problem(str(row["task_id"]), messages, gold, "test", {"benchmark": "HumanEval"})

@@ -169,7 +169,7 @@ def test_limits_of_a_task_and_of_a_problem(task: CodingTask, tmp_path: Path) -> 
     assert (plain.timeout_s, plain.memory_mb, plain.message_mb, large.timeout_s) == (2.0, 512, 8, 60.0)
     gold = GOLD | {"tests": ["assert add([1], [0] * 500_000)[-1] == 0"]}
     made = CodingTask("add", [], timeout_s=20)
-    made.limits["message_mb"] = 1
+    made.message_mb = 1
     for more, correct in (({}, False), ({"message_mb": 4}, True)):
         problem = Problem("p", PROBLEM.messages, gold | more, "train")
         assert made.score(problem, "def add(a, b):\n    return a + b").correct is correct
