@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
@@ -55,13 +55,16 @@ def _write(cfg: RowsConfig, read: Callable[..., Iterable[Row]]) -> Row:
     manifest of the directory. Raises UserError, also for a benchmark's rows."""
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
-        style = getattr(cfg, "tools_style", "compact")
+        style = cfg.tools_style if isinstance(cfg, SftConfig) else "compact"
         domains = dict[str, list[Row]]()
         for row in read(cfg, ledgers):
             row = with_system(row, cfg.neutral_share, cfg.negatives_share, style)
             domains.setdefault(row["domain"], []).append(row)
-        parts = {domain: splits.spread(rows, public_rows.split_key) for domain, rows in sorted(domains.items())}
-        return {f"{domain}.{split}": part for domain, splits in parts.items() for split, part in splits.items()}
+        files = dict[str, list[Row]]()
+        for domain, rows in sorted(domains.items()):
+            for split, part in splits.spread(rows, public_rows.split_key).items():
+                files[f"{domain}.{split}"] = part
+        return files
 
     return preparation.prepare(cfg, collect)
 
@@ -115,21 +118,31 @@ class CodeConfig(RowsConfig):
 def _program_rows(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row]:
     tok = tokenizer.load(cfg.tokenizer)
     seen = set[str]()
-    for name in [part for source in cfg.source for part in (HUB if source == "hub" else [source])]:
+    names = list[str]()
+    for source in cfg.source:
+        names += HUB if source == "hub" else [source]
+    for name in names:
         known = name in HUB or name == "embedded"
-        ledgers.append(ledger := Ledger(name if known else Path(name).name, cfg.max_lost))
+        ledger = Ledger(name if known else Path(name).name, cfg.max_lost)
+        ledgers.append(ledger)
         rows = _embedded(cfg, ledgers) if name == "embedded" else _public(name, cfg)
         yield from islice(_kept(rows, ledger, cfg, tok, seen), cfg.max_examples)
 
 
 def _public(name: str, cfg: CodeConfig) -> Iterator[Row | str]:
-    rows = sources.hub_rows(HUB[name][0], files=HUB[name][1]) if name in HUB else sources.local_rows(Path(name))
-    for number, row in enumerate(reject_benchmark_rows(sources.require_columns(rows, COLUMNS, name), name), 1):
+    if name in HUB:
+        data_set, files = HUB[name]
+        rows = sources.hub_rows(data_set, files=files)
+    else:
+        rows = sources.local_rows(Path(name))
+    rows = reject_benchmark_rows(sources.require_columns(rows, COLUMNS, name), name)
+    for number, row in enumerate(rows, 1):
         yield program_of(row, cfg, f"{name}, row {number}")
 
 
 def _embedded(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row | str]:
-    ledgers.append(files := Ledger("python files", cfg.max_lost))
+    files = Ledger("python files", cfg.max_lost)
+    ledgers.append(files)
     functions = synthetic.code_rows(files.counted(sources.embedded_python(files)), Ledger("functions"), cfg.max_chars)
     return (row | {"domain": DOMAIN} for row in functions)
 
@@ -143,10 +156,14 @@ def _kept(
 ) -> Iterator[Row]:
     """The rows that pass the filters. Others are counted by reason or rule."""
     for row in rows:
-        code = "" if isinstance(row, str) else row["messages"][-1]["content"]
         if isinstance(row, str):
-            (ledger.lose if row in REASONS else ledger.skip)(row)
-        elif len(code) > cfg.max_chars:
+            if row in REASONS:
+                ledger.lose(row)
+            else:
+                ledger.skip(row)
+            continue
+        code = row["messages"][-1]["content"]
+        if len(code) > cfg.max_chars:
             ledger.skip("too_long")
         elif python_source.parsed(code) is None:
             ledger.skip("no_python")
@@ -162,12 +179,12 @@ def _kept(
 
 def program_of(row: Row, cfg: CodeConfig, where: str = "a row") -> Row | str:
     """A conversation of request and program, a rule that skips the row, or one of REASONS."""
-    known = (column for column in READERS if column in row)
-    read, *columns = READERS[next(known, "instruction")]
-    for reason, names in zip(REASONS, columns, strict=True):
-        if any(row.get(name) is not None and not isinstance(row[name], str) for name in names):
-            return reason
-    pair = read(row, cfg)
+    layout = LAYOUTS[next((column for column in LAYOUTS if column in row), "instruction")]
+    if not _are_text(row, layout.request):
+        return "no_request"
+    if not _are_text(row, layout.answer):
+        return "no_answer"
+    pair = layout.read(row, cfg)
     if isinstance(pair, str):
         return pair
     request, code = map(row_readers.cleaned, pair)
@@ -175,6 +192,10 @@ def program_of(row: Row, cfg: CodeConfig, where: str = "a row") -> Row | str:
         return "no_answer" if request else "no_request"
     program = synthetic.row(request, code, DOMAIN, asked="code")
     return program | {"messages": [*row_readers.turns_before(row, where), *program["messages"]]}
+
+
+def _are_text(row: Row, columns: Iterable[str]) -> bool:
+    return all(row.get(column) is None or isinstance(row[column], str) for column in columns)
 
 
 Pair = tuple[str, str] | str  # (request, code), or a rule or a reason
@@ -194,10 +215,11 @@ def _from_codeforces(row: Row, cfg: CodeConfig) -> Pair:
     if row.get("verdict") not in (None, "OK"):
         return "not_accepted"
     request = row.get("problem-description") or ""
-    for title in ("Input", "Output") if request else ():
-        text = row.get(f"{title.lower()}-specification")
-        if text:
-            request += f"\n\n{title}:\n{text}"
+    if request:
+        for title in ("Input", "Output"):
+            text = row.get(f"{title.lower()}-specification")
+            if text:
+                request += f"\n\n{title}:\n{text}"
     return request, row.get("code") or ""
 
 
@@ -209,11 +231,15 @@ def _from_stack(row: Row, cfg: CodeConfig) -> Pair:
     if tree is None:
         return "no_python"
     doc = (ast.get_docstring(tree) or "").strip()
-    return "short_docstring" if len(doc) < MIN_DOC else (f"Write a Python module for this description:\n\n{doc}", text)
+    if len(doc) < MIN_DOC:
+        return "short_docstring"
+    return f"Write a Python module for this description:\n\n{doc}", text
 
 
 def _from_alpaca(row: Row, cfg: CodeConfig) -> Pair:
-    request, given, answer = (row.get(name) or "" for name in ("instruction", "input", "output"))
+    request = row.get("instruction") or ""
+    given = row.get("input") or ""
+    answer = row.get("output") or ""
     if given.strip().lower() not in row_readers.NO_INPUT:
         request = f"{request.strip()}\n\n{given}"
     code = extract(answer)
@@ -222,13 +248,24 @@ def _from_alpaca(row: Row, cfg: CodeConfig) -> Pair:
     return request, code
 
 
-_CODEFORCES = ("problem-description", "input-specification", "output-specification")
-# A column that tells the layout -> its reader, the columns of the request and those of the answer.
-READERS: dict[str, tuple[Callable[[Row, CodeConfig], Pair], tuple[str, ...], tuple[str, ...]]] = {
-    "test_list": (_from_mbpp, ("text", "prompt"), ("code",)),
-    "problem-description": (_from_codeforces, _CODEFORCES, ("code",)),
-    "content": (_from_stack, (), ("content",)),
-    "instruction": (_from_alpaca, ("instruction", "input"), ("output",)),
+class Layout(NamedTuple):
+    """request, answer: columns of either, which must be text or absent."""
+
+    read: Callable[[Row, CodeConfig], Pair]
+    request: tuple[str, ...]
+    answer: tuple[str, ...]
+
+
+# By the column that tells it.
+LAYOUTS = {
+    "test_list": Layout(_from_mbpp, ("text", "prompt"), ("code",)),
+    "problem-description": Layout(
+        _from_codeforces,
+        ("problem-description", "input-specification", "output-specification"),
+        ("code",),
+    ),
+    "content": Layout(_from_stack, (), ("content",)),
+    "instruction": Layout(_from_alpaca, ("instruction", "input"), ("output",)),
 }
 
 
@@ -262,7 +299,8 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         return
     for origin in SFT_HUB if cfg.source == "hub" else (cfg.source,):
         raw = sources.rows_of(origin, cfg.columns)
-        ledgers.append(ledger := Ledger(Path(origin).name, cfg.max_lost))
+        ledger = Ledger(Path(origin).name, cfg.max_lost)
+        ledgers.append(ledger)
         yield from islice(public_rows.conversation_rows(raw, ledger.source, ledger, cfg.tools_style), cfg.max_examples)
 
 
@@ -273,12 +311,10 @@ def short_rows() -> Iterator[Row]:
     The program is the same in every split; the hash of the request decides the split, so only the wording is new in
     validation and test."""
     data = tomllib.loads(Path(__file__).with_name("short_programs.toml").read_text(encoding="utf-8"))
-    requests = [
-        (form.format(x=name), program["code"])
-        for program in data["program"]
-        for name in program["names"]
-        for form in data["forms"]
-    ]
+    requests = list[tuple[str, str]]()
+    for program in data["program"]:
+        for name in program["names"]:
+            requests += [(form.format(x=name), program["code"]) for form in data["forms"]]
     random.Random("short requests").shuffle(requests)
     for request, code in requests:
         split = splits.split_of(sources.digest(request))

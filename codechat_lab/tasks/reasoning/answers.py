@@ -9,13 +9,14 @@ import cmath
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 from unicodedata import normalize
 
-MAX_CHARS, MAX_BITS = 200, 8192
+MAX_CHARS = 200  # of a sum
+MAX_BITS = 8192  # of a power: 9^9^9 would take all memory
 MAX_TEXT = 20_000  # characters at the end of a text in which a number or a letter is searched for
 TOLERANCE = 1e-9
 # "a mammal" is no choice, "a because ..." is one: no such word follows an article. A capital A is always the letter.
@@ -24,7 +25,8 @@ _OPEN, _CLOSE = r"[\"'“‘(\[{$]*", r"[\"'”’)\]}$]*"
 # Another letter beside it makes a choice ambiguous; A-flat, C++, C# and D'Artagnan are words.
 _ONE = (
     rf"{_OPEN}([A-E])(?![\w'’+#♭♯*&/-])"
-    rf"(?!{_CLOSE}[ \t]*(?:\(?(?:or|and|nor|&|/|\|)[ \t]*(?:maybe|perhaps|possibly|also)?[ \t]*{_OPEN}[A-E]\b|,[ \t]*{_OPEN}(?-i:[A-E])\b))"
+    rf"(?!{_CLOSE}[ \t]*(?:\(?(?:or|and|nor|&|/|\|)[ \t]*(?:maybe|perhaps|possibly|also)?[ \t]*{_OPEN}[A-E]\b"
+    rf"|,[ \t]*{_OPEN}(?-i:[A-E])\b))"
 )
 _NAMED = r"(?:(?:the\s+)?(?:option|choice|letter)\s+)?"
 _CHOICE = re.compile(
@@ -59,7 +61,8 @@ _VALUE = re.compile(
 # One letter after a space is a unit, not a variable.
 _UNITS = frozenset("m g s h l L N J W V A K C F".split())
 _UNIT = re.compile(
-    rf"(-?(?:(?:{_PLAIN})(?:\s*/\s*\d+)?|\([^A-Za-z]*\)))\s*((?:[A-Za-z]{{2,}}|(?<=\s)[A-Za-z])(?:\^?\d)?(?:[\s/]+[A-Za-z]+(?:\^?\d)?)*)"
+    rf"(-?(?:(?:{_PLAIN})(?:\s*/\s*\d+)?|\([^A-Za-z]*\)))\s*"
+    rf"((?:[A-Za-z]{{2,}}|(?<=\s)[A-Za-z])(?:\^?\d)?(?:[\s/]+[A-Za-z]+(?:\^?\d)?)*)"
 )
 _IDLE_SPACE = re.compile(r"(?<![\w.]) (?!\.)|(?<!\.) (?![\w.])|(?<=\d) (?=[A-Za-z](?![A-Za-z]))")
 _SPACES = re.compile(r"(?<!\\)\\(?:[ ,;:]|(?:quad|qquad|thinspace|medspace|thickspace|enspace|space)(?![A-Za-z]))")
@@ -95,13 +98,13 @@ def plain(text: str) -> str:
 
 
 def _scaled(text: str, gap: str, scales: dict[str, int], flags: int = 0) -> str:
-    pattern = rf"(?<![\w.])({_PLAIN}){gap}({'|'.join(scales)}){'s?' if flags else ''}\b"
-    return re.sub(
-        pattern,
-        lambda m: _shifted(m[1], scales.get(m[2], 0) or scales[m[2].lower()]),
-        text,
-        flags=flags,
-    )
+    """Numbers before a scale in plain digits. Scales that are words (flags: without case) have a plural."""
+
+    def written_out(match: re.Match[str]) -> str:
+        return _shifted(match[1], scales[match[2] if match[2] in scales else match[2].lower()])
+
+    plural = "s?" if flags else ""
+    return re.sub(rf"(?<![\w.])({_PLAIN}){gap}({'|'.join(scales)}){plural}\b", written_out, text, flags=flags)
 
 
 def _shifted(number: str, places: int) -> str:
@@ -114,9 +117,11 @@ def last_number(text: str) -> str | None:
     text = _scaled(plain(text[-MAX_TEXT:]), "", _LETTER_SCALES)
     text = re.sub(r"(?<=[A-Za-z)])\s?(?:\^|\*\*)\s?[{(]?-?\d+[)}]?", "", text)  # cm^2
     text = re.sub(r"\\[dt]?frac\s*\{(-?\d+)\}\s*\{(\d+)\}", r" \1/\2", text)
-    values = list(_VALUE.finditer(re.sub(r"(?<![\d:])(\d{1,2}):00(?![\d:])", r"\1", text)))  # 5:00 pm
-    after = values[-1].string[values[-1].end() :] if values else ""
-    return values[-1][0] if values and not re.search(r"(?<![A-Za-z\d])\d", after) else None
+    text = re.sub(r"(?<![\d:])(\d{1,2}):00(?![\d:])", r"\1", text)  # 5:00 pm
+    values = list(_VALUE.finditer(text))
+    if not values or re.search(r"(?<![A-Za-z\d])\d", text[values[-1].end() :]):
+        return None
+    return values[-1][0]
 
 
 def choice_letter(text: str) -> str | None:
@@ -128,28 +133,29 @@ def choice_letter(text: str) -> str | None:
     if answers:
         return answers[-1][1].upper() if answers[-1][1] else None
     lines = [line.strip() for line in text.strip().splitlines()]
-    for letters in (
-        [m[1].upper() for m in _OPTION.finditer(text)],
-        [m[1] for line in (*lines[:1], *lines[-1:]) if (m := _ALONE.fullmatch(line))],
-        [m[1] for line in lines if (m := _LABELLED.fullmatch(line))],
-    ):
-        if letters:
-            return letters[0] if len(set(letters)) == 1 else None
-    return None
+    letters = [match[1].upper() for match in _OPTION.finditer(text)]
+    letters = letters or _letters(_ALONE, [*lines[:1], *lines[-1:]]) or _letters(_LABELLED, lines)
+    return letters[0] if len(set(letters)) == 1 else None
+
+
+def _letters(pattern: re.Pattern[str], lines: Iterable[str]) -> list[str]:
+    """The letters of the lines that have this form."""
+    return [match[1] for match in map(pattern.fullmatch, lines) if match]
 
 
 def boxed(text: str) -> str | None:
     r"""The content of the last complete \boxed{...}, or None."""
-    opened: list[tuple[int, bool]] = []  # per open brace: its position, and whether it opens a box
-    last: tuple[int, int] | None = None
+    opened: list[re.Match[str]] = []  # the braces that are open
+    last: slice | None = None
     for match in re.finditer(r"\\boxed\s*\{|[{}]", text):
         if match[0] != "}":
-            opened.append((match.end(), match[0] != "{"))
+            opened.append(match)
         elif opened:
-            start, is_box = opened.pop()
-            if is_box and (last is None or start > last[0]):
-                last = start, match.start()
-    return text[last[0] : last[1]].strip() if last else None
+            opening = opened.pop()
+            # A box in a box ends first, and begins last.
+            if opening[0] != "{" and (last is None or opening.end() > last.start):
+                last = slice(opening.end(), match.start())
+    return text[last].strip() if last else None
 
 
 def stated(text: str) -> str | None:
@@ -163,9 +169,9 @@ def stated(text: str) -> str | None:
     if hits:
         return hits[-1].strip().rstrip(".")
     hits = re.findall(r"answer(?:\s+is\b\s*:?|\s*[:=])\s*(\S[^\n]*)", text, re.I)
-    return (
-        re.split(r"[.!?](?=\s|$)|,?\s(?:because|since|as|which)\b", hits[-1], maxsplit=1)[0].strip() if hits else None
-    )
+    if not hits:
+        return None
+    return re.split(r"[.!?](?=\s|$)|,?\s(?:because|since|as|which)\b", hits[-1], maxsplit=1)[0].strip()
 
 
 def gsm8k_gold(text: str) -> str | None:
@@ -181,15 +187,20 @@ def equivalent(answer: str | None, gold: str | None) -> bool:
         return False
     ours = normal(answer)
     theirs = normal(gold)
-    if not ours or not theirs or tight(ours) == tight(theirs):
-        return bool(ours and theirs)
-    (a, unit), (b, gold_unit) = split_unit(ours), split_unit(theirs)
+    if not ours or not theirs:
+        return False
+    if tight(ours) == tight(theirs):
+        return True
+    a, unit = split_unit(ours)
+    b, gold_unit = split_unit(theirs)
     if unit and gold_unit and unit.rstrip("s") != gold_unit.rstrip("s"):
         return False
     try:
         x = value_of(a)
         y = value_of(b)
-        return x == y if isinstance(x, Fraction) and isinstance(y, Fraction) else cmath.isclose(x, y, rel_tol=TOLERANCE)
+        if isinstance(x, Fraction) and isinstance(y, Fraction):
+            return x == y
+        return cmath.isclose(x, y, rel_tol=TOLERANCE)
     except (ArithmeticError, RecursionError, SyntaxError, TypeError, ValueError):
         return False
 
@@ -211,9 +222,8 @@ def normal(text: str) -> str:
 
 
 def tight(text: str) -> str:
-    """Without the spaces that separate nothing: (1, 2) and (1,2), x + 1 and x+1, 2 x and 2x. Between words, digits
-    and decimal points
-    they stay: 1 2 is not 12, 1, 234 no thousand, and x 1 not x1."""
+    """Without the spaces that separate nothing: (1, 2) and (1,2), x + 1 and x+1, 2 x and 2x. Between words, digits and
+    decimal points they stay: 1 2 is not 12, 1, 234 no thousand, and x 1 not x1."""
     text = _IDLE_SPACE.sub("", text)
     return re.sub(r"(\\[A-Za-z]+) (?=\d)", r"\1", text)  # no command has a digit in its name
 
@@ -240,19 +250,21 @@ def value_of(text: str) -> Value:
 def _evaluated(node: ast.expr) -> Value:
     match node:
         case ast.Constant(number):
-            return Fraction(str(number))
+            return Fraction(str(number))  # by its digits: 0.1 is a tenth
         case ast.Name("pi"):
             return math.pi
         case ast.Call(ast.Name("sqrt"), [argument], []):
-            return _evaluated(argument) ** 0.5
+            root: Value = _evaluated(argument) ** 0.5
+            return root
         case ast.UnaryOp(sign, operand):
             return _SUMS[type(sign)](Fraction(0), _evaluated(operand))
         case ast.BinOp(left, sign, right):
             x = _evaluated(left)
             y = _evaluated(right)
-            bits = x.numerator.bit_length() + x.denominator.bit_length() if isinstance(x, Fraction) else 0
-            if isinstance(sign, ast.Pow) and bits * abs(y) > MAX_BITS:
-                raise ValueError("a power too large")
+            if isinstance(sign, ast.Pow) and isinstance(x, Fraction):
+                bits = x.numerator.bit_length() + x.denominator.bit_length()
+                if bits * abs(y) > MAX_BITS:
+                    raise ValueError("a power too large")
             return _SUMS[type(sign)](x, y)
     raise ValueError(type(node).__name__)
 
