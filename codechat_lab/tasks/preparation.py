@@ -37,12 +37,7 @@ class PreparedConfig(Settings):
 
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
-    preview: int = opt(
-        0,
-        "conversations to show as training sees them, with their loss mask",
-        identity=False,
-        least=0,
-    )
+    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +112,8 @@ class PublicTask(BaseTask):
         path = Path(self.source)
         columns = self.columns or ()
         if self.source == "hub":
-            yield from ((part, hub, hub_rows(hub, files=files)) for part, (hub, files) in self.hub.items())
+            for part, (hub, files) in self.hub.items():
+                yield part, hub, hub_rows(hub, files=files)
         elif self.source == "embedded":
             yield self.other, self.source, self.embedded()
         elif self.columns is not None and names_hub_set(self.source):
@@ -125,16 +121,21 @@ class PublicTask(BaseTask):
         elif not path.exists():
             raise MissingFile(f"{path} does not exist; {self.name} needs a parquet or jsonl file, a directory, or hub")
         else:
-            written = sorted(path.glob(f"{self.name}.*.jsonl"))
-            found = [f for f in path.iterdir() if row_format(f)] if path.is_dir() else [path]
-            if path.is_dir() and found and not written:
-                name_unread(path, found)
-            found = found or list(path.rglob("*.csv"))
-            for file in written or sorted(found):
+            for file in self._files(path):
                 stem = f"{file.stem.lower()}_".replace("_val_", "_validation_")
                 part = next((part for part in PARTS if part in stem), self.other)
                 if part in self.hub or len(self.hub) == 1:  # a set of one part may have files of any name
                     yield part, file.name, rows_of(str(file), columns)
+
+    def _files(self, path: Path) -> list[Path]:
+        """The files of a path: written problems, else files with rows, else csv files in the folders below."""
+        written = sorted(path.glob(f"{self.name}.*.jsonl"))
+        if written or not path.is_dir():
+            return written or [path]
+        found = [file for file in path.iterdir() if row_format(file)]
+        if found:
+            name_unread(path, found)
+        return sorted(found or path.rglob("*.csv"))
 
     @cached_property
     def rows(self) -> list[Problem]:
@@ -144,27 +145,28 @@ class PublicTask(BaseTask):
         for part, origin, rows in self._parts():
             where = f"{self.name}, {origin}"
             for number, row in enumerate(require_columns(rows, (*self.accepted, WRITTEN), where), 1):
-                try:
-                    made = None if "gold" in row else self.make(row, number, part)
-                except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-                    fault = f"{type(error).__name__}: {error}; correct the row"
-                    raise DataError(f"{where}, row {number}: {fault}") from None
-                splits = (*SPLITS, "prompt")
-                problems.append(made or problem_of(row, f"{where}, row {number}", self.gold_fields, splits=splits))
+                problems.append(self._problem(row, number, part, f"{where}, row {number}"))
         if not problems:
             path = Path(self.source)
             remedy = where_rows_are(path) if path.is_dir() else "give a file or a folder that has some"
             raise DataError(f"no rows of {self.name} in {self.source}; {remedy}")
         return problems
 
+    def _problem(self, row: Row, number: int, part: str, where: str) -> Problem:
+        if "gold" in row:  # written by `write_task`
+            return problem_of(row, where, self.gold_fields, splits=(*SPLITS, "prompt"))
+        try:
+            return self.make(row, number, part)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise DataError(f"{where}: {type(error).__name__}: {error}; correct the row") from None
+
 
 class GeneratedTask(BaseTask):
     """Base of a task that generates its problems, or reads them from NAME.SPLIT.jsonl in the directory `source`.
 
     gold_fields, meta_fields: fields that the rows of the file must have. domain, asked: of the conversations with
-    worked examples; worked_part: the part of the values that they have. stream: part of the random seed. written:
-    the splits
-    whose problems are written. checked: how many of their solutions are checked; None = all."""
+    worked examples; worked_part: the part of the values that they have. stream: part of the random seed. written: the
+    splits whose problems are written. checked: how many of their solutions are checked; None = all."""
 
     source: str | Path | None
     levels: tuple[int, ...]
@@ -201,7 +203,7 @@ class GeneratedTask(BaseTask):
         self.levels = tuple(levels)
         if not self.levels or set(self.levels) - set(self.known_levels):
             known = ", ".join(map(str, self.known_levels))
-            raise ConfigError(f"levels {list(self.levels)}; required: some of {known}")
+            raise ConfigError(f"got levels {list(self.levels)}; expected some of {known}; set others")
 
     def read(self, split: str) -> Iterable[Problem]:
         """The problems of the file that belong to the levels."""
@@ -251,12 +253,8 @@ def prepare_generated(cfg: GeneratedConfig) -> Row:
     counts = {"train": cfg.max_examples} | dict.fromkeys(HELD_OUT, cfg.eval_examples)
     worked = {split: task.dialogues(split, n, cfg.seed) for split, n in counts.items()}
     sizes = {split: cfg.problems if split == "train" else cfg.eval_examples for split in task.written}
-    return write_task(
-        cfg,
-        task,
-        worked,
-        {split: task.generate(split, n, cfg.seed) for split, n in sizes.items()},
-    )
+    problems = {split: task.generate(split, n, cfg.seed) for split, n in sizes.items()}
+    return write_task(cfg, task, worked, problems)
 
 
 def write_task(
@@ -268,7 +266,8 @@ def write_task(
     """Write worked examples and problems of each split, after the check of reference solutions."""
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
-        ledgers.append(ledger := Ledger(task.name))
+        ledger = Ledger(task.name)
+        ledgers.append(ledger)
         files = {f"{task.domain}.{split}": list(ledger.counted(rows)) for split, rows in worked.items()}
         for split, part in problems.items():
             some = part[: task.checked]

@@ -260,7 +260,7 @@ def _evaluated(node: ast.expr) -> Value:
             return _SUMS[type(sign)](Fraction(0), _evaluated(operand))
         case ast.BinOp(left, sign, right):
             x = _evaluated(left)
-            y = _evaluated(right)
+            y: Any = _evaluated(right)  # a Value, of whose `abs` the checker knows nothing
             if isinstance(sign, ast.Pow) and isinstance(x, Fraction):
                 bits = x.numerator.bit_length() + x.denominator.bit_length()
                 if bits * abs(y) > MAX_BITS:

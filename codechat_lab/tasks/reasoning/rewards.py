@@ -40,15 +40,19 @@ def xml_terms(text: str, gold: str | None, kind: str) -> dict[str, float]:
     strict_format: exactly the requested layout, each tag on its own line; soft_format: the text begins with both parts.
     tags: each of four tags occurs exactly once, in its place; text after the last one reduces the two of the answer."""
     answer = extract_xml_answer(text)
-    tail = len(text.rpartition("\n</answer>")[2].strip()) if "\n</answer>" in text else 0
-    tags = [TAG * (text.count(tag) == 1) for tag in TAGS]
     return {
-        "correctness": 2.0 * _same(answer, gold, kind),
-        "integer": 0.5 * bool(_OF_KIND[kind].fullmatch(answer or "")),
-        "strict_format": 0.5 * bool(_STRICT.fullmatch(text)),
-        "soft_format": 0.5 * bool(_SOFT.match(text)),
-        "tags": sum(tags[:2]) + sum(max(0.0, share - TAIL * tail) for share in tags[2:]),
+        "correctness": 2.0 if _same(answer, gold, kind) else 0.0,
+        "integer": 0.5 if _OF_KIND[kind].fullmatch(answer or "") else 0.0,
+        "strict_format": 0.5 if _STRICT.fullmatch(text) else 0.0,
+        "soft_format": 0.5 if _SOFT.match(text) else 0.0,
+        "tags": _tags_term(text),
     }
+
+
+def _tags_term(text: str) -> float:
+    tail = len(text.rpartition("\n</answer>")[2].strip()) if "\n</answer>" in text else 0
+    shares = [TAG if text.count(tag) == 1 else 0.0 for tag in TAGS]
+    return sum(shares[:2]) + sum(max(0.0, share - TAIL * tail) for share in shares[2:])
 
 
 def _trl(term: str, name: str) -> Callable[..., list[float]]:
@@ -78,8 +82,10 @@ xmlcount_reward_func = _trl("tags", "xmlcount_reward_func")
 def _r1_zero_answer(text: str) -> str | None:
     """The prompt may have opened <think> already. Text after </answer> is allowed. None where the layout is wrong."""
     match = _R1.match(text)
-    answer = match[1].strip() if match else None
-    return (answers.boxed(answer) or "") if answer and "\\boxed" in answer else answer
+    if match is None:
+        return None
+    answer = match[1].strip()
+    return answers.boxed(answer) or "" if "\\boxed" in answer else answer
 
 
 MAXIMUM = {"xml": 4.0, "r1_zero": 1.0, "question_only": 1.0, "plain": 1.0}
@@ -99,13 +105,11 @@ def grade(reward: str, text: str, gold: str | None, kind: str) -> Score:
         formatted = answer is not None
         correct = _same(answer, gold, kind)
         terms = {"answer": float(correct)}
-    return Score(
-        sum(terms.values()),
-        OUTCOMES[formatted + 2 * correct],
-        {"answer": answer},
-        correct,
-        terms,
-    )
+    if correct:
+        tier = "format_and_answer" if formatted else "answer_only"
+    else:
+        tier = "format_only" if formatted else "neither"
+    return Score(sum(terms.values()), tier, {"answer": answer}, correct, terms)
 
 
 def _same(answer: str | None, gold: str | None, kind: str) -> bool:

@@ -69,20 +69,17 @@ def template_of(name: str) -> Template:
 
 
 class AnswerTask(BaseTask):
-    """One question, one answer. source: "hub" or a path. max_reward: that of the grader (4 for xml, else 1)."""
+    """One question, one answer. max_reward: that of the grader (4 for xml, else 1)."""
 
-    kind, default_template = "number", "xml"
-    domain, asked = "worked", "text"
+    kind = "number"
+    default_template = "xml"
+    domain = "worked"
+    asked = "text"
     tiers = rewards.OUTCOMES
     formatted = rewards.FORMATTED
 
-    def __init__(
-        self,
-        source: str | Path | None = "hub",
-        template: str = "",
-        reward: str | None = None,
-    ) -> None:
-        self.source, self.template = source and str(source), template_of(template or self.default_template)
+    def __init__(self, template: str = "", reward: str | None = None) -> None:
+        self.template = template_of(template or self.default_template)
         self.reward = reward or self.template.grader
         check_choice("reward", self.reward, rewards.MAXIMUM)
         self.max_reward = rewards.MAXIMUM[self.reward]
@@ -102,14 +99,10 @@ class AnswerTask(BaseTask):
         return preparation.worked_example(self, problem, problem.meta)
 
 
-def make_problem(id: str, question: str, answer: str, steps: str, split: str, **meta: Any) -> Problem:
-    return Problem(
-        id,
-        [{"role": "user", "content": question}],
-        {"answer": answer, "steps": steps},
-        split,
-        meta,
-    )
+def make_problem(
+    id: str, question: str, answer: str, steps: str, split: str, meta: dict[str, Any] | None = None
+) -> Problem:
+    return Problem(id, [{"role": "user", "content": question}], {"answer": answer, "steps": steps}, split, meta or {})
 
 
 # 1 one step, numbers up to 9; 2 one step, up to 20, times tables and even sharing; 3 two steps; 4 three steps and a
@@ -152,7 +145,7 @@ def draw_story(story: Story, rng: random.Random, held_out: bool = False) -> tupl
     while not lines:
         numbers = {name: rng.randint(low, high) for name, low, high in zip("abcde", story.low, story.high)}
         lines = _worked(story.steps, numbers)
-    text = wording.format(A=first, B=second, x=thing, **numbers)
+    text = wording.format_map({"A": first, "B": second, "x": thing} | numbers)
     return text, "\n".join(lines), lines[-1].split()[-1]
 
 
@@ -176,7 +169,10 @@ class ReasoningTask(AnswerTask, preparation.GeneratedTask):
     `test` never share a question; `test_hard` has wordings that occur nowhere else."""
 
     name = "reasoning"
-    known_levels, gold_fields, stream, worked_part = LEVELS, GOLD, "stories", "worked"
+    known_levels = LEVELS
+    gold_fields = GOLD
+    stream = "stories"
+    worked_part = "worked"
 
     def __init__(
         self,
@@ -185,7 +181,7 @@ class ReasoningTask(AnswerTask, preparation.GeneratedTask):
         template: str = "xml",
         reward: str | None = None,
     ) -> None:
-        super().__init__(source, template, reward)
+        super().__init__(template, reward)
         self.set_levels(source, levels)
 
     def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem | None:
@@ -194,7 +190,7 @@ class ReasoningTask(AnswerTask, preparation.GeneratedTask):
         if part not in ("test_hard", part_of(text)):
             return None
         id = f"reasoning-{digest(text)[:12]}"
-        return make_problem(id, text, answer, steps, split, story=story.name, level=level)
+        return make_problem(id, text, answer, steps, split, {"story": story.name, "level": level})
 
 
 class Gsm8kTask(AnswerTask, preparation.PublicTask):
@@ -216,7 +212,8 @@ class Gsm8kTask(AnswerTask, preparation.PublicTask):
         reward: str | None = None,
         columns: Sequence[str] = (),
     ) -> None:
-        super().__init__(source, template, reward)
+        super().__init__(template, reward)
+        self.source = str(source)
         self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
 
     def make(self, row: Row, number: int, part: str) -> Problem:
@@ -228,7 +225,7 @@ class Gsm8kTask(AnswerTask, preparation.PublicTask):
             question = row["messages"][-1]["content"].strip()
         gold = gsm8k_gold(solution)
         if gold is None:
-            raise ValueError(f'its answer ends in {solution[-40:]!r}; required "#### N"')
+            raise ValueError(f'got an answer that ends in {solution[-40:]!r}; expected "#### N"')
         if part == "train":
             reject_benchmark(asked_in_test(question), f"row {number}")
         split = "select" if part == "train" and fraction(digest(question)) < SELECT_SHARE else part
