@@ -11,7 +11,7 @@ server, under its rules and time limit."""
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,15 @@ def connect(url: str) -> Link:
     return link
 
 
-def ask(server: Link, endpoint: str, read: Callable[[Any], Any] = lambda output: output, **body: Any) -> Any:
-    """What `read` makes of the output of an endpoint. UserError where the server fails or says something else."""
-    answer = server.ask(f"/{endpoint}", body)
+def ask(server: Link, endpoint: str, body: Mapping[str, Any], read: Callable[[Any], Any] | None = None) -> Any:
+    """The output of an endpoint, or what `read` makes of it. UserError where the server fails or says something
+    else."""
+    answer = server.ask(f"/{endpoint}", dict(body))
     try:
-        return read(answer["output"])
+        return read(answer["output"]) if read else answer["output"]
     except (KeyError, TypeError, ValueError, AttributeError):
-        said = f"{server.url}/{endpoint} answered {str(answer)[:200]!r}"
-        raise RunError(f"{said}; required: appworld 0.1.3 or newer") from None
+        said = f"got {str(answer)[:200]!r} from {server.url}/{endpoint}"
+        raise RunError(f"{said}; expected an answer of appworld 0.1.3 or newer; update the server") from None
 
 
 class AppWorldEnvironment:
@@ -67,14 +68,17 @@ class AppWorldEnvironment:
     UserError where the server fails and where none is free, never for the content of an answer."""
 
     def __init__(self, free: list[Link], max_interactions: int = 30) -> None:
-        self.free, self.max_interactions = free, max_interactions
-        self.task_id = ""
+        self.free = free
+        self.max_interactions = max_interactions
+        self.task_id = ""  # of the episode that runs
         self.verdict: Score | None = None
 
     def reset(self, problem: Problem, seed: int = 0) -> list[Message]:
         """Start the task with the problem's id. The seed has no effect: AppWorld's worlds are fixed."""
         self.close()
-        self.interactions, self.completed, self.verdict = 0, False, None
+        self.interactions = 0
+        self.completed = False
+        self.verdict = None
         if not self.free:
             raise RunError(
                 "0 AppWorld servers are free; each plays one episode; start as many as a problem has episodes "
@@ -82,8 +86,8 @@ class AppWorldEnvironment:
             )
         self.server = self.free.pop()
         self.task_id = problem.id
-        settings = {"experiment_name": "codechat", "max_interactions": self.max_interactions}
-        return ask(self.server, "initialize", _opening, task_id=problem.id, **settings)
+        body = {"task_id": problem.id, "experiment_name": "codechat", "max_interactions": self.max_interactions}
+        return ask(self.server, "initialize", body, _opening)
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
         """Run the code of an answer. An answer without code counts as an interaction too. The last step has the
@@ -93,12 +97,13 @@ class AppWorldEnvironment:
         code = code_of(message["content"])
         output = NO_CODE
         if code is not None:
-            printed = _shortened(str(ask(self.server, "execute", task_id=self.task_id, code=code)).strip())
-            output = f"Output:\n```\n{printed}\n```"
-            self.completed = bool(ask(self.server, "task_completed", task_id=self.task_id))
+            printed = ask(self.server, "execute", {"task_id": self.task_id, "code": code})
+            output = f"Output:\n```\n{_shortened(str(printed).strip())}\n```"
+            self.completed = bool(ask(self.server, "task_completed", {"task_id": self.task_id}))
         self.interactions += 1
         done = self.completed or self.interactions >= self.max_interactions
-        return [{"role": "user", "content": output}], self.score().reward if done else 0.0, done
+        reward = self.score().reward if done else 0.0
+        return [{"role": "user", "content": output}], reward, done
 
     def state_diff(self) -> list[dict[str, Any]]:
         """The evaluation's requirements, after the end. The server sends no values, and nothing before the end."""
@@ -108,23 +113,24 @@ class AppWorldEnvironment:
         """AppWorld's own score of the current state. This ends the episode."""
         if self.verdict is None:
             read = partial(_verdict, interactions=self.interactions, completed=self.completed)
-            self.verdict = ask(self.server, "evaluate", read, task_id=self.task_id, suppress_errors=True)
+            self.verdict = ask(self.server, "evaluate", {"task_id": self.task_id, "suppress_errors": True}, read)
             self.close()
         return self.verdict
 
     def close(self) -> None:
         """Release the world, if there is one. A server that lost it after a restart is no error."""
-        task_id, self.task_id = self.task_id, ""
+        task_id = self.task_id
+        self.task_id = ""  # first: a failure below must not close it a second time
         if task_id:
             with contextlib.suppress(UserError):
-                ask(self.server, "close", task_id=task_id)
+                ask(self.server, "close", {"task_id": task_id})
             self.free.append(self.server)
 
 
 def _opening(world: Any) -> list[Message]:
     """The first messages, from an answer of /initialize."""
-    person = {name: _safe(value) for name, value in world["supervisor"].items()}
-    system = SYSTEM.format(**person, datetime=_safe(world["datetime"]))
+    names = {name: _safe(value) for name, value in world["supervisor"].items()}
+    system = SYSTEM.format_map(names | {"datetime": _safe(world["datetime"])})
     return [{"role": "system", "content": system}, {"role": "user", "content": _safe(world["instruction"])}]
 
 
@@ -135,24 +141,32 @@ def _shortened(text: str) -> str:
     return _safe(text)
 
 
-def _verdict(answer: Any, **episode: Any) -> Score:
+def _verdict(answer: Any, interactions: int, completed: bool) -> Score:
     """The score from an answer of /evaluate. parts: the requirements in words, and what is known of the episode."""
     passes = answer["passes"]
-    rows = [*answer["passes"], *answer["failures"]]
+    rows = [*passes, *answer["failures"]]
     words = [str(row["requirement"]).strip() for row in rows]
     requirements = [{"requirement": text, "passed": i < len(passes)} for i, text in enumerate(words)]
     total = max(int(answer["num_tests"]), len(rows))
     idle = sum(row.get("label") == "no_op_pass" for row in rows)
     correct = bool(answer.get("success")) and total > 0 and len(passes) == total
-    tier = "done" if correct else "nothing" if not passes else "as_idle" if len(passes) <= idle else "partial"
+    if correct:
+        tier = "done"
+    elif not passes:
+        tier = "nothing"
+    else:
+        tier = "as_idle" if len(passes) <= idle else "partial"
     parts = {
         "passed": len(passes),
         "total": total,
         "idle": idle,
         "difficulty": answer.get("difficulty"),
+        "requirements": requirements,
+        "interactions": interactions,
+        "completed": completed,
     }
     reward = len(passes) / total if total else 0.0
-    return Score(reward, tier, parts | {"requirements": requirements} | episode, correct)
+    return Score(reward, tier, parts, correct)
 
 
 class AppWorldTask(BaseTask):
@@ -166,16 +180,16 @@ class AppWorldTask(BaseTask):
 
     def __init__(self, source: str, worlds: str = DEFAULT_URL, max_turns: int = 30) -> None:
         if max_turns < 1:
-            raise ConfigError(f"max_turns {max_turns}; required: 1 or more")
-        self.source, self.max_turns = source, max_turns
+            raise ConfigError(f"got max_turns {max_turns}; expected 1 or more; set another")
+        self.source = source
+        self.max_turns = max_turns
         self.free = [connect(url) for url in worlds.split("+")]
         self.episodes_at_once = len(self.free)
 
     def read(self, split: str) -> list[Problem]:
         """Problems that only name their task: the server sends its instruction at the start of an episode. Ids given by
         name or in a file belong to any split."""
-        asked = {id: [{"role": "user", "content": f"AppWorld task {id}"}] for id in task_ids(self.source, split)}
-        return [Problem(id, asked[id], None, split, {"scenario": id.partition("_")[0]}) for id in asked]
+        return [_problem(id, split) for id in dict.fromkeys(task_ids(self.source, split))]
 
     def environment(self) -> AppWorldEnvironment:
         return AppWorldEnvironment(self.free, self.max_turns)
@@ -185,6 +199,11 @@ class AppWorldTask(BaseTask):
 
     def gold(self, problem: Problem) -> str:
         return ""
+
+
+def _problem(id: str, split: str) -> Problem:
+    messages = [{"role": "user", "content": f"AppWorld task {id}"}]
+    return Problem(id, messages, None, split, {"scenario": id.partition("_")[0]})
 
 
 def task_ids(source: str, split: str) -> list[str]:
