@@ -140,8 +140,7 @@ class _FirstFailure(unittest.TestResult):
     def addError(self, test: Any, err: Any) -> None:
         self._keep(err[1])
 
-    def addFailure(self, test: Any, err: Any) -> None:
-        self._keep(err[1])
+    addFailure = addError
 
     def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
         if err is not None:

@@ -2,12 +2,46 @@
 right source and the wrong one differ."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from codechat_lab.tasks.micro import WORDS
 
-Arguments = tuple[Any, ...]
+
+def draw(part: str, rng: random.Random, k: int, m: int) -> tuple[Any, ...]:
+    """The arguments for the function of a part."""
+    match part:
+        case "discount":
+            return ([m - 1, 1] if rng.random() < 0.3 else _ints(rng, 1, m),)
+        case "page":
+            return list(range(rng.randint(k, 3 * k))), rng.choice((1, 1, 2, 3))
+        case "best":
+            return (_counts(rng, rng.choice((k, k + 1))),)
+        case "slug":
+            return (_text(rng, 1, k, k + 1).title() if rng.random() < 0.7 else str(rng.randint(1, 99)),)
+        case "stock":
+            left = _counts(rng, 3)
+            item = rng.choice(list(left))
+            return left, item, rng.choice((left[item], rng.randint(1, left[item])))
+        case "clock":
+            return (rng.choice((rng.randint(60, 700), rng.randint(720, 1600), 60 * rng.randint(1, 20))),)
+        case "run":
+            return ([_near(rng, k, k + 2) for _ in range(rng.choice((2, 4, 6)))],)
+        case "grade":
+            return (_near(rng, k, m, m + 5),)
+        case "clamp":
+            return (_near(rng, k - 5, k, m, m + 5, (k + m) // 2),)
+        case "parcel":
+            return ([rng.choice((rng.randint(1, 5), rng.randint(6, 12))) for _ in range(rng.choice((0, 1, 2)))],)
+        case "column":
+            return ([_ints(rng, 0, 9, (k, k + 1, k + 2)) for _ in range(rng.choice((1, 2)))],)
+        case "window":
+            return (_ints(rng, 0, 9, (k - 1, k, k + 1, k + 2)),)
+        case "words":
+            return (" ".join([_text(rng, 1, 2)] * rng.choice((1, 1, 2))),)
+        case "lock":
+            return (_ints(rng, 0, 9, (0, 1, 2)),)
+    raise ValueError(f"got part {part!r}; expected one whose arguments are drawn above; add a case")
 
 
 def _ints(rng: random.Random, low: int, high: int, lengths: Sequence[int] = (3, 4, 5)) -> list[int]:
@@ -24,82 +58,3 @@ def _counts(rng: random.Random, n: int) -> dict[str, int]:
 
 def _text(rng: random.Random, *lengths: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(rng.choice(lengths)))
-
-
-def discount(rng: random.Random, k: int, m: int) -> Arguments:
-    return ([m - 1, 1] if rng.random() < 0.3 else _ints(rng, 1, m),)
-
-
-def page(rng: random.Random, k: int, m: int) -> Arguments:
-    return list(range(rng.randint(k, 3 * k))), rng.choice((1, 1, 2, 3))
-
-
-def best(rng: random.Random, k: int, m: int) -> Arguments:
-    return (_counts(rng, rng.choice((k, k + 1))),)
-
-
-def slug(rng: random.Random, k: int, m: int) -> Arguments:
-    return (_text(rng, 1, k, k + 1).title() if rng.random() < 0.7 else str(rng.randint(1, 99)),)
-
-
-def stock(rng: random.Random, k: int, m: int) -> Arguments:
-    left = _counts(rng, 3)
-    item = rng.choice(list(left))
-    return left, item, rng.choice((left[item], rng.randint(1, left[item])))
-
-
-def clock(rng: random.Random, k: int, m: int) -> Arguments:
-    return (rng.choice((rng.randint(60, 700), rng.randint(720, 1600), 60 * rng.randint(1, 20))),)
-
-
-def run(rng: random.Random, k: int, m: int) -> Arguments:
-    return ([_near(rng, k, k + 2) for _ in range(rng.choice((2, 4, 6)))],)
-
-
-def grade(rng: random.Random, k: int, m: int) -> Arguments:
-    return (_near(rng, k, m, m + 5),)
-
-
-def clamp(rng: random.Random, k: int, m: int) -> Arguments:
-    return (_near(rng, k - 5, k, m, m + 5, (k + m) // 2),)
-
-
-def parcel(rng: random.Random, k: int, m: int) -> Arguments:
-    return ([rng.choice((rng.randint(1, 5), rng.randint(6, 12))) for _ in range(rng.choice((0, 1, 2)))],)
-
-
-def column(rng: random.Random, k: int, m: int) -> Arguments:
-    return ([_ints(rng, 0, 9, (k, k + 1, k + 2)) for _ in range(rng.choice((1, 2)))],)
-
-
-def window(rng: random.Random, k: int, m: int) -> Arguments:
-    return (_ints(rng, 0, 9, (k - 1, k, k + 1, k + 2)),)
-
-
-def words(rng: random.Random, k: int, m: int) -> Arguments:
-    return (" ".join([_text(rng, 1, 2)] * rng.choice((1, 1, 2))),)
-
-
-def lock(rng: random.Random, k: int, m: int) -> Arguments:
-    return (_ints(rng, 0, 9, (0, 1, 2)),)
-
-
-DRAWS: dict[str, Callable[[random.Random, int, int], Arguments]] = {
-    draw.__name__: draw
-    for draw in (
-        discount,
-        page,
-        best,
-        slug,
-        stock,
-        clock,
-        run,
-        grade,
-        clamp,
-        parcel,
-        column,
-        window,
-        words,
-        lock,
-    )
-}

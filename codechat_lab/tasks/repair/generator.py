@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from codechat.data.sources import digest
 from codechat.tasks.base import Problem
 from codechat_lab.tasks.micro import dealt
-from codechat_lab.tasks.repair.draws import DRAWS
+from codechat_lab.tasks.repair import draws
 
 LEVELS = (1, 2, 3)
 CANDIDATES, LONGEST = 60, 64  # calls from which tests are chosen, and their characters: small models read short prompts
@@ -197,7 +197,7 @@ def _module(
     rng: random.Random,
 ) -> Module:
     source = p.source(names, setting)
-    drawn = (DRAWS[p.name](rng, setting["k"], setting["m"]) for _ in range(CANDIDATES))
+    drawn = (draws.draw(p.name, rng, setting["k"], setting["m"]) for _ in range(CANDIDATES))
     calls = dict.fromkeys(f"{names['f']}({', '.join(map(repr, arguments))})" for arguments in drawn)
     short = [call for call in calls if len(call) <= LONGEST]
     return Module(stem, p.name, names["f"], source, _results(source, short))
