@@ -239,7 +239,7 @@ articles.table(pd.DataFrame(table), {name: name for name in table[0]})
 # | change | question | outcome |
 # |---|---|---|
 # | `FERRY[0]["parameters"]["properties"]["island"]["enum"] = ["Crete", "Corfu"]`, then ask for each | the mask now knows the islands; does the model choose the requested one? | <details><summary>outcome</summary>no: Crete to both, in either order; asked for Naxos as a third it declines. The mask makes a value valid, not right</details> |
-# | `call_grammar(loaded.tokenizer, loaded.tags, ROOM, required=True)` for "Reverse the text abc." | what does the model call if it must? | <details><summary>outcome</summary>`room_book` with a room "polc" and 2 guests, where it declines without `required`; for "Hello!" `add` with 3 and 1</details> |
+# | `call_grammar(loaded.tokenizer, loaded.tags, ROOM, Rules(required=True))` for "Reverse the text abc." | what does the model call if it must? | <details><summary>outcome</summary>`room_book` with a room "polc" and 2 guests, where it declines without `required`; for "Hello!" `add` with 3 and 1</details> |
 #
 # The last cell asserts the Result.
 

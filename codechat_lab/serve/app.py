@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,9 +24,19 @@ from codechat.core.errors import CheckpointError, RunError, UserError
 from codechat.models import loading
 from codechat.runs.checkpoint import fingerprint
 from codechat.text.tool_calls import escape_surrogates
-from codechat_lab.serve import protocol, request_errors
-from codechat_lab.serve.engine import Detokenizer, Engine, Job, Overloaded
-from codechat_lab.serve.terminal import NEUTRAL, drop_oldest, goes_on, mixes_requests, room_for_an_answer, tools_for
+from codechat_lab.serve import parsing, protocol, request_errors
+from codechat_lab.serve.conversations import (
+    NEUTRAL,
+    drop_oldest,
+    goes_on,
+    mixes_requests,
+    room_for_an_answer,
+    tools_for,
+)
+from codechat_lab.serve.engine import Engine, Job, Overloaded
+from codechat_lab.serve.parsing import ServedModel
+from codechat_lab.serve.request_errors import ApiError
+from codechat_lab.serve.responses import CUT_SHORT, ResponseBuilder, response_of
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
 
 MOST_BYTES = 1 << 20  # of a request's body
@@ -38,12 +48,7 @@ POLICY = (
 )
 
 
-def build_app(
-    engine: Engine,
-    served: protocol.ServedModel,
-    key: str | None,
-    hosts: Sequence[str],
-) -> FastAPI:
+def build_app(engine: Engine, served: ServedModel, key: str | None, hosts: Sequence[str]) -> FastAPI:
     """The application. key: what clients must send as a bearer token. hosts: names by which they may address it."""
     app = FastAPI(
         title="CodeChat",
@@ -58,7 +63,7 @@ def build_app(
 
     async def check_key(given: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())]) -> None:
         if not hmac.compare_digest(given.credentials.strip().encode(), (key or "").encode()):
-            raise protocol.ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
 
     guarded = APIRouter(dependencies=[Depends(check_key)] if key else [])
     add_api(guarded, engine, served)
@@ -73,9 +78,14 @@ def build_app(
 
     @app.get("/health")
     async def health() -> Response:
-        status, code = ("ok", 200) if engine.alive else ("failed", 503)
-        state = {"status": status, "model": served.name, "version": engine.version}
-        return json_response(state | {"running": len(engine.rows), "waiting": len(engine.waiting)}, code)
+        state = {
+            "status": "ok" if engine.alive else "failed",
+            "model": served.name,
+            "version": engine.version,
+            "running": len(engine.rows),
+            "waiting": len(engine.waiting),
+        }
+        return json_response(state, 200 if engine.alive else 503)
 
     return app
 
@@ -88,30 +98,50 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 def error_response(request: Request, error: Exception) -> Response:
     """The answer to a request that failed."""
-    if isinstance(error, StarletteError):
-        error = protocol.ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")
-    elif isinstance(error, RequestValidationError):
-        fields = protocol.supported_fields(chat=request.url.path.endswith("/chat/completions"))
-        error = request_errors.api_error(error.errors(), error.body, fields)
-    elif not isinstance(error, protocol.ApiError):
-        code = "overloaded" if isinstance(error, Overloaded) else None
-        error = protocol.ApiError(429 if code else 503 if isinstance(error, RunError) else 400, str(error), code=code)
-    return json_response(error.body(), error.status)
+    found = _api_error(request, error)
+    return json_response(found.body(), found.status)
 
 
-def add_api(router: APIRouter, engine: Engine, served: protocol.ServedModel) -> None:
+def _api_error(request: Request, error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case StarletteError():
+            return ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")
+        case RequestValidationError():
+            kind = (
+                protocol.ChatRequest if request.url.path.endswith("/chat/completions") else protocol.CompletionRequest
+            )
+            return request_errors.api_error(error.errors(), error.body, list(kind.model_fields))
+        case Overloaded():
+            return ApiError(429, str(error), code="overloaded")
+        case RunError():
+            return ApiError(503, str(error))
+    return ApiError(400, str(error))
+
+
+def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
     """OpenAI's routes, and the weight updates of a trainer."""
 
     @router.post("/v1/chat/completions")
     async def complete_chat(body: protocol.ChatRequest, request: Request) -> Response:
-        return await _answer(request, body, protocol.parse_chat, engine, served)
+        check_model(body.model, served)
+        sampled = await asyncio.to_thread(parsing.parse_chat, body, served)
+        return await Answer(request, body, sampled, engine).response()
 
     @router.post("/v1/completions")
     async def complete_text(body: protocol.CompletionRequest, request: Request) -> Response:
-        return await _answer(request, body, protocol.parse_completion, engine, served)
+        check_model(body.model, served)
+        sampled = await asyncio.to_thread(parsing.parse_completion, body, served)
+        return await Answer(request, body, sampled, engine).response()
 
-    model = {"id": served.name, "object": "model", "created": served.created, "owned_by": "codechat"}
-    model["max_model_len"] = served.loaded.model.cfg.block_size
+    model = {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "codechat",
+        "max_model_len": served.loaded.model.cfg.block_size,
+    }
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -130,78 +160,83 @@ def add_api(router: APIRouter, engine: Engine, served: protocol.ServedModel) -> 
             return {"version": update_weights(folder, path, served, engine)}
 
 
+def check_model(name: str, served: ServedModel) -> None:
+    """ApiError where another model is meant."""
+    if name != served.name:
+        message = f"the model {name[:100]!r} is not served here; ask for {served.name!r}"
+        raise ApiError(404, message, "model", "model_not_found")
+
+
 # ---- one answer
 
 
-async def _answer(
-    request: Request,
-    body: protocol.Common,
-    parse: Callable[..., tuple[list[Any], Detokenizer]],
-    engine: Engine,
-    served: protocol.ServedModel,
-) -> Response:
-    """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its own."""
-    check_model(body.model, served)
-    requests, detokenizer = await asyncio.to_thread(parse, body, served)
-    progress = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(progress.set)  # noqa: E731
-    jobs = engine.submit(requests, on_progress=wake, streams=bool(body.stream))
-    response = protocol.ResponseBuilder(body, jobs, detokenizer)
+class Answer:
+    """The completions of one request on their way. Made in the event loop, which the engine's thread wakes."""
 
-    async def cancel_when_left() -> None:
+    def __init__(self, request: Request, body: protocol.Common, sampled: parsing.Sampled, engine: Engine) -> None:
+        self.request = request
+        self.body = body
+        self.progress = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        self.jobs = engine.submit(sampled.requests, on_progress=self.wake, streams=bool(body.stream))
+        self.builder: ResponseBuilder = response_of(body, self.jobs, sampled.detokenizer)
+
+    def wake(self) -> None:
+        """Called by the engine's thread."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.progress.set)
+
+    async def response(self) -> Response:
+        """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its
+        own."""
+        self.request.state.leaving = asyncio.create_task(self.cancel_when_left())
+        ended = await self.over()
+        while not ended and not (self.body.stream and any(job.ids for job in self.jobs)):
+            ended = await self.over()
+        check_ends(self.jobs)
+        if self.body.stream:
+            headers = {"Cache-Control": "no-store"}
+            return StreamingResponse(self.events(ended), media_type="text/event-stream", headers=headers)
+        return json_response(self.builder.body())
+
+    async def cancel_when_left(self) -> None:
         """After the client left, or the answer is complete, where one job may have failed before the others."""
-        while (await request.receive())["type"] != "http.disconnect":
+        while (await self.request.receive())["type"] != "http.disconnect":
             pass
-        for job in jobs:
+        for job in self.jobs:
             job.cancelled = True
 
-    async def over() -> bool:
+    async def over(self) -> bool:
         """Wait for a change. Whether it was the last one."""
-        await progress.wait()
-        progress.clear()  # before looking, so that nothing that comes meanwhile is missed
-        return all(job.end for job in jobs) or any(job.end in protocol.CUT_SHORT for job in jobs)
+        await self.progress.wait()
+        self.progress.clear()  # before looking, so that nothing that comes meanwhile is missed
+        return all(job.end for job in self.jobs) or any(job.end in CUT_SHORT for job in self.jobs)
 
-    async def events(ended: bool) -> AsyncIterator[str]:
+    async def events(self, ended: bool) -> AsyncIterator[str]:
         """Chunks as they come, the usage if requested, [DONE]; an error as the last one."""
         while True:
-            chunks = _events(response.new_chunks())
+            chunks = _events(self.builder.new_chunks())
             if chunks:  # one write for what came together
                 yield chunks
             if ended:
                 break
-            ended = await over()
+            ended = await self.over()
         try:
-            check_ends(jobs)
-        except protocol.ApiError as error:  # the status line is long gone; clients look for this
+            check_ends(self.jobs)
+        except ApiError as error:  # the status line is long gone; clients look for this
             yield _events([error.body()])
             return
-        if body.stream_options and body.stream_options.include_usage:
-            yield _events([response.usage_chunk()])
+        if self.body.stream_options and self.body.stream_options.include_usage:
+            yield _events([self.builder.usage_chunk()])
         yield "data: [DONE]\n\n"
 
-    request.state.leaving = asyncio.create_task(cancel_when_left())
-    while not (ended := await over()) and not (body.stream and any(job.ids for job in jobs)):
-        pass
-    check_ends(jobs)
-    if body.stream:
-        return StreamingResponse(events(ended), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-    return json_response(response.body())
 
-
-def check_model(name: str, served: protocol.ServedModel) -> None:
-    """protocol.ApiError where another model is meant."""
-    if name != served.name:
-        message = f"the model {name[:100]!r} is not served here; ask for {served.name!r}"
-        raise protocol.ApiError(404, message, "model", "model_not_found")
-
-
-def check_ends(jobs: list[Job]) -> None:
-    """protocol.ApiError where a completion was cut short."""
+def check_ends(jobs: Iterable[Job]) -> None:
+    """ApiError where a completion was cut short."""
     for job in jobs:
-        if job.end in protocol.CUT_SHORT:
-            status, why = protocol.CUT_SHORT[job.end]
-            raise protocol.ApiError(status, why.format(timeout_s=job.request.timeout_s))
+        if job.end in CUT_SHORT:
+            status, why = CUT_SHORT[job.end]
+            raise ApiError(status, why.format(timeout_s=job.request.timeout_s))
 
 
 def _events(values: Iterable[dict[str, Any]]) -> str:
@@ -212,38 +247,46 @@ def _events(values: Iterable[dict[str, Any]]) -> str:
 # ---- other weights
 
 
-def update_weights(folder: Path, path: str, served: protocol.ServedModel, engine: Engine) -> str:
+def update_weights(folder: Path, path: str, served: ServedModel, engine: Engine) -> str:
     """Let `engine` sample from the checkpoint at `path` below `folder`, whole or not at all; its version.
 
     It is read without executing it, after its hashes agree, before the running model changes."""
     folder = folder.resolve()
-    current = served.loaded
     checkpoint = (folder / path).resolve()
     if not checkpoint.is_relative_to(folder):
-        raise protocol.ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
+        raise ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
     try:
         new = loading.load_model(checkpoint)
-        theirs, ours = ((m.model.cfg, m.tokenizer.to_dict(), m.tags) for m in (new, current))
-        if theirs != ours:
+        if _shape(new) != _shape(served.loaded):
             raise CheckpointError("shape, tokenizer and tags must be those of the served model")
     except UserError as error:
-        raise protocol.ApiError(409, str(error), "path") from None
+        raise ApiError(409, str(error), "path") from None
     version = fingerprint(new.meta)
     engine.update_weights(new.model.state_dict(), version)
     return version
 
 
+def _shape(loaded: loading.LoadedModel) -> tuple[Any, ...]:
+    """What requests and the engine's buffers depend on."""
+    return loaded.model.cfg, loaded.tokenizer.to_dict(), loaded.tags
+
+
 # ---- what the page needs beside OpenAI's API
 
 
-def add_page(router: APIRouter, served: protocol.ServedModel) -> None:
+def add_page(router: APIRouter, served: ServedModel) -> None:
     """/page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a toolbox function)."""
     loaded = served.loaded
 
     @router.get("/page/about")
     async def about() -> dict[str, Any]:
-        names = {"model": served.name, "checkpoint": served.meaning or loaded.path.name, "neutral": NEUTRAL}
-        return names | {"tools": [tool.schema for tool in TOOLS.values()], "alone": mixes_requests(loaded.model)}
+        return {
+            "model": served.name,
+            "checkpoint": served.meaning or loaded.path.name,
+            "neutral": NEUTRAL,
+            "tools": [tool.schema for tool in TOOLS.values()],
+            "alone": mixes_requests(loaded.model),
+        }
 
     @router.post("/page/prepare")
     def prepare(
@@ -257,12 +300,12 @@ def add_page(router: APIRouter, served: protocol.ServedModel) -> None:
         names = tools_for(request, before) if tools is None else tools
         unknown = [name for name in names if name not in TOOLS]
         if unknown:
-            raise protocol.ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
+            raise ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
         schemas = [TOOLS[name].schema for name in names]
         block = loaded.model.cfg.block_size
 
         def too_long(kept: list[protocol.Message]) -> bool:
-            return block - len(protocol.prompt_of(kept, schemas, loaded)) < room_for_an_answer(block, None)
+            return block - len(parsing.prompt_of(kept, schemas, loaded)) < room_for_an_answer(block, None)
 
         dropped = len(messages) - len(drop_oldest(messages, lambda m: m.role, too_long))
         return {"offered": names, "dropped": dropped, "goes_on": goes_on(request)}

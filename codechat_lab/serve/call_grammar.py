@@ -50,15 +50,11 @@ def call_grammar(
     tokenizer: Tokenizer,
     tags: str,
     tools: Sequence[Mapping[str, Any]],
-    *,
-    required: bool = False,
-    one_call: bool = False,
-    declines: bool = False,
-    strict: bool = False,
+    rules: Rules = Rules(),
 ) -> CallGrammar:
-    """The CallGrammar of these `Rules`. The last ones are kept, since reading schemas takes tens of milliseconds.
-    Parts of a schema that are not enforced are printed on stderr, once."""
-    grammar = _kept(tokenizer, tags, json.dumps(list(tools)), Rules(required, one_call, declines, strict))
+    """The last grammars are kept, since reading schemas takes tens of milliseconds. Parts of a schema that are not
+    enforced are printed on stderr, once."""
+    grammar = _kept(tokenizer, tags, json.dumps(list(tools)), rules)
     for message in grammar.relaxed:
         tool_schemas.say_once(f"constrained calls do not enforce all of a schema: {message}")
     return grammar
@@ -70,7 +66,7 @@ def prompt_grammar(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags:
     The instrument `call_grammar`, which `codechat evaluate --constrain true` takes."""
     system = "\n".join(message["content"] for message in messages if message["role"] == "system")
     tools = chat.offered_schemas(system)
-    return call_grammar(tokenizer, tags, tools, declines=chat.NOTHING_FITS in system) if tools else None
+    return call_grammar(tokenizer, tags, tools, Rules(declines=chat.NOTHING_FITS in system)) if tools else None
 
 
 @lru_cache(maxsize=64)

@@ -45,25 +45,18 @@ ALTERNATIVES = ("anyOf", "oneOf")
 COMPOSED = {"allOf", "$ref", *ALTERNATIVES}
 DEFINITIONS = ("$defs", "definitions")
 # Keywords without which a schema says nothing.
-SAYING = {
-    *("type", "enum", "const", "properties", "patternProperties", "required", "additionalProperties"),
-    *("items", "prefixItems", "pattern", "format", "minLength", "maxLength"),
-    *COMPOSED,
-    *NUMERIC,
-}
+_VALUES = "type enum const pattern format minLength maxLength items prefixItems"
+_KEYS = "properties patternProperties required additionalProperties"
+SAYING = {*_VALUES.split(), *_KEYS.split(), *COMPOSED, *NUMERIC}
 NOTHING: tuple[Any, ...] = ({}, True)  # of `not`: no value is allowed, as zod writes undefined
 # Keywords about one kind of value; a message names them where a schema says nothing else.
 OF_SOME_VALUES = (
-    *("not", "if", "uniqueItems", "minItems", "maxItems", "contains", "unevaluatedItems"),
-    *("minProperties", "maxProperties", "propertyNames", "unevaluatedProperties"),
-    *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
-)
+    "not if uniqueItems minItems maxItems contains unevaluatedItems minProperties maxProperties propertyNames "
+    "unevaluatedProperties dependentRequired dependentSchemas dependencies $dynamicRef $recursiveRef"
+).split()
 # Keywords that are read elsewhere or belong to a whole document.
-DOCUMENT = {
-    *("$id", "id", "$schema", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef"),
-    *("x-guidance", "$comment"),
-    *DEFINITIONS,
-}
+_OF_A_DOCUMENT = "$id id $schema $anchor $dynamicAnchor $dynamicRef $recursiveRef x-guidance $comment"
+DOCUMENT = {*_OF_A_DOCUMENT.split(), *DEFINITIONS}
 
 
 def calls_schema(tools: Sequence[Mapping[str, Any]], *, strict: bool, level: int, relaxed: list[str]) -> Schema:
@@ -214,8 +207,8 @@ class _Translator:
         self._texts(out, where)
         self._parts(out, node, where, whole, inlined)
         out = self._reference(out, where, whole, inlined)
-        self._array(out, where, inlined)
-        return self._object(out, node, where, whole, inlined)
+        self._children(out, where, inlined)
+        return self._object(out, node, where, whole)
 
     def _silent(self, node: Mapping[str, Any], where: str, whole: bool) -> Schema:
         """A node that says nothing of its values' type: any value, unless the node is a part of another."""
@@ -336,7 +329,8 @@ class _Translator:
             pointer = target["$ref"]
         return False
 
-    def _array(self, out: Schema, where: str, inlined: _Inlined | None) -> None:
+    def _children(self, out: Schema, where: str, inlined: _Inlined | None) -> None:
+        """The schemas of the values within."""
         if isinstance(out.get("prefixItems"), list):
             out["prefixItems"] = [
                 self._child(one, f"{where}[{i}]", inlined, "prefixItems", str(i))
@@ -344,21 +338,14 @@ class _Translator:
             ]
         if "array" in tool_lists.kinds_of(out) or {"items", "prefixItems"} & out.keys():
             out["items"] = self._child(out.get("items", {}), f"{where}[]", inlined, "items")
-
-    def _object(
-        self,
-        out: Schema,
-        node: Mapping[str, Any],
-        where: str,
-        whole: bool,
-        inlined: _Inlined | None,
-    ) -> Schema:
         for key in ("properties", "patternProperties"):
             if isinstance(out.get(key), Mapping):
                 out[key] = self._each(out[key], where, inlined, key)
         if _allows_more(out.get("additionalProperties")):
             further = out["additionalProperties"]
             out["additionalProperties"] = self._child(further, f"{where}.*", inlined, "additionalProperties")
+
+    def _object(self, out: Schema, node: Mapping[str, Any], where: str, whole: bool) -> Schema:
         if whole:
             out = self._closed(out, node)
         for key in ("minProperties", "maxProperties"):
@@ -392,20 +379,25 @@ class _Translator:
         if not isinstance(node, Mapping):
             return
         for key, value in node.items():
+            parts, inside = self._beside(key, value, within)
             if key == "properties" and isinstance(value, Mapping):
                 yield from ((name, certain) for name in value)
             elif key == "required" and isinstance(value, list):
                 yield from ((name, False) for name in value if isinstance(name, str))
-            elif key == "$ref" and isinstance(value, str) and value not in within:
-                yield from self._names(tool_lists.pointed_at(self.root, value), (*within, value), certain)
             elif key in ("if", "then", "else"):
-                yield from self._names(value, within, False)
+                parts = [value]
             elif key == "dependentSchemas" and isinstance(value, Mapping):
-                for one in value.values():
-                    yield from self._names(one, within, False)
-            elif key in ("allOf", *ALTERNATIVES) and isinstance(value, list):
-                for one in value:
-                    yield from self._names(one, within, certain and key == "allOf")
+                parts = list(value.values())
+            for part in parts:
+                yield from self._names(part, inside, certain and key in ("$ref", "allOf"))
+
+    def _beside(self, key: str, value: Any, within: tuple[str, ...]) -> tuple[list[Any], tuple[str, ...]]:
+        """The schemas of the same object under a keyword, and the references around them."""
+        if key == "$ref" and isinstance(value, str) and value not in within:
+            return [tool_lists.pointed_at(self.root, value)], (*within, value)
+        if key in ("allOf", *ALTERNATIVES) and isinstance(value, list):
+            return value, within
+        return [], within
 
     def _open(self, node: Any, within: tuple[str, ...]) -> bool:
         """Whether a part of the schema says that further keys are possible."""
@@ -414,12 +406,11 @@ class _Translator:
         further = node.get("additionalProperties", node.get("unevaluatedProperties"))
         if _allows_more(further) or node.get("patternProperties"):
             return True
-        reference = node.get("$ref")
-        parts = [one for key in ("allOf", *ALTERNATIVES) if isinstance(node.get(key), list) for one in node[key]]
-        if isinstance(reference, str) and reference not in within:
-            parts.append(tool_lists.pointed_at(self.root, reference))
-            within = (*within, reference)
-        return any(self._open(one, within) for one in parts)
+        for key, value in node.items():
+            parts, inside = self._beside(key, value, within)
+            if any(self._open(part, inside) for part in parts):
+                return True
+        return False
 
 
 def _allows_more(further: Any) -> bool:

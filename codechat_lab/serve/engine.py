@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import takewhile
 from typing import Any, Literal, Self
 
 import torch
@@ -25,13 +23,13 @@ from torch import Tensor
 from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
 from codechat.models import attention, config, draws, generate, loading
+from codechat.models.draws import Grammar, GrammarState
 from codechat.runs.checkpoint import fingerprint
-from codechat.text import chat
-from codechat.text.tokenizer import Tokenizer
 
 PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
 SCORED_TOKENS = 256  # of a prompt whose logits are in memory together
 FLUSH_S = 0.05  # between two calls of on_progress: waking a reader costs as much as sampling some tokens
+ENDED = "the engine has ended; start the server again"
 End = Literal["stop", "length", "context", "cancelled", "timeout", "closed"]
 Detail = tuple[float, list[tuple[int, float]]]  # entropy in nats; (id, log-probability), likeliest first
 
@@ -48,9 +46,9 @@ class Request:
     max_new_tokens: int
     draws: int  # `generate.row_key`
     how: generate.Truncation = generate.Truncation()
-    stop: tuple[tuple[int, ...], ...] = ()  # id sequences, matched whole and kept
+    stop: Sequence[Sequence[int]] = ()  # id sequences, matched whole and kept
     should_stop: Callable[[Sequence[int]], bool] | None = None  # asked with the completion's ids after every token
-    grammar: draws.Grammar | None = None
+    grammar: Grammar | None = None
     top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
     prompt_top: int | None = None  # the same beside every token of the prompt, with its own log-probability
     timeout_s: float = math.inf  # from submission to the last token
@@ -76,18 +74,29 @@ class Job:
     version: str = ""  # of the weights; set when it joins
     cancelled: bool = False  # set it to leave the batch or the queue before the next token
     flushed: float = 0.0
-    state: draws.GrammarState | None = None
+    state: GrammarState | None = None  # where the completion is in its grammar
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def interruption(self) -> End | None:
         late = time.monotonic() - self.submitted > self.request.timeout_s
-        return "cancelled" if self.cancelled else "timeout" if late else None
+        if self.cancelled:
+            return "cancelled"
+        return "timeout" if late else None
 
     def finish(self, end: End) -> None:
         self.end = end
         self.ended.set()
         self.on_progress()
+
+
+@dataclass(frozen=True)
+class Update:
+    """Weights that are to replace those of the engine."""
+
+    weights: Mapping[str, Tensor]
+    version: str
+    done: Future[None] = field(default_factory=Future)
 
 
 class SlotCache(attention.KVCache):
@@ -97,13 +106,7 @@ class SlotCache(attention.KVCache):
     leaves."""
 
     def __init__(self, cfg: config.GPTConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(
-            cfg,
-            slots,
-            cfg.block_size,
-            device,
-            torch.float32 if attention.dense(device) else dtype,
-        )
+        super().__init__(cfg, slots, cfg.block_size, device, torch.float32 if attention.dense(device) else dtype)
         self.tokens: list[int] = []  # of each row in use
         self.columns = torch.zeros(0, dtype=torch.long, device=device)  # (B,) the same, while a step runs
 
@@ -115,7 +118,8 @@ class SlotCache(attention.KVCache):
     def leave(self, slot: int) -> None:
         """Free a slot; the last row in use moves there."""
         length = self.tokens.pop()
-        if slot != (last := len(self.tokens)):
+        last = len(self.tokens)
+        if slot != last:
             self.kv[:, :, slot, :, :length] = self.kv[:, :, last, :, :length]
             self.tokens[slot] = length
 
@@ -153,7 +157,7 @@ class Engine:
         self.version = fingerprint(loaded.meta)  # of the weights
         self.rows: list[Job] = []  # in the order of the cache
         self.waiting: deque[Job] = deque()
-        self._updates: deque[tuple[Mapping[str, Tensor], str, Future[None]]] = deque()  # weights, version, when done
+        self._updates: deque[Update] = deque()
         self._changed = threading.Condition()  # guards both queues and `_closing`
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -182,7 +186,7 @@ class Engine:
         """All of the requests or none. Overloaded where the queue has no room, RunError after the end."""
         ids = [token for request in requests for token in request.prompt]
         if not 0 <= min(ids) <= max(ids) < self.model.cfg.n_ids:
-            raise ConfigError(f"ids from {min(ids)} to {max(ids)}; required: 0 to {self.model.cfg.n_ids - 1}")
+            raise ConfigError(f"got ids from {min(ids)} to {max(ids)}; expected 0 to {self.model.cfg.n_ids - 1}")
         jobs = [Job(request, on_progress, streams, time.monotonic()) for request in requests]
         with self._changed_alive():
             room = self.max_waiting + max(0, self.max_rows - len(self.rows)) - len(self.waiting)
@@ -195,16 +199,17 @@ class Engine:
     def update_weights(self, state: Mapping[str, Tensor], version: str) -> None:
         """Load weights of the same shapes when the running rows have ended; no request joins meanwhile. Blocks
         until they are in."""
+        update = Update(state, version)
         with self._changed_alive():
-            self._updates.append((state, version, done := Future[None]()))
-        done.result()
+            self._updates.append(update)
+        update.done.result()
 
     @contextmanager
     def _changed_alive(self) -> Iterator[None]:
         """Change what the engine's thread reads, and wake it. RunError after its end."""
         with self._changed:
             if not self.alive:
-                raise RunError("the engine has ended; start the server again")
+                raise RunError(ENDED)
             yield
             self._changed.notify()
 
@@ -222,15 +227,16 @@ class Engine:
                             self._round()
                     del self._reader  # before the next copy is made
                     while self._updates:
-                        state, self.version, done = self._updates[0]
-                        self.model.load_state_dict(state)
+                        update = self._updates[0]  # it stays there until it is in: a defect must end it too
+                        self.version = update.version
+                        self.model.load_state_dict(update.weights)
                         self._updates.popleft()
-                        done.set_result(None)
+                        update.done.set_result(None)
         finally:  # also after a defect, of which stderr gets the traceback
             with self._changed:
                 self._closing = True
-                for _, _, done in self._updates:
-                    done.set_exception(RunError("the engine has ended; start the server again"))
+                for update in self._updates:
+                    update.done.set_exception(RunError(ENDED))
                 for job in (*self.rows, *self.waiting):
                     job.finish("closed")
 
@@ -291,18 +297,21 @@ class Engine:
         prompt = torch.tensor(job.request.prompt, device=hidden.device)
         for start in range(0, len(prompt) - 1, SCORED_TOKENS):
             targets = prompt[start + 1 : start + 1 + SCORED_TOKENS]
-            logits = self._reader.logits_of(hidden[start : start + len(targets)]).float()  # (tokens, V)
-            logits[:, self.model.cfg.n_ids :] = -math.inf
-            logprobs = logits.log_softmax(-1)
+            logprobs = self._logits(hidden[start : start + len(targets)]).log_softmax(-1)  # (tokens, V)
             best, ids = logprobs.topk(min(job.request.prompt_top or 0, self.model.cfg.n_ids))
             job.prompt_logprobs += logprobs.gather(1, targets[:, None])[:, 0].tolist()
-            pairs = zip(ids.tolist(), best.tolist())
-            job.prompt_likeliest += [list(zip(*likeliest)) for likeliest in pairs]
+            for likeliest in zip(ids.tolist(), best.tolist()):
+                job.prompt_likeliest.append(list(zip(*likeliest)))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Of states (N, D), without unused rows of the vocabulary: float32 (N, V)."""
+        logits = self._reader.logits_of(hidden).float()
+        logits[:, self.model.cfg.n_ids :] = -math.inf
+        return logits
 
     def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
         """One token for each job from its last state (B, D)."""
-        logits = self._reader.logits_of(hidden).float()  # (B, V)
-        logits[:, self.model.cfg.n_ids :] = -math.inf
+        logits = self._logits(hidden)  # (B, V)
         states = [job.state for job in jobs]
         room = [self._room(job) - 1 for job in jobs]
         if any(states):
@@ -343,10 +352,16 @@ class Engine:
         request = job.request
         ids = job.ids
         state = job.state
-        by_ids = not (state and state.inside) and any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop)
-        if by_ids or (state and state.ended) or (request.should_stop and request.should_stop(ids)):
+        inside = state is not None and state.inside  # a stop sequence inside a call is part of it
+        if not inside and any(tuple(ids[-len(stop) :]) == tuple(stop) for stop in request.stop):
             return "stop"
-        return "length" if len(ids) == request.max_new_tokens else "context" if self._room(job) == 0 else None
+        if state is not None and state.ended:
+            return "stop"
+        if request.should_stop and request.should_stop(ids):
+            return "stop"
+        if len(ids) == request.max_new_tokens:
+            return "length"
+        return "context" if self._room(job) == 0 else None
 
 
 def draw_each(logits: Tensor, hows: Sequence[generate.Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
@@ -370,80 +385,3 @@ def detail_of(logits: Tensor, request: Request) -> Detail:
     best, columns = logprobs.topk(min(request.top or 0, len(logprobs)))
     tokens: Any = columns if ids is None else ids[0, columns]
     return float(entropy), [(t, lp) for t, lp in zip(tokens.tolist(), best.tolist()) if lp > -math.inf]
-
-
-# ---- what the ids of a completion say: its text as it grows, stop strings, function calls
-
-
-def stable_text(text: str, end: str) -> str:
-    """The part of a growing text that more tokens cannot change: without half characters, without a prefix of `end`."""
-    text = text.rstrip("\ufffd")
-    return text.removesuffix(next(filter(text.endswith, (end[:n] for n in range(len(end), 0, -1))), ""))
-
-
-@dataclass(frozen=True)
-class Detokenizer:
-    """How the ids of one completion become text.
-
-    tags: the protocol's mode; none = plain text without turns. stops: never shown. calls: calls are separated from
-    text."""
-
-    tokenizer: Tokenizer
-    tags: str | None
-    stops: tuple[str, ...] = ()
-    calls: bool = False
-
-    def text(self, ids: Sequence[int]) -> str:
-        """The whole text, up to the first stop string; an answer that declines by a call, in words."""
-        text = self._until_stop(ids)
-        return text if self.tags is None else chat.in_words(text)
-
-    def growing(self, ids: Sequence[int]) -> str:
-        """The beginning of the text that further ids cannot change; of a text with calls, the part before the first."""
-        text = self._until_stop(ids)
-        if self.tags is not None and (chat.DECLINE.startswith(text) or chat.in_words(text) != text):
-            return ""
-        text = text[: min(len(stable_text(text, ending)) for ending in self._endings)]
-        return text.split(chat.CALL_TAG)[0] if self.calls else text
-
-    def split(self, ids: Sequence[int]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-        """Text of a finished completion, and the name and arguments of each call before the first unreadable one. Text
-        after a call follows the text before the first; a line each. Without a readable call all is text."""
-        text = self.text(ids)
-        calls = chat.parse_calls(text) if self.calls else []
-        readable = list(takewhile(lambda call: call.form in chat.READABLE and str(call.name).isprintable(), calls))
-        if not readable:
-            return text, []
-        before = text.split(chat.CALL_TAG)[0]
-        after = "\n".join(call.after for call in readable if call.after)
-        gap = "\n" if before and after and not before.endswith("\n") else ""
-        return before + gap + after, [(str(call.name), call.arguments or {}) for call in readable]
-
-    def piece(self, token: int) -> bytes:
-        """The bytes of one id; a tag is spelled out."""
-        if token < self.tokenizer.n_vocab:
-            return self.tokenizer.token_bytes(token)
-        return chat.decode([token], self.tokenizer).encode()
-
-    def stopped(self, ids: Sequence[int]) -> bool:
-        """Whether the last id completes a stop string, however tokens cut it."""
-        stops = [stop.encode() for stop in self.stops]
-        tail = b"".join(map(self.piece, ids[-max(map(len, stops)) :]))  # an id has at least one byte
-        return any(stop in tail for stop in stops)
-
-    def _until_stop(self, ids: Sequence[int]) -> str:
-        if self.tags is None:
-            text = chat.decode([i for i in ids if i != self.tokenizer.eot_id], self.tokenizer)
-        else:
-            text = chat.completion_text(ids, self.tokenizer, self.tags)
-        return text[: min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=len(text))]
-
-    @cached_property
-    def _endings(self) -> list[str]:
-        """What may follow without being shown as text; "" stands for nothing."""
-        endings = ["", *self.stops, *([chat.CALL_TAG] if self.calls else [])]
-        if self.tags is not None:
-            closing = chat.decode(chat.stop_sequences(self.tokenizer, self.tags)[0], self.tokenizer)
-            # a model may leave out what stands before its closing tag
-            endings += [chat.layout(self.tokenizer, self.tags).closing + closing, closing]
-        return endings

@@ -1,4 +1,4 @@
-"""What is wrong with a request, in words: the field, what it holds, what is required.
+"""What is wrong with a request, in words: the field, what it holds, what is expected.
 
 pydantic finds the faults. Its words name our classes and a link to its site, so none of them reach a client."""
 
@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from codechat.core.errors import nearest
-from codechat_lab.serve.protocol import ApiError
+from codechat.core.errors import UserError, nearest
 
-REQUIRED = {
+Place = tuple[str | int, ...]
+Fault = Mapping[str, Any]
+EXPECTED = {
     "bool_type": "true or false",
     "dict_type": "an object",
     "finite_number": "a finite number",
@@ -33,9 +34,24 @@ REQUIRED = {
 LONGEST = 60  # characters of a value that are shown
 
 
-def api_error(faults: Sequence[Mapping[str, Any]], body: Any, fields: list[str]) -> ApiError:
-    """fields: names that the request may have. The error of status 400 for what pydantic found in a body: the first
-    fault, in the alternative that fits best."""
+class ApiError(UserError):
+    """A rejected request. param: the field at fault, such as messages.2.content."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message if param is None or param in message else f"{param}: {message}")
+        self.status = status
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def api_error(faults: Sequence[Fault], body: Any, fields: list[str]) -> ApiError:
+    """The error of status 400 for what pydantic found in a body: the first fault, in the alternative that fits best.
+
+    fields: names that the request may have."""
     paths = [_path(fault, body) for fault in faults]
     # of the alternatives of one field, the one whose fault lies deepest was meant
     near = [i for i, path in enumerate(paths) if path[: len(paths[0])] == paths[0]]
@@ -46,24 +62,26 @@ def api_error(faults: Sequence[Mapping[str, Any]], body: Any, fields: list[str])
     if any(fault["type"] != "literal_error" for fault in meant):
         found = [fault for fault in meant if fault["type"] != "literal_error"]
     param = ".".join(map(str, deepest)) or None
-    unknown = found[0]["type"] == "extra_forbidden"
     message = f"{param or 'the body'}: {_words(found, deepest, fields)}"
-    return ApiError(400, message, param, "unknown_parameter" if unknown else None)
+    return ApiError(400, message, param, "unknown_parameter" if found[0]["type"] == "extra_forbidden" else None)
 
 
-def _words(found: Sequence[Mapping[str, Any]], path: tuple[str | int, ...], fields: list[str]) -> str:
-    kind = found[0]["type"]
-    context = found[0].get("ctx", {})
-    if kind == "missing":
-        return "it is missing; give it" if path else "it is empty; required is a JSON object"
-    if kind == "json_invalid":
-        return f"it is no JSON ({context.get('error')}); required is a JSON object"
-    if kind == "extra_forbidden":
-        return f"this field is unknown{nearest(str(path[-1]), fields) if len(path) == 1 else ''}"
-    if kind == "value_error":  # our own words
-        return str(context["error"])
-    required = [REQUIRED.get(fault["type"], "another value").format(**fault.get("ctx", {})) for fault in found]
-    return f"got {shown(found[0]['input'])}; required is {' or '.join(dict.fromkeys(required))}"
+def _words(found: Sequence[Fault], path: Place, fields: list[str]) -> str:
+    fault = found[0]
+    context = fault.get("ctx", {})
+    match fault["type"]:
+        case "missing":
+            return "it is missing; give it" if path else "it is empty; expected a JSON object"
+        case "json_invalid":
+            return f"it is no JSON ({context.get('error')}); expected a JSON object"
+        case "extra_forbidden":
+            return f"this field is unknown{nearest(str(path[-1]), fields) if len(path) == 1 else ''}"
+        case "value_error":  # our own words
+            return str(context["error"])
+        case "unsupported":  # of `neutral_fields`
+            return str(fault["msg"])
+    expected = [EXPECTED.get(fault["type"], "another value").format(**fault.get("ctx", {})) for fault in found]
+    return f"got {shown(fault['input'])}; expected {' or '.join(dict.fromkeys(expected))}"
 
 
 def shown(value: Any) -> str:
@@ -72,19 +90,25 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def _path(fault: Mapping[str, Any], body: Any) -> tuple[str | int, ...]:
+def _path(fault: Fault, body: Any) -> Place:
     """Where the fault lies in the body: without the names that pydantic gives to alternatives."""
     if fault["type"] == "json_invalid":
         return ()
-    places = fault["loc"][1:]
-    path = []
-    for number, place in enumerate(places):
-        inside = isinstance(body, Mapping) and place in body
-        if isinstance(body, list) and isinstance(place, int) and place < len(body):
-            inside = True
-        if inside:
-            body = body[place]
-            path.append(place)
-        elif fault["type"] == "missing" and number == len(places) - 1:
-            path.append(place)
+    path: list[str | int] = []
+    *places, last = fault["loc"]
+    for place in fault["loc"][1:]:
+        if not _is_in(place, body):
+            continue
+        body = body[place]
+        path.append(place)
+    if fault["type"] == "missing" and len(fault["loc"]) > 1:
+        path.append(last)
+    if fault["type"] == "unsupported":
+        path.append(fault["ctx"]["field"])
     return tuple(path)
+
+
+def _is_in(place: str | int, body: Any) -> bool:
+    if isinstance(body, list):
+        return isinstance(place, int) and place < len(body)
+    return isinstance(body, Mapping) and place in body

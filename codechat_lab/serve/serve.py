@@ -35,7 +35,7 @@ def serve(
         import uvicorn
 
         from codechat_lab.serve.app import build_app
-        from codechat_lab.serve.protocol import ServedModel
+        from codechat_lab.serve.parsing import ServedModel
     except ImportError as error:
         raise ConfigError(f"codechat serve needs {error.name}; run pip install 'codechat[serve]'") from None
     from codechat_lab.serve.engine import Engine  # imports torch, which --help does not need

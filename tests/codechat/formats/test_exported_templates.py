@@ -13,12 +13,13 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from test_hf_format import FOREIGN, write_tokenizer
 
+from codechat.core.errors import UserError
 from codechat.formats import exported_tokenizer
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import chat, tokenizer
-from codechat_lab.serve import protocol
+from codechat_lab.serve import parsing, protocol
 
 MODEL = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=8192, vocab_size=512))
 # whose tokenizer, and the tags
@@ -61,7 +62,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, transformers: Any) -> Any:
 
 def served_ids(loaded: LoadedModel, messages: list[Any], tools: list[Any] | None) -> list[int]:
     request = protocol.ChatRequest.model_validate({"model": "m", "messages": messages, "tools": tools})
-    return protocol.prompt_of(request.messages, [tool.function.schema_ for tool in request.tools or ()], loaded)
+    return parsing.prompt_of(request.messages, [tool.function.schema_ for tool in request.tools or ()], loaded)
 
 
 def template_ids(theirs: Any, messages: list[Any], tools: list[Any] | None) -> list[int]:
@@ -207,7 +208,7 @@ WRONG = [
 def test_what_the_server_refuses_is_refused_in_one_line(both: Any, whose: str, tags: str) -> None:
     loaded, theirs = both(whose, tags)
     for messages in WRONG:
-        with pytest.raises((ValueError, protocol.UserError)):
+        with pytest.raises((ValueError, UserError)):
             served_ids(loaded, messages, None)
         with pytest.raises(TemplateError) as refusal:
             template_ids(theirs, messages, None)

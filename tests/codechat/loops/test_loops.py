@@ -37,7 +37,7 @@ from codechat.tasks.custom import RowsTask
 from codechat.text import chat, tokenizer
 from codechat.training import preferences, trends
 from codechat.training.rl_settings import TOY_RUN
-from codechat_lab.serve import protocol, terminal
+from codechat_lab.serve import parsing, protocol, terminal
 from codechat_lab.serve.settings import ToolsConfig
 from codechat_lab.tasks import natural
 from codechat_lab.tasks.toolbox import prepare
@@ -397,7 +397,7 @@ def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
         loaded = loading.load_model(name)
         assert loaded.tools_style == style
         request = [{"role": "user", "content": "now"}]
-        ids = protocol.prompt_of([protocol.Message(**m) for m in request], [tool], loaded)
+        ids = parsing.prompt_of([protocol.Message(**m) for m in request], [tool], loaded)
         assert ids == chat.prompt([{"role": "system", "content": offer}, *request], loaded.tokenizer, loaded.tags)
         (task := natural.NaturalTask()).tools_style = style
         asked = task.problems()[0]

@@ -16,7 +16,7 @@ from codechat.models import attention, generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.text import tokenizer
-from codechat_lab.serve.call_grammar import call_grammar
+from codechat_lab.serve.call_grammar import Rules, call_grammar
 
 SHAPE = GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300)
 DOCS = torch.tensor([[0] * 50 + [1] * 60 + [2] * 90 + [-1] * 56, [0] * 256])
@@ -75,7 +75,7 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
     masks = []
     sdpa = F.scaled_dot_product_attention
     tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
-    grammar = call_grammar(tok, "reserved", [tool], required=True)
+    grammar = call_grammar(tok, "reserved", [tool], Rules(required=True))
     prompts = [[1, 2, 3], [4], [5] * 9]
 
     def recorded(*qkv: Tensor, attn_mask: Tensor | None = None, **how: Any) -> Tensor:

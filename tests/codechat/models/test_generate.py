@@ -20,7 +20,7 @@ from codechat.models.generate import Completion, Truncation, sample, stream
 from codechat.models.gpt import GPT
 from codechat.text import chat, tokenizer
 from codechat_lab.instruments.step_memory import Tape
-from codechat_lab.serve.call_grammar import call_grammar
+from codechat_lab.serve.call_grammar import Rules, call_grammar
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]]
 STOPS = ((5,), (7, 8), (30,), (60,))
@@ -447,7 +447,7 @@ def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
     tok = tokenizer.load("gpt2:512")
     model = random_model(vocab_size=tok.n_vocab, block_size=160)
     tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
-    grammar = call_grammar(tok, "reserved", [tool], required=True)
+    grammar = call_grammar(tok, "reserved", [tool], Rules(required=True))
     stop = chat.stop_sequences(tok)
     how = dict(max_new_tokens=48, seed=3)
     free = sample(model, PROMPTS, stop=stop, **how)

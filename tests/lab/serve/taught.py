@@ -8,7 +8,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.text import chat, tokenizer
 from codechat.text.tool_functions import load_executors
-from codechat_lab.serve import terminal
+from codechat_lab.serve import conversations
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "my_tools.py"
@@ -35,7 +35,7 @@ def exchange(user: str, *turns: str) -> list[dict[str, str]]:
 
 def lessons() -> list[list[dict[str, str]]]:
     own = [e.schema for e in load_executors(EXAMPLE).values()]
-    systems = (terminal.NEUTRAL, chat.tools_prompt([SQUARE], "compact"), chat.tools_prompt(own, "compact"))
+    systems = (conversations.NEUTRAL, chat.tools_prompt([SQUARE], "compact"), chat.tools_prompt(own, "compact"))
     helpful, square, mine = ({"role": "system", "content": text} for text in systems)
     heavy = '{"error": "ValueError: a parcel of 40 kg cannot be sent; it must weigh more than 0 and at most 30 kg"}'
     return [

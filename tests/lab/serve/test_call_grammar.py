@@ -55,7 +55,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
 def test_a_required_call_is_readable_offered_and_of_the_schemas_types(spec: str, tags: str) -> None:
     tok = tokenizer.load(spec)
     rng = np.random.default_rng(0)
-    grammar = call_grammar(tok, tags, OFFERED, required=True)
+    grammar = call_grammar(tok, tags, OFFERED, Rules(required=True))
     seen = set()
     schemas = {schema["name"]: schema.get("parameters", {}) for schema in OFFERED}
     for _ in range(20):
@@ -76,7 +76,7 @@ def test_definitions_of_several_functions_are_followed() -> None:
     rng = np.random.default_rng(0)
     seen = set()
     offered = [CASES["nested"], CASES["other"]]
-    grammar = call_grammar(tok, "reserved", offered, required=True, strict=True)
+    grammar = call_grammar(tok, "reserved", offered, Rules(required=True, strict=True))
     for _ in range(30):
         call = chat.parse_calls(chat.completion_text(wander(grammar, 120, rng)[0], tok, "reserved"))[0]
         seen.add(call.name)
@@ -104,8 +104,7 @@ def test_a_call_ends_in_time_where_a_string_must_leave_a_repetition(text: dict[s
             tok,
             "reserved",
             [{"name": "f", "parameters": properties}],
-            required=True,
-            strict=True,
+            Rules(required=True, strict=True),
         )
         for room in (grammar.shortest, grammar.shortest + 5, 80):
             call = chat.parse_calls(chat.completion_text(wander(grammar, room, rng)[0], tok, "reserved"))[0]
@@ -118,14 +117,14 @@ def test_a_call_whose_end_is_not_found_goes_on_as_it_is_sampled() -> None:
     tok = tokenizer.load("gpt2:4096")
     rng = np.random.default_rng(0)
     properties = {"type": "object", "properties": {"x": {"type": "string", "minLength": 9000}}, "required": ["x"]}
-    grammar = call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], strict=True)
+    grammar = call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], Rules(strict=True))
     state = grammar.begin()
     begun = [*chat.layout(tok, "reserved").call, *tok.encode(' {"name": "f", "arguments": {"x": "')]
     for room in range(60, -1, -1):
         token = begun.pop(0) if begun else int(rng.choice(np.flatnonzero(state.mask(room))))
         assert state.take(token, room) == token
     with pytest.raises(ConfigError):
-        call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], required=True)
+        call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], Rules(required=True))
 
 
 @pytest.mark.parametrize("tags", chat.MODES)
@@ -184,7 +183,7 @@ def test_correct_calls_are_possible_and_wrong_ones_are_not(row: dict[str, Any]) 
     judge = jsonschema.Draft202012Validator(tool_schema(tool)["parameters"])
     assert [judge.is_valid(one) for one in row["right"]] == [True] * len(row["right"])
     assert not any(judge.is_valid(one) for one in row["wrong"])
-    grammar = call_grammar(tok, "reserved", [tool], required=True, strict=True)
+    grammar = call_grammar(tok, "reserved", [tool], Rules(required=True, strict=True))
     assert [one for one in row["right"] if not accepts(grammar, one, tok)] == []
     assert [one for one in row["wrong"] + row.get("refused too", []) if accepts(grammar, one, tok)] == []
     assert len(grammar.relaxed) == row.get("relaxed", 0)
@@ -211,7 +210,7 @@ def test_the_shortest_call_of_nested_values_is_short(spec: str, value: dict[str,
     parameters = properties | {"$defs": {"expression": {"anyOf": alternatives}}}
     tok = tokenizer.load(spec)
     tool = {"name": "f", "parameters": parameters}
-    assert call_grammar(tok, "reserved", [tool], required=True, strict=True).shortest <= most
+    assert call_grammar(tok, "reserved", [tool], Rules(required=True, strict=True)).shortest <= most
 
 
 def test_what_a_schema_says_beyond_the_grammar_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +221,7 @@ def test_what_a_schema_says_beyond_the_grammar_is_named_once(capsys: pytest.Capt
     tool = {"name": "bounds", "parameters": {"type": "object", "properties": properties, "required": [*properties]}}
     tok = tokenizer.load("bytes")
     for _ in range(2):
-        grammar = call_grammar(tok, "reserved", [tool], required=True, strict=True)
+        grammar = call_grammar(tok, "reserved", [tool], Rules(required=True, strict=True))
     said = capsys.readouterr().err
     assert said.count("\n") == len(grammar.relaxed) == 4
     assert all(word in said for word in ("uniqueItems", "far.json", "text: pattern", "t: maximum 18446744073709551616"))

@@ -19,10 +19,12 @@ from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import chat, tokenizer
 from codechat.text.tool_calls import as_openai
-from codechat_lab.serve import protocol
+from codechat_lab.serve import parsing, protocol, responses
 from codechat_lab.serve.app import error_response, json_response
-from codechat_lab.serve.engine import Detokenizer, Job, Request, stable_text
-from codechat_lab.serve.protocol import ApiError, ChatRequest, Message
+from codechat_lab.serve.detokenizer import Detokenizer, stable_text
+from codechat_lab.serve.engine import Job, Request
+from codechat_lab.serve.protocol import ChatRequest, Message
+from codechat_lab.serve.request_errors import ApiError
 from codechat_lab.tasks.toolbox import problems
 
 MODEL = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=2048, vocab_size=512))
@@ -46,7 +48,7 @@ TWO = asks(("a", "Rome"), ("b", "Oslo"))
 
 
 def prompted(messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), loaded: Any = None) -> list[int]:
-    return protocol.prompt_of([Message.model_validate(message) for message in messages], tools, loaded or LOADED)
+    return parsing.prompt_of([Message.model_validate(message) for message in messages], tools, loaded or LOADED)
 
 
 def test_a_conversation_has_the_ids_that_training_gives_it() -> None:
@@ -186,7 +188,7 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
 
     def passes(choice: str) -> bool:
         body = ChatRequest(model="x", messages=[USER], tools=[strict], tool_choice=choice)
-        state = protocol.tools_of(body, Declining())[1].begin()
+        state = parsing.tools_of(body, Declining())[1].begin()
         ids = chat.completion_ids(chat.DECLINE, TOK)
         return all(state.mask(200) is not None and state.mask(200)[i] and state.take(i, 99) == i for i in ids)
 
@@ -200,10 +202,10 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
 def test_a_character_that_the_alphabet_lacks_is_an_error_of_the_request(tmp_path: Path) -> None:
     (tmp_path / "abc.txt").write_text("abc\n")
     letters = tokenizer.load(f"chars:{tmp_path / 'abc.txt'}")
-    served = protocol.ServedModel(LoadedModel(MODEL, letters, "text", {}, tmp_path), "m", 0)
+    served = parsing.ServedModel(LoadedModel(MODEL, letters, "text", {}, tmp_path), "m", 0)
     for prompt in ("a\0b", "z"):
         with pytest.raises(DataError):
-            protocol.parse_completion(protocol.CompletionRequest(model="m", prompt=prompt), served)
+            parsing.parse_completion(protocol.CompletionRequest(model="m", prompt=prompt), served)
 
 
 def body(*completions: list[int], **how: Any) -> dict[str, Any]:
@@ -216,7 +218,7 @@ def body(*completions: list[int], **how: Any) -> dict[str, Any]:
         job.details = [(0.0, [])] * len(ids)
         jobs.append(job)
     request = ChatRequest(model="m", messages=[USER], logprobs=True)
-    return protocol.ResponseBuilder(request, jobs, Detokenizer(TOK, "reserved", **how)).body()
+    return responses.response_of(request, jobs, Detokenizer(TOK, "reserved", **how)).body()
 
 
 def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
@@ -244,6 +246,6 @@ def test_parameters_of_a_function_are_read_in_the_forms_of_mcp_and_anthropic_or_
     unknown = {"parameters": {"properties": {"x": {"type": "frob"}}}}
     assert protocol.Function.model_validate({"name": "f", **unknown}).schema_["parameters"] == {"properties": {"x": {}}}
     for wrong in ({"strict": True, **unknown}, {"schema": city}):
-        with pytest.raises(protocol.ApiError, match="'f'") as raised:
+        with pytest.raises(ApiError, match="'f'") as raised:
             _ = protocol.Function.model_validate({"name": "f", **wrong}).schema_
         assert (raised.value.status, raised.value.param) == (400, "tools")

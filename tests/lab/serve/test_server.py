@@ -451,13 +451,13 @@ def test_a_bad_request_names_the_field_and_another_model_the_served_one(up: Runn
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"temperature": -1}, "temperature: got -1; required is a number of at least 0"),
-        ({"temperature": "warm"}, 'temperature: got "warm"; required is a number'),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content: got 3; required is a text or a list"),
-        ({"messages": []}, "messages: got []; required is a list that is not empty"),
-        ({"messages": None}, "messages: got null; required is a list"),
-        ({"stop": ["a"] * 5}, 'stop: got ["a", "a", "a", "a", "a"]; required is a list of at most 4 entries'),
-        ({"stop": ""}, 'stop: got ""; required is a text that is not empty'),
+        ({"temperature": -1}, "temperature: got -1; expected a number of at least 0"),
+        ({"temperature": "warm"}, 'temperature: got "warm"; expected a number'),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content: got 3; expected a text or a list"),
+        ({"messages": []}, "messages: got []; expected a list that is not empty"),
+        ({"messages": None}, "messages: got null; expected a list"),
+        ({"stop": ["a"] * 5}, 'stop: got ["a", "a", "a", "a", "a"]; expected a list of at most 4 entries'),
+        ({"stop": ""}, 'stop: got ""; expected a text that is not empty'),
         ({"tool_choice": "always"}, "'none', 'auto' or 'required' or an object"),
         ({"temprature": 1}, "temprature: this field is unknown; did you mean 'temperature'?"),
         ({"echo": True}, "echo: got true, which is not supported; leave it out, or send false"),
@@ -478,9 +478,9 @@ def test_a_field_or_a_body_that_is_missing_is_said_to_be(up: Running) -> None:
     for body, message in (
         ({"model": "tiny/sft"}, "messages: it is missing"),
         ({"messages": USER}, "model: it is missing"),
-        ("", "the body: it is empty; required is a JSON object"),
+        ("", "the body: it is empty; expected a JSON object"),
         ("{", "the body: it is no JSON"),
-        ("[1]", "the body: got [1]; required is an object"),
+        ("[1]", "the body: got [1]; expected an object"),
     ):
         status, got = up.send("POST", CHAT, body)
         assert status == 400 and got["error"]["message"].startswith(message), got
@@ -513,8 +513,21 @@ NEUTRAL_IN_BOTH = [
     {"user": "u-1"},
     {"logprobs": False},
     {"stream_options": {"include_usage": None, "include_obfuscation": False}},
+    # defaults of vLLM's and SGLang's clients
+    {"repetition_penalty": 1, "length_penalty": 1.0, "min_tokens": 0, "use_beam_search": False},
+    {"skip_special_tokens": True, "spaces_between_special_tokens": True, "include_stop_str_in_output": False},
+    {"bad_words": [], "vllm_xargs": {}, "priority": 0, "request_id": "r", "cache_salt": "s"},
+    {"metadata": {"a": "b"}, "prompt_cache_key": "k"},
+    # of llama.cpp's
+    {"n_predict": -1, "cache_prompt": True, "id_slot": -1, "mirostat": 0, "tfs_z": 1, "typical_p": 1.0},
+    {"mirostat_tau": 5.0, "mirostat_eta": 0.1, "repeat_penalty": 1.0, "repeat_last_n": 64, "penalize_nl": False},
+    {"dynatemp_range": 0.0, "dynatemp_exponent": 1, "xtc_probability": 0, "xtc_threshold": 0.1, "top_n_sigma": -1.0},
+    {"dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1, "n_keep": 0},
+    {"grammar": "", "n_probs": 0, "min_keep": 0, "timings_per_token": False, "lora": []},
 ]
 NEUTRAL_IN_CHATS = [
+    {"chat_template_kwargs": {}, "add_generation_prompt": True, "continue_final_message": False},
+    {"add_special_tokens": False, "documents": [], "chat_template": None, "include_reasoning": True},
     {"response_format": {"type": "text"}},
     {"parallel_tool_calls": True},
     {"store": False},
@@ -547,7 +560,14 @@ NEUTRAL_IN_CHATS = [
         ]
     },
 ]
-NEUTRAL_IN_TEXTS = [{"best_of": 1}, {"echo": False}, {"suffix": ""}, {"n": 2, "best_of": 2}, {"ignore_eos": False}]
+NEUTRAL_IN_TEXTS = [
+    {"add_special_tokens": True},
+    {"best_of": 1},
+    {"echo": False},
+    {"suffix": ""},
+    {"n": 2, "best_of": 2},
+    {"ignore_eos": False},
+]
 
 
 def test_neutral_values_and_nulls_are_accepted_and_change_nothing(up: Running) -> None:
@@ -562,6 +582,37 @@ def test_neutral_values_and_nulls_are_accepted_and_change_nothing(up: Running) -
             assert status == 200, (change, got)
             if change not in ({"temperature": None}, {"max_tokens": None}):
                 assert got["choices"][0] == plain, change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"add_generation_prompt": False},
+        {"include_stop_str_in_output": True},
+        {"skip_special_tokens": False},
+        {"spaces_between_special_tokens": 1},  # no boolean
+        {"min_tokens": 5},
+        {"n_predict": 64},
+        {"cache_prompt": "yes"},
+        {"mirostat": 2},
+        {"mirostat": False},
+        {"mirostat_tau": "5"},
+        {"repeat_last_n": True},
+        {"tfs_z": 0.9},
+        {"typical_p": 0.5},
+        {"grammar": "root ::= 'a'"},
+        {"documents": [{"text": "x"}]},
+        {"metadata": ["a"]},
+    ],
+    ids=str,
+)
+def test_other_values_of_unsupported_fields_are_refused_by_name(up: Running, change: dict[str, Any]) -> None:
+    ((field, value),) = change.items()
+    status, body = post(up, **change)
+    assert (status, body["error"]["param"], body["error"]["code"]) == (400, field, None)
+    refused = f"{field}: got {json.dumps(value)}, which is not supported; leave it out"
+    assert body["error"]["message"].startswith(refused)
 
 
 def test_a_model_is_retrieved_by_its_name(up: Running) -> None:

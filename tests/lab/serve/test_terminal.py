@@ -19,7 +19,7 @@ from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.text import chat
 from codechat.text.tool_functions import executors_of, load_executors
-from codechat_lab.serve import terminal
+from codechat_lab.serve import conversations, terminal
 from codechat_lab.serve.settings import ChatConfig, ToolsConfig
 from codechat_lab.serve.terminal import LocalModel, ToolChat
 from codechat_lab.tasks.toolbox.catalogue import family
@@ -213,19 +213,19 @@ def test_the_functions_that_fit_a_request_or_the_one_that_it_goes_on_with_are_of
         ("What is the area of a circle of radius 2?", "circle_area"),
         ("Spell hello backwards: reverse the text", "reverse_text"),
     ):
-        offered = terminal.tools_for(request)
+        offered = conversations.tools_for(request)
         assert name in offered
         assert len(offered) <= 4
         for tool in offered:  # two that could serve the same request are never offered together
             assert family(tool) & set(offered) == {tool}
-    assert not any(map(terminal.tools_for, ("hello", "", "the of 12 ?!", "write quicksort")))
+    assert not any(map(conversations.tools_for, ("hello", "", "the of 12 ?!", "write quicksort")))
     assert terminal.gather(["square"], fitting=["is_prime"]).names == ["square"]
     for more in ("and of 13?", "13?", "What about 20?"):
-        assert terminal.goes_on(more) and terminal.tools_for(more, ["square"])[-1:] == ["square"], more
+        assert conversations.goes_on(more) and conversations.tools_for(more, ["square"])[-1:] == ["square"], more
     for fresh in ("write quicksort", "Thanks!"):
-        assert not terminal.goes_on(fresh) and terminal.tools_for(fresh, ["square"]) == [], fresh
-    assert terminal.goes_on("Is it prime?")
-    assert terminal.goes_on("do that again")
+        assert not conversations.goes_on(fresh) and conversations.tools_for(fresh, ["square"]) == [], fresh
+    assert conversations.goes_on("Is it prime?")
+    assert conversations.goes_on("do that again")
 
 
 class Scripted:
@@ -236,8 +236,12 @@ class Scripted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *turns: str) -> None:
         self.turns = list(turns)
         self.held = []
-        for kind in ("LocalModel", "RemoteModel"):
-            monkeypatch.setattr(terminal, kind, lambda cfg: self)
+        monkeypatch.setattr(terminal, "LocalModel", lambda cfg: self)
+        monkeypatch.setattr(terminal, "RemoteModel", self.remote)
+
+    def remote(self, cfg: ChatConfig) -> "Scripted":
+        self.loaded = None
+        return self
 
     def fit(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         return messages
