@@ -67,21 +67,16 @@ def calls_schema(tools: Sequence[Mapping[str, Any]], *, strict: bool, level: int
     definitions: Schema = dict(ANY_VALUES)
     calls = []
     for i, tool in enumerate(tools):
-        name, parameters = _read(tool, strict, relaxed)
+        try:
+            read = tool_schemas.tool_schema(tool, unknown=None if strict else relaxed)
+        except DataError as error:
+            raise ConfigError(f"{error}; the schema has no grammar") from None
         place = f"tool{i}"
-        definitions[place] = _arguments_schema(name, parameters, place, level, relaxed)
-        properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{place}"}}
+        parameters = tool_schemas.whole_object(read["parameters"])
+        definitions[place] = _arguments_schema(read["name"], parameters, place, level, relaxed)
+        properties = {"name": {"const": read["name"]}, "arguments": {"$ref": f"#/$defs/{place}"}}
         calls.append(_closed_object(properties, list(properties)))
     return {"anyOf": calls, "$defs": definitions, "x-guidance": CANONICAL}
-
-
-def _read(tool: Mapping[str, Any], strict: bool, relaxed: list[str]) -> tuple[str, Schema]:
-    """The name and the parameters of a tool."""
-    try:
-        read = tool_schemas.tool_schema(tool, unknown=None if strict else relaxed)
-    except DataError as error:
-        raise ConfigError(f"{error}; the schema has no grammar") from None
-    return read["name"], tool_schemas.whole_object(read["parameters"])
 
 
 def _closed_object(properties: Schema, required: list[str]) -> Schema:

@@ -44,7 +44,7 @@ class Request:
 
     prompt: Sequence[int]
     max_new_tokens: int
-    draws: int  # `generate.row_key`
+    draws: int = 0  # `generate.row_key`
     how: generate.Truncation = generate.Truncation()
     stop: Sequence[Sequence[int]] = ()  # id sequences, matched whole and kept
     should_stop: Callable[[Sequence[int]], bool] | None = None  # asked with the completion's ids after every token

@@ -2,11 +2,12 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.models import draws, loading
+from codechat.models import loading
+from codechat.models.draws import Truncation, row_key
 from codechat.text import chat
 from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
 from codechat_lab.serve.call_grammar import CallGrammar, Rules, call_grammar
@@ -43,21 +44,17 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> Sampled:
     loaded = served.loaded
     tools, grammar = tools_of(body, loaded)
     detokenizer = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
-    requests = requests_of(
-        body,
-        prompt_of(body.messages, [tool.schema_ for tool in tools], loaded),
-        served,
-        detokenizer,
+    request = replace(
+        request_of(body, prompt_of(body.messages, [tool.schema_ for tool in tools], loaded), served, detokenizer),
         stop=chat.stop_sequences(loaded.tokenizer, loaded.tags),
         grammar=grammar,
         top=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    longest = requests[0].max_new_tokens
     needed = (grammar and grammar.shortest) or 0
-    if needed > longest:
-        message = f"a call may need {needed} tokens, and the answer may have {longest}; raise max_tokens"
+    if needed > request.max_new_tokens:
+        message = f"a call may need {needed} tokens, and the answer may have {request.max_new_tokens}; raise max_tokens"
         raise ApiError(400, f"{message}, or shorten the conversation", "max_tokens")
-    return Sampled(requests, detokenizer)
+    return Sampled(samples(body, request, key=0), detokenizer)
 
 
 def parse_completion(body: CompletionRequest, served: ServedModel) -> Sampled:
@@ -72,65 +69,45 @@ def parse_completion(body: CompletionRequest, served: ServedModel) -> Sampled:
     detokenizer = Detokenizer(tokenizer, None, body.stops)
     requests = []
     for number, prompt in enumerate(prompts):
-        requests += requests_of(
-            body,
-            tokenizer.encode(prompt) if isinstance(prompt, str) else prompt,
-            served,
-            detokenizer,
-            key=number if body.key is None else body.key,  # as `generate.sample` draws for these prompts
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        request = replace(
+            request_of(body, ids, served, detokenizer),
             stop=stop,
             top=body.likeliest or None,  # the sampled tokens' own log-probabilities are always there
             prompt_top=body.likeliest if body.echo else None,
         )
+        # the key with which `generate.sample` draws for these prompts
+        requests += samples(body, request, key=number if body.key is None else body.key)
     return Sampled(requests, detokenizer)
 
 
-def requests_of(
-    body: Common,
-    ids: list[int],
-    served: ServedModel,
-    detokenizer: Detokenizer,
-    *,
-    key: int | str = 0,
-    stop: Sequence[Sequence[int]] = (),
-    grammar: draws.Grammar | None = None,
-    top: int | None = None,
-    prompt_top: int | None = None,
-) -> list[Request]:
-    """n requests, which sample as `generate.sample` does for this prompt, seed and key."""
+def request_of(body: Common, ids: list[int], served: ServedModel, detokenizer: Detokenizer) -> Request:
+    """One completion of a prompt. ApiError where they do not fit the model's block."""
     block = served.loaded.model.cfg.block_size
-    _check_length(body, len(ids), block)
-    seed = secrets.randbits(62) if body.seed is None else body.seed
-    how = draws.Truncation(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_k=body.top_k if (body.top_k or 0) > 0 else None,
-        top_p=body.top_p,
-    )
-    return [
-        Request(
-            prompt=ids,
-            max_new_tokens=block - len(ids) if body.longest is None else body.longest,
-            draws=draws.row_key(seed, key, sample),
-            how=how,
-            stop=stop,
-            should_stop=detokenizer.stopped if body.stops else None,
-            grammar=grammar,
-            top=top,
-            prompt_top=prompt_top,
-            timeout_s=served.timeout_s,
-        )
-        for sample in range(body.n or 1)
-    ]
-
-
-def _check_length(body: Common, prompt: int, block: int) -> None:
-    """ApiError where a prompt of so many tokens and its answer do not fit the model's block."""
     longest = 1 if body.longest is None else body.longest
-    if prompt + longest <= block:
-        return
-    field = "messages" if isinstance(body, ChatRequest) else "prompt"
-    message = f"the prompt has {prompt} tokens and the answer may have {longest}; both must fit the model's {block}"
-    raise ApiError(400, message, "max_tokens" if body.longest else field, "context_length_exceeded")
+    if len(ids) + longest > block:
+        field = "messages" if isinstance(body, ChatRequest) else "prompt"
+        message = (
+            f"the prompt has {len(ids)} tokens and the answer may have {longest}; both must fit the model's {block}"
+        )
+        raise ApiError(400, message, "max_tokens" if body.longest else field, "context_length_exceeded")
+    return Request(
+        prompt=ids,
+        max_new_tokens=block - len(ids) if body.longest is None else body.longest,
+        how=Truncation(
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=body.top_k if (body.top_k or 0) > 0 else None,
+            top_p=body.top_p,
+        ),
+        should_stop=detokenizer.stopped if body.stops else None,
+        timeout_s=served.timeout_s,
+    )
+
+
+def samples(body: Common, request: Request, key: int | str) -> list[Request]:
+    """n copies of a request, which sample as `generate.sample` does for this prompt, seed and key."""
+    seed = secrets.randbits(62) if body.seed is None else body.seed
+    return [replace(request, draws=row_key(seed, key, sample)) for sample in range(body.n or 1)]
 
 
 def tools_of(body: ChatRequest, loaded: loading.LoadedModel) -> tuple[list[Function], CallGrammar | None]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from codechat.core.errors import UserError, nearest
+from codechat_lab.serve.neutral_fields import Unsupported
 
 Place = tuple[str | int, ...]
 Fault = Mapping[str, Any]
@@ -78,8 +79,6 @@ def _words(found: Sequence[Fault], path: Place, fields: list[str]) -> str:
             return f"this field is unknown{nearest(str(path[-1]), fields) if len(path) == 1 else ''}"
         case "value_error":  # our own words
             return str(context["error"])
-        case "unsupported":  # of `neutral_fields`
-            return str(fault["msg"])
     expected = [EXPECTED.get(fault["type"], "another value").format(**fault.get("ctx", {})) for fault in found]
     return f"got {shown(fault['input'])}; expected {' or '.join(dict.fromkeys(expected))}"
 
@@ -92,23 +91,20 @@ def shown(value: Any) -> str:
 
 def _path(fault: Fault, body: Any) -> Place:
     """Where the fault lies in the body: without the names that pydantic gives to alternatives."""
+    path: list[str | int] = []
     if fault["type"] == "json_invalid":
         return ()
-    path: list[str | int] = []
-    *places, last = fault["loc"]
     for place in fault["loc"][1:]:
-        if not _is_in(place, body):
-            continue
-        body = body[place]
-        path.append(place)
-    if fault["type"] == "missing" and len(fault["loc"]) > 1:
-        path.append(last)
-    if fault["type"] == "unsupported":
-        path.append(fault["ctx"]["field"])
+        if isinstance(body, Mapping):
+            inside = place in body
+        else:
+            inside = isinstance(body, list) and isinstance(place, int) and place < len(body)
+        if inside:
+            body = body[place]
+            path.append(place)
+    error = fault.get("ctx", {}).get("error")
+    if fault["type"] == "missing":
+        path += fault["loc"][1:][-1:]  # a missing body has no place
+    elif isinstance(error, Unsupported):
+        path.append(error.field)
     return tuple(path)
-
-
-def _is_in(place: str | int, body: Any) -> bool:
-    if isinstance(body, list):
-        return isinstance(place, int) and place < len(body)
-    return isinstance(body, Mapping) and place in body

@@ -101,9 +101,9 @@ class ResponseBuilder:
         for choice in self.choices:
             said = self.whole(choice)
             if self.return_token_ids:
-                job = choice.job
-                said |= {"token_ids": list(job.ids), "prompt_token_ids": job.request.prompt}
-                said["weights_version"] = job.version
+                said["token_ids"] = choice.job.ids
+                said["prompt_token_ids"] = choice.job.request.prompt
+                said["weights_version"] = choice.job.version
             choices.append(said)
         return self.usage_chunk() | {"choices": choices}
 
@@ -162,11 +162,8 @@ class ResponseBuilder:
 
     def _call(self, choice: Choice, number: int, name: str, arguments: Json) -> Json:
         given = tool_calls.escape_surrogates(json.dumps(arguments, ensure_ascii=False))
-        call = {
-            "id": f"call_{self.head['id'][-12:]}_{choice.index}_{number}",
-            "type": "function",
-            "function": {"name": name, "arguments": given},
-        }
+        call: Json = {"id": f"call_{self.head['id'][-12:]}_{choice.index}_{number}", "type": "function"}
+        call["function"] = {"name": name, "arguments": given}
         return call | {"index": number} if self.stream else call
 
     def spelled(self, token: int) -> str:

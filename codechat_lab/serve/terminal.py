@@ -398,14 +398,11 @@ def converse(reply: Callable[[list[Message]], list[Message]]) -> None:
         elif line.strip():
             try:
                 messages = reply([*messages, {"role": "user", "content": line}])
-            except UserError as error:
+            except (UserError, KeyboardInterrupt) as error:
                 if not person:
                     raise
-                print(f"error: {error}", file=sys.stderr)
-            except KeyboardInterrupt:
-                if not person:
-                    raise
-                print("\n[stopped; this turn is forgotten]", file=sys.stderr)
+                stopped = "\n[stopped; this turn is forgotten]"
+                print(stopped if isinstance(error, KeyboardInterrupt) else f"error: {error}", file=sys.stderr)
 
 
 def main(cfg: ChatConfig) -> None:
