@@ -4,13 +4,12 @@ functions fit a request."""
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from codechat.models.gpt import GPT
 from codechat_lab.serve.settings import DEFAULT_TOKENS
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, family
 
-Item = TypeVar("Item")  # a message, as a dictionary or as the server reads it
 NEUTRAL = "You are a helpful assistant."  # conversations without functions begin like this in training
 SMALL = 100_000_000  # parameters. released/mini answered 32 of 55 second requests sensibly, and 50 of them alone
 
@@ -33,10 +32,10 @@ def mixes_requests(model: GPT) -> bool:
 
 
 def drop_oldest(
-    messages: Sequence[Item], role: Callable[[Item], str], too_long: Callable[[list[Item]], bool]
-) -> list[Item]:
+    messages: Sequence[Any], role: Callable[[Any], str], too_long: Callable[[list[Any]], bool]
+) -> list[Any]:
     """The messages without the oldest exchanges, from a user's turn to the next, while the rest is too long. The
-    last one stays."""
+    last one stays. A message is a dictionary here, and a `protocol.Message` in the server; role: reads it."""
     kept = list(messages)
     while too_long(kept):
         users = [i for i, message in enumerate(kept) if role(message) == "user"]

@@ -13,16 +13,10 @@ import jsonschema
 
 Neutral = Mapping[str, Any]  # by field
 SECTIONS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-IN_BOTH = (
-    SECTIONS["sampling"]
-    | SECTIONS["settings of samplers that are off"]
-    | SECTIONS["output"]
-    | SECTIONS["who asks, and hints for caches and queues"]
-)
-IN_CHATS: Neutral = IN_BOTH | SECTIONS["chats"]
-IN_COMPLETIONS: Neutral = IN_BOTH | SECTIONS["completions"]
-IN_MESSAGES: Neutral = SECTIONS["messages"]
-IN_STREAM_OPTIONS: Neutral = SECTIONS["stream_options"]
+IN_CHATS = SECTIONS["both"] | SECTIONS["chats"]
+IN_COMPLETIONS = SECTIONS["both"] | SECTIONS["completions"]
+IN_MESSAGES = SECTIONS["messages"]
+IN_STREAM_OPTIONS = SECTIONS["stream_options"]
 INSTEAD = {"functions": "tools", "function_call": "tool_choice, or tool_calls in a message"}
 
 

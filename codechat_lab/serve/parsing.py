@@ -50,8 +50,8 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> Sampled:
         grammar=grammar,
         top=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    needed = (grammar and grammar.shortest) or 0
-    if needed > request.max_new_tokens:
+    needed = grammar.shortest if grammar else None
+    if needed is not None and needed > request.max_new_tokens:
         message = f"a call may need {needed} tokens, and the answer may have {request.max_new_tokens}; raise max_tokens"
         raise ApiError(400, f"{message}, or shorten the conversation", "max_tokens")
     return Sampled(samples(body, request, key=0), detokenizer)

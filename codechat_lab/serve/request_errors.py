@@ -79,14 +79,10 @@ def _words(found: Sequence[Fault], path: Place, fields: list[str]) -> str:
             return f"this field is unknown{nearest(str(path[-1]), fields) if len(path) == 1 else ''}"
         case "value_error":  # our own words
             return str(context["error"])
+    value = json.dumps(fault["input"], default=str)
+    shown = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
     expected = [EXPECTED.get(fault["type"], "another value").format(**fault.get("ctx", {})) for fault in found]
-    return f"got {shown(fault['input'])}; expected {' or '.join(dict.fromkeys(expected))}"
-
-
-def shown(value: Any) -> str:
-    """The beginning of a value, as JSON."""
-    text = json.dumps(value, default=str)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return f"got {shown}; expected {' or '.join(dict.fromkeys(expected))}"
 
 
 def _path(fault: Fault, body: Any) -> Place:
