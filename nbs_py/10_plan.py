@@ -214,7 +214,7 @@ costs.astype(float).round(3)
 # %%
 folder = tempfile.TemporaryDirectory()
 paths.ROOT = Path(folder.name)
-written = launcher.write(cfg, nproc=8, gpu=gpu, max_restarts=3)
+written = launcher.write(cfg, launcher.Machines(nproc=8, gpu=gpu, max_restarts=3))
 written
 
 # %%

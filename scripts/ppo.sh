@@ -28,6 +28,11 @@ BEGIN {
         }
         other = toupper(name) ~ /^FORCE(_|$)/ && value ~ /^ *([0-9]+|true|false|t|f|yes|no|y|n|on|off) *$/
         if (name ~ /^FORCE_(COLOR|CUDA|TTY|HYPERLINK|TORCHRUN|UNSAFE_CONFIGURE|JAVASCRIPT_.*)$/) other = 0  # of other programs
+        stage = "FORCE_" toupper(value)
+        gsub("-", "_", stage)
+        if (toupper(name) ~ /^SKIP_?(TO|FROM|UNTIL|STAGES?)(_.*)?$/) other = 1
+        if (toupper(name) == "SKIP" && value ~ /^ *[0-9]+ *$/) other = 1  # pre-commit reads SKIP too: names of hooks
+        if (toupper(name) ~ /^SKIP(_|$)/ && stage in known) other = 1
         for (i in meant) if (name ~ /^[A-Za-z_]*[A-Za-z]0?$/ && near(short(name), short(meant[i]))) other = 1
         for (flag in known) if (flag ~ /^FORCE_/ && near(short(name), short(flag))) other = 1
         if (other) refuse(name, "this script reads " read "; correct its name, or unset it")

@@ -26,12 +26,12 @@ class Entry:
 
     id: str
     # command: no stage of a recipe; instrument: a function that another entry calls
-    kind: Literal["loop", "preparation", "stage", "command", "instrument"]
+    kind: Literal["loop", "preparation", "stage", "command", "instrument"] = "command"
     module: str
     about: str
     config: str = ""  # the class of its settings
     settings: str = ""  # the module of this class, where it is not `module`; --help imports it, so it loads no torch
-    function: str = ""
+    function: str = "main"
     command: str = ""  # what the command line calls it; empty where only recipes do
     main: str = ""  # the function that reads the words of a command without `config`
 

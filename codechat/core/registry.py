@@ -80,19 +80,15 @@ OWN = (
     ),
     Entry(
         id="runs",
-        kind="command",
         module="codechat.runs.command",
         config="RunsConfig",
-        function="main",
         command="runs",
         about="list, show and compare runs",
     ),
     Entry(
         id="export",
-        kind="command",
         module="codechat.formats.exchange",
         config="ExportConfig",
-        function="main",
         command="export",
         about="write a checkpoint as a Hugging Face directory or GGUF file",
     ),
@@ -107,7 +103,6 @@ OWN = (
     ),
     Entry(
         id="data",
-        kind="command",
         module="codechat.data.command",
         command="data",
         main="main",
@@ -115,7 +110,6 @@ OWN = (
     ),
     Entry(
         id="new",
-        kind="command",
         module="codechat.tasks.custom",
         config="NewConfig",
         function="write_new",

@@ -25,6 +25,7 @@ from codechat.core.registry import PREPARATIONS, instrument
 from codechat.data import conversations
 from codechat.data.sources import MANIFEST, Ledger, Row, digest
 from codechat.data.splits import SPLITS as SPLITS
+from codechat.runs import paths
 from codechat.text import chat, tokenizer
 
 # what a directory may hold, in words
@@ -48,7 +49,9 @@ def written_by_one(out: Path, wait: bool) -> Iterator[None]:
 
 def require_kind(out: Path, kind: str, cfg: Any = None) -> None:
     """DataError unless `out` can hold `kind` ("corpus" or "conversations"): it holds the other kind or a manifest that
-    is not ours, it is the folder that `cfg` reads, or it or a folder above it is a file."""
+    is not ours, it is the folder that `cfg` reads, or it or a folder above it is a file. ConfigError for a run's
+    folder."""
+    paths.check_outside(out)
     for flag, text in config.read_by(cfg, "path") if cfg else ():
         if os.path.isdir(text) and Path(text).resolve() == out.resolve():
             raise DataError(

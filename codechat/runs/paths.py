@@ -97,15 +97,29 @@ def no_such_run(ref: str | Path) -> MissingFile:
     )
 
 
+def _run_around(path: Path) -> Path | None:
+    """The run that a path is, or lies within."""
+    return next((folder for folder in (path, *path.parents) if is_run(folder)), None)
+
+
 def find_run(ref: str | Path) -> Path:
     """The directory of a run from its name, itself, or anything inside; MissingFile names what exists."""
     place = _place(ref)
     if place is None:
         raise no_such_run(ref)
-    run = next((path for path in (place, *place.parents) if is_run(path)), None)
+    run = _run_around(place)
     if run is None:
         raise MissingFile(f"{ref} is not a run: no config.json and status.json there")
     return run
+
+
+def check_outside(out: str | Path) -> None:
+    """ConfigError where a folder to write is a run's, or lies within one."""
+    run = _run_around(Path(out).resolve())
+    if run is not None:
+        raise ConfigError(
+            f"got --out {out}, within run {name_of(run)}; expected no folder of a run; choose another --out"
+        )
 
 
 def exists(name: str) -> bool:

@@ -249,21 +249,21 @@ class NewConfig:
 
 
 def write_new(cfg: NewConfig) -> None:
-    """Write the three files, and pyproject.toml for a package. ConfigError for a name that Python cannot import, and
-    for a file that exists."""
+    """Write the three files, and pyproject.toml for a package. ConfigError for a file that exists, and for a name that
+    Python cannot import or that a module has."""
     packed = cfg.what == "package"
     name = cfg.name
     cls = "".join(part.capitalize() for part in name.split("_"))
-    if {name, cls} & {*keyword.kwlist} or not re.fullmatch("[a-z][a-z0-9_]*", name) or util.find_spec(name):
-        raise ConfigError(
-            f"got the name {name!r}; expected small letters, digits, _, and no module or keyword of Python"
-        )
     out = cfg.out / name if packed else cfg.out
     files = [file for file in TEMPLATE.iterdir() if packed or file.stem != "pyproject.toml"]
     texts = {out / file.stem.replace("my_task", name): file.read_text(encoding="utf-8") for file in files}
     existing = [path for path in texts if path.exists()]
     if existing:
-        raise ConfigError(f"{existing[0]} exists; choose another name or --out")
+        raise ConfigError(f"got {existing[0]}, which exists; expected a new file; choose another name or --out")
+    if {name, cls} & {*keyword.kwlist} or not re.fullmatch("[a-z][a-z0-9_]*", name) or util.find_spec(name):
+        raise ConfigError(
+            f"got the name {name!r}; expected small letters, digits, _, and no module or keyword of Python"
+        )
     out.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         write_atomic(path, text.replace("my_task", name).replace("MyTask", cls))

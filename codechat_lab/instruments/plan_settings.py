@@ -2,9 +2,9 @@
 
 Importing this loads no torch: `--help` reads the class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from codechat.core import config
 from codechat.core.config import opt
@@ -19,7 +19,7 @@ GIB = 2**30
 # TRAINING_REPORT_8b_a88_x8, sections 2 and 7).
 MFU = 0.45
 MFU_SOURCE = "the lower of two published runs on A800: 0.48 (8b, 8 GPUs), 0.45 (2b, 1 GPU)"
-# Their matrix products are faster in relation to their memory: torchtitan publishes 0.33 to 0.39 for 8B on H100,
+# From Hopper on, matrix products are faster in relation to memory: torchtitan publishes 0.33 to 0.39 for 8B on H100,
 # compiled, in bf16.
 HOPPER_MFU = 0.36
 HOPPER_SOURCE = "torchtitan's published 8B on H100, 0.33 to 0.39; not measured here"
@@ -58,7 +58,8 @@ class PlanConfig(config.Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         gpu_specs.find(self.gpu)
-        if (self.seq_len or 1) > (block := self.model.block_size) and self.loop == "pretrain":
+        block = self.model.block_size
+        if self.loop == "pretrain" and self.seq_len is not None and self.seq_len > block:
             raise ConfigError(f"seq_len {self.seq_len} exceeds block_size {block}; set --seq-len {block} or less")
         if self.lora_rank and not self.adapters:
             got = f"lora_rank {self.lora_rank} with lora_targets {' '.join(self.lora_targets) or 'none'}"
@@ -70,8 +71,10 @@ class PlanConfig(config.Settings):
 
     @property
     def share(self) -> float:
-        """MFU: as set, or what is known of the GPU."""
-        return self.mfu or (HOPPER_MFU if self.gpu.startswith(HOPPER) else MFU)
+        """MFU: as set, or published for this kind of GPU."""
+        if self.mfu:
+            return self.mfu
+        return HOPPER_MFU if self.gpu.startswith(HOPPER) else MFU
 
     @property
     def batch(self) -> int:
@@ -93,35 +96,38 @@ class PlanConfig(config.Settings):
 
     @property
     def adapters(self) -> int:
-        """Parameters of the low-rank updates, which are trained in place of the weights; 0 = the weights are."""
+        """Parameters of the low-rank updates, trained in place of the weights; 0 = the weights are trained."""
         return self.model.lora_params(self.lora_rank, self.lora_targets)
 
     @property
     def over(self) -> int:
-        """GPUs that share one copy of the weights; 1 = each holds its own. Unless `shard` is set, they share where
-        a replica does not fit the GPU, as `sharding.build` decides. Frozen weights under low-rank updates are never
+        """GPUs that share one copy of the weights; 1 = each holds a copy. Unless `shard` is set, they share if a
+        copy does not fit the GPU, as `sharding.build` decides. Frozen weights under low-rank updates are never
         shared."""
         from codechat.distributed import sharding
 
-        fits = sharding.fits(self.model.n_params, self.usable_gib * GIB, self.adapters)
-        shard = self.shard if self.shard is not None else not fits
-        return (self.shard_over or min(self.gpus, 8)) if shard and self.gpus > 1 and not self.lora_rank else 1
+        shard = self.shard
+        if shard is None:
+            shard = not sharding.fits(self.model.n_params, self.usable_gib * GIB, self.adapters)
+        if not shard or self.gpus == 1 or self.lora_rank:
+            return 1
+        return self.shard_over or min(self.gpus, 8)
 
     @property
     def flops_per_token(self) -> int:
-        """Forward and backward; a frozen matrix has no gradient of its own, which is 2 of the 6 FLOPs per weight."""
+        """Forward and backward. A frozen matrix has no gradient, which saves 2 of the 6 FLOPs per weight."""
         frozen = 2 * self.model.matmul_params if self.lora_rank else 0
         return self.model.flops_per_token(self.length) - frozen + 6 * self.adapters
 
     @property
     def buffers_gib(self) -> float:
         """What FSDP overlaps with the computation: the next block, gathered twice (the flat buffer and the weights
-        copied out of it), and the gradients of the block before, which are still being reduced in float32."""
+        copied from it), and the float32 gradients of the block before, while they are reduced."""
         return (2 * BF16 + 4) * self.model.block_matmul_params / GIB if self.over > 1 else 0.0
 
     @property
     def room_gib(self) -> float:
-        """What a plan may take."""
+        """GiB per GPU that a plan may use."""
         return self.usable_gib * (1 - HEADROOM) - self.buffers_gib
 
     @property
@@ -129,13 +135,21 @@ class PlanConfig(config.Settings):
         return self.gpus * self.device_batch_size * self.grad_accum * self.length
 
 
+def shared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a loop's settings that a plan has too."""
+    return {name: value for name, value in settings.items() if name in PlanConfig.__dataclass_fields__}
+
+
 RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 
 
 def by_depth(depth: int, build: Callable[..., PlanConfig], ranks: int = 1) -> PlanConfig:
     """the run of `codechat pretrain --depth N` on these GPUs, with the GPT-2 vocabulary"""
-    fitted = lambda chosen: build({k: v for k, v in chosen.items() if k in PlanConfig.__dataclass_fields__})  # noqa: E731
-    return models.by_depth(depth, fitted, fitted({}).gpus)
+
+    def build_plan(chosen: Mapping[str, Any]) -> PlanConfig:
+        return build(shared_settings(chosen))
+
+    return models.by_depth(depth, build_plan, ranks=build({}).gpus)
 
 
 RUN_DIALS = {"depth": by_depth}

@@ -14,6 +14,7 @@ are. With --engine, rollouts use the server's memory instead."""
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -35,31 +36,30 @@ from codechat_lab.instruments.plan_settings import (
     PLANNED_LOOPS,
     PROMPT_TOKENS,
     PlanConfig,
+    shared_settings,
 )
 
-# An assumption, not measured here: CUDA context and NCCL buffers, then what the allocator cannot use between blocks.
-CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
+CONTEXT_GIB = 1.5  # of the CUDA context and NCCL's buffers; an assumption, not measured here
+FRAGMENTATION = 0.05  # share that the allocator cannot use between blocks; an assumption too
 MOST_ROWS = 256  # per microbatch, where the search ends
-# of a step, while RL samples; bytes
-STAYS = ("weights", "optimizer states", "reference")
+STAYS = ("weights", "optimizer states", "reference")  # what a training step holds that stays while RL samples
 
 
 class Sampling(NamedTuple):
-    """GiB per GPU while RL samples: what stays of training, a whole copy in the compute dtype, and keys and values
-    of the `rows` that fit beside them at a time; a step needs `needed` rows, in so many batches."""
+    """The sampling phase of RL on one GPU; memory in GiB."""
 
-    held: float
-    copy: float
-    kept: float
-    rows: int
-    needed: int
+    held: float  # stays from training
+    copy: float  # a whole copy of the weights in bfloat16
+    kept: float  # keys and values of `rows`
+    rows: int  # fit beside them at a time
+    needed: int  # rows of a step
     batches: int
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The result. Memory in GiB per GPU, with the reserve. knobs: {flags: GiB} of settings tried where it does not
-    fit."""
+    """The result. Memory in GiB per GPU, with the reserve. knobs: {flags: GiB} of settings that need less, if it does
+    not fit."""
 
     cfg: PlanConfig
     peaks: step_memory.Peaks
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def memory(self) -> dict[str, float]:
-        """GiB by category at the moment that needs most, the reserve included."""
+        """GiB by category at the peak, with the reserve."""
         return with_reserve(self.peaks.largest)
 
     @property
@@ -82,20 +82,43 @@ class Plan:
     @property
     def sampling(self) -> Sampling | None:
         """The other phase of RL; None for other loops."""
-        cfg, model = self.cfg, self.cfg.model
+        cfg = self.cfg
+        model = cfg.model
         if cfg.loop != "rl":
             return None
         held = sum(self.peaks.training.get(name, 0) for name in STAYS)
         copy = decode_graph.weight_bytes(model, BF16)
         if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
             copy += 4 * model.padded_vocab * model.n_embd
-        lengths = dict(prompt_tokens=PROMPT_TOKENS, new_tokens=cfg.max_new_tokens, samples=cfg.group_size)
         free = (cfg.usable_gib - CONTEXT_GIB) * GIB - held - copy
+        fit = 1
+        if free > 0:
+            fit = decode_graph.rows_in_memory(
+                model,
+                free,
+                BF16,
+                copies=False,
+                samples=cfg.group_size,
+                prompt_tokens=PROMPT_TOKENS,
+                new_tokens=cfg.max_new_tokens,
+            )
         needed = cfg.device_batch_size * cfg.group_size
-        fit = decode_graph.rows_in_memory(model, free, BF16, copies=False, **lengths) if free > 0 else 1
         rows = min(fit, decode_graph.bucket(needed))
-        kept = rows * decode_graph.row_bytes(model, BF16, **lengths)
-        return Sampling(held / GIB, copy / GIB, kept / GIB, rows, needed, -(-needed // rows))
+        row_bytes = decode_graph.row_bytes(
+            model,
+            BF16,
+            samples=cfg.group_size,
+            prompt_tokens=PROMPT_TOKENS,
+            new_tokens=cfg.max_new_tokens,
+        )
+        return Sampling(
+            held=held / GIB,
+            copy=copy / GIB,
+            kept=rows * row_bytes / GIB,
+            rows=rows,
+            needed=needed,
+            batches=-(-needed // rows),
+        )
 
     @property
     def tokens_per_s(self) -> float:
@@ -117,10 +140,7 @@ class Plan:
         phase = self.sampling
         memory = f"{self.total_gib:.1f} of {cfg.usable_gib:.1f} GiB on {cfg.gpus} x {cfg.gpu}"
         if not self.fits:
-            rl = "lower --rows, --row-tokens or --max-new-tokens, take more GPUs, or sample on a server (--engine)"
-            advice = rl if phase else "no single setting is enough: combine them, take more GPUs, or a smaller model"
-            enough = (f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= cfg.room_gib)
-            return f"does not fit: {memory}; {next(enough, advice)}"
+            return f"does not fit: {memory}; {self._advice()}"
         if phase:
             return (
                 f"fits: {memory} while it learns; samples {phase.rows:,} rows at a time, {phase.batches} batches a step"
@@ -130,11 +150,21 @@ class Plan:
         room = f"; room for --device-batch-size {self.largest_batch}" if larger else ""
         return f"fits: {memory}, {self.hours:,.1f} h at MFU {cfg.share}{cost}{room}"
 
+    def _advice(self) -> str:
+        """What to change if the plan does not fit."""
+        for flags, gib in self.knobs.items():
+            if gib <= self.cfg.room_gib:
+                return f"set {flags} ({gib:.1f} GiB)"
+        if self.cfg.loop == "rl":
+            return "lower --rows, --row-tokens or --max-new-tokens, take more GPUs, or sample on a server (--engine)"
+        return "no single setting is enough: combine them, take more GPUs, or a smaller model"
+
     def rows(self) -> dict[str, str]:
         """What is printed below the verdict."""
         cfg = self.cfg
-        evaluates = self.peaks.largest is self.peaks.evaluation
-        at = "an evaluation, which gathers a whole copy of the weights" if evaluates else "a training step"
+        at = "a training step"
+        if self.peaks.largest is self.peaks.evaluation:
+            at = "an evaluation, which gathers a whole copy of the weights"
         rows = {name: f"{gib:.2f} GiB" for name, gib in self.memory.items() if gib}
         rows |= {
             "peak per GPU": f"{self.total_gib:.2f} of {cfg.usable_gib:.1f} GiB, in {at}; {HEADROOM:.0%} are left free",
@@ -182,7 +212,10 @@ def make(cfg: PlanConfig, search: bool = False) -> Plan:
     plan = Plan(cfg, step_memory.measure(cfg))
     if cfg.loop == "rl" or plan.fits and not search:  # of RL, rows and row_tokens decide
         return plan
-    fails = lambda rows: _total(replace(cfg, device_batch_size=rows)) > cfg.room_gib  # noqa: E731
+
+    def fails(rows: int) -> bool:
+        return _total(replace(cfg, device_batch_size=rows)) > cfg.room_gib
+
     plan = replace(plan, largest_batch=bisect_left(range(1, MOST_ROWS + 1), True, key=fails))
     return plan if plan.fits else replace(plan, knobs=try_knobs(plan))
 
@@ -193,18 +226,8 @@ def _total(cfg: PlanConfig) -> float:
 
 def try_knobs(plan: Plan) -> dict[str, float]:
     """{flags: GiB per GPU} of settings that need less, cheapest first, until one fits."""
-    cfg = plan.cfg
-    rows = max(1, plan.largest_batch or 0)
     tried = {}
-    accum = -(-cfg.device_batch_size * cfg.grad_accum // rows)
-    recompute = replace(cfg.model, recompute="blocks")
-    for flags, changes in {
-        f"--device-batch-size {rows} --grad-accum {accum}": dict(device_batch_size=rows, grad_accum=accum),
-        "--model.recompute blocks": dict(model=recompute),
-        **({} if cfg.lora_rank else {"--shard": dict(shard=True)}),
-        "--model.recompute blocks --device-batch-size 1": dict(model=recompute, device_batch_size=1),
-    }.items():
-        changed = replace(cfg, **changes)
+    for flags, changed in _knobs(plan.cfg, rows=max(1, plan.largest_batch or 0)):
         gib = _total(changed)
         if gib < plan.total_gib:
             tried[flags] = gib
@@ -213,27 +236,41 @@ def try_knobs(plan: Plan) -> dict[str, float]:
     return tried
 
 
+def _knobs(cfg: PlanConfig, rows: int) -> Iterator[tuple[str, PlanConfig]]:
+    """Flags and the settings with them, cheapest first. rows: of the largest microbatch that fits."""
+    recompute = replace(cfg.model, recompute="blocks")
+    accum = -(-cfg.device_batch_size * cfg.grad_accum // rows)
+    yield (
+        f"--device-batch-size {rows} --grad-accum {accum}",
+        replace(cfg, device_batch_size=rows, grad_accum=accum),
+    )
+    yield "--model.recompute blocks", replace(cfg, model=recompute)
+    if not cfg.lora_rank:  # frozen weights are not sharded
+        yield "--shard", replace(cfg, shard=True)
+    yield "--model.recompute blocks --device-batch-size 1", replace(cfg, model=recompute, device_batch_size=1)
+
+
 # ---- of a loop's settings
 
 
 def from_settings(cfg: Any, *, gpus: int, gpu: str, price: float | None = None) -> PlanConfig:
-    """The plan's settings for a configuration of a loop."""
+    """The plan's settings for a configuration of a loop. ConfigError for a loop that is not planned."""
     loop = check_choice("loop to plan", registry.entry_of(cfg, registry.ENTRIES).id, PLANNED_LOOPS)
-    given = dict(
-        loop=PLANNED_LOOPS[loop],
-        gpus=gpus,
-        gpu=gpu,
-        reference=getattr(cfg, "kl_coef", 0) > 0,
-        price=price,
-    )
-    settings = {name: getattr(cfg, name) for name in PlanConfig.__dataclass_fields__ if hasattr(cfg, name)}
+    settings = shared_settings(vars(cfg)) | {
+        "loop": PLANNED_LOOPS[loop],
+        "gpus": gpus,
+        "gpu": gpu,
+        "reference": getattr(cfg, "kl_coef", 0) > 0,
+        "price": price,
+    }
     if loop != "pretrain" and cfg.init_from:
         with suppress(MissingFile):  # a parent that has not been trained yet
             settings["model"] = config.from_dict(GPTConfig, checkpoint.read_meta(cfg.init_from)["model_config"])
-    return PlanConfig(**settings | given)
+    return PlanConfig(**settings)
 
 
 def main(cfg: PlanConfig) -> int:
     """`codechat plan`; 0 where it fits, 1 where it does not."""
-    print(plan := make(cfg, search=True))
+    plan = make(cfg, search=True)
+    print(plan)
     return 0 if plan.fits else 1

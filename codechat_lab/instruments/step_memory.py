@@ -184,14 +184,18 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
 
 
 def _loss(model: gpt.GPT, cfg: PlanConfig, numbers: torch.dtype) -> Tensor:
-    ids, targets = (torch.zeros(cfg.batch, cfg.length, dtype=torch.int64) for _ in range(2))
-    # a block mask of flex attention takes no memory to speak of, and its kernel keeps what the causal one does
-    where = {} if cfg.loop == "pretrain" else {"positions": torch.zeros_like(ids)}
+    """The loss of a microbatch whose every token counts."""
+    ids = torch.zeros(cfg.batch, cfg.length, dtype=torch.int64)
+    targets = torch.zeros_like(ids)
+    # packed rows without their mask: a block mask of flex attention takes no memory to speak of, and its kernel keeps
+    # what the causal one does
+    positions = None if cfg.loop == "pretrain" else torch.zeros_like(ids)
     with torch.autocast("cpu", dtype=numbers, enabled=numbers != torch.float32):
         if cfg.loop != "rl":
-            return model.loss(ids, targets, reduction="sum", **where) / ids.numel()
+            return model.loss(ids, targets, reduction="sum", positions=positions) / ids.numel()
         # every token by its place: which ones a mask leaves is not known of fake tensors
-        return model.token_logprobs(ids, targets, places=torch.arange(ids.numel()), **where)[0].sum() / ids.numel()
+        places = torch.arange(ids.numel())
+        return model.token_logprobs(ids, targets, places=places, positions=positions)[0].sum() / ids.numel()
 
 
 def _update(model: gpt.GPT, optimizers: list[torch.optim.Optimizer], tape: Tape) -> int:

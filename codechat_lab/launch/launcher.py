@@ -13,8 +13,9 @@ terminal or a restarted kernel.
     codechat launch v6 status --scale 8b          its process, its stages, its log; also tail and stop, with the same
                                                   --scale and --seed
 
-From a notebook: launcher.write(cfg, nproc=8), then launcher.start("my-sft"), attach, status and stop. When the run
-begins, it takes over its directory. Jobs are submitted with sbatch; runs on other hosts are stopped there."""
+From a notebook: launcher.write(cfg, launcher.Machines(nproc=8)), then launcher.start("my-sft"), attach, status and
+stop. When the run begins, it takes over its directory. Jobs are submitted with sbatch; runs on other hosts are
+stopped there."""
 
 import contextlib
 import fcntl
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,67 +95,72 @@ class Written:
     __repr__ = __str__
 
 
-def write(cfg: Any, **machines: Any) -> Written:
-    """Write the run directory of `cfg`, ready to start: config.json, launch.sh, perhaps job.slurm; `machines` as in
-    Machines.
+def write(cfg: Any, machines: Machines = Machines()) -> Written:
+    """Write the run directory of `cfg`, ready to start: config.json, launch.sh, perhaps job.slurm.
 
-    A planned run of the name is replaced, another one only with `overwrite`. ConfigError or RunError before
+    A planned run of the name is replaced, another one only with `machines.overwrite`. ConfigError or RunError before
     anything is written."""
     entry = registry.entry_of(cfg, LAUNCHABLE)
-    where = Machines(**machines)
     name = cfg.run_name
     if getattr(cfg, "resume", False) or cfg.overwrite:
         raise ConfigError(
             "leave out resume and overwrite: launch.sh resumes by itself, and the launch has an overwrite of its own"
         )
     check_not_started(name, paths.runs_dir() / name)
-    if not where.gpu:
+    if not machines.gpu:
         verdict = "not requested; name a GPU (gpu='a800-80gb', --gpu a800-80gb)"
     elif entry.id not in PLANNED_LOOPS:
         verdict = f"none for {entry.id}"
     else:
         from codechat_lab.instruments import planner  # it imports torch
 
-        verdict = planner.make(planner.from_settings(cfg, gpus=where.nproc * where.nodes, gpu=where.gpu)).verdict
-    texts = {"launch.sh": launch_sh(cfg, entry.command, where)}
+        gpus = machines.nproc * machines.nodes
+        verdict = planner.make(planner.from_settings(cfg, gpus=gpus, gpu=machines.gpu)).verdict
+    texts = {"launch.sh": launch_sh(cfg, entry.command, machines)}
     submit = f"codechat launch {name} start"
-    if where.slurm or where.nodes > 1:
-        # a Slurm job: one torchrun on each node, met at the first node's port; requeued, it continues
-        to = paths.runs_dir() / name
-        machines = dict(nodes=where.nodes, nproc=where.nproc, save_s=SAVE_S, port=PORT)
-        how = dict(
-            job=name.replace("/", "-"),
-            path=to.as_posix(),
-            launch=shlex.quote(f"{to.as_posix()}/launch.sh"),
-        )
-        texts["job.slurm"] = fill("job.slurm.sh", **how, **machines)
+    if machines.slurm or machines.nodes > 1:
+        texts["job.slurm"] = job_slurm(name, machines)
         submit = f"sbatch runs/{name}/job.slurm"
-    path = paths.prepare(name, cfg, entry.id, overwrite=where.overwrite, plan=texts)
-    return Written(
-        path,
-        {k: pair for k, pair in config.changed(cfg).items() if k != "run_name"},
-        verdict,
-        submit,
-    )
+    path = paths.prepare(name, cfg, entry.id, overwrite=machines.overwrite, plan=texts)
+    changes = config.changed(cfg)
+    changes.pop("run_name", None)
+    return Written(path, changes, verdict, submit)
 
 
-def launch_sh(cfg: Any, command: str, where: Machines) -> str:
+def launch_sh(cfg: Any, command: str, machines: Machines) -> str:
     """launch.sh: torchrun on this machine, or on one of several with rendezvous options as arguments."""
     name = cfg.run_name
-    message = f"{where.nodes} nodes: start this by its job script"
+    guard = ""
+    if machines.nodes > 1:
+        guard = f'[ $# -gt 0 ] || {{ echo "{machines.nodes} nodes: start this by its job script" >&2; exit 2; }}\n'
     return fill(
         "launch.sh",
         name=name,
         command=command,
-        ranks=f"{where.nodes} x {where.nproc} ranks",
+        ranks=f"{machines.nodes} x {machines.nproc} ranks",
         where=f"runs/{name}",
         save_s=SAVE_S,
-        nproc=where.nproc,
+        nproc=machines.nproc,
         up="/".join([".."] * (2 + name.count("/"))),
         python=shlex.quote(sys.executable),
         again="--resume" if hasattr(cfg, "resume") else "--overwrite",  # where a loop has nothing to resume
-        guard=f'[ $# -gt 0 ] || {{ echo "{message}" >&2; exit 2; }}\n' if where.nodes > 1 else "",
-        restarts=f" --max-restarts {where.max_restarts}" if where.max_restarts else "",
+        guard=guard,
+        restarts=f" --max-restarts {machines.max_restarts}" if machines.max_restarts else "",
+    )
+
+
+def job_slurm(name: str, machines: Machines) -> str:
+    """A Slurm job: one torchrun on each node, met at the first node's port. A requeued job continues."""
+    path = (paths.runs_dir() / name).as_posix()
+    return fill(
+        "job.slurm.sh",
+        job=name.replace("/", "-"),
+        path=path,
+        launch=shlex.quote(f"{path}/launch.sh"),
+        nodes=machines.nodes,
+        nproc=machines.nproc,
+        save_s=SAVE_S,
+        port=PORT,
     )
 
 
@@ -162,16 +168,14 @@ def launch_sh(cfg: Any, command: str, where: Machines) -> str:
 
 
 def start_detached(words: list[str], where: Path, log: str, what: str) -> None:
-    """Start a process in a session of its own, output to the file `log` in `where`, beside process.json: it
-    outlives the kernel or shell that started it. RunError where one that was started there is alive, or is being
-    started."""
+    """Start a process in a new session, so that it outlives the kernel or shell that started it. Its output goes to
+    the file `log` in `where`, beside process.json. RunError if a process started there is alive, or just starting."""
     with alone(where / ".start", wait=False) as mine:
         if not mine:
             raise RunError(f"{what} is being started by another command")
         check_not_started(what, where)
         with open(where / log, "ab") as out, open(where / ALIVE, "ab") as kept:
-            # the child inherits this lock (its own children do not) and holds it until it ends, also where its host
-            # gets another name
+            # The child holds this lock until it ends, whatever its host is called by then; its children do not.
             fcntl.flock(kept, fcntl.LOCK_EX)
             child = subprocess.Popen(
                 words,
@@ -187,7 +191,7 @@ def start_detached(words: list[str], where: Path, log: str, what: str) -> None:
 
 
 def _holds_lock(where: Path) -> bool:
-    """Whether a process that was started there lives, here or on another host that shares the folder."""
+    """Whether a process that was started there is alive, here or on another host that shares the folder."""
     with contextlib.suppress(FileNotFoundError), open(where / ALIVE, "rb") as kept:
         try:
             fcntl.flock(kept, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -220,7 +224,8 @@ def end(what: str, process: Mapping[str, Any], now: bool, where: Path) -> None:
     SAVE_S."""
     if not alive(process):
         raise RunError(f"{what} runs on {process['host']}; stop it there (or with scancel)")
-    targets = {pid: process_start(pid) for pid in [process["pid"], *(descendants(process["pid"]) if now else ())]}
+    pids = [process["pid"], *(descendants(process["pid"]) if now else ())]
+    targets = {pid: process_start(pid) for pid in pids}  # the start tells a process from a later one of this number
     for pid in targets:
         with contextlib.suppress(ProcessLookupError):  # it ended by itself
             os.kill(pid, signal.SIGKILL if now else signal.SIGTERM)
@@ -236,9 +241,11 @@ def end(what: str, process: Mapping[str, Any], now: bool, where: Path) -> None:
 
 def error_line(log: Path) -> str | None:
     """The line of a log that says what went wrong: the last one with `error:`, else the last one."""
-    text = log.read_text(errors="replace") if log.is_file() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return ([line for line in lines if line.startswith("error: ")] or lines or [None])[-1]
+    if not log.is_file():
+        return None
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return next(reversed(errors or lines), None)
 
 
 def follow(lines: Iterable[str], what: str) -> None:
@@ -251,14 +258,14 @@ def follow(lines: Iterable[str], what: str) -> None:
 
 
 def new_lines(file: Path, going: Callable[[], bool], every_s: float = 1.0) -> Iterator[str]:
-    """Lines of a file as they are written, until nothing is going on; where a resumed run has dropped lines, those
-    behind them."""
+    """Lines of a file as they are written, while `going` says so. A resumed run drops the lines behind its
+    checkpoint: those that replace them are yielded too."""
     before: list[bytes] = []
     more = True
     while more:
         more = going()  # before reading, so that the last lines are read too
         lines = file.read_bytes().split(b"\n")[:-1] if file.is_file() else []
-        kept = next((i for i, (a, b) in enumerate(zip(before, lines)) if a != b), len(before))
+        kept = len(os.path.commonprefix([before, lines]))  # of any two lists
         yield from (line.decode(errors="replace") for line in lines[kept:])
         before = lines
         if more:
@@ -314,16 +321,14 @@ def status(ref: str | Path) -> dict[str, Any]:
     elif state == paths.PLANNED and (path / "process.json").is_file():
         state = "start failed"
         reason = error_line(path / "launch.log")
-    pid = process["pid"] if process else None
-    max_steps = read_json(path / "config.json").get("max_steps")
-    about = dict(
-        run=paths.name_of(path),
-        status=state,
-        reason=reason,
-        process=pid,
-        max_steps=max_steps,
-        step=0,
-    )
+    about = {
+        "run": paths.name_of(path),
+        "status": state,
+        "reason": reason,
+        "process": process["pid"] if process else None,
+        "max_steps": read_json(path / "config.json").get("max_steps"),
+        "step": 0,
+    }
     for row in read_rows(path / "metrics.jsonl"):
         about |= {k: v for k, v in row.items() if k in ("step", *SHOWN)}
     return about
@@ -342,15 +347,16 @@ def attach(ref: str | Path) -> dict[str, Any]:
     max_steps = status(path)["max_steps"]
     follow((line_of(json.loads(line), max_steps) for line in lines), paths.name_of(path))
     state = status(path)
-    print(f"{state['run']}: {state['status']}" + (f" ({state['reason']})" if state["reason"] else ""))
+    reason = f" ({state['reason']})" if state["reason"] else ""
+    print(f"{state['run']}: {state['status']}{reason}")
     return state
 
 
 def line_of(row: Mapping[str, Any], max_steps: int | None) -> str:
     """One logged step in words."""
     shown = [k for k in SHOWN if isinstance(row.get(k), (int, float))]
-    words = [f"step {row['step']}" + (f"/{max_steps}" if max_steps else "")]
-    return "  ".join([*words, *(f"{k} {row[k]:.4g} {unit_of(k)}".strip() for k in shown)])
+    step = f"step {row['step']}/{max_steps}" if max_steps else f"step {row['step']}"
+    return "  ".join([step, *(f"{k} {row[k]:.4g} {unit_of(k)}".strip() for k in shown)])
 
 
 # ---- the command
@@ -373,15 +379,16 @@ def main(argv: list[str]) -> int | None:
         return print_rows(status(cfg.what))
     if cfg.action == "tail":
         return int(attach(cfg.what)["status"] in FAILED)
-    name = cfg.what
     if cfg.action == "stop":
-        return print(f"{name}: {stop(name, now=cfg.now)}")
+        print(f"{cfg.what}: {stop(cfg.what, now=cfg.now)}")
+        return None
+    name = cfg.what
     if cfg.action == "write":
         entry = registry.find(cfg.what, LAUNCHABLE)
-        how = f"codechat launch {cfg.what} --"
-        settings = entry.parse(argv[at + 1 :], prog=how, ranks=cfg.nproc * cfg.nodes)
-        print(write(settings, **{f.name: getattr(cfg, f.name) for f in fields(Machines)}))
+        settings = entry.parse(argv[at + 1 :], prog=f"codechat launch {cfg.what} --", ranks=cfg.nproc * cfg.nodes)
+        print(write(settings, cfg))
         name = settings.run_name
     if cfg.start or cfg.action == "start":
         start(name)
         print(f"started; codechat launch {name} tail")
+    return None

@@ -69,11 +69,18 @@ def write_loop(cfg: Any, out: str | Path, nproc: int = 8, name: str = "") -> Pat
     """Write the script and the settings of one run of a loop; the script's path. `name`: of the files; default the
     run's."""
     entry = registry.entry_of(cfg, registry.ENTRIES)
-    settings = {"run_name": cfg.run_name, **changed_settings(cfg)}
-    how = dict(nproc=nproc, save_s=SAVE_S)
     name = name or cfg.run_name.replace("/", "-")
-    how |= dict(name=name, command=entry.command, about=entry.about, check=check_of("NPROC", "PYTHON"))
-    return _write(out, name, settings, "loop.sh", **how)
+    script = fill(
+        "loop.sh",
+        name=name,
+        command=entry.command,
+        about=entry.about,
+        check=check_of("NPROC", "PYTHON"),
+        go=_go(out),
+        nproc=nproc,
+        save_s=SAVE_S,
+    )
+    return _write(out, name, {"run_name": cfg.run_name, **changed_settings(cfg)}, script)
 
 
 def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
@@ -85,21 +92,22 @@ def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
         place = "out" if b.stage.out else "run_name"
         settings[b.stage.name] = {place: config.plain(getattr(b.cfg, place)), **changed_settings(b.cfg)}
     gpus = max(size.ranks_of(b.stage) for b in bound)
-    numbers, forced = (V6_NUMBERS, V6_FORCED) if recipe == "v6" else (settings, {})
+    machine = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+    numbers = V6_NUMBERS if recipe == "v6" else tuple(settings)
+    forced = V6_FORCED if recipe == "v6" else {}
     flags = [f"FORCE_{stage.upper().replace('-', '_')}" for stage in settings]
-    return _write(
-        out,
-        f"{recipe}-{scale}",
-        settings,
+    script = fill(
         "recipe.sh",
         recipe=recipe,
         scale=scale,
         stages=" ".join(settings),
-        machine=f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU",
+        machine=machine,
         check=check_of("SKIP_TO", "BASE", "PYTHON", *flags, *forced),
+        go=_go(out),
         cases="".join(f"    {i}) SKIP_TO={stage} ;;\n" for i, stage in enumerate(numbers, 1)),
         forced="".join(f'[ "${{{flag}:-0}}" != 1 ] || set -- --force {name} "$@"\n' for flag, name in forced.items()),
     )
+    return _write(out, f"{recipe}-{scale}", settings, script)
 
 
 def check_of(*variables: str) -> str:
@@ -107,15 +115,20 @@ def check_of(*variables: str) -> str:
     return fill("variables.sh", variables=" ".join(variables))
 
 
-def _write(out: str | Path, file: str, settings: Mapping[str, Any], template: str, **values: Any) -> Path:
-    """FILE.json and FILE.sh, which goes to the project's root where it lies inside."""
-    folder = Path(os.path.abspath(out))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / f"{file}.json", json.dumps(settings, indent=1) + "\n")
-    inside = folder.is_relative_to(paths.ROOT)
+def _go(out: str | Path) -> str:
+    """The line of a script that goes to the project's root; "" where `out` is outside of it."""
+    folder = os.path.abspath(out)
+    if not Path(folder).is_relative_to(paths.ROOT):
+        return ""
+    return f'cd "$here/{os.path.relpath(paths.ROOT, folder)}" || exit 1\n'
+
+
+def _write(out: str | Path, file: str, settings: Mapping[str, Any], script: str) -> Path:
+    """Write FILE.json and FILE.sh; the script's path."""
     path = Path(out) / f"{file}.sh"
-    go = f'cd "$here/{os.path.relpath(paths.ROOT, folder)}" || exit 1\n' if inside else ""
-    write_atomic(path, fill(template, go=go, **values))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path.with_suffix(".json"), json.dumps(settings, indent=1) + "\n")
+    write_atomic(path, script)
     path.chmod(0o755)
     return path
 
@@ -126,10 +139,9 @@ def export(cfg: ExportConfig) -> list[Path]:
     written = []
     for recipe, scale in chosen:
         bound_stages(recipe, scale)
-    for id, words in LOOPS.items():
-        entry = registry.LOOPS[id]
-        settings = entry.parse(words.split())
-        written.append(write_loop(settings, cfg.out, name=id))
+    for loop, words in LOOPS.items():
+        settings = registry.LOOPS[loop].parse(words.split())
+        written.append(write_loop(settings, cfg.out, name=loop))
     return written + [write_recipe(recipe, scale, cfg.out) for recipe, scale in chosen]
 
 

@@ -4,12 +4,13 @@ their placeholders and hashes them. Scales, `scales/*.toml`, replace settings of
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from codechat.core import config, registry
+from codechat.core.entries import Entry
 from codechat.core.errors import ConfigError, check_choice
 from codechat.runs import paths
 
@@ -71,57 +72,63 @@ def _tables(path: Path) -> dict[str, Any]:
         here = {"shared": {}, "stage": {}} | tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}; required is a recipe as docs/recipes.md shows it") from None
-    if "from" in here:
-        places = [folder / f"{here['from']}.toml" for folder in (path.parent, FOLDER)]
-        parents = [place for place in places if place.exists() and not place.samefile(path)]
-        if not parents:
-            raise ConfigError(f"{path}: from {here['from']!r}: no such recipe")
-        above = _tables(parents[0])
-        for name in here.get("without", ()):
-            above["stage"].pop(name, None)
-        for part in ("shared", "stage"):
-            here[part] = above[part] | {name: above[part].get(name, {}) | table for name, table in here[part].items()}
+    if "from" not in here:
+        return here
+    files = [folder / f"{here['from']}.toml" for folder in (path.parent, FOLDER)]
+    # my own nano.toml may go on from the project's
+    parents = [file for file in files if file.exists() and not file.samefile(path)]
+    if not parents:
+        raise ConfigError(f"{path}: from {here['from']!r}: no such recipe")
+    above = _tables(parents[0])
+    for name in here.get("without", ()):
+        above["stage"].pop(name, None)
+    for part in ("shared", "stage"):
+        merged = {name: above[part].get(name, {}) | table for name, table in here[part].items()}
+        here[part] = above[part] | merged
     return here
 
 
 def _settings(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The table of a stage over the shared settings that it uses."""
+    own = dict(tables["stage"][name])
     settings: dict[str, Any] = {}
-    for group in tables["stage"][name].get("use", ()):
+    for group in own.pop("use", ()):
         settings |= tables["shared"][check_choice(f"stage {name}: use", group, tables["shared"])]
-    return settings | {k: v for k, v in tables["stage"][name].items() if k != "use"}
+    return settings | own
 
 
-ATTRIBUTES = {name for name in Stage.__dataclass_fields__ if name not in ("name", "settings")}
+KEYS = Stage.__dataclass_fields__.keys() - {"name", "settings"}
 
 
 def read_recipe(path: Path) -> Recipe:
     """A recipe from its file, its stages in the file's order but behind those that they need. ConfigError names
     what is wrong."""
     tables = _tables(path)
-    stages = []
-    order = dict[str, None]()
+    order: dict[str, None] = {}
 
-    def place(name: str, before: tuple[str, ...] = ()) -> None:
-        check_choice(f"{path}: a stage needs", name, tables["stage"].keys() - before)
+    def visit(name: str, users: tuple[str, ...] = ()) -> None:
+        # a stage that needs itself, directly or not, is no choice either
+        check_choice(f"{path}: a stage needs", name, tables["stage"].keys() - users)
         for need in tables["stage"][name].get("needs", ()):
-            place(need, (*before, name))
+            visit(need, (*users, name))
         order.setdefault(name)
 
     for name in tables["stage"]:
-        place(name)
+        visit(name)
+    stages = []
     for name in order:
         settings = _settings(tables, name)
         missing = {"about", "kind"} - settings.keys()
         if missing:
             raise ConfigError(f"{path}: stage {name} has no {min(missing)}; required are about and kind")
-        about = {k: settings.pop(k) for k in ATTRIBUTES & settings.keys()}
-        stages.append(Stage(name=name, settings=settings, **about | {"needs": tuple(about.get("needs", ()))}))
+        known = {key: settings.pop(key) for key in KEYS & settings.keys()}
+        known["needs"] = tuple(known.get("needs", ()))
+        stages.append(Stage(name=name, settings=settings, **known))
     return Recipe(
-        tables.get("about", path.stem),
-        tuple(stages),
-        tables.get("home", ""),
-        tables.get("larger", ""),
+        about=tables.get("about", path.stem),
+        stages=tuple(stages),
+        home=tables.get("home", ""),
+        larger=tables.get("larger", ""),
     )
 
 
@@ -202,41 +209,83 @@ def bound_stages(
         check_choice("settings of stage", stage_name, [stage.name for stage in stages])
         if not isinstance(its, Mapping):
             raise ConfigError(f"settings of {stage_name} are {its!r}; required: {{setting: value}}")
-    replaced = _pretraining(stages) if base else set()
-    digest = ""
+    stages = [replace(stage, settings=edited.get(stage.name, stage.settings)) for stage in stages]
+    replaced: dict[str, str] = {}  # stage -> digest
     if base:
         from codechat.runs import checkpoint  # it imports torch
 
         digest = _digest([checkpoint.fingerprint(checkpoint.read_meta(base))])
+        replaced = dict.fromkeys(_pretraining(stages), digest)
+    placed = place(stages, prefix, seed, replaced, base)
+    if base and not (replaced and placed):
+        raise ConfigError(f"--base {base}: recipe {name} has no stage behind a pretraining; leave out --base")
+    cfgs = [configure(one, prefix) for one in placed]
+    hashes = hash_stages(placed, cfgs, replaced)
     bound = []
+    for one, cfg in zip(placed, cfgs):
+        stage = replace(one.stage, needs=tuple(need for need in one.stage.needs if need not in replaced))
+        bound.append(Bound(stage, one.name, cfg, one.entry.load(one.entry.function), hashes[stage.name], one.when))
+    return bound
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A stage whose run or folder is known, and those of the stages before it: its placeholders are filled in."""
+
+    stage: Stage
+    entry: Entry
+    name: str  # in the ledger
+    settings: Mapping[str, Any]
+    when: str
+
+
+def place(
+    stages: Iterable[Stage],
+    prefix: str,
+    seed: int = 0,
+    replaced: Container[str] = (),
+    base: str | None = None,
+) -> list[Placed]:
+    """Fill in the placeholders of settings and file patterns: {runs}, {data}, and the names of stages before.
+    Stages in `replaced` are left out, and `base` stands for their runs. ConfigError for an unknown placeholder."""
     places = {"runs": prefix, "data": f"data/{prefix}"}
-    parents = {}
-    hashes = {}
+    parents: dict[str, str] = {}  # run of a replaced stage -> base
+    placed = []
     for stage in stages:
         if seed and stage.once:
             continue
         entry = registry.find(stage.kind)
         suffix = f"-s{seed}" if seed and stage.seeded else ""
-        seeds = {"seed": seed} if suffix and hasattr(entry.config_class, "seed") else {}  # a filter draws nothing
-        place = "out" if stage.out else "run_name"
-        usual = {place: _fill(stage.out or f"{{runs}}/{stage.name}", places, {}) + suffix}
-        given = usual | _fill(edited.get(stage.name, stage.settings), places, parents)
-        places[stage.name] = given[place]
-        if stage.name in replaced:
-            parents[given[place]], hashes[stage.name] = base, digest
-            continue
-        cfg = config.from_dict(entry.config_class, given | seeds, where=f"recipe {prefix}, stage {stage.name}")
-        hashes[stage.name] = _digest([entry.id, config.config_hash(cfg), [hashes[need] for need in stage.needs]])
-        kept = replace(stage, needs=tuple(need for need in stage.needs if need not in replaced))
-        action = entry.load(entry.function)
-        when = _fill(stage.when, places, {})
-        bound.append(Bound(kept, stage.name + suffix, cfg, action, hashes[stage.name], when))
-    if base and not (replaced and bound):
-        raise ConfigError(f"--base {base}: recipe {name} has no stage behind a pretraining; leave out --base")
-    return bound
+        key = "out" if stage.out else "run_name"
+        usual = _fill(stage.out or f"{{runs}}/{stage.name}", places, {}) + suffix
+        settings = {key: usual} | _fill(stage.settings, places, parents)
+        if suffix and hasattr(entry.config_class, "seed"):  # a filter draws nothing
+            settings["seed"] = seed
+        places[stage.name] = settings[key]
+        if base and stage.name in replaced:
+            parents[settings[key]] = base
+        else:
+            placed.append(Placed(stage, entry, stage.name + suffix, settings, _fill(stage.when, places, {})))
+    return placed
 
 
-def _stages_at(name: str, scale: str) -> tuple[Stage, ...]:
+def configure(placed: Placed, prefix: str) -> Any:
+    """The configuration of a stage. ConfigError for a setting that does not fit."""
+    where = f"recipe {prefix}, stage {placed.stage.name}"
+    return config.from_dict(placed.entry.config_class, placed.settings, where=where)
+
+
+def hash_stages(placed: Iterable[Placed], cfgs: Iterable[Any], replaced: Mapping[str, str]) -> dict[str, str]:
+    """A digest of each stage, over its kind, its settings and the digests of the stages that it needs: a change
+    reaches all later stages. replaced: digests that are known."""
+    hashes = dict(replaced)
+    for one, cfg in zip(placed, cfgs):
+        needed = [hashes[need] for need in one.stage.needs]
+        hashes[one.stage.name] = _digest([one.entry.id, config.config_hash(cfg), needed])
+    return hashes
+
+
+def _stages_at(name: str, scale: str) -> Sequence[Stage]:
     """The stages of a recipe that exist at this scale, with its settings."""
     recipe = find_recipe(name)
     size = find_scale(scale)
@@ -246,17 +295,21 @@ def _stages_at(name: str, scale: str) -> tuple[Stage, ...]:
     lost = {need for stage in there for need in stage.needs} - {stage.name for stage in there}
     if lost:
         raise ConfigError(f"recipe {name} has no scale {scale}: stage {min(lost)} has no settings there")
-    merged = [{**stage.settings, **size.settings[stage.name]} for stage in there]
-    kept = [{k: v for k, v in settings.items() if v != "default"} for settings in merged]
-    return tuple(replace(stage, settings=settings) for stage, settings in zip(there, kept))
+    scaled = []
+    for stage in there:
+        settings = {**stage.settings, **size.settings[stage.name]}
+        kept = {key: value for key, value in settings.items() if value != "default"}
+        scaled.append(replace(stage, settings=kept))
+    return scaled
 
 
-def _pretraining(stages: tuple[Stage, ...]) -> set[str]:
+def _pretraining(stages: Sequence[Stage]) -> set[str]:
     """Names of the stages that pretrain, and of those that only these need."""
     names = {stage.name for stage in stages if stage.kind == "pretrain"}
     for stage in reversed(stages):
         users = {user.name for user in stages if stage.name in user.needs}
-        names |= {stage.name} if users and users <= names else set()
+        if users and users <= names:
+            names.add(stage.name)
     return names
 
 
@@ -275,4 +328,6 @@ def _fill(value: Any, places: Mapping[str, str], parents: Mapping[str, str]) -> 
         return parents.get(filled.partition("@")[0], filled)
     if isinstance(value, Mapping):
         return {k: _fill(v, places, parents) for k, v in value.items()}
-    return [_fill(v, places, parents) for v in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_fill(v, places, parents) for v in value]
+    return value

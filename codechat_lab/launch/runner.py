@@ -19,7 +19,6 @@ such as data, run first, so a machine without GPUs can prepare them. An interrup
 and finds them again when you restart it. `codechat launch v6` runs a recipe detached: its process id and recipe.log
 are in runs/nano/launch/v6/ (runs/nano-8b/launch/v6/ at --scale 8b)."""
 
-import itertools
 import sys
 import textwrap
 import time
@@ -27,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -79,9 +78,11 @@ class RecipeConfig(config.Settings):
 
 # ---- what is finished
 
+Ledger = Mapping[str, Mapping[str, Any]]  # stage -> its row: hash, seconds, finished_at
 
-def read_ledger(ledger: Path) -> dict[str, dict[str, Any]]:
-    """{stage: {hash, seconds, finished_at}} of the finished stages."""
+
+def read_ledger(ledger: Path) -> Ledger:
+    """The rows of the finished stages."""
     return read_json(ledger) if ledger.exists() else {}
 
 
@@ -94,84 +95,105 @@ def note(ledger: Path, name: str, row: Mapping[str, Any] | None) -> None:
         write_json(ledger, rows | ({name: row} if row else {}))
 
 
-def is_finished(b: Bound, rows: Mapping[str, Mapping[str, Any]]) -> bool:
+def is_finished(b: Bound, rows: Ledger) -> bool:
     """Whether the stage was finished with these settings and its result is there."""
     return rows.get(b.name, {}).get("hash") == b.hash and b.done
 
 
-def pending(cfg: RecipeConfig) -> tuple[set[str], set[str]]:
-    """Names of the stages to run (unfinished ones, forced ones, and every stage that needs one of those), and of
-    those among them that
-    --from and --force run again."""
+class Pending(NamedTuple):
+    """Names of stages. todo: to run. again: run again by --from and --force, finished or not."""
+
+    todo: set[str]
+    again: set[str]
+
+
+def pending(cfg: RecipeConfig) -> Pending:
+    """The stages to run: unfinished ones, forced ones, and every stage that needs one of those."""
     rows = read_ledger(cfg.ledger)
     names = [b.stage.name for b in cfg.bound]
     requested = {name for name in (cfg.from_stage, cfg.until, *cfg.force) if name is not None}
     for name in requested:
         check_choice("stage", name, names)
     for b in reversed(cfg.bound):
-        requested |= set(b.stage.needs) if b.stage.name in requested else set()
-    todo = set()
-    again = {*cfg.force, *(names[names.index(cfg.from_stage) :] if cfg.from_stage else ())}
+        if b.stage.name in requested:
+            requested |= set(b.stage.needs)
+    again = set(cfg.force)
+    if cfg.from_stage:
+        again |= set(names[names.index(cfg.from_stage) :])
+    named = frozenset(again)  # `again` grows by the stages that need these
+    todo: set[str] = set()
     for b in cfg.bound:
-        name, needs, forced = b.stage.name, set(b.stage.needs), b.stage.name in again
-        again |= {name} if again & needs else set()
-        if (not b.stage.asked or name in requested) and (forced or not is_finished(b, rows) or todo & needs):
+        name = b.stage.name
+        needs = set(b.stage.needs)
+        if again & needs:
+            again.add(name)
+        stale = name in named or not is_finished(b, rows) or todo & needs
+        if stale and (name in requested or not b.stage.asked):
             todo.add(name)
-    return (todo & set(names[: names.index(cfg.until) + 1]) if cfg.until else todo), again
+    if cfg.until:
+        todo &= set(names[: names.index(cfg.until) + 1])
+    return Pending(todo, again)
 
 
 def run_recipe(cfg: RecipeConfig) -> list[Bound]:
     """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
-    bound = cfg.bound
     scale = find_scale(cfg.scale)
     console = Console(highlight=False)
     rows = read_ledger(cfg.ledger)
     todo, again = pending(cfg)
-    for b in bound:
-        if b.stage.name in todo and b.run_name and paths.exists(b.run_name):
-            paths.check_not_read(b.run_name, cfg, what=f"stage {b.name} would replace")
-    if scale.gpu and todo:
-        say_missing_gpus([b for b in data_first(bound, scale, todo) if b.stage.name in todo], scale)
-    if scale.ranks and todo:
-        confirm(scale, [b for b in bound if b.stage.name in todo], cfg.yes)
-    expected = {b.name: 0.0 if scale.ranks else b.stage.seconds for b in bound if b.stage.name in todo}
+    ordered = data_first(cfg.bound, scale, todo)
+    check_startable(cfg, scale, todo)
+    expected = {b.name: 0.0 if scale.ranks else b.stage.seconds for b in cfg.bound if b.stage.name in todo}
     taken: dict[str, float] = {}
-    for number, b in enumerate(data_first(bound, scale, todo), 1):
-        ranks = scale.ranks_of(b.stage)
-        title = f"[{number}/{len(bound)}] {b.name}"
+    for number, b in enumerate(ordered, 1):
+        title = f"[{number}/{len(ordered)}] {b.name}"
         if b.stage.name not in todo:
             console.print(f"{title}: {'finished, skipped' if b.name in rows else 'not requested'}", style="dim")
         elif b.waits:
             expected[b.name] = 0.0
             console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}")
         else:
-            wait = f", about {left / 60:.0f} min to go" if (left := time_left(expected, taken)) else ""
+            left = time_left(expected, taken)
+            wait = f", about {left / 60:.0f} min to go" if left else ""
             console.rule(f"{title}{wait}: {b.stage.about}", align="left")
-            if scale.gpu and (here := gpus_here()) < ranks:
+            lack = lack_of_gpus(b, scale)
+            if lack:
                 raise ConfigError(
-                    f"stage {b.name} needs {ranks} GPUs and there are {here}; stages that need none are finished; run the recipe "
-                    "again on a machine that has them"
+                    f"{lack}; stages that need none are finished; run the recipe again on a machine that has them"
                 )
-            seconds = run_stage(b, cfg.ledger, ranks, b.stage.name in again, cfg.overwrite)
+            seconds = run_stage(b, cfg.ledger, scale.ranks_of(b.stage), b.stage.name in again, cfg.overwrite)
             taken[b.name] = seconds
             console.print(f"{title}: {seconds:.0f} s")
-    return bound
+    return cfg.bound
+
+
+def check_startable(cfg: RecipeConfig, scale: Scale, todo: set[str]) -> None:
+    """Before anything runs: ConfigError where a stage would replace what this recipe reads, where no stage can run
+    on the GPUs here, or where the launch is not confirmed."""
+    waiting = [b for b in cfg.bound if b.stage.name in todo]
+    for b in waiting:
+        if b.run_name and paths.exists(b.run_name):
+            paths.check_not_read(b.run_name, cfg, what=f"stage {b.name} would replace")
+    say_missing_gpus(data_first(waiting, scale, todo), scale)
+    if scale.ranks and waiting:
+        confirm(scale, waiting, cfg.yes)
 
 
 def time_left(expected: Mapping[str, float], taken: Mapping[str, float]) -> float:
-    """Seconds for the stages to come: those that the recipe expects, times how much longer than expected the others
-    took here. 0 = unknown."""
+    """Remaining expected seconds, scaled by the slowdown so far. 0 = unknown."""
     known = [name for name in taken if expected[name]]
-    pace = sum(taken[name] for name in known) / sum(expected[name] for name in known) if known else 1.0
-    return pace * sum(seconds for name, seconds in expected.items() if name not in taken)
+    remaining = sum(seconds for name, seconds in expected.items() if name not in taken)
+    if not known:
+        return remaining
+    return sum(taken[name] for name in known) / sum(expected[name] for name in known) * remaining
 
 
 # ---- one stage
 
 
 def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) -> float:
-    """Run a stage and note it in the ledger; its seconds. ranks: of torchrun; 0 = in this process. again: it was
-    requested by name, or stands behind a stage that was."""
+    """Run a stage and enter it in the ledger; returns its seconds. ranks: of torchrun; 0 = in this process. again:
+    --from or --force names it or a stage before it."""
     processes.stop.clear()
     began = time.perf_counter()
     path = paths.runs_dir() / (b.run_name or "")
@@ -181,7 +203,10 @@ def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) 
         lost = b.name not in read_ledger(ledger)  # killed between the end of the run and its entry in the ledger
         settings = _resume_or_replace(b, again or lost, overwrite)
         note(ledger, b.name, None)
-        launch_stage(settings, ranks) if ranks else b.action(settings)
+        if ranks:
+            launch_stage(settings, ranks)
+        else:
+            b.action(settings)
     if not b.done:
         reason = Run.open(b.run_name).status.get("reason") if b.run_name else "no output"
         raise RunError(f"stage {b.name} did not finish: {reason}; run the recipe again to continue")
@@ -194,38 +219,45 @@ def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) 
 
 
 def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
-    """The stage's config: with resume where a killed run of the same settings left a checkpoint, else with overwrite.
+    """The configuration to run the stage with. An unfinished run resumes where it has a checkpoint of the same
+    settings, and is written again where it has none.
 
-    A finished run is deleted only with `overwrite`: moved to NAME.1, NAME.2, ... where the stage is run `again`,
-    else a ConfigError."""
+    A finished run is deleted with `overwrite`, and moved to NAME.1, NAME.2, ... with `again`; otherwise ConfigError."""
     if b.run_name is None or not paths.exists(b.run_name):
         return b.cfg
     old = Run.open(b.run_name)
-    now = config.identity(b.cfg)
-    finished = old.status["status"] == "finished"
-    # of what decides the result; a run fills in its model and what is none
-    set_here = {k: v for k, v in now.items() if k in old.config and k != "model" and v is not None}
-    changes = {k: (old.config[k], v) for k, v in set_here.items() if old.config[k] != v}
-    if finished and not overwrite and not again:
-        what = ", ".join(f"{k} {a!r} -> {c!r}" for k, (a, c) in changes.items()) or "what it starts from"
+    changes = _changes(old.config, config.identity(b.cfg))
+    if old.status["status"] != "finished":
+        if hasattr(b.cfg, "resume") and old.checkpoints() and not changes:
+            return replace(b.cfg, resume=True)
+        return replace(b.cfg, overwrite=True)
+    if overwrite:
+        return replace(b.cfg, overwrite=True)
+    if not again:
         raise ConfigError(
-            f"stage {b.name} is finished and has changed ({what}); --from {b.stage.name} keeps its run under another name "
-            "and runs it again, --overwrite deletes it"
+            f"stage {b.name} is finished and has changed ({', '.join(changes) or 'what it starts from'}); "
+            f"--from {b.stage.name} keeps its run under another name and runs it again, --overwrite deletes it"
         )
-    if finished and not overwrite:
-        paths.check_not_read(b.run_name, b.cfg, what="running the stage again would rename")
-        paths.move_away(b.run_name)
-        return b.cfg
-    goes_on = hasattr(b.cfg, "resume") and not finished and bool(old.checkpoints()) and not changes
-    return replace(b.cfg, resume=True) if goes_on else replace(b.cfg, overwrite=True)
+    paths.check_not_read(b.run_name, b.cfg, what="running the stage again would rename")
+    paths.move_away(b.run_name)
+    return b.cfg
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Settings that differ, as "lr 0.1 -> 0.2". A run fills in its model and what is None: these do not count."""
+    return [
+        f"{name} {old[name]!r} -> {value!r}"
+        for name, value in new.items()
+        if name in old and name != "model" and value is not None and old[name] != value
+    ]
 
 
 # ---- larger scales
 
 
 def confirm(scale: Scale, bound: list[Bound], yes: bool) -> None:
-    """Print the plan of the stages to launch, and ask unless `yes`. ConfigError without a terminal to ask, or where
-    the plan does not fit."""
+    """Print the plan of the stages to launch, and ask unless `yes`. ConfigError if the plan does not fit, without a
+    terminal to ask, or if the answer is no."""
     from codechat_lab.instruments import planner  # it imports torch
 
     hours = 0.0
@@ -240,14 +272,16 @@ def confirm(scale: Scale, bound: list[Bound], yes: bool) -> None:
         hours += plan.hours
     gpus = max(scale.ranks_of(b.stage) for b in bound)
     print(f"planned: {hours:,.1f} hours on {gpus} GPUs; sampling and data come on top")
-    if not yes and not sys.stdin.isatty():
+    if yes:
+        return
+    if not sys.stdin.isatty():
         raise ConfigError("no terminal to ask for a confirmation; --yes launches what is planned above")
-    if not yes and input("launch? [y/N] ").strip().lower() not in ("y", "yes"):
+    if input("launch? [y/N] ").strip().lower() not in ("y", "yes"):
         raise ConfigError("not launched; finished stages stay finished")
 
 
 def data_first(bound: list[Bound], scale: Scale, todo: set[str]) -> list[Bound]:
-    """The stages in an order in which those that need no GPU, and no pending result of one that does, come first."""
+    """The stages that need no GPU, nor a pending result of one that does, then the others; each in order."""
     late: set[str] = set()
     for b in bound:
         if b.stage.name in todo and (scale.ranks_of(b.stage) or late & set(b.stage.needs)):
@@ -256,17 +290,23 @@ def data_first(bound: list[Bound], scale: Scale, todo: set[str]) -> list[Bound]:
 
 
 def say_missing_gpus(bound: list[Bound], scale: Scale) -> None:
-    """Before anything is prepared: which stages can run here where there are fewer GPUs than a stage needs.
-    ConfigError where none can."""
-    here = gpus_here()
-    able = [b.name for b in itertools.takewhile(lambda b: scale.ranks_of(b.stage) <= here, bound)]
-    if len(able) == len(bound):
-        return
-    first = bound[len(able)]
-    lack = f"stage {first.name} needs {scale.ranks_of(first.stage)} GPUs and there are {here}"
-    if not able:
-        raise ConfigError(f"{lack}; run the recipe on a machine that has them")
-    print(f"{lack}: only {', '.join(able)} will run here; then run the recipe again on a machine that has them")
+    """If a stage needs more GPUs than there are, print which ones can run here. ConfigError if none can."""
+    able: list[str] = []
+    for b in bound:
+        lack = lack_of_gpus(b, scale)
+        if lack and not able:
+            raise ConfigError(f"{lack}; run the recipe on a machine that has them")
+        if lack:
+            print(f"{lack}: only {', '.join(able)} will run here; then run the recipe again on a machine that has them")
+            return
+        able.append(b.name)
+
+
+def lack_of_gpus(b: Bound, scale: Scale) -> str:
+    """What a stage lacks on this machine; "" if nothing."""
+    ranks = scale.ranks_of(b.stage)
+    here = gpus_here() if scale.gpu else ranks
+    return f"stage {b.name} needs {ranks} GPUs and there are {here}" if here < ranks else ""
 
 
 def gpus_here() -> int:
@@ -276,16 +316,18 @@ def gpus_here() -> int:
 
 
 def launch_stage(settings: Any, ranks: int) -> None:
-    """Start a stage by torchrun, detached, and follow it to its end. A stopped stage continues; any other is
-    written again."""
+    """Start a stage by torchrun, detached, and follow it to its end. RunError if it does not finish."""
     name = settings.run_name
-    if not (getattr(settings, "resume", False) and (paths.runs_dir() / name / "launch.sh").is_file()):
-        launcher.write(replace(settings, overwrite=False), nproc=ranks, overwrite=settings.overwrite)
+    stopped = getattr(settings, "resume", False) and (paths.runs_dir() / name / "launch.sh").is_file()
+    if not stopped:  # launch.sh resumes by itself
+        machines = launcher.Machines(nproc=ranks, overwrite=settings.overwrite)
+        launcher.write(replace(settings, overwrite=False), machines)
     launcher.start(name)
     state = launcher.attach(name)
     if state["status"] != "finished":
         raise RunError(
-            f"stage {name} {state['status']}: {state['reason']}; see runs/{name}/launch.log, then run the recipe again to continue"
+            f"stage {name} {state['status']}: {state['reason']}; see runs/{name}/launch.log, "
+            "then run the recipe again to continue"
         )
 
 
@@ -301,13 +343,13 @@ class RecipeLaunch(RecipeConfig):
 
     @property
     def where(self) -> Path:
-        """Where process and log of this launch lie."""
+        """The folder of this launch's process and log."""
         return self.folder / "launch" / (Path(self.recipe).stem + (f"-s{self.seed}" if self.seed else ""))
 
 
 def launch(argv: list[str]) -> int | None:
-    """`codechat launch`, of a recipe or a run; 1 where `status` or `tail` find a failure. A run of the name of a
-    recipe comes first."""
+    """`codechat launch`, of a recipe or a run; 1 where `status` or `tail` find a failure. A run wins over a recipe
+    of the same name."""
     what = argv[0] if argv else ""
     if not what.endswith(".toml") and (what not in RECIPES or paths.exists(what)):
         return launcher.main(argv)
@@ -326,14 +368,13 @@ def launch(argv: list[str]) -> int | None:
 
 
 def start_recipe(cfg: RecipeLaunch) -> None:
-    """Start `codechat run` in a session of its own. ConfigError for stages that do not exist, RunError where the
-    recipe runs already."""
-    command = RecipeConfig(**{f.name: getattr(cfg, f.name) for f in fields(RecipeConfig)})
-    pending(command)
+    """Start `codechat run` as a detached process. ConfigError for stages that do not exist, RunError if the recipe
+    runs already."""
+    pending(cfg)  # before anything is written
     launcher.check_not_started(cfg.recipe, cfg.where)
     cfg.where.mkdir(parents=True, exist_ok=True)
     settings = cfg.where / "settings.json"
-    write_json(settings, config.plain(command))
+    write_json(settings, {f.name: config.plain(getattr(cfg, f.name)) for f in fields(RecipeConfig)})
     launcher.start_detached(
         [sys.executable, "-m", "codechat", "run", "--config", str(settings)],
         cfg.where,
@@ -348,37 +389,35 @@ def launched(where: Path) -> RecipeConfig:
 
 
 def recipe_status(where: Path) -> dict[str, Any]:
-    """{recipe, status, reason, process, log, then the state of each stage}; what did not finish has the state of
-    the stage where it ended."""
+    """{recipe, status, reason, process, log, then the state of each stage}. A recipe that ended early has the status
+    of the stage that ended it."""
     process = launcher.process_of(where)
     cfg = launched(where)
     rows = read_ledger(cfg.ledger)
-    state = "running" if process else "finished"
-    reason = None
     states = {b.name: _state(b, rows) for b in cfg.bound}
     todo, _ = pending(replace(cfg, from_stage=None, force=()))
+    status = "running" if process else "finished"
+    reason = None
     if not process and any(b.stage.name in todo and not b.waits for b in cfg.bound):
         reason = launcher.error_line(where / "recipe.log") or ""
-        ended = [state for state in (*launcher.FAILED, "stopped") if state in states.values()]
-        state = ended[0] if ended else "failed" if reason.startswith("error: ") else "stopped"
-    about = {
+        usual = "failed" if reason.startswith("error: ") else "stopped"
+        status = next((state for state in (*launcher.FAILED, "stopped") if state in states.values()), usual)
+    return {
         "recipe": cfg.recipe,
-        "status": state,
+        "status": status,
         "reason": reason,
         "process": process["pid"] if process else None,
-    }
-    return about | {"log": where / "recipe.log"} | states
+        "log": where / "recipe.log",
+    } | states
 
 
-def _state(b: Bound, rows: Mapping[str, Mapping[str, Any]]) -> str:
+def _state(b: Bound, rows: Ledger) -> str:
     if is_finished(b, rows):
         return "finished"
-    state = (
-        paths.read_status(paths.runs_dir() / b.run_name)["status"]
-        if b.run_name and paths.exists(b.run_name)
-        else "waiting"
-    )
-    return "waiting" if state == "finished" else state  # finished with other settings
+    if not b.run_name or not paths.exists(b.run_name):
+        return "waiting"
+    status = paths.read_status(paths.runs_dir() / b.run_name)["status"]
+    return "waiting" if status == "finished" else status  # finished with other settings
 
 
 def stop_recipe(where: Path, *, now: bool = False) -> str:
@@ -402,25 +441,26 @@ SUMMARY = ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean")
 
 
 def results_table(cfg: RecipeConfig) -> Table:
-    """Stage, seconds, and the numbers of its run."""
+    """Stage, seconds, and the last evaluations of its run."""
     rows = read_ledger(cfg.ledger)
     table = Table("stage", "seconds", "result", title=f"recipe {cfg.recipe}")
     for b in cfg.bound:
-        row = rows.get(b.name)
-        result = result_of(b) if row and b.run_name and b.done else ""  # its run may be deleted since
-        table.add_row(b.name, f"{row['seconds']:.0f}" if row else "", result)
+        result = ""
+        if b.name in rows and b.run_name and b.done:  # a finished run may be deleted since
+            evals = Run.open(b.run_name).evals().to_dict("records")
+            last = 4 if b.stage.name.endswith("evaluate") else 1
+            result = "\n".join(map(_in_words, evals[-last:]))
+        table.add_row(b.name, f"{rows[b.name]['seconds']:.0f}" if b.name in rows else "", result)
     return table
 
 
-def result_of(b: Bound) -> str:
-    """The last evaluations of the stage's run, a line each."""
-    rows = Run.open(b.run_name).evals().to_dict("records")
-    lines = []
-    for row in rows[-4:] if b.stage.name.endswith("evaluate") else rows[-1:]:
-        words = [str(row[k]) for k in ("checkpoint", "split", "verdict") if isinstance(row.get(k), str)]
-        shown = {k: v for k, v in row.items() if k in SUMMARY or k.startswith("heldout_loss/")}
-        lines.append(" ".join([*words, *(f"{k} {v:.3f}" for k, v in shown.items() if isinstance(v, float))]))
-    return "\n".join(lines)
+def _in_words(row: Mapping[str, Any]) -> str:
+    """An evaluation on one line."""
+    words = [str(row[name]) for name in ("checkpoint", "split", "verdict") if isinstance(row.get(name), str)]
+    for name, value in row.items():
+        if (name in SUMMARY or name.startswith("heldout_loss/")) and isinstance(value, float):
+            words.append(f"{name} {value:.3f}")
+    return " ".join(words)
 
 
 SHEETS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.txt"))}
@@ -438,10 +478,10 @@ def show_recipes(cfg: SheetConfig) -> None:
     """`codechat recipes [NAME]`: what each recipe changed and why, and its stages; or a sheet."""
     if cfg.name is not None:
         return print(SHEETS[check_choice("sheet of command lines", cfg.name, SHEETS)], end="")
-    how = dict(initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     for name, recipe in RECIPES.items():
         print(f"{name}: {recipe.about}")
-        print(textwrap.fill(" ".join(stage.name for stage in recipe.stages), 110, **how))
+        stages = " ".join(stage.name for stage in recipe.stages)
+        print(textwrap.fill(stages, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
     for sheet, text in SHEETS.items():
         print(f"{sheet}: {text.splitlines()[0].lstrip('# ')}; codechat recipes {sheet} prints its command lines")
 

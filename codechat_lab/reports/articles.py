@@ -18,7 +18,7 @@ VERBATIM = "verbatim"  # format of a column that shows what a model wrote
 
 
 def answer(numbers: Mapping[str, float], *sentences: str) -> Markdown:
-    """Sentences, a line each; every {name:format} is filled from `numbers`, so that none is typed by hand."""
+    """Sentences, a line each; every {name:format} is filled from `numbers`: no number is typed by hand."""
     return Markdown("\n".join(sentences).format_map(numbers))
 
 
@@ -29,21 +29,28 @@ def beside(rows: Iterable[Sequence[str]]) -> Markdown:
 
 
 def table(frame: pd.DataFrame, columns: Mapping[str, str | tuple[str, str]]) -> Markdown:
-    """Every row of a frame, with words for column names and no text cut; what is unknown is a dash.
+    """Every row of a frame, with words for column names and no text cut; a dash for an unknown value.
 
     columns: {column: words}, or {column: (words, format)} with a format of numbers or VERBATIM."""
     shown = {column: (about, "") if isinstance(about, str) else about for column, about in columns.items()}
-    rows = [[_cell(row.get(column), how) for column, (_, how) in shown.items()] for row in frame.to_dict("records")]
-    lines = [[words for words, _ in shown.values()], ["---"] * len(shown), *rows]
-    return Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    lines = [_line(words for words, _ in shown.values()), _line(["---"] * len(shown))]
+    for row in frame.to_dict("records"):
+        lines.append(_line(_cell(row.get(column), how) for column, (_, how) in shown.items()))
+    return Markdown("\n".join(lines))
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _cell(value: Any, how: str) -> str:
-    if value == "" or value is None or (not isinstance(value, str) and pd.isna(value)):
+    if value == "" or pd.isna(value):
         return "–"
-    if how == VERBATIM:  # inline code: markup in a completion must not become ours
-        fence = "`" * (1 + max(map(len, re.findall("`+", str(value))), default=0))
-        text = f"{fence} {' '.join(str(value).split())} {fence}"
-    else:
-        text = f"{value:{how}}"
+    text = _inline_code(str(value)) if how == VERBATIM else f"{value:{how}}"
     return text.replace("|", "\\|")
+
+
+def _inline_code(text: str) -> str:
+    """Text whose markup Markdown leaves alone, with a fence longer than any within it."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {' '.join(text.split())} {fence}"

@@ -28,7 +28,7 @@ DRAWN = "runs/drawn/report"  # what is drawn from committed rows; git ignores ru
 
 
 def templates() -> dict[str, str]:
-    """{report: its template}, whose source is nbs_py/9x_NAME.py or 9x_NAME_report.py."""
+    """{report: template} of the sources nbs_py/9x_NAME.py and 9x_NAME_report.py."""
     return {name[3:].removesuffix("_report"): name for name in notebooks.names() if notebooks.is_template(name)}
 
 
@@ -38,11 +38,13 @@ def build(name: str, out: str, frozen: bool = False) -> Path:
 
     RunError names the cell that failed and the reason; the notebook up to there is kept."""
     here = paths.ROOT / out / name / "data"
-    committed = paths.ROOT / "reports" / name / "data"
-    kept = committed if out == DRAWN and committed.is_dir() else paths.SHIPPED / "reports" / name / "data"
-    if kept.is_dir() and (out == DRAWN or (out == "reports" and not here.exists())):
-        shutil.rmtree(here, ignore_errors=True)  # of an earlier call
-        shutil.copytree(kept, here)
+    if out == DRAWN or (out == "reports" and not here.exists()):
+        for root in (paths.ROOT, paths.SHIPPED):
+            committed = root / "reports" / name / "data"
+            if committed.is_dir():
+                shutil.rmtree(here, ignore_errors=True)  # of an earlier call
+                shutil.copytree(committed, here)
+                break
     path = paths.ROOT / out / f"{name}.ipynb"
     try:
         notebooks.execute_copy(templates()[name], path, {"out": f"{out}/{name}", "frozen": frozen})
@@ -56,16 +58,17 @@ def write(cfg: ReportConfig) -> None:
     without a name, print the list."""
     known = templates()
     folder = paths.ROOT / "reports"
-    runs = paths.ROOT / "runs"
+    if not cfg.names:
+        for name in known:
+            path = folder / f"{name}.ipynb"
+            print(f"{name:<16} {html.title(html.read(path)) if path.is_file() else 'not executed yet'}")
+        return
     for name in cfg.names:
         check_choice("report", name, known)
     out = cfg.out or (DRAWN if cfg.frozen else "reports")
     for name in cfg.names:
         print(f"report: {build(name, out, frozen=cfg.frozen)}")
-    if cfg.names:
-        reports = sorted([*folder.glob("*.ipynb"), *runs.glob("*/report/*.ipynb")])
-        print(f"index: {html.write_index(folder / 'index.html', reports, sorted(runs.glob('*/notebooks/*.ipynb')))}")
-        return
-    for name in known:
-        place = folder / f"{name}.ipynb"
-        print(f"{name:<16} {html.title(html.read(place)) if place.is_file() else 'not executed yet'}")
+    runs = paths.ROOT / "runs"
+    reports = sorted([*folder.glob("*.ipynb"), *runs.glob("*/report/*.ipynb")])
+    copies = sorted(runs.glob("*/notebooks/*.ipynb"))
+    print(f"index: {html.write_index(folder / 'index.html', reports, copies)}")

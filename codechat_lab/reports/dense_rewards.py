@@ -36,7 +36,9 @@ def values(rows: Sequence[Row], when: str, measure: str) -> np.ndarray:
     if measure == "greedy":
         return np.array([row[when]["greedy"] for row in rows], dtype=float)
     k = int(measure.removeprefix("pass@"))
-    return np.array([[estimate_pass_at_k(row["samples"], c, k) for c in row[when]["correct"]] for row in rows])
+    samples = np.array([[row["samples"]] for row in rows])
+    correct = np.array([row[when]["correct"] for row in rows])
+    return np.vectorize(estimate_pass_at_k, otypes=[float])(samples, correct, k)
 
 
 def score(rows: Sequence[Row], when: str, measure: str) -> Interval:
@@ -44,7 +46,7 @@ def score(rows: Sequence[Row], when: str, measure: str) -> Interval:
 
 
 def gain(rows: Sequence[Row], reference: Sequence[Row], measure: str = "pass@1") -> Interval:
-    """What the runs end above the reference's, paired by seed and problem."""
+    """What the runs score above the reference after RL, paired by seed and problem."""
     return hierarchical_interval(values(rows, "after", measure) - values(reference, "after", measure))
 
 
@@ -59,12 +61,14 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
     found = cells(rows)
     parts = []
     for (start, reward), runs in found.items():
-        row: dict[str, Any] = dict(start=start, reward=reward, seeds=len(runs), live=live_share(runs))
+        row: dict[str, Any] = {"start": start, "reward": reward, "seeds": len(runs), "live": live_share(runs)}
         for measure in ("greedy", "pass@1", f"pass@{runs[0]['samples']}"):
             row[f"{measure} before"] = score(runs, "before", measure).value
             row |= score(runs, "after", measure).row(measure)
         row["worst seed"] = float(values(runs, "after", "pass@1").mean(1).min())
-        parts.append(row | (gain(runs, found[start, REFERENCE]).row("gain") if reward != REFERENCE else {}))
+        if reward != REFERENCE:
+            row |= gain(runs, found[start, REFERENCE]).row("gain")
+        parts.append(row)
     return pd.DataFrame(parts)
 
 
@@ -73,28 +77,36 @@ def figure(rows: Sequence[Row]) -> Plot:
     side."""
     found = table(rows)
     above = (found["gain/lo"] > 0).sum()
-    title = f"{above} of {found['gain'].count()} rewards with partial credit end above the binary one, though more groups teach"
+    title = (
+        f"{above} of {found['gain'].count()} rewards with partial credit end above the binary one, "
+        "though more groups teach"
+    )
     fig, axes = new_figure(title, cols=3, size=(9.6, 3.4), sharey=True)
+    greedy, sampled, live = axes[0]
     before = found.drop_duplicates("start")
-    look = dict(color=GREY, markersize=22, label="before RL")
     places = np.arange(len(before))
-    bars = dict(fmt="o", capsize=2.5, elinewidth=1.4)
-    for ax, measure in zip(axes[0], ("greedy", "pass@1")):
-        ax.plot(places, before[f"{measure} before"], "_", **look)
+    for ax, measure in ((greedy, "greedy"), (sampled, "pass@1")):
+        ax.plot(places, before[f"{measure} before"], "_", color=GREY, markersize=22, label="before RL")
     for i, (reward, runs) in enumerate(found.groupby("reward", sort=False)):
         at = places + 0.17 * (i - 1.5)
-        look = dict(color=SHAPE_COLOURS[reward], markersize=4.5)
-        for ax, measure in zip(axes[0], ("greedy", "pass@1")):
-            ax.errorbar(at, runs[measure], errors_of(runs, measure), label=reward, **bars, **look)
-        axes[0, 2].plot(at, runs["live"], "o", **look)
+        colour = SHAPE_COLOURS[reward]
+        for ax, measure in ((greedy, "greedy"), (sampled, "pass@1")):
+            ax.errorbar(
+                at,
+                runs[measure],
+                errors_of(runs, measure),
+                label=reward,
+                fmt="o",
+                color=colour,
+                markersize=4.5,
+                capsize=2.5,
+                elinewidth=1.4,
+            )
+        live.plot(at, runs["live"], "o", color=colour, markersize=4.5)
+    ticks = [f"{start}\n{rate:.1%}" for start, rate in zip(before["start"], before["pass@1 before"])]
     for ax, label in zip(axes[0], ("exact match, greedy", "exact match, T = 1", "groups with variance, all updates")):
-        ax.set_xticks(places, [f"{s}\n{v:.1%}" for s, v in zip(before["start"], before["pass@1 before"])])
+        ax.set_xticks(places, ticks)
         ax.set_ylim(-0.02, 1.02)
-        finish(
-            ax,
-            x="start of RL, and its exact match at T = 1",
-            y=label,
-            loc="upper left",
-            legend=ax is axes[0, 0],
-        )
+        x = "start of RL, and its exact match at T = 1"
+        finish(ax, x=x, y=label, loc="upper left", legend=ax is greedy)
     return fig

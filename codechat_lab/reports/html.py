@@ -18,7 +18,9 @@ from nbformat import NotebookNode
 from codechat.core.atomic_files import write_atomic
 
 TEMPLATES = Path(__file__).parent / "templates"
-HIDE_INPUT, HIDE_CELL = "hide-input", "hide-cell"  # tags, as Jupyter Book has them: without its code; not at all
+# tags of Jupyter Book
+HIDE_INPUT = "hide-input"  # shown without code
+HIDE_CELL = "hide-cell"  # shown at the end of the page
 
 
 def read(path: Path) -> NotebookNode:
@@ -28,19 +30,19 @@ def read(path: Path) -> NotebookNode:
 def write_page(notebook_path: Path) -> Path:
     """Render an executed notebook to NAME.html beside it; returns the page's path.
 
-    Prose, outputs, and each cell's code behind a fold. Cells tagged `hide-cell` are at the end, behind one fold
-    with the code of those tagged
-    `hide-input`; an article has all its code there."""
+    Prose, outputs, and each cell's code behind a fold. One fold at the end holds cells tagged `hide-cell` and the code
+    of cells tagged `hide-input`; an article has all its code there."""
     notebook = read(notebook_path)
     path = notebook_path.with_suffix(".html")
-    cells = [dict(c, place=_place(c, bool(answer(notebook)))) for c in notebook.cells if c.source.strip()]
+    article = bool(answer(notebook))
+    cells = [dict(cell, place=_place(cell, article)) for cell in notebook.cells if cell.source.strip()]
     write_atomic(path, fill("notebook.html", title=title(notebook), cells=cells))
     return path
 
 
 def _place(cell: NotebookNode, article: bool) -> str:
     """Where a page shows a cell: "here" (with its code), "output" (its code at the end) or "end"."""
-    tags = {*cell.metadata.get("tags", ())}
+    tags = set(cell.metadata.get("tags", ()))
     if HIDE_CELL in tags or (article and tags & {"parameters", "injected-parameters"}):
         return "end"  # an article lists its parameters in its appendix
     return "output" if cell.cell_type == "code" and (article or HIDE_INPUT in tags) else "here"
@@ -49,7 +51,8 @@ def _place(cell: NotebookNode, article: bool) -> str:
 def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
     """Write the page `out` over executed reports, each with its title, the first sentence of its answer and
     thumbnails, and a list of other executed notebooks. Every notebook is rendered beside its file and linked."""
-    cards, links = ([_card(path, out.parent) for path in group] for group in (reports, notebooks))
+    cards = [_card(path, out.parent) for path in reports]
+    links = [_card(path, out.parent) for path in notebooks]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, fill("index.html", title="CodeChat reports", reports=cards, notebooks=links))
     return out
@@ -58,16 +61,16 @@ def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = 
 def _card(path: Path, folder: Path) -> dict[str, Any]:
     notebook = read(path)
     page = write_page(path)
-    return dict(
-        href=Path(os.path.relpath(page, folder)).as_posix(),
-        title=title(notebook),
-        sentence=answer(notebook).partition("\n")[0],
-        thumbnails=[output for output in _tagged(notebook, "thumbnail") if "image/png" in output.get("data", {})],
-    )
+    return {
+        "href": Path(os.path.relpath(page, folder)).as_posix(),
+        "title": title(notebook),
+        "sentence": answer(notebook).partition("\n")[0],
+        "thumbnails": [output for output in _tagged(notebook, "thumbnail") if "image/png" in output.get("data", {})],
+    }
 
 
 def answer(notebook: NotebookNode) -> str:
-    """The Markdown that cells tagged `answer` show: a sentence a line; "" where the notebook is no article."""
+    """The Markdown that cells tagged `answer` show, a sentence a line; "" if the notebook is no article."""
     return "\n".join(output.get("data", {}).get("text/markdown", "") for output in _tagged(notebook, "answer"))
 
 
@@ -80,7 +83,7 @@ def title(notebook: NotebookNode) -> str:
 
 def _tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
     """Outputs of the code cells with a tag."""
-    cells = [c for c in notebook.cells if c.cell_type == "code" and tag in c.metadata.get("tags", ())]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and tag in cell.metadata.get("tags", ())]
     return [output for cell in cells for output in cell.outputs]
 
 
@@ -91,12 +94,8 @@ def prose(markdown: str) -> str:
 
 def fill(template: str, more_css: str = "", **values: Any) -> str:
     """A whole HTML file; the templates escape every value that they do not mark as safe."""
-    pages = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = FileSystemLoader(TEMPLATES)
+    pages = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.filters["markdown"] = prose
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     return pages.get_template(template).render(css=css + more_css, **values)

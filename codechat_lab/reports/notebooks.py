@@ -42,7 +42,7 @@ class NotebookError(UserError, RuntimeError):
 
 
 def names() -> list[str]:
-    """Names with a source, in order."""
+    """Names of the notebooks with a source, sorted."""
     return sorted(path.stem for path in (paths.SHIPPED / "nbs_py").glob("*.py"))
 
 
@@ -75,36 +75,45 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 def reads_runs(name: str) -> bool:
     """Whether it is a walk-through with a parameter `source`, the recipe whose runs it reads."""
-    cells = [cell.source for cell in code_cells(source_of(name)) if "parameters" in cell.metadata.get("tags", [])]
-    return not is_template(name) and any(re.search("^source = ", cell, re.MULTILINE) for cell in cells)
+    if is_template(name):
+        return False
+    cells = [cell for cell in code_cells(source_of(name)) if "parameters" in cell.metadata.get("tags", [])]
+    return any(re.search("^source = ", cell.source, re.MULTILINE) for cell in cells)
 
 
 def run_copies(cfg: CopiesConfig) -> None:
     """Execute copies of the walk-throughs that read runs on those of cfg.source. A claim that does not hold there
     is printed, not raised."""
     out = paths.ROOT / cfg.out
-    verdicts = []
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
 
-    def ran(name: str) -> tuple[str, float, str]:
+    def run(name: str) -> tuple[float, str]:
+        """Seconds, and what failed ("" if the claim held)."""
         begin = time.perf_counter()
-        verdict = "held"
+        failure = ""
         try:
-            execute_copy(name, out / f"{name}.ipynb", {"source": cfg.source}, OMP_NUM_THREADS=threads)
+            execute_copy(name, out / f"{name}.ipynb", {"source": cfg.source}, {"OMP_NUM_THREADS": threads})
         except NotebookError as error:
-            verdict = f"FAILED: {error}"
-        return name, time.perf_counter() - begin, verdict
+            failure = f"FAILED: {error}"
+        return time.perf_counter() - begin, failure
 
+    copied = list(filter(reads_runs, names()))
+    held = 0
     with ThreadPoolExecutor(2) as pool:
-        for name, seconds, verdict in pool.map(ran, filter(reads_runs, names())):
-            print(f"{seconds:6.1f} s  {name}: {html.title(source_of(name))}: {verdict}")
-            verdicts.append(verdict)
-    print(f"{verdicts.count('held')} of {len(verdicts)} claims held; copies in {out}")
+        for name, (seconds, failure) in zip(copied, pool.map(run, copied)):
+            print(f"{seconds:6.1f} s  {name}: {html.title(source_of(name))}: {failure or 'held'}")
+            held += not failure
+    print(f"{held} of {len(copied)} claims held; copies in {out}")
 
 
-def execute_copy(name: str, path: Path, parameters: Mapping[str, object], **environment: str) -> None:
-    """Execute a notebook or report template with `parameters` into `path`, in its folder, in this environment.
-    NotebookError if a cell fails; the outputs up to there are kept."""
+def execute_copy(
+    name: str,
+    path: Path,
+    parameters: Mapping[str, object],
+    environment: Mapping[str, str] = {},
+) -> None:
+    """Execute a notebook or report template with `parameters` into `path`, in its folder, with these environment
+    variables. NotebookError if a cell fails; the outputs up to there are kept."""
     notebook = source_of(name)
     for cell in notebook.cells:
         tags = cell.metadata.setdefault("tags", [])  # papermill reads the tags of every cell
@@ -117,12 +126,18 @@ def execute_copy(name: str, path: Path, parameters: Mapping[str, object], **envi
             cell["id"] = "given" if "injected-parameters" in cell.metadata["tags"] else cell["id"]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        execute(notebook, cwd=path.parent, **environment)
+        execute(notebook, cwd=path.parent, environment=environment)
     finally:
         write_atomic(path, nbformat.writes(notebook) + "\n")
 
 
-def execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float = 600, **environment: str) -> None:
+def execute(
+    notebook: NotebookNode,
+    *,
+    cwd: Path,
+    timeout_s: float = 600,
+    environment: Mapping[str, str] = {},
+) -> None:
     """Run every cell in place, in a fresh kernel whose `codechat` is this one. Raises NotebookError."""
     package = str(Path(codechat.__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
@@ -140,15 +155,20 @@ def execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float = 600, **envi
         resources={"metadata": {"path": str(cwd)}},
     )
     try:
-        client.execute(env={**os.environ, "PYTHONPATH": path, **environment})
+        client.execute(env=os.environ | {"PYTHONPATH": path} | dict(environment))
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         cells = code_cells(notebook)
         number = 1 + cells.index(notebook.cells[begun[-1]])
-        reason = f"did not end: {str(error).splitlines()[0]}"
-        if isinstance(error, CellExecutionError):
-            claim = number == len(cells) and error.ename == "AssertionError"
-            said = " ".join(f"{error.ename}: {error.evalue}".split())[:400].rstrip(": ")
-            reason = f"failed: {'the claim did not hold: ' if claim else ''}{said}"
+        reason = _reason(error, last=number == len(cells))
         raise NotebookError(f"code cell {number} of {len(cells)} {reason}") from error
     finally:
         notebook.metadata["language_info"] = nbformat.from_dict(LANGUAGE)
+
+
+def _reason(error: Exception, last: bool) -> str:
+    """Why a cell failed, on one line. An assertion in the last cell is the claim."""
+    if not isinstance(error, CellExecutionError):
+        return f"did not end: {str(error).splitlines()[0]}"
+    text = " ".join(f"{error.ename}: {error.evalue}".split())[:400].rstrip(": ")
+    claim = "the claim did not hold: " if last and error.ename == "AssertionError" else ""
+    return f"failed: {claim}{text}"

@@ -13,6 +13,7 @@ below `templates/pages`, linked by a relative path."""
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from codechat_lab.reports.settings import PagesConfig
 from codechat_lab.tasks.funcall import TIERS
 
 FOLDER = Path(__file__).parent / "templates" / "pages"
-ABOUT = json.loads((FOLDER / "about.json").read_text())  # name -> title, description
+ABOUT = json.loads((FOLDER / "about.json").read_text())  # name -> title, lead
+Row = dict[str, Any]
+INDEX = ("CodeChat: try it", "Each page works without a server and without a network.")
 
 
 def json_for_html(data: Any) -> str:
@@ -33,7 +36,7 @@ def json_for_html(data: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def completions_data(source: str = "frozen") -> dict[str, Any]:
+def completions_data(source: str = "frozen") -> Row:
     """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one answer of each to a
     request. DataError unless there are two."""
     samples = run_frames.stage_rows(source, "evaluate", "samples").to_dict("records")
@@ -41,69 +44,94 @@ def completions_data(source: str = "frozen") -> dict[str, Any]:
     if len(who) != 2:
         raise DataError(f"the evaluation of {source} has answers of {len(who)} checkpoints ({who}); required are two")
     counts = run_frames.stage_rows(source, "evaluate", "per_problem").to_dict("records")
-    counted = {(r["checkpoint"], r["id"]): {k: int(r[k]) for k in ("n", "c")} for r in counts}
-    answers: dict[str, dict[str, dict[str, Any]]] = {}
-    about: dict[str, dict[str, Any]] = {}
+    counted = {(row["checkpoint"], row["id"]): {"n": int(row["n"]), "c": int(row["c"])} for row in counts}
+    rows: dict[str, Row] = {}
     for sample in samples:
         problem = sample["problem"]
-        by = sample["checkpoint"]
-        about.setdefault(problem, {"id": problem} | {k: sample[k] for k in ("split", "request", "gold")})
-        answer = dict(
-            text=sample["completion"],
-            tier=sample["tier"],
-            reward=float(f"{sample['reward']:.4g}"),
-        )
-        answers.setdefault(problem, {}).setdefault(by, answer | counted.get((by, problem), {}))
-    rows = [about[p] | {"answers": [a[by] for by in who]} for p, a in answers.items() if len(a) == len(who)]
-    return dict(rows=rows, tiers=list(TIERS), who=who)
+        checkpoint = sample["checkpoint"]
+        about = {key: sample[key] for key in ("split", "request", "gold")}
+        row = rows.setdefault(problem, {"id": problem} | about | {"answers": {}})
+        answer = {
+            "text": sample["completion"],
+            "tier": sample["tier"],
+            "reward": float(f"{sample['reward']:.4g}"),
+        }
+        row["answers"].setdefault(checkpoint, answer | counted.get((checkpoint, problem), {}))
+    answered = [row for row in rows.values() if len(row["answers"]) == len(who)]
+    for row in answered:
+        row["answers"] = [row["answers"][checkpoint] for checkpoint in who]
+    return {"rows": answered, "tiers": list(TIERS), "who": who}
 
 
-def xray_data() -> dict[str, Any]:
+def xray_data() -> Row:
     """{steps, problems, tiers} of the committed rollouts, from one row for each step and request."""
     rows = list(read_rows(run_frames.frozen_dir() / "xray" / "rollouts.jsonl"))
-    by_step, by_problem = (_grouped(rows, key) for key in ("step", "id"))
-    problems = [
-        {k: seen[0][k] for k in ("id", "request", "gold", "prompt")}
-        | {"groups": [dict(rollouts=row["rollouts"]) for row in seen]}
-        for seen in by_problem.values()
-    ]
-    steps = []
-    for step, seen in by_step.items():
-        groups = [row["rollouts"] for row in seen]
-        every = [rollout for group in groups for rollout in group]
-        reward, exact = (float(f"{sum(float(r[k]) for r in every) / len(every):.3g}") for k in ("reward", "correct"))
-        live = sum(len({r["reward"] for r in group}) > 1 for group in groups) / len(groups)
-        steps.append(dict(step=step, reward=reward, exact=exact, live=live))
-    return dict(steps=steps, problems=problems, tiers=rows[0]["tiers"])
+    problems = []
+    for seen in _grouped(rows, "id"):
+        about = {key: seen[0][key] for key in ("id", "request", "gold", "prompt")}
+        problems.append(about | {"groups": [{"rollouts": row["rollouts"]} for row in seen]})
+    steps = [_step(seen) for seen in _grouped(rows, "step")]
+    return {"steps": steps, "problems": problems, "tiers": rows[0]["tiers"]}
 
 
-def _grouped(rows: list[dict[str, Any]], key: str) -> dict[Any, list[dict[str, Any]]]:
-    return {value: [row for row in rows if row[key] == value] for value in dict.fromkeys(row[key] for row in rows)}
+def _step(seen: list[Row]) -> Row:
+    """Mean reward, exact match and share of groups with variance of the rows of a step."""
+    rollouts = [rollout for row in seen for rollout in row["rollouts"]]
+    live = [len({rollout["reward"] for rollout in row["rollouts"]}) > 1 for row in seen]
+    return {
+        "step": seen[0]["step"],
+        "reward": _mean(rollouts, "reward"),
+        "exact": _mean(rollouts, "correct"),
+        "live": sum(live) / len(live),
+    }
+
+
+def _mean(rollouts: list[Row], key: str) -> float:
+    return float(f"{sum(float(rollout[key]) for rollout in rollouts) / len(rollouts):.3g}")
+
+
+def _grouped(rows: list[Row], key: str) -> Iterable[list[Row]]:
+    """The rows of each value, in the order of first appearance."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[key], []).append(row)
+    return groups.values()
 
 
 def render_all(out: Path, source: str = "frozen") -> dict[Path, str]:
     """The pages for the folder `out`, and an index of them."""
-    css, js = ((FOLDER / file).read_text(encoding="utf-8") for file in ("pages.css", "pages.js"))
-    links = [("index.html", "pages"), *((f"{name}.html", name) for name in ABOUT)]
-    library = Path(os.path.relpath(FOLDER, out.resolve())).as_posix()
+    cards = [{"href": f"{name}.html", "title": title, "lead": lead} for name, (title, lead) in ABOUT.items()]
+    return {
+        out / "calculator.html": _page(out, "calculator", {}),
+        out / "completions.html": _page(out, "completions", completions_data(source)),
+        out / "xray.html": _page(out, "xray", xray_data()),
+        out / "index.html": _page(out, "index", {}, cards),
+    }
 
-    def page(name: str, title: str, lead: str, data: Any, **more: Any) -> str:
-        charts = name in ("calculator", "xray")
-        values = dict(js=js, links=links, library=library, charts=charts, data=json_for_html(data))
-        about = dict(title=title, lead=lead, current=f"{name}.html")
-        return html.fill(f"pages/{name}.html", more_css=css, **values, **about, **more)
 
-    data = dict(calculator=dict, completions=lambda: completions_data(source), xray=xray_data)
-    texts = {out / f"{name}.html": page(name, *ABOUT[name], data[name]()) for name in ABOUT}
-    cards = [dict(href=f"{name}.html", title=ABOUT[name][0], lead=ABOUT[name][1]) for name in ABOUT]
-    lead = "Each page works without a server and without a network."
-    return texts | {out / "index.html": page("index", "CodeChat: try it", lead, {}, pages=cards)}
+def _page(out: Path, name: str, data: Any, cards: Iterable[Row] = ()) -> str:
+    title, lead = ABOUT.get(name, INDEX)
+    return html.fill(
+        f"pages/{name}.html",
+        more_css=(FOLDER / "pages.css").read_text(encoding="utf-8"),
+        js=(FOLDER / "pages.js").read_text(encoding="utf-8"),
+        links=[("index.html", "pages"), *((f"{page}.html", page) for page in ABOUT)],
+        library=Path(os.path.relpath(FOLDER, out.resolve())).as_posix(),
+        charts=name in ("calculator", "xray"),
+        title=title,
+        lead=lead,
+        current=f"{name}.html",
+        data=json_for_html(data),
+        pages=cards,
+    )
 
 
 def main(cfg: PagesConfig) -> None:
-    """`codechat pages`. Nothing is written if one page cannot be made."""
-    texts = render_all(paths.ROOT / cfg.out, cfg.source)
-    (paths.ROOT / cfg.out).mkdir(parents=True, exist_ok=True)
+    """`codechat pages`. Nothing is written if one page cannot be made, or into the folder of a run (ConfigError)."""
+    out = paths.ROOT / cfg.out
+    paths.check_outside(out)
+    texts = render_all(out, cfg.source)
+    out.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         write_atomic(path, text)
         print(f"page: {path}")

@@ -11,7 +11,7 @@ walk-through reads rows of source "frozen", which `tools/freeze_rows.py` committ
 machine; any other source is a recipe whose runs are read (`nano` for runs/nano/sft)."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ COMPARED = {
     "swaps": ("data_dir", "split", "limit", "max_new_tokens"),
     "anatomy": (*SAMPLED, "data_dir", "problems", "group_size"),
 }
+EVALUATIONS = ("evaluate", "swaps", "anatomy")  # kinds of runs that read checkpoints
 QUOTED = {"test", "test_hard"}  # splits whose scores are quoted: no checkpoint may be chosen on them
 
 
@@ -53,29 +54,30 @@ def check(runs: Sequence[Run]) -> None:
     first: dict[tuple[str, bool], Run] = {}
     for run in runs:
         status = run.status
-        config = run.config
+        kind = status["kind"]
         if status["status"] != "finished":
             reason = status.get("reason", "no end yet")
             raise RunError(f"run {run.name} is {status['status']} ({reason}); wait, or use --resume")
-        if status["kind"] in ("evaluate", "swaps", "anatomy"):
-            for name in filter(paths.exists, _trained(run)):  # of a run that was deleted the scores still hold
+        if kind in EVALUATIONS:
+            for name in filter(paths.exists, _trained(run)):  # the scores of a run that was deleted still hold
                 started = Run.open(name).status["started"]
                 if started > status["started"]:
                     raise RunError(f"run {run.name} evaluated {name}, trained again on {started}; evaluate it again")
-        if status["kind"] == "evaluate" and QUOTED & set(config.get("split", ())):
+        if kind == "evaluate" and QUOTED & set(run.config.get("split", ())):
             _check_choice(run)
-        other = first.setdefault((status["kind"], bool(config.get("all_checkpoints"))), run)
-        for setting in COMPARED.get(status["kind"], ()):
+        other = first.setdefault((kind, bool(run.config.get("all_checkpoints"))), run)
+        for setting in COMPARED.get(kind, ()):
             a = other.config.get(setting)
-            b = config.get(setting)
+            b = run.config.get(setting)
             if a != b:
                 raise RunError(f"runs {other.name} and {run.name} differ in {setting}: {a} and {b}; evaluate one again")
 
 
 def _trained(run: Run, ending: str = "") -> set[str]:
-    """The runs whose checkpoints an evaluation read; of references that end so."""
+    """The runs whose checkpoints an evaluation read, by references with this ending."""
     refs = run.config.get("ckpt", [])
-    return {ref.partition("@")[0] for ref in ([refs] if isinstance(refs, str) else refs) if ref.endswith(ending)}
+    refs = [refs] if isinstance(refs, str) else refs
+    return {ref.partition("@")[0] for ref in refs if ref.endswith(ending)}
 
 
 def _check_choice(run: Run) -> None:
@@ -85,24 +87,26 @@ def _check_choice(run: Run) -> None:
     if twice:
         raise RunError(f"run {run.name} evaluated several checkpoints of {min(twice)} on test; use --split select")
     best = _trained(run, "@best")
-    for chooser in map(Run.open, paths.run_paths()) if best else ():
+    if not best:
+        return
+    for chooser in map(Run.open, paths.run_paths()):
         splits = sorted(QUOTED & set(chooser.config.get("split", ())))
         if chooser.config.get("all_checkpoints") and splits and _trained(chooser) & best:
             raise RunError(f"run {run.name}: {chooser.name} chose its checkpoint on {splits}; choose it on select")
 
 
 def collect(runs: Sequence[str | Path], samples: int | None = SAMPLES_PER_RUN) -> Frames:
-    """The frames runs, metrics, evals, per_problem and samples (at most so many of a run), each with a column `run`.
+    """The frames runs, metrics, evals, per_problem and samples (at most `samples` per run), each with a column `run`.
 
     MissingFile for a run that does not exist, RunError for one that `check` rejects."""
     opened = [Run.open(ref) for ref in runs]
     check(opened)
     return {
         "runs": pd.DataFrame([_describe(run) for run in opened]),
-        "metrics": _stack((run, run.metrics()) for run in opened),
-        "evals": _stack((run, run.evals()) for run in opened),
-        "per_problem": _stack((run, pd.DataFrame(read_rows(run.path / "per_problem.jsonl"))) for run in opened),
-        "samples": _stack((run, pd.DataFrame(_spread(run.samples(), samples))) for run in opened),
+        "metrics": _stack(opened, Run.metrics),
+        "evals": _stack(opened, Run.evals),
+        "per_problem": _stack(opened, lambda run: pd.DataFrame(read_rows(run.path / "per_problem.jsonl"))),
+        "samples": _stack(opened, lambda run: pd.DataFrame(_spread(run.samples(), samples))),
     }
 
 
@@ -121,33 +125,37 @@ def _describe(run: Run) -> dict[str, Any]:
     }
 
 
-def _stack(parts: Iterable[tuple[Run, pd.DataFrame]]) -> pd.DataFrame:
+def _stack(runs: Sequence[Run], read: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
     """One frame of all runs, the run's name in front, without the column `time`, which would differ in every copy."""
-    frames = [f.drop(columns="time", errors="ignore").assign(run=run.name) for run, f in parts if len(f)]
-    whole = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["run"])
-    return whole[["run", *(c for c in whole if c != "run")]]
+    frames = [read(run).drop(columns="time", errors="ignore").assign(run=run.name) for run in runs]
+    frames = [rows for rows in frames if len(rows)]
+    if not frames:
+        return pd.DataFrame(columns=["run"])
+    whole = pd.concat(frames, ignore_index=True)
+    return whole[["run", *whole.columns.drop("run")]]
 
 
-def _spread(rows: Sequence[Any], count: int | None) -> list[Any]:
+def _spread(rows: Sequence[Any], count: int | None) -> Sequence[Any]:
     """At most `count` rows at equal distances: the first ones would all be of one checkpoint."""
-    return [rows[i * len(rows) // count] for i in range(count)] if count and len(rows) > count else list(rows)
+    if not count or len(rows) <= count:
+        return rows
+    return [rows[i * len(rows) // count] for i in range(count)]
 
 
 def gather(
     runs: Sequence[str],
     data: Path | str,
     frozen: bool,
-    prepare: Callable[[Frames], Frames] = lambda frames: frames,
+    prepare: Callable[[Frames], Frames] | None = None,
 ) -> Frames:
-    """The frames that a report draws from: those of its runs, frozen into `data`; or those already frozen there,
-    with `frozen` or where this machine
-    has none of the runs. prepare: what becomes of the frames before they are frozen."""
+    """The frames that a report draws from: those of its runs, changed by `prepare` and frozen into `data`. With
+    `frozen`, or if this machine has none of the runs, those already frozen there."""
     if frozen or (not any(map(paths.exists, runs)) and (Path(data) / "runs.csv").is_file()):
         print(f"drawn from the frozen rows{'' if frozen else ': none of the runs is on this machine'}")
         return load_frozen(data)
     frames = collect(runs)
     (Path(data) / NUMBERS).unlink(missing_ok=True)
-    return freeze(prepare(frames), data)
+    return freeze(prepare(frames) if prepare else frames, data)
 
 
 def rows_of(frame: pd.DataFrame, run: str) -> pd.DataFrame:
@@ -164,9 +172,12 @@ def seeds_of(run: str) -> list[str]:
     if not paths.exists(run):
         return [run]
     path = paths.find_run(run)
-    seeds = {p: p.name.rpartition("-s")[2] for p in path.parent.glob(f"{path.name}-s*")}
-    siblings = sorted((int(seed), p) for p, seed in seeds.items() if seed.isdecimal() and paths.is_run(p))
-    return [run, *(str(p) for _, p in siblings if Run.open(p).status["status"] == "finished")]
+    siblings: dict[int, Path] = {}
+    for sibling in path.parent.glob(f"{path.name}-s*"):
+        seed = sibling.name.rpartition("-s")[2]
+        if seed.isdecimal() and paths.is_run(sibling) and Run.open(sibling).status["status"] == "finished":
+            siblings[int(seed)] = sibling
+    return [run, *(str(siblings[seed]) for seed in sorted(siblings))]
 
 
 def freeze(frames: Frames, directory: Path | str) -> Frames:
@@ -177,21 +188,22 @@ def freeze(frames: Frames, directory: Path | str) -> Frames:
     directory = Path(directory)
     counts = frames.get("per_problem", ())
     flat = {*TABLES, "per_problem"} if len(counts) and "tiers" not in counts else {*TABLES}
-    texts = {name: _csv(frame) if name in flat else _jsonl(frame) for name, frame in frames.items()}
+    texts = {f"{name}.csv": _csv(frame) for name, frame in frames.items() if name in flat}
+    texts |= {f"{name}.jsonl": _jsonl(frame) for name, frame in frames.items() if name not in flat}
     size = sum(len(text.encode()) for text in texts.values())
     if size > MAX_BYTES:
         raise ConfigError(f"{size:,} bytes to freeze in {directory}; at most {MAX_BYTES:,}; take fewer rows")
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        suffix, other = (".csv", ".jsonl") if name in flat else (".jsonl", ".csv")
-        (directory / f"{name}{other}").unlink(missing_ok=True)
-        write_atomic(directory / f"{name}{suffix}", text)
+    for file, text in texts.items():
+        path = directory / file
+        path.with_suffix(".jsonl" if path.suffix == ".csv" else ".csv").unlink(missing_ok=True)
+        write_atomic(path, text)
     return load_frozen(directory)
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """Counts per problem with a row for each sampling (greedy, T=1) become a row for all, with columns "n SAMPLING"
-    and "c SAMPLING"."""
+    """Of counts per problem, the rows of each sampling (greedy, T=1) become one row with columns "n SAMPLING" and
+    "c SAMPLING"."""
     wide = frame
     if {"sampling", *COUNTS} <= set(frame):
         keys = [c for c in frame if c not in ("sampling", *COUNTS)]
@@ -203,17 +215,23 @@ def _csv(frame: pd.DataFrame) -> str:
 
 
 def _jsonl(frame: pd.DataFrame) -> str:
-    text = json.dumps([row.dropna().to_dict() for _, row in frame.iterrows()], default=lambda value: value.item())
+    rows = [row.dropna().to_dict() for _, row in frame.iterrows()]
+    text = json.dumps(rows, default=lambda number: number.item())  # numbers of numpy
     return json_lines(json.loads(text, parse_float=lambda digits: float(f"{float(digits):.8g}")))
 
 
 def _lengthened(wide: pd.DataFrame) -> pd.DataFrame:
-    """The rows that `_csv` was given; frames without columns of samplings as they are."""
+    """The inverse of `_csv`; frames without columns of samplings as they are."""
     samplings = [c[2:] for c in wide if c.startswith("n ")]
     if not samplings:
         return wide
-    keys = wide[[c for c in wide if c[:2] not in ("n ", "c ")]]
-    parts = [keys.assign(sampling=s, **{c: wide[f"{c} {s}"] for c in COUNTS}).dropna(subset="n") for s in samplings]
+    keys = [c for c in wide if c[:2] not in ("n ", "c ")]
+    parts = []
+    for sampling in samplings:
+        counts = {f"{c} {sampling}": c for c in COUNTS}
+        part = wide[[*keys, *counts]].rename(columns=counts).dropna(subset="n")
+        part.insert(len(keys), "sampling", sampling)
+        parts.append(part)
     rows = pd.concat(parts, ignore_index=True).astype(dict.fromkeys(COUNTS, int))
     place = rows.groupby(["run", "checkpoint", "split"], sort=False).ngroup()
     return rows.loc[place.sort_values(kind="stable").index].reset_index(drop=True)
@@ -230,7 +248,7 @@ def load_frozen(directory: Path | str) -> Frames:
 
 
 def headline(numbers: Mapping[str, float], data: Path | str) -> None:
-    """Store the numbers that a report prints beside its frozen rows; if they are stored already, RunError names
+    """Store the numbers that a report prints beside its frozen rows. If numbers are stored already, RunError names
     those that differ in four digits."""
     path = Path(data) / NUMBERS
     found = {name: float(f"{value:.4g}") for name, value in numbers.items()}
@@ -278,12 +296,11 @@ def seeds(source: str) -> pd.DataFrame:
     """A row per evaluated seed and comparison of two checkpoints: value, lo, hi and N of the paired difference in
     pass@1."""
     runs = _frames(source, seeds_of(f"{source}/evaluate"))["runs"].query("kind == 'evaluate'")
-    gaps = [
-        {"run": run, "comparison": name, **gap}
-        for run, summary in zip(runs["run"], runs["summary"])
-        for name, gap in json.loads(summary).items()
-        if isinstance(gap, dict)
-    ]
+    gaps = []
+    for run, summary in zip(runs["run"], runs["summary"]):
+        for name, gap in json.loads(summary).items():
+            if isinstance(gap, dict):
+                gaps.append({"run": run, "comparison": name} | gap)
     return pd.DataFrame(gaps)
 
 
@@ -292,8 +309,9 @@ def _frames(source: str, runs: Sequence[str]) -> Frames:
 
 
 def _rows_ending(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The rows of RECIPE/NAME, whatever the recipe."""
-    return rows_of(frame, next((run for run in frame["run"] if run.endswith(f"/{name}")), name))
+    """The rows of RECIPE/NAME, for any recipe."""
+    run = next((run for run in frame["run"] if run.endswith(f"/{name}")), name)
+    return rows_of(frame, run)
 
 
 class Gains(NamedTuple):
@@ -310,17 +328,23 @@ def paired_gains(
     k: int = 1,
     against: Sequence[str] | None = None,
 ) -> Gains:
-    """pass@k of each evaluation run's last checkpoint minus that of its first, paired by problem, on one split. A
-    run is a seed; all together have the hierarchical interval over seeds and problems. against: minus that of the
-    first checkpoint of these runs, one for each seed."""
+    """pass@k of the last checkpoint of each evaluation run minus pass@k of its first, paired by problem, on one split.
+    A run is a seed; the interval of all is hierarchical, over seeds and problems. against: the runs whose first
+    checkpoint is subtracted, one for each seed."""
+    pairs = []
+    for run, other in zip(runs, against or runs, strict=True):
+        before = _answers(frames["per_problem"], other, split, end=0)
+        after = _answers(frames["per_problem"], run, split, end=-1)
+        pairs.append((before, after))
+    alone = [results.paired_difference(before, after, k=k) for before, after in pairs]
+    return Gains(alone, results.difference_over_seeds(pairs, k=k))
 
-    def problems(run: str, end: int) -> list[dict[str, Any]]:
-        rows = rows_of(frames["per_problem"], run)
-        rows = rows[rows["split"] == split]
-        return rows[rows["checkpoint"] == rows["checkpoint"].iloc[end]].to_dict("records")
 
-    pairs = [(problems(other, 0), problems(run, -1)) for run, other in zip(runs, against or runs, strict=True)]
-    return Gains([results.paired_difference(*pair, k=k) for pair in pairs], results.difference_over_seeds(pairs, k=k))
+def _answers(counts: pd.DataFrame, run: str, split: str, end: int) -> list[dict[str, Any]]:
+    """The rows of a run's first (end 0) or last (-1) checkpoint on one split."""
+    rows = rows_of(counts, run)
+    rows = rows[rows["split"] == split]
+    return rows[rows["checkpoint"] == rows["checkpoint"].iloc[end]].to_dict("records")
 
 
 def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str]) -> pd.DataFrame:
@@ -329,14 +353,16 @@ def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str])
     seeds of STRATUM/named_*.
 
     The checkpoints of a run are matched by their order. A problem's stratum stands in its id, before the number."""
-    evals, problems = ([rows_of(frames[table], run) for run in runs] for table in ("evals", "per_problem"))
-    order = {name: i for rows in evals for i, name in enumerate(dict.fromkeys(rows["checkpoint"]))}
+    evals = [rows_of(frames["evals"], run) for run in runs]
+    order: dict[str, int] = {}
+    for rows in evals:
+        order |= {name: place for place, name in enumerate(rows["checkpoint"].unique())}
     rates = pd.concat(evals)
-    solved = pd.concat(problems)
+    solved = pd.concat([rows_of(frames["per_problem"], run) for run in runs])
     table = []
     for (place, sampling), rows in rates.groupby([rates["checkpoint"].map(order), "sampling"], sort=False):
         answered = solved[(solved["checkpoint"].map(order) == place) & (solved["sampling"] == sampling)]
-        row = dict(checkpoint=rows["checkpoint"].iloc[0], sampling=sampling)
+        row = {"checkpoint": rows["checkpoint"].iloc[0], "sampling": sampling}
         for kind in kinds:
             row |= _stratum(kind, answered) | rows.filter(regex=f"^{kind}/named_").mean().to_dict()
         table.append(row)
@@ -344,23 +370,27 @@ def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str])
 
 
 def _stratum(kind: str, solved: pd.DataFrame) -> dict[str, float]:
-    """Its pass@1 over the seeds: share of correct completions of each problem, then the interval, over clusters
-    where problems have one."""
-    rows = solved[solved["id"].str.rsplit("-", n=2).str[-2] == kind].assign(share=lambda f: f["c"] / f["n"])
+    """pass@1 of a stratum over the seeds, from the share of correct completions of each problem. Problems of one
+    cluster are drawn together."""
+    rows = solved[solved["id"].str.rsplit("-", n=2).str[-2] == kind]
+    rows = rows.assign(share=rows["c"] / rows["n"])
     shares = rows.pivot(index="id", columns="run", values="share")
     shares = shares.reindex(index=rows["id"].unique(), columns=rows["run"].unique())  # the order of seeds and problems
-    named = rows.dropna(subset="cluster").set_index("id")["cluster"].to_dict() if "cluster" in rows else {}
-    clusters = [named.get(id, id) for id in shares.index]
+    named: dict[str, str] = {}
+    if "cluster" in rows:
+        named = rows.dropna(subset="cluster").set_index("id")["cluster"].to_dict()
+    clusters = [named.get(problem, problem) for problem in shares.index]
     value = intervals.hierarchical_interval(shares.to_numpy(dtype=float).T, clusters=clusters, bounds=(0.0, 1.0))
     return value.row(f"{kind}/pass@1") | {f"{kind}/n": len(shares)}
 
 
 def gain_table(gains: Mapping[str, Gains]) -> pd.DataFrame:
     """name, value, lo, hi: each seed's gain and that of all, in order."""
-    rows = []
+    named = {}
     for name, found in gains.items():
-        ends = [*(f"seed {i}" for i in range(len(found.seeds))), f"{len(found.seeds)} seeds"]
-        rows += [(f"{name}, {end}", g.value, g.lo, g.hi) for end, g in zip(ends, [*found.seeds, found.all])]
+        named |= {f"{name}, seed {seed}": gain for seed, gain in enumerate(found.seeds)}
+        named[f"{name}, {len(found.seeds)} seeds"] = found.all
+    rows = [(name, gain.value, gain.lo, gain.hi) for name, gain in named.items()]
     return pd.DataFrame(rows, columns=["name", "value", "lo", "hi"])
 
 
@@ -370,9 +400,11 @@ def in_points(gain: intervals.Interval) -> str:
 
 
 def with_settings(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The runs of a report with minutes, the state of the code, and a column for each setting; None where a run has
-    no such setting."""
-    configs = [json.loads(config) for config in runs["config"]]
+    """The runs of a report with minutes, the state of the code, and a column for each setting; None if a run lacks
+    it."""
     state = runs["dirty"].map({True: "changed since the commit", False: "as committed"})
-    columns: dict[str, Any] = {name: [config.get(name) for config in configs] for name in names}
-    return runs.assign(minutes=runs["seconds"] / 60, state=state, **columns)
+    table = runs.assign(minutes=runs["seconds"] / 60, state=state)
+    configs = [json.loads(config) for config in runs["config"]]
+    for name in names:
+        table[name] = [config.get(name) for config in configs]
+    return table

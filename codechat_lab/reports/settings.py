@@ -13,7 +13,8 @@ class ReportConfig(Settings):
     names: tuple[str, ...] = opt((), "reports: NAME of templates nbs_py/9x_NAME.py; none = list them", positional=True)
     out: str | None = opt(
         None,
-        "folder for NAME.ipynb, NAME.html and NAME/data, from the project's root; none = reports, or runs/drawn/report with --frozen",
+        "folder for NAME.ipynb, NAME.html and NAME/data, from the project's root; "
+        "none = reports, or runs/drawn/report with --frozen",
     )
     frozen: bool = opt(False, "draw from the rows in OUT/NAME/data, or the committed ones, without the runs")
 

@@ -34,9 +34,11 @@ OKABE_ITO = {
     "black": "#000000",
     "yellow": "#F0E442",
 }
-SHAPE_COLOURS = {
-    shape: OKABE_ITO[colour]
-    for shape, colour in dict(binary="black", fractional="sky", tiered="orange", staircase="green").items()
+SHAPE_COLOURS = {  # of rewards
+    "binary": OKABE_ITO["black"],
+    "fractional": OKABE_ITO["sky"],
+    "tiered": OKABE_ITO["orange"],
+    "staircase": OKABE_ITO["green"],
 }
 STAGES = {
     "pretrain": "blue",
@@ -85,14 +87,13 @@ class Plot(Figure):
     """A Figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
-        """The image in 96 colours, which keep notebooks with many figures small, and its title for those who cannot
-        see it."""
+        """The image in 96 colours, which keep notebooks with many figures small, and its title as alternative text."""
         drawn = io.BytesIO()
         small = io.BytesIO()
-        self.savefig(drawn, format="png", dpi=100, metadata={"Software": None})
+        self.savefig(drawn, format="png", dpi=100, metadata={"Software": None})  # without the version, the same bytes
         # The default method merges colours of small areas, such as a legend's, with others.
-        how = {"method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
-        Image.open(drawn).convert("RGB").quantize(96, **how).save(small, format="png", optimize=True)
+        few = Image.open(drawn).convert("RGB").quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(small, format="png", optimize=True)
         return small.getvalue(), {"alt": self.get_suptitle()}
 
 
@@ -109,7 +110,7 @@ def new_figure(
 
 
 def colour_of(run: str) -> str:
-    """The colour of a run name: fixed for the stages of a recipe, shared by the seeds of a run."""
+    """The colour of a run name, the same in every figure and for every seed of the run."""
     stage = SUFFIX.sub("", run.partition("@")[0]).rpartition("/")[2]
     if stage in STAGES:
         return OKABE_ITO[STAGES[stage]]
@@ -138,7 +139,11 @@ def label_of_run(ref: str) -> str:
     name, _, step = ref.rpartition("/")[2].partition("@")
     seed = SUFFIX.search(name)
     words = [{"sft": "SFT", "rl": "RL"}.get(word, word) for word in SUFFIX.sub("", name).split("-")]
-    return " ".join(words) + (f", seed {seed[1]}" if seed else "") + (f", step {step}" if step else "")
+    if seed:
+        words[-1] += f", seed {seed[1]}"
+    if step:
+        words[-1] += f", step {step}"
+    return " ".join(words)
 
 
 def label_of_tier(tier: str) -> str:
@@ -149,8 +154,10 @@ def label_of_tier(tier: str) -> str:
 def seeds_note(runs: Iterable[str]) -> str:
     """The number of seeds behind the curves: each run and its -sN siblings."""
     stems = [SUFFIX.sub("", run) for run in runs]
-    most = max((stems.count(s) for s in stems), default=0)
-    return f"n = {most} seed{'s' if most > 1 else ''}" + (", each drawn" if 1 < most < 3 else "")
+    most = max(map(stems.count, stems), default=0)
+    plural = "s" if most > 1 else ""
+    drawn = ", each drawn" if most == 2 else ""
+    return f"n = {most} seed{plural}{drawn}"
 
 
 def draw_published(
@@ -162,21 +169,18 @@ def draw_published(
     line: str = "",
 ) -> None:
     """Published figures, in a style that measured ones never have: hollow black marks, "(published)" in the label."""
-    look = dict(
+    ax.plot(
+        list(x),
+        list(y),
+        label=f"{label} (published)",
         marker=marker,
         linestyle=line or "none",
         color="black",
         markerfacecolor="none",
         markersize=5.5,
-    )
-    ax.plot(
-        list(x),
-        list(y),
-        label=f"{label} (published)",
         linewidth=0.9,
         alpha=0.75,
         zorder=4,
-        **look,
     )
 
 
@@ -198,18 +202,11 @@ def draw_smoothed(
         return
     span = span_of(len(y))
     ax.plot(x, y, color=colour, linewidth=0.9, alpha=0.25)
-    ax.plot(
-        x,
-        y.ewm(span=span).mean(),
-        dash,
-        color=colour,
-        linewidth=1.7,
-        label=f"{label} (EMA, span {span})",
-    )
+    ax.plot(x, y.ewm(span=span).mean(), dash, color=colour, linewidth=1.7, label=f"{label} (EMA, span {span})")
 
 
 def span_of(rows: int) -> int:
-    """Span of the moving average: short enough not to lag behind a curve that falls fast."""
+    """Span of the moving average of so many rows, short enough to follow a curve that falls fast."""
     return min(20, max(3, rows // 10))
 
 
@@ -219,7 +216,7 @@ def errors_of(rows: pd.DataFrame, y: str) -> np.ndarray:
 
 
 def stack_bars(ax: Axes, shares: dict[str, Iterable[float]], colours: dict[str, str]) -> None:
-    """Horizontal bars, one beside the other; a share that is not known takes no room."""
+    """Horizontal bars, one beside the other; NaN takes no room."""
     left = 0.0
     for name, values in shares.items():
         width = np.nan_to_num(np.array(values, dtype=float))
@@ -241,22 +238,15 @@ def finish(ax: Axes, *, x: str, y: str | None, note: str = "", legend: bool = Tr
 
 def add_note(ax: Axes, text: str) -> None:
     """A small text below the right end of the x axis."""
-    ax.text(
-        1.0,
-        -0.15,
-        text,
-        transform=ax.transAxes,
-        ha="right",
-        va="top",
-        fontsize=7.5,
-        color=GREY,
-    )
+    ax.text(1.0, -0.15, text, transform=ax.transAxes, ha="right", va="top", fontsize=7.5, color=GREY)
 
 
-def outer_legend(fig: Figure, ax: Axes, loc: str, *, reverse: bool = False, **options: Any) -> Legend:
-    """A legend of the labels of `ax` outside all axes; reverse = in the order of a stack, the top first."""
-    look = dict(fontsize=8, frameon=False) | options
-    return fig.legend(*ax.get_legend_handles_labels(), loc=loc, reverse=reverse, **look)
+def outer_legend(
+    fig: Figure, ax: Axes, loc: Any, *, reverse: bool = False, fontsize: float = 8, **options: Any
+) -> Legend:
+    """A legend of the labels of `ax` outside all axes; reverse: as in a stack, the top first."""
+    handles, labels = ax.get_legend_handles_labels()
+    return fig.legend(handles, labels, loc=loc, reverse=reverse, fontsize=fontsize, frameon=False, **options)
 
 
 def first_and_last(frame: pd.DataFrame, y: str) -> tuple[float, float]:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from codechat.core.errors import DataError
+from codechat.core.errors import ConfigError, DataError
 from codechat.data import corpus, corpus_writer, sources
+from codechat.runs.run import Run
 from codechat.text import tokenizer
 
 BYTES = tokenizer.load("bytes")
@@ -177,3 +178,12 @@ def test_embedded_python_keeps_programs_and_counts_what_it_leaves_out(tmp_path):
     assert kept == {"pkg/a.py": "def a():\n    return 1\n", "pkg/e.py": "def e():\n    return 5\n"}
     assert ledger.skipped == {"tests": 2, "vendored": 1, "this_project": 2, "mostly_data": 1, "long_lines": 1}
     assert ledger.lost == {"not_utf8": 1}
+
+
+@pytest.mark.parametrize("out", ["runs/x", "runs/x/corpus"])
+def test_no_corpus_is_written_into_a_run(out: str, home: Path) -> None:
+    Run.create("x", {}, kind="sft").finish()
+    before = sorted(home.rglob("*"))
+    with pytest.raises(ConfigError, match="within run x; expected no folder of a run; choose another --out"):
+        corpus_writer.prepare_corpus(corpus_writer.CorpusConfig(out=str(home / out)))
+    assert sorted(home.rglob("*")) == before

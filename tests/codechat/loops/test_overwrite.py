@@ -375,7 +375,7 @@ def test_an_evaluation_of_which_a_later_checkpoint_is_damaged_keeps_the_former_o
 def test_a_launch_that_cannot_start_keeps_the_former_run(home: Path) -> None:
     train(small("reinforce", home, run_name="r"))
     before = contents(home / "runs" / "r")
-    launcher.write(ReinforceConfig(run_name="r", task="toy", init_from="nothing"), overwrite=True)
+    launcher.write(ReinforceConfig(run_name="r", task="toy", init_from="nothing"), launcher.Machines(overwrite=True))
     assert contents(home / "runs" / ".r.old") == before
     with pytest.raises(UserError):
         train(SFTConfig(run_name="r", data_dir="nothing"))

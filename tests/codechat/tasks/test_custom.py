@@ -297,6 +297,17 @@ def test_the_template_passes_its_own_tests(tmp_path):
     assert len(list(tmp_path.glob("*.py"))) == 2
 
 
+def test_a_new_task_does_not_replace_a_file(tmp_path, monkeypatch):
+    """Also in the folder that Python imports from, where the file is a module too."""
+    (tmp_path / "my_words.py").write_text("mine = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"got .*my_words\.py, which exists; expected a new file; choose another name"
+    ):
+        COMMANDS["new"].run(["task", "my_words", "--out", str(tmp_path)])
+    assert [path.name for path in tmp_path.glob("*my_words*")] == ["my_words.py"]
+
+
 def test_an_installed_package_adds_a_task_and_never_replaces_one(tmp_path, monkeypatch):
     """What pip would write of `codechat new package`, whose pyproject.toml declares the class; then a clash, and
     classes that cannot be had."""

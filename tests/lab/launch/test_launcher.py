@@ -29,6 +29,7 @@ from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run, list_runs
 from codechat.sft import SFTConfig
 from codechat_lab.launch import launcher, runner
+from codechat_lab.launch.launcher import Machines
 
 PROJECT = Path(__file__).resolve().parents[3]
 CONFIGS = [
@@ -82,7 +83,7 @@ def use_python(launch_sh: Path, python: str | Path) -> None:
 @pytest.mark.parametrize("cfg", CONFIGS, ids=lambda c: c.run_name)
 def test_the_shell_gives_torchrun_these_words(cfg: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
-    path = launcher.write(cfg, nproc=2, max_restarts=3).path
+    path = launcher.write(cfg, Machines(nproc=2, max_restarts=3)).path
     use_python(path / "launch.sh", stand_in(home / "said", 'printf "%s\\n" "$(pwd)" "$@"'))
 
     def words(*options: str) -> list[str]:
@@ -112,9 +113,9 @@ def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_w
         (SFTConfig(overwrite=True), {}),
     ):
         with pytest.raises(ConfigError):
-            launcher.write(cfg, **how)
+            launcher.write(cfg, Machines(**how))
     assert not (home / "runs").exists()
-    written = launcher.write(SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7)), nproc=4)
+    written = launcher.write(SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7)), Machines(nproc=4))
     assert written.changes == {"lr": (1e-3, 0.5), "model.depth": (4, 7)}
     assert "lr" in str(written) == repr(written)
     assert "all defaults" in str(launcher.write(SFTConfig(run_name="z")))
@@ -144,8 +145,8 @@ def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(home: Pat
     how = dict(capture_output=True, text=True, timeout=20, env=env)
     done = subprocess.run(["bash", str(path / "job.slurm")], check=True, **how)
     torchrun = (
-        f"-m torch.distributed.run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node-a:{launcher.PORT} --rdzv-id 77 --nproc-per-node 8 "
-        "-m codechat sft -- --config runs/s/config.json --run-name s"
+        f"-m torch.distributed.run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node-a:{launcher.PORT} "
+        "--rdzv-id 77 --nproc-per-node 8 -m codechat sft -- --config runs/s/config.json --run-name s"
     )
     assert done.stdout.splitlines() == [torchrun, torchrun]
     alone = subprocess.run(["sh", str(path / "launch.sh")], **how)
@@ -172,8 +173,8 @@ def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, home: Pat
     for refused in (lambda: Run.create("toy", resolved, kind="reinforce"), lambda: launcher.write(toy)):
         with pytest.raises(RunError, match="toy"):
             refused()
-    for again in (dict(overwrite=True), {}):  # what has not begun may be written again
-        path = launcher.write(dataclasses.replace(toy, lr=1e-5), **again).path
+    for overwrite in (True, False):  # what has not begun may be written again
+        path = launcher.write(dataclasses.replace(toy, lr=1e-5), Machines(overwrite=overwrite)).path
         assert paths.read_status(path)["status"] == "planned"
 
 
@@ -181,13 +182,16 @@ def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
     path = launcher.write(toy).path
     me = {"host": paths.platform.node(), "pid": os.getpid(), "pid_start": process_start(os.getpid())}
     (path / "process.json").write_text(json.dumps(me))
-    refused = (lambda: launcher.write(toy, overwrite=True), lambda: launcher.start("toy"))
+    refused = (lambda: launcher.write(toy, Machines(overwrite=True)), lambda: launcher.start("toy"))
     for call in refused:
         with pytest.raises(RunError, match=str(os.getpid())):
             call()
     assert launcher.status("toy")["status"] == "starting"
     (path / "process.json").unlink()
-    hold = "import sys; from pathlib import Path; from codechat.core.processes import lock; print(lock(Path(sys.argv[1])), flush=True); input()"
+    hold = (
+        "import sys; from pathlib import Path; from codechat.core.processes import lock; "
+        "print(lock(Path(sys.argv[1])), flush=True); input()"
+    )
     command = [sys.executable, "-c", hold, str(paths.lock_of(path))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "True\n"
@@ -202,7 +206,7 @@ def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
 def test_status_and_tail_end_with_1_after_a_failure_and_say_why(toy: ReinforceConfig) -> None:
     gone = {"host": paths.platform.node(), "pid": 1, "pid_start": "not this one"}
     for end, code in (("finish", 0), ("stop", 0), ("fail", 1), ("kill", 1), (None, 0)):
-        path = launcher.write(toy, overwrite=True).path
+        path = launcher.write(toy, Machines(overwrite=True)).path
         if end:
             run = Run.create("toy", toy, kind="reinforce")
             getattr(run, "fail" if end == "kill" else end)(*(["a reason"] if end != "finish" else []))
@@ -242,7 +246,10 @@ def test_runs_that_launch_did_not_write_and_those_of_other_hosts_are_left_alone(
 @contextlib.contextmanager
 def held_as_a_detached_process(path: Path) -> Iterator[None]:
     """Another process that has the lock of a detached one."""
-    program = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+    program = (
+        "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); "
+        "print('held', flush=True); input()"
+    )
     command = [sys.executable, "-c", program, str(path / launcher.ALIVE)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
@@ -282,7 +289,11 @@ def test_a_killed_run_of_a_renamed_host_is_stopped_started_and_followed_as_any_k
     toy: ReinforceConfig, home: Path
 ) -> None:
     path = launcher.write(toy).path
-    program = "import pathlib, sys\nfrom codechat.runs import paths\nfrom codechat.runs.run import Run\npaths.ROOT = pathlib.Path(sys.argv[1])\nrun = Run.create('toy', {}, kind='reinforce')\nprint('up', flush=True)\ninput()"
+    program = (
+        "import pathlib, sys\nfrom codechat.runs import paths\nfrom codechat.runs.run import Run\n"
+        "paths.ROOT = pathlib.Path(sys.argv[1])\nrun = Run.create('toy', {}, kind='reinforce')\n"
+        "print('up', flush=True)\ninput()"
+    )
     command = [sys.executable, "-c", program, str(home)]
     with subprocess.Popen(
         command,
@@ -320,9 +331,9 @@ def test_each_row_is_read_once_and_whole(tmp_path: Path) -> None:
     assert launcher.line_of(row, 100) == "step 20/100  train_loss 1.235 nats/token  tok_per_s 2.23e+04 tokens/s"
 
 
-TINY = """--task toy --tokenizer bytes --model.depth 1 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --device-batch-size 2
---group-size 4 --eval-every 0 --eval-examples 4 --max-new-tokens 4 --diagnose-groups 0 --dead-patience 100000 --max-steps 100000
---save-every 0 --run-name a/toy"""
+TINY = """--task toy --tokenizer bytes --model.depth 1 --model.n-embd 32 --model.n-head 2 --model.block-size 64
+--device-batch-size 2 --group-size 4 --eval-every 0 --eval-examples 4 --max-new-tokens 4 --diagnose-groups 0
+--dead-patience 100000 --max-steps 100000 --save-every 0 --run-name a/toy"""
 
 
 @pytest.mark.slow

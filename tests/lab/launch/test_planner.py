@@ -28,6 +28,7 @@ from codechat_lab.instruments import planner, step_memory
 from codechat_lab.instruments.plan_settings import GIB, PlanConfig
 from codechat_lab.instruments.step_memory import Peaks, Tape, measure
 from codechat_lab.launch import launcher
+from codechat_lab.launch.launcher import Machines
 
 TINY = GPTConfig(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257)
 LINEAR = dict(batch_gib=5.0, fixed_gib=20.0)
@@ -439,7 +440,7 @@ def test_the_command_plans_settings_and_a_written_run(capsys: pytest.CaptureFixt
         rows=2,
         row_tokens=64,
     )
-    assert "samples 12 rows at a time, 1 batches" in launcher.write(rl, gpu="a800-80gb").verdict
+    assert "samples 12 rows at a time, 1 batches" in launcher.write(rl, Machines(gpu="a800-80gb")).verdict
     small = "--model.depth 3 --model.n-embd 64 --model.n-head 2 --device-batch-size 3 --group-size 4"
     assert cli.main(f"plan rl {small} --rows 2 --row-tokens 64 --gpus 1 --gpu l4-24gb".split()) == 0
     text = capsys.readouterr().out
@@ -452,10 +453,10 @@ def test_the_command_plans_settings_and_a_written_run(capsys: pytest.CaptureFixt
     assert "set --device-batch-size 12" in capsys.readouterr().out
     assert cli.main(["plan", "--gpu", "nothing"]) == 2
     assert "a100-40gb" in capsys.readouterr().err
-    written = launcher.write(SFTConfig(run_name="x"), nproc=2, gpu="a800-80gb")
+    written = launcher.write(SFTConfig(run_name="x"), Machines(nproc=2, gpu="a800-80gb"))
     assert written.verdict.startswith("fits: ")
     assert "2 x a800-80gb" in str(written)
-    assert "none for expert" in launcher.write(ExpertConfig(run_name="z"), gpu="a800-80gb").verdict
+    assert "none for expert" in launcher.write(ExpertConfig(run_name="z"), Machines(gpu="a800-80gb")).verdict
     with pytest.raises(ConfigError):
         planner.from_settings(ExpertConfig(), gpus=1, gpu="a800-80gb")
     assert planner.from_settings(PretrainConfig(), gpus=1, gpu="a800-80gb").loop == "pretrain"

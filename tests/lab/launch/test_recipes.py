@@ -158,6 +158,42 @@ def test_what_does_not_fit_is_named(tiny: Path) -> None:
             bound_stages("tiny.toml")
 
 
+def test_placing_fills_in_folders_runs_and_earlier_stages() -> None:
+    corpus, first, second = recipes.place(recipes.read_recipe(TINY).stages, "mine")
+    assert corpus.settings["out"] == first.settings["data_dir"] == "data/mine/corpus"
+    assert first.settings["run_name"] == second.settings["init_from"] == "mine/first"
+
+
+def test_placing_at_a_seed_renames_seeded_stages_alone() -> None:
+    placed = recipes.place(recipes.read_recipe(TINY).stages, "mine", seed=2)
+    assert [one.name for one in placed] == ["corpus", "first", "second-s2"]
+    assert [one.settings.get("seed") for one in placed] == [None, None, 2]
+    assert placed[2].settings["run_name"] == "mine/second-s2"
+
+
+def test_placing_puts_a_base_where_a_replaced_run_is_named() -> None:
+    stages = recipes.read_recipe(TINY).stages
+    (second,) = recipes.place(stages, "mine", replaced={"corpus", "first"}, base="other@3")
+    assert second.settings["init_from"] == "other@3"
+
+
+def test_a_setting_that_does_not_fit_names_recipe_and_stage() -> None:
+    first = recipes.place(recipes.read_recipe(TINY).stages, "mine")[1]
+    with raising(ConfigError, "recipe mine, stage first"):
+        recipes.configure(replace(first, settings={"max_stepz": 1}), "mine")
+
+
+def test_a_digest_covers_settings_and_the_digests_of_needed_stages() -> None:
+    placed = recipes.place(recipes.read_recipe(TINY).stages, "mine")
+    cfgs = [recipes.configure(one, "mine") for one in placed]
+    before = recipes.hash_stages(placed, cfgs, {})
+    after = recipes.hash_stages(placed, [cfgs[0], replace(cfgs[1], max_steps=5), cfgs[2]], {})
+    assert [name for name in before if before[name] != after[name]] == ["first", "second"]
+    known = recipes.hash_stages(placed[1:], cfgs[1:], {"corpus": "another"})
+    assert known["corpus"] == "another"
+    assert known["first"] != before["first"]
+
+
 def test_a_recipe_goes_on_from_another_one(tiny: Path) -> None:
     child = tiny.with_name("child.toml")
     child.write_text('from = "tiny"\nwithout = ["second"]\n[shared.quick]\nmax_steps = 5\n[stage.first]\nseq_len = 8\n')

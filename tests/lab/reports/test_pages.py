@@ -9,8 +9,9 @@ import pytest
 import torch
 from browser import Browser
 
-from codechat.core.errors import DataError
+from codechat.core.errors import ConfigError, DataError
 from codechat.evaluation.intervals import estimate_pass_at_k, wilson_interval
+from codechat.runs.run import Run
 from codechat_lab.reports import pages, run_frames
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,6 +59,15 @@ def test_completions_compare_two_checkpoints(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(run_frames, "stage_rows", lambda *a: (f := real(*a))[f["checkpoint"] == first])
     with pytest.raises(DataError):
         pages.completions_data()
+
+
+@pytest.mark.parametrize("out", ["runs/x", "runs/x/pages"])
+def test_no_page_is_written_into_a_run(out: str, home: Path) -> None:
+    Run.create("x", {}, kind="sft").finish()
+    before = sorted(home.rglob("*"))
+    with pytest.raises(ConfigError, match="within run x; expected no folder of a run; choose another --out"):
+        pages.main(pages.PagesConfig(out=out))
+    assert sorted(home.rglob("*")) == before
 
 
 CHARTS = "document.querySelectorAll('.chart svg').length"
