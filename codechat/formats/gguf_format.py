@@ -52,6 +52,7 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
+HEAD_WIDTHS = ("attention.value_length", "rope.dimension_count")  # further names of the width of a head
 LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}  # the scale of a block is in float16
 WRITTEN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}  # our names of theirs
 # Of the architecture's keys: those that change nothing, whatever they say, and the values of others that change
@@ -165,42 +166,51 @@ def read(path: Path) -> File:
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
-        family = fields["general.architecture"]
-        split = fields.get("tokenizer.ggml.pre", "default")
-        scaled = "by frequency" if "rope_freqs.weight" in tensors else fields.get(f"{family}.rope.scaling.type", "none")
-        for what, found, known in (
-            ("architecture", family, FAMILIES),
-            ("position scaling", scaled, ("none",)),
-            ("tokenizer", fields["tokenizer.ggml.model"], ("gpt2",)),
-            ("tokenizer.ggml.pre", split, gguf_tokenizer.SPLIT_OF),
-            ("files in all", str(fields.get("split.count", 1) or 1), ("1",)),
-        ):
-            if found not in known:
-                raise ConfigError(f"{path} has {what} {found}; required: {', '.join(known)}")
-        unread = {t.tensor_type.name for t in reader.tensors if not _dequantizes(gguf, t.tensor_type)}
-        if unread:
-            readable = ", ".join(kind.name for kind in gguf.GGMLQuantizationType if _dequantizes(gguf, kind))
-            raise ConfigError(f"{path} has tensors in {', '.join(sorted(unread))}; required: {readable}")
-        about = _config(path, family, fields)
+        _check_readable(gguf, path, fields, tensors)
+        about = _config(path, fields["general.architecture"], fields)
         has_head = "output.weight" in tensors
         about["tie_word_embeddings"] = _tie(gguf, path, tensors)
         about["vocab_size"] = int(tensors["token_embd.weight"].shape[1])  # rows beyond the tokens are padding
         names = _names(about)
-        saved = gguf_tokenizer.read(path, split, fields)
+        saved = gguf_tokenizer.read(path, fields.get("tokenizer.ggml.pre", "default"), fields)
     except ConfigError:
         raise
     except (ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"{path} is no whole GGUF file ({str(error)[:120]}); download it again") from None
-
-    def weights() -> Iterator[tuple[str, Tensor]]:
-        for theirs, tensor in tensors.items():
-            values = _values(gguf, tensor).reshape(tuple(map(int, reversed(tensor.shape))))
-            name = names.get(theirs, theirs)
-            yield name, _reordered(name, torch.from_numpy(values), about, (-1, 2))
-
     merged = has_head and about["tie_word_embeddings"]
     note = "output.weight is token_embd.weight up to quantization: one tied matrix, the finer one" if merged else ""
-    return File(about, weights(), saved, note)
+    return File(about, _weights(gguf, tensors, names, about), saved, note)
+
+
+def _check_readable(gguf: Any, path: Path, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    """ConfigError for a kind of file, of tokenizer or of numbers that is not read."""
+    family = fields["general.architecture"]
+    scaled = fields.get(f"{family}.rope.scaling.type", "none")
+    if "rope_freqs.weight" in tensors:
+        scaled = "by frequency"
+    for what, found, known in (
+        ("architecture", family, FAMILIES),
+        ("position scaling", scaled, ("none",)),
+        ("tokenizer", fields["tokenizer.ggml.model"], ("gpt2",)),
+        ("tokenizer.ggml.pre", fields.get("tokenizer.ggml.pre", "default"), gguf_tokenizer.SPLIT_OF),
+        ("files in all", str(fields.get("split.count", 1) or 1), ("1",)),
+    ):
+        if found not in known:
+            raise ConfigError(f"{path} has {what} {found}; required: {', '.join(known)}")
+    unread = {t.tensor_type.name for t in tensors.values() if not _dequantizes(gguf, t.tensor_type)}
+    if unread:
+        readable = ", ".join(kind.name for kind in gguf.GGMLQuantizationType if _dequantizes(gguf, kind))
+        raise ConfigError(f"{path} has tensors in {', '.join(sorted(unread))}; required: {readable}")
+
+
+def _weights(
+    gguf: Any, tensors: Mapping[str, Any], names: Mapping[str, str], about: Mapping[str, Any]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in float32 by Hugging Face's names, one in memory at a time."""
+    for theirs, tensor in tensors.items():
+        values = _values(gguf, tensor).reshape(tuple(map(int, reversed(tensor.shape))))
+        name = names.get(theirs, theirs)
+        yield name, _reordered(name, torch.from_numpy(values), about, (-1, 2))
 
 
 def _config(path: Path, family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,9 +218,7 @@ def _config(path: Path, family: str, fields: Mapping[str, Any]) -> dict[str, Any
     keys = {key.removeprefix(f"{family}."): value for key, value in fields.items() if key.startswith(f"{family}.")}
     width = keys["embedding_length"] // keys["attention.head_count"]
     keys.setdefault("attention.key_length", width)  # llama.cpp's default, which is not Qwen3's in Hugging Face
-    harmless = HARMLESS_VALUES | dict.fromkeys(
-        ("attention.value_length", "rope.dimension_count"), (keys["attention.key_length"],)
-    )
+    harmless = HARMLESS_VALUES | dict.fromkeys(HEAD_WIDTHS, (keys["attention.key_length"],))
     for key, value in keys.items():
         if key not in KEYS and key not in HARMLESS and value not in harmless.get(key, (0, "")):
             got = f"{path} has {family}.{key} {str(value)[:60]}"
@@ -258,27 +266,33 @@ def write(
         raise ConfigError(f"this model is {got}; required: {', '.join(FAMILIES)} with silu, without rope_scaling")
     writer = gguf.GGUFWriter(path, family)
     writer.add_name(saved["spec"].removeprefix("hf:"))
-    for key, name in (KEYS | dict.fromkeys(("attention.value_length", "rope.dimension_count"), "head_dim")).items():
-        (writer.add_float32 if name in hf_format.KINDS else writer.add_uint32)(f"{family}.{key}", about[name])
+    for key, name in (KEYS | dict.fromkeys(HEAD_WIDTHS, "head_dim")).items():
+        add = writer.add_float32 if name in hf_format.KINDS else writer.add_uint32
+        add(f"{family}.{key}", about[name])
     gguf_tokenizer.add(writer, saved, rows=about["vocab_size"])
     if template:
         writer.add_chat_template(template)
     theirs = {ours: theirs for theirs, ours in _names(about).items()}
     for name, weight in tensors.items():
-        weight = _reordered(name, weight, about, (2, -1))
         kind = gguf.GGMLQuantizationType[WRITTEN[dtype] if weight.ndim == 2 else "F32"]
-        hf_format.check_finite(name, weight)
-        if weight.abs().max() > LARGEST.get(kind.name, math.inf):
-            raise ConfigError(
-                f"{name} reaches {weight.abs().max():.3g}, more than {kind.name} holds; set --dtype bfloat16"
-            )
-        try:
-            data = gguf.quants.quantize(weight.float().cpu().contiguous().numpy(), kind)
-        except gguf.quants.QuantError as error:
-            raise ConfigError(f"{name} does not fit {kind.name} ({error}); set --dtype float16") from None
+        data = _quantized(gguf, name, _reordered(name, weight, about, (2, -1)), kind)
         writer.add_tensor(theirs[name], data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path.stat().st_size
+
+
+def _quantized(gguf: Any, name: str, weight: Tensor, kind: Any) -> np.ndarray:
+    """The bytes of a tensor in a type. ConfigError for one that the type cannot hold, CheckpointError for NaN."""
+    hf_format.check_finite(name, weight)
+    largest = weight.abs().max()
+    if largest > LARGEST.get(kind.name, math.inf):
+        raise ConfigError(f"{name} reaches {largest:.3g}, more than {kind.name} holds; set --dtype bfloat16")
+    numbers = weight.float().cpu().contiguous().numpy()
+    try:
+        quantized: np.ndarray = gguf.quants.quantize(numbers, kind)
+    except gguf.quants.QuantError as error:
+        raise ConfigError(f"{name} does not fit {kind.name} ({error}); set --dtype float16") from None
+    return quantized

@@ -83,21 +83,21 @@ def read(path: Path, pre: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     made.add_tokens([tokenizers.AddedToken(t, normalized=False, special=kind == CONTROL) for t, kind in added])
     ids = {key: parts.get(f"{theirs}_token_id") for key, theirs in SPECIAL.items()}
     special = {key: tokens[i] for key, i in ids.items() if i is not None}
-    begins = parts.get("add_bos_token", split.begins)
-    around = {"bos_token": begins, "eos_token": parts.get("add_eos_token", False)}
-    absent = [key for key, on in around.items() if on and key not in special]
+    set_flags = dict(bos_token=parts.get("add_bos_token", split.begins), eos_token=parts.get("add_eos_token"))
+    around = [key for key, on in set_flags.items() if on]
+    absent = [key for key in around if key not in special]
     if absent:
         got = f"{path} puts a {absent[0]} around every text and has none"
         raise ConfigError(f"{got}; required is tokenizer.ggml.{SPECIAL[absent[0]]}_token_id; choose another file")
-    if any(around.values()):
-        first, last = ([special[key]] if on else [] for key, on in around.items())
+    if around:
+        first, last = ([special[key]] if on else [] for key, on in set_flags.items())
         made.post_processor = tokenizers.processors.TemplateProcessing(
             single=[*first, "$A", *last],
             pair=[*first, "$A", "$B", *last],
-            special_tokens=[(special[key], ids[key]) for key, on in around.items() if on],
+            special_tokens=[(special[key], ids[key]) for key in around],
         )
     template = fields.get("tokenizer.chat_template")
-    return {"spec": f"hf:{path.stem}", "json": made.to_str(), "special": special, "template": template}
+    return dict(spec=f"hf:{path.stem}", json=made.to_str(), special=special, template=template)
 
 
 def add(writer: Any, saved: Mapping[str, Any], rows: int) -> None:

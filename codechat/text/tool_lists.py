@@ -16,7 +16,7 @@ recursive model.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -424,15 +424,14 @@ def listed_parameters(parameters: Mapping[str, Any]) -> Schema:
     for one in alternatives:
         for name, about in one.get("properties", {}).items():
             properties[name] = union([properties[name], about]) if name in properties else about
-        if one.get("additionalProperties"):
-            further.append(one["additionalProperties"] if isinstance(one["additionalProperties"], dict) else {})
-    due = [set(one.get("required", ())) for one in alternatives]
-    required = [name for name in properties if all(name in names for names in due)]
-    out: Schema = {"type": "object", "properties": properties, "required": required}
+        more = one.get("additionalProperties")
+        if more:
+            further.append(more if isinstance(more, dict) else {})
+    due = set(properties).intersection(*(one.get("required", ()) for one in alternatives))
     explicit = parameters.get("additionalProperties")
     if not further and not properties and (explicit is True or explicit == {}):
         further = [{}]
-    return out | ({"additionalProperties": union(further) or True} if further else {})
+    return _object_of(properties, due, (union(further) or True) if further else None)
 
 
 class _Place(NamedTuple):
@@ -522,9 +521,7 @@ class _Simplifier:
             if further is False and "properties" in schema:
                 return {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
             return {"type": "object"}
-        due = [name for name in properties if name in required]
-        out: Schema = {"type": "object", "properties": properties, "required": due}
-        return out | ({"additionalProperties": open_} if open_ else {})
+        return _object_of(properties, required, open_)
 
 
 def pointed_at(root: Mapping[str, Any], reference: Any) -> Any:
@@ -701,11 +698,17 @@ def _with_integers(schema: Schema) -> set[str]:
 def _both_objects(a: Schema, b: Schema) -> Schema:
     first = a.get("properties", {})
     second = b.get("properties", {})
-    properties = {name: both(one, second.get(name, {})) for name, one in first.items()}
-    properties |= {name: one for name, one in second.items() if name not in first}
+    properties = {name: both(first.get(name, {}), second.get(name, {})) for name in first | second}
     if not properties:
         return a if "additionalProperties" in a else b
     due = {*a.get("required", ()), *b.get("required", ())}
-    out: Schema = {"type": "object", "properties": properties, "required": [name for name in properties if name in due]}
-    further = a.get("additionalProperties") or b.get("additionalProperties")
-    return out | ({"additionalProperties": further} if further else {})
+    return _object_of(properties, due, a.get("additionalProperties") or b.get("additionalProperties"))
+
+
+def _object_of(properties: Schema, due: Container[str], further: Any) -> Schema:
+    """The schema of an object. due: the required names; further: the schema of further keys, or true, or nothing."""
+    required = [name for name in properties if name in due]
+    out: Schema = {"type": "object", "properties": properties, "required": required}
+    if further:
+        out["additionalProperties"] = further
+    return out
