@@ -43,30 +43,44 @@ def policy() -> Policy:
     return GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab), seed=0), tok
 
 
-def toy_result(policy: Policy, count: int = 8, **over: object) -> results.TaskResult:
+def toy_result(policy: Policy, count: int = 8, seed: int = 5) -> results.TaskResult:
     task = tasks.load("toy")
-    settings = dict(n=4, ks=(1, 4), max_new_tokens=COMPLETION_LENGTH, seed=5) | over
     return scoring.evaluate_task(
         *policy,
         "reserved",
         task,
         task.problems("select", limit=count),
-        **settings,
+        n=4,
+        ks=(1, 4),
+        max_new_tokens=COMPLETION_LENGTH,
+        seed=seed,
     )
 
 
-def test_evaluation_counts_what_the_task_scores(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_counts_what_the_task_scores(policy: Policy) -> None:
     whole = toy_result(policy)
     assert (whole.N, whole.n, whole.tiers.total()) == (8, 4, 32)
     row = whole.row()
     assert sum(row[f"tier/{t}"] for t in whole.task.tiers) == pytest.approx(1)
     assert row["reward_mean"] == pytest.approx(np.mean([s["reward"] for s in whole.samples]))  # all 32 are kept
     assert row["reward_mean/lo"] < row["reward_mean"] < row["reward_mean/hi"]
+
+
+def test_no_pass_at_k_is_printed_without_its_settings(policy: Policy) -> None:
     for part in ("pass@1 = ", "pass@4 = ", "n=4", "N=8", "temperature=1"):
-        assert part in str(whole)
+        assert part in str(toy_result(policy))
+
+
+def test_draws_depend_on_the_seed_but_not_on_the_other_problems_or_the_batch(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = toy_result(policy)
     assert toy_result(policy, seed=6).counts != whole.counts
-    monkeypatch.setattr(scoring, "CHUNK_ROWS", 3)  # draws do not depend on the other problems or the batch
+    monkeypatch.setattr(scoring, "CHUNK_ROWS", 3)
     assert toy_result(policy, count=2).counts == whole.counts[:2]
+
+
+def test_no_problems_are_no_evaluation(policy: Policy) -> None:
     with pytest.raises(DataError, match="toy"):
         toy_result(policy, count=0)
 
@@ -97,10 +111,17 @@ def test_completions_are_counted_by_group_and_class(policy: Policy) -> None:
 class Echo:
     """An environment that pays for any answer, silence included."""
 
-    reset = lambda self, problem, seed: problem.messages  # noqa: E731
-    step = lambda self, message: ([], 1.0, True)  # noqa: E731
-    state_diff = lambda self: []  # noqa: E731
-    score = lambda self: Score(1.0, "full", {}, True)  # noqa: E731
+    def reset(self, problem: Problem, seed: int) -> list[dict[str, str]]:
+        return problem.messages
+
+    def step(self, message: Any) -> tuple[list[Any], float, bool]:
+        return [], 1.0, True
+
+    def state_diff(self) -> list[Any]:
+        return []
+
+    def score(self) -> Score:
+        return Score(1.0, "full", {}, True)
 
 
 class Episodes(ToyTask):
@@ -129,25 +150,42 @@ def test_behaviour_of_a_completion() -> None:
         assert set(map(behaviour_probes.behaviour, texts)) == {expected}
 
 
-def test_probes_are_read_and_counted_by_cell(policy: Policy, tmp_path: Path) -> None:
-    say = lambda i: [dict(role="user", content="x" * i)]  # noqa: E731
-    asked = [dict(messages=say(i), asked="code" if i % 2 else "tool", tools_present=i < 4) for i in range(8)]
-    asked += [asked[0] | dict(suitable=False)] * 2
-    path = tmp_path / "probes.select.jsonl"
-    write_rows(path, [*asked, *asked])
-    read = behaviour_probes.read_probes(tmp_path, "select", 2)
-    assert read == asked
-    matrix = behaviour_probes.behaviour_matrix(*policy, "reserved", read)
+def probes() -> list[dict[str, Any]]:
+    """Two of each cell."""
+    asked = [
+        dict(
+            messages=[dict(role="user", content="x" * i)],
+            asked="code" if i % 2 else "tool",
+            tools_present=i < 4,
+        )
+        for i in range(8)
+    ]
+    return asked + [asked[0] | dict(suitable=False)] * 2
+
+
+def test_the_first_probes_of_each_cell_are_read(tmp_path: Path) -> None:
+    write_rows(tmp_path / "probes.select.jsonl", [*probes(), *probes()])
+    assert behaviour_probes.read_probes(tmp_path, "select", 2) == probes()
+
+
+def test_a_row_that_is_no_probe_is_named_by_its_line(tmp_path: Path) -> None:
+    write_rows(tmp_path / "probes.select.jsonl", [*probes(), {"asked": "dance"}])
+    with pytest.raises(DataError, match="line 11"):
+        behaviour_probes.read_probes(tmp_path, "select", 3)
+
+
+def test_a_split_without_probes_is_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match="probes.test.jsonl"):
+        behaviour_probes.read_probes(tmp_path, "test", 3)
+
+
+def test_probes_are_counted_by_cell(policy: Policy) -> None:
+    matrix = behaviour_probes.behaviour_matrix(*policy, "reserved", probes())
     assert [counts.total() for counts in matrix.counts.values()] == [2, 2, 2, 2, 2]
     row = matrix.metrics()
     for cell, counts in matrix.counts.items():
         assert row[f"probe/{cell}/call"] == counts["call"] / 2
         assert row[f"probe/{cell}/n"] == 2
-    path.write_text(path.read_text() + '{"asked": "dance"}\n')
-    with pytest.raises(DataError, match="line 21"):
-        behaviour_probes.read_probes(tmp_path, "select", 3)
-    with pytest.raises(MissingFile, match="probes.test.jsonl"):
-        behaviour_probes.read_probes(tmp_path, "test", 3)
 
 
 def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,19 +269,35 @@ def test_constrained_calls_are_readable() -> None:
         sampled(Episodes(), problems, constrain=prompt_grammar)
 
 
-def test_all_checkpoints_chooses_by_pass_at_1_then_k_then_the_earlier_and_writes_best(toy_run: Run) -> None:
+def test_all_checkpoints_chooses_and_writes_best(toy_run: Run) -> None:
     COMMANDS["evaluate"].run([*TOY, "--ckpt", "toy", "--split", "select", "--all-checkpoints", "--run-name", "choice"])
     run = Run.open("choice")
     rows = run.evals()
     assert list(rows["checkpoint"]) == ["toy@1", "toy@2"]
     best = rows.sort_values(["pass@1", "pass@4", "step"], ascending=[False, False, True])["step"].iloc[0]
     assert checkpoint.load("toy@best").step == best == int(run.status["summary"]["best"].rpartition("@")[2])
-    for pairs, chosen in ((((0.3, 0.9), (0.4, 0.5), (0.4, 0.6)), 2), (((0.4, 0.6), (0.4, 0.6)), 0)):
-        scores = {Path(f"step_{i:06d}"): {"pass@1": a, "pass@8": b} for i, (a, b) in enumerate(pairs)}
-        assert evaluate.choose(scores, 8) == Path(f"step_{chosen:06d}")
-    for words in ("--split test --all-checkpoints", "--n 4", "--ks 8", "--split prompt", "--temperature 0"):
-        with pytest.raises(ConfigError):
-            parse(evaluate.EvaluateConfig, ["--ckpt", "toy", *words.split()])
+
+
+@pytest.mark.parametrize(
+    "passes, chosen",
+    [
+        (((0.3, 0.9), (0.4, 0.5), (0.4, 0.6)), 2),  # pass@1, then pass@8
+        (((0.4, 0.6), (0.4, 0.6)), 0),
+    ],
+)
+def test_the_best_checkpoint_has_the_largest_pass_at_1_then_k_then_is_the_earlier(
+    passes: tuple[tuple[float, float], ...], chosen: int
+) -> None:
+    scores = {Path(f"step_{i:06d}"): {"pass@1": a, "pass@8": b} for i, (a, b) in enumerate(passes)}
+    assert evaluate.choose(scores, 8) == Path(f"step_{chosen:06d}")
+
+
+@pytest.mark.parametrize(
+    "words", ["--split test --all-checkpoints", "--n 4", "--ks 8", "--split prompt", "--temperature 0"]
+)
+def test_settings_that_contradict_each_other_are_refused(words: str) -> None:
+    with pytest.raises(ConfigError):
+        parse(evaluate.EvaluateConfig, ["--ckpt", "toy", *words.split()])
 
 
 def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_path: Path) -> None:
