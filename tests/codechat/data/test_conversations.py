@@ -38,21 +38,36 @@ def ids_by_row(batch: conversations.Batch) -> list[list[int]]:
     return [ids[docs == d].tolist() for ids, docs in rows for d in range(int(docs.max()) + 1)]
 
 
-def test_what_carries_loss_and_what_is_left_out():
-    for tags in ("reserved", "text"):  # only the assistant's body and its closing tag are targets
-        example = conversations.encode(talk("2 < 3 | end?", "if a < b | end:\n    pass"), BYTES, tags, 512)
-        (batch,) = conversations.held_out([example], 1, 8)
-        supervised = batch.targets[0][batch.targets[0] >= 0].tolist()
-        assert chat.decode(supervised, BYTES) == "if a < b | end:\n    pass\n<|end|>"
-        assert batch.supervised == example.supervised == len(supervised)
-    encode = lambda row, tags="reserved", block=64: conversations.encode(row, BYTES, tags, block)  # noqa: E731
-    assert encode(talk("hi", "x" * 100)) == "too_long"
-    assert encode({**talk("hi", "x"), "messages": [{"role": "user", "content": "hi"}]}) == "no_assistant"
-    assert encode(talk("hi", "  \n")) == "no_assistant"
-    assert encode(talk("<|end|>", "x"), "text") == "tag_in_content"
-    n = len(encode(talk("hi", "x")).ids)
-    assert isinstance(encode(talk("hi", "x"), block=n), Example)
-    assert encode(talk("hi", "x"), block=n - 1) == "too_long"
+def encoded(row, tags="reserved", block=64):
+    return conversations.encode(row, BYTES, tags, block)
+
+
+@pytest.mark.parametrize("tags", ["reserved", "text"])
+def test_only_the_assistants_body_and_its_closing_tag_carry_loss(tags):
+    example = encoded(talk("2 < 3 | end?", "if a < b | end:\n    pass"), tags, block=512)
+    (batch,) = conversations.held_out([example], 1, 8)
+    supervised = batch.targets[0][batch.targets[0] >= 0].tolist()
+    assert chat.decode(supervised, BYTES) == "if a < b | end:\n    pass\n<|end|>"
+    assert batch.supervised == example.supervised == len(supervised)
+
+
+@pytest.mark.parametrize(
+    "row, tags, reason",
+    [
+        (talk("hi", "x" * 100), "reserved", "too_long"),
+        (talk("hi", "x") | {"messages": [{"role": "user", "content": "hi"}]}, "reserved", "no_assistant"),
+        (talk("hi", "  \n"), "reserved", "no_assistant"),
+        (talk("<|end|>", "x"), "text", "tag_in_content"),
+    ],
+)
+def test_a_row_that_cannot_be_used_has_a_reason(row, tags, reason):
+    assert encoded(row, tags) == reason
+
+
+def test_a_conversation_may_fill_the_block():
+    n = len(encoded(talk("hi", "x")).ids)
+    assert isinstance(encoded(talk("hi", "x"), block=n), Example)
+    assert encoded(talk("hi", "x"), block=n - 1) == "too_long"
 
 
 def test_the_original_projects_files_are_read(tmp_path):
@@ -201,18 +216,21 @@ def test_a_mix_given_in_rows_is_one_in_rows():
     assert PackedLoader(without, {"a": 1.0, "b": 0.0}, 1, 64).domains == ["a"]
 
 
+def same_batches(a, b):
+    return all(map(torch.equal, a, b))
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_state_resumes_bitwise_across_epochs(beside):
     """Also with the thread of a GPU, which has prepared batches that were not learned from."""
-    same = lambda a, b: all(map(torch.equal, a, b))  # noqa: E731
     mixed = {d: numbered(random_lengths(n, 5, 60, n), d) for d, n in (("a", 70), ("b", 30))}
     plain, *both = (PackedLoader(mixed, {"a": 2, "b": 1}, 4, 128, seed=7) for _ in range(3))
     loader, again = (Prefetched(each, torch.device("cpu"), 2, beside) for each in both)
-    assert all(same(loader.next(), plain.next()) for _ in range(9))
+    assert all(same_batches(loader.next(), plain.next()) for _ in range(9))
     again.load_state(json.loads(json.dumps(loader.state())))
     for a, b, c in ((loader.next(), again.next(), plain.next()) for _ in range(20)):
-        assert same(a, b)
-        assert same(b, c)
+        assert same_batches(a, b)
+        assert same_batches(b, c)
     assert again.state() == loader.state()
     fewer = {name: rows[:-1] for name, rows in mixed.items()}
     for other in (PackedLoader(mixed, None, 4, 128, seed=8), PackedLoader(fewer, None, 4, 128, seed=7)):

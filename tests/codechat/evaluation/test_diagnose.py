@@ -14,20 +14,27 @@ from codechat.runs.run import Run
 from codechat.tasks.toy import ToyTask
 
 
-def test_the_verdict_follows_the_share_of_groups_with_variance_and_of_correct_completions() -> None:
-    wrong = torch.zeros(100, 4, dtype=torch.bool)
-    for varying, verdict in ((0, "DEAD"), (4, "DEAD"), (5, "WEAK"), (24, "WEAK"), (25, "LIVE"), (100, "LIVE")):
-        rewards = torch.full((100, 4), 0.3)
-        rewards[:varying, 0] = 0.55
-        judged = diagnose.judge(rewards, wrong)
-        assert (judged.verdict, judged.effective_groups) == (verdict, varying)
-        assert judged.remedy
-        assert judged.frac_zero_std_groups == 1 - varying / 100
-    correct = wrong.clone()
+@pytest.mark.parametrize(
+    "varying, verdict", [(0, "DEAD"), (4, "DEAD"), (5, "WEAK"), (24, "WEAK"), (25, "LIVE"), (100, "LIVE")]
+)
+def test_the_verdict_follows_the_share_of_groups_with_variance(varying: int, verdict: str) -> None:
+    rewards = torch.full((100, 4), 0.3)
+    rewards[:varying, 0] = 0.55
+    judged = diagnose.judge(rewards, torch.zeros(100, 4, dtype=torch.bool))
+    assert (judged.verdict, judged.effective_groups) == (verdict, varying)
+    assert judged.remedy
+    assert judged.frac_zero_std_groups == 1 - varying / 100
+
+
+def test_more_than_85_percent_of_correct_completions_are_saturated() -> None:
+    correct = torch.zeros(100, 4, dtype=torch.bool)
     correct.view(-1)[:340] = True  # exactly 85 %: 85 groups all right, 15 all wrong, no variance at all
     assert diagnose.judge(correct.float(), correct).verdict == "DEAD"
     correct.view(-1)[340] = True
     assert diagnose.judge(correct.float(), correct).verdict == "SATURATED"
+
+
+def test_a_diagnosis_has_the_statistics_of_its_groups() -> None:
     rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     judged = diagnose.judge(rewards, rewards == 1, min_groups=1)
     assert judged.exact_match == judged.reward_mean == 0.25

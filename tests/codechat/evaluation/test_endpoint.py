@@ -39,12 +39,22 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "answer", said)
 
 
-def collected(**more: Any) -> RolloutBatch:
+def collected(top_k: int | None = None) -> RolloutBatch:
     task = tasks.load("toy")
-    problems = task.problems("test", limit=2)
-    how = dict(group_size=2, max_new_tokens=7, temperature=1.0, top_k=None, seed=0) | more
     with Stub(Server) as server:
-        return Endpoint(server.url).collect(None, task, problems, None, None, keys=["a", "b"], **how)
+        return Endpoint(server.url).collect(
+            None,
+            task,
+            task.problems("test", limit=2),
+            None,
+            None,
+            keys=["a", "b"],
+            group_size=2,
+            max_new_tokens=7,
+            temperature=1.0,
+            top_k=top_k,
+            seed=0,
+        )
 
 
 def test_a_server_is_asked_to_sample_from_the_whole_distribution() -> None:

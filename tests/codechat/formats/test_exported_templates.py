@@ -66,8 +66,8 @@ def served_ids(loaded: LoadedModel, messages: list[Any], tools: list[Any] | None
 
 
 def template_ids(theirs: Any, messages: list[Any], tools: list[Any] | None) -> list[int]:
-    how = dict(tools=tools, add_generation_prompt=True, return_dict=True)
-    return list(theirs.apply_chat_template(messages, **how)["input_ids"])
+    filled = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=True)
+    return list(filled["input_ids"])
 
 
 def said(role: str, content: Any, **more: Any) -> dict[str, Any]:

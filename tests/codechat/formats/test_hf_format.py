@@ -277,13 +277,13 @@ def write_tokenizer(folder: Path, template: str | None) -> None:
     made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, bytes_])
     made.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    how = dict(
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=400,
         special_tokens=special,
         initial_alphabet=bytes_.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], tokenizers.trainers.BpeTrainer(**how))
+    made.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], trainer)
     made.save(str(folder / "tokenizer.json"))
     bos = {"__type": "AddedToken", "content": "<|endoftext|>"}
     about = {"eos_token": "<|im_end|>", "bos_token": bos, "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -509,8 +509,8 @@ def test_an_imported_model_is_tuned_in_its_own_template(transformers: Any, tmp_p
     assert losses.iloc[-1] < 0.5 * losses.iloc[0]
     tuned = loading.load_model("tuned")
     prompt = chat.prompt(talks[0][:1], tuned.tokenizer, tuned.tags)
-    how = dict(max_new_tokens=8, temperature=0, stop=chat.stop_sequences(tuned.tokenizer, tuned.tags))
-    (answer,) = generate.sample(tuned.model, [prompt], **how)
+    stop = chat.stop_sequences(tuned.tokenizer, tuned.tags)
+    (answer,) = generate.sample(tuned.model, [prompt], max_new_tokens=8, temperature=0, stop=stop)
     assert (chat.completion_text(answer.ids, tuned.tokenizer, tuned.tags), answer.stop) == ("ok", "stop")
 
 
