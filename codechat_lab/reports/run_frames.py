@@ -386,7 +386,7 @@ def _stratum(kind: str, solved: pd.DataFrame) -> dict[str, float]:
 
 def gain_table(gains: Mapping[str, Gains]) -> pd.DataFrame:
     """name, value, lo, hi: each seed's gain and that of all, in order."""
-    named = {}
+    named: dict[str, intervals.Interval] = {}
     for name, found in gains.items():
         named |= {f"{name}, seed {seed}": gain for seed, gain in enumerate(found.seeds)}
         named[f"{name}, {len(found.seeds)} seeds"] = found.all
