@@ -114,7 +114,7 @@ def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written:
         about += f" ({shape.n_params:,} here; the gate projection repeats the up projection; not for llama.cpp)"
     if cfg.format == "gguf" and (not isinstance(tok, ImportedTokenizer) or tags == "reserved"):
         got = f"tokenizer {tok.spec} with tags {tags}"
-        raise ConfigError(f"{got}; --format gguf takes an imported model with tags template, text or raw")
+        raise ConfigError(f"{got}; --format gguf takes an imported model with tags native, template, text or raw")
     files = exported_tokenizer.tokenizer_files(
         tok,
         tags,
@@ -212,10 +212,15 @@ class ImportConfig(Settings):
     )
     run_name: str = opt(REQUIRED, "name of the run to make", identity=False)
     tokenizer: str | None = opt(None, "tokenizer; none = the model's own, gpt2 for a .pt file", reads="path")
-    tags: Literal["template", "reserved", "text", "raw"] | None = opt(
+    tags: Literal["native", "template", "reserved", "text", "raw"] | None = opt(
         None,
-        "turns: the model's chat template, our tags in unused padding rows, or as text; raw = no turns; none = the "
-        "template if there is one, else text",
+        "turns: the model's chat template, with tools in its own words (native) or in the system message (template), "
+        "our tags in unused padding rows, or as text; raw = no turns; none = the template if there is one, else text",
+    )
+    tools_form: Literal["native", "described", "compact", "json"] | None = opt(
+        None,
+        "how tools are offered: by the chat template, or in the system message in one of three styles; none = native "
+        "if the template is proven to give calls back, else compact",
     )
     overwrite: bool = opt(False, "replace a run of this name", identity=False)
 
@@ -227,6 +232,33 @@ def _tags_of(tok: Tokenizer) -> str:
         return chat.RAW
     ours = template == own_template("text") and END_TAG not in tok.special_tokens
     return "template" if template and not ours else "text"
+
+
+class ChatForm(NamedTuple):
+    """How an imported model converses."""
+
+    tags: str
+    tools_style: str
+    reason: str = ""  # why its own words are not used for tools
+
+
+def _chat_form(cfg: ImportConfig, tok: Tokenizer, exported: bool) -> ChatForm:
+    """exported: its template is an export of ours, which says how tools were listed in training. ConfigError for
+    settings that contradict one another."""
+    native = [given == chat.NATIVE for given in (cfg.tags, cfg.tools_form) if given]
+    if any(native):
+        if not all(native):
+            got = f"got --tags {cfg.tags} with --tools-form {cfg.tools_form}"
+            raise ConfigError(f"{got}; expected native for both; leave one out")
+        return ChatForm(chat.NATIVE, "json")
+    tags = cfg.tags or _tags_of(tok)
+    if native or exported or tags != chat.TEMPLATE:
+        return ChatForm(tags, cfg.tools_form or "compact")
+    try:
+        chat.stop_sequences(tok, chat.NATIVE)
+    except ConfigError as error:
+        return ChatForm(tags, "compact", str(error))
+    return ChatForm(chat.NATIVE, "json")
 
 
 class Source(NamedTuple):
@@ -279,16 +311,21 @@ def import_model(cfg: ImportConfig) -> Run:
 
     read = _read_source(cfg)
     tok = read.tokenizer
-    if isinstance(tok, ImportedTokenizer) and tok.template:  # an export of ours
-        tok = tokenizer.from_dict(tok.to_dict() | {"template": without_messages(tok.template)})
-    tags = cfg.tags or _tags_of(tok)
-    chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
-    model, step = _read_model(read, tok, tags, cfg.source)
-    origin = dict(run=cfg.run_name, kind="import", source=cfg.source.resolve().name)
-    meta = dict(tokenizer=tok.to_dict(), tags=tags, lineage=[origin])
+    exported = False
+    if isinstance(tok, ImportedTokenizer) and tok.template:
+        theirs = without_messages(tok.template)
+        exported = theirs != tok.template
+        tok = tokenizer.from_dict(tok.to_dict() | {"template": theirs})
+    form = _chat_form(cfg, tok, exported)
+    chat.stop_sequences(tok, form.tags)  # a template that cannot be masked fails here rather than in training
+    model, step = _read_model(read, tok, form.tags, cfg.source)
+    origin = dict(run=cfg.run_name, kind="import", source=cfg.source.resolve().name, tools_style=form.tools_style)
+    meta = dict(tokenizer=tok.to_dict(), tags=form.tags, lineage=[origin])
     with run.Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite) as created:
         path = checkpoint.save(created.path, step, model=model, meta=meta)
     size = f"{model.cfg.n_params:,} parameters, block {model.cfg.block_size}"
     note = f"; {read.note}" if read.note else ""
-    print(f"run {created.name}: {size}, tokenizer {tok.spec}, tags {tags}; {path}{note}")
+    print(f"run {created.name}: {size}, tokenizer {tok.spec}, tags {form.tags}; {path}{note}")
+    if form.reason:
+        print(f"tools are listed in the system message ({form.tools_style}): {form.reason}")
     return created

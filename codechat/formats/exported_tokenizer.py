@@ -29,6 +29,8 @@ def chat_template(
     """The jinja template of what `codechat serve` renders: conversations with tools, calls and results. theirs: the
     template of an imported model, for tags template. beginning: what stands before raw text. It raises for what it
     cannot render so."""
+    if tags == chat.NATIVE:
+        return without_messages(theirs or "")  # it lists tools and writes calls itself
     written = {
         "TOOLS_STYLE": tools_style,
         "DECLINED_WORDS": chat.DECLINED,
@@ -120,7 +122,7 @@ def tokenizer_files(
     unnamed = list(range(tok.n_vocab + (len(TAGS) if reserved else 0), rows))
     if unnamed:
         generation["suppress_tokens"] = unnamed
-    theirs = (template or "") if tags == chat.TEMPLATE else None
+    theirs = (template or "") if tags in chat.TEMPLATES else None
     beginning = tok.decode(tok.beginning) if tok.beginning else ""
     return {
         "tokenizer.json": file,

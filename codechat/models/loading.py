@@ -11,7 +11,7 @@ from codechat.core.errors import CheckpointError
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
-from codechat.text import tokenizer
+from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
 
 
@@ -27,8 +27,8 @@ class LoadedModel:
 
     @property
     def tools_style(self) -> str:
-        """How system prompts listed tools when it was last fine-tuned (`chat.tools_prompt`)."""
-        return tools_style(self.meta)
+        """How system prompts list tools for it (`chat.tools_prompt`)."""
+        return tools_style(self.meta | {"tags": self.tags})
 
     @property
     def declines(self) -> bool:
@@ -37,9 +37,12 @@ class LoadedModel:
 
 
 def tools_style(meta: dict[str, Any]) -> str:
-    """How system prompts listed tools when a checkpoint was last fine-tuned (`chat.tools_prompt`)."""
+    """How system prompts list tools for a checkpoint (`chat.tools_prompt`): as when it was last fine-tuned, else as
+    `import` was told. A native template gets whole schemas."""
+    if meta.get("tags") == chat.NATIVE:
+        return "json"
     tuned = [entry for entry in meta.get("lineage", ()) if entry.get("kind") == "sft"]
-    return str(tuned[-1].get("tools_style", "compact")) if tuned else "compact"
+    return str(tuned[-1].get("tools_style", "compact") if tuned else meta.get("tools_style", "compact"))
 
 
 def describe(path: Path, meta: dict[str, Any]) -> tuple[GPTConfig, Tokenizer, str]:

@@ -101,7 +101,7 @@ class Episode:
         if last:
             self.stop = "turns"
             return
-        reply = chat.between_turns(told, self.tokenizer, self.tags)
+        reply = chat.between_turns(told, self.tokenizer, self.tags, answer=text)
         if len(self.prompt) + len(self.ids) + len(reply) >= room:
             self.stop = "context"
             return
@@ -110,7 +110,7 @@ class Episode:
     def finished(self) -> Self:
         kept = generate.joined_kept(self.kept)
         self.completion = generate.Completion(self.ids, self.logprobs, self.stop or "turns", self.mask, kept)
-        self.text = chat.completion_text(self.ids, self.tokenizer, self.tags)
+        self.text = chat.transcript(self.ids, self.tokenizer, self.tags)
         self.score = self.world.score()
         return self
 

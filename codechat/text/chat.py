@@ -1,10 +1,11 @@
 """The chat format: messages <-> token ids, the loss mask, and where a completion ends.
 
-A message is {"role": "system" | "user" | "assistant" | "function", "content": str}. Four modes turn it into ids:
+A message is {"role": "system" | "user" | "assistant" | "function", "content": str}. Five modes turn it into ids:
 
     reserved    {tag}\\n{content}\\n<|end|>\\n; a tag is one id, n_vocab + its index in TAGS: no text forges a turn
     text        the same in ordinary tokens; content that holds a tag raises
     template    an imported model's own jinja template, see `chat_template`
+    native      the same, and the template also lists the tools and writes the calls, see `native_template`
     raw         contents alone, for base models: a begin-of-text token if there is one, an empty line before a content
                 unless it follows or is an answer, the end of text after an answer
 
@@ -18,7 +19,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.text.chat_template import Message, TurnIds, template_of
+from codechat.text import native_calls
+from codechat.text.chat_template import ChatTemplate, Message, TurnIds, template_of
+from codechat.text.native_template import NativeTemplate, native_template_of
 from codechat.text.tokenizer import Tokenizer
 from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     CALL_TAG,
@@ -44,6 +47,8 @@ from codechat.text.tool_lists import (  # noqa: F401 (offered here too)
 
 MODES = ("reserved", "text")
 TEMPLATE = "template"
+NATIVE = "native"
+TEMPLATES = (TEMPLATE, NATIVE)
 RAW = "raw"
 N_TAGS = len(TAGS)
 ROLES = ("system", "user", "assistant", "function")
@@ -81,12 +86,12 @@ class Layout(NamedTuple):
 @lru_cache(maxsize=64)  # asked for every message of a corpus
 def layout(tokenizer: Tokenizer, tags: str) -> Layout:
     """The layout of a mode. ConfigError for an unknown one."""
-    if tags == TEMPLATE:
-        return _template_layout(tokenizer)
+    if tags in TEMPLATES:
+        return _template_layout(_template(tokenizer, tags))
     if tags == RAW:
         return Layout("", "", (tokenizer.eot_id,), tokenizer.encode_inside(CALL_TAG), {})
     if tags not in MODES:
-        raise ConfigError(f"tags {tags!r}; expected one of {', '.join((*MODES, TEMPLATE, RAW))}")
+        raise ConfigError(f"tags {tags!r}; expected one of {', '.join((*MODES, *TEMPLATES, RAW))}")
     if tags == "reserved":
         ids = {tag: [tokenizer.n_vocab + i] for i, tag in enumerate(TAGS)}
     else:
@@ -95,11 +100,15 @@ def layout(tokenizer: Tokenizer, tags: str) -> Layout:
     return Layout("", "\n", tuple(ids[END_TAG]), ids[CALL_TAG], ids)
 
 
-def _template_layout(tokenizer: Tokenizer) -> Layout:
-    template = template_of(tokenizer)
+def _template(tokenizer: Tokenizer, tags: str) -> ChatTemplate:
+    return native_template_of(tokenizer) if tags == NATIVE else template_of(tokenizer)
+
+
+def _template_layout(template: ChatTemplate) -> Layout:
     form = template.form
-    call, _ = template.tokenizer.encode_behind(form.before, form.opening + CALL_TAG)
-    closing = form.closing.removesuffix(decode([form.stop], tokenizer))
+    mark = template.mark if isinstance(template, NativeTemplate) else CALL_TAG
+    call, _ = template.tokenizer.encode_behind(form.before, form.opening + mark)
+    closing = form.closing.removesuffix(decode([form.stop], template.tokenizer))
     return Layout(form.blank + form.opening, closing, (form.stop,), call, {})
 
 
@@ -141,12 +150,20 @@ def prompt(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reser
     return _joined(turns) + tail
 
 
-def between_turns(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
+def between_turns(
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    tags: str = "reserved",
+    answer: str = "y",
+) -> list[int]:
     """Ids from after a sampled answer's closing tag to where the next answer begins, with `messages` in between.
 
-    `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is tokenised again."""
-    # any exchange will do: what follows an answer does not depend on it
-    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is tokenised again. answer:
+    what was sampled; its calls matter in native mode, where a template may write their names beside their results."""
+    # any exchange will do but for the calls: what follows an answer does not depend on its words
+    readable = [call for call in parse_calls(answer) if call.form in READABLE] if tags == NATIVE else []
+    called = "\n".join(format_call(call.name, call.arguments) for call in readable)
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": called or "y"}]
     turns, tail = _turns([*talk, *messages], tokenizer, tags, prompt=True)
     return turns[1].after + _joined(turns[2:]) + tail
 
@@ -155,7 +172,7 @@ def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -
     """The ids that a policy would sample for this assistant content: `prompt` + these + what follows = `render`."""
     message = {"role": "assistant", "content": content}
     _check([message], tokenizer, tags)
-    turn = template_of(tokenizer).answer(content) if tags == TEMPLATE else _turn(message, tokenizer, tags)
+    turn = _template(tokenizer, tags).answer(content) if tags in TEMPLATES else _turn(message, tokenizer, tags)
     return turn.written
 
 
@@ -176,7 +193,14 @@ def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
 
 
 def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
-    """Content of a sampled completion: without what it opens with, the closing tag and what stands before that."""
+    """Content of a sampled completion, `transcript`; in native mode its calls are in our form."""
+    text = transcript(ids, tokenizer, tags)
+    return native_calls.canonical(text) if tags == NATIVE else text
+
+
+def transcript(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
+    """A sampled completion as it was written, without what it opens with, the closing tag and what stands before
+    that."""
     form = layout(tokenizer, tags)
     ids = list(map(int, ids))
     n_stop = len(form.stop)
@@ -219,8 +243,8 @@ def _turns(
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError(f"got {str(messages)[:80]!r}; expected a list of at least one message")
     _check(messages, tokenizer, tags)
-    if tags == TEMPLATE:
-        return template_of(tokenizer).turns(messages, prompt)
+    if tags in TEMPLATES:
+        return _template(tokenizer, tags).turns(messages, prompt)
     roles_before = ["assistant", *(message["role"] for message in messages)]  # as if an answer stood before raw text
     turns = [_turn(message, tokenizer, tags, before) for message, before in zip(messages, roles_before)]
     # the first text is tokenised as the beginning: some tokenizers write a blank before it
@@ -275,14 +299,14 @@ def _check(messages: Sequence[Message], tokenizer: Tokenizer, tags: str) -> None
             raise DataError(f"message {number} has the role {role!r}; expected one of {', '.join(ROLES)}")
         forged = _forged(content, role, tokenizer, tags)
         if forged:
-            remedy = "remove it" if tags == TEMPLATE else 'remove it or use tags="reserved"'
+            remedy = "remove it" if tags in TEMPLATES else 'remove it or use tags="reserved"'
             raise DataError(f"message {number} ({role}) holds {forged[0]}, which forges a turn; {remedy}")
 
 
 def _forged(content: str, role: str, tokenizer: Tokenizer, tags: str) -> list[str]:
     """What of a content would be read as the mode's own marks."""
-    if tags == TEMPLATE:
-        template = template_of(tokenizer)
+    if tags in TEMPLATES:
+        template = _template(tokenizer, tags)
         marks = template.structural if role == "assistant" else template.specials
         return marks.findall(content)
     if tags == "text":

@@ -170,7 +170,7 @@ class ChatTemplate:
             if message["role"] == "assistant":
                 turn = self._answer_in(text, at, messages, number, len(known))
             else:
-                turn = self._message_in(text, at, message["content"])
+                turn = self._message_in(text, at, self._shown(message))
             turns.append(turn)
             at += sum(map(len, turn))
         return turns, self.form.after if answered else text[at:]
@@ -238,16 +238,24 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         return environment.from_string(_GENERATION.sub(_plain_block, str(self.tokenizer.template)))
 
+    def _shown(self, message: Message) -> str:
+        """The content of a message that the assistant does not write, as the template gets it."""
+        return str(message["content"])
+
     def _fill(self, messages: Sequence[Message], prompt: bool) -> str:
-        """The text of messages. No tools or documents, which transformers passes as None, and no `strftime_now`: a
-        prompt must not depend on the day."""
+        """The text of messages; no tools."""
         names = {"function": "tool"}  # as templates call it
         renamed = [{**message, "role": names.get(message["role"], message["role"])} for message in messages]
+        return self._render(renamed, None, prompt)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool) -> str:
+        """The template's text. No documents, which transformers passes as None, and no `strftime_now`: a prompt must
+        not depend on the day."""
         try:
             return self._compiled.render(
-                messages=renamed,
+                messages=messages,
                 add_generation_prompt=prompt,
-                tools=None,
+                tools=tools,
                 documents=None,
                 **self.tokenizer.saved["special"],
             )

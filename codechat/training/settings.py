@@ -117,8 +117,10 @@ class SupervisedSettings(LearningSettings):
 class ChatSettings(Settings):
     """How text becomes tokens."""
 
-    tags: Literal["reserved", "text", "template", "raw"] | None = opt(
-        None, "turns: tags of one id each, text, a template; raw = no turns; none = as in the checkpoint, else reserved"
+    tags: Literal["reserved", "text", "template", "native", "raw"] | None = opt(
+        None,
+        "turns: tags of one id each, text, a template, a template that lists tools too; raw = no turns; none = as in "
+        "the checkpoint, else reserved",
     )
     tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none", reads="path")
 

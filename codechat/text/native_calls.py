@@ -1,0 +1,360 @@
+"""Tool calls in the words of other models, read as calls of our chat format.
+
+    <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>         Hermes, Qwen, SmolLM3, Granite 4
+    [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]                 Mistral; also [TOOL_CALLS]f[ARGS]{"a": 1}
+    <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                 Granite 3, Phi-4-mini
+    <|tool_call_start|>[f(a=1)]<|tool_call_end|>                        LFM2
+    {"name": "f", "parameters": {"a": 1}}                               Llama 3, also behind <|python_tag|>
+    <tool_call><function=f><parameter=a>1</parameter></function></tool_call>           Qwen3-Coder
+    <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>               GLM
+    <｜tool▁call▁begin｜>function<｜tool▁sep｜>f ... ```json {"a": 1} ```              DeepSeek
+
+A model also writes calls that its template does not ask for: in a Markdown fence, or bare, one object, a list of
+objects, or an object on each line. `read` takes all of these and says which it was. Reasoning in tags before the answer
+is prose. What follows the last call, or stands between two, is kept as text. Nothing here raises: a model is rewarded
+for what it writes.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from codechat.text import tool_calls
+from codechat.text.tool_calls import CALL_TAG, Call
+
+# How calls were written. "none": no call was found.
+SURFACES = ("tagged", "fenced", "bare", "none")
+NAME_KEYS = ("name", "function")
+# the pairs of marks around calls; the closing one may be missing
+MARKS = {
+    "<tool_call>": "</tool_call>",
+    "<TOOLCALL>": "</TOOLCALL>",
+    "<|tool_call|>": "<|/tool_call|>",
+    "<|tool_call_start|>": "<|tool_call_end|>",
+    "[TOOL_CALLS]": "[/TOOL_CALLS]",
+    "<|python_tag|>": "<|eom_id|>",
+    "<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>",
+    "<|tool_calls_section_begin|>": "<|tool_calls_section_end|>",
+}
+_OPENS = re.compile("|".join(map(re.escape, (*MARKS, "<function="))))
+_THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>\s*", re.DOTALL)
+_FENCE = re.compile(r"```(?:json|python|tool_call|tool_code)?[ \t]*\n(.*?)(?:\n?[ \t]*```|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_GLM_NAME = re.compile(r"\s*([^\s<{\[]+)\s*(?=<arg_key>|\Z)")
+_GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_MISTRAL = re.compile(r"\s*([\w.-]+)\[ARGS\]\s*")
+_DEEPSEEK = re.compile(
+    r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n]+)\n```json\n(.*?)\n```|([^<\n]+)<｜tool▁sep｜>(.*?))"
+    r"<｜tool▁call▁end｜>",
+    re.DOTALL,
+)
+_KIMI = re.compile(
+    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([^:<\s]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>(.*?)"
+    r"<\|tool_call_end\|>",
+    re.DOTALL,
+)
+_OBJECT = re.compile(r"\{\s*[\"'](?:name|function|type)[\"']\s*:")
+
+
+class Written(NamedTuple):
+    """An answer as a model wrote it."""
+
+    prose: str  # what it says beside its calls
+    calls: list[Call]
+    surface: str  # one of SURFACES
+
+
+class Values(NamedTuple):
+    """Calls that were read from a text, and where they end."""
+
+    calls: list[Call]
+    end: int
+
+
+def read(text: str) -> Written:
+    """The prose and the calls of an answer in any of the forms above."""
+    thought = _THOUGHT.match(text)
+    begin = thought.end() if thought else 0
+    opens = _OPENS.search(text, begin)
+    if opens:
+        return _tagged(text, opens.start())
+    for fence in _FENCE.finditer(text, begin):
+        calls = _whole(fence[1])
+        if calls:
+            return Written(_beside(text, fence.start(), fence.end()), calls, "fenced")
+    calls = _whole(text[begin:])
+    if calls:
+        return Written(text[:begin].strip(), calls, "bare")
+    found = _first_object(text, begin)
+    return found or Written(text, [], "none")
+
+
+def canonical(text: str) -> str:
+    """An answer in our chat format: what it says, then each call behind our tag. An answer without a call is
+    unchanged; a call that cannot be read stays as it is, behind our tag."""
+    written = read(text)
+    if written.surface == "none":
+        return text
+    lines = [written.prose] if written.prose else []
+    for call in written.calls:
+        readable = bool(call.name and call.name.strip()) and call.arguments is not None
+        lines.append(tool_calls.format_call(call.name, call.arguments) if readable else f"{CALL_TAG} {call.after}")
+    return "\n".join(lines)
+
+
+def may_grow_into_calls(text: str) -> bool:
+    """Whether an unfinished answer may still turn out to be, or to end in, calls: it has a mark or the beginning of
+    one, an open fence, or JSON at its start."""
+    bare = _THOUGHT.sub("", text).lstrip()
+    if not bare or bare[0] in "{[`<" or _OPENS.search(text):
+        return True
+    if "```" in text or _OBJECT.search(text):
+        return True
+    return any(text.endswith(mark[:n]) for mark in (*MARKS, "<function=", "```") for n in range(1, len(mark)))
+
+
+def _tagged(text: str, begin: int) -> Written:
+    """The answer whose first mark stands at `begin`."""
+    prose = [text[:begin].strip()]
+    calls: list[Call] = []
+    at = begin
+    while at < len(text):
+        opens = _OPENS.match(text, at)
+        if opens is None:
+            further = _OPENS.search(text, at)
+            end = further.start() if further else len(text)
+            prose.append(text[at:end].strip())
+            at = end
+            continue
+        closing = MARKS.get(opens[0], "")
+        inside = at if opens[0] == "<function=" else opens.end()
+        found = _inside(text, inside, closing)
+        if found is None:
+            stop = _end_of(text, inside, closing)
+            calls.append(Call(None, None, "bad_json", text[inside:stop].strip()))
+            at = _after(text, stop, closing)
+        else:
+            calls += found.calls
+            at = _after(text, found.end, closing)
+    return Written("\n".join(filter(None, prose)), calls, "tagged")
+
+
+def _end_of(text: str, at: int, closing: str) -> int:
+    """Where the closing mark, the next opening one, or the text ends what begins at `at`."""
+    ends = [len(text)]
+    further = _OPENS.search(text, at)
+    if further and further.start() > at:
+        ends.append(further.start())
+    if closing and closing in text[at:]:
+        ends.append(text.index(closing, at))
+    return min(ends)
+
+
+def _after(text: str, at: int, closing: str) -> int:
+    """The place behind white space and the closing mark."""
+    at += len(text[at:]) - len(text[at:].lstrip())
+    if closing and text.startswith(closing, at):
+        at += len(closing)
+        at += len(text[at:]) - len(text[at:].lstrip())
+    return at
+
+
+def _inside(text: str, at: int, closing: str) -> Values | None:
+    """The calls behind a mark; None for what is no call."""
+    readers: tuple[Callable[[str, int, str], Values | None], ...] = (
+        _json_values,
+        _functions,
+        _glm,
+        _mistral,
+        _deepseek,
+        _kimi,
+        _python,
+    )
+    for reader in readers:
+        found = reader(text, at, closing)
+        if found is not None and found.calls:
+            return found
+    return None
+
+
+def _json_values(text: str, at: int, closing: str) -> Values | None:
+    """Objects or lists of them, one after the other, with or without commas."""
+    calls: list[Call] = []
+    end = at
+    while True:
+        at = _skipped(text, end)
+        value = tool_calls.value_at(text, at) if text.startswith(("{", "["), at) else None
+        if value is None:
+            return Values(calls, end) if calls else None
+        found = _calls_of(value[0])
+        if not found:
+            return None
+        calls += found
+        end = value[1]
+
+
+def _skipped(text: str, at: int) -> int:
+    """The place behind white space, commas and semicolons."""
+    while at < len(text) and (text[at].isspace() or text[at] in ",;"):
+        at += 1
+    return at
+
+
+def _functions(text: str, at: int, closing: str) -> Values | None:
+    """`<function=NAME>` with a parameter in each tag, or with JSON."""
+    calls: list[Call] = []
+    while True:
+        found = _FUNCTION.match(text, at)
+        if found is None:
+            return Values(calls, at) if calls else None
+        body = found[2].strip()
+        arguments = _object(body) if body.startswith("{") else None
+        if arguments is None:
+            arguments = {name: _value(value) for name, value in _PARAMETER.findall(body)}
+        calls.append(Call(found[1].strip(), arguments, "object"))
+        at = found.end()
+
+
+def _glm(text: str, at: int, closing: str) -> Values | None:
+    """A name, then a pair of tags for each argument."""
+    end = _end_of(text, at, closing)
+    name = _GLM_NAME.match(text[:end], at)
+    if name is None:
+        return None
+    at = name.end()
+    arguments: dict[str, Any] = {}
+    while True:
+        pair = _GLM_ARGUMENT.match(text, at, end)
+        if pair is None:
+            break
+        arguments[pair[1].strip()] = _value(pair[2])
+        at = pair.end()
+    return Values([Call(name[1], arguments, "object")], at) if not text[at:end].strip() else None
+
+
+def _mistral(text: str, at: int, closing: str) -> Values | None:
+    """A name, a mark, then the arguments as JSON."""
+    name = _MISTRAL.match(text, at)
+    value = tool_calls.value_at(text, name.end()) if name else None
+    if name is None or value is None or not isinstance(value[0], dict):
+        return None
+    return Values([Call(name[1], value[0], "object")], value[1])
+
+
+def _deepseek(text: str, at: int, closing: str) -> Values | None:
+    """Marks around each call, its name and its arguments."""
+    return _marked_pairs(_DEEPSEEK, text, at)
+
+
+def _kimi(text: str, at: int, closing: str) -> Values | None:
+    """Marks around each call; its name carries a number."""
+    return _marked_pairs(_KIMI, text, at)
+
+
+def _marked_pairs(pattern: re.Pattern[str], text: str, at: int) -> Values | None:
+    calls: list[Call] = []
+    while True:
+        found = pattern.match(text, at)
+        if found is None:
+            return Values(calls, at) if calls else None
+        name, body = [group for group in found.groups() if group is not None]
+        arguments = _object(body.strip())
+        if arguments is None:
+            return None
+        calls.append(Call(name.strip(), arguments, "object"))
+        at = found.end()
+
+
+def _python(text: str, at: int, closing: str) -> Values | None:
+    """`[f(a=1), g()]` or one call, in Python's words."""
+    end = _end_of(text, at, closing)
+    calls = _python_calls(text[at:end].strip())
+    return Values(calls, end) if calls else None
+
+
+def _python_calls(text: str) -> list[Call]:
+    """The calls of a Python list of calls with literal arguments by name; none for anything else."""
+    if not text.startswith("[") or not text.endswith("]"):
+        return []
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    if not isinstance(tree, ast.List):
+        return []
+    calls = [_python_call(item) for item in tree.elts]
+    return [call for call in calls if call is not None] if all(calls) else []
+
+
+def _python_call(node: ast.expr) -> Call | None:
+    if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
+        return None
+    try:
+        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        json.dumps(arguments, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return Call(ast.unparse(node.func), arguments, "object")
+
+
+def _whole(text: str) -> list[Call]:
+    """The calls of a text that is nothing else: JSON, objects on lines, or a Python list of calls."""
+    text = text.strip()
+    found = _json_values(text, 0, "") if text.startswith(("{", "[")) else None
+    if found is not None and not text[found.end :].strip():
+        return found.calls
+    return _python_calls(text)
+
+
+def _first_object(text: str, begin: int) -> Written | None:
+    """Calls in JSON that stand behind, or within, prose."""
+    for opens in _OBJECT.finditer(text, begin):
+        found = _json_values(text, opens.start(), "")
+        if found is not None:
+            return Written(_beside(text, opens.start(), found.end), found.calls, "bare")
+    return None
+
+
+def _beside(text: str, start: int, end: int) -> str:
+    """What stands before and behind a place of a text."""
+    return "\n".join(filter(None, (text[:start].strip(), text[end:].strip())))
+
+
+def _calls_of(value: Any) -> list[Call]:
+    """The calls that a JSON value is: an object with a name and arguments and nothing else that matters, or a list of
+    such; none for other data."""
+    items = value if isinstance(value, list) else [value]
+    calls = [_call_of(item) for item in items]
+    return [call for call in calls if call is not None] if calls and all(calls) else []
+
+
+def _call_of(item: Any) -> Call | None:
+    if not isinstance(item, Mapping):
+        return None
+    inner = item.get("function")
+    if isinstance(inner, Mapping):  # {"type": "function", "function": {...}}
+        item = inner
+    keys = set(item) - {"id", "type"}
+    arguments = keys & set(tool_calls.ARGUMENT_KEYS)
+    name = next((item[key] for key in NAME_KEYS if isinstance(item.get(key), str)), None)
+    if name is None or not name.strip() or len(arguments) != 1 or len(keys) != 2:
+        return None
+    call = tool_calls.read_call({"name": name, **{key: item[key] for key in arguments}})
+    return call._replace(form="object") if call.form in tool_calls.READABLE else None
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    value = tool_calls.value_at(text, 0) if text.startswith("{") else None
+    return value[0] if value and isinstance(value[0], dict) and not text[value[1] :].strip() else None
+
+
+def _value(text: str) -> Any:
+    """An argument between tags: JSON if it is a number, a word of JSON, a list or an object; else its text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, str) else value

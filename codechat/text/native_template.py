@@ -1,0 +1,249 @@
+"""Tools in an imported model's own words: its chat template lists them and writes the calls.
+
+Conversations stay as they are everywhere else: the system text lists functions (`tool_lists`), an answer holds calls
+behind our tag (`tool_calls`), a result has the role function. Here they become what the template knows (`tools`,
+`tool_calls`, the role tool), and what a model samples becomes a conversation of ours again (`native_calls`).
+
+A template is used only if it is proven to: calls of all kinds are rendered, read again, and compared. One whose calls
+do not come back is refused with the reason; `--tags template` then lists tools in the system message.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+from codechat.core.errors import ConfigError, DataError
+from codechat.text import native_calls, tool_calls
+from codechat.text.chat_template import USER, ChatTemplate, Message, TurnTexts
+from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
+from codechat.text.tool_lists import NO_TOOLS, split_offer
+
+NAME = "find_route"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": NAME,
+        "description": "Finds a route.",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string", "description": "Where to."}},
+            "required": ["place"],
+        },
+    },
+}
+# What every template must write and give back: no call, one, several; quotes, line ends, nesting, other types.
+PROOFS: tuple[tuple[dict[str, Any], ...], ...] = (
+    ({"place": "Oslo"},),
+    ({},),
+    ({"place": 'a "quoted" word and an apostrophe\'s'},),
+    ({"place": "two\nlines, a tab\tand a \\ backslash"},),
+    ({"count": 3, "share": 0.5, "on": True, "off": False, "nobody": None},),
+    ({"filter": {"tags": ["a", "b"], "owner": {"name": "Ann"}}, "ids": [1, 2]},),
+    ({"place": "Zürich, 東京"},),
+)
+TWO_CALLS = ({"place": "Oslo"}, {"place": "Bergen"})
+
+
+class Wording(NamedTuple):
+    """What a template wants in `tool_calls`, which differs between models."""
+
+    as_text: bool  # arguments as JSON text instead of an object
+    no_content: None | str  # the content of an answer that says nothing beside its calls
+
+
+WORDINGS = (Wording(False, ""), Wording(False, None), Wording(True, ""), Wording(True, None))
+
+
+class CallForm(NamedTuple):
+    """What a template writes around one call in JSON; both empty where it writes calls otherwise."""
+
+    opening: str
+    closing: str
+    arguments_key: str  # under which the arguments stand; "" where calls are not such objects
+    several: bool  # whether one answer may hold several calls
+
+
+@lru_cache(maxsize=16)
+def native_template_of(tokenizer: Tokenizer) -> "NativeTemplate":
+    """The proven template of an imported tokenizer. ConfigError with the reason for one that cannot be used."""
+    if not isinstance(tokenizer, ImportedTokenizer) or not tokenizer.template:
+        raise ConfigError(f'tags "native" with {tokenizer.spec}, which has no chat template; use tags "text"')
+    template = NativeTemplate(tokenizer)
+    template.prove()
+    return template
+
+
+def knows_tools(template: str) -> bool:
+    """Whether a chat template looks at `tools` at all."""
+    return bool(re.search(r"\btools\b", template)) and "tool_calls" in template
+
+
+class NativeTemplate(ChatTemplate):
+    """Renders conversations with tools by the template of an imported tokenizer."""
+
+    wording = WORDINGS[0]
+
+    def __init__(self, tokenizer: ImportedTokenizer) -> None:
+        super().__init__(tokenizer)
+        self.several = True
+
+    def prove(self) -> None:
+        """Find the wording in which calls come back. ConfigError with the reason where there is none."""
+        if not knows_tools(str(self.tokenizer.template)):
+            raise self._unusable("knows no tools")
+        try:
+            listed = self._render([USER], [TOOL], prompt=True)
+        except DataError as error:
+            raise self._unusable(f"cannot list tools ({error})") from None
+        if NAME not in listed or "Where to." not in listed:
+            raise self._unusable("does not list the tools that it is given")
+        faults = [self._first_fault(wording) for wording in WORDINGS]
+        if all(faults):
+            raise self._unusable(str(faults[0]))
+        self.wording = WORDINGS[faults.index(None)]
+        self.several = self._writes(TWO_CALLS) is None
+
+    def _first_fault(self, wording: Wording) -> str | None:
+        self.wording = wording
+        return next((fault for calls in PROOFS if (fault := self._writes(calls))), None)
+
+    def _writes(self, calls: Sequence[Mapping[str, Any]]) -> str | None:
+        """None where an answer with these arguments comes back from the template; else what is wrong."""
+        content = "\n".join(tool_calls.format_call(NAME, arguments) for arguments in calls)
+        try:
+            self._answer(content)
+        except DataError as error:
+            return str(error)
+        return None
+
+    def _unusable(self, reason: str) -> ConfigError:
+        return ConfigError(
+            f"tags native with {self.tokenizer.spec}: its chat template {reason}; "
+            "use tags template, which lists tools in the system message"
+        )
+
+    @cached_property
+    def call_form(self) -> CallForm:
+        """Where a call in JSON begins and ends, for masks that allow valid calls only."""
+        written = self._answer(tool_calls.format_call(NAME, {"place": "Oslo"})).body
+        at = written.find("{")
+        value = tool_calls.value_at(written, at) if at >= 0 else None
+        if value is None or value[0].get("name") != NAME:
+            return CallForm("", "", "", self.several)
+        key = next((key for key in tool_calls.ARGUMENT_KEYS if key in value[0]), "")
+        plain = len(value[0]) == 2 and list(value[0])[0] == "name"
+        return CallForm(written[:at], written[value[1] :], key if plain else "", self.several)
+
+    @cached_property
+    def mark(self) -> str:
+        """The text with which a call begins, such as "<tool_call>\\n"; empty where it is bare."""
+        written = self._answer(tool_calls.format_call(NAME, {"place": "Oslo"})).body
+        opens = re.search(rf"[{{\[]|{NAME}", written)
+        return written[: opens.start()] if opens else ""
+
+    def messages(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Our messages as a template takes them, and the tools that their system texts list. DataError for an answer
+        with a call that cannot be read."""
+        said: list[dict[str, Any]] = []
+        tools: list[dict[str, Any]] = []
+        waiting: list[dict[str, Any]] = []  # calls whose results come next
+        for message in messages:
+            role = message["role"]
+            content = message["content"]
+            if role == "system":
+                _, offered = split_offer(content)
+                tools += [{"type": "function", "function": schema} for schema in offered]
+                if self._shown(message):
+                    said.append({"role": role, "content": self._shown(message)})
+            elif role == "function":
+                said.append(_result(content, waiting))
+            elif role == "assistant" and tool_calls.parse_calls(content):
+                answer = self._calling(content)
+                waiting = list(answer["tool_calls"])
+                said.append(answer)
+            else:
+                said.append({"role": role, "content": tool_calls.in_words(content) if role == "assistant" else content})
+        return said, tools
+
+    def _calling(self, content: str) -> dict[str, Any]:
+        """An answer with calls as a template takes it."""
+        calls = tool_calls.parse_calls(content)
+        if any(call.form not in tool_calls.READABLE or call.after for call in calls):
+            raise self._fault(f"writes readable calls at the end of an answer only; got {content[:80]!r}")
+        prose = content.partition(tool_calls.CALL_TAG)[0].strip()
+        return {
+            "role": "assistant",
+            "content": prose or self.wording.no_content,
+            "tool_calls": [self._call(call, place) for place, call in enumerate(calls)],
+        }
+
+    def _call(self, call: tool_calls.Call, place: int) -> dict[str, Any]:
+        arguments: Any = call.arguments
+        if self.wording.as_text:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {
+            # Mistral's templates want nine letters or digits; the place in the conversation must not matter, so that
+            # what follows a sampled answer is the same within a rollout and in a prompt
+            "id": f"call{place % 100000:05d}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": arguments},
+        }
+
+    def _shown(self, message: Message) -> str:
+        if message["role"] != "system":
+            return super()._shown(message)
+        text, _ = split_offer(message["content"])
+        return text.replace(NO_TOOLS, "").strip("\n")
+
+    def _fill(self, messages: Sequence[Message], prompt: bool) -> str:
+        said, tools = self.messages(messages)
+        return self._render(said, tools or None, prompt)
+
+    def _answer(self, content: str) -> TurnTexts:
+        """The texts of an answer, its calls as the template writes them. DataError where they do not come back."""
+        calls = tool_calls.parse_calls(content)
+        if not calls:
+            return super()._answer(tool_calls.in_words(content))
+        form = self.form
+        message = {"role": "assistant", "content": content}
+        stop = self.tokenizer.decode_inside([form.stop])
+        results = [{"role": "function", "content": "done"} for _ in calls]
+        followers: tuple[tuple[list[dict[str, str]], bool], ...] = ((results, True), ([USER], True), ([], False))
+        fault = ""
+        for following, prompt in followers:
+            try:
+                text = self._fill([USER, message, *following], prompt=prompt)
+            except DataError as error:
+                fault = fault or str(error)
+                continue
+            written, ended, _ = text.removeprefix(form.asked).partition(stop)
+            if text.startswith(form.asked) and ended:
+                return self._checked(written.removesuffix(form.closing.removesuffix(stop)), content)
+        raise self._fault(fault or f"writes a call elsewhere than it is sampled: {content[:80]!r}")
+
+    def _checked(self, written: str, content: str) -> TurnTexts:
+        """The texts of an answer, if it is read back as what it was."""
+        read = native_calls.read(written)
+        wanted = tool_calls.parse_calls(content)
+        prose = content.partition(tool_calls.CALL_TAG)[0]
+        same = [(call.name, call.arguments) for call in read.calls] == [(call.name, call.arguments) for call in wanted]
+        if not same or _said(read.prose) != _said(prose):
+            raise self._fault(f"writes {content[:200]!r} as {written[:200]!r}, which reads back otherwise")
+        return TurnTexts("", "", written, self.form.closing, self.form.after)
+
+
+def _said(prose: str) -> str:
+    """What an answer says behind its reasoning, which a template may add or drop."""
+    return prose.rpartition("</think>")[2].strip()
+
+
+def _result(content: str, waiting: list[dict[str, Any]]) -> dict[str, Any]:
+    """A function's result, with the name and id of the call that it answers."""
+    result: dict[str, Any] = {"role": "tool", "content": content}
+    if waiting:
+        call = waiting.pop(0)
+        result["tool_call_id"] = call["id"]
+        result["name"] = call["function"]["name"]
+    return result

@@ -1,0 +1,141 @@
+"""Calls in other models' words: tags, fences, bare JSON, XML and Python, read as ours."""
+
+import json
+from typing import Any
+
+import pytest
+
+from codechat.text import native_calls, tool_calls
+from codechat.text.native_calls import read
+
+ONE = [("f", {"a": "x"})]
+TWO = [("f", {"a": "x"}), ("g", {})]
+JSON_F = '{"name": "f", "arguments": {"a": "x"}}'
+JSON_G = '{"name": "g", "arguments": {}}'
+CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]], str]] = {
+    "Hermes": (f"<tool_call>\n{JSON_F}\n</tool_call>", ONE, "tagged"),
+    "Hermes, two": (f"<tool_call>\n{JSON_F}\n</tool_call>\n<tool_call>\n{JSON_G}\n</tool_call>", TWO, "tagged"),
+    "Hermes, two in one tag": (f"<tool_call>\n{JSON_F}\n{JSON_G}\n</tool_call>", TWO, "tagged"),
+    "Hermes, cut off behind the call": (f"<tool_call>\n{JSON_F}", ONE, "tagged"),
+    "Nemotron": (f"<TOOLCALL>[{JSON_F}, {JSON_G}]</TOOLCALL>", TWO, "tagged"),
+    "Mistral": ('[TOOL_CALLS] [{"name": "f", "arguments": {"a": "x"}, "id": "abcdefghi"}]', ONE, "tagged"),
+    "Mistral, new": ('[TOOL_CALLS]f[ARGS]{"a": "x"}[TOOL_CALLS]g[ARGS]{}', TWO, "tagged"),
+    "Granite 3": (f"<|tool_call|>[{JSON_F}, {JSON_G}]", TWO, "tagged"),
+    "Phi 4": (f"<|tool_call|>[{JSON_F}]<|/tool_call|>", ONE, "tagged"),
+    "Llama 3": ('{"name": "f", "parameters": {"a": "x"}}', ONE, "bare"),
+    "Llama 3, with its mark": ('<|python_tag|>{"name": "f", "parameters": {"a": "x"}}', ONE, "tagged"),
+    "Llama 3, with types": ('{"type": "function", "name": "f", "parameters": {"a": "x"}}', ONE, "bare"),
+    "LFM2": ("<|tool_call_start|>[f(a='x'), g()]<|tool_call_end|>", TWO, "tagged"),
+    "Qwen3-Coder": (
+        "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",
+        ONE,
+        "tagged",
+    ),
+    "Qwen3-Coder without tags": ("<function=f>\n<parameter=a>\nx\n</parameter>\n</function>", ONE, "tagged"),
+    "functions with JSON": ('<function=f>{"a": "x"}</function>', ONE, "tagged"),
+    "GLM": ("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>", ONE, "tagged"),
+    "GLM, two": (
+        "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value></tool_call>\n<tool_call>g\n</tool_call>",
+        TWO,
+        "tagged",
+    ),
+    "DeepSeek": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+        '{"a": "x"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        ONE,
+        "tagged",
+    ),
+    "Kimi": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+        '{"a": "x"}<|tool_call_end|><|tool_calls_section_end|>',
+        ONE,
+        "tagged",
+    ),
+    "a fence": (f"```json\n{JSON_F}\n```", ONE, "fenced"),
+    "a fence that is never closed": (f"```json\n{JSON_F}", ONE, "fenced"),
+    "a list in a fence": (f"```json\n[{JSON_F}, {JSON_G}]\n```", TWO, "fenced"),
+    "objects on lines of a fence": (f"```\n{JSON_F}\n{JSON_G}\n```", TWO, "fenced"),
+    "bare": (JSON_F, ONE, "bare"),
+    "a bare list": (f"[{JSON_F}, {JSON_G}]", TWO, "bare"),
+    "objects on lines": (f"{JSON_F}\n{JSON_G}", TWO, "bare"),
+    "a bare Python list": ("[f(a='x'), g()]", TWO, "bare"),
+    "OpenAI's objects": (json.dumps([{"type": "function", "function": json.loads(JSON_F)}]), ONE, "bare"),
+    "arguments as text": ('{"name": "f", "arguments": "{\\"a\\": \\"x\\"}"}', ONE, "bare"),
+}
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_calls_are_read_in_the_form_of(form: str) -> None:
+    text, calls, surface = CALLS[form]
+    found = read(text)
+    assert [(call.name, call.arguments) for call in found.calls] == calls
+    assert (found.prose, found.surface) == ("", surface)
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_calls_in_our_form_are_the_same_calls(form: str) -> None:
+    text, calls, _ = CALLS[form]
+    ours = tool_calls.parse_calls(native_calls.canonical(text))
+    assert [(call.name, call.arguments) for call in ours] == calls
+
+
+@pytest.mark.parametrize("form", [form for form in CALLS if CALLS[form][2] == "tagged"])
+def test_what_stands_before_a_tag_is_prose(form: str) -> None:
+    found = read(f"Let me see.\n\n{CALLS[form][0]}")
+    assert found.prose == "Let me see."
+    assert [(call.name, call.arguments) for call in found.calls] == CALLS[form][1]
+
+
+NO_CALLS = {
+    "words": "The weather is fine.",
+    "data with a name": '{"name": "Tom", "age": 3}',
+    "a list of data": '[{"name": "Tom"}]',
+    "code in a fence": "```python\ndef f(a):\n    return a\n```",
+    "a Python list": "[1, 2, 3]",
+    "a list of calls with positions": "[f(1), g(2)]",
+    "an object in a sentence": 'Use {"a": 1} as settings.',
+    "nothing": "",
+    "a mark of another kind": "<b>bold</b>",
+}
+
+
+@pytest.mark.parametrize("kind", NO_CALLS)
+def test_an_answer_without_calls_is_unchanged(kind: str) -> None:
+    text = NO_CALLS[kind]
+    assert read(text) == (text, [], "none")
+    assert native_calls.canonical(text) == text
+
+
+@pytest.mark.parametrize(
+    "broken", ['<tool_call>\n{"name": "f", "arguments": {"a":', "<tool_call>\nhello there\n</tool_call>"]
+)
+def test_a_call_that_cannot_be_read_stays_a_bad_call(broken: str) -> None:
+    (call,) = tool_calls.parse_calls(native_calls.canonical(broken))
+    assert call.form == "bad_json"
+
+
+def test_a_closing_tag_within_an_argument_belongs_to_it() -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call><tool_call>"}}\n</tool_call>'
+    (call,) = read(text).calls
+    assert call.arguments == {"a": "</tool_call><tool_call>"}
+
+
+def test_reasoning_before_the_answer_is_prose_whatever_it_holds() -> None:
+    thought = f"<think>\nmaybe {JSON_F}\n</think>"
+    assert read(f"{thought}\n\nNo.").calls == []
+    assert [call.name for call in read(f"{thought}\n\n{JSON_G}").calls] == ["g"]
+
+
+def test_text_behind_a_call_is_kept() -> None:
+    assert read(f"<tool_call>\n{JSON_F}\n</tool_call>\nThat is all.").prose == "That is all."
+
+
+@pytest.mark.parametrize("value", ["3", "true", "null", '["a"]', '{"b": 1}'])
+def test_values_in_tags_are_json_where_they_can_be(value: str) -> None:
+    (call,) = read(f"<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>").calls
+    assert call.arguments == {"a": json.loads(value)}
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "<tool_call>" * 2000, "```json\n" * 2000, '{"name": ' * 3000])
+def test_reading_hostile_text_takes_little_time(text: str) -> None:
+    assert all(call.form == "bad_json" for call in read(text).calls)

@@ -1,0 +1,176 @@
+"""Tools in an imported model's own words: listed by its template, called, read and trained as it writes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_chat_templates import CHATML, both, talk
+
+from codechat.core.errors import ConfigError, DataError
+from codechat.text import chat, native_template, tool_lists
+from codechat.text.tokenizer import ImportedTokenizer
+
+TOOLS = [
+    {
+        "name": "get_weather",
+        "description": 'Weather of a "city"',
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "Its name"}, "days": {"type": "integer"}},
+            "required": ["city"],
+        },
+    },
+    {"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {}}},
+]
+OFFER = tool_lists.tools_prompt(TOOLS, "json")
+NAMES = ("hermes", "mistral", "llama", "python", "xml", "text")
+SINGLE = ("llama",)  # templates that write one call in an answer
+
+
+def source(name: str) -> str:
+    return (Path(__file__).parent / f"templates/tools_{name}.jinja").read_text().removesuffix("\n")
+
+
+def ours(name: str, kind: str = "bytes") -> ImportedTokenizer:
+    return both(kind, source(name))[0]
+
+
+def call(name: str = "get_weather", /, **arguments: Any) -> str:
+    return f"<functioncall> {json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}"
+
+
+def conversation(*answers: str, result: str = '{"t": 3}') -> list[dict[str, str]]:
+    """A request, an answer with a result for each of its calls, and so on."""
+    messages = talk(OFFER, "Weather?", roles="su")
+    for answer in answers:
+        messages += talk(answer, roles="a")
+        messages += talk(*[result] * len(chat.parse_calls(answer)), roles="f") if chat.parse_calls(answer) else []
+    return messages
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_with_tools_equals_the_one_of_transformers(name: str) -> None:
+    tok, theirs = both("bytes", source(name))
+    tools = [{"type": "function", "function": tool} for tool in TOOLS]
+    wording = native_template.native_template_of(tok).wording
+    arguments = {"city": "Oslo"}
+    asked = {"id": "call00000", "type": "function"}
+    asked["function"] = {"name": "get_weather", "arguments": json.dumps(arguments) if wording.as_text else arguments}
+    said = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": wording.no_content, "tool_calls": [asked]},
+        {"role": "tool", "content": '{"t": 3}', "tool_call_id": "call00000", "name": "get_weather"},
+    ]
+    for n in (1, 3):
+        theirs_text = theirs.apply_chat_template(said[:n], tools=tools, add_generation_prompt=True, tokenize=False)
+        ids = theirs(theirs_text, add_special_tokens=False)["input_ids"]
+        assert chat.prompt(conversation(call(city="Oslo"))[: n + 1], tok, "native") == ids
+
+
+@pytest.mark.parametrize("kind", ["bytes", "prepend", "first"])
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_with_calls_are_trained_where_they_are_sampled(name: str, kind: str) -> None:
+    tok = ours(name, kind)
+    messages = conversation(call(city='a "b"\nc'), "It is 3.")
+    rendered = chat.render(messages, tok, "native")
+    learned: list[int] = []
+    for at in (2, 4):
+        prompt = chat.prompt(messages[:at], tok, "native")
+        answer = chat.completion_ids(messages[at]["content"], tok, "native")
+        assert rendered.ids[: len(prompt + answer)] == prompt + answer
+        assert chat.completion_text(answer, tok, "native") == messages[at]["content"]
+        learned += answer
+    assert [i for i, on in zip(rendered.ids, rendered.loss_mask, strict=True) if on] == learned
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_stands_between_two_answers_continues_the_sampled_ids(name: str) -> None:
+    tok = ours(name)
+    messages = conversation(call(city="Oslo"))
+    prompt = chat.prompt(messages[:2], tok, "native")
+    answer = chat.completion_ids(messages[2]["content"], tok, "native")
+    onwards = chat.between_turns(messages[3:], tok, "native", messages[2]["content"])
+    assert tok.decode_inside(prompt + answer + onwards) == tok.decode_inside(chat.prompt(messages, tok, "native"))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SINGLE])
+def test_several_calls_of_one_answer_come_back(name: str) -> None:
+    tok = ours(name)
+    content = f"{call(city='Oslo', days=2)}\n{call('now')}"
+    ids = chat.completion_ids(content, tok, "native")
+    assert chat.completion_text(ids, tok, "native") == content
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_several_calls_are_refused_where_the_template_writes_one(name: str) -> None:
+    with pytest.raises(DataError, match="one call at a time"):
+        chat.completion_ids(f"{call(city='Oslo')}\n{call('now')}", ours(name), "native")
+
+
+@pytest.mark.parametrize("name", ["hermes", "xml", "python"])
+def test_a_text_before_a_call_comes_back(name: str) -> None:
+    tok = ours(name)
+    content = f"I will look.\n{call(city='Oslo')}"
+    assert chat.completion_text(chat.completion_ids(content, tok, "native"), tok, "native") == content
+
+
+def test_a_text_that_the_template_drops_is_refused() -> None:
+    with pytest.raises(DataError, match="reads back otherwise"):
+        chat.completion_ids(f"I will look.\n{call(city='Oslo')}", ours("llama"), "native")
+
+
+def test_an_answer_that_declines_is_written_in_words() -> None:
+    tok = ours("hermes")
+    ids = chat.completion_ids(chat.DECLINE, tok, "native")
+    assert chat.completion_text(ids, tok, "native") == chat.DECLINED
+
+
+def test_a_call_that_cannot_be_read_is_not_trained() -> None:
+    with pytest.raises(DataError, match="readable calls"):
+        chat.completion_ids('<functioncall> {"name": "f"', ours("hermes"), "native")
+
+
+def test_a_conversation_without_tools_is_that_of_the_template() -> None:
+    tok = ours("hermes")
+    messages = talk("be brief", "hi", "yes", roles="sua")
+    assert chat.render(messages, tok, "native") == chat.render(messages, tok, "template")
+
+
+def test_a_system_text_keeps_its_own_words_beside_the_tools() -> None:
+    text = "Be brief.\n" + OFFER
+    tok = ours("hermes")
+    shown = tok.decode_inside(chat.prompt(talk(text, "hi", roles="su"), tok, "native"))
+    assert shown.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
+    assert "access to the following functions" not in shown
+
+
+UNUSABLE = {
+    "knows no tools": CHATML,
+    "does not list the tools": CHATML + "{% if tools %}{% endif %}{% if messages[0].tool_calls %}{% endif %}",
+    "reads back otherwise": source("hermes").replace("'\\n<tool_call>\\n{", "'\\n<call>\\n{"),
+    "cannot list tools": source("hermes").replace("tool | tojson", "tool.wrong.key"),
+}
+
+
+@pytest.mark.parametrize("reason", UNUSABLE)
+def test_a_template_that_cannot_be_proven_is_refused_with_the_reason(reason: str) -> None:
+    tok, _ = both("bytes", UNUSABLE[reason])
+    with pytest.raises(ConfigError, match=reason) as error:
+        chat.stop_sequences(tok, "native")
+    assert "use tags template" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_public_templates_are_proven_or_refused_by_name(shared_data: Path) -> None:
+    ends = dict(phi3="<|endoftext|>", deepseekv3="<｜end▁of▁sentence｜>")
+    proven = set()
+    for path in sorted((shared_data / "chat_templates").glob("*.jinja")):
+        tok, _ = both("bytes", path.read_text(), eos_token=ends.get(path.stem, "<|im_end|>"))
+        try:
+            chat.stop_sequences(tok, "native")
+        except ConfigError as error:
+            assert "hf:theirs" in str(error)
+        else:
+            proven.add(path.stem)
+    assert proven == {"qwen2_5", "qwen3", "qwen3_instruct_2507"}
