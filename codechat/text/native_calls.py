@@ -12,7 +12,7 @@
 A model also writes calls that its template does not ask for: in a Markdown fence, or bare, one object, a list of
 objects, or an object on each line. `read` takes all of these and says which it was. Reasoning in tags before the answer
 is prose. What follows the last call, or stands between two, is kept as text. Nothing here raises: a model is rewarded
-for what it writes.
+for what it writes. `settled` is what a stream may show before the end is known.
 """
 
 import ast
@@ -57,6 +57,8 @@ _KIMI = re.compile(
     re.DOTALL,
 )
 _OBJECT = re.compile(r"\{\s*[\"'](?:name|function|type)[\"']\s*:")
+# the beginning of a fence or of an object at the end of a text
+_BEGUN = re.compile(r"(?:`{1,2}|```\w*[ \t]*|\{\s*[\"']?\w*[\"']?\s*)\Z")
 
 
 class Written(NamedTuple):
@@ -87,7 +89,7 @@ def read(text: str) -> Written:
             return Written(_beside(text, fence.start(), fence.end()), calls, "fenced")
     calls = _whole(text[begin:])
     if calls:
-        return Written(text[:begin].strip(), calls, "bare")
+        return Written(text[:begin].rstrip(), calls, "bare")
     found = _first_object(text, begin)
     return found or Written(text, [], "none")
 
@@ -105,20 +107,35 @@ def canonical(text: str) -> str:
     return "\n".join(lines)
 
 
-def may_grow_into_calls(text: str) -> bool:
-    """Whether an unfinished answer may still turn out to be, or to end in, calls: it has a mark or the beginning of
-    one, an open fence, or JSON at its start."""
-    bare = _THOUGHT.sub("", text).lstrip()
-    if not bare or bare[0] in "{[`<" or _OPENS.search(text):
-        return True
-    if "```" in text or _OBJECT.search(text):
-        return True
-    return any(text.endswith(mark[:n]) for mark in (*MARKS, "<function=", "```") for n in range(1, len(mark)))
+def settled(text: str) -> str:
+    """The beginning of an unfinished answer that stays as it is whatever follows: all before a mark, an object or a
+    fence that may hold calls, or the beginning of such. `canonical` of the finished answer begins with it."""
+    thought = _THOUGHT.match(text)
+    begin = thought.end() if thought else 0
+    if not text[begin:].strip() or text[begin:].lstrip().startswith(("{", "[")):
+        return text[:begin].rstrip()
+    ends = [len(text) - _begun(text)]
+    ends += [found.start() for found in (_OPENS.search(text, begin), _OBJECT.search(text, begin)) if found]
+    ends += [fence.start() for fence in _FENCE.finditer(text, begin) if not _is_closed(fence[0]) or _whole(fence[1])]
+    return text[: min(ends)].rstrip()
+
+
+def _begun(text: str) -> int:
+    """How many characters at the end of a text may be the beginning of a mark, a fence or an object."""
+    starts = (*MARKS, "<function=")
+    sizes = range(min(max(map(len, starts)), len(text)), 0, -1)
+    mark = next((n for n in sizes if any(start.startswith(text[-n:]) for start in starts)), 0)
+    other = _BEGUN.search(text)
+    return max(mark, len(other[0]) if other else 0)
+
+
+def _is_closed(fence: str) -> bool:
+    return fence.rstrip().endswith("```") and fence.count("```") > 1
 
 
 def _tagged(text: str, begin: int) -> Written:
     """The answer whose first mark stands at `begin`."""
-    prose = [text[:begin].strip()]
+    prose = [text[:begin].rstrip()]
     calls: list[Call] = []
     at = begin
     while at < len(text):
@@ -320,7 +337,7 @@ def _first_object(text: str, begin: int) -> Written | None:
 
 def _beside(text: str, start: int, end: int) -> str:
     """What stands before and behind a place of a text."""
-    return "\n".join(filter(None, (text[:start].strip(), text[end:].strip())))
+    return "\n".join(filter(None, (text[:start].rstrip(), text[end:].strip())))
 
 
 def _calls_of(value: Any) -> list[Call]:

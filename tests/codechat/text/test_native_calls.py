@@ -139,3 +139,21 @@ def test_values_in_tags_are_json_where_they_can_be(value: str) -> None:
 @pytest.mark.parametrize("text", ["[" * 5000, "<tool_call>" * 2000, "```json\n" * 2000, '{"name": ' * 3000])
 def test_reading_hostile_text_takes_little_time(text: str) -> None:
     assert all(call.form == "bad_json" for call in read(text).calls)
+
+
+STREAMED = [text for text, _, _ in CALLS.values()]
+STREAMED += [f"Let me see.\n\n{text}" for text, _, surface in CALLS.values() if surface == "tagged"]
+STREAMED += [f"Let me see.\n\n{CALLS[form][0]}" for form in ("a fence", "a list in a fence")]
+STREAMED += [*NO_CALLS.values(), "Use a < b and {x}.", "```python\nprint(1)\n```\nThat is all.", f"So: {JSON_F}"]
+
+
+@pytest.mark.parametrize("text", STREAMED)
+def test_what_a_stream_shows_stays(text: str) -> None:
+    whole = native_calls.canonical(text)
+    shown = [native_calls.settled(text[:n]) for n in range(len(text) + 1)]
+    assert all(whole.startswith(part) for part in shown)
+    assert all(later.startswith(part) for part, later in zip(shown, shown[1:]))
+
+
+def test_code_in_a_closed_fence_is_shown_before_the_answer_ends() -> None:
+    assert native_calls.settled("```python\nprint(1)\n```\nThat is") == "```python\nprint(1)\n```\nThat is"
