@@ -6,8 +6,8 @@ enumerations of the schemas.
     state.mask(room)                            (n,) bool: ids that may come next; room: tokens that may follow it
     token = state.take(token, room)             the id that counts
 
-The grammar is text without a call, then calls; `required`: calls only. Calls have the form of `format_call`, arguments
-in the order of the schema; llguidance makes masks of it in microseconds a token. A call that has begun ends in time:
+The grammar is text without a call, then calls; `required`: calls only. Calls have the form of `format_call`, or of the
+model's own template if that writes JSON objects (tags native); arguments stand in the order of the schema; llguidance makes masks of it in microseconds a token. A call that has begun ends in time:
 none begins that would not fit, and once the shortest way to end it would no longer fit, `take` replaces the sampled id
 by that way. (Where the tag is spelled in ordinary tokens, a call that is not required may still begin too late.)
 """
@@ -26,7 +26,8 @@ import numpy as np
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import chat, tool_schemas
-from codechat.text.tokenizer import Tokenizer
+from codechat.text.native_template import native_template_of
+from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 from codechat_lab.serve.call_schemas import LEVELS, calls_schema
 
 LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
@@ -105,7 +106,13 @@ class CallGrammar:
         nothing = [{"name": chat.NOTHING}] if rules.declines and not rules.required else []
         for level in range(len(LEVELS)):  # schemas that have a grammar each may have none together
             self.relaxed.clear()
-            calls = calls_schema([*tools, *nothing], strict=rules.strict, level=level, relaxed=self.relaxed)
+            calls = calls_schema(
+                [*tools, *nothing],
+                strict=rules.strict,
+                level=level,
+                relaxed=self.relaxed,
+                arguments_key=self.vocabulary.call.arguments_key,
+            )
             grammar = _lark(self.vocabulary, json.dumps(calls, ensure_ascii=False), rules)
             matcher = llguidance.LLMatcher(self.vocabulary.table, grammar, log_level=0)
             problem = matcher.get_error()
@@ -186,7 +193,8 @@ class GrammarState:
 
     def _way_out(self) -> list[int] | None:
         """A short way to end the call that is being written."""
-        call = self._text.rpartition(chat.CALL_TAG.encode())[2]
+        mark = self.grammar.vocabulary.call.mark.encode()
+        call = self._text.rpartition(mark)[2] if mark else self._text
         return _closing(self.matcher, self.grammar.vocabulary, call)
 
     def _step(self, token: int) -> None:
@@ -195,18 +203,46 @@ class GrammarState:
         self._text += self.grammar.vocabulary.tokens[token]
 
 
+@dataclass(frozen=True)
+class CallText:
+    """What a model writes around the JSON object of a call."""
+
+    mark: str  # before it, up to what never occurs in other text; empty for bare objects
+    gap: str  # between the mark and the object
+    closing: str  # behind the object
+    arguments_key: str
+    several: bool  # whether an answer may hold several calls
+
+
+OURS = CallText(chat.CALL_TAG, " ", "", "arguments", True)
+
+
+def _call_text(tokenizer: Tokenizer, tags: str) -> CallText:
+    """How calls are written. ConfigError for a template whose calls are no JSON objects."""
+    if tags != chat.NATIVE:
+        return OURS
+    form = native_template_of(tokenizer).call_form
+    if not form.arguments_key:
+        raise ConfigError(f"the chat template of {tokenizer.spec} writes calls that no mask knows; set --constrain off")
+    mark = form.opening.rstrip()
+    return CallText(mark, form.opening[len(mark) :], form.closing, form.arguments_key, form.several)
+
+
 def _lark(vocabulary: _Vocabulary, calls: str, rules: Rules) -> str:
     """The grammar in llguidance's dialect of Lark."""
     tag = vocabulary.call_tag
     closing = vocabulary.closing
-    more = "" if rules.one_call else f'("\\n"? {tag} call)*'
+    several = vocabulary.call.several and not rules.one_call
+    more = f'("\\n"? {tag} call)*' if several else ""
     end = f"{vocabulary.end}?" if closing is None else f"({vocabulary.end}? {closing})?"
-    call = f'call: " " object\nobject: %json {calls}\n'
+    call = f"call: {vocabulary.gap} object {vocabulary.call_end}\nobject: %json {calls}\n"
     if rules.required:
         return f"start: first call {more} {end}\n{call}first: {vocabulary.opening} {tag}"
+    if not tag:  # bare objects: an answer that begins with a brace is a call
+        return f"start: TEXT | {vocabulary.opening} call {end}\n{call}TEXT: /([^{{](?s:.*))?/"
     # a text that may go on takes in all it can, so a tag of ordinary tokens must be said to end it
     first = f"first: TEXT {tag} | {tag}" if tag.startswith("<[") else f"first[suffix={tag}]: /(?s:.*)/"
-    text = f"TEXT: /(?s:.*)/ & ~/(?s:.*){chat.CALL_TAG}(?s:.*)/"
+    text = f"TEXT: /(?s:.*)/ & ~/(?s:.*){re.escape(vocabulary.call.mark)}(?s:.*)/"
     return f"start: TEXT | first call {more} {end}\n{call}{first}\n{text}"
 
 
@@ -220,18 +256,23 @@ class _Vocabulary:
 
         layout = chat.layout(tokenizer, tags)
         self.tokenizer = tokenizer
+        self.call = _call_text(tokenizer, tags)
         self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
         if tags == "reserved":
             self.tokens += [tag.encode() for tag in chat.TAGS]
             call = layout.call
+        elif tags == chat.NATIVE:
+            call = _marked(tokenizer, self.call.mark)
         else:
-            call = tokenizer.encode_inside(chat.CALL_TAG)
+            call = tokenizer.encode_inside(self.call.mark)
         special = {tokenizer.eot_id, *range(tokenizer.n_vocab, len(self.tokens)), *tokenizer.special_tokens.values()}
         self.special_token_ids = sorted(special)
         # terms of the grammar
         self.opening = f"{json.dumps(layout.opening, ensure_ascii=False)}?" if layout.opening else ""
         self.end = json.dumps(layout.closing or "\n", ensure_ascii=False)
-        self.call_tag = self._term(call)
+        self.call_tag = self._term(call) if call else ""
+        self.gap = json.dumps(self.call.gap) if self.call.gap else ""
+        self.call_end = self._term(_marked(tokenizer, self.call.closing)) if self.call.closing else ""
         self.tag_id = call[0] if len(call) == 1 else None
         if len(layout.stop) == 1:
             self.closing = None  # one id ends an answer
@@ -261,6 +302,13 @@ class _Vocabulary:
         if any(i in self.special_token_ids for i in ids):
             return " ".join(f"<[{i}]>" for i in ids)
         return json.dumps(chat.decode(ids, self.tokenizer), ensure_ascii=False)
+
+
+def _marked(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text whose special tokens are themselves."""
+    if isinstance(tokenizer, ImportedTokenizer):
+        return tokenizer.encode_behind("", text)[0]
+    return tokenizer.encode_inside(text)
 
 
 _vocabulary = lru_cache(maxsize=4)(_Vocabulary)

@@ -59,11 +59,18 @@ _OF_A_DOCUMENT = "$id id $schema $anchor $dynamicAnchor $dynamicRef $recursiveRe
 DOCUMENT = {*_OF_A_DOCUMENT.split(), *DEFINITIONS}
 
 
-def calls_schema(tools: Sequence[Mapping[str, Any]], *, strict: bool, level: int, relaxed: list[str]) -> Schema:
+def calls_schema(
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    strict: bool,
+    level: int,
+    relaxed: list[str],
+    arguments_key: str = "arguments",
+) -> Schema:
     """The schema of one call of any of the tools, of whose schemas the first `level` of LEVELS are skipped.
 
-    relaxed: takes a message for each part that is not enforced. strict: an unknown type raises ConfigError, as does a
-    tool without a readable schema."""
+    arguments_key: the key of the arguments, "parameters" in Llama's calls. relaxed: takes a message for each part that
+    is not enforced. strict: an unknown type raises ConfigError, as does a tool without a readable schema."""
     definitions: Schema = dict(ANY_VALUES)
     calls = []
     for i, tool in enumerate(tools):
@@ -74,7 +81,7 @@ def calls_schema(tools: Sequence[Mapping[str, Any]], *, strict: bool, level: int
         place = f"tool{i}"
         parameters = tool_schemas.whole_object(read["parameters"])
         definitions[place] = _arguments_schema(read["name"], parameters, place, level, relaxed)
-        properties = {"name": {"const": read["name"]}, "arguments": {"$ref": f"#/$defs/{place}"}}
+        properties = {"name": {"const": read["name"]}, arguments_key: {"$ref": f"#/$defs/{place}"}}
         calls.append(_closed_object(properties, list(properties)))
     return {"anyOf": calls, "$defs": definitions, "x-guidance": CANONICAL}
 

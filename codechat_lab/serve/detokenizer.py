@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from codechat.text import chat
+from codechat.text import chat, native_calls
 from codechat.text.tokenizer import Tokenizer
 
 
@@ -38,7 +38,7 @@ class Detokenizer:
 
     def growing(self, ids: Sequence[int]) -> str:
         """The beginning of the text that further ids cannot change, of a text with calls at most up to the first."""
-        text = self._until_stop(ids)
+        text = self._until_stop(ids, growing=True)
         if self.tags is not None and (chat.DECLINE.startswith(text) or chat.in_words(text) != text):
             return ""
         text = text[: min(len(stable_text(text, ending)) for ending in self._endings)]
@@ -70,13 +70,20 @@ class Detokenizer:
         tail = b"".join(map(self.piece, ids[-max(map(len, stops)) :]))  # an id has at least one byte
         return any(stop in tail for stop in stops)
 
-    def _until_stop(self, ids: Sequence[int]) -> str:
-        if self.tags is None:
-            text = chat.decode([i for i in ids if i != self.tokenizer.eot_id], self.tokenizer)
-        else:
-            text = chat.completion_text(ids, self.tokenizer, self.tags)
+    def _until_stop(self, ids: Sequence[int], growing: bool = False) -> str:
+        text = self._written(ids, growing)
         places = [text.find(stop) for stop in self.stops]
         return text[: min((at for at in places if at >= 0), default=len(text))]
+
+    def _written(self, ids: Sequence[int], growing: bool) -> str:
+        if self.tags is None:
+            return chat.decode([i for i in ids if i != self.tokenizer.eot_id], self.tokenizer)
+        if self.tags != chat.NATIVE:
+            return chat.completion_text(ids, self.tokenizer, self.tags)
+        text = chat.transcript(ids, self.tokenizer, self.tags)
+        if not self.calls:  # JSON that no tool asked for is text
+            return text
+        return native_calls.settled(text) if growing else native_calls.canonical(text)
 
     @cached_property
     def _endings(self) -> list[str]:

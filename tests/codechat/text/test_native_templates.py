@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_chat_templates import CHATML, both, talk
+from imported import both, talk
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import chat, native_template, tool_lists
@@ -24,6 +24,7 @@ TOOLS = [
     {"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {}}},
 ]
 OFFER = tool_lists.tools_prompt(TOOLS, "json")
+CHATML = (Path(__file__).parent / "templates/chatml.jinja").read_text().removesuffix("\n")
 NAMES = ("hermes", "mistral", "llama", "python", "xml", "text")
 SINGLE = ("llama",)  # templates that write one call in an answer
 
