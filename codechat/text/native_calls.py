@@ -198,7 +198,7 @@ def _inside(text: str, at: int, closing: str) -> Values | None:
 
 
 def _json_values(text: str, at: int, closing: str) -> Values | None:
-    """Objects or lists of them, one after the other, with or without commas."""
+    """Objects or lists of them, one after the other, with or without commas, up to the first that is no call."""
     calls: list[Call] = []
     end = at
     while True:
@@ -208,7 +208,7 @@ def _json_values(text: str, at: int, closing: str) -> Values | None:
             return Values(calls, end) if calls else None
         found = _calls_of(value[0])
         if not found:
-            return None
+            return Values(calls, end) if calls else None
         calls += found
         end = value[1]
 

@@ -126,6 +126,12 @@ def test_reasoning_before_the_answer_is_prose_whatever_it_holds() -> None:
     assert [call.name for call in read(f"{thought}\n\n{JSON_G}").calls] == ["g"]
 
 
+def test_data_behind_a_call_is_prose() -> None:
+    found = read(f'{JSON_F}\n{{"result": 144}}')
+    assert [call.name for call in found.calls] == ["f"]
+    assert found.prose == '{"result": 144}'
+
+
 def test_text_behind_a_call_is_kept() -> None:
     assert read(f"<tool_call>\n{JSON_F}\n</tool_call>\nThat is all.").prose == "That is all."
 
