@@ -10,8 +10,8 @@ LAB = "codechat_lab"
 
 # what is measured: (ceiling today, target)
 # 2,200 of both are the toolbox's functions, and 800 programs of the sandbox, repair and coding, which nobody counted
-# while they stood in data files.
-CONTENT = {"codechat": (85_600, 66_000), "both": (163_700, 135_000)}
+# while they stood in data files. 2,900 are calls in the words of imported models, which came later than the first count.
+CONTENT = {"codechat": (88_450, 66_000), "both": (166_850, 135_000)}
 DENSITY = {"codechat": (5.90, 5.0), LAB: (6.19, 5.5), "tests": (6.50, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3.8, 3)}
@@ -36,7 +36,7 @@ PROGRAMS = {
     "codechat_lab/tasks/micro_families.json",
     "codechat_lab/tasks/repair/parts.toml",
 }
-REACH = {"pretrain": (39, 36), "sft": (45, 36)}
+REACH = {"pretrain": (41, 36), "sft": (47, 36)}  # two modules are the calls of imported models
 
 
 @pytest.fixture(scope="module")

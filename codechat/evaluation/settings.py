@@ -35,7 +35,11 @@ class TaskSettings(SamplingSettings):
     data_dir: str | None = opt(
         None, "directory with TASK.SPLIT.jsonl problems and probes; none = the task's own problems", reads="path"
     )
-    tags: Literal["raw"] | None = opt(None, "raw = prompts as plain text, for base models; none = as it was trained")
+    tags: Literal["raw", "template", "native"] | None = opt(
+        None,
+        "raw = prompts as plain text, for base models; template, native = an imported model's, with tools in the system "
+        "message or in its own words; none = as it was trained",
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", tasks.name_of(self.task))  # an object or a class of a notebook, by its name

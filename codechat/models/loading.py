@@ -41,8 +41,8 @@ def tools_style(meta: dict[str, Any]) -> str:
     `import` was told. A native template gets whole schemas."""
     if meta.get("tags") == chat.NATIVE:
         return "json"
-    tuned = [entry for entry in meta.get("lineage", ()) if entry.get("kind") == "sft"]
-    return str(tuned[-1].get("tools_style", "compact") if tuned else meta.get("tools_style", "compact"))
+    tuned = [entry for entry in meta.get("lineage", ()) if entry.get("kind") in ("sft", "import")]
+    return str(tuned[-1].get("tools_style", "compact")) if tuned else "compact"
 
 
 def describe(path: Path, meta: dict[str, Any]) -> tuple[GPTConfig, Tokenizer, str]:
