@@ -319,7 +319,9 @@ def import_model(cfg: ImportConfig) -> Run:
     form = _chat_form(cfg, tok, exported)
     chat.stop_sequences(tok, form.tags)  # a template that cannot be masked fails here rather than in training
     model, step = _read_model(read, tok, form.tags, cfg.source)
-    origin = dict(run=cfg.run_name, kind="import", source=cfg.source.resolve().name, tools_style=form.tools_style)
+    origin = dict(run=cfg.run_name, kind="import", source=cfg.source.resolve().name)
+    if form.tools_style != "compact":
+        origin["tools_style"] = form.tools_style
     meta = dict(tokenizer=tok.to_dict(), tags=form.tags, lineage=[origin])
     with run.Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite) as created:
         path = checkpoint.save(created.path, step, model=model, meta=meta)

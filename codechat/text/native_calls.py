@@ -47,7 +47,8 @@ _GLM_NAME = re.compile(r"\s*([^\s<{\[]+)\s*(?=<arg_key>|\Z)")
 _GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _MISTRAL = re.compile(r"\s*([\w.-]+)\[ARGS\]\s*")
 _DEEPSEEK = re.compile(
-    r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n]+)\n```json\n(.*?)\n```|([^<\n]+)<｜tool▁sep｜>(.*?))"
+    r"\s*<｜tool▁call▁begin｜>"
+    r"(?:function<｜tool▁sep｜>([^\n]+)\n```json\n(.*?)\n```|([^<\n]+)<｜tool▁sep｜>(.*?))"
     r"<｜tool▁call▁end｜>",
     re.DOTALL,
 )

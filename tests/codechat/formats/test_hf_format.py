@@ -514,6 +514,55 @@ def test_an_imported_model_is_tuned_in_its_own_template(transformers: Any, tmp_p
     assert (chat.completion_text(answer.ids, tuned.tokenizer, tuned.tags), answer.stop) == ("ok", "stop")
 
 
+HERMES = (Path(__file__).parents[1] / "text/templates/tools_hermes.jinja").read_text().removesuffix("\n")
+
+
+def test_a_model_whose_template_gives_calls_back_calls_in_its_own_words(transformers: Any, tmp_path: Path) -> None:
+    foreign(transformers, tmp_path / "in", template=HERMES)
+    loaded = imported(tmp_path / "in")
+    assert (loaded.tags, loaded.tools_style) == ("native", "json")
+
+
+def test_a_model_whose_template_knows_no_tools_is_told_so(
+    transformers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign(transformers, tmp_path / "in")
+    loaded = imported(tmp_path / "in")
+    assert (loaded.tags, loaded.tools_style) == ("template", "compact")
+    assert "tools are listed in the system message (compact): tags native" in capsys.readouterr().out
+
+
+def test_the_form_of_tools_that_is_asked_for_is_kept(transformers: Any, tmp_path: Path) -> None:
+    foreign(transformers, tmp_path / "in", template=HERMES)
+    loaded = imported(tmp_path / "in", tools_form="described")
+    assert (loaded.tags, loaded.tools_style) == ("template", "described")
+
+
+def test_a_native_form_that_cannot_be_proven_is_refused(transformers: Any, tmp_path: Path) -> None:
+    foreign(transformers, tmp_path / "in")
+    with pytest.raises(ConfigError, match="knows no tools; use tags template"):
+        imported(tmp_path / "in", tools_form="native")
+
+
+def test_tags_and_a_form_of_tools_that_contradict_are_refused(transformers: Any, tmp_path: Path) -> None:
+    foreign(transformers, tmp_path / "in", template=HERMES)
+    with pytest.raises(ConfigError, match="expected native for both"):
+        imported(tmp_path / "in", tags="template", tools_form="native")
+
+
+@pytest.mark.parametrize(("form", "tags"), [("native", "native"), ("compact", "template")])
+def test_an_export_says_how_its_run_lists_tools(transformers: Any, tmp_path: Path, form: str, tags: str) -> None:
+    foreign(transformers, tmp_path / "in", template=HERMES)
+    imported(tmp_path / "in", tools_form=form)
+    assert imported(exported(tmp_path, "theirs"), "again").tags == tags
+
+
+def test_a_native_export_keeps_the_template_of_its_model(transformers: Any, tmp_path: Path) -> None:
+    foreign(transformers, tmp_path / "in", template=HERMES)
+    imported(tmp_path / "in")
+    assert (exported(tmp_path, "theirs") / "chat_template.jinja").read_text() == HERMES
+
+
 # ---- the original system's .pt files
 
 
