@@ -37,8 +37,8 @@ class TaskSettings(SamplingSettings):
     )
     tags: Literal["raw", "template", "native"] | None = opt(
         None,
-        "raw = prompts as plain text, for base models; template, native = an imported model's, with tools in the system "
-        "message or in its own words; none = as it was trained",
+        "raw = prompts as plain text, for base models; template, native = an imported model's, with tools in the "
+        "system message or in its own words; none = as it was trained",
     )
 
     def __post_init__(self) -> None:
