@@ -7,7 +7,7 @@ from typing import Any
 from imported import both
 
 from codechat.text import chat
-from codechat_lab.serve.engine import Detokenizer
+from codechat_lab.serve.detokenizer import Detokenizer
 
 TEMPLATE = (Path(__file__).parents[2] / "codechat/text/templates/tools_hermes.jinja").read_text().removesuffix("\n")
 TOK = both("bytes", TEMPLATE)[0]

@@ -10,7 +10,7 @@ from imported import both
 
 from codechat.core.errors import ConfigError
 from codechat.text import chat, native_calls
-from codechat_lab.serve.call_grammar import call_grammar
+from codechat_lab.serve.call_grammar import Rules, call_grammar
 
 TEMPLATES = Path(__file__).parents[2] / "codechat/text/templates"
 TOOLS = [
@@ -34,7 +34,7 @@ def tokenizer(name: str) -> Any:
 def sampled(name: str, seed: int, **rules: Any) -> list[int]:
     """Ids drawn at random among those that the mask allows."""
     tok = tokenizer(name)
-    state = call_grammar(tok, "native", TOOLS, **rules).begin()
+    state = call_grammar(tok, "native", TOOLS, Rules(**rules)).begin()
     rng = np.random.default_rng(seed)
     ids: list[int] = []
     for room in range(200, 0, -1):
