@@ -66,6 +66,8 @@ SPELLED = frozenset(
     ipaddress.IPv6Address ipaddress.IPv4Network ipaddress.IPv6Network""".split()
 )
 
+# Objects of classes derived from these may be more than the data that they hold.
+HOLDERS = (list, dict, set, frozenset, tuple, deque, Counter, OrderedDict, defaultdict)
 PLAIN = frozenset({type(None), bool, str})
 
 
@@ -73,6 +75,7 @@ class Reference(StrEnum):
     """Tags of what stays where it is. Only `to_ref` and `from_ref` know them."""
 
     OBJECT = "h"  # an object of the program
+    DATA = "x"  # one that descends from a list, dict, set or tuple: with the data that it holds
     GENERATOR = "g"  # the program's; of the test any iterator
     COROUTINE = "w"
     ASYNC_GENERATOR = "G"
@@ -101,6 +104,7 @@ class Ability(StrEnum):
 
 ToRef = Callable[[Any], dict[str, Any]]
 FromRef = Callable[[str, Any], Any]
+Kept = Callable[[Any, Callable[[], Any]], Any]
 Inner = Callable[[Any], Any]  # packs or unpacks the parts of a value
 
 
@@ -124,12 +128,15 @@ DECODER = json.JSONDecoder(parse_constant=dict[str, Any]().__getitem__).decode
 # ---- encode
 
 
-def encode(value: Any, to_ref: ToRef) -> bytes:
-    """Bytes of a value. `to_ref(object)` gives {tag: JSON} for an object that is not data, or raises CodecError."""
-    return ENCODER(_pack(value, to_ref, 0)).encode()
+def encode(value: Any, to_ref: ToRef, kept: Kept = lambda value, data: None) -> bytes:
+    """Bytes of a value. `to_ref(object)` gives {tag: JSON} for an object that is not data, or raises CodecError.
+
+    kept(object, data) gives {tag: JSON} for an object of a derived class that is more than its data, whose JSON
+    `data()` gives; None where it is no more."""
+    return ENCODER(_pack(value, to_ref, kept, 0)).encode()
 
 
-def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
+def _pack(v: Any, to_ref: ToRef, kept: Kept, depth: int) -> Any:
     # By exact type throughout: `isinstance` would believe what an object says of its class.
     kind = type(v)
     if kind in PLAIN:
@@ -141,16 +148,22 @@ def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
     if depth >= MAX_DEPTH:
         raise CodecError(f"nested deeper than {MAX_DEPTH}")
     if kind is list:
-        return [_pack(x, to_ref, depth + 1) for x in v]
+        return [_pack(x, to_ref, kept, depth + 1) for x in v]
     if issubclass(kind, datetime | time) and not _is_zone(type(v.tzinfo)):
         return to_ref(v)
     form = FORMS.get(kind)
     if form is not None:
-        return {form.tag: form.pack(v, lambda part: _pack(part, to_ref, depth + 1))}
+        return {form.tag: form.pack(v, lambda part: _pack(part, to_ref, kept, depth + 1))}
+    return kept(v, lambda: _pack_derived(v, to_ref, kept, depth)) or _pack_derived(v, to_ref, kept, depth)
+
+
+def _pack_derived(v: Any, to_ref: ToRef, kept: Kept, depth: int) -> Any:
+    """An object of another class: the data that it holds, if it descends from a class whose values are data."""
+    kind = type(v)
     if issubclass(kind, tuple):
         fields = _fields(kind)
         if fields:
-            return {"n": [kind.__name__, fields, [_pack(x, to_ref, depth + 1) for x in tuple.__iter__(v)]]}
+            return {"n": [kind.__name__, fields, [_pack(x, to_ref, kept, depth + 1) for x in tuple.__iter__(v)]]}
     name = _spelled(kind)
     if name:
         return {"V": [name, str(v)]}
@@ -158,7 +171,7 @@ def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
     if base is None:
         return pack_name(v) or to_ref(v)
     # An IntEnum, a numpy float or a class derived from dict is sent as the data it holds.
-    return _pack(BASES[base](v), to_ref, depth)
+    return _pack(BASES[base](v), to_ref, kept, depth)
 
 
 def _is_zone(kind: type) -> bool:
@@ -255,6 +268,9 @@ def _unpack(j: Any, from_ref: FromRef, depth: int) -> Any:
     if len(j) != 1:
         raise CodecError("an object must have one tag")
     ((tag, body),) = j.items()
+    if tag == Reference.DATA:
+        *known, data = _list(body)
+        return from_ref(tag, [*known, _unpack(data, from_ref, depth + 1)])
     if tag in REFERENCES:
         return from_ref(tag, body)
     return UNPACKERS[tag](body, lambda part: _unpack(part, from_ref, depth + 1))

@@ -13,8 +13,8 @@ import itertools
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
-from types import TracebackType
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterator
+from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn
 
 from codechat_lab.sandbox import codec
@@ -55,6 +55,7 @@ class Session:
         self.channel = channel
         self.longest = longest  # bytes of a message; a longer one is not read
         self.number = 0  # of the last request
+        self.changes = 0  # how often the program had a chance to change its objects
         self.lost = ""  # why no request is possible any more
         self.objects: dict[int, Any] = {}  # the program's, by its numbers
         self.numbers: dict[int, int] = {}  # id -> number, of these and of their handles
@@ -69,12 +70,15 @@ class Session:
         Before it answers, the program may call functions of the test that it has got."""
         self.number += 1
         number = self.number
+        if op != "data":  # which only reads: else two objects that are compared would each make the other's data old
+            self.changes += 1
         try:
             self._send([number, op, *args])
             while True:
                 answer = codec.decode(codec.receive(self.channel, self.longest), self._from_ref)
                 match answer:
                     case ["use", int(place), tuple(given), dict(named)] if 0 <= place < len(self.lent.objects):
+                        self.changes += 1
                         self._send(self._use(place, given, named))
                     # The number: a reply that a thread of the program sent ahead answers no later request.
                     case [int(other), "ok", value] if other == number:
@@ -95,7 +99,7 @@ class Session:
             raise self.failed
 
     def _send(self, message: Any) -> None:
-        codec.send(self.channel, codec.encode(message, self._to_ref))
+        codec.send(self.channel, codec.encode(message, self._to_ref, self._kept))
 
     def _use(self, place: int, given: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
         """The reply to a program that calls a function of the test, or takes the next item of its iterator."""
@@ -107,7 +111,7 @@ class Session:
                 value = lent(*given, **named)
             else:
                 value = list(itertools.islice(lent, 1))
-            codec.encode(value, self._to_ref)
+            codec.encode(value, self._to_ref, self._kept)
         except AssertionError as error:
             self.failed = error
             return ["use", "raise", "AssertionError", ""]
@@ -119,6 +123,9 @@ class Session:
         """Give the program up: its process may send anything from here on."""
         self.lost = self.lost or why
         raise Lost(self.lost)
+
+    def _kept(self, value: Any, data: Callable[[], Any]) -> dict[str, Any] | None:
+        return self._to_ref(value) if isinstance(value, Handle) else None
 
     def _to_ref(self, value: Any) -> dict[str, Any]:
         if id(value) in self.numbers:
@@ -142,15 +149,22 @@ class Session:
                 return self.lent.objects[place]
             case _, [int(number), str(abilities)] if tag in NATIVE:
                 if number not in self.objects:
-                    self._keep(tag, number, abilities)
+                    handle = handle_class("".join(sorted(set(abilities) & set(METHODS))))(self, number)
+                    self._keep(number, handle, NATIVE[tag](handle))
+                return self.objects[number]
+            case Reference.DATA, [int(number), str(abilities), list(added), data]:
+                if number not in self.objects:
+                    handle = made_of_data(self, number, abilities, added, data)
+                    self._keep(number, handle, handle)
+                elif not holds_data(self.objects[number]):
+                    raise codec.CodecError("an object without data")
+                fill(self.objects[number], data)
                 return self.objects[number]
         raise codec.CodecError("no such object")
 
-    def _keep(self, tag: str, number: int, abilities: str) -> None:
+    def _keep(self, number: int, handle: "Handle", made: Any) -> None:
         if len(self.objects) >= REFERENCES:
             raise codec.CodecError("too many objects")
-        handle = handle_class("".join(sorted(set(abilities) & set(METHODS))))(self, number)
-        made = NATIVE[tag](handle)
         self.objects[number] = made
         self.numbers[id(made)] = self.numbers[id(handle)] = number
         self.handles.append(handle)
@@ -208,7 +222,7 @@ class Handle:
     # Stands for an object of a program. Class, `==`, hashing and arithmetic are the handle's own. No docstring: that of
     # the program's object is asked for.
 
-    __slots__ = ("__session", "__number")
+    __slots__ = ()  # those of its classes have them: a class that is a list too cannot
 
     def __init__(self, session: Session, number: int) -> None:
         object.__setattr__(self, "_Handle__session", session)
@@ -252,7 +266,7 @@ class Handle:
     def __instancecheck__(self, other: Any) -> bool:
         """By the classes from which the program's object descends; what its metaclass says is not asked. A namedtuple
         is data here: by its name and its fields."""
-        if isinstance(other, tuple) and hasattr(other, "_fields"):
+        if not isinstance(other, Handle) and isinstance(other, tuple) and hasattr(other, "_fields"):
             return (type(other).__name__, other._fields) == (self.__name__, getattr(self, "_fields", None))
         return isinstance(other, Handle) and self._ask("instance", other) is True
 
@@ -449,10 +463,109 @@ NATIVE: dict[str, Callable[[Handle], Any]] = {
 @functools.lru_cache(maxsize=256)
 def handle_class(abilities: str) -> type[Handle]:
     documentation = property(lambda self: self._ask("get", "__doc__"))
-    methods: dict[str, Any] = {"__slots__": (), "__doc__": documentation}
+    methods: dict[str, Any] = {"__slots__": ("_Handle__session", "_Handle__number"), "__doc__": documentation}
     for letter in abilities:
         methods |= METHODS[letter]
     return type("Handle", (Handle,), methods)
+
+
+# ---- objects that descend from a list, dict, set or tuple and have methods of their own
+#
+# What one is compared with, searched for or added to is decided by its data, which arrives with it and is plain, as if
+# it were nothing but a list: the program is not asked, and learns nothing. Methods and attributes are the object's.
+
+MORE = {Ability.CALL, Ability.ASYNC_WITH, Ability.NEXT, Ability.SET_ITEM, Ability.DELETE_ITEM, Ability.WITH}
+# Methods that only read; the others of a list, dict or set change it, so the program's object must know.
+READS = {*dir(tuple), *dir(frozenset), *dir(MappingProxyType), "elements", "most_common", "total", "maxlen"}
+BINARY = "add mul and or sub xor".split()
+IN_PLACE = {f"__i{name}__" for name in BINARY}
+OPERATORS = {f"__{name}__" for name in "len iter getitem contains reversed eq ne lt le gt ge".split()}
+OPERATORS |= {f"__{name}__" for name in BINARY} | {f"__r{name}__" for name in BINARY}
+
+
+def holds_data(value: Any) -> bool:
+    return isinstance(value, Handle) and _base(value) is not object
+
+
+def _base(handle: Handle) -> type:
+    """The class beside `Handle` from which the handle's class descends."""
+    return type(handle).__mro__[2]
+
+
+def made_of_data(session: Session, number: int, abilities: str, added: Collection[Any], data: Any) -> Handle:
+    """A handle with data. CodecError for data of another class than those from which a program's may descend."""
+    base: Any = type(data)
+    if base not in codec.HOLDERS and not (issubclass(base, tuple) and hasattr(base, "_fields")):
+        raise codec.CodecError("no data of an object")
+    known = {name for name in added if type(name) is str} & set(dir(base)) - PREDICATES
+    kind: Any = data_class(base, "".join(sorted(set(abilities) & MORE)), frozenset(known))
+    if issubclass(base, tuple):
+        handle = tuple.__new__(kind, data)
+    else:
+        handle = frozenset.__new__(kind, data) if base is frozenset else base.__new__(kind)
+    Handle.__init__(handle, session, number)
+    object.__setattr__(handle, "_Handle__data", data)
+    return handle
+
+
+def fill(handle: Any, data: Any) -> None:
+    """Let a handle hold the data that its object holds now. A tuple or frozenset keeps what arrived first."""
+    base: Any = _base(handle)
+    if issubclass(base, tuple | frozenset):
+        return
+    if type(data) is not base:
+        raise codec.CodecError("data of another kind")
+    # In the handle itself too: json and heapq read a list as it lies in memory.
+    if issubclass(base, dict):
+        base.clear(handle)
+        for key, value in data.items():
+            base.__setitem__(handle, key, value)
+    elif base is deque:
+        deque.__init__(handle, data, data.maxlen)
+    else:
+        base.__init__(handle, data)
+    object.__setattr__(handle, "_Handle__data", data)
+    object.__setattr__(handle, "_Handle__seen", _session(handle).changes)
+
+
+def _fresh(value: Any) -> Any:
+    """The plain data of a handle that holds some, as they are now. Other values as they are."""
+    if not holds_data(value) or isinstance(value, tuple):
+        return value
+    session = _session(value)
+    if not isinstance(value, frozenset) and object.__getattribute__(value, "_Handle__seen") != session.changes:
+        session.request("data", value)
+    return object.__getattribute__(value, "_Handle__data")
+
+
+def _reading(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: method(*map(_fresh, args))
+
+
+def _asked(name: str) -> property:
+    return property(lambda self: self._ask("get", name))
+
+
+@functools.lru_cache(maxsize=256)
+def data_class(base: type, abilities: str, added: frozenset[str]) -> type[Handle]:
+    """A class of handles that are also of the class `base`. added: names that the program's class defines anew."""
+    members: dict[str, Any] = {"__doc__": _asked("__doc__"), "__dict__": _asked("__dict__")}
+    members["__bool__"] = lambda self: len(self) > 0
+    for ability in abilities:
+        members |= METHODS[ability]
+    if issubclass(base, tuple):  # its own methods do: nothing of it changes
+        members |= {name: _asked(name) for name in {*added, "_make", "_replace"}}
+        return type("Handle", (Handle, base), members)
+    for name in dir(base):
+        if name in added or not (name.startswith("_") or name in READS):
+            members[name] = _asked(name)
+        elif name in OPERATORS or not name.startswith("_"):
+            members[name] = _reading(getattr(base, name))
+        elif name in IN_PLACE:
+            members[name] = lambda self, other: NotImplemented  # a += b is a = a + b, and gives a plain list
+    if base is frozenset:
+        members["__hash__"] = _reading(frozenset.__hash__)
+    return type("Handle", (Handle, base), members)
 
 
 def write_back(given: list[Any], after: Any) -> None:

@@ -27,7 +27,7 @@ from types import CodeType
 from typing import Any
 
 from codechat_lab.sandbox import codec, defined_tests, kernel, landlock
-from codechat_lab.sandbox.handles import TEST, Handle, Lost, ProgramError, Session, text_of
+from codechat_lab.sandbox.handles import TEST, Handle, Lost, ProgramError, Session, holds_data, text_of
 from codechat_lab.sandbox.scratch import ENTRIES, SIZE_MB, Scratch
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -308,7 +308,7 @@ class Trial:
         given = set(self.names)
         before = session.number
         self.run(self.job["setup"])
-        self.made = {name for name, value in self.defined.items() if not isinstance(value, Handle)}
+        self.made = {name for name, value in self.defined.items() if not isinstance(value, Handle) or holds_data(value)}
         if session.number > before:
             self.made |= set(self.names) - given
         self.names |= self.defined  # the set-up may be a prompt that defines the entry point too

@@ -209,6 +209,7 @@ class Program:
         self.ops: dict[str, Callable[..., Any]] = {
             "load": self.load,
             "call": self.call,
+            "data": lambda target: target,  # which is sent with the data that it holds now
             "get": getattr,
             "set": setattr,
             "delete": delattr,
@@ -239,6 +240,19 @@ class Program:
             "async enter": lambda target: self.task(type(target).__aenter__(target)),
             "async exit": lambda target, *told: self.task(type(target).__aexit__(target, *exception_of(*told))),
         }
+
+    def encoded(self, value: Any) -> bytes:
+        return codec.encode(value, self.to_ref, self.kept)
+
+    def kept(self, value: Any, data: Callable[[], Any]) -> dict[str, Any] | None:
+        """A reference with the data, for an object of a class such as `class Stack(list)` that adds methods."""
+        kind: type = type(value)
+        added = added_names(kind)
+        if not added:
+            return None
+        with self.keeping:
+            number = self.objects.number(value)
+        return {Reference.DATA: [number, abilities_of(value), added, data()]}
 
     def to_ref(self, value: Any) -> dict[str, Any]:
         if id(value) in self.places:
@@ -288,7 +302,7 @@ class Program:
     def use(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of the test. It may ask this program again before it returns."""
         with self.turn:
-            codec.send(self.channel, codec.encode(["use", place, args, kwargs], self.to_ref))
+            codec.send(self.channel, self.encoded(["use", place, args, kwargs]))
             while True:
                 match self.received():
                     case ["use", "ok", value]:
@@ -320,11 +334,11 @@ class Program:
     def attempt(self, number: int, op: str, rest: list[Any]) -> bytes:
         """The reply to a request, whatever the program raises. A result that cannot be encoded is an error too."""
         try:
-            return codec.encode([number, "ok", self.ops[op](*rest)], self.to_ref)
+            return self.encoded([number, "ok", self.ops[op](*rest)])
         # Also SystemExit and KeyboardInterrupt: they are the program's answer and must not end its process.
         except BaseException as error:
             nearest = next(t for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t)
-            return codec.encode([number, "raise", nearest.__name__, describe(error)], self.to_ref)
+            return self.encoded([number, "raise", nearest.__name__, describe(error)])
 
     def task(self, awaitable: Any) -> Any:
         """A task in a loop that lasts as long as the program, and runs while the judge polls."""
@@ -349,11 +363,10 @@ class Program:
 
     def call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         given = [*args, *kwargs.values()]
-        before = [codec.encode(a, self.to_ref) if type(a) in MUTABLE else None for a in given]
+        before = [self.encoded(a) if type(a) in MUTABLE else None for a in given]
         result = function(*args, **kwargs)
         changed = [
-            None if was is None or codec.encode(argument, self.to_ref) == was else [argument]
-            for argument, was in zip(given, before)
+            None if was is None or self.encoded(argument) == was else [argument] for argument, was in zip(given, before)
         ]
         return [result, changed if any(changed) else None]
 
@@ -399,6 +412,18 @@ def abilities_of_class(kind: type) -> str:
     for base in reversed(kind.__mro__):
         found |= vars(base)
     return "".join(ability for ability, method in MARKS.items() if found.get(method) is not None)
+
+
+@functools.lru_cache(maxsize=1024)
+def added_names(kind: type) -> list[str]:
+    """Public names that the program's own classes add to a list, dict, set or tuple, or define anew."""
+    base = next((b for b in kind.__mro__ if b in codec.HOLDERS), None)
+    if base is None or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return []
+    added: set[str] = set()
+    for owner in kind.__mro__[: kind.__mro__.index(base)]:
+        added |= {name for name in vars(owner) if not name.startswith("_") or name == "__getattr__"}
+    return sorted(added - set(getattr(kind, "_fields", ())))
 
 
 def abilities_of(value: Any) -> str:

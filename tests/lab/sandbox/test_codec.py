@@ -146,7 +146,7 @@ def grown(rng: random.Random, depth: int = 0) -> Any:
         return rng.choice([*odd, "", "0x", "-0x1f", "nan", "int", "1E+99999", "sNaN", "\ud800", "\xff\u0100"])
     if rng.random() < 0.3:
         return [grown(rng, depth + 1) for _ in range(rng.randint(0, 4))]
-    tags = [*codec.UNPACKERS, "h", "k", "?", "__class__"]
+    tags = [*codec.UNPACKERS, "h", "k", "x", "?", "__class__"]
     return {rng.choice(tags): grown(rng, depth + 1) for _ in range(1 if rng.random() < 0.9 else 2)}
 
 
