@@ -2,6 +2,7 @@
 
 A handle forwards attributes, calls, iteration, length, indexing, `with`, `await` and text, but never `==`, arithmetic,
 ordering or `in`: the other operand may be the value that the test expects, and the program would only have to agree.
+Where the object descends from a list, dict, set or tuple, the data that it holds decide these, in the judge.
 """
 
 import asyncio
@@ -34,8 +35,8 @@ class ProgramError(Exception):
 
 # A StopIteration would end the test's own loop, an AssertionError would look like the test's.
 AS_ITSELF = frozenset(
-    """ArithmeticError AttributeError BufferError EOFError Exception FileExistsError FileNotFoundError FloatingPointError
-    ImportError IndexError IsADirectoryError KeyError LookupError MemoryError ModuleNotFoundError NameError
+    """ArithmeticError AttributeError BufferError EOFError Exception FileExistsError FileNotFoundError
+    FloatingPointError ImportError IndexError IsADirectoryError KeyError LookupError MemoryError ModuleNotFoundError NameError
     NotADirectoryError NotImplementedError OSError OverflowError PermissionError RecursionError ReferenceError
     RuntimeError SyntaxError TimeoutError TypeError UnboundLocalError ValueError ZeroDivisionError""".split()
 )

@@ -56,7 +56,8 @@ _EXPONENT = re.compile(rf"(?<![\w.])({_PLAIN})[eE]([-+]?\d{{1,2}})(?!\w|\.\d)")
 # The minus in 48-24 is no sign. 1,5 and 3:30 and 2.3.4 are no numbers, and the 2 of CO2 is none.
 _VALUE = re.compile(
     r"(?:(?<![\w)√±])-|(?<![\w^√±])(?<!sqrt[{( ])(?<!\d[.,:]))(?:\d+ \d+/\d+|\d+(?:\.\d+)?(?:/\d+(?:\.\d+)?)?|\.\d+)"
-    r"(?: ?\* ?10(?= ?(?:\^|\*\*)))?(?: ?(?:\^|\*\*) ?(?:-?\d+|\{-?\d+\}|\(-?\d+\)))?(?!\d|[.,:_]\d|[eExX][-+]?\d| ?pi\b)"
+    r"(?: ?\* ?10(?= ?(?:\^|\*\*)))?(?: ?(?:\^|\*\*) ?(?:-?\d+|\{-?\d+\}|\(-?\d+\)))?"
+    r"(?!\d|[.,:_]\d|[eExX][-+]?\d| ?pi\b)"
 )
 # One letter after a space is a unit, not a variable.
 _UNITS = frozenset("m g s h l L N J W V A K C F".split())

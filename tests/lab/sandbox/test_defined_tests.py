@@ -70,10 +70,12 @@ STYLES = {
     "an async check": ["async def check(candidate):\n    assert candidate(1, 2) == 3"],
     "a helper called like a test": ["def test_sum(a, b, c):\n    assert add(a, b) == c\ntest_sum(1, 2, 3)"],
     "a helper of tests": [
-        "def test_sum(a, b, c):\n    assert add(a, b) == c\ndef test_all():\n    for i in range(3): test_sum(i, i, 2 * i)"
+        "def test_sum(a, b, c):\n    assert add(a, b) == c\ndef test_all():\n"
+        "    for i in range(3): test_sum(i, i, 2 * i)"
     ],
     "a skipped test beside another": [
-        "import unittest\n@unittest.skip('later')\ndef test_later():\n    1 / 0\ndef test_add():\n    assert add(1, 2) == 3"
+        "import unittest\n@unittest.skip('later')\ndef test_later():\n    1 / 0\ndef test_add():\n"
+        "    assert add(1, 2) == 3"
     ],
 }
 
@@ -103,9 +105,11 @@ NOT_RUN = {
     "a class that no runner knows": "class AddTest:\n    def test_add(self):\n        assert add(1, 2) == 3",
     "a test that yields": "def test_add():\n    yield\n    assert add(1, 2) == 3",
     "an async test that yields": "async def test_add():\n    yield\n    assert add(1, 2) == 3",
-    "a test that yields beside another": "def test_add():\n    yield\n    assert add(1, 2) == 3\ndef test_weak():\n    add(0, 0)",
+    "a test that yields beside another": "def test_add():\n    yield\n    assert add(1, 2) == 3\n"
+    "def test_weak():\n    add(0, 0)",
     "a case that is left out": "if not __name__:\n    assert add(1, 2) == 3",
-    "an object that is never run": "import unittest\ndef one():\n    assert add(1, 2) == 3\ncase = unittest.FunctionTestCase(one)",
+    "an object that is never run": "import unittest\ndef one():\n    assert add(1, 2) == 3\n"
+    "case = unittest.FunctionTestCase(one)",
 }
 
 # Sources that no program may pass.
@@ -117,7 +121,8 @@ NOTHING = {
     "every test skipped": ["import unittest\n@unittest.skip('later')\ndef test_add():\n    assert add(1, 2) == 3"],
     "a fixture": ["def test_add(three):\n    assert add(1, 2) == three"],
     "a constructor": [
-        "class TestAdd:\n    def __init__(self): self.sum = 3\n    def test_add(self):\n        assert add(1, 2) == self.sum"
+        "class TestAdd:\n    def __init__(self): self.sum = 3\n    def test_add(self):\n"
+        "        assert add(1, 2) == self.sum"
     ],
     "several that use nothing": ["x = 1", "assert True", "def test_nothing():\n    assert x"],
 }

@@ -76,8 +76,14 @@ def made_host() -> Iterator[Host]:
     abstract.listen()
     for s in (tcp, udp, abstract):
         s.settimeout(0.1)
-    names = dict(folder=folder, pid=victim.pid, address=int(victim.stdout.readline()), name=name)
-    names |= dict(tcp=tcp.getsockname()[1], udp=udp.getsockname()[1])
+    names = {
+        "folder": folder,
+        "pid": victim.pid,
+        "address": int(victim.stdout.readline()),
+        "name": name,
+        "tcp": tcp.getsockname()[1],
+        "udp": udp.getsockname()[1],
+    }
     with tcp, udp, abstract:
         yield Host(folder, victim, tcp, udp, abstract, names)
     victim.kill()
@@ -114,7 +120,13 @@ def told(text: str) -> Callable[[Host], bool]:
 
 
 def stopped(host: Host) -> bool:
-    return Path(f"/proc/{host.victim.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    """A signal reaches a process on a busy machine only when it has its turn."""
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        if Path(f"/proc/{host.victim.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def ended(host: Host) -> bool:
@@ -172,8 +184,15 @@ def test_reaches_out_naively_and_not_here(reach: str, hosts: Iterator[Host], poo
     host = next(hosts)
     script = code_of(reach, host) + "\nassert attempt() == 'done'\n"
     home = {"HOME": str(host.folder / "home"), "PATH": "/usr/bin:/bin"}
-    how = dict(timeout=20, cwd=host.folder, env=home, check=True, capture_output=True)
-    subprocess.run([python(), "-c", script], **how, **as_user())
+    subprocess.run(
+        [python(), "-c", script],
+        timeout=20,
+        cwd=host.folder,
+        env=home,
+        check=True,
+        capture_output=True,
+        **as_user(),
+    )
     assert happened(host), "it does not even get out of a subprocess"
     Path(f"/dev/shm/{host.names['name']}").unlink(missing_ok=True)
     host = next(hosts)
@@ -227,7 +246,8 @@ def test_programs_see_nothing_of_the_trainers_environment(pool: Pool) -> None:
 def test_installed_packages_with_answers_are_hidden(pool: Pool) -> None:
     """The first 5000 files of them; an interpreter may have a million."""
     code = (
-        "import itertools, os, sys\ndef files():\n    there = (os.path.join(w[0], f) for d in sys.path + [os.path.dirname(os.__file__)]\n"
+        "import itertools, os, sys\ndef files():\n"
+        "    there = (os.path.join(w[0], f) for d in sys.path + [os.path.dirname(os.__file__)]\n"
         "        for r in ('site-packages', 'dist-packages') for w in os.walk(os.path.join(d, r)) for f in w[2])\n"
         "    return [f for f in itertools.islice(there, 5000) if readable(f)]\n"
         "def readable(p):\n    try: open(p, 'rb').close()\n    except OSError: return False\n    return True"

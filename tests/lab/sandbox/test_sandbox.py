@@ -214,9 +214,10 @@ def test_the_largest_value_is_limited_to_the_setting(pool: Pool) -> None:
 @pytest.mark.parametrize("tests", [["assert f(g(3)) == 3"], "def check(candidate):\n    assert candidate(g(3)) == 3\n"])
 def test_other_names_of_the_program_that_tests_use_need_not_be_entry_points(tests: object, pool: Pool) -> None:
     """HumanEval/32, 38 and 50 use the function that the prompt defines beside the requested one."""
-    g, f = "def g(x): return x + 1\n", "def f(x): return x - 1\n"
-    how = dict(tests=tests, entry_points=("f",))
-    whole, without_g, without_f = (pool.run(Program(code=code, **how)) for code in (g + f, f, g))
+    g = "def g(x): return x + 1\n"
+    f = "def f(x): return x - 1\n"
+    programs = [Program(code=code, tests=tests, entry_points=("f",)) for code in (g + f, f, g)]
+    whole, without_g, without_f = pool.map(programs)
     assert whole.passed, whole.reason
     assert "g" in without_g.reason and without_g.stage == "tests", "required is f alone"
     assert without_f.stage == "load"
@@ -449,8 +450,10 @@ def test_a_pool_serves_many_threads_and_a_fork_makes_its_own(monkeypatch: pytest
 
 def test_judge_and_zygote_load_neither_torch_nor_numpy() -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from codechat_lab.sandbox import judge, zygote; zygote.preload()\n"
-        "print({m.partition('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'codechat', 'codechat_lab', '__main__'})"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from codechat_lab.sandbox import judge, zygote\nzygote.preload()\n"
+        "loaded = {m.partition('.')[0] for m in sys.modules}\n"
+        "print(loaded - sys.stdlib_module_names - {'codechat', 'codechat_lab', '__main__'})"
     )
     done = subprocess.run(
         [sys.executable, "-s", "-S", "-P", "-c", code],

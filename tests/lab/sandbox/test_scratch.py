@@ -26,22 +26,27 @@ HONEST = {
     "TemporaryFile": "with tempfile.TemporaryFile('w+') as f:\n    f.write('done')\n    f.seek(0)\n    return f.read()",
     "TemporaryDirectory": "with tempfile.TemporaryDirectory() as d:\n    p = os.path.join(d, 'x')\n"
     "    open(p, 'w').write('done')\n    text = open(p).read()\nreturn text if not os.path.exists(d) else 'there'",
-    "folders": "os.makedirs('a/b/c')\nos.rename('a/b', 'e')\nshutil.rmtree('e')\nreturn 'done' if os.listdir() == ['a'] else ''",
+    "folders": "os.makedirs('a/b/c')\nos.rename('a/b', 'e')\nshutil.rmtree('e')\n"
+    "return 'done' if os.listdir() == ['a'] else ''",
     "copies": "open('x', 'w').write('done')\nshutil.copy('x', 'y')\nshutil.copy2('y', 'z')\nshutil.move('z', 'w')\n"
     "return open('w').read()",
-    "pathlib": "p = pathlib.Path('x')\np.write_text('done')\nq = p.rename('y')\ntext = q.read_text()\nq.unlink()\nreturn text",
+    "pathlib": "p = pathlib.Path('x')\np.write_text('done')\nq = p.rename('y')\ntext = q.read_text()\n"
+    "q.unlink()\nreturn text",
     "touch": "p = pathlib.Path('x')\np.touch()\np.touch()\nreturn 'done' if os.listdir() == ['x'] else ''",
     "truncated": "with open('x', 'w+') as f:\n    f.write('done and more')\n    f.truncate(4)\nreturn open('x').read()",
     "a zip": "import zipfile\nwith zipfile.ZipFile('x.zip', 'w') as z: z.writestr('a', 'done')\n"
     "return zipfile.ZipFile('x.zip').read('a').decode()",
     "a data base": "import sqlite3\nwith sqlite3.connect('x.db') as d:\n    d.execute('create table t (a)')\n"
-    "    d.execute('insert into t values (?)', ('done',))\nreturn sqlite3.connect('x.db').execute('select a from t').fetchone()[0]",
-    "a module of its own": "import sys\nopen('own_module.py', 'w').write('word = \"done\"')\nsys.path.insert(0, os.getcwd())\n"
+    "    d.execute('insert into t values (?)', ('done',))\n"
+    "return sqlite3.connect('x.db').execute('select a from t').fetchone()[0]",
+    "a module of its own": "import sys\nopen('own_module.py', 'w').write('word = \"done\"')\n"
+    "sys.path.insert(0, os.getcwd())\n"
     "import own_module\nreturn own_module.word",
     "a map of a file": "import mmap\nopen('x', 'wb').write(b'done')\nwith open('x', 'r+b') as f:\n"
     "    with mmap.mmap(f.fileno(), 0) as m: return m[:].decode()",
     "a file at home": "p = os.path.expanduser('~/x')\nopen(p, 'w').write('done')\nreturn open(p).read()",
-    "many files, one after another": "for i in range(3000):\n    open('x', 'w').close()\n    os.remove('x')\nreturn 'done'",
+    "many files, one after another": "for i in range(3000):\n    open('x', 'w').close()\n    os.remove('x')\n"
+    "return 'done'",
 }
 
 # Bodies that end in "done" where nothing stops them.
@@ -60,24 +65,30 @@ FORBIDDEN = {
     "a program to execute": "import shutil, sys\nshutil.copy(sys.executable, 'x')\nos.execv('x', ['x'])",
     "a file that is too long": "open('x', 'wb').write(bytes(17 << 20))",
     "a long file of holes": "open('x', 'wb').truncate(17 << 20)",
-    "a descriptor that is sent": "import socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [os.open('.', 0)])",
+    "a descriptor that is sent": "import socket\na, b = socket.socketpair()\n"
+    "socket.send_fds(a, [b'x'], [os.open('.', 0)])",
 }
 
 FILLING = {
     "what cannot be counted": "os.mkdir('closed', 0o300)\ntime.sleep(1)\nreturn 'done'",
     "long files": "n = 0\nwhile True:\n    open(str(n), 'wb').write(bytes(8 << 20))\n    n += 1",
-    "deleted open files": "kept = []\nwhile True:\n    f = open('x', 'wb')\n    f.write(bytes(8 << 20))\n    f.flush()\n"
+    "deleted open files": "kept = []\nwhile True:\n    f = open('x', 'wb')\n    f.write(bytes(8 << 20))\n"
+    "    f.flush()\n"
     "    os.unlink('x')\n    kept.append(f)",
-    "unnamed files": "kept = []\nwhile True:\n    f = os.open('.', os.O_TMPFILE | os.O_WRONLY)\n    os.write(f, bytes(8 << 20))\n"
+    "unnamed files": "kept = []\nwhile True:\n    f = os.open('.', os.O_TMPFILE | os.O_WRONLY)\n"
+    "    os.write(f, bytes(8 << 20))\n"
     "    kept.append(f)",
-    "deleted mapped files": "import mmap\nkept = []\nwhile True:\n    f = open('x', 'wb+')\n    f.write(bytes(8 << 20))\n    f.flush()\n"
+    "deleted mapped files": "import mmap\nkept = []\nwhile True:\n    f = open('x', 'wb+')\n"
+    "    f.write(bytes(8 << 20))\n    f.flush()\n"
     "    os.unlink('x')\n    kept.append(mmap.mmap(f.fileno(), 4096))\n    f.close()",
-    "holes that are filled in memory": "import mmap\nn = 0\nwhile True:\n    f = open(str(n), 'wb+')\n    f.truncate(8 << 20)\n"
+    "holes that are filled in memory": "import mmap\nn = 0\nwhile True:\n    f = open(str(n), 'wb+')\n"
+    "    f.truncate(8 << 20)\n"
     "    with mmap.mmap(f.fileno(), 0) as m: m[:] = b'x' * (8 << 20)\n    n += 1",
     "empty files": "for i in range(10**6): open(str(i), 'w').close()",
     "a tree without end": "while True:\n    os.mkdir('d')\n    os.chdir('d')",
     "long names without end": "while True:\n    os.mkdir('d' * 255)\n    os.chdir('d' * 255)",
-    "a folder that is always renamed": "import threading\nos.mkdir('a')\ndef turn():\n    while True:\n        os.rename('a', 'b')\n"
+    "a folder that is always renamed": "import threading\nos.mkdir('a')\ndef turn():\n    while True:\n"
+    "        os.rename('a', 'b')\n"
     "        os.rename('b', 'a')\nthreading.Thread(target=turn, daemon=True).start()\nn = 0\nwhile True:\n    n += 1\n"
     "    with contextlib.suppress(OSError): open(f'a/{n}', 'wb').write(bytes(4 << 20))",
 }
@@ -137,7 +148,8 @@ def test_a_program_that_fills_the_folder_is_ended(body: str, pool: Pool) -> None
     "test",
     [
         "open('x', 'w').write('done')\nassert f('x') == 'done'",
-        "import tempfile\nwith tempfile.NamedTemporaryFile('w') as t:\n    t.write('done')\n    t.flush()\n    assert f(t.name) == 'done'",
+        "import tempfile\nwith tempfile.NamedTemporaryFile('w') as t:\n    t.write('done')\n    t.flush()\n"
+        "    assert f(t.name) == 'done'",
         "import os, tempfile\nwith tempfile.TemporaryDirectory() as d:\n    path = os.path.join(d, 'x')\n"
         "    open(path, 'w').write('done')\n    assert f(path) == 'done'",
         "import pathlib\np = pathlib.Path.home() / 'x'\np.write_text('done')\nassert f(str(p)) == 'done'",
@@ -166,7 +178,8 @@ def test_a_test_does_to_no_file_of_the_host_what_a_program_names(act: str, pool:
 def test_a_test_that_leaves_the_folder_changes_nothing_for_the_next(pool: Pool) -> None:
     code = "def f(path): return open(path).read()"
     tests = [
-        "import os, tempfile\nos.chdir(tempfile.mkdtemp())\nopen('x', 'w').write('done')\nassert f(os.path.abspath('x')) == 'done'",
+        "import os, tempfile\nos.chdir(tempfile.mkdtemp())\nopen('x', 'w').write('done')\n"
+        "assert f(os.path.abspath('x')) == 'done'",
         "open('y', 'w').write('done')\nassert f('y') == 'done'",
     ]
     with Pool(1) as one:
@@ -203,7 +216,10 @@ def test_programs_at_the_same_time_do_not_reach_each_other(pool: Pool) -> None:
         f"os.chmod('{other}/secret', 0)",
         f"os.truncate('{other}/secret', 0)",
     ):
-        body = f"try:\n    {attempt}\nexcept OSError:\n    pass\nelse:\n    return 'chmod' if 'chmod' in {attempt!r} else 'reached'\nreturn 'stopped'"
+        body = (
+            f"try:\n    {attempt}\nexcept OSError:\n    pass\nelse:\n"
+            f"    return 'chmod' if 'chmod' in {attempt!r} else 'reached'\nreturn 'stopped'"
+        )
         assert judged(pool, body, "assert f() in ('stopped', 'chmod'), f()").passed, attempt
     assert (other / "secret").stat().st_mode & 0o777
     assert waiting.result().passed
@@ -231,7 +247,8 @@ def test_what_a_killed_trainer_left_is_removed_by_the_next(pool: Pool) -> None:
         "from codechat_lab.sandbox.pool import Pool, Program\npool = Pool(1)\n"
         "code = \"def f():\\n    open('x', 'w').close()\\n    while True: pass\"\n"
         "future = pool.submit(Program(code=code, tests=['assert f()'], timeout_s=30.0))\n"
-        "while not pool.judges: pass\nprint(next(iter(pool.judges.values())).told['folder'], flush=True)\nfuture.result()"
+        "while not pool.judges: pass\nprint(next(iter(pool.judges.values())).told['folder'], flush=True)\n"
+        "future.result()"
     )
     trainer = subprocess.Popen(
         [sys.executable, "-c", source],
@@ -269,7 +286,12 @@ REACHING = """import fcntl, os
 def f():
     open('left', 'w').close()
     for fd in range(128):
-        for act in (lambda: fcntl.flock(fd, fcntl.LOCK_UN), lambda: os.lseek(fd, 1 << 40, 0), lambda: os.lseek(fd, 2, 0)):
+        acts = (
+            lambda: fcntl.flock(fd, fcntl.LOCK_UN),
+            lambda: os.lseek(fd, 1 << 40, 0),
+            lambda: os.lseek(fd, 2, 0),
+        )
+        for act in acts:
             try: act()
             except OSError: pass
     return [fd for fd in range(128) if is_folder(fd)]
@@ -318,7 +340,8 @@ def test_an_ordinary_user_has_a_folder_too() -> None:
     code = code_of("os.makedirs('a/b')\nopen('a/b/x', 'w').write('done')\nreturn open('a/b/x').read()")
     source = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom codechat_lab.sandbox.pool import Pool, Program\n"
-        f"with Pool(1) as pool:\n    for _ in range(2):\n        v = pool.run(Program(code={code!r}, tests=['assert f() == \"done\"']))\n"
+        f"with Pool(1) as pool:\n    for _ in range(2):\n"
+        f"        v = pool.run(Program(code={code!r}, tests=['assert f() == \"done\"']))\n"
         "        assert v.passed, v.reason\nprint('ok')"
     )
     done = subprocess.run(

@@ -161,24 +161,22 @@ def test_sft_supervises_the_experts_messages_and_not_the_environments() -> None:
 
 @pytest.mark.slow
 def test_the_loops_train_on_episodes_unchanged(home: Path) -> None:
-    how = dict(
-        task="apps:levels=[1,2]",
-        tokenizer="gpt2:4096",
-        model=SHAPE,
-        device_batch_size=2,
-        group_size=2,
-    )
-    how |= dict(
-        max_steps=1,
-        max_new_tokens=6,
-        eval_examples=2,
-        eval_every=1,
-        row_tokens=512,
-        rows=2,
-        log_rollouts_every=1,
-    )
-    for loop, more in (("reinforce", {}), ("grpo", dict(kl_coef=0.1, inner_epochs=2)), ("ppo", {})):
-        run = train(small(loop, home, **how | more))
+    settings = {
+        "task": "apps:levels=[1,2]",
+        "tokenizer": "gpt2:4096",
+        "model": SHAPE,
+        "device_batch_size": 2,
+        "group_size": 2,
+        "max_steps": 1,
+        "max_new_tokens": 6,
+        "eval_examples": 2,
+        "eval_every": 1,
+        "row_tokens": 512,
+        "rows": 2,
+        "log_rollouts_every": 1,
+    }
+    for loop, more in (("reinforce", {}), ("grpo", {"kl_coef": 0.1, "inner_epochs": 2}), ("ppo", {})):
+        run = train(small(loop, home, **settings, **more))
         assert run.status["status"] == "finished"
         row = run.metrics().sort_values("step").iloc[-1]
         assert row["tier/idle"] == 1.0

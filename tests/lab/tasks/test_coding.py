@@ -204,7 +204,10 @@ def human_row(test: str, **more: Any) -> dict[str, Any]:
 
 
 def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path: Path) -> None:
-    loop = "for inp, exp in zip([[0.1, 0.2], [[0.5], [0.25]]], [0.30000000000000004, [0.5, 0.25]]):\n    assertion(add(*inp), exp, 0)\n"
+    loop = (
+        "for inp, exp in zip([[0.1, 0.2], [[0.5], [0.25]]], [0.30000000000000004, [0.5, 0.25]]):\n"
+        "    assertion(add(*inp), exp, 0)\n"
+    )
     row = mbpp_row(11, prompt="Add.", test=PROGRAMS["plus"] + loop)
     plus = tasks.load("mbpp", source=str(write(tmp_path / "plus.jsonl", [row])), variant="plus")
     row = human_row("    for inp, exp in zip([[0.1, 0.2]], [0.3]):\n        assertion(candidate(*inp), exp, 0)\n")
@@ -295,7 +298,10 @@ def test_a_wrong_program_stays_wrong_whatever_stands_in_its_draft(task: CodingTa
 
 
 def test_earlier_blocks_give_their_imports_helpers_and_constants_but_do_not_run() -> None:
-    answer = "```python\nimport math\nK = 2\nprint(undefined)\n```\nthen\n```python\ndef add(a, b):\n    return K * a + math.floor(b) - 2\n```"
+    answer = (
+        "```python\nimport math\nK = 2\nprint(undefined)\n```\nthen\n```python\ndef add(a, b):\n"
+        "    return K * a + math.floor(b) - 2\n```"
+    )
     code = extract(answer, ["add"])
     assert sum_of(code) == 5
     assert "undefined" not in code

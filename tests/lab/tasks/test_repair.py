@@ -48,6 +48,9 @@ def test_both_formats_make_the_same_change() -> None:
         DIFF.partition("```diff\n")[2].partition("```")[0],
     ):
         assert applied(FILES, parse(text)) == FILES | {CART: FILES[CART].replace("+= x", "+= 2 * x")}
+
+
+def test_a_later_block_sees_the_change_of_an_earlier_one() -> None:
     two = block(CART, "    n = 0", "    n = 1") + "\n\nand\n\n" + block(CART, "    n = 1", "    n = 2")
     assert applied(FILES, parse(two))[CART].count("n = 2")
 
@@ -60,13 +63,16 @@ def test_files_are_made_and_deleted() -> None:
     assert applied(FILES, parse(new_file("shop/b.py", "z = 3")))["shop/b.py"] == "z = 3\n"
 
 
-def test_an_edit_that_does_not_fit_is_refused_and_repeated_lines_need_a_line_number() -> None:
+def test_an_edit_that_does_not_fit_is_refused() -> None:
     unindented = Change(CART, ("n = 0",), ("n = 1",))
     absent = [Change(path, ("x",), ("y",)) for path in ("shop/none.py", "../cart.py")]
     new = [Change(path, None, ("y",)) for path in ("/etc/passwd", "", CART)]  # the last exists
     for change in (unindented, *absent, *new):
         with pytest.raises(EditError):
             applied(FILES, [change])
+
+
+def test_repeated_lines_need_a_line_number() -> None:
     files = {"a.py": "x\ny\nx\n"}
     with pytest.raises(EditError):
         applied(files, [Change("a.py", ("x",), ("z",))])
@@ -115,7 +121,7 @@ def test_failing_tests_fail_and_passing_tests_pass_before_the_repair_and_all_aft
             assert not any(gold["tests"][name] in shown for name in hidden)
 
 
-def test_every_bug_of_every_part_changes_one_line_and_most_can_be_drawn() -> None:
+def test_every_bug_of_every_part_changes_one_line() -> None:
     names = {"f": "f", "g": "g"}
     for part in generator.PARTS:
         for setting in part.settings("test_hard"):
@@ -124,8 +130,14 @@ def test_every_bug_of_every_part_changes_one_line_and_most_can_be_drawn() -> Non
                 assert broken.wrong != broken.right
                 assert broken.source != part.source(names, setting)
                 assert part.code.count(right) == 1
+
+
+def test_every_part_is_drawn() -> None:
     drawn = {p.meta["part"] for p in [*TASK.problems("train", 150), *TASK.problems("test_hard", 60)]}
     assert drawn == {part.name for part in generator.PARTS}
+
+
+def test_held_out_parts_are_in_the_hard_test_only() -> None:
     held_out = {part.name for part in generator.PARTS if part.held_out}
     assert {p.meta["part"] for p in TASK.problems("test_hard", 30)} <= held_out
     assert not {p.meta["part"] for p in TASK.problems("test", 60)} & held_out
@@ -227,7 +239,8 @@ def test_tests_and_their_settings_are_not_to_be_edited() -> None:
 
 def test_listing_the_results_of_the_visible_tests_is_not_enough() -> None:
     for problem in PROBLEMS:
-        gold, fix = problem.gold, problem.gold["fix"]
+        gold = problem.gold
+        fix = gold["fix"]
         if problem.meta["level"] == 3:
             continue
         name = next(n for n in gold["FAIL_TO_PASS"] if not n.startswith(generator.HIDDEN))
@@ -270,21 +283,24 @@ def checkout(tmp_path: Path) -> dict[str, Any]:
     (repo / "shop/cart.py").write_text(code.replace(" + 1", ""))
     patch = run_git(repo, "diff")
     run_git(repo, "checkout", "-q", ".")
-    more = "\n\nclass TestTotal:\n    def test_some(self):\n        assert total([1, 2]) == 3\n\n    def test_none(self):\n        assert total([]) == 0\n"
+    more = (
+        "\n\nclass TestTotal:\n    def test_some(self):\n        assert total([1, 2]) == 3\n\n"
+        "    def test_none(self):\n        assert total([]) == 0\n"
+    )
     (repo / "tests/test_cart.py").write_text(tests.replace("import count", "import count, total") + more)
     test_patch = run_git(repo, "diff")
     run_git(repo, "checkout", "-q", ".")
     (repo / "local.txt").write_text("mine")
-    row = dict(
-        instance_id=repo.name,
-        repo="owner/shop",
-        base_commit=base,
-        patch=patch,
-        test_patch=test_patch,
-    )
-    failing = json.dumps([f"tests/test_cart.py::TestTotal::test_{name}" for name in ("some", "none")])
-    row |= dict(FAIL_TO_PASS=failing, PASS_TO_PASS=["tests/test_cart.py::test_count"])
-    return row | dict(problem_statement="total is one too much.")
+    return {
+        "instance_id": repo.name,
+        "repo": "owner/shop",
+        "base_commit": base,
+        "patch": patch,
+        "test_patch": test_patch,
+        "FAIL_TO_PASS": json.dumps([f"tests/test_cart.py::TestTotal::test_{name}" for name in ("some", "none")]),
+        "PASS_TO_PASS": ["tests/test_cart.py::test_count"],
+        "problem_statement": "total is one too much.",
+    }
 
 
 def real(tmp_path: Path, *rows: dict[str, Any], **more: Any) -> Any:
