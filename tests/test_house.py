@@ -11,7 +11,8 @@ LAB = "codechat_lab"
 # what is measured: (ceiling today, target)
 # 2,200 of both are the toolbox's functions, and 800 programs of the sandbox, repair and coding, which nobody counted
 # while they stood in data files. 2,900 are calls in the words of imported models, which came later than the first count.
-CONTENT = {"codechat": (88_450, 66_000), "both": (166_850, 135_000)}
+# 750 let a program's own lists and dicts keep their methods in the sandbox.
+CONTENT = {"codechat": (88_450, 66_000), "both": (167_650, 135_000)}
 DENSITY = {"codechat": (5.90, 5.0), LAB: (6.19, 5.5), "tests": (6.50, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3.8, 3)}
