@@ -1,9 +1,8 @@
-"""Conversations that call tools, and how their requests, lists and names are drawn.
+"""Conversations that call tools: their requests, the lists on offer, the names in them.
 
-A share of the conversations renames its tools and arguments, some tools are composed or invented (`generated`), every
-request with an unfitting list has a twin whose list fits, and some requests need two calls, the second with the first
-one's result. So the list has to be read; with the default `Mix` each tool has its one name. A conversation of a split
-and seed is the same however many are drawn."""
+With the default `Mix` each tool has its one name. The other shares make reading the list necessary: tools and arguments
+with other names, composed and invented tools, unfitting lists (each with a twin that fits), requests for two calls, the
+second with the first one's result. A conversation of a split and seed is the same however many are drawn."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,8 +49,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Scene:
-    """Requests (the second one takes the first one's result), the tools on offer, the fitting ones first, and whether a
-    tool has another name."""
+    """requests: the second takes the first one's result. offered: the fitting tools first. renamed: some tool has
+    another name."""
 
     requests: Sequence[Request]
     offered: list[Tool]
@@ -66,19 +65,16 @@ class Scene:
 
     def meta(self, kind: str) -> dict[str, Any]:
         first = self.requests[0]
-        row = dict(
-            tools_present=bool(self.offered),
-            asked="tool",
-            tools=[tool.schema["name"] for tool in self.offered],
-        )
-        row |= dict(
-            level=first.tool.level,
-            kind=kind,
-            hard=first.hard,
-            tool=first.tool.name,
-            renamed=self.renamed,
-        )
-        return row
+        return {
+            "tools_present": bool(self.offered),
+            "asked": "tool",
+            "tools": [tool.schema["name"] for tool in self.offered],
+            "level": first.tool.level,
+            "kind": kind,
+            "hard": first.hard,
+            "tool": first.tool.name,
+            "renamed": self.renamed,
+        }
 
 
 def message(role: str, content: str) -> Message:
@@ -101,8 +97,7 @@ def tools_system(rng: random.Random, split: str = "train", style: str = "compact
 
 
 def informally(rng: random.Random, text: str) -> str:
-    """The request without its capital or its full stop, with words before or after it. What it asks for stays as it
-    is."""
+    """The request without its capital or its full stop, with words before or after it. The rest stays as it is."""
     if text[:2].istitle():
         text = text[0].lower() + text[1:]
     if rng.random() < 0.7:
@@ -127,49 +122,60 @@ class Sampler:
         return share > 0 and self.rng.random() < share
 
     def asked(self, tool: Tool, asks: Sequence[str] = (), hard: str | None = None) -> Request:
-        """A request for a tool, in one of `asks` instead of the tool's own where there are any."""
+        """A request for a tool, by a template of `asks`, else of the tool."""
         arguments = tool.sample(self.rng, self.split, self.mix.varied_values)
         return Request(tool, arguments, tool.ask(self.rng, arguments, asks), hard)
 
     def request(self, hard: str | None = None) -> Request:
-        """For a tool of the catalogue. hard: "tool" needs a held-out one, "phrasing" asks for another in new words."""
+        """A request for a tool of the catalogue. hard: "tool" for a held-out one, "phrasing" for a trained one in
+        words of test_hard."""
         level = self.rng.choice(LEVELS)
-        tool = self.rng.choice(
-            [t for t in HELD_OUT if t.level == level] if hard == "tool" else tools_of("train", level)
-        )
+        tools = [t for t in HELD_OUT if t.level == level] if hard == "tool" else tools_of("train", level)
+        tool = self.rng.choice(tools)
         return self.asked(tool, tool.hard_asks if hard == "phrasing" else (), hard)
 
-    def tools(self, draw: float, k: int) -> list[Tool]:
-        """k invented tools, composed ones or services, as a number says; none above the sum of their shares."""
-        if draw < self.mix.invented:
+    def new_tools(self, draw: float, k: int) -> list[Tool]:
+        """k invented tools, composed ones or services, as a draw of 0 to 1 falls among their shares; else none."""
+        kind = self.mix.kind_of_tools(draw)
+        if kind == "invented":
             return list(catalogue.invented_offer(self.rng, self.split, k, self.mix.rare_words).values())
-        if draw < self.mix.invented + self.mix.composed:
+        if kind == "composed":
             return self.rng.sample(catalogue.composed(), k)
-        if draw < self.mix.invented + self.mix.composed + self.mix.services:
+        if kind == "services":
             services = self.rng.sample(catalogue.services_of(self.split), k)
             return [replace(tool, answers=[self.rng.choice(tool.answers)]) for tool in services]
         return []
 
     def scene(self, *, fits: bool = True) -> Scene:
         """A request with 1 to 4 tools. fits: the requested tool is among them."""
-        rng, mix, draw = self.rng, self.mix, self.rng.random()
+        draw = self.rng.random()
         fewest = 1 if fits else 2  # with the requested one
-        if draw < mix.invented + mix.composed + mix.services:
-            tool, *others = self.tools(draw, rng.randint(fewest, MAX_TOOLS))
-            if draw < mix.invented:
-                if self.happens(mix.plain_answers):  # results of one kind, drawn as a service's are
-                    tool = replace(tool, answers=[rng.choice(PHRASES["plain_answers"])])
-                    tool = replace(tool, run=partial(catalogue.drawn_result, rng.choice(catalogue.RESULTS)))
-            elif draw >= mix.invented + mix.composed and rng.random() < 0.5:
-                others = draw_others(rng, self.split, [], len(others))
-            request = self.asked(tool)
+        if self.mix.kind_of_tools(draw):
+            request, others = self._for_new_tool(draw, fewest)
         else:
-            request = self.request()
-            if self.happens(mix.wordings):
-                further = WORDINGS.get(request.tool.name, ())
-                request = replace(request, text=request.tool.ask(rng, request.arguments, further))
-            others = draw_others(rng, self.split, [request.tool], rng.randint(fewest, MAX_TOOLS) - 1)
+            request, others = self._for_known_tool(fewest)
         return self.named([request], [request.tool, *others] if fits else others)
+
+    def _for_new_tool(self, draw: float, fewest: int) -> tuple[Request, list[Tool]]:
+        """A request, and the other tools on offer: of the same kind, but for half of the services."""
+        rng = self.rng
+        kind = self.mix.kind_of_tools(draw)
+        tool, *others = self.new_tools(draw, rng.randint(fewest, MAX_TOOLS))
+        if kind == "invented" and self.happens(self.mix.plain_answers):
+            answers = [rng.choice(PHRASES["plain_answers"])]
+            results = rng.choice(catalogue.RESULTS)  # drawn as a service's are
+            tool = replace(tool, answers=answers, run=partial(catalogue.drawn_result, results))
+        if kind == "services" and rng.random() < 0.5:
+            others = draw_others(rng, self.split, [], len(others))
+        return self.asked(tool), others
+
+    def _for_known_tool(self, fewest: int) -> tuple[Request, list[Tool]]:
+        request = self.request()
+        if self.happens(self.mix.wordings):
+            further = WORDINGS.get(request.tool.name, ())
+            request = replace(request, text=request.tool.ask(self.rng, request.arguments, further))
+        count = self.rng.randint(fewest, MAX_TOOLS) - 1
+        return request, draw_others(self.rng, self.split, [request.tool], count)
 
     def named(self, requests: Sequence[Request], offered: list[Tool]) -> Scene:
         """The scene, in a share of the draws under other names."""
@@ -177,14 +183,14 @@ class Sampler:
         return self.renamed(scene) if self.rng.random() < self.mix.renamed else scene
 
     def renamed(self, scene: Scene, every: bool = False) -> Scene:
+        """The scene under other names, of all its tools (`every`) or of some."""
         known = {t.name: t for t in (*scene.offered, scene.requests[0].tool)}
         new = dict(zip(known, self.new_names(list(known.values()), every)))
         requests = [replace(r, tool=new[r.tool.name]) for r in scene.requests]
         return Scene(requests, [new[t.name] for t in scene.offered], any(t.alias for t in new.values()))
 
     def new_names(self, tools: Sequence[Tool], every: bool = False) -> list[Tool]:
-        """The tools, some of them (all: `every`) and of their arguments under other names: one to three words, or an
-        invented one of this split."""
+        """The tools, with other names of some of them (all: `every`) and of some of their arguments."""
         rng = self.rng
         new = list[Tool]()
         taken = {t.name for t in tools}
@@ -192,13 +198,18 @@ class Sampler:
             words = [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or COMMON
             alias = self._new_name(words, taken) if every or rng.random() < RENAMED_TOOLS else ""
             taken.add(alias)
-            drawn = (k for k in tool.slots if rng.random() < self.mix.renamed_arguments)
-            keys = {k: draw_word(rng, self.mix.rare_words) for k in drawn}
-            clash = len({keys.get(key, key) for key in tool.slots}) < len(tool.slots)  # then the tool keeps its own
-            new.append(replace(tool, alias=alias, keys={} if clash else keys))
+            new.append(replace(tool, alias=alias, keys=self._new_keys(tool)))
         return new
 
+    def _new_keys(self, tool: Tool) -> dict[str, str]:
+        """Other names of some arguments; none if two arguments would have one name."""
+        renamed = (key for key in tool.slots if self.rng.random() < self.mix.renamed_arguments)
+        keys = {key: draw_word(self.rng, self.mix.rare_words) for key in renamed}
+        names = {keys.get(key, key) for key in tool.slots}
+        return keys if len(names) == len(tool.slots) else {}
+
     def _new_name(self, description: Sequence[str], taken: set[str]) -> str:
+        """Words of the description, one to three common words, or an invented word of this split."""
         rng = self.rng
         rare = self.mix.rare_words
         while True:
@@ -207,7 +218,8 @@ class Sampler:
                 name = "_".join(rng.sample(description, min(len(description), rng.choice((1, 2)))))
             elif draw < 0.7:
                 size = rng.choice((1, 1, 2, 2, 3))
-                name = "_".join([draw_word(rng, rare) for _ in range(size)] if rare else rng.choices(COMMON, k=size))
+                words = [draw_word(rng, rare) for _ in range(size)] if rare else rng.choices(COMMON, k=size)
+                name = "_".join(words)
             else:
                 name = invent(rng)
             if name not in taken and allowed(name, self.split):
@@ -225,8 +237,7 @@ class Sampler:
         return self.named([replace(first, text=text), second], [*both, *others])
 
     def _following(self, first: Tool, result: Any) -> Request | None:
-        """A request for a second tool one of whose arguments is `result`; None where the tool drawn takes no such
-        value."""
+        """A request for a tool that takes `result` as an argument; None if the tool drawn does not."""
         rng = self.rng
         tool = rng.choice(SEEN)
         kind = {int: ("integer", "number"), float: ("number",), str: ("string",)}.get(type(result), ())
@@ -240,7 +251,8 @@ class Sampler:
             tool.call(arguments)
         except ToolError:
             return None
-        spoken = {k: tool.slots[k].say(rng, v) for k, v in arguments.items()} | {key: rng.choice(PHRASES["the_result"])}
+        spoken = {k: tool.slots[k].say(rng, v) for k, v in arguments.items()}
+        spoken[key] = rng.choice(PHRASES["the_result"])
         return Request(tool, arguments, rng.choice(tool.asks).format(**spoken))
 
     def said(self, text: str) -> Message:
@@ -248,15 +260,15 @@ class Sampler:
         return message("user", informally(self.rng, text) if self.happens(self.mix.informal) else text)
 
     def small_talk(self) -> list[Message]:
-        """What the user says that needs no tool, and the reply."""
+        """Words of the user that need no tool, and the reply."""
         talk = synthetic.SMALL_TALK if self.happens(self.mix.wordings) else PHRASES["small_talk"]
         said, reply = self.rng.choice(talk)
         return [message("user", said), message("assistant", reply)]
 
     def served(self, scene: Scene, user: Message) -> list[Message]:
-        """The request, its calls with the tools' responses, and the answer: the tool's own sentence, or one that
-        only states the result. After a name that says nothing the former would have to be guessed, so the latter is
-        twice as frequent."""
+        """The request, its calls with the tools' responses, and the answer: the tool's sentence, or one that only
+        states the result. The latter is twice as frequent for a renamed tool, whose sentence a model could only
+        guess."""
         messages = [scene.system(self.rng), user]
         for request, call in zip(scene.requests, scene.calls(), strict=True):
             result = request.tool.call(request.arguments)
@@ -285,9 +297,8 @@ def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[s
 def _conversations(sampler: Sampler) -> list[Drawn]:
     """A conversation of a kind drawn by the mix, and the twin of an unfitting one."""
     rng = sampler.rng
-    mix = sampler.mix
-    shares = [getattr(mix, kind) for kind in KINDS]
-    (kind,) = rng.choices([*KINDS, "call"], [*shares, 1 - sum(shares)])
+    shares = [getattr(sampler.mix, kind) for kind in KINDS]
+    kind = rng.choices([*KINDS, "call"], [*shares, 1 - sum(shares)])[0]
     if kind == "series":
         return [_series(sampler)]
     scene = sampler.chain() if kind == "chained" else sampler.scene(fits=kind != "unfitting")
@@ -301,32 +312,44 @@ def _conversations(sampler: Sampler) -> list[Drawn]:
     if kind == "no_tools":
         messages = [message("system", neutral_system(rng)), user, message("assistant", rng.choice(PHRASES["no_tools"]))]
         return [(messages, scene.meta("absent") | {"tools_present": False, "tools": []})]
-    answer = message("assistant", rng.choice(PHRASES["no_function"]))
-    twin = _single(rng, replace(scene, offered=[scene.requests[0].tool, *scene.offered[1:]]), user)
-    return [([scene.system(rng), user, answer], scene.meta("unsuitable")), twin]
+    return _declined_and_twin(rng, scene, user)
 
 
 def _single(rng: random.Random, scene: Scene, user: Message) -> Drawn:
     return [scene.system(rng), user, call_message(scene.calls()[0])], scene.meta("call")
 
 
+def _declined_and_twin(rng: random.Random, scene: Scene, user: Message) -> list[Drawn]:
+    answer = message("assistant", rng.choice(PHRASES["no_function"]))
+    fitting = replace(scene, offered=[scene.requests[0].tool, *scene.offered[1:]])
+    twin = _single(rng, fitting, user)
+    return [([scene.system(rng), user, answer], scene.meta("unsuitable")), twin]
+
+
 def _series(sampler: Sampler) -> Drawn:
-    """One list, and a request for each of its tools in turn, in any order; among them, requests for none of them. Only
-    the list says which name goes with a request, and each answer is another name: the densest lesson in reading."""
-    rng, mix, k = sampler.rng, sampler.mix, sampler.rng.randint(3, 5)
-    found = sampler.tools(rng.random(), k)
-    known = not found
-    if known:  # tools of the catalogue, none of which could serve another's request
-        first = rng.choice(tools_of("train", rng.choice(LEVELS)))
-        found = [first, *draw_others(rng, sampler.split, [first], k - 1)]
+    """One list, and a request for each of its tools in any order, in a share of the series also one that no tool
+    serves. The right tool can only be found by reading the list, once for each answer."""
+    rng = sampler.rng
+    mix = sampler.mix
+    count = rng.randint(3, 5)
+    new = sampler.new_tools(rng.random(), count)
+    found = new or _unlike_tools(sampler, count)
     *tools, missing = sampler.new_names(found) if rng.random() < mix.renamed else found
-    order = rng.sample(tools, len(tools)) + ([missing] if rng.random() < mix.unserved else [])
-    scene = Scene([Request(order[0], {}, "")], tools, any(t.alias for t in (*tools, missing)))
+    asked = rng.sample(tools, len(tools))
+    if rng.random() < mix.unserved:
+        asked.append(missing)
+    scene = Scene([Request(asked[0], {}, "")], tools, any(t.alias for t in (*tools, missing)))
     messages = [scene.system(rng)]
-    for tool in rng.sample(order, len(order)):
+    for tool in rng.sample(asked, len(asked)):
         arguments = tool.sample(rng, sampler.split, mix.varied_values)
-        further = WORDINGS.get(tool.name, ()) if sampler.happens(mix.wordings) and known else ()
+        further = WORDINGS.get(tool.name, ()) if sampler.happens(mix.wordings) and not new else ()
         messages.append(sampler.said(tool.ask(rng, arguments, further)))
-        none = message("assistant", rng.choice(PHRASES["no_function"]))
-        messages.append(none if tool is missing else call_message(tool.written(arguments)))
+        declined = message("assistant", rng.choice(PHRASES["no_function"]))
+        messages.append(declined if tool is missing else call_message(tool.written(arguments)))
     return messages, scene.meta("series") | {"level": 0}
+
+
+def _unlike_tools(sampler: Sampler, count: int) -> list[Tool]:
+    """Tools of the catalogue, none of which could serve a request for another."""
+    first = sampler.rng.choice(tools_of("train", sampler.rng.choice(LEVELS)))
+    return [first, *draw_others(sampler.rng, sampler.split, [first], count - 1)]

@@ -50,7 +50,7 @@ class Mix(Settings):
     composed: float = _share(0.0, "requests for composed tools")
     invented: float = _share(0.0, "requests for invented tools")
     renamed_arguments: float = _share(0.35, "the arguments of a renamed conversation that have another name")
-    # wording
+    # requests, values and answers
     unserved: float = _share(0.5, "the series with a request that fits none of its tools")
     informal: float = _share(0.0, "the requests in chat style")
     services: float = _share(0.0, "requests for everyday services")
@@ -63,7 +63,8 @@ class Mix(Settings):
     )
     varied_values: float = _share(
         0.0,
-        "the words and names in requests and copying drills that are real, compounds or random letters, not invented by a grammar",
+        "the words and names in requests and copying drills that are real, compounds or random letters, not invented "
+        "by a grammar",
     )
     plain_answers: float = _share(
         0.0,
@@ -75,3 +76,12 @@ class Mix(Settings):
         for names in (KINDS, NEW_TOOLS):
             if sum(getattr(self, name) for name in names) > 1:
                 raise ConfigError(f"the shares {', '.join(names)} add up to more than 1; lower one")
+
+    def kind_of_tools(self, draw: float) -> str:
+        """The kind of NEW_TOOLS that a draw of 0 to 1 falls on; empty for tools of the catalogue."""
+        reached = 0.0
+        for kind in NEW_TOOLS:
+            reached += getattr(self, kind)
+            if draw < reached:
+                return kind
+        return ""

@@ -287,9 +287,9 @@ def test_the_answer_is_the_name_of_the_line_that_holds_the_words(step: str) -> N
     loose = 0
     for row in drills.lookup_dialogues("train", 300, step=step):
         entries, asked = turns(row)
-        assert 2 <= len(entries) <= drills.STEPS[step]["entries"]
+        assert 2 <= len(entries) <= drills.STEPS[step].entries
         assert {name_of(answer) for _, answer in asked} <= entries.keys()
-        assert drills.STEPS[step]["chained"] or len(asked) == len(entries)
+        assert drills.STEPS[step].chained or len(asked) == len(entries)
         for request, answer in asked:
             words = request.lower().split()
             own = entries[name_of(answer)].split()
