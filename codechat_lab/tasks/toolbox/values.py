@@ -3,8 +3,9 @@
 A value of a large domain (an invented word, a date, a colour, a number of three or more digits) belongs to exactly one
 split by its hash. So a value memorised in training never answers a test request: the policy has to copy. One- and
 two-digit numbers and enumerations are shared; a request with only shared values is assigned to a split as a whole.
-Words are invented for the same reason; a share of them may come from further afield (`Slot.varied`): a model that has
-only met words of the one grammar below writes those where a request has other ones (docs/experiments/reading-tools.md).
+
+Words are invented for the same reason, by one grammar. A model that has only met these writes one of them where a
+request has another word (docs/experiments/reading-tools.md); `Slot.varied` draws words of other kinds.
 """
 
 import datetime
@@ -20,19 +21,13 @@ from zlib import crc32
 
 from codechat.text import tokenizer
 
-# words: a thousand everyday words for names, invented tools and values, none of them in a held-out tool; names of
-# people and places for values. Names made of a few common one-token words teach a model those by heart
-# (docs/experiments/reading-tools.md). common, verbs,
-# short: one token each in a small GPT-2 vocabulary, the short ones at the beginning of a line too.
 _SECTIONS = Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split("# ")[1:]  # a title, then its words
+# WORDS: a thousand everyday words for names, invented tools and values, none of them in a held-out tool: names made of
+# a few common words of one token are learned by heart (docs/experiments/reading-tools.md). NAMES, PLACES: for values.
+# COMMON, VERBS, SHORT: one token each in a small GPT-2 vocabulary, the short ones at the beginning of a line too.
 WORDS, NAMES, PLACES, COMMON, VERBS, SHORT = (section.split()[1:] for section in _SECTIONS)
 # Residues modulo 10 of a value's hash.
-SHARES: dict[str, range] = {
-    "train": range(0, 7),
-    "select": range(7, 8),
-    "test": range(8, 9),
-    "test_hard": range(9, 10),
-}
+SHARES = {"train": range(0, 7), "select": range(7, 8), "test": range(8, 9), "test_hard": range(9, 10)}
 SHARED_DIGITS = 2
 ONSETS = "b br c d dr f fl g gr h j k l m n p pl qu r s sh sk st t tr v w z".split()
 VOWELS = "a e i o u ai ea oo".split()
@@ -49,8 +44,8 @@ def say_plainly(rng: random.Random, value: Any) -> str:
 @dataclass(frozen=True)
 class Slot:
     """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: (rng, value) -> text of the
-    request. unseen: each value belongs to one split. cost: what it adds to a tool's level. varied: draws from further
-    afield than `draw`; None where there is nothing further."""
+    request. unseen: each value belongs to one split. cost: its part of a tool's level. varied: as draw, but real words,
+    compounds and random letters too; None for a domain that has no words."""
 
     schema: Mapping[str, Any]
     draw: Callable[[random.Random], Any]
@@ -78,7 +73,7 @@ def parts(value: Any) -> list[Any]:
 
 
 def is_shared(value: Any) -> bool:
-    """Numbers of one or two digits: all splits use them, because there are too few to hold any out."""
+    """Whether all splits use the value: a number of one or two digits, of which there are too few to hold any out."""
     return isinstance(value, (int, float)) and sum(c.isdigit() for c in str(value)) <= SHARED_DIGITS
 
 
@@ -97,8 +92,8 @@ def whole(arguments: Mapping[str, Any], split: str) -> bool:
 
 
 def draw_word(rng: random.Random, rare: float = 0.0, common: Sequence[str] = COMMON) -> str:
-    """A common word, or, in a share `rare` of the draws, one of a thousand others. rare = 0 draws nothing beyond
-    the word."""
+    """A common word, or, in a share `rare` of the draws, one of a thousand others. With 0 nothing but the word is
+    drawn."""
     return rng.choice(WORDS if rare and rng.random() < rare else common)
 
 
@@ -111,8 +106,7 @@ def invent(rng: random.Random) -> str:
 def whole_words() -> tuple[str, ...]:
     """The words that are one token after a space in the vocabulary of the recipes.
 
-    Such a token tells nothing of its letters, and after a quotation mark the same word is other tokens. So each has
-    to be learned."""
+    The spelling of each has to be learned: after a quotation mark the same word is other tokens."""
     vocabulary = tokenizer.load("gpt2:4096")
     pieces = (vocabulary.token_bytes(i).decode("utf-8", "ignore") for i in range(vocabulary.n_vocab))
     return tuple(piece[1:] for piece in pieces if re.fullmatch("[ ][A-Za-z][a-z]{2,}", piece))
@@ -125,17 +119,20 @@ def varied_word(rng: random.Random) -> str:
         return rng.choice(whole_words()).lower()
     if draw < 0.7:
         return rng.choice(WORDS)
-    return "".join(rng.sample(WORDS, 2) if draw < 0.85 else rng.choices(LETTERS, k=rng.randint(3, 9)))
+    if draw < 0.85:
+        return "".join(rng.sample(WORDS, 2))
+    return "".join(rng.choices(LETTERS, k=rng.randint(3, 9)))
 
 
 def varied_name(rng: random.Random) -> str:
     """The name of a person or a place, or a word with a capital."""
     draw = rng.random()
-    return rng.choice(NAMES if draw < 0.4 else PLACES) if draw < 0.7 else varied_word(rng).capitalize()
+    if draw < 0.7:
+        return rng.choice(NAMES if draw < 0.4 else PLACES)
+    return varied_word(rng).capitalize()
 
 
-def _text(draw: Callable[[random.Random], str], **how: Any) -> Slot:
-    return Slot({"type": "string"}, draw, **how)
+TEXT = {"type": "string"}
 
 
 def _integer(low: int, high: int) -> Slot:
@@ -163,66 +160,114 @@ def _numbers(low: int, high: int) -> Slot:
     """A list of three or four whole numbers, said as `3, 14 and 15` or `3, 14, 15`."""
     integers = _integer(low, high)
 
+    def draw(rng: random.Random) -> list[int]:
+        return [integers.draw(rng) for _ in range(rng.randint(3, 4))]
+
     def say(rng: random.Random, value: list[int]) -> str:
         if rng.random() < 0.5:
             return say_plainly(rng, value)
         return f"{say_plainly(rng, value[:-1])} and {value[-1]}"
 
-    items = {"type": "array", "items": {"type": "number"}}
-    return Slot(items, lambda rng: [integers.draw(rng) for _ in range(rng.randint(3, 4))], say, cost=3)
+    return Slot({"type": "array", "items": {"type": "number"}}, draw, say, cost=3)
 
 
 def _phrase(shortest: int = 2, longest: int = 4) -> Slot:
     """A few common words. The phrase as a whole belongs to one split."""
 
+    def draw(rng: random.Random) -> str:
+        return " ".join(rng.choices(COMMON, k=rng.randint(shortest, longest)))
+
     def varied(rng: random.Random) -> str:
         count = rng.randint(shortest, longest)
         return " ".join(rng.choice(rng.choice((COMMON, WORDS, NAMES, whole_words()))) for _ in range(count))
 
-    return _text(lambda rng: " ".join(rng.choices(COMMON, k=rng.randint(shortest, longest))), cost=3, varied=varied)
+    return Slot(TEXT, draw, cost=3, varied=varied)
 
 
 def _date(first: int = 1950, last: int = 2049) -> Slot:
     """A day as YYYY-MM-DD."""
-    days = datetime.date(first, 1, 1).toordinal(), datetime.date(last, 12, 31).toordinal()
-    return _text(lambda rng: datetime.date.fromordinal(rng.randint(*days)).isoformat(), cost=2)
+    earliest = datetime.date(first, 1, 1).toordinal()
+    latest = datetime.date(last, 12, 31).toordinal()
+
+    def draw(rng: random.Random) -> str:
+        return datetime.date.fromordinal(rng.randint(earliest, latest)).isoformat()
+
+    return Slot(TEXT, draw, cost=2)
 
 
 def _choice(options: Mapping[str, str]) -> Slot:
     """An enumeration: value -> its wordings, separated by `|`. Shared by all splits."""
     spoken = {int(key) if key.isdecimal() else key: ways.split("|") for key, ways in options.items()}
     values = list(spoken)
+
+    def draw(rng: random.Random) -> int | str:
+        return rng.choice(values)
+
+    def say(rng: random.Random, value: int | str) -> str:
+        return rng.choice(spoken[value])
+
     schema = {"type": "integer" if isinstance(values[0], int) else "string", "enum": values}
-    return Slot(
-        schema,
-        lambda rng: rng.choice(values),
-        lambda rng, value: rng.choice(spoken[value]),
-        unseen=False,
-    )
+    return Slot(schema, draw, say, unseen=False)
 
 
-KINDS: dict[str, Callable[..., Slot]] = {
+def _name(rng: random.Random) -> str:
+    return invent(rng).capitalize()
+
+
+def _common_word(rng: random.Random) -> str:
+    return rng.choice(COMMON)
+
+
+def _letter(rng: random.Random) -> str:
+    return rng.choice("abdeilnorst")
+
+
+def _time(rng: random.Random) -> str:
+    return f"{rng.randrange(24):02d}:{rng.randrange(60):02d}"
+
+
+def _colour(rng: random.Random) -> str:
+    return "#" + "".join(rng.choices("0123456789abcdef", k=3))
+
+
+def _formula(rng: random.Random) -> str:
+    return f"C{rng.randint(2, 30)}H{rng.randint(2, 60)}O{rng.randint(2, 9)}"
+
+
+def _strand(rng: random.Random) -> str:
+    return "".join(rng.choices("ACGT", k=rng.randint(6, 9)))
+
+
+def _chess_field(rng: random.Random) -> str:
+    return rng.choice("abcdefgh") + rng.choice("12345678")
+
+
+RANGES: dict[str, Callable[..., Slot]] = {  # kinds with bounds
     "integer": _integer,
     "number": _number,
     "numbers": _numbers,
     "phrase": _phrase,
     "date": _date,
-    "word": lambda: _text(invent, varied=varied_word),
-    "name": lambda: _text(lambda rng: invent(rng).capitalize(), varied=varied_name),
-    "common_word": lambda: _text(lambda rng: rng.choice(COMMON), unseen=False),
-    "letter": lambda: _text(lambda rng: rng.choice("abdeilnorst"), unseen=False),
-    "time": lambda: _text(lambda rng: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}"),
-    "colour": lambda: _text(lambda rng: "#" + "".join(rng.choices("0123456789abcdef", k=3))),
-    "formula": lambda: _text(lambda rng: f"C{rng.randint(2, 30)}H{rng.randint(2, 60)}O{rng.randint(2, 9)}"),
-    "strand": lambda: _text(lambda rng: "".join(rng.choices("ACGT", k=rng.randint(6, 9)))),
-    "chess_field": lambda: _text(lambda rng: rng.choice("abcdefgh") + rng.choice("12345678")),
+}
+TEXTS = {
+    "word": Slot(TEXT, invent, varied=varied_word),
+    "name": Slot(TEXT, _name, varied=varied_name),
+    "common_word": Slot(TEXT, _common_word, unseen=False),
+    "letter": Slot(TEXT, _letter, unseen=False),
+    "time": Slot(TEXT, _time),
+    "colour": Slot(TEXT, _colour),
+    "formula": Slot(TEXT, _formula),
+    "strand": Slot(TEXT, _strand),
+    "chess_field": Slot(TEXT, _chess_field),
 }
 
 
 def slot(kind: str | Mapping[str, str]) -> Slot:
-    """The slot of a kind: a name of KINDS with its bounds ("integer:1:30"), or an enumeration {value:
+    """The slot of a kind: a name of TEXTS, one of RANGES with its bounds ("integer:1:30"), or an enumeration {value:
     "wording|other wording"}."""
     if isinstance(kind, Mapping):
         return _choice(kind)
     title, *bounds = kind.split(":")
-    return KINDS[title](*(float(bound) if "." in bound else int(bound) for bound in bounds))
+    if title in TEXTS:
+        return TEXTS[title]
+    return RANGES[title](*(float(bound) if "." in bound else int(bound) for bound in bounds))
