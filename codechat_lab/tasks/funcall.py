@@ -13,13 +13,13 @@ rung. Where no call is correct, an answer without one scores 1, any call 0. "pub
 staircase.
 
 Values match if they are equal numbers (3 and 3.0 are; floats within a tolerance), strings equal up to case and
-outer blanks, or lists or objects of
-matching items. Types are never mixed: true is not 1, "5" is not 5. NaN and infinities match nothing."""
+outer blanks, or lists or objects of matching items. Types are never mixed: true is not 1, "5" is not 5. NaN and
+infinities match nothing."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from codechat.core.errors import check_choice
 from codechat.data import public_rows
@@ -32,39 +32,56 @@ from codechat_lab.tasks.preparation import DEFAULT_LIMIT
 from codechat_lab.tasks.toolbox import problems
 
 Row = dict[str, Any]
-# What the first call names: no call at all, no readable name, a name that the prompt does not offer, another
-# offered one, the right one.
+# The name of the first call: there is no call, it is unreadable, not offered by the prompt, another offered one, right.
 NAMED = ("no_call", "unreadable", "not_offered", "other", "right")
 TIERS = ("no_tag", "bad_json", "no_name", "wrong_name", "name_only", "partial", "full")
-EXTRA_PENALTY, LEAST_CREDIT = 0.1, 0.5  # argument credit lost per unexpected argument, and what is left at least
-TRAILING_CREDIT = 0.5  # argument credit left where something follows the call and that costs a rung
+EXTRA_PENALTY = 0.1  # argument credit lost per unexpected argument
+LEAST_CREDIT = 0.5  # share of the credit that unexpected arguments leave
+TRAILING_CREDIT = 0.5  # share of the credit left if something follows the call and costs a rung
 TOLERANCE = 1e-6  # floats match within this, relative above 1 and absolute below
 COLUMNS = (("messages", "gold"), ("system", "chat"), ("prompt", "gt_name", "gt_args"))
 _TURN = re.compile(r"<\|(system|user|assistant|function_response)\|>\n(.*?)\n<\|end\|>\n", re.DOTALL)
 
 
-# Rewards of the rungs. cap: largest reward of anything less than a full match. marks_down: whatever follows the
-# call costs a rung; else a further call costs what is above the cap. integer_tolerance: as TOLERANCE, for a float
-# where an integer is expected.
-OURS = dict(
-    no_tag=0.0,
-    bad_json=0.15,
-    no_name=0.30,
-    not_offered=0.20,
-    wrong_name=0.35,
-    name_only=0.55,
-    full=1.0,
-    cap=0.99,
-    marks_down=True,
-    integer_tolerance=0.0,
-)
-STAIRCASES = {"ours": OURS, "published": OURS | dict(not_offered=0.35, marks_down=False, integer_tolerance=TOLERANCE)}
+class Staircase(TypedDict):
+    """Rewards of the rungs. cap: largest reward of anything less than a full match. marks_down: whatever follows the
+    call costs a rung; else a further call costs what is above the cap. integer_tolerance: as TOLERANCE, for a float
+    in place of an integer."""
+
+    no_tag: float
+    bad_json: float
+    no_name: float
+    not_offered: float
+    wrong_name: float
+    name_only: float
+    full: float
+    cap: float
+    marks_down: bool
+    integer_tolerance: float
+
+
+OURS: Staircase = {
+    "no_tag": 0.0,
+    "bad_json": 0.15,
+    "no_name": 0.30,
+    "not_offered": 0.20,
+    "wrong_name": 0.35,
+    "name_only": 0.55,
+    "full": 1.0,
+    "cap": 0.99,
+    "marks_down": True,
+    "integer_tolerance": 0.0,
+}
+PUBLISHED: Staircase = {**OURS, "not_offered": 0.35, "marks_down": False, "integer_tolerance": TOLERANCE}
+STAIRCASES = {"ours": OURS, "published": PUBLISHED}
+Rung = Literal["no_tag", "bad_json", "no_name", "not_offered", "wrong_name", "name_only"]
+BELOW: dict[Rung, Rung] = {"name_only": "wrong_name", "wrong_name": "no_name"}  # else bad_json
 
 
 def score_call(
     text: str,
     gold: Mapping[str, Any] | None,
-    staircase: Mapping[str, float] = OURS,
+    staircase: Staircase = OURS,
     offered: Collection[str] = (),
 ) -> Score:
     """Score the first call of a completion's text. Never raises.
@@ -75,41 +92,51 @@ def score_call(
     matched, expected, extra, f."""
     calls = chat.parse_calls(text)
     first = calls[0] if calls else None
-    trailing = len(calls) > 1 or bool(first and first.after)
+    trailing = first is not None and (len(calls) > 1 or bool(first.after))
     tier, named = _named(first, gold, offered)
     parts = {"calls": len(calls), "form": first and first.form, "trailing": trailing, "named": named}
     if gold is None:
         return Score(0.0 if calls else staircase["full"], "wrong_name" if calls else "full", parts, not calls)
     lower = trailing and staircase["marks_down"]
-    if named != "right":
-        return Score(
-            _rung(staircase, "not_offered" if named == "not_offered" else tier, lower),
-            tier,
-            parts,
-            False,
-        )
-    given = first.arguments or {}
-    expected = gold["arguments"]
-    matched = sum(key in given and values_match(v, given[key], staircase) for key, v in expected.items())
-    extra = len(given.keys() - expected.keys())
-    f = (matched / len(expected) if expected else 1.0) * max(LEAST_CREDIT, 1 - EXTRA_PENALTY * extra)
-    f = 0.0 if first.arguments is None else f
-    parts |= {"matched": matched, "expected": len(expected), "extra": extra, "f": f}
-    if f == 1 and not lower and len(calls) == 1:
+    if first is None or named != "right":
+        rung = "not_offered" if named == "not_offered" else tier
+        return Score(_rung(staircase, rung, lower), tier, parts, False)
+    credit = _argument_credit(first, gold["arguments"], staircase)
+    parts |= credit._asdict()
+    if credit.f == 1 and not lower and len(calls) == 1:
         return Score(staircase["full"], "full", parts, True)
-    if f == 0:
+    if credit.f == 0:
         return Score(_rung(staircase, "name_only", lower), "name_only", parts, False)
-    credit = (staircase["full"] - staircase["name_only"]) * (f * TRAILING_CREDIT if lower else f)
-    return Score(min(staircase["cap"], staircase["name_only"] + credit), "partial", parts, False)
+    share = credit.f * TRAILING_CREDIT if lower else credit.f
+    reward = staircase["name_only"] + (staircase["full"] - staircase["name_only"]) * share
+    return Score(min(staircase["cap"], reward), "partial", parts, False)
 
 
-def _rung(staircase: Mapping[str, float], name: str, lower: bool) -> float:
+class Credit(NamedTuple):
+    """matched, expected, extra: numbers of arguments. f: their credit, 0 to 1."""
+
+    matched: int
+    expected: int
+    extra: int
+    f: float
+
+
+def _argument_credit(call: chat.Call, expected: Mapping[str, Any], staircase: Staircase) -> Credit:
+    given = call.arguments or {}
+    matched = sum(key in given and values_match(value, given[key], staircase) for key, value in expected.items())
+    extra = len(given.keys() - expected.keys())
+    if call.arguments is None:  # unreadable
+        return Credit(matched, len(expected), extra, 0.0)
+    share = matched / len(expected) if expected else 1.0
+    return Credit(matched, len(expected), extra, share * max(LEAST_CREDIT, 1 - EXTRA_PENALTY * extra))
+
+
+def _rung(staircase: Staircase, name: Rung, lower: bool) -> float:
     """The reward of a rung without argument credit; lower: of the one below."""
-    below = {"name_only": "wrong_name", "wrong_name": "no_name"}.get(name, "bad_json")
-    return min(staircase[name], staircase[below]) if lower else staircase[name]
+    return min(staircase[name], staircase[BELOW.get(name, "bad_json")]) if lower else staircase[name]
 
 
-def _named(call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Collection[str]) -> tuple[str, str]:
+def _named(call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Collection[str]) -> tuple[Rung, str]:
     """(the tier of a call without argument credit, one of NAMED). Blanks around a name are ignored."""
     if call is None:
         return "no_tag", "no_call"
@@ -120,18 +147,22 @@ def _named(call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Coll
     return "wrong_name", "other" if not offered or call.name.strip() in offered else "not_offered"
 
 
-def values_match(expected: Any, value: Any, staircase: Mapping[str, float]) -> bool:
+def values_match(expected: Any, value: Any, staircase: Staircase) -> bool:
     """Equality of JSON values by the rules of the module docstring. Recurses only as deep as `expected`."""
     if isinstance(expected, str):
         return isinstance(value, str) and expected.strip().casefold() == value.strip().casefold()
     if isinstance(expected, bool) or expected is None:
         return value is expected
     if isinstance(expected, Mapping):
-        same = isinstance(value, Mapping) and expected.keys() == value.keys()
-        return same and all(values_match(expected[k], value[k], staircase) for k in expected)
+        alike = isinstance(value, Mapping) and expected.keys() == value.keys()
+        return alike and all(values_match(expected[k], value[k], staircase) for k in expected)
     if isinstance(expected, list):
-        same = isinstance(value, list) and len(value) == len(expected)
-        return same and all(values_match(w, v, staircase) for w, v in zip(expected, value))
+        alike = isinstance(value, list) and len(value) == len(expected)
+        return alike and all(values_match(e, v, staircase) for e, v in zip(expected, value))
+    return _numbers_match(expected, value, staircase)
+
+
+def _numbers_match(expected: int | float, value: Any, staircase: Staircase) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     tolerance = staircase["integer_tolerance"] if isinstance(expected, int) else TOLERANCE
@@ -145,14 +176,14 @@ def values_match(expected: Any, value: Any, staircase: Mapping[str, float]) -> b
 
 class FuncallTask(BaseTask):
     """source: "toolbox", or a jsonl or parquet file or a directory (MissingFile; DataError for an unknown format, a
-    damaged file, or too many losses). staircase: the reward's values, a name of STAIRCASES.
+    damaged file, or too many losses). staircase: a name of STAIRCASES. ledger: counts of a file's rows, or None."""
 
-    ledger: counts of a file's rows, or None."""
-
-    name, tiers = "funcall", TIERS
+    name = "funcall"
+    tiers: tuple[str, ...] = TIERS
     grouped_by = "stratum"  # the key of a problem's meta by which evaluations group scores
     clustered_by = "tool"  # the key of a problem's meta whose values name what is not independent
-    classified_by, classes = "named", NAMED  # the key of a score's parts whose values evaluations count
+    classified_by = "named"  # the key of a score's parts whose values evaluations count
+    classes = NAMED
     ledger: Ledger | None = None
 
     def __init__(self, source: str = "toolbox", staircase: str = "ours") -> None:
@@ -189,8 +220,15 @@ def _read(path: Path) -> Iterator[Problem | str]:
     for file in sorted(path.glob("funcall.*.jsonl")) or [path]:
         for number, row in enumerate(require_columns(local_rows(file), COLUMNS, str(file))):
             name = f"{file.stem}-{number}"
-            plain = row if "gold" in row else _of_original(row) if "gt_name" in row else _of_glaive(row, name)
+            plain = _plain_row(row, name)
             yield plain if isinstance(plain, str) else _problem(plain, name)
+
+
+def _plain_row(row: Row, name: str) -> Row | str:
+    """The row with the columns of a problem, or the reason why it is lost."""
+    if "gold" in row:
+        return row
+    return _of_original(row) if "gt_name" in row else _of_glaive(row, name)
 
 
 def _of_original(row: Row) -> Row:
@@ -219,12 +257,14 @@ def _problem(row: Row, name: str) -> Problem | str:
     messages = row["messages"]
     split = row.get("split")
     call = chat.read_call(row["gold"])
-    fits = isinstance(messages, list) and all(
-        isinstance(m, Mapping) and m.get("role") in chat.ROLES and isinstance(m.get("content"), str) for m in messages
-    )
+    fits = isinstance(messages, list) and messages and all(map(_is_message, messages))
     unreadable = row["gold"] is not None and call.form not in chat.READABLE
-    if not fits or not messages or split not in (None, *SPLITS) or unreadable:
+    if not fits or split not in (None, *SPLITS) or unreadable:
         return "bad_row"
     gold = None if row["gold"] is None else {"name": call.name, "arguments": call.arguments}
     split = split or split_of(digest(repr(messages)))
     return Problem(str(row.get("id", name)), messages, gold, split, row.get("meta") or {})
+
+
+def _is_message(m: Any) -> bool:
+    return isinstance(m, Mapping) and m.get("role") in chat.ROLES and isinstance(m.get("content"), str)
