@@ -96,7 +96,7 @@ def train(cfg: CharsConfig) -> Run:
     from codechat.distributed import dist, sharding
     from codechat.rl.advantages import VALUE_LR
     from codechat.training.session import Session
-    from codechat_lab.chars import learning as learning
+    from codechat_lab.chars import learning
     from codechat_lab.chars import task as chars
 
     text = chars.load(cfg.source, cfg.tokenizer)
@@ -108,9 +108,8 @@ def train(cfg: CharsConfig) -> Run:
         per_step = cfg.tokens_per_step(world.size)
         steps = cfg.max_tokens // per_step
         if not steps:
-            raise ConfigError(
-                f"max_tokens {cfg.max_tokens} is less than the {per_step} of one step; raise it, or lower --device-batch-size"
-            )
+            got = f"max_tokens {cfg.max_tokens} is less than the {per_step} of one step"
+            raise ConfigError(f"{got}; raise it, or lower --device-batch-size")
         learner = learning.Learner(cfg, text, world)
 
         def evaluate(model: GPT, step: int) -> dict[str, Any]:
@@ -120,17 +119,20 @@ def train(cfg: CharsConfig) -> Run:
                     session.run.log_samples(step, learning.write_samples(reader, text, cfg, world.device))
             return found | {"tokens": step * per_step}
 
-        heads = {learner.head: VALUE_LR} if cfg.objective == "ppo" else {}
-        how = dict(
+        session = Session(
+            "chars",
+            cfg,
+            learner.model,
+            text.tokenizer,
             parent=None,
             evaluate=evaluate,
-            heads=heads,
+            heads={learner.head: VALUE_LR} if cfg.objective == "ppo" else {},
             max_steps=steps,
+            tags="text",
+            trained_on={"objective": cfg.objective},
             kept={"value_head": learner.head},
+            data={f"text {cfg.source}": text.hash()},
         )
-        how |= dict(tags="text", trained_on=dict(objective=cfg.objective))
-        data = {f"text {cfg.source}": text.hash()}
-        session = Session("chars", cfg, learner.model, text.tokenizer, data=data, **how)
         with session.running():
             for step in session.steps():
                 row: dict[str, float] = {}
@@ -141,7 +143,8 @@ def train(cfg: CharsConfig) -> Run:
                 session.bar.update(1)
                 if (step + 1) % cfg.log_every == 0 or step + 1 == steps:
                     values = dist.mean(row)
-                    values |= dict(tokens=(step + 1) * per_step, lr=session.lr)
+                    values["tokens"] = (step + 1) * per_step
+                    values["lr"] = session.lr
                     values["epoch"] = (step + 1) * cfg.device_batch_size * cfg.horizon * world.size / len(text.train)
                     values["grad_norm"] = session.grad_norm if updates else 0.0
                     session.run.log(step + 1, values | session.rates(per_step))

@@ -1,4 +1,4 @@
-"""One step of the character laboratory: what is drawn, how it is rewarded, the loss of each objective; validation.
+"""One step of the character laboratory: draws, their rewards, the loss of each objective; validation.
 
 Per-token rewards: G draws at each of T places of a window. A draw reads the policy's own symbols, as in sampling (G
 rows for each window), or the text's, as in supervised training: then the G draws of a place share one row, and a
@@ -33,21 +33,25 @@ from codechat_lab.chars import task as chars
 if TYPE_CHECKING:
     from codechat_lab.chars.lab import CharsConfig
 
-CLIP, LAMBDA = 0.2, 0.95  # of ratios and values; decay of PPO's advantages
+CLIP = 0.2  # of ratios and values
+LAMBDA = 0.95  # decay of PPO's advantages
 VALUE_COEF = 0.1  # of PPO's value loss, whose gradient reaches the policy's body too
-FILL_PASSES = 32  # in which a denoising model fills a sample in
-VAL_SYMBOLS, VAL_DRAWS = 16_384, 4  # held-out symbols per validation; masks of each window in the bound of denoising
+FILL_PASSES = 32  # of a denoising model over a sample
+VAL_SYMBOLS = 16_384  # held-out symbols per validation
+VAL_DRAWS = 4  # masks of each window in the bound of denoising
 
 
 class Learner:
     """The model, PPO's value head, the reference policy and this rank's part of the windows of a step."""
 
     def __init__(self, cfg: CharsConfig, text: chars.Text, world: dist.World) -> None:
-        self.cfg, self.text, self.world = cfg, text, world
+        self.cfg = cfg
+        self.text = text
+        self.world = world
         self.model = sharding.build(lambda: GPT(cfg.model), seed=cfg.seed, shard_it=False)
         self.head = advantages.ValueHead(cfg.model.n_embd).to(world.device)
         self.bigram = chars.Bigram(text.train, cfg.model.n_ids).to(world.device)
-        self.untrained: GPT | None = None  # the model as it was built, also where the run is resumed
+        self.untrained: GPT | None = None  # the model as built, in a resumed run too
         if cfg.kl_coef and cfg.reference == "random":
             self.untrained = sharding.build(lambda: GPT(cfg.model), seed=cfg.seed, shard_it=False)
             self.untrained.requires_grad_(False).eval()
@@ -55,10 +59,10 @@ class Learner:
         self.mine = torch.arange(self.total).chunk(world.size)[world.rank]
 
     def losses(self, step: int, tokens: int, row: dict[str, float]) -> Iterator[Tensor]:
-        """The loss of each update of a step after `tokens` places, divided by the places of all ranks; none where
-        no draw is better than another.
+        """The loss of each update of a step after `tokens` places, divided by the places of all ranks; none if no draw
+        is better than another.
 
-        row: what is logged of the step. Randomness depends on seed and step; ranks take parts of the same draws."""
+        row: gets the metrics of the step. Randomness depends on seed and step; ranks take parts of the same draws."""
         rng = torch.Generator().manual_seed(engines.step_seed(self.cfg, step))
         windows = self.text.draw_windows(self.total, 1 + self.cfg.horizon, rng)[self.mine].to(self.world.device)
         if self.cfg.objective in ("grpo", "ppo"):
@@ -68,14 +72,16 @@ class Learner:
             if self.cfg.objective == "supervised":
                 nats = self.model.loss(windows[:, :-1], windows[:, 1:], reduction="sum")
             else:
-                # masks that all ranks draw together
-                offset = float(torch.rand((), generator=rng, dtype=torch.float64))
-                ranks = random_ranks(self.total, self.cfg.horizon, rng)[self.mine].to(windows.device)
-                counts = mask_counts(self.mine, self.total, self.cfg.horizon, offset).to(windows.device)
-                nats = denoising_bound(self.model, windows, counts, ranks).sum()
+                nats = self._denoising_nats(windows, rng)
         loss = nats / (self.total * self.cfg.horizon)
         row["train_loss"] = float(loss.detach()) * self.world.size
         yield loss
+
+    def _denoising_nats(self, windows: Tensor, rng: torch.Generator) -> Tensor:
+        offset = float(torch.rand((), generator=rng, dtype=torch.float64))  # of masks that all ranks draw together
+        ranks = random_ranks(self.total, self.cfg.horizon, rng)[self.mine].to(windows.device)
+        counts = mask_counts(self.mine, self.total, self.cfg.horizon, offset).to(windows.device)
+        return denoising_bound(self.model, windows, counts, ranks).sum()
 
     def _rewarded(
         self,
@@ -87,77 +93,100 @@ class Learner:
     ) -> Iterator[Tensor]:
         """Draw symbols and reward each; then minibatches of the clipped policy loss with KL and value terms, means
         over their draws."""
-        cfg, G = self.cfg, self.cfg.group_size
+        cfg = self.cfg
         batch = self._draw(step, windows, rng)
-        credit = batch.truth_logprobs
-        rewards = chars.dense_rewards(
-            batch.drawn,
-            batch.truth,
-            wrong=-1.0 if cfg.reward_mode == "±1" else 0.0,
-            partial=cfg.partial_logprob,
-            credit=credit,
-        )  # (R, S, T)
-        if cfg.objective == "grpo":
-            advantage = place_advantages(rewards, G)
-            moves = advantage != 0
-        else:
-            with torch.no_grad(), dist.autocast():
-                old_values = self._values(self.model.hidden(batch.inputs), batch)
-            flat = rewards.flatten(0, 1)
-            gae = advantages.estimate_gae(
-                flat,
-                old_values.flatten(0, 1),
-                torch.ones_like(flat),
-                gamma=0.0,
-                lam=LAMBDA,
-            )
-            advantage, returns = (x.view_as(rewards) for x in gae)
-            row["explained_variance"] = advantages.explained_variance(returns, old_values)
-            moves = rewards != rewards[0, 0, 0]
+        rewards = self._rewards(batch)
+        credit = self._credit(batch, rewards)
+        if credit.targets:
+            row["explained_variance"] = advantages.explained_variance(credit.targets.returns, credit.targets.values)
         right = (batch.drawn == batch.truth).float()
-        row |= dict(
-            reward_mean=float(rewards.mean()),
-            symbol_accuracy=float(right.mean()),
-            adv_abs_mean=float(advantage.abs().mean()),
-            frac_zero_std_groups=float(advantages.zero_variance(group_by_place(right, G)).float().mean()),
-            kl_weight=chars.annealed(cfg.kl_coef, tokens, cfg.kl_warmup_tokens),
-        )
+        uniform_places = advantages.zero_variance(group_by_place(right, cfg.group_size))
+        row["reward_mean"] = float(rewards.mean())
+        row["symbol_accuracy"] = float(right.mean())
+        row["adv_abs_mean"] = float(credit.advantages.abs().mean())
+        row["frac_zero_std_groups"] = float(uniform_places.float().mean())
+        row["kl_weight"] = chars.annealed(cfg.kl_coef, tokens, cfg.kl_warmup_tokens)
         # without a better draw neither a KL term nor the value's errors nor momentum may move the policy
-        updates = cfg.inner_epochs * cfg.minibatches if any(dist.gather(bool(moves.any()))) else 0
+        if not any(dist.gather(self._differ(rewards, credit))):
+            return
+        updates = cfg.inner_epochs * cfg.minibatches
         rows = torch.arange(len(batch.inputs)).view(len(windows), -1)
         for update in range(updates):
             at = rows[update % cfg.minibatches :: cfg.minibatches].flatten()
-            part = Draws(*(x[at] for x in batch))
-            with dist.autocast():
-                hidden = self.model.hidden(part.inputs)
-                logprobs, entropy = symbol_logprobs(self.model, part.inputs, hidden, part.drawn)
-            on = torch.ones_like(logprobs)
-            ratio = losses.policy_ratio(logprobs, part.logprobs, on)
-            loss = losses.clipped_policy_loss(ratio, advantage[at], CLIP, CLIP).mean()
-            stats = losses.clip_statistics(ratio, logprobs, part.logprobs, advantage[at], on, CLIP, CLIP)
-            clipped = (stats["clipped_low"] + stats["clipped_high"]) / logprobs.numel()
-            shown = dict(policy_loss=loss.detach(), entropy=entropy.mean(), clip_frac=clipped)
-            if cfg.kl_coef:
-                kl = losses.kl_estimate(logprobs, self._reference_logprobs(part)).mean()
-                loss = loss + row["kl_weight"] * kl
-                shown["kl_ref"] = kl.detach()
-            if cfg.objective == "ppo":
-                error = losses.value_loss(self._values(hidden, part), old_values[at], returns[at], CLIP).mean()
-                loss = loss + VALUE_COEF * error
-                shown["value_loss"] = error.detach()
+            part = batch.part(at)
+            loss, logprobs, terms = self._minibatch(part, credit.part(at), row["kl_weight"])
             if update == 0:
                 row["logprob_mismatch"] = float((logprobs.detach() - part.logprobs).abs().max())
-            row |= {name: row.get(name, 0.0) + float(value) / updates for name, value in shown.items()}
+            for name, value in terms.items():
+                row[name] = row.get(name, 0.0) + float(value) / updates
             yield loss / self.world.size
+
+    def _rewards(self, batch: Draws) -> Tensor:
+        """(R, S, T) rewards of the draws."""
+        return chars.dense_rewards(
+            batch.drawn,
+            batch.truth,
+            wrong=-1.0 if self.cfg.reward_mode == "±1" else 0.0,
+            partial=self.cfg.partial_logprob,
+            credit=batch.truth_logprobs,
+        )
+
+    def _credit(self, batch: Draws, rewards: Tensor) -> Credit:
+        if self.cfg.objective == "grpo":
+            return Credit(place_advantages(rewards, self.cfg.group_size))
+        with torch.no_grad(), dist.autocast():
+            values = self._values(self.model.hidden(batch.inputs), batch)
+        flat = rewards.flatten(0, 1)
+        advantage, returns = advantages.estimate_gae(
+            flat,
+            values.flatten(0, 1),
+            torch.ones_like(flat),
+            gamma=0.0,
+            lam=LAMBDA,
+        )
+        return Credit(advantage.view_as(rewards), Targets(values, returns.view_as(rewards)))
+
+    def _differ(self, rewards: Tensor, credit: Credit) -> bool:
+        """Whether some draw of this rank is better than another."""
+        moves = credit.advantages != 0 if self.cfg.objective == "grpo" else rewards != rewards[0, 0, 0]
+        return bool(moves.any())
+
+    def _minibatch(self, part: Draws, credit: Credit, kl_weight: float) -> Minibatch:
+        cfg = self.cfg
+        with dist.autocast():
+            hidden = self.model.hidden(part.inputs)
+            logprobs, entropy = symbol_logprobs(self.model, part.inputs, hidden, part.drawn)
+        every = torch.ones_like(logprobs)
+        ratio = losses.policy_ratio(logprobs, part.logprobs, every)
+        loss = losses.clipped_policy_loss(ratio, credit.advantages, CLIP, CLIP).mean()
+        stats = losses.clip_statistics(ratio, logprobs, part.logprobs, credit.advantages, every, CLIP, CLIP)
+        clipped = stats["clipped_low"] + stats["clipped_high"]
+        terms = {
+            "policy_loss": loss.detach(),
+            "entropy": entropy.mean(),
+            "clip_frac": clipped / logprobs.numel(),
+        }
+        if cfg.kl_coef:
+            kl = losses.kl_estimate(logprobs, self._reference_logprobs(part)).mean()
+            loss = loss + kl_weight * kl
+            terms["kl_ref"] = kl.detach()
+        if credit.targets:
+            values = self._values(hidden, part)
+            error = losses.value_loss(values, credit.targets.values, credit.targets.returns, CLIP).mean()
+            loss = loss + VALUE_COEF * error
+            terms["value_loss"] = error.detach()
+        return Minibatch(loss, logprobs, terms)
 
     @torch.no_grad()
     def _draw(self, step: int, windows: Tensor, rng: torch.Generator) -> Draws:
-        cfg, T, G = self.cfg, self.cfg.horizon, self.cfg.group_size
+        cfg = self.cfg
+        T = cfg.horizon
+        G = cfg.group_size
         self.model.eval()
         with dist.autocast():
             if cfg.feed == "own":
-                how = dict(seed=engines.step_seed(cfg, step), first=int(self.mine[0]))
-                batch = draw_fed_by_itself(self.model, windows, T, G, **how)
+                seed = engines.step_seed(cfg, step)
+                batch = draw_fed_by_itself(self.model, windows, T, G, seed=seed, first=int(self.mine[0]))
             else:
                 uniforms = torch.rand(self.total, G, T, generator=rng, dtype=torch.float64)[self.mine]
                 batch = draw_fed_by_text(self.model, windows, T, G, uniforms.to(windows.device))
@@ -191,6 +220,37 @@ class Draws(NamedTuple):
     truth: Tensor  # (R, 1, T) the text's symbols
     truth_logprobs: Tensor  # (R, 1, T) theirs in the contexts of the rows
 
+    def part(self, at: Tensor) -> Draws:
+        """The draws of the rows `at`."""
+        return Draws(*(x[at] for x in self))
+
+
+class Targets(NamedTuple):
+    """What PPO's value loss needs."""
+
+    values: Tensor  # (R, S, T) before the step
+    returns: Tensor  # (R, S, T)
+
+
+class Credit(NamedTuple):
+    """What draws earn."""
+
+    advantages: Tensor  # (R, S, T)
+    targets: Targets | None = None
+
+    def part(self, at: Tensor) -> Credit:
+        """The credit of the rows `at`."""
+        targets = Targets(self.targets.values[at], self.targets.returns[at]) if self.targets else None
+        return Credit(self.advantages[at], targets)
+
+
+class Minibatch(NamedTuple):
+    """A minibatch's loss, the log-probabilities (R, S, T) of its draws, and the terms of the loss to log."""
+
+    loss: Tensor
+    logprobs: Tensor
+    terms: dict[str, Tensor]
+
 
 def symbol_logprobs(model: GPT, inputs: Tensor, hidden: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities (R, S, T) of symbols drawn at the last T places, given states (R, P + T - 1, D), and the
@@ -202,13 +262,7 @@ def symbol_logprobs(model: GPT, inputs: Tensor, hidden: Tensor, drawn: Tensor) -
 
 
 @torch.no_grad()
-def draw_fed_by_text(
-    model: GPT,
-    windows: Tensor,
-    places: int,
-    group_size: int,
-    uniforms: Tensor,
-) -> Draws:
+def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, uniforms: Tensor) -> Draws:
     """G draws at each of the last `places` symbols of windows (W, P + T), in the text's context. uniforms: (W, G,
     T)."""
     inputs = windows[:, :-1]
@@ -234,15 +288,13 @@ def draw_fed_by_itself(
     """G continuations of each window's first P symbols by `places` symbols, compared with its last T.
 
     Sampling depends on seed and first + the window's index."""
-    keys = range(first, first + len(windows))
-    prompts = windows[:, :-places].tolist()
     done = generate.sample(
         model,
-        prompts,
+        windows[:, :-places].tolist(),
         max_new_tokens=places,
         samples_per_prompt=group_size,
         seed=seed,
-        keys=keys,
+        keys=range(first, first + len(windows)),
     )
     drawn = torch.tensor([c.ids for c in done], device=windows.device)  # (W G, T)
     logprobs = torch.tensor([c.logprobs for c in done], device=windows.device)
@@ -277,9 +329,9 @@ def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.devic
     windows = text.val_windows(1 + T, T, -(-VAL_SYMBOLS // T))
     mine = torch.arange(dist.rank(), len(windows), dist.world_size())
     rng = torch.Generator().manual_seed(cfg.seed)
-    sums = torch.zeros(4, dtype=torch.float64)
-    ranks = [random_ranks(len(windows), T, rng) for _ in range(VAL_DRAWS)] if not causal else []
+    orders = [] if causal else [random_ranks(len(windows), T, rng) for _ in range(VAL_DRAWS)]
     size = text.symbol_bytes()
+    sums = torch.zeros(4, dtype=torch.float64)
     for rows in mine.split(cfg.device_batch_size):
         ids = windows[rows].to(device)
         nats = 0.0
@@ -289,23 +341,20 @@ def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.devic
                 logprobs, _ = symbol_logprobs(model, ids[:, :-1], model.hidden(ids[:, :-1]), ids[:, None, -T:])
                 nats = -float(logprobs.double().sum())
                 right = float(logprobs.double().exp().sum())
-            for i, order in enumerate(ranks):
+            for i, order in enumerate(orders):
                 counts = mask_counts(rows, len(windows), T, (i + 0.5) / VAL_DRAWS).to(device)
                 nats += float(denoising_bound(model, ids, counts, order[rows].to(device)).double().sum()) / VAL_DRAWS
         counted = (nats, right, len(rows) * T, int(size[windows[rows, -T:]].sum()))
         sums += torch.tensor(counted, dtype=torch.float64)
     nats, right, symbols, n_bytes = dist.sum_(sums.to(device)).tolist()
-    values = dict(val_loss=nats / symbols, val_bpb=nats / math.log(2) / n_bytes)
-    return values | ({"val_accuracy": right / symbols} if causal else {})
+    values = {"val_loss": nats / symbols, "val_bpb": nats / math.log(2) / n_bytes}
+    if causal:
+        values["val_accuracy"] = right / symbols
+    return values
 
 
 @torch.no_grad()
-def write_samples(
-    model: GPT,
-    text: chars.Text,
-    cfg: CharsConfig,
-    device: torch.device,
-) -> list[dict[str, str]]:
+def write_samples(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device) -> list[dict[str, str]]:
     """Texts of one horizon after held-out prompts."""
     T = cfg.horizon
     prompts = text.val_windows(1, 1 + T, cfg.samples).to(device)
@@ -316,7 +365,7 @@ def write_samples(
             rng = torch.Generator().manual_seed(cfg.seed)
             drawn = fill_in(model, prompts, T, passes=min(T, FILL_PASSES), rng=rng)[:, 1:].tolist()
     decode = text.tokenizer.decode
-    return [dict(prompt=decode(p), completion=decode(d)) for p, d in zip(prompts.tolist(), drawn)]
+    return [{"prompt": decode(p), "completion": decode(d)} for p, d in zip(prompts.tolist(), drawn)]
 
 
 # ---- masked denoising
@@ -350,14 +399,15 @@ def fill_in(model: GPT, prompts: Tensor, places: int, *, passes: int, rng: torch
 
     With as many passes as symbols they are drawn from the model's own distribution; symbols of one pass do not see each
     other."""
-    mask, (W, P), device = model.cfg.n_ids - 1, prompts.shape, prompts.device
+    mask = model.cfg.n_ids - 1
+    W, P = prompts.shape
     ids = torch.cat((prompts, prompts.new_full((W, places), mask)), dim=1)
-    ranks = random_ranks(W, places, rng).to(device)
+    ranks = random_ranks(W, places, rng).to(prompts.device)
     edges = [places * i // passes for i in range(passes + 1)]
     for low, high in zip(edges, edges[1:]):
         w, t = ((ranks >= low) & (ranks < high)).nonzero(as_tuple=True)
         logits = F.linear(model.hidden(ids)[w, P + t], model.head_weight()).float()
         logits[:, mask:] = -torch.inf
-        u = torch.rand(len(logits), generator=rng, dtype=torch.float64).to(device)
+        u = torch.rand(len(logits), generator=rng, dtype=torch.float64).to(prompts.device)
         ids[w, P + t] = generate.draw(logits, generate.Truncation(), u)[0]
     return ids

@@ -22,13 +22,17 @@ _FUNCTION = re.compile(r"^def [A-Za-z]\w*\([^)]{0,160}\)[^\n]{0,60}:\n[ \t]+[rR]
 _BLOCK_END = re.compile(r"^[^\s#)\]}]", re.MULTILINE)
 _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)|(.+)", re.DOTALL)
 _MARKUP = re.compile(r":\w+:(?=`)|[{}|]|>>>")
-# _REQUESTS: verbs that open docstrings, as "Return" or "Returns", and wordings of a request
-_REQUESTS, CHAT_TURNS, _TALK = (
-    json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
-    for name in ("code_requests", "chat_turns", "small_talk")
+
+
+def _read(name: str) -> Any:
+    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+_REQUESTS = _read("code_requests.json")  # verbs that open docstrings, as "Return" or "Returns"; wordings of a request
+CHAT_TURNS = _read("chat_turns.json")
+SMALL_TALK = tuple(  # (words of the user, answer): each wording with each answer
+    (said, answer) for turn in _read("small_talk.json") for said in turn["says"] for answer in turn["answers"]
 )
-# (what a person says, answer): each wording with each answer
-SMALL_TALK = tuple((said, answer) for turn in _TALK for said in turn["says"] for answer in turn["answers"])
 
 
 def row(user: str, assistant: str, domain: str, **meta: Any) -> Row:
@@ -48,12 +52,14 @@ def code_rows(documents: Iterable[Document], ledger: Ledger, max_chars: int = MA
         asked = question(text[head.start() : end.start() if end else len(text)].rstrip(), max_chars)
         if isinstance(asked, str):
             ledger.skip(asked)
-        elif (answer := asked["messages"][1]["content"]) in seen:
+            continue
+        answer = asked["messages"][1]["content"]
+        if answer in seen:
             ledger.skip("duplicate")
-        else:
-            seen.add(answer)
-            ledger.kept += 1
-            yield asked
+            continue
+        seen.add(answer)
+        ledger.kept += 1
+        yield asked
 
 
 def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
@@ -83,10 +89,11 @@ def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
 def _without_docstring(source: str, node: ast.FunctionDef) -> str | None:
     """The function's lines without the docstring; None where the docstring shares a line with code."""
     doc = node.body[0]
+    doc_end = doc.end_lineno or doc.lineno
     lines = source.split("\n")
-    if len(node.body) < 2 or doc.lineno == node.lineno or node.body[1].lineno <= doc.end_lineno:
+    if len(node.body) < 2 or doc.lineno == node.lineno or node.body[1].lineno <= doc_end:
         return None
-    kept = lines[: doc.lineno - 1] + lines[doc.end_lineno : node.end_lineno]
+    kept = lines[: doc.lineno - 1] + lines[doc_end : node.end_lineno]
     code = textwrap.dedent("\n".join(line.rstrip() for line in kept)).strip()
     return re.sub(r":\n\n+", ":\n", code, count=1)
 
