@@ -17,6 +17,7 @@ Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,8 +29,7 @@ LETTERS = "ab"
 
 
 def staircase(text: str, target: str = "abba") -> float:
-    """0.2 for each correct letter from the start, 1 for the target itself: partial credit, as a task's tiers give
-    it."""
+    """0.2 for each correct letter from the start, 1 for the target: partial credit, as of a task's tiers."""
     correct = next((i for i, (a, b) in enumerate(zip(text, target)) if a != b), min(len(text), len(target)))
     return 1.0 if text == target else 0.2 * correct
 
@@ -40,7 +40,8 @@ class World:
     def __init__(self, length: int = 4, reward: Callable[[str], float] = staircase) -> None:
         self.texts = tuple("".join(t) for n in range(length + 1) for t in product(LETTERS, repeat=n))
         prefixes = {text: k for k, text in enumerate(t for t in self.texts if len(t) < length)}
-        self.n_states, shape = len(prefixes), (len(self.texts), length)
+        self.n_states = len(prefixes)
+        shape = (len(self.texts), length)
         self.states = torch.zeros(shape, dtype=torch.long)  # (S, T) number of the prefix before each token
         self.symbols = torch.zeros(shape, dtype=torch.long)  # (S, T) 0 = stop
         self.mask = torch.zeros(shape, dtype=torch.bool)
@@ -95,13 +96,8 @@ class World:
     def sample(self, theta: Tensor, groups: int, group_size: int, seed: int = 0) -> Tensor:
         """(N, G) indices of texts sampled from the policy: fixed rollouts for comparing estimators."""
         rng = torch.Generator().manual_seed(seed)
-        drawn = torch.multinomial(
-            self.probabilities(theta),
-            groups * group_size,
-            replacement=True,
-            generator=rng,
-        )
-        return drawn.view(groups, group_size)
+        p = self.probabilities(theta)
+        return torch.multinomial(p, groups * group_size, replacement=True, generator=rng).view(groups, group_size)
 
 
 @dataclass(frozen=True)
@@ -136,8 +132,8 @@ Loss = Callable[[Groups, Tensor], Tensor]
 def group_loss(
     *,
     baseline: Baseline,
-    aggregation: str,
-    level: str = "token",
+    aggregation: losses.Aggregation,
+    level: Literal["token", "sequence"] = "token",
     clip_eps: tuple[float, float] = (1e9, 1e9),
 ) -> Loss:
     """The family of REINFORCE and GRPO: a group baseline, a loss aggregation, a clipped ratio. Each group is a step

@@ -24,8 +24,8 @@ Draw = Callable[[torch.Generator], Tensor]
 
 class Exercise(NamedTuple):
     solution: Callable[..., Tensor]
-    arguments: Mapping[str, Any]  # what each is in a case: a value, or how it is drawn
-    learns: tuple[str, ...] = ()  # those that carry a gradient
+    arguments: Mapping[str, Any]  # name -> value, or how it is drawn in a case
+    learns: tuple[str, ...] = ()  # arguments that carry a gradient
 
 
 def check(function: Callable[..., Any]) -> str:
@@ -39,11 +39,12 @@ def check(function: Callable[..., Any]) -> str:
         if not ours:
             print(f"{name}: {EMPTY}")
             return EMPTY
-        for what, b in _value_and_gradients(exercise.solution, case, exercise.learns).items():
-            a = ours[what]
-            got = f"{what} is {a.tolist()}; correct: {b.tolist()}{'; its sign is reversed' if _close(a, -b) else ''}"
+        for what, correct in _value_and_gradients(exercise.solution, case, exercise.learns).items():
+            got = ours[what]
+            sign = "; its sign is reversed" if _close(got, -correct) else ""
+            difference = f"{what} is {got.tolist()}; correct: {correct.tolist()}{sign}"
             shown = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in case.items()}
-            assert _close(a, b), f"{name}, case {number} of {CASES}: {got}; the case was {shown}"
+            assert _close(got, correct), f"{name}, case {number} of {CASES}: {difference}; the case was {shown}"
     print(f"{name}: {CORRECT} ({CASES} cases, values{' and gradients' if exercise.learns else ''})")
     return CORRECT
 
@@ -55,7 +56,8 @@ def check_cases(function: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any
     for number, (arguments, expected) in enumerate(cases, 1):
         result = _value(function, *arguments)
         if result is None:
-            return print(f"{name}: {EMPTY}")
+            print(f"{name}: {EMPTY}")
+            return
         got, right = (torch.as_tensor(x, dtype=torch.float64) for x in (result, expected))
         same = got.shape == right.shape and torch.allclose(got, right, rtol=1e-4, atol=1e-7)
         assert same, f"{name}, case {number} of {len(cases)} {arguments}: got {result}; correct: {expected}"
@@ -63,7 +65,7 @@ def check_cases(function: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any
 
 
 def _value(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What a function returns; None for one that is not filled in."""
+    """The value of a function; None if it is not filled in."""
     value = None
     with suppress(NotImplementedError):
         value = function(*arguments, **named)
@@ -112,54 +114,66 @@ def _lengths(rng: torch.Generator) -> Tensor:
 # log-probabilities of tokens, and of whole completions
 TOKENS = _logprobs(3, 5)
 SUMS = _logprobs(4, scale=5.0)
-PAIR = dict(chosen=SUMS, rejected=SUMS)
-REFERENCE = dict(ref_chosen=SUMS, ref_rejected=SUMS)
-LENGTHS = dict(chosen_lengths=_lengths, rejected_lengths=_lengths)
+PAIR = {"chosen": SUMS, "rejected": SUMS}
+REFERENCE = {"ref_chosen": SUMS, "ref_rejected": SUMS}
+LENGTHS = {"chosen_lengths": _lengths, "rejected_lengths": _lengths}
 LIKED = torch.arange(4) % 2 == 0
 
 
-def _preference(name: str, **arguments: Any) -> Exercise:
-    loss = getattr(preference_losses, name)
-    return Exercise(lambda **case: loss(**case).losses, PAIR | arguments, ("chosen", "rejected"))
+def _preference(loss: Callable[..., preference_losses.Losses], **arguments: Any) -> Exercise:
+    def solution(**case: Any) -> Tensor:
+        return loss(**case).losses
+
+    return Exercise(solution, PAIR | arguments, ("chosen", "rejected"))
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    return Categorical(logits=logits).entropy()
+
+
+def _group_advantages(rewards: Tensor, eps: float) -> Tensor:
+    return advantages.group_advantages(rewards, "zscore", eps)
+
+
+def _clipped_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_eps: float) -> Tensor:
+    return losses.clipped_policy_loss((logprobs - old_logprobs).exp(), advantages, clip_eps, clip_eps)
+
+
+def _kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    return losses.kl_estimate(logprobs, ref_logprobs, "k3")
+
+
+def _gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> Tensor:
+    return advantages.estimate_gae(rewards, values, torch.ones_like(rewards), gamma=gamma, lam=lam)[0]
+
+
+def _kto_loss(**case: Any) -> Tensor:
+    return preference_losses.kto_loss(**case)[0]
 
 
 EXERCISES: Mapping[str, Exercise] = {
-    "masked_mean": Exercise(losses.masked_mean, dict(x=_normal(3, 5), mask=_mask), ("x",)),
-    "entropy": Exercise(
-        lambda logits: Categorical(logits=logits).entropy(), dict(logits=_normal(2, 3, 5, scale=3.0)), ("logits",)
-    ),
-    "group_advantages": Exercise(
-        lambda rewards, eps: advantages.group_advantages(rewards, "zscore", eps), dict(rewards=_normal(3, 4), eps=1e-6)
-    ),
+    "masked_mean": Exercise(losses.masked_mean, {"x": _normal(3, 5), "mask": _mask}, learns=("x",)),
+    "entropy": Exercise(_entropy, {"logits": _normal(2, 3, 5, scale=3.0)}, learns=("logits",)),
+    "group_advantages": Exercise(_group_advantages, {"rewards": _normal(3, 4), "eps": 1e-6}),
     "policy_gradient_loss": Exercise(
-        losses.policy_gradient_loss, dict(logprobs=TOKENS, advantages=_normal(3, 1), mask=_mask), ("logprobs",)
+        losses.policy_gradient_loss,
+        {"logprobs": TOKENS, "advantages": _normal(3, 1), "mask": _mask},
+        learns=("logprobs",),
     ),
     "clipped_policy_loss": Exercise(
-        lambda logprobs, old_logprobs, advantages, clip_eps: losses.clipped_policy_loss(
-            (logprobs - old_logprobs).exp(),
-            advantages,
-            clip_eps,
-            clip_eps,
-        ),
-        dict(logprobs=TOKENS, old_logprobs=TOKENS, advantages=_normal(3, 1), clip_eps=0.2),
-        ("logprobs",),
+        _clipped_policy_loss,
+        {"logprobs": TOKENS, "old_logprobs": TOKENS, "advantages": _normal(3, 1), "clip_eps": 0.2},
+        learns=("logprobs",),
     ),
-    "kl_k3": Exercise(
-        lambda logprobs, ref_logprobs: losses.kl_estimate(logprobs, ref_logprobs, "k3"),
-        dict(logprobs=TOKENS, ref_logprobs=TOKENS),
-        ("logprobs",),
-    ),
-    "gae": Exercise(
-        lambda rewards, values, **how: advantages.estimate_gae(rewards, values, torch.ones_like(rewards), **how)[0],
-        dict(rewards=_normal(2, 5), values=_normal(2, 5), gamma=0.9, lam=0.8),
-    ),
-    "dpo_loss": _preference("dpo_loss", **REFERENCE, beta=0.2),
-    "ipo_loss": _preference("ipo_loss", **REFERENCE, beta=0.2),
-    "simpo_loss": _preference("simpo_loss", **LENGTHS, beta=2.0, margin=1.0),
-    "orpo_loss": _preference("orpo_loss", **LENGTHS, beta=0.1),
+    "kl_k3": Exercise(_kl_k3, {"logprobs": TOKENS, "ref_logprobs": TOKENS}, learns=("logprobs",)),
+    "gae": Exercise(_gae, {"rewards": _normal(2, 5), "values": _normal(2, 5), "gamma": 0.9, "lam": 0.8}),
+    "dpo_loss": _preference(preference_losses.dpo_loss, **REFERENCE, beta=0.2),
+    "ipo_loss": _preference(preference_losses.ipo_loss, **REFERENCE, beta=0.2),
+    "simpo_loss": _preference(preference_losses.simpo_loss, **LENGTHS, beta=2.0, margin=1.0),
+    "orpo_loss": _preference(preference_losses.orpo_loss, **LENGTHS, beta=0.1),
     "kto_loss": Exercise(
-        lambda **case: preference_losses.kto_loss(**case)[0],
-        dict(logprobs=SUMS, ref_logprobs=SUMS, liked=LIKED, kl=0.4, beta=0.3),
-        ("logprobs",),
+        _kto_loss,
+        {"logprobs": SUMS, "ref_logprobs": SUMS, "liked": LIKED, "kl": 0.4, "beta": 0.3},
+        learns=("logprobs",),
     ),
 }

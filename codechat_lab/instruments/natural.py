@@ -51,19 +51,19 @@ def verdict(problem: Problem, tier: str, answer: str) -> str:
 
 
 def summarize(rows: Sequence[Row]) -> Iterator[tuple[str, str, int, Interval]]:
-    """(metric, its words, n, interval) of each share; where some rows of a kind were trained on, also of those and
-    of the others."""
+    """(metric, its words, n, interval) of each share; also of the rows that were trained on, and of the others, if a
+    kind has both."""
     for kind, metric, words, counts in SHARES:
         of_kind = [row for row in rows if row["kind"] == kind]
-        strata = {"": of_kind}
+        strata = [("", "", of_kind)]  # suffix of the metric, words, rows
         trained = [row for row in of_kind if row["trained"]]
         if trained:
-            strata |= {", not trained on": [row for row in of_kind if not row["trained"]], ", trained on": trained}
-        for stratum, some in strata.items():
+            strata.append(("_new", ", not trained on", [row for row in of_kind if not row["trained"]]))
+            strata.append(("_trained", ", trained on", trained))
+        for suffix, which, some in strata:
             if some:
-                suffix = {"": "", ", not trained on": "_new", ", trained on": "_trained"}[stratum]
                 share = wilson_interval(sum(map(counts, some)), len(some))
-                yield f"natural/{kind}{suffix}/{metric}", f"{kind}{stratum}: {words}", len(some), share
+                yield f"natural/{kind}{suffix}/{metric}", f"{kind}{which}: {words}", len(some), share
 
 
 def metrics(rows: Sequence[Row]) -> dict[str, float]:
@@ -92,11 +92,15 @@ def markdown(answers: Mapping[str, Sequence[Row]], how: str) -> str:
         for same in zip(*answers.values(), strict=True):  # the rows of one request
             row = same[0]
             if row["kind"] == kind:
-                shown = [f"{_as_code(r['answer'])}<br>**{r['verdict']}{', trained on' * r['trained']}**" for r in same]
                 about = [row["id"], _escape(row["request"]), ", ".join(row["tools"]), _as_code(row["expected"])]
-                lines.append([*about, *shown])
+                lines.append([*about, *map(_judged, same)])
         parts += [f"## {kind}", "\n".join(_table(["id", "request", "tools on offer", "expected", *answers], lines))]
     return "\n\n".join(parts) + "\n"
+
+
+def _judged(row: Row) -> str:
+    trained = ", trained on" if row["trained"] else ""
+    return f"{_as_code(row['answer'])}<br>**{row['verdict']}{trained}**"
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
@@ -110,6 +114,24 @@ def _escape(text: str) -> str:
 def _as_code(text: str) -> str:
     """Blanks that begin a line stay, so that Python stays readable."""
     return f"<code>{_escape(text).replace('  ', '&nbsp; ')}</code>" if text else ""
+
+
+def _answer_row(problem: Problem, example: Row, exposed: Mapping[str, Any]) -> Row:
+    """A row of natural.jsonl. exposed: problem -> where the checkpoint was trained on it."""
+    row = {
+        "id": problem.id,
+        "kind": problem.meta["kind"],
+        "trained": problem.meta["trained"] or problem.id in exposed,
+        "found": list(exposed.get(problem.id, ())),
+        "tools": problem.meta["tools"],
+        "expected": example["gold"],
+        "answer": example["completion"],
+        "verdict": verdict(problem, example["tier"], example["completion"]),
+    }
+    row |= {key: example[key] for key in ("request", "stop", "tier", "correct")}
+    if problem.meta["kind"] == "code":
+        row |= {key: example["parts"][key] for key in ("passed", "tests")}
+    return row
 
 
 def run_natural(cfg: NaturalConfig) -> Run:
@@ -127,19 +149,12 @@ def run_natural(cfg: NaturalConfig) -> Run:
         name = which["checkpoint"]
         answers[name] = []
         for problem, example in zip(result.problems, result.examples, strict=True):
-            same = {k: example[k] for k in ("request", "stop", "tier", "correct")}
-            kind = problem.meta["kind"]
-            row = dict(id=problem.id, kind=kind, trained=problem.meta["trained"] or problem.id in exposed)
-            row |= dict(
-                found=list(exposed.get(problem.id, ())),
-                tools=problem.meta["tools"],
-                expected=example["gold"],
-            )
-            row |= dict(answer=example["completion"], verdict=verdict(problem, example["tier"], example["completion"]))
-            answers[name].append(row | same | {k: example["parts"][k] for k in ("passed", "tests") if kind == "code"})
+            answers[name].append(_answer_row(problem, example, exposed))
         if dist.is_main():
             print(*summary_lines({name: answers[name]}), sep="\n")
-            rows = [dict(checkpoint=name, temperature=cfg.temperature) | r for name in answers for r in answers[name]]
+            rows = [
+                {"checkpoint": name, "temperature": cfg.temperature} | row for name in answers for row in answers[name]
+            ]
             write_atomic(run.path / "natural.jsonl", json_lines(rows))
             write_atomic(run.path / "natural.md", markdown(answers, f"{how} Shares with 95 % Wilson intervals."))
         return metrics(answers[name])

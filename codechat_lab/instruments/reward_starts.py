@@ -13,7 +13,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import tokenizers
 import torch
@@ -31,15 +30,20 @@ from codechat_lab.tasks.toolbox.catalogue import TOOLS
 SHAPES = ("binary", "fractional", "tiered", "staircase")
 CALLED = ("add", "modulo", "percentage", "tip", "discount", "multiply", "gcd", "power")
 STARTS = ("base", "poor", "weak", "strong")
-TRAINING_REQUESTS, VOCABULARY, TAGS = 4000, 512, "reserved"
-SFT_ROWS, SFT_TOKENS, SFT_LR = 8, 128, 1e-2
-ROW_TOKENS, ROWS = 512, 8
+TRAINING_REQUESTS = 4000
+VOCABULARY = 512
+TAGS = "reserved"
+SFT_ROWS = 8
+SFT_TOKENS = 128  # of a row
+SFT_LR = 1e-2
+ROW_TOKENS = 512  # of an RL batch's packed rows
+ROWS = 8
 
 
 def requests(split: str, n: int, seed: int = 0) -> list[base.Problem]:
     """n requests of the toolbox for the tools in CALLED. A pair of numbers belongs to one split."""
     rng = random.Random(f"reward starts {split} {seed}")
-    problems = []
+    problems: list[base.Problem] = []
     while len(problems) < n:
         tool = TOOLS[rng.choice(CALLED)]
         arguments = tool.sample(rng, split)
@@ -58,14 +62,14 @@ def vocabulary() -> tokenizer.Tokenizer:
     bpe.decoder = decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
     end = tokenizer.END_OF_TEXT
-    how = dict(
+    trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=[end],
         initial_alphabet=sorted(letters),
         show_progress=False,
     )
     texts = [text for p in requests("train", TRAINING_REQUESTS) for text in (p.messages[0]["content"], _answer(p))]
-    bpe.train_from_iterator([text.removeprefix(chat.CALL_TAG) for text in texts], trainers.BpeTrainer(**how))
+    bpe.train_from_iterator([text.removeprefix(chat.CALL_TAG) for text in texts], trainer)
     return tokenizer.from_dict({"spec": "toolbox", "json": bpe.to_str(), "special": {"eos_token": end}})
 
 
@@ -87,16 +91,40 @@ class Setting:
     def __post_init__(self) -> None:
         self.task = funcall.FuncallTask()
         self.tokenizer = vocabulary()
-        self.train, self.held_out = requests("train", TRAINING_REQUESTS), requests("test", self.held_out_requests)
-        shape = dict(depth=2, n_embd=self.width, n_head=self.width // 16, block_size=SFT_TOKENS)
-        self.model = config.GPTConfig(**shape, vocab_size=self.tokenizer.n_vocab)
+        self.train = requests("train", TRAINING_REQUESTS)
+        self.held_out = requests("test", self.held_out_requests)
+        self.model = config.GPTConfig(
+            depth=2,
+            n_embd=self.width,
+            n_head=self.width // 16,
+            block_size=SFT_TOKENS,
+            vocab_size=self.tokenizer.n_vocab,
+        )
         lengths = [len(chat.completion_ids(_answer(p), self.tokenizer, TAGS)) for p in self.train]
         self.most_tokens = max(lengths) + 2  # room to go wrong
 
-    def sampled(self, policy: gpt.GPT, problems: Sequence[base.Problem], **how: Any) -> rollout.RolloutBatch:
-        how |= dict(max_new_tokens=self.most_tokens)
+    def sampled(
+        self,
+        policy: gpt.GPT,
+        problems: Sequence[base.Problem],
+        *,
+        group_size: int,
+        seed: int,
+        temperature: float = 1.0,
+    ) -> rollout.RolloutBatch:
+        """Judged completions of the problems, group_size for each."""
         with torch.no_grad():
-            return rollout.collect(policy, self.task, problems, self.tokenizer, TAGS, **how)
+            return rollout.collect(
+                policy,
+                self.task,
+                problems,
+                self.tokenizer,
+                TAGS,
+                group_size=group_size,
+                seed=seed,
+                temperature=temperature,
+                max_new_tokens=self.most_tokens,
+            )
 
 
 def reshaped(score: base.Score, shape: str) -> float:
@@ -117,12 +145,7 @@ def reshaped(score: base.Score, shape: str) -> float:
     return 0.05 if score.tier in ("bad_json", "no_name") else 0.15 + 0.85 * f
 
 
-def backward(
-    model: gpt.GPT,
-    batch: rollout.RolloutBatch,
-    advantages: Tensor,
-    temperature: float = 1.0,
-) -> None:
+def backward(model: gpt.GPT, batch: rollout.RolloutBatch, advantages: Tensor, temperature: float = 1.0) -> None:
     """Add the gradient of REINFORCE's loss on the batch, at the temperature of sampling. advantages (P, G)."""
     device = model.wte.weight.device
     for packed in rollout.pack(batch, advantages != 0, row_tokens=ROW_TOKENS, rows=ROWS):
@@ -136,21 +159,27 @@ def start_policies(setting: Setting, seed: int) -> dict[str, gpt.GPT]:
     """The starts of a seed: one SFT run on correct calls at some of its steps; its rate falls from weak to strong."""
     policy = gpt.GPT(setting.model, seed=seed)
     starts = {}
-    talks = [p.messages + [{"role": "assistant", "content": _answer(p)}] for p in setting.train]
-    given = [{"messages": messages, "domain": "calls"} for messages in talks]
-    rows = [conversations.encode(row, setting.tokenizer, TAGS, SFT_TOKENS) for row in given]
+    rows = [_example(problem, setting) for problem in setting.train]
     loader = conversations.PackedLoader({"calls": rows}, None, batch=SFT_ROWS, T=SFT_TOKENS, seed=seed)
     optimizers = optim.build(policy, lr=SFT_LR, optimizer="muon", weight_decay=0.0)
     *_, decay_from, last = setting.sft_steps
     for step in range(1, last + 1):
         optim.set_lr(optimizers, min(1.0, (last + 1 - step) / (last - decay_from)))
         batch = loader.next()
-        where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs))
-        policy.loss(batch.ids, batch.targets, **where).backward()
+        mask = conversations.packed_mask(batch.docs)
+        policy.loss(batch.ids, batch.targets, positions=batch.positions, mask=mask).backward()
         update(optimizers)
         if step in setting.sft_steps:
             starts[STARTS[setting.sft_steps.index(step)]] = copy.deepcopy(policy)
     return starts
+
+
+def _example(problem: base.Problem, setting: Setting) -> conversations.Example:
+    messages = [*problem.messages, {"role": "assistant", "content": _answer(problem)}]
+    row = {"messages": messages, "domain": "calls"}
+    made = conversations.encode(row, setting.tokenizer, TAGS, SFT_TOKENS)
+    assert not isinstance(made, str), made  # the reason why a row is skipped
+    return made
 
 
 def update(optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -1,13 +1,11 @@
 """Coloured tokens: which are supervised, each token's advantage, and its share of the gradient.
 
-    codechat xray --ckpt nano/sft                                            the loss mask of a validation row of its
-    data
+    codechat xray --ckpt nano/sft                 the loss mask of a validation row of its data
     codechat xray --ckpt nano/sft --data data/nano/sft/calls.train.jsonl --row 3   of this conversation
-    codechat xray --ckpt nano/sft --gradient                                 each token's share of the gradient
+    codechat xray --ckpt nano/sft --gradient      each token's share of the gradient
 
 An `XRay` shows as HTML in notebooks, as colours in a terminal, and otherwise as plain text. It uses the training
-code: the mask comes from
-`chat.render`, the gradient from the loss.
+code: the mask comes from `chat.render`, the gradient from the loss.
 """
 
 from __future__ import annotations
@@ -43,10 +41,16 @@ def xray_values(
     return picture(kind, ids, [float(v) for v in values], tokenizer, roles or ["tokens"] * len(ids))
 
 
-def gradient_share(model: GPT, ids: Sequence[int], weights: Sequence[float], **how: Any) -> list[float]:
+def gradient_share(
+    model: GPT,
+    ids: Sequence[int],
+    weights: Sequence[float],
+    at: Literal["hidden", "embedding"] = "hidden",
+    policy: bool = False,
+) -> list[float]:
     """(T,) each token's share of the gradient of the training loss on one sequence: its `gradient_norms` over their
     sum; all zeros if every weight is 0."""
-    norms = gradient_norms(model, ids, weights, **how)
+    norms = gradient_norms(model, ids, weights, at, policy)
     return (norms / norms.sum()).nan_to_num().tolist()
 
 
@@ -77,7 +81,10 @@ def gradient_norms(
     hook = (model.norm if at == "hidden" else model.wte).register_forward_hook(catch)
     try:
         with torch.enable_grad():
-            nats = model.token_logprobs(inputs, targets)[0] if policy else model.loss(inputs, targets, reduction="none")
+            if policy:
+                nats, _ = model.token_logprobs(inputs, targets)
+            else:
+                nats = model.loss(inputs, targets, reduction="none")
             loss = (nats * torch.tensor([list(weights[1:])], device=device)).sum()
             (gradient,) = torch.autograd.grad(loss, caught[:1])
     finally:
@@ -90,8 +97,7 @@ def gradient_norms(
 
 
 def validation_rows(ckpt: str) -> Path:
-    """The file of validation conversations, calls where there are some, of the data that a checkpoint was last
-    fine-tuned on."""
+    """The file of validation conversations, calls if there are some, of a checkpoint's last fine-tuning."""
     folders = [entry["data_dir"] for entry in checkpoint.read_meta(ckpt).get("lineage", ()) if entry.get("data_dir")]
     for folder in reversed(folders):
         try:
