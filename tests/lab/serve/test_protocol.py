@@ -1,6 +1,5 @@
 """Requests and answers without a server: conversations are rendered as in training, any text can be answered."""
 
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,8 +87,9 @@ def test_what_a_model_wrote_comes_back_as_the_ids_that_it_wrote() -> None:
     assert prompted([USER, said, *answers]) == chat.prompt(told, TOK)
 
 
-def test_every_call_has_one_result_by_its_id_here_and_in_training() -> None:
-    for messages, param, reason in (
+@pytest.mark.parametrize(
+    "messages, param, reason",
+    [
         ([USER, TWO, result("a", "1")], "messages.1", "call_without_result"),
         ([USER, TWO, result("a", "1"), USER], "messages.1", "call_without_result"),
         ([USER, TWO, USER], "messages.1", "call_without_result"),
@@ -98,12 +98,16 @@ def test_every_call_has_one_result_by_its_id_here_and_in_training() -> None:
         ([USER, TWO, *map(result, "ac", "12")], "messages.3", "result_without_call"),
         ([USER, asks(("a", "1"), ("a", "2")), *map(result, "aa", "12")], "messages.1", "unreadable_call"),
         ([USER, asks(("a", "1")), {"role": "tool", "content": "1"}], "messages.2", None),
-    ):
-        with pytest.raises(ApiError) as caught:
-            prompted(messages)
-        assert (caught.value.status, caught.value.param) == (400, param)
-        answered = [*messages, {"role": "assistant", "content": "Done."}]
-        assert reason is None or chat_formats.messages_of({"messages": answered}, "row") == reason
+    ],
+)
+def test_every_call_has_one_result_by_its_id_here_and_in_training(
+    messages: list[dict[str, Any]], param: str, reason: str | None
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        prompted(messages)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    answered = [*messages, {"role": "assistant", "content": "Done."}]
+    assert reason is None or chat_formats.messages_of({"messages": answered}, "row") == reason
 
 
 def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
@@ -123,23 +127,40 @@ def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
         assert prompted(said, schemas) == chat.prompt(problem.messages, TOK)
 
 
-def test_what_a_stream_has_said_stays_true() -> None:
-    stops = {"stops": ("x > 2",)}
-    calls = {"calls": True}
-    for content, more in ((CODE, {}), (CODE, stops), (f"so: {CALL}", calls), ("a\n<", {}), (CODE, {"tags": None})):
-        detokenizer = Detokenizer(**({"tokenizer": TOK, "tags": "reserved"} | more))
-        ids = chat.completion_ids(content, TOK) if detokenizer.tags else TOK.encode(content)
-        whole = detokenizer.split(ids)[0]
-        parts = [detokenizer.growing(ids[:k]) for k in range(len(ids) + 1)]
-        assert all(map(whole.startswith, parts)) and any(parts), content
-    for tags, end in itertools.product(chat.MODES, ("", "\n", "\n\n")):  # nothing of the end of an answer is said
-        detokenizer = Detokenizer(TOK, tags)
-        ids = [*TOK.encode("abc" + end), *chat.stop_sequences(TOK, tags)[0]]
-        whole = detokenizer.split(ids)[0]
-        assert whole.strip() == "abc"
-        assert all(whole.startswith(detokenizer.growing(ids[:k])) for k in range(len(ids) + 1))
-    for text, stable in (("a < b\n", "a < b"), ("a\n<|en", "a"), ("a\n<|x", "a\n<|x"), ("caf\ufffd", "caf")):
-        assert stable_text(text, "\n<|end|>") == stable
+@pytest.mark.parametrize(
+    "content, detokenizer",
+    [
+        (CODE, Detokenizer(TOK, "reserved")),
+        (CODE, Detokenizer(TOK, "reserved", stops=("x > 2",))),
+        (f"so: {CALL}", Detokenizer(TOK, "reserved", calls=True)),
+        ("a\n<", Detokenizer(TOK, "reserved")),
+        (CODE, Detokenizer(TOK, None)),
+    ],
+    ids=["whole", "stop", "call", "begun tag", "plain"],
+)
+def test_what_a_stream_has_said_stays_true(content: str, detokenizer: Detokenizer) -> None:
+    ids = chat.completion_ids(content, TOK) if detokenizer.tags else TOK.encode(content)
+    whole = detokenizer.split(ids)[0]
+    parts = [detokenizer.growing(ids[:k]) for k in range(len(ids) + 1)]
+    assert all(map(whole.startswith, parts))
+    assert any(parts)
+
+
+@pytest.mark.parametrize("tags", chat.MODES)
+@pytest.mark.parametrize("end", ["", "\n", "\n\n"], ids=["none", "one line", "two lines"])
+def test_nothing_of_the_end_of_an_answer_is_said(tags: str, end: str) -> None:
+    detokenizer = Detokenizer(TOK, tags)
+    ids = [*TOK.encode("abc" + end), *chat.stop_sequences(TOK, tags)[0]]
+    whole = detokenizer.split(ids)[0]
+    assert whole.strip() == "abc"
+    assert all(whole.startswith(detokenizer.growing(ids[:k])) for k in range(len(ids) + 1))
+
+
+@pytest.mark.parametrize(
+    "text, stable", [("a < b\n", "a < b"), ("a\n<|en", "a"), ("a\n<|x", "a\n<|x"), ("caf\ufffd", "caf")]
+)
+def test_a_begun_ending_and_half_a_character_are_not_stable(text: str, stable: str) -> None:
+    assert stable_text(text, "\n<|end|>") == stable
 
 
 def test_an_unreadable_later_call_leaves_the_readable_first_one() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,17 +61,25 @@ def text_of(chunks: Any, index: int = 0) -> str:
 
 def sampled(text: str, n: int = 1, max_new_tokens: int = 40, **how: Any) -> list[generate.Completion]:
     """What `generate.sample` answers to the same request."""
-    how |= dict(max_new_tokens=max_new_tokens, stop=chat.stop_sequences(TOK), samples_per_prompt=n)
-    prompt = chat.prompt([{"role": "user", "content": text}], TOK)
-    return generate.sample(loading.load_model("tiny/sft").model, [prompt], **how)
+    return generate.sample(
+        loading.load_model("tiny/sft").model,
+        [chat.prompt([{"role": "user", "content": text}], TOK)],
+        max_new_tokens=max_new_tokens,
+        stop=chat.stop_sequences(TOK),
+        samples_per_prompt=n,
+        **how,
+    )
 
 
-def test_a_whole_and_a_streamed_answer(up: Running) -> None:
-    ids = chat.completion_ids(CODE, TOK)
-    prompt = len(chat.prompt(exchange("code"), TOK))
+def test_a_whole_answer(up: Running) -> None:
     whole = say(up)
     assert (whole.choices[0].message.content, whole.choices[0].finish_reason, whole.model) == (CODE, "stop", "tiny/sft")
-    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (prompt, len(ids))
+    assert whole.usage.prompt_tokens == len(chat.prompt(exchange("code"), TOK))
+    assert whole.usage.completion_tokens == len(chat.completion_ids(CODE, TOK))
+
+
+def test_a_streamed_answer(up: Running) -> None:
+    ids = chat.completion_ids(CODE, TOK)
     *chunks, last = say(up, stream=True, stream_options={"include_usage": True}, logprobs=True)
     choices = [c.choices[0] for c in chunks]
     assert text_of(chunks) == CODE
@@ -83,16 +92,26 @@ def test_a_whole_and_a_streamed_answer(up: Running) -> None:
 
 
 def test_seed_n_and_temperature_draw_as_sample_does(up: Running) -> None:
-    how = dict(n=5, seed=11, temperature=1.7)
-    right = [chat.completion_text(c.ids, TOK) for c in sampled("?", **how)]
-    assert [c.message.content for c in say(up, "?", max_tokens=40, **how).choices] == right
+    right = [chat.completion_text(c.ids, TOK) for c in sampled("?", n=5, seed=11, temperature=1.7)]
+    answer = say(up, "?", max_tokens=40, n=5, seed=11, temperature=1.7)
+    assert [c.message.content for c in answer.choices] == right
     assert len(set(right)) > 1
-    chunks = list(say(up, "?", max_tokens=40, stream=True, **how))
+
+
+def test_a_stream_of_several_choices_draws_as_sample_does(up: Running) -> None:
+    right = [chat.completion_text(c.ids, TOK) for c in sampled("?", n=5, seed=11, temperature=1.7)]
+    chunks = list(say(up, "?", max_tokens=40, stream=True, n=5, seed=11, temperature=1.7))
     assert [text_of(chunks, index) for index in range(5)] == right
-    cut = say(up, "?", seed=3, temperature=1.7, top_p=0.5, max_tokens=40, extra_body={"top_k": 7}).choices[0]
-    (ids,) = (c.ids for c in sampled("?", seed=3, temperature=1.7, top_p=0.5, top_k=7))
-    assert cut.message.content == chat.completion_text(ids, TOK)
-    # without a seed each request draws its own; one answer alone may come twice
+
+
+def test_top_p_and_top_k_cut_as_in_sample(up: Running) -> None:
+    answer = say(up, "?", seed=3, temperature=1.7, top_p=0.5, max_tokens=40, extra_body={"top_k": 7})
+    (right,) = sampled("?", seed=3, temperature=1.7, top_p=0.5, top_k=7)
+    assert answer.choices[0].message.content == chat.completion_text(right.ids, TOK)
+
+
+def test_without_a_seed_each_request_draws_its_own(up: Running) -> None:
+    # one answer alone may come twice
     one, other = (say(up, "?", n=8, temperature=1.7, max_tokens=40) for _ in range(2))
     assert [c.message.content for c in one.choices] != [c.message.content for c in other.choices]
 
@@ -474,17 +493,22 @@ def test_an_error_says_what_it_got_and_what_is_required(up: Running, change: dic
     assert "\n" not in got
 
 
-def test_a_field_or_a_body_that_is_missing_is_said_to_be(up: Running) -> None:
-    for body, message in (
+@pytest.mark.parametrize(
+    "body, message",
+    [
         ({"model": "tiny/sft"}, "messages: it is missing"),
         ({"messages": USER}, "model: it is missing"),
         ("", "the body: it is empty; expected a JSON object"),
         ("{", "the body: it is no JSON"),
         ("[1]", "the body: got [1]; expected an object"),
-    ):
-        status, got = up.send("POST", CHAT, body)
-        assert status == 400 and got["error"]["message"].startswith(message), got
-        assert not LIBRARY_WORDS.search(got["error"]["message"])
+    ],
+    ids=str,
+)
+def test_a_field_or_a_body_that_is_missing_is_said_to_be(up: Running, body: Any, message: str) -> None:
+    status, got = up.send("POST", CHAT, body)
+    assert status == 400
+    assert got["error"]["message"].startswith(message)
+    assert not LIBRARY_WORDS.search(got["error"]["message"])
 
 
 NULLABLE_IN_BOTH = (
@@ -625,40 +649,73 @@ def test_a_model_is_retrieved_by_its_name(up: Running) -> None:
         assert "'tiny/sft'" in refusal.value.body["message"]
 
 
-def test_what_is_no_request_of_this_server(up: Running) -> None:
-    for body in ("{", "[1]", b"\xff", "[" * 100_000):
-        assert up.send("POST", CHAT, body)[0] == 400
+@pytest.mark.parametrize("body", ["{", "[1]", b"\xff", "[" * 100_000], ids=["cut off", "list", "bytes", "deep"])
+def test_a_body_that_is_no_object_is_refused(up: Running, body: str | bytes) -> None:
+    assert up.send("POST", CHAT, body)[0] == 400
+
+
+def test_a_body_that_is_too_long_is_refused(up: Running) -> None:
     assert up.send("POST", CHAT, "x" * (2 << 20))[0] == 413
-    # what a foreign web page may send unasked
+
+
+def test_what_a_foreign_web_page_may_send_unasked_is_refused(up: Running) -> None:
     assert up.send("POST", CHAT, {}, **{"Content-Type": "text/plain"})[0] == 400
+
+
+def test_other_methods_and_routes_do_not_exist(up: Running) -> None:
     assert up.send("GET", CHAT)[0] == 405
     assert up.send("GET", "/v1/nothing")[0] == 404
-    for host, status in (("evil.example", 400), ("evil.example:80", 400), ("localhost:1", 200), ("[::1]:1", 200)):
-        assert up.send("GET", "/health", Host=host)[0] == up.send("GET", "/", Host=host)[0] == status
 
 
-def test_a_key_is_asked_for(root: Path, tmp_path: Path, said: Any) -> None:
-    (tmp_path / "key").write_text("s3cret\n")
-    with Serving(api_key_file=tmp_path / "key") as up:
-        with pytest.raises(openai.AuthenticationError):
-            say(up)
-        assert up.send("GET", "/v1/models")[0] == up.send("POST", "/page/call", {})[0] == 401
-        assert up.send("GET", "/health")[0] == up.send("GET", "/")[0] == 200
-        code, _, err = said("evaluate", "--endpoint", up.url, "--task", "toy")
-        assert code == 2
-        assert "refuses" in err
-        assert err.count("\n") == 0
-        up.client.api_key = "s3cret"
-        assert say(up).choices[0].message.content == CODE
-        keys = {
-            "bearer s3cret": 200,
-            "BEARER  s3cret": 200,
-            "s3cret": 401,
-            "Basic s3cret": 401,
-            "Bearer S3cret": 401,
-        }
-        for given, status in keys.items():
-            assert up.send("GET", "/v1/models", Authorization=given)[0] == status, given
+@pytest.mark.parametrize(
+    "host, status", [("evil.example", 400), ("evil.example:80", 400), ("localhost:1", 200), ("[::1]:1", 200)]
+)
+def test_only_names_of_this_machine_reach_the_server(up: Running, host: str, status: int) -> None:
+    assert up.send("GET", "/health", Host=host)[0] == status
+    assert up.send("GET", "/", Host=host)[0] == status
+
+
+@pytest.fixture(scope="module")
+def locked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server that wants the key s3cret."""
+    key = tmp_path_factory.mktemp("key") / "key"
+    key.write_text("s3cret\n")
+    with Serving(api_key_file=key) as running:
+        yield running
+
+
+def test_a_request_without_the_key_is_refused(locked: Running) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        say(locked)
+    assert locked.send("GET", "/v1/models")[0] == 401
+    assert locked.send("POST", "/page/call", {})[0] == 401
+
+
+def test_health_and_the_page_itself_need_no_key(locked: Running) -> None:
+    assert locked.send("GET", "/health")[0] == 200
+    assert locked.send("GET", "/")[0] == 200
+
+
+def test_an_evaluation_without_the_key_ends_in_one_line(locked: Running, said: Any) -> None:
+    code, _, err = said("evaluate", "--endpoint", locked.url, "--task", "toy")
+    assert code == 2
+    assert "refuses" in err
+    assert err.count("\n") == 0
+
+
+def test_openais_client_sends_the_key(locked: Running) -> None:
+    client = openai.OpenAI(base_url=f"{locked.url}/v1", api_key="s3cret", max_retries=0)
+    messages = [{"role": "user", "content": "code"}]
+    answer = client.chat.completions.create(model="tiny/sft", messages=messages, temperature=0)
+    assert answer.choices[0].message.content == CODE
+
+
+@pytest.mark.parametrize(
+    "given, status",
+    [("bearer s3cret", 200), ("BEARER  s3cret", 200), ("s3cret", 401), ("Basic s3cret", 401), ("Bearer S3cret", 401)],
+)
+def test_the_key_is_a_bearer_token(locked: Running, given: str, status: int) -> None:
+    assert locked.send("GET", "/v1/models", Authorization=given)[0] == status
 
 
 def test_no_text_can_forge_a_role(up: Running) -> None:
@@ -727,14 +784,23 @@ def test_an_endpoint_scores_as_the_checkpoint_that_it_serves(up: Running, said: 
         assert code == 2 and named in err.splitlines()[-1], err
 
 
-def test_settings_and_the_extra_are_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("host", "0.0.0.0"), ("host", "example.com"), ("port", 70000), ("max_batch", 0)):
-        with pytest.raises(ConfigError, match=name):
-            ServeConfig(ckpt="none", **{name: value})
+@pytest.mark.parametrize(
+    "name, value", [("host", "0.0.0.0"), ("host", "example.com"), ("port", 70000), ("max_batch", 0)]
+)
+def test_a_wrong_setting_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        ServeConfig(ckpt="none", **{name: value})
+
+
+def test_a_file_without_a_key_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
-    for path, kind in ((tmp_path / "none", MissingFile), (tmp_path / "empty", ConfigError)):
-        with pytest.raises(kind, match=path.name):
-            read_key(path)
+    with pytest.raises(ConfigError, match="empty"):
+        read_key(tmp_path / "empty")
+    with pytest.raises(MissingFile, match="none"):
+        read_key(tmp_path / "none")
+
+
+def test_without_the_extra_the_command_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ConfigError, match="pip install 'codechat.serve.'"):
         serve.serve(ServeConfig(ckpt="none"))
