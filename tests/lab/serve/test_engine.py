@@ -59,14 +59,17 @@ def until(condition: Callable[[], Any]) -> None:
 def assert_as_sampled(model: GPT, job: Job, seed: int) -> None:
     """The job's tokens, probabilities and end are those of `generate.sample` for the request alone."""
     r = job.request
-    how = dict(
+    (right,) = generate.sample(
+        model,
+        [r.prompt],
+        max_new_tokens=r.max_new_tokens,
+        seed=seed,
         temperature=r.how.temperature,
         top_k=r.how.top_k,
         top_p=r.how.top_p,
         stop=r.stop,
         on_overflow="stop",
     )
-    (right,) = generate.sample(model, [r.prompt], max_new_tokens=r.max_new_tokens, seed=seed, **how)
     assert (job.ids, job.end) == (right.ids, right.stop)
     torch.testing.assert_close(
         torch.tensor(job.logprobs),

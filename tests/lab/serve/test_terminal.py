@@ -109,9 +109,9 @@ def test_bad_settings_files_and_functions_end_in_one_line_that_names_them(said, 
         assert (code, err.count("\n")) == (2, 0) and named in err, (flags, err)
 
 
-def test_functions_that_cannot_be_offered_are_named_with_their_line(tmp_path: Path) -> None:
-    path = tmp_path / "own.py"
-    for source, message in (
+@pytest.mark.parametrize(
+    "source, message",
+    [
         ("import math\n\nmath.nothing\n", "own.py line 3: AttributeError"),
         ("raise SystemExit(1)\n", "own.py line 1: SystemExit"),
         ("x = 1\n", "no public function"),
@@ -119,25 +119,41 @@ def test_functions_that_cannot_be_offered_are_named_with_their_line(tmp_path: Pa
         ("def f(a: set): ...\n", "<class 'set'>"),
         ("def f(*a: int): ...\n", "parameter a"),
         ("a = 1\0\n", "own.py"),
-    ):
-        path.write_text(source)
-        with raising(DataError, message):
-            load_executors(path)
-    for wrong in ([len], [lambda x: x]):
-        with pytest.raises(DataError):
-            executors_of(wrong)
+    ],
+    ids=ascii,
+)
+def test_functions_that_cannot_be_offered_are_named_with_their_line(tmp_path: Path, source: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(source)
+    with raising(DataError, message):
+        load_executors(tmp_path / "own.py")
 
 
-def test_a_call_is_run_and_its_result_fed_back_within_the_rounds(said, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = ["--ckpt", "tiny/sft", "--tools", "square", "--user", REQUEST]
-    whole = f'{CALL}\n[square: {{"result": 144}}]\n12 squared is 144.\n'
-    assert said("tools", *flags) == (0, whole, "")
-    assert said("tools", *flags, "--no-run")[:2] == (0, f"{CALL}\n[not run: --no-run]\n")
-    _, out, _ = said("tools", *flags, "--raw")
-    for n in (2, 4):  # the prompt of each answer
+@pytest.mark.parametrize("function", [len, lambda x: x], ids=["builtin", "lambda"])
+def test_a_function_without_hints_cannot_be_offered(function: Any) -> None:
+    with pytest.raises(DataError):
+        executors_of([function])
+
+
+SQUARED = ("tools", "--ckpt", "tiny/sft", "--tools", "square", "--user", REQUEST)
+
+
+def test_a_call_is_run_and_its_result_fed_back(said: Any) -> None:
+    assert said(*SQUARED) == (0, f'{CALL}\n[square: {{"result": 144}}]\n12 squared is 144.\n', "")
+
+
+def test_a_call_can_be_shown_without_running_it(said: Any) -> None:
+    assert said(*SQUARED, "--no-run")[:2] == (0, f"{CALL}\n[not run: --no-run]\n")
+
+
+def test_the_prompt_of_each_answer_can_be_shown(said: Any) -> None:
+    _, out, _ = said(*SQUARED, "--raw")
+    for n in (2, 4):
         assert chat.decode(chat.prompt(lessons()[3][:n], TOK), TOK) in out
+
+
+def test_an_exchange_has_so_many_answers_at_most(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "ROUNDS", 1)
-    assert said("tools", *flags)[1].endswith('[square: {"result": 144}]\n[stopped after 1 answers]\n')
+    assert said(*SQUARED)[1].endswith('[square: {"result": 144}]\n[stopped after 1 answers]\n')
 
 
 def test_functions_of_a_notebook_are_handed_over(root: Path, capsys: pytest.CaptureFixture) -> None:
@@ -206,26 +222,47 @@ def test_a_result_cannot_open_a_turn(tags: str) -> None:
     assert chat.decode(ids, TOK).count("<|assistant|>") == 1
 
 
-def test_the_functions_that_fit_a_request_or_the_one_that_it_goes_on_with_are_offered() -> None:
-    for request, name in (
+@pytest.mark.parametrize(
+    "request_, name",
+    [
         (REQUEST, "square"),
         ("How many days are there between 2024-01-01 and 2024-03-01?", "days_between"),
         ("What is the area of a circle of radius 2?", "circle_area"),
         ("Spell hello backwards: reverse the text", "reverse_text"),
-    ):
-        offered = conversations.tools_for(request)
-        assert name in offered
-        assert len(offered) <= 4
-        for tool in offered:  # two that could serve the same request are never offered together
-            assert family(tool) & set(offered) == {tool}
-    assert not any(map(conversations.tools_for, ("hello", "", "the of 12 ?!", "write quicksort")))
+    ],
+)
+def test_the_functions_that_fit_a_request_are_offered(request_: str, name: str) -> None:
+    offered = conversations.tools_for(request_)
+    assert name in offered
+    assert len(offered) <= 4
+    for tool in offered:  # two that could serve the same request are never offered together
+        assert family(tool) & set(offered) == {tool}
+
+
+@pytest.mark.parametrize("request_", ["hello", "", "the of 12 ?!", "write quicksort"])
+def test_nothing_is_offered_where_no_function_fits(request_: str) -> None:
+    assert conversations.tools_for(request_) == []
+
+
+@pytest.mark.parametrize("request_", ["and of 13?", "13?", "What about 20?"])
+def test_a_request_that_goes_on_is_offered_what_the_one_before_was(request_: str) -> None:
+    assert conversations.goes_on(request_)
+    assert conversations.tools_for(request_, ["square"])[-1:] == ["square"]
+
+
+@pytest.mark.parametrize("request_", ["write quicksort", "Thanks!"])
+def test_a_new_request_is_offered_nothing_of_the_one_before(request_: str) -> None:
+    assert not conversations.goes_on(request_)
+    assert conversations.tools_for(request_, ["square"]) == []
+
+
+@pytest.mark.parametrize("request_", ["Is it prime?", "do that again"])
+def test_a_word_that_points_back_goes_on(request_: str) -> None:
+    assert conversations.goes_on(request_)
+
+
+def test_named_functions_are_offered_instead_of_fitting_ones() -> None:
     assert terminal.gather(["square"], fitting=["is_prime"]).names == ["square"]
-    for more in ("and of 13?", "13?", "What about 20?"):
-        assert conversations.goes_on(more) and conversations.tools_for(more, ["square"])[-1:] == ["square"], more
-    for fresh in ("write quicksort", "Thanks!"):
-        assert not conversations.goes_on(fresh) and conversations.tools_for(fresh, ["square"]) == [], fresh
-    assert conversations.goes_on("Is it prime?")
-    assert conversations.goes_on("do that again")
 
 
 class Scripted:
