@@ -70,7 +70,7 @@ def train(cfg: SFTConfig) -> Run:
     written, for bad settings."""
     from codechat.data import conversations
     from codechat.distributed import dist, hardware
-    from codechat.models import attention
+    from codechat.models.fast import attention
     from codechat.training.held_out import HeldOut, domains_hash
     from codechat.training.session import Session, build_policy, load_parent, totals
 

@@ -13,8 +13,9 @@ from torch.nn.attention import flex_attention
 
 from codechat.data import conversations
 from codechat.distributed import dist
-from codechat.models import attention, optim
+from codechat.models import optim
 from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.fast import attention, device
 from codechat.models.gpt import GPT
 
 CUDA = torch.cuda.is_available()
@@ -75,8 +76,7 @@ class Trainer:
         if kind == "sft":
             how = dict(mask=conversations.packed_mask(self.docs), **self.where)
             return self.model.loss(self.ids, self.targets, reduction="sum", **how)
-        mask = attention.Documents if attention.dense(DEVICE) else attention.flex_mask
-        how = dict(mask=mask(self.docs, self.branches), **self.where)
+        how = dict(mask=attention.packed_mask(self.docs, self.branches), **self.where)
         return -self.model.token_logprobs(self.ids, self.targets, **how)[0].sum()
 
     def step(self, kind: str = "pretrain") -> None:
@@ -96,7 +96,7 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
         return
     with (
-        mock.patch.object(attention, "DENSE", ()),
+        mock.patch.object(device, "CPU_KINDS", ()),
         mock.patch.object(attention, "_flex", lambda: flex_attention.flex_attention),
         mock.patch.object(flex_attention, "_validate_device", lambda *_: None),
         warnings.catch_warnings(),

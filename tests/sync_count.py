@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codechat.distributed import dist
-from codechat.models import attention
+from codechat.models.fast import attention
 
 aten = torch.ops.aten
 WAITS = {aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default}

@@ -75,11 +75,11 @@ class Batch(NamedTuple):
     def places(self, device: torch.device) -> torch.Tensor | None:
         """Indices of the targets into (B T) on the device, from a batch on the host; None for a CPU."""
         from codechat.distributed import dist
-        from codechat.models import attention
+        from codechat.models.fast.device import on_cpu
 
         found = (self.targets != IGNORE).flatten()
         # Counted on the host: a GPU would have to wait for the number of targets.
-        return None if attention.dense(device) else dist.send(found.nonzero()[:, 0], device)
+        return None if on_cpu(device) else dist.send(found.nonzero()[:, 0], device)
 
     @property
     def supervised(self) -> int:
@@ -283,9 +283,9 @@ def hash_examples(examples: Iterable[Example]) -> str:
 
 def packed_mask(docs: torch.Tensor) -> Any:
     """The mask of packed rows for `attention.attend`: a token sees the earlier ones of its conversation."""
-    from codechat.models import attention
+    from codechat.models.fast import attention
 
-    return attention.Documents(docs) if attention.dense(docs.device) else attention.flex_mask(docs)
+    return attention.packed_mask(docs)
 
 
 def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:

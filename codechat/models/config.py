@@ -18,8 +18,20 @@ PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("preset
 LORA_TARGETS = ("qkv", "out", "gate", "up", "down")
 LORA_ALPHA = 16.0
 LORA_CHOSEN = ("qkv", "out")
-# The matrices that a target stands for, where it is not a matrix itself.
-LORA_PARTS = {"qkv": ("qkv", "q", "q_a", "q_b", "kv_a", "kv_b")}
+LORA_QKV = ("qkv", "q", "q_a", "q_b", "kv_a", "kv_b")  # the matrices that the target qkv stands for
+
+
+def lora_matrices(targets: Sequence[str]) -> list[str]:
+    """The names of matrices, present in a model or not, that these targets stand for."""
+    names: list[str] = []
+    for target in targets:
+        names += LORA_QKV if target == "qkv" else (target,)
+    return names
+
+
+# settings of one kind of attention, with what they are where the other kind is chosen
+NEUTRAL_OF_HEADS = {"qk_norm": False, "qkv_bias": False, "n_kv_head": None, "pos": "rope"}
+NEUTRAL_OF_LATENTS = {"kv_rank": None, "q_rank": None, "rope_width": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,34 +76,38 @@ class GPTConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        heads = f"n_embd {self.n_embd}, n_head {self.n_head}, n_kv_head {self.kv_heads}"
-        factor, low, high, context = self.rope_scaling or (1, 1, 2, 1)
-        divide = self.n_head % self.kv_heads == 0 and (self.head_width or self.n_embd % self.n_head == 0)
-        for required, fits in {
-            f"{heads}; each must divide the one before": divide,
-            f"head width {self.head_dim}; an even one is required": self.head_dim % 2 == 0,
-            f"attention mla with {self._against('mla')}; required are qk_norm and qkv_bias off, n_kv_head none, pos rope": (
-                self.attention == "mha" or not self._against("mla")
-            ),
-            f"attention mha with {self._against('heads')}; set --model.attention mla": (
-                self.attention == "mla" or not self._against("mha")
-            ),
-            f"rope_width {self.rotary_width}; an even one is required": self.rotary_width % 2 == 0,
-            f"rows {self.rows}; required at least vocab_size + n_tags = {self.n_ids}": self.padded_vocab >= self.n_ids,
-            f"rope_scaling {self.rope_scaling}; required factor >= 1, 0 < low < high, context >= 1": (
-                factor >= 1 and 0 < low < high and context >= 1
-            ),
-        }.items():
-            if not fits:
-                raise ConfigError(required)
+        if self.n_head % self.kv_heads or not (self.head_width or self.n_embd % self.n_head == 0):
+            got = f"n_embd {self.n_embd}, n_head {self.n_head}, n_kv_head {self.kv_heads}"
+            raise ConfigError(f"got {got}; expected each to divide the one before; change one of them")
+        if self.head_dim % 2:
+            raise ConfigError(f"got head width {self.head_dim}; expected an even one; set --model.head-width")
+        foreign = self._foreign()
+        if foreign and self.attention == "mla":
+            raise ConfigError(
+                f"got attention mla with {foreign}; "
+                "expected qk_norm and qkv_bias off, n_kv_head none, pos rope; remove them"
+            )
+        if foreign:
+            raise ConfigError(f"got attention mha with {foreign}; expected none of them; set --model.attention mla")
+        if self.rotary_width % 2:
+            raise ConfigError(f"got rope_width {self.rotary_width}; expected an even one; set --model.rope-width")
+        if self.padded_vocab < self.n_ids:
+            raise ConfigError(
+                f"got rows {self.rows}; expected at least vocab_size + n_tags = {self.n_ids}; leave it out"
+            )
+        if self.rope_scaling is not None:
+            factor, low, high, context = self.rope_scaling
+            if not (factor >= 1 and 0 < low < high and context >= 1):
+                raise ConfigError(
+                    f"got rope_scaling {self.rope_scaling}; "
+                    "expected factor >= 1, 0 < low < high, context >= 1; take the four of config.json"
+                )
 
-    def _against(self, attention: str) -> str:
-        """The settings that are set and that this kind of attention does not have."""
-        neutral: dict[str, Any] = dict(kv_rank=None, q_rank=None, rope_width=None)
-        if attention == "mla":
-            neutral = dict(qk_norm=False, qkv_bias=False, n_kv_head=None, pos="rope")
-        set_ones = {name: getattr(self, name) for name, off in neutral.items() if getattr(self, name) != off}
-        return ", ".join(f"{name} {value}" for name, value in set_ones.items())
+    def _foreign(self) -> str:
+        """The settings that are set and that belong to the other kind of attention."""
+        neutral = NEUTRAL_OF_HEADS if self.attention == "mla" else NEUTRAL_OF_LATENTS
+        values = {name: getattr(self, name) for name in neutral}
+        return ", ".join(f"{name} {value}" for name, value in values.items() if value != neutral[name])
 
     @property
     def kv_heads(self) -> int:
@@ -141,25 +157,30 @@ class GPTConfig(Settings):
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
         """{name: (in, out)} of the matrices of one block."""
-        heads = self.n_head
+        width = self.n_embd
         values = self.n_head * self.head_dim
+        sizes: dict[str, tuple[int, int]] = {}
         if self.attention == "mla":
-            queries = heads * self.query_width
-            direct = {"q": (self.n_embd, queries)}
-            made = {"q_a": (self.n_embd, self.q_rank), "q_b": (self.q_rank, queries)} if self.q_rank else direct
-            made |= {
-                "kv_a": (self.n_embd, self.latent_width + self.rotary_width),
-                "kv_b": (self.latent_width, 2 * values),
-            }
+            queries = self.n_head * self.query_width
+            if self.q_rank:
+                sizes["q_a"] = (width, self.q_rank)
+                sizes["q_b"] = (self.q_rank, queries)
+            else:
+                sizes["q"] = (width, queries)
+            sizes["kv_a"] = (width, self.latent_width + self.rotary_width)
+            sizes["kv_b"] = (self.latent_width, 2 * values)
         else:
-            made = {"qkv": (self.n_embd, (heads + 2 * self.kv_heads) * self.head_dim)}
-        names = ("gate", "up") if self.mlp == "swiglu" else ("up",)
-        wide = dict.fromkeys(names, (self.n_embd, self.hidden_width))
-        return {**made, "out": (values, self.n_embd), **wide, "down": (self.hidden_width, self.n_embd)}
+            sizes["qkv"] = (width, (self.n_head + 2 * self.kv_heads) * self.head_dim)
+        sizes["out"] = (values, width)
+        if self.mlp == "swiglu":
+            sizes["gate"] = (width, self.hidden_width)
+        sizes["up"] = (width, self.hidden_width)
+        sizes["down"] = (self.hidden_width, width)
+        return sizes
 
     def lora_params(self, rank: int, targets: Sequence[str]) -> int:
         """Parameters of low-rank updates: rank x (in + out) of every target matrix."""
-        chosen = {part for name in targets for part in LORA_PARTS.get(name, (name,))}
+        chosen = lora_matrices(targets)
         return self.depth * rank * sum(sum(sizes) for name, sizes in self.matrices.items() if name in chosen)
 
     @property
@@ -213,11 +234,16 @@ def by_depth(depth: int, build: Callable[..., Any], ranks: int = 1) -> Any:
     head = 64 if depth < 12 else 128
     width = -(-64 * depth // head) * head
     context = min(2048, 2 ** ((128 * depth).bit_length() - 1))
-    chosen: dict[str, Any] = dict(model=dict(depth=depth, n_embd=width, n_head=width // head, block_size=context))
-    cfg = build(chosen := chosen | {"lr": 3e-3 * (width / 768) ** -0.5, "muon_lr": 0.02})
+    chosen: dict[str, Any] = {
+        "model": dict(depth=depth, n_embd=width, n_head=width // head, block_size=context),
+        "lr": 3e-3 * (width / 768) ** -0.5,
+        "muon_lr": 0.02,
+    }
+    cfg = build(chosen)
     weights = cfg.model.matmul_params
     reference = GPTConfig(**PRESETS["d12"], vocab_size=cfg.model.vocab_size).matmul_params
-    rows = cfg.device_batch_size * cfg.length * ranks
-    accum = max(1, round(2 ** round(19 + 0.383 * math.log2(weights / reference)) / rows))
-    cfg = build(chosen := chosen | {"grad_accum": accum})
+    rows = cfg.device_batch_size * cfg.length * ranks  # tokens of one microbatch of all ranks
+    step = 2 ** round(19 + 0.383 * math.log2(weights / reference))
+    chosen["grad_accum"] = max(1, round(step / rows))
+    cfg = build(chosen)
     return build(chosen | {"max_steps": max(1, round(12 * weights / (cfg.grad_accum * rows)))})

@@ -1,7 +1,6 @@
 """Draws: a truncated distribution, one token of it per row, the random numbers that decide, and what the rows of a
 batch have sampled. The numbers are hashes of (seed, prompt key, sample, position), so that a row's tokens do not
-depend on its
-neighbours. Shapes: B rows, V ids.
+depend on its neighbours. Shapes: B rows, V ids.
 """
 
 import math
@@ -70,9 +69,13 @@ class Truncation:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        k, p = (1 if x is None else x for x in (self.top_k, self.top_p))
-        if not (0 <= self.temperature < math.inf and k >= 1 and 0 < p <= 1):
-            raise ConfigError(f"{self}; required are a temperature from 0, a top_k from 1, a top_p above 0 and up to 1")
+        finite = 0 <= self.temperature < math.inf
+        k_fits = self.top_k is None or self.top_k >= 1
+        p_fits = self.top_p is None or 0 < self.top_p <= 1
+        if not (finite and k_fits and p_fits):
+            raise ConfigError(
+                f"got {self}; expected a temperature from 0, a top_k from 1, a top_p above 0 and up to 1; change it"
+            )
 
     def width(self, n_ids: int) -> int:
         """How many of `n_ids` ids a draw can keep at most; 0 = it may be any of them."""
@@ -99,10 +102,8 @@ def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row of (B, V) float32 logits, which are overwritten, by (B,) uniforms: (ids, logprobs), (B,) each.
 
     Inverts the cumulative distribution by blocks of the vocabulary. Sums are float64: float32 would lose the tail."""
-    if how.temperature == 0:
-        ids = logits.argmax(-1)
-        return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
-    return _draw_among(*how.candidates(logits), u)
+    ids, logprobs, _ = draw_and_note(logits, how, u, 0)
+    return ids, logprobs
 
 
 def draw_and_note(
@@ -110,15 +111,20 @@ def draw_and_note(
     how: Truncation,
     u: Tensor,
     width: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`draw`, and the ids that could have been drawn, (B, width) int32 with -1 where there are fewer.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`draw`, and the ids that could have been drawn, (B, width) int32 with -1 where there are fewer; none if width
+    is 0.
 
-    width: of `how.width`, above 0. Who trains on the draws needs these ids: their log-probabilities are of the
-    distribution over them."""
+    width: of `how.width`. Who trains on the draws needs these ids: their log-probabilities are of the distribution
+    over them."""
+    if how.temperature == 0:
+        ids = logits.argmax(-1)
+        return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0], None
     logits, known = how.candidates(logits)
-    assert known is not None
-    # an id of logit -inf is padding of the vocabulary, or was cut by top_p; the largest come first
-    kept = known.masked_fill(logits == -math.inf, -1)[:, :width].int()
+    kept = None
+    if width and known is not None:
+        # an id of logit -inf is padding of the vocabulary, or was cut by top_p; the largest come first
+        kept = known.masked_fill(logits == -math.inf, -1)[:, :width].int()
     return *_draw_among(logits, known, u), kept
 
 
@@ -159,7 +165,8 @@ def apply_grammars(logits: Tensor, states: States, room: Sequence[int]) -> None:
     """-inf for what the grammars of the rows do not allow next; (B, V), in place. room: tokens that may follow."""
     allowed = torch.ones(logits.shape, dtype=torch.bool)
     for row, state in enumerate(states):
-        if state is not None and (mask := state.mask(room[row])) is not None:
+        mask = None if state is None else state.mask(room[row])
+        if mask is not None:
             allowed[row] = False
             allowed[row, : len(mask)] = torch.from_numpy(mask)
     logits.masked_fill_(~allowed.to(logits.device), -math.inf)
@@ -235,8 +242,9 @@ class Rows:
         self.endings = torch.tensor(endings, device=device)  # (N, L), right-aligned
         self.t = torch.zeros(1, dtype=torch.long, device=device)  # tokens so far
         self.row = torch.arange(size, device=device)  # number in the batch; behind it padding
-        padded = (F.pad(torch.tensor(x, device=device), (0, size - len(x))) for x in (batch.draws, batch.budgets))
-        self.keys, self.budget = padded
+        padding = (0, size - len(batch.draws))
+        self.keys = F.pad(torch.tensor(batch.draws, device=device), padding)
+        self.budget = F.pad(torch.tensor(batch.budgets, device=device), padding)
         self.tail = torch.full((size, longest), -1, device=device)  # (B, L) last tokens; -1 = none yet
         self.done = self.budget == 0
         self.stopped = torch.zeros_like(self.done)  # by a stop sequence
@@ -258,8 +266,9 @@ class Rows:
         self.tail.copy_(torch.cat((self.tail[:, 1:], ids[:, None]), dim=1))
         hit = ((self.tail[:, None] == self.endings) | (self.endings == ANY)).all(-1).any(-1)
         if states is not None:  # a stop sequence inside a call is part of it, and the end of a grammar is an end
-            inside, ended = ([s is not None and getattr(s, kind) for s in states] for kind in ("inside", "ended"))
-            hit = hit & ~torch.tensor(inside, device=hit.device) | torch.tensor(ended, device=hit.device)
+            inside = torch.tensor([s is not None and s.inside for s in states], device=hit.device)
+            ended = torch.tensor([s is not None and s.ended for s in states], device=hit.device)
+            hit = (hit & ~inside) | ended
         first = hit & ~self.done
         self.ids.index_copy_(1, self.t, ids[:, None])
         self.logprobs.index_copy_(1, self.t, logprobs[:, None])
@@ -282,9 +291,9 @@ class Rows:
         return self.out
 
     def _read(self, rows: Tensor | slice) -> None:
-        columns = (self.row, self.ends, self.stopped, self.ids, self.logprobs)
+        columns = [x[rows].tolist() for x in (self.row, self.ends, self.stopped, self.ids, self.logprobs)]
         noted = self.kept[rows].cpu() if self.kept.shape[2] else None
-        for i, (row, n, hit, ids, logprobs) in enumerate(zip(*(x[rows].tolist() for x in columns))):
+        for i, (row, n, hit, ids, logprobs) in enumerate(zip(*columns)):
             if row < len(self.out):
                 # a copy: a view would hold the buffer of all rows
                 kept = None if noted is None else noted[i, :n].clone()

@@ -2,7 +2,8 @@
 
 Each distinct prompt of a batch is run once, its samples share its cache, and finished rows leave. A row's tokens do not
 depend on the other rows, their order, or the batch size, but for rounding (`draws`). On a GPU a batch takes what memory
-is free and runs as one graph (`decode_graph`). Sampling runs in the caller's autocast and leaves the model in its mode.
+is free and runs as one graph (`fast.decode_graph`). Sampling runs in the caller's autocast and leaves the model in its
+mode.
 
 Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 """
@@ -10,43 +11,37 @@ Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import takewhile
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from codechat.core.errors import ConfigError
-from codechat.distributed import sharding
-from codechat.models import attention, decode_graph, lora
-from codechat.models.attention import KVCache, SharedCache
-from codechat.models.decode_graph import Reader
+from codechat.models.attention import KVCache
 from codechat.models.draws import (
     Batch,
+    Ended,
     Grammar,
+    GrammarState,
     Rows,
     Truncation,
     apply_grammars,
-    draw,
     draw_and_note,
     row_key,
     take_allowed,
     uniform,
 )
-from codechat.models.gpt import GPT, MLP
-from codechat.models.head import compute_dtype
+from codechat.models.fast import decode_graph, memory
+from codechat.models.fast.device import compute_dtype
+from codechat.models.fast.reader import Reader, reader_of
+from codechat.models.fast.shared_prefix import SharedCache
+from codechat.models.gpt import GPT
 
-CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the default batch size aims at
-CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
 COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache costs less than idle rows
-FEW_ROWS = 48  # inputs of this many rows or fewer are faster with a transposed copy of the weight
-# float32 weights of this size or more, and all in bfloat16, are faster packed by oneDNN, for any number of rows
-PACKED = 1 << 19
 
 StopReason = Literal["stop", "length", "context", "turns"]
 
@@ -82,13 +77,9 @@ def joined_kept(parts: Sequence[tuple[int, Tensor | None]]) -> Tensor | None:
     noted = [kept for _, kept in parts if kept is not None]
     if not noted:
         return None
-    table = noted[0].new_full((sum(n for n, _ in parts), max(kept.shape[1] for kept in noted)), -1)
-    at = 0
-    for n, kept in parts:
-        if kept is not None:
-            table[at : at + n, : kept.shape[1]] = kept
-        at += n
-    return table
+    width = max(kept.shape[1] for kept in noted)
+    tables = [noted[0].new_empty(n, 0) if kept is None else kept for n, kept in parts]
+    return torch.cat([F.pad(table, (0, width - table.shape[1]), value=-1) for table in tables])
 
 
 @torch.inference_mode()
@@ -125,38 +116,56 @@ def sample(
     grammars: one per prompt, which its completions follow, or none.
     note_kept: where top_k or top_p cut, each completion says which ids it could have drawn from; no grammars then."""
     how = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
-    stops = [list(s) for s in stop]
+    n_kept = how.width(model.cfg.n_ids) if note_kept else 0
+    assert not (n_kept and grammars), (
+        "a grammar decides some tokens; the ids that were kept do not tell their probability"
+    )
     budgets = [_budget(model, prompt, max_new_tokens, on_overflow) for prompt in prompts]
     cuts = [len(p) for p in prompts] if prefix_tokens is None else prefix_tokens
     names = range(len(prompts)) if keys is None else keys
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     rows = [(i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)]  # prompt, sample
     done = {row: Completion([], [], "context") for row in rows if not budgets[row[0]]}
-    kept = how.width(model.cfg.n_ids) if note_kept else 0
-    assert not (kept and grammars), (
-        "a grammar decides some tokens; the ids that were kept do not tell their probability"
-    )
     if len(done) == len(rows):
         return [*done.values()]
     # similar lengths together need little padding
     order = sorted((r for r in rows if r not in done), key=lambda row: (cuts[row[0]], len(prompts[row[0]]), row))
-    width = _rows_in_memory(model, prompts, max(budgets), samples_per_prompt, kept)
-    with reading(model, graph if grammars is None else False) as reader:
-        for start in range(0, len(order), width):
-            some = order[start : start + width]
-            texts, starts, most = ([values[i] for i, _ in some] for values in (prompts, cuts, budgets))
-            draws = [row_key(seed, names[i], n) for i, n in some]
-            states = grammars and [(grammar := grammars[i]) and grammar.begin() for i, _ in some]
-            batch = Batch(texts, starts, most, draws, how, stops, states, kept)
-            if reader.graph:
-                ended = decode_graph.Decoder(reader, *_prefill(reader.model, batch, 0), batch).run()
-            else:
-                *_, last = _steps(reader, batch)
-                ended = last.completions()
-            for row, end in zip(some, ended):
-                reason = "stop" if end.stopped else "length" if len(end.ids) == max_new_tokens else "context"
-                done[row] = Completion(end.ids, end.logprobs, reason, kept=end.kept)
+    width = memory.rows_at_once(model, prompts, max(budgets), samples_per_prompt, n_kept)
+    reader = reader_of(model, graph if grammars is None else False)
+    for start in range(0, len(order), width):
+        some = order[start : start + width]
+        batch = Batch(
+            prompts=[prompts[i] for i, _ in some],
+            cuts=[cuts[i] for i, _ in some],
+            budgets=[budgets[i] for i, _ in some],
+            draws=[row_key(seed, names[i], n) for i, n in some],
+            how=how,
+            stops=[list(s) for s in stop],
+            states=None if grammars is None else [_begun(grammars[i]) for i, _ in some],
+            kept=n_kept,
+        )
+        for row, end in zip(some, _decode(reader, batch)):
+            done[row] = _completion(end, max_new_tokens)
     return [done[row] for row in rows]
+
+
+def _begun(grammar: Grammar | None) -> GrammarState | None:
+    return None if grammar is None else grammar.begin()
+
+
+def _decode(reader: Reader, batch: Batch) -> list[Ended]:
+    """Every row of the batch at its end."""
+    if reader.graph:
+        cache, last = prefill(reader.model, batch, 0)
+        assert isinstance(cache, SharedCache)
+        return decode_graph.Decoder(reader, cache, last, batch).run()
+    *_, rows = _steps(reader, batch)
+    return rows.completions()
+
+
+def _completion(end: Ended, max_new_tokens: int) -> Completion:
+    cut: StopReason = "length" if len(end.ids) == max_new_tokens else "context"
+    return Completion(end.ids, end.logprobs, "stop" if end.stopped else cut, kept=end.kept)
 
 
 @torch.inference_mode()
@@ -168,36 +177,40 @@ def stream(
     stop: Sequence[Sequence[int]] = (),
     seed: int | None = None,
     key: int | str = 0,
-    grammar: Grammar | None = None,
-    kept: Conversation | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    grammar: Grammar | None = None,
+    kept: Conversation | None = None,
 ) -> Iterator[int]:
     """Each token as it is sampled, equal to `sample` for this prompt and key but for rounding; arguments as there.
 
     kept: of this model and this conversation; what it has seen of the prompt is not run again."""
     budget = _budget(model, prompt, max_new_tokens, "raise")
-    draws = [row_key(int(torch.randint(2**62, ())) if seed is None else seed, key, 0)]
-    states = None if grammar is None else [grammar.begin()]
-    how = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
-    stops = [list(s) for s in stop]
-    batch = Batch([prompt], [len(prompt)], [budget], draws, how, stops, states)
-    with nullcontext(kept) if kept else closing(Conversation(model)) as seen:
-        for t, rows in enumerate(_steps(seen.reader, batch, seen.read(prompt, budget))):
-            seen.ids.append(int(rows.ids[0, t]))
-            yield seen.ids[-1]
+    seed = int(torch.randint(2**62, ())) if seed is None else seed
+    batch = Batch(
+        prompts=[prompt],
+        cuts=[len(prompt)],
+        budgets=[budget],
+        draws=[row_key(seed, key, 0)],
+        how=Truncation(temperature=temperature, top_k=top_k, top_p=top_p),
+        stops=[list(s) for s in stop],
+        states=None if grammar is None else [grammar.begin()],
+    )
+    seen = Conversation(model) if kept is None else kept
+    for t, rows in enumerate(_steps(seen.reader, batch, seen.read(prompt, budget))):
+        seen.ids.append(int(rows.ids[0, t]))
+        yield seen.ids[-1]
 
 
 class Conversation:
     """Weights copied once, and the cache of the ids seen last, for prompts that continue each other (`stream`)."""
 
     def __init__(self, model: GPT) -> None:
-        self.ids = list[int]()
-        opened = ExitStack()
-        self.reader = opened.enter_context(reading(model, False))
-        self.close = opened.close
-        self.cache = KVCache(model.cfg, 1, 0, model.wte.weight.device, _cache_dtype(model.wte.weight))
+        weight = model.wte.weight
+        self.ids: list[int] = []
+        self.reader = reader_of(model, graph=False)
+        self.cache = KVCache(model.cfg, 1, 0, weight.device, memory.cache_dtype(weight))
 
     def read(self, prompt: Sequence[int], room: int) -> tuple[KVCache, Tensor]:
         """The cache of a prompt with room for more tokens, and its last state (1, D)."""
@@ -214,93 +227,25 @@ class Conversation:
         return self.cache, self.reader.model.hidden(new, cache=self.cache)[:, -1]
 
 
-@contextmanager
-def reading(model: GPT, graph: bool | None) -> Iterator[Reader]:
-    """The reader of these weights, copied once for all batches; they must not change meanwhile. graph: none = on a
-    GPU."""
-    on_cpu = attention.dense(model.wte.weight.device)
-    head = model.head_weight().detach()
-    dtype = compute_dtype(model.wte.weight)
-    if on_cpu and not graph:
-        gated = [block.mlp for block in model.blocks if block.mlp.gate is not None]
-        inside = {m.base for _, m in lora.adapted(model.blocks)} | {m for mlp in gated for m in (mlp.up, mlp.gate)}
-        layers = {m for m in model.blocks.modules() if isinstance(m, nn.Linear | lora.LoRALinear)} - inside
-        for layer in layers:  # this hides the method of the class
-            layer.forward = _reads_copy(*lora.weight_and_bias(layer), dtype, partial(type(layer).forward, layer))
-        for mlp in gated:  # one product for both
-            weight = torch.cat([lora.weight_and_bias(part)[0] for part in (mlp.up, mlp.gate)])
-            product = _reads_copy(weight, None, dtype, lambda x, mlp=mlp: torch.cat(MLP.up_and_gate(mlp, x), -1))
-            mlp.up_and_gate = lambda x, product=product: product(x).chunk(2, -1)
-        try:
-            yield Reader(model, _reads_copy(head, None, dtype, lambda x: F.linear(x, head)), head)
-        finally:
-            for part in (*layers, *gated):  # another reader may have been closed before
-                vars(part).pop("forward" if part in layers else "up_and_gate", None)
-    else:
-        copy = sharding.plain_copy(lora.merged(model), dtype)
-        head = head.to(dtype)
-        static = not on_cpu if graph is None else graph
-        yield Reader(copy, lambda hidden: F.linear(hidden, head), head, static)
-
-
-def _reads_copy(
-    weight: Tensor,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-    own: Callable[[Tensor], Tensor],
-) -> Callable[[Tensor], Tensor]:
-    """A linear layer with a packed or transposed copy of its weight: a product of few rows waits for the weight
-    from memory, and torch packs a weight (out, in) again in every such product. With gradients it is `own`, the
-    layer itself."""
-    if torch.backends.mkldnn.is_available() and (
-        weight.numel() >= PACKED if dtype == torch.float32 else torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    ):
-        # private, but torch's compiler calls these
-        copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype), 16)
-        added = None if bias is None else bias.detach().to(dtype)
-        most = math.inf
-
-        def product(x: Tensor) -> Tensor:
-            return torch.ops.mkldnn._linear_pointwise(x.to(dtype), copy, added, "none", [], "")
-
-    else:
-        copy = weight.detach().to(dtype).t().contiguous()
-        most = FEW_ROWS
-
-        def product(x: Tensor) -> Tensor:
-            return x @ copy if bias is None else x @ copy + bias
-
-    def forward(x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or x.numel() > most * x.shape[-1]:
-            return own(x)
-        return product(x)
-
-    return forward
-
-
 def _steps(reader: Reader, batch: Batch, begun: tuple[KVCache, Tensor] | None = None) -> Iterator[Rows]:
-    """The rows after each new token, until all have ended. Those that have stay until they are many. begun:
-    `_prefill`."""
+    """The rows after each new token, until all have ended. Rows that have ended stay until they are many. begun: of
+    `prefill`."""
     model = reader.model
     states = batch.states
-    cache, hidden = begun or _prefill(model, batch, max(batch.budgets))
+    cache, hidden = prefill(model, batch, max(batch.budgets)) if begun is None else begun
     rows = Rows(batch, len(batch.prompts), hidden.device)
     # a row that has filled the model's block must leave at once: it has no position for another token
     full = set(batch.budgets)
     for t in range(1, max(batch.budgets) + 1):
         logits = reader.logits_of(hidden).float()
         logits[:, model.cfg.n_ids :] = -math.inf
-        if states is not None:
-            room = (rows.budget - t).tolist()
+        room = (rows.budget - t).tolist() if states else []
+        if states:
             apply_grammars(logits, states, room)
-        noted = None
-        if batch.kept:
-            ids, logprobs, noted = draw_and_note(logits, batch.how, uniform(rows.keys, rows.t), batch.kept)
-        else:
-            ids, logprobs = draw(logits, batch.how, uniform(rows.keys, rows.t))
-        if states is not None:
+        ids, logprobs, kept = draw_and_note(logits, batch.how, uniform(rows.keys, rows.t), batch.kept)
+        if states:
             ids, logprobs = take_allowed(states, ids, logprobs, room)
-        rows.add(ids, logprobs, states, noted)
+        rows.add(ids, logprobs, states, kept)
         yield rows
         live = (~rows.done).nonzero()[:, 0]  # the one wait for the device per token
         if not len(live):
@@ -313,44 +258,46 @@ def _steps(reader: Reader, batch: Batch, begun: tuple[KVCache, Tensor] | None = 
         hidden = model.hidden(ids[:, None], cache=cache)[:, 0]
 
 
-def _prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
+def prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     """Run each distinct beginning once, then the rest of each prompt: the cache of all rows with room for more tokens
-    (none = the caller has its own), and last states (B, D).
-
-    Rows that share nothing are run whole, a few at a time, so that little is padding and a CPU's caches suffice."""
+    (0 = the caller keeps them elsewhere), and last states (B, D)."""
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
-    alone = len(set(heads)) == len(heads)
-    if alone:
+    if len(set(heads)) == len(heads):  # nothing is shared
         heads = [tuple(p) for p in batch.prompts]
-    place = {head: i for i, head in enumerate(dict.fromkeys(heads))}
-    device = model.wte.weight.device
-    ids, lengths = pad_right(list(place), device)
-    P, S = ids.shape
-    dtype = _cache_dtype(model.wte.weight) if alone and room else compute_dtype(model.wte.weight)
-    cache = KVCache(model.cfg, P, S + (room if alone else 0), device, dtype)
-    states = []
-    sizes = list(map(len, place))
-    for some in _few_tokens(sizes, CPU_PREFILL if device.type == "cpu" else decode_graph.PREFILL_TOKENS):
-        n = lengths[some]
-        width = max(sizes[some])
-        states.append(last_real(model.hidden(ids[some, :width], cache=cache.select(some), n_new=n), n))
-    cache.advance(S, lengths)
-    owner = torch.tensor([place[head] for head in heads], device=device)
-    last = torch.cat(states)[owner]
+        if room:
+            return _prefill_distinct(model, heads, room, memory.cache_dtype(model.wte.weight))
+    distinct = list(dict.fromkeys(heads))
+    cache, last = _prefill_distinct(model, distinct, 0, compute_dtype(model.wte.weight))
+    index = {head: i for i, head in enumerate(distinct)}
+    owner = torch.tensor([index[head] for head in heads], device=last.device)
+    last = last[owner]
     rest = [p[len(head) :] for p, head in zip(batch.prompts, heads)]
-    if alone and room:
-        return cache, last
     shared = SharedCache(cache, owner, max(map(len, rest)) + room)
     if any(rest):
-        ids, lengths = pad_right(rest, device)
+        ids, lengths = pad_right(rest, last.device)
         last = last_real(model.hidden(ids, cache=shared, n_new=lengths), lengths)
     return shared, last
 
 
-def _cache_dtype(weight: Tensor) -> torch.dtype:
-    """Of what rows that share nothing keep: on a CPU torch's attention of one new token is 5 times slower in
-    bfloat16."""
-    return torch.float32 if attention.dense(weight.device) else compute_dtype(weight)
+def _prefill_distinct(
+    model: GPT,
+    prompts: Sequence[Sequence[int]],
+    room: int,
+    dtype: torch.dtype,
+) -> tuple[KVCache, Tensor]:
+    """Run each prompt, a few at a time, so that little is padding and a CPU's caches suffice."""
+    device = model.wte.weight.device
+    ids, lengths = pad_right(prompts, device)
+    n_prompts, longest = ids.shape
+    cache = KVCache(model.cfg, n_prompts, longest + room, device, dtype)
+    last = []
+    sizes = [len(prompt) for prompt in prompts]
+    for some in _few_tokens(sizes, memory.prefill_tokens(device)):
+        n = lengths[some]
+        hidden = model.hidden(ids[some, : max(sizes[some])], cache=cache.select(some), n_new=n)
+        last.append(last_real(hidden, n))
+    cache.advance(longest, lengths)
+    return cache, torch.cat(last)
 
 
 def _few_tokens(lengths: list[int], most: int) -> Iterator[slice]:
@@ -376,38 +323,12 @@ def last_real(hidden: Tensor, lengths: Tensor) -> Tensor:
 
 def _budget(model: GPT, prompt: Sequence[int], max_new_tokens: int, on_overflow: str) -> int:
     """Tokens that this prompt's completion may have."""
-    cfg, room = model.cfg, model.cfg.block_size - len(prompt)
-    got = f"a prompt of {len(prompt)} tokens, max_new_tokens {max_new_tokens}"
-    if max_new_tokens < 1 or not prompt or not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
-        raise ConfigError(f"{got}; required are at least 1 each, and ids in 0..{cfg.n_ids - 1}")
-    if room < 0 and on_overflow != "empty" or (room < max_new_tokens and on_overflow == "raise"):
-        raise ConfigError(f"{got}; together they must fit the block_size {cfg.block_size}; shorten one of them")
-    return max(0, min(room, max_new_tokens))
-
-
-def _rows_in_memory(
-    model: GPT,
-    prompts: Sequence[Sequence[int]],
-    room: int,
-    samples: int,
-    noted: int,
-) -> int:
-    """How many rows keep caches (with a share of the prompt) and logits under CACHE_BYTES; on a GPU, in free memory.
-    noted: ids that are kept of each new token."""
     cfg = model.cfg
-    longest = max(map(len, prompts))
-    device = model.wte.weight.device
-    if device.type == "cuda":
-        dtype = compute_dtype(model.wte.weight)
-        copies = any(p.dtype != dtype for p in model.blocks.parameters() if p.ndim == 2)
-        # what nobody uses, and what torch keeps for itself
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        how = dict(prompt_tokens=longest, new_tokens=room, samples=samples, copies=copies, kept=noted)
-        return decode_graph.rows_in_memory(
-            cfg,
-            torch.cuda.mem_get_info(device)[0] + kept,
-            dtype.itemsize,
-            **how,
-        )
-    cache = cfg.depth * cfg.cache_width * (room + longest / samples) * model.wte.weight.element_size()
-    return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab + 4 * noted * room)))
+    room = cfg.block_size - len(prompt)
+    got = f"got a prompt of {len(prompt)} tokens, max_new_tokens {max_new_tokens}"
+    if max_new_tokens < 1 or not prompt or not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
+        raise ConfigError(f"{got}; expected at least 1 of each, and ids in 0..{cfg.n_ids - 1}; mend the request")
+    too_long = room < 0 and on_overflow != "empty"
+    if too_long or (room < max_new_tokens and on_overflow == "raise"):
+        raise ConfigError(f"{got}; expected both to fit the block_size {cfg.block_size}; shorten one of them")
+    return max(0, min(room, max_new_tokens))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from codechat.core.errors import CheckpointError, ConfigError
 from codechat.distributed import sharding
-from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_PARTS
+from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, lora_matrices
 from codechat.models.gpt import GPT
 
 
@@ -32,10 +32,15 @@ class LoRALinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + nn.functional.linear(self.scale * nn.functional.linear(x, self.a), self.b)
 
+    @property
     @torch.no_grad()
-    def merged(self) -> Tensor:
-        """(out, in): what the layer multiplies by."""
+    def weight(self) -> Tensor:
+        """(out, in): what the layer multiplies by, the adapter merged. Without gradients."""
         return self.base.weight + self.scale * self.b @ self.a
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
 
 
 def attach(
@@ -52,15 +57,18 @@ def attach(
         raise ConfigError(f"lora_rank {rank} with sharded weights; set --no-shard, or --lora-rank 0")
     model.requires_grad_(False)
     rng = torch.Generator().manual_seed(seed)
-    names = [part for name in targets for part in LORA_PARTS.get(name, (name,))]
+    names = lora_matrices(targets)
     for block in model.blocks:
         for parent in (block.attn, block.mlp):
             for name in names:
-                if isinstance(base := getattr(parent, name, None), nn.Linear):
+                base = getattr(parent, name, None)
+                if isinstance(base, nn.Linear):
                     setattr(parent, name, LoRALinear(base, rank, alpha, rng))
     if not any(adapted(model)):
-        got = f"lora_targets {' '.join(targets)} with mlp {model.cfg.mlp}"
-        raise ConfigError(f"{got}; required is a matrix of this model, such as out, up or down")
+        raise ConfigError(
+            f"got lora_targets {' '.join(targets)} with mlp {model.cfg.mlp}; "
+            "expected a matrix of this model; set --lora-targets out, up or down"
+        )
     return model
 
 
@@ -71,23 +79,21 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
 
 def merged(model: GPT) -> GPT:
     """The same function as a plain GPT, which shares every weight without an adapter; the model itself without any."""
-    layers = {f"{name}.weight": layer.merged() for name, layer in adapted(model)}
+    layers = {f"{name}.weight": layer.weight for name, layer in adapted(model)}
     if not layers:
         return model
-    base = {n.replace(".base.", "."): p for n, p in model.state_dict().items() if not n.endswith((".a", ".b"))}
+    base = {}
+    for name, p in model.state_dict().items():
+        if not name.endswith((".a", ".b")):
+            base[name.replace(".base.", ".")] = p
     with torch.device("meta"):
         plain = GPT(model.cfg)
     plain.load_state_dict(base | layers, assign=True)
     return plain.requires_grad_(False)
 
 
-def weight_and_bias(layer: nn.Linear | LoRALinear) -> tuple[Tensor, Tensor | None]:
-    """What a layer multiplies by and adds, its adapter merged."""
-    return (layer.merged(), layer.base.bias) if isinstance(layer, LoRALinear) else (layer.weight, layer.bias)
-
-
 def _factors(model: GPT) -> dict[str, Tensor]:
-    return {f"{name}.{part}": getattr(layer, part).detach() for name, layer in adapted(model) for part in "ab"}
+    return {name: p.detach() for name, p in model.named_parameters() if name.endswith((".a", ".b"))}
 
 
 def adapters(model: GPT) -> dict[str, Tensor]:
@@ -98,29 +104,31 @@ def adapters(model: GPT) -> dict[str, Tensor]:
 def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
     """Restore `adapters`. CheckpointError where they are not those of this model."""
     live = _factors(model)
-    if {n: p.shape for n, p in live.items()} != {n: p.shape for n, p in saved.items()}:
+    fits = live.keys() == saved.keys() and all(live[name].shape == saved[name].shape for name in live)
+    if not fits:
         raise CheckpointError("the checkpoint's adapters do not fit; set its --lora-rank and --lora-targets")
     for name, tensor in live.items():
         tensor.copy_(saved[name])
 
 
 def low_rank(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tensor], float]:
-    """What training changed, for `checkpoint.load`: NAME.b (out, rank) and NAME.a (rank, in) of each changed
-    matrix, the nearest in squared error (Eckart and Young, 1936); other changes whole. And the share of the squared
-    change that
-    is lost: 0 where LoRA of this rank trained."""
+    """What training changed, for `checkpoint.load`: NAME.b (out, rank) and NAME.a (rank, in) of each changed matrix,
+    the nearest in squared error (Eckart and Young, 1936); other changes whole. And the share of the squared change
+    that is lost: 0 where LoRA of this rank trained."""
     factors = dict[str, Tensor]()
     lost = 0.0
     total = 0.0
     for name, weight in tuned.items():
         change = weight.float() - base[name].float()
-        if change.any() and change.dim() == 2:
+        if not change.any():
+            continue
+        if change.dim() == 2:
             u, s, v = torch.linalg.svd(change, full_matrices=False)
             root = s[:rank].sqrt()
             factors[f"{name}.b"] = u[:, :rank] * root
             factors[f"{name}.a"] = root[:, None] * v[:rank]
-            lost = lost + float(s[rank:].square().sum())
-            total = total + float(s.square().sum())
-        elif change.any():
+            lost += float(s[rank:].square().sum())
+            total += float(s.square().sum())
+        else:
             factors[name] = change
     return factors, lost / (total or 1)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as td
@@ -15,6 +15,7 @@ from codechat.models.config import Schedule
 
 BETAS = (0.9, 0.95)  # of AdamW
 DECAY_SHARE = 0.4  # of the steps of warmup-stable-decay
+QUINTIC = (3.4445, -4.7750, 2.0315)  # of Newton-Schulz (Keller Jordan et al., 2024)
 
 
 def lr_scale(
@@ -57,21 +58,28 @@ def build(
     """The optimizers of a model. Tensors of two or more dimensions have weight decay; gains and biases have none.
 
     With "muon" the block matrices take Muon at `muon_lr`; `lr` drives AdamW for the rest."""
-    matrices = []
-    decaying = []
-    others = []
+    matrices: list[Tensor] = []
+    decaying: list[Tensor] = []
+    others: list[Tensor] = []
     for name, p in model.named_parameters():
-        if p.requires_grad:
-            muon = optimizer == "muon" and p.ndim == 2 and "blocks." in name
-            (matrices if muon else decaying if p.ndim >= 2 else others).append(p)
-    groups = [
-        dict(params=some, weight_decay=d, base_lr=lr) for some, d in ((decaying, weight_decay), (others, 0.0)) if some
-    ]
-    # no groups where only adapters are trained: each lies in a block
-    optimizers: list[torch.optim.Optimizer] = (
-        [torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True)] if groups else []
-    )
-    return optimizers + ([Muon(matrices, lr=muon_lr, weight_decay=weight_decay)] if matrices else [])
+        if not p.requires_grad:
+            continue
+        if optimizer == "muon" and p.ndim == 2 and "blocks." in name:
+            matrices.append(p)
+        elif p.ndim >= 2:
+            decaying.append(p)
+        else:
+            others.append(p)
+    groups: list[dict[str, Any]] = []
+    for params, decay in ((decaying, weight_decay), (others, 0.0)):
+        if params:
+            groups.append({"params": params, "weight_decay": decay, "base_lr": lr})
+    optimizers: list[torch.optim.Optimizer] = []
+    if groups:  # none where Muon has all that is trained, as it does with adapters: each lies in a block
+        optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True))
+    if matrices:
+        optimizers.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
+    return optimizers
 
 
 class Muon(torch.optim.Optimizer):
@@ -99,6 +107,7 @@ class Muon(torch.optim.Optimizer):
 
     def _momentum(self, p: Tensor, beta: float) -> Tensor:
         """Nesterov momentum of p's gradient."""
+        assert p.grad is not None
         state = self.state[p]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(p)
@@ -107,26 +116,40 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
-    """N matrices of one shape, orthogonalised; each rank does N / ranks of them. Matrices sharded by rows take two
-    all-to-alls: each rank receives all rows of its share of the matrices, and returns theirs."""
+    """N matrices of one shape, orthogonalised; each rank does N / ranks of them."""
+    sharded = [g for g in matrices if isinstance(g, DTensor)]
+    if sharded:
+        return _orthogonalise_sharded(sharded)
+    if td.is_initialized() and td.get_world_size() > 1:
+        return _orthogonalise_replicated(matrices)
+    return list(orthogonalise(torch.stack(matrices)))
+
+
+def _orthogonalise_replicated(matrices: list[Tensor]) -> list[Tensor]:
+    """Every rank has all matrices: it orthogonalises its share and gathers those of the others."""
     first = matrices[0]
-    many = td.is_initialized() and td.get_world_size() > 1
-    if not isinstance(first, DTensor) and not many:
-        return orthogonalise(torch.stack(matrices))
-    group = first.device_mesh.get_group("shard") if isinstance(first, DTensor) else None
-    ranks, (m, n) = td.get_world_size(group), first.shape
+    ranks = td.get_world_size()
     share = -(-len(matrices) // ranks)
-    if not isinstance(first, DTensor):
-        mine = matrices[td.get_rank() * share :][:share]
-        done = first.new_zeros(share, m, n, dtype=dist.compute_dtype(first.device))
-        if mine:
-            done[: len(mine)] = orthogonalise(torch.stack(mine))
-        every = done.new_empty(ranks * share, m, n)
-        gather = getattr(td, "all_gather_single", None) or td.all_gather_into_tensor  # torch 2.13 renames it
-        gather(every, done)
-        return every[: len(matrices)]
+    mine = matrices[td.get_rank() * share :][:share]
+    done = first.new_zeros(share, *first.shape, dtype=dist.compute_dtype(first.device))
+    if mine:
+        done[: len(mine)] = orthogonalise(torch.stack(mine))
+    every = done.new_empty(ranks * share, *first.shape)
+    gather = getattr(td, "all_gather_single", None) or td.all_gather_into_tensor  # torch 2.13 renames it
+    gather(every, done)
+    return list(every[: len(matrices)])
+
+
+def _orthogonalise_sharded(matrices: list[DTensor]) -> list[Tensor]:
+    """Every rank has some rows of each matrix. Two all-to-alls: it receives all rows of its share of the matrices, and
+    returns them orthogonalised."""
+    first = matrices[0]
+    group = first.device_mesh.get_group("shard")
+    ranks = td.get_world_size(group)
+    m, n = first.shape
+    share = -(-len(matrices) // ranks)
     rows = -(-m // ranks)  # of a rank, the last with fewer
-    sent = first.to_local().new_zeros(ranks * share, rows, n)  # (R x S, rows, n)
+    sent = first.to_local().new_zeros(ranks * share, rows, n)
     for to, g in zip(sent, matrices):
         to[: len(g.to_local())] = g.to_local()
     received = torch.empty_like(sent)  # rank-major: the rows that each rank has of my S matrices
@@ -152,27 +175,30 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
 
     Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. Where x is wide and float32, steps are
     taken on the small s. The rounding of s grows a^2 = 12 times a step, so it is computed anew after three."""
-    a = 3.4445
-    b = -4.7750
-    c = 2.0315
+    a, b, c = QUINTIC
     x = g.to(dist.compute_dtype(g.device))  # bfloat16 suffices (Keller Jordan et al., 2024)
     if g.shape[-2] > g.shape[-1]:
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     if x.dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
         for taken in range(0, steps, 3):
-            s = x @ x.mT
-            product = None
-            few = min(3, steps - taken)
-            for step in range(few):
-                q = torch.baddbmm(s, s, s, beta=b, alpha=c)
-                q.diagonal(dim1=-2, dim2=-1).add_(a)
-                product = q if product is None else q @ product
-                if step < few - 1:
-                    s = q @ s @ q
-            x = product @ x
+            x = _product_of_steps(x @ x.mT, min(3, steps - taken)) @ x
     else:
         for _ in range(steps):
             s = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=b, alpha=c), x, beta=a)
     return x.mT if g.shape[-2] > g.shape[-1] else x
+
+
+def _product_of_steps(s: Tensor, steps: int) -> Tensor:
+    """The product of the factors q of some steps, from s (N, m, m) of the first."""
+    a, b, c = QUINTIC
+    product = None
+    for step in range(steps):
+        q = torch.baddbmm(s, s, s, beta=b, alpha=c)
+        q.diagonal(dim1=-2, dim2=-1).add_(a)
+        product = q if product is None else q @ product
+        if step < steps - 1:
+            s = q @ s @ q
+    assert product is not None
+    return product

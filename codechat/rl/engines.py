@@ -30,8 +30,9 @@ from codechat.core.errors import ConfigError, EngineLost, RunError
 from codechat.core.http_client import BUSY, Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
 from codechat.formats import exchange
-from codechat.models import attention, generate, lora
+from codechat.models import generate, lora
 from codechat.models.config import GPTConfig
+from codechat.models.fast.device import on_cpu
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import episodes, rollout
@@ -388,7 +389,7 @@ class RolloutSampler:
     def longest_row(self) -> int:
         """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose rows need no common shape,
         and for episodes, whose length is not known in advance."""
-        if attention.dense(dist.device()) or episodes.has_environment(self.task):
+        if on_cpu(dist.device()) or episodes.has_environment(self.task):
             return 0
         prompts = (chat.prompt(self.task.prompt(p), self.tok, self.cfg.tags) for p in self.problems)
         return min(max(map(len, prompts)) - 1 + self.cfg.max_new_tokens, self.model.cfg.block_size)

@@ -19,8 +19,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from codechat.core.errors import RunError
 from codechat.distributed import dist
-from codechat.models import attention, generate
+from codechat.models import generate
 from codechat.models.config import GPTConfig
+from codechat.models.fast import attention
+from codechat.models.fast.device import on_cpu
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import episodes
@@ -300,8 +302,8 @@ class Packed:
     def where(self) -> dict[str, Any]:
         """Positions, attention mask, targets' places and the ids kept there, as `GPT.token_logprobs` takes them. A
         token sees earlier tokens of its group's prompt and of its branch."""
-        kind = attention.Documents if attention.dense(self.ids.device) else attention.flex_mask
-        where = dict(positions=self.positions, mask=kind(self.docs, self.branches), places=self.flat)
+        mask = attention.packed_mask(self.docs, self.branches)
+        where = dict(positions=self.positions, mask=mask, places=self.flat)
         if self.kept is not None:
             where["kept"] = self.kept
         return where
@@ -427,7 +429,7 @@ def row_length(row_tokens: int, longest_row: int) -> int:
 
 def row_shapes(batch: RolloutBatch, row_tokens: int, rows: int, device: torch.device) -> RowShapes:
     """How `pack` packs for this device: on a GPU rows of one shape in the whole run, for compiled code."""
-    if attention.dense(device):
+    if on_cpu(device):
         return RowShapes(row_tokens=row_tokens, rows=rows, fixed=False)
     return RowShapes(row_tokens=row_length(row_tokens, batch.longest_row), rows=rows, fixed=True)
 

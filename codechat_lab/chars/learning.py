@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.distributed import dist, sharding
-from codechat.models import generate
+from codechat.models import draws, generate
 from codechat.models.gpt import GPT
 from codechat.rl import advantages, engines, losses
 from codechat_lab.chars import task as chars
@@ -270,7 +270,7 @@ def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, 
     hidden = model.hidden(inputs)
     logits = F.linear(hidden[:, -places:].flatten(0, 1), model.head_weight()).float()  # (W T, V)
     logits[:, model.cfg.n_ids :] = -torch.inf
-    drawn = [generate.draw(logits.clone(), generate.Truncation(), uniforms[:, g].flatten()) for g in range(group_size)]
+    drawn = [draws.draw(logits.clone(), draws.Truncation(), uniforms[:, g].flatten()) for g in range(group_size)]
     ids, logprobs = (torch.stack(x).view(group_size, len(windows), places).transpose(0, 1) for x in zip(*drawn))
     return Draws(inputs, ids, logprobs, truth, symbol_logprobs(model, inputs, hidden, truth)[0])
 
@@ -409,5 +409,5 @@ def fill_in(model: GPT, prompts: Tensor, places: int, *, passes: int, rng: torch
         logits = F.linear(model.hidden(ids)[w, P + t], model.head_weight()).float()
         logits[:, mask:] = -torch.inf
         u = torch.rand(len(logits), generator=rng, dtype=torch.float64).to(prompts.device)
-        ids[w, P + t] = generate.draw(logits, generate.Truncation(), u)[0]
+        ids[w, P + t] = draws.draw(logits, draws.Truncation(), u)[0]
     return ids

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from codechat.core import config, registry
 from codechat.core.errors import MissingFile, check_choice
 from codechat.distributed import gpu_specs
-from codechat.models import decode_graph
 from codechat.models.config import GPTConfig
+from codechat.models.fast import memory as decoding
 from codechat.runs import checkpoint
 from codechat_lab.instruments import step_memory
 from codechat_lab.instruments.plan_settings import (
@@ -87,30 +87,20 @@ class Plan:
         if cfg.loop != "rl":
             return None
         held = sum(self.peaks.training.get(name, 0) for name in STAYS)
-        copy = decode_graph.weight_bytes(model, BF16)
+        copy = decoding.weight_bytes(model, BF16)
         if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
             copy += 4 * model.padded_vocab * model.n_embd
         free = (cfg.usable_gib - CONTEXT_GIB) * GIB - held - copy
-        fit = 1
-        if free > 0:
-            fit = decode_graph.rows_in_memory(
-                model,
-                free,
-                BF16,
-                copies=False,
-                samples=cfg.group_size,
-                prompt_tokens=PROMPT_TOKENS,
-                new_tokens=cfg.max_new_tokens,
-            )
         needed = cfg.device_batch_size * cfg.group_size
-        rows = min(fit, decode_graph.bucket(needed))
-        row_bytes = decode_graph.row_bytes(
+        row_bytes = decoding.row_bytes(
             model,
             BF16,
             samples=cfg.group_size,
             prompt_tokens=PROMPT_TOKENS,
             new_tokens=cfg.max_new_tokens,
         )
+        fit = decoding.rows_in_memory(model, free, BF16, row_bytes, copies=False) if free > 0 else 1
+        rows = min(fit, decoding.bucket(needed))
         return Sampling(
             held=held / GIB,
             copy=copy / GIB,

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from codechat.distributed import dist
-from codechat.models import attention, gpt, head, lora, optim
+from codechat.models import gpt, lora, optim
+from codechat.models.fast import device, head
 
 if TYPE_CHECKING:
     from codechat_lab.instruments.plan_settings import PlanConfig
@@ -134,7 +135,7 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
     gpu_bytes = 0 if cpu else cfg.usable_gib * 2**30
     numbers = getattr(torch, dtype)
     with (  # the numeric types, norms and chunks of the output head of that GPU, whatever this machine has
-        mock.patch.object(attention, "dense", lambda device: cpu),
+        mock.patch.object(device, "CPU_KINDS", ("cpu",) if cpu else ()),
         mock.patch.object(head, "BLOCK_BYTES", sys.maxsize),
         mock.patch.object(head, "_budget", lambda _, fixed, share: max(fixed, int(share * gpu_bytes))),
         mock.patch.object(dist, "compute_dtype", lambda *_: numbers),

@@ -24,6 +24,8 @@ from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
 from codechat.models import attention, config, draws, generate, loading
 from codechat.models.draws import Grammar, GrammarState
+from codechat.models.fast.device import on_cpu
+from codechat.models.fast.reader import reader_of
 from codechat.runs.checkpoint import fingerprint
 
 PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
@@ -106,7 +108,7 @@ class SlotCache(attention.KVCache):
     leaves."""
 
     def __init__(self, cfg: config.GPTConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, slots, cfg.block_size, device, torch.float32 if attention.dense(device) else dtype)
+        super().__init__(cfg, slots, cfg.block_size, device, torch.float32 if on_cpu(device) else dtype)
         self.tokens: list[int] = []  # of each row in use
         self.columns = torch.zeros(0, dtype=torch.long, device=device)  # (B,) the same, while a step runs
 
@@ -222,7 +224,8 @@ class Engine:
                 self._cache = SlotCache(self.model.cfg, self.max_rows, device, dist.compute_dtype(device))
                 while not self._closing:
                     # both keep casts and copies of the weights, which an update must not find
-                    with dist.autocast(device), generate.reading(self.model, False) as self._reader:
+                    with dist.autocast(device):
+                        self._reader = reader_of(self.model, graph=False)
                         while self._has_work():
                             self._round()
                     del self._reader  # before the next copy is made
@@ -321,7 +324,7 @@ class Engine:
                 job.details.append(detail_of(logits[row], job.request))
         keys = torch.tensor([job.request.draws for job in jobs], device=logits.device)
         positions = torch.tensor([len(job.ids) for job in jobs], device=logits.device)
-        ids, logprobs = draw_each(logits, [job.request.how for job in jobs], generate.uniform(keys, positions))
+        ids, logprobs = draw_each(logits, [job.request.how for job in jobs], draws.uniform(keys, positions))
         if any(states):
             ids, logprobs = draws.take_allowed(states, ids, logprobs, room)
         now = time.monotonic()
@@ -365,14 +368,14 @@ class Engine:
 
 
 def draw_each(logits: Tensor, hows: Sequence[generate.Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
-    """`generate.draw` where each row of (B, V) logits has its own distribution: (ids, logprobs), both (B,)."""
+    """`draws.draw` where each row of (B, V) logits has its own distribution: (ids, logprobs), both (B,)."""
     if len(set(hows)) == 1:
-        return generate.draw(logits, hows[0], u)
+        return draws.draw(logits, hows[0], u)
     ids = torch.zeros(len(u), dtype=torch.long, device=u.device)
     logprobs = torch.zeros(len(u), device=u.device)
     for how in set(hows):
         rows = [row for row, other in enumerate(hows) if other == how]
-        ids[rows], logprobs[rows] = generate.draw(logits[rows], how, u[rows])
+        ids[rows], logprobs[rows] = draws.draw(logits[rows], how, u[rows])
     return ids, logprobs
 
 

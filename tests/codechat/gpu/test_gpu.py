@@ -22,8 +22,10 @@ from torch.nn.utils import parameters_to_vector
 
 from codechat.data.conversations import Prefetched
 from codechat.distributed import dist, hardware, sharding
-from codechat.models import attention, generate, optim
+from codechat.models import generate, optim
+from codechat.models.fast import attention
 from codechat.models.gpt import GPT
+from codechat.models.masks import Documents
 from codechat.runs import checkpoint
 
 pytestmark = pytest.mark.gpu if CUDA else pytest.mark.slow
@@ -139,7 +141,7 @@ def test_flex_attention_equals_the_dense_mask() -> None:
     ids = random_ids(CFG, 2, 1024)
     docs = packed_docs(2, 1024).to(DEVICE)
     with torch.no_grad(), dist.autocast(DEVICE):
-        flex, dense = (model.hidden(ids, mask=m) for m in (attention.flex_mask(docs), attention.Documents(docs).mask))
+        flex, dense = (model.hidden(ids, mask=m) for m in (attention.flex_mask(docs), Documents(docs).mask))
     real = docs >= 0
     assert float((flex - dense)[real].norm() / dense[real].norm()) < 2e-2
 

@@ -14,7 +14,10 @@ from torch import Tensor
 from codechat.data import conversations
 from codechat.models import attention, generate
 from codechat.models.config import GPTConfig
+from codechat.models.fast import attention as fast
+from codechat.models.fast import device
 from codechat.models.gpt import GPT
+from codechat.models.masks import Documents
 from codechat.text import tokenizer
 from codechat_lab.serve.call_grammar import Rules, call_grammar
 
@@ -43,9 +46,9 @@ def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any])
         (loss + (logprobs * torch.linspace(-1, 1, 256)).sum()).backward()
         return [loss.detach(), logprobs.detach(), *(p.grad for p in model.parameters())]
 
-    want = values(attention.Documents(DOCS, BRANCHES))
+    want = values(fast.packed_mask(DOCS, BRANCHES))
     with on_gpu.as_on_a_gpu():
-        for got, expected in zip(values(attention.flex_mask(DOCS, BRANCHES)), want):
+        for got, expected in zip(values(fast.packed_mask(DOCS, BRANCHES)), want):
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -94,7 +97,7 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
         expected = completions(model)
         masks.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(attention, "DENSE", ())
+            patch.setattr(device, "CPU_KINDS", ())
             found = completions(model)
         assert masks
         assert not any(masks)
@@ -108,7 +111,7 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
             )
 
 
-def assert_as_masked(seen: attention.Documents, *shapes: tuple[int, ...], rng: torch.Generator) -> None:
+def assert_as_masked(seen: Documents, *shapes: tuple[int, ...], rng: torch.Generator) -> None:
     """Attention piece by piece is attention under the mask, with gradients. shapes: of queries, keys and values."""
     q, k, v = (torch.randn(s, generator=rng, dtype=torch.float64).requires_grad_() for s in shapes)
     real, (B, T) = (seen.docs >= 0)[:, None, :, None], seen.docs.shape
@@ -131,13 +134,13 @@ def assert_as_masked(seen: attention.Documents, *shapes: tuple[int, ...], rng: t
 
 def test_attention_by_documents_is_attention_under_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces that do not divide the documents, three to a product; a piece has just the keys that one of it sees."""
-    monkeypatch.setattr(attention, "QUERIES", 16)
-    monkeypatch.setattr(attention, "ABREAST", 3)
+    monkeypatch.setattr(fast, "QUERIES", 16)
+    monkeypatch.setattr(fast, "ABREAST", 3)
     for groups, padding in ((1, 0), (3, 5)):
         lengths = [(37, 3, 20 - padding), (1, 16, 43 - padding)]
         docs = torch.tensor([[d for d, n in enumerate(row) for _ in range(n)] + [-1] * padding for row in lengths])
         T = docs.shape[1]
-        seen = attention.Documents(docs)
+        seen = fast.Pieces(docs)
         assert [len(some.keys) for some in seen.plan.alike] == [3, 3, 2]
         used = sum((some.keys < docs.numel()).sum() for some in seen.plan.alike)
         assert used == sum(block.any(2).sum() for block in seen.mask.split(16, dim=2))
@@ -147,9 +150,9 @@ def test_attention_by_documents_is_attention_under_their_mask(monkeypatch: pytes
 
 def test_branches_see_the_prompt_and_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three documents in a row, with branches that come back after others."""
-    monkeypatch.setattr(attention, "QUERIES", 8)
+    monkeypatch.setattr(fast, "QUERIES", 8)
     docs = torch.tensor([[0] * 24 + [1] * 14 + [2] * 16 + [-1] * 2])
     runs = [(0, 5), (1, 10), (2, 3), (1, 2), (0, 2), (2, 2), (0, 3), (1, 5), (2, 6)]
     runs += [(0, 4), (1, 3), (2, 4), (3, 2), (4, 1), (3, 2), (0, 2)]
-    seen = attention.Documents(docs, torch.tensor([[b for b, n in runs for _ in range(n)]]))
+    seen = fast.Pieces(docs, torch.tensor([[b for b, n in runs for _ in range(n)]]))
     assert_as_masked(seen, *[(1, 2, 56, 8)] * 3, rng=torch.Generator().manual_seed(0))

@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from random_models import randomise
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
-from codechat.models import attention, decode_graph, generate, lora
-from codechat.models.attention import KVCache, SharedCache
+from codechat.models import attention, draws, generate, lora
+from codechat.models.attention import KVCache
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.draws import Batch
+from codechat.models.fast import decode_graph, device, memory, reader
+from codechat.models.fast.reader import reader_of
+from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.generate import Completion, Truncation, sample, stream
 from codechat.models.gpt import GPT
 from codechat.text import chat, tokenizer
@@ -32,6 +37,11 @@ ARCHITECTURES += [dict(attention="mla"), dict(attention="mla", kv_rank=12, q_ran
 def random_model(scale: float = 0.2, **options: Any) -> GPT:
     shape = dict(depth=2, n_embd=32, n_head=4, block_size=64, vocab_size=90) | options
     return randomise(GPT(GPTConfig(**shape)), scale).train()
+
+
+def logits_behind(model: GPT, ids: Tensor, cache: KVCache, n_new: Tensor | None = None) -> Tensor:
+    """(B, T, V) of new tokens behind those that the cache keeps."""
+    return F.linear(model.hidden(ids, cache=cache, n_new=n_new), model.head_weight())
 
 
 def assert_same(got: list[Completion], want: list[Completion]) -> None:
@@ -72,12 +82,12 @@ def test_cached_decoding_equals_the_full_forward(options: dict[str, Any]) -> Non
     ids = torch.randint(90, (3, T), generator=torch.Generator().manual_seed(2))
     full = model(ids)
     cache = KVCache(model.cfg, 3, T + 9)
-    first = model(ids[:, :9], cache=cache, n_new=lengths)  # right-padded with tokens that must not be seen
+    first = logits_behind(model, ids[:, :9], cache, lengths)  # right-padded with tokens that must not be seen
     for row, n in enumerate(lengths.tolist()):
         torch.testing.assert_close(first[row, :n], full[row, :n], atol=1e-5, rtol=1e-5)
     for new in (1, 1, 3, 1, 4):
         at = cache.lengths[:, None] + torch.arange(new)
-        got = model(ids.gather(1, at), cache=cache)
+        got = logits_behind(model, ids.gather(1, at), cache)
         torch.testing.assert_close(got, full[torch.arange(3)[:, None], at], atol=1e-5, rtol=1e-5)
 
 
@@ -88,7 +98,7 @@ def test_of_latent_attention_the_latent_and_one_rotated_key_are_all_that_is_kept
     for heads in (4, 16):
         model = random_model(attention="mla", n_head=heads, **shape)
         cache = KVCache(model.cfg, 3, 10)
-        model(torch.zeros(3, 10, dtype=torch.long), cache=cache)
+        logits_behind(model, torch.zeros(3, 10, dtype=torch.long), cache)
         assert (
             cache.kv.numel() == 3 * 10 * model.cfg.depth * (24 + 8) == 3 * 10 * model.cfg.depth * model.cfg.cache_width
         )
@@ -128,20 +138,20 @@ def test_ragged_tokens_behind_a_shared_prefix_equal_the_full_forward(options: di
     own = torch.randint(90, (4, 10), generator=rng)
     tails = torch.tensor([5, 1, 3, 5])
     prefilled = KVCache(model.cfg, 2, 7)
-    model(prefix, cache=prefilled, n_new=heads)
+    logits_behind(model, prefix, prefilled, heads)
     shared = SharedCache(prefilled, owner, 10)
     rows = torch.arange(4)
     begin = heads[owner]
     whole = (torch.cat((prefix[p, : heads[p]], own[row])) for row, p in enumerate(owner.tolist()))
     full = [model(ids[None])[0, heads[p] :] for ids, p in zip(whole, owner.tolist())]
-    got = model(own[:, :5], cache=shared, n_new=tails)
+    got = logits_behind(model, own[:, :5], shared, tails)
     for row, n in enumerate(tails.tolist()):
         torch.testing.assert_close(got[row, :n], full[row][:n], atol=1e-5, rtol=1e-5)
     for keep, new in (([0, 1, 2, 3], 1), ([3, 1, 2], 3), ([0, 1], 1)):
         shared = shared.select(torch.tensor(keep))
         rows = rows[keep]
         at = (shared.lengths - begin[rows])[:, None] + torch.arange(new)
-        got = model(own[rows[:, None], at], cache=shared)
+        got = logits_behind(model, own[rows[:, None], at], shared)
         for i, row in enumerate(rows.tolist()):
             torch.testing.assert_close(got[i], full[row][at[i]], atol=1e-5, rtol=1e-5)
 
@@ -157,8 +167,8 @@ def test_sampled_logprobs_equal_recomputed_ones(options: dict[str, Any], monkeyp
     """Of few rows, which read transposed copies, and of more; also where oneDNN packs all weights."""
     model = random_model(**options)
     how = dict(max_new_tokens=12, seed=0, stop=STOPS)
-    for temperature, samples, packed in ((1.0, 3, 1 << 30), (0.6, 1 + generate.FEW_ROWS // 4, 1 << 30), (1.7, 3, 1)):
-        monkeypatch.setattr(generate, "PACKED", packed)
+    for temperature, samples, packed in ((1.0, 3, 1 << 30), (0.6, 1 + reader.FEW_ROWS // 4, 1 << 30), (1.7, 3, 1)):
+        monkeypatch.setattr(reader, "PACKED", packed)
         found = sample(model, PROMPTS, temperature=temperature, samples_per_prompt=samples, **how)
         for i, completion in enumerate(found):
             expected = recomputed(model, PROMPTS[i // samples], completion, temperature)
@@ -296,7 +306,7 @@ def test_a_token_that_cannot_be_drawn_is_not() -> None:
         u = torch.rand(16, generator=rng, dtype=torch.float64)
         u[:2] = 0.0
         u[2:4] = 1 - 2.0**-53
-        ids, logprobs = generate.draw(logits.clone(), Truncation(), u)
+        ids, logprobs = draws.draw(logits.clone(), Truncation(), u)
         p = logits.double().softmax(-1)
         mass, above = (x.gather(1, ids[:, None])[:, 0] for x in (p, p.cumsum(-1)))
         torch.testing.assert_close(logprobs, mass.log().float(), atol=1e-5, rtol=0)
@@ -336,7 +346,7 @@ def test_tokens_do_not_depend_on_batch_size_order_or_neighbours(monkeypatch: pyt
     tokens = [c.ids for c in whole]
     for batch_size in (1, 7):
         with monkeypatch.context() as patch:
-            patch.setattr(generate, "_rows_in_memory", lambda *_, n=batch_size: n)
+            patch.setattr(memory, "rows_at_once", lambda *_, n=batch_size: n)
             assert [c.ids for c in sample(model, PROMPTS, keys=names, **how)] == tokens
     mixed = sample(model, PROMPTS[::-1], keys=names[::-1], **how)
     assert [c.ids for i in (3, 2, 1, 0) for c in mixed[4 * i : 4 * i + 4]] == tokens
@@ -365,9 +375,9 @@ def test_prompts_run_once_a_few_at_a_time_and_finished_rows_leave(monkeypatch: p
     prompts = [[1 + i % 7] * n for i, n in enumerate((3, 20, 4, 5, 19, 2))]
     for samples in (1, 3):
         how = dict(max_new_tokens=12, seed=0, samples_per_prompt=samples)
-        monkeypatch.setattr(generate, "CPU_PREFILL", 1024)
+        monkeypatch.setattr(memory, "CPU_PREFILL", 1024)
         whole = sample(model, prompts, **how)
-        monkeypatch.setattr(generate, "CPU_PREFILL", 21)
+        monkeypatch.setattr(memory, "CPU_PREFILL", 21)
         shapes.clear()
         parts = sample(model, prompts, **how)
         assert shapes[:4] == [(4, 5), (1, 19), (1, 20), (6 * samples, 1)]  # in the order of their lengths
@@ -460,21 +470,30 @@ def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
     assert list(stream(model, PROMPTS[1], key=1, grammar=grammar, stop=stop, **how)) == mixed[1].ids
 
 
-def test_few_rows_without_gradient_read_a_copy_while_the_context_is_open_and_copies_share_what_they_can() -> None:
+@torch.no_grad()
+def test_a_reader_reads_copies_of_weights_for_few_rows_and_the_weights_themselves_for_many() -> None:
     model = random_model()
     layer = model.blocks[0].mlp.up
+    reading = reader_of(model).model.blocks[0].mlp.up
+    old = layer.weight.clone()
+    layer.weight.mul_(2)  # shows which of the two is read
     few = torch.randn(1, 32)
-    many = torch.randn(generate.FEW_ROWS + 1, 32)
-    old = layer.weight.detach().clone()
-    with pytest.raises(KeyError), generate.reading(model, None):
-        layer.weight.data.mul_(2)  # shows which of the two is read
-        with torch.no_grad():
-            torch.testing.assert_close(layer(few), few @ old.T)
-            torch.testing.assert_close(layer(many), 2 * many @ old.T)
-        layer(few).sum().backward()
-        raise KeyError
-    assert layer.weight.grad is not None
-    torch.testing.assert_close(layer(few), 2 * few @ old.T)
+    many = torch.randn(reader.FEW_ROWS + 1, 32)
+    torch.testing.assert_close(reading(few), few @ old.T)
+    torch.testing.assert_close(reading(many), 2 * many @ old.T)
+
+
+def test_a_model_learns_as_ever_beside_its_reader() -> None:
+    model = random_model()
+    layer = model.blocks[0].mlp.up
+    reader_of(model)
+    few = torch.randn(1, 32)
+    layer(few).sum().backward()
+    torch.testing.assert_close(layer.weight.grad, few.expand_as(layer.weight))
+
+
+def test_a_plain_copy_shares_what_it_can() -> None:
+    model = random_model()
     same, narrow = (sharding.plain_copy(model, dtype) for dtype in (torch.float32, torch.bfloat16))
     assert same.blocks[1].mlp.up.weight.data_ptr() == model.blocks[1].mlp.up.weight.data_ptr()
     assert narrow.blocks[1].mlp.up.weight.dtype == torch.bfloat16
@@ -516,7 +535,7 @@ def test_shared_beginnings_run_once_and_full_blocks_small_batches_and_adapters_d
     monkeypatch.setattr(GPT, "hidden", lambda self, ids, **kw: (ran.append(ids.numel()), hidden(self, ids, **kw))[1])
     sample(model, prompts[:4], prefix_tokens=prefixes[:4], **how)
     assert ran[:2] == [2 * 8, 4 * 3], "two beginnings, then what stands behind them"
-    monkeypatch.setattr(generate, "_rows_in_memory", lambda *_: 2)
+    monkeypatch.setattr(memory, "rows_at_once", lambda *_: 2)
     assert_same(sample(model, prompts, graph=True, **how), want)
     lora.attach(model, 2)
     for _, layer in lora.adapted(model):
@@ -547,8 +566,8 @@ def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pyt
     assert slots[-1] < 32
     assert slots == sorted(slots, reverse=True)
     sizes = {4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}
-    assert {decode_graph.bucket(n) for n in range(1, 513)} == sizes
-    assert all(n <= decode_graph.bucket(n) <= max(4, 1.5 * n) for n in range(1, 1000))
+    assert {memory.bucket(n) for n in range(1, 513)} == sizes
+    assert all(n <= memory.bucket(n) <= max(4, 1.5 * n) for n in range(1, 1000))
 
 
 @pytest.mark.slow
@@ -556,25 +575,19 @@ def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pyt
 def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new. Its peak is under
     what was free, and near it."""
-    monkeypatch.setattr(attention, "DENSE", ())
+    monkeypatch.setattr(device, "CPU_KINDS", ())
     cfg = GPTConfig(**PRESETS[name])
     free = 79 * 2**30 - 4 * cfg.n_params
-    rows = decode_graph.rows_in_memory(
-        cfg,
-        free,
-        2,
-        prompt_tokens=256,
-        new_tokens=256,
-        samples=samples,
-    )
+    row = memory.row_bytes(cfg, 2, prompt_tokens=256, new_tokens=256, samples=samples)
+    rows = memory.rows_in_memory(cfg, free, 2, row)
     prompts = [[i] * 256 for i in range(-(-rows // samples)) for _ in range(samples)][:rows]
     batch = Batch(prompts, [256] * rows, [256] * rows, list(range(rows)), Truncation(), [[1]])
     with FakeTensorMode(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model = GPT(cfg)
         with Tape() as tape:
-            with generate.reading(model, True) as reader:
-                made = decode_graph.Decoder(reader, *generate._prefill(reader.model, batch, 0), batch)
-                made._narrow(256)
-                made.step()
+            reader = reader_of(model, graph=True)
+            made = decode_graph.Decoder(reader, *generate.prefill(reader.model, batch, 0), batch)
+            made._narrow(256)
+            made.step()
             peak = tape.peak
-    assert 0.6 * free < peak <= free * (1 - decode_graph.SPARE), (rows, peak / 2**30, free / 2**30)
+    assert 0.6 * free < peak <= free * (1 - memory.SPARE), (rows, peak / 2**30, free / 2**30)

@@ -14,8 +14,9 @@ from random_models import randomise
 from codechat.core.errors import ConfigError
 from codechat.data.conversations import packed_mask
 from codechat.distributed import hardware
-from codechat.models import attention, gpt
+from codechat.models import gpt
 from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.fast import device
 from codechat.models.gpt import GPT
 from codechat_lab.instruments.step_memory import Tape
 
@@ -262,10 +263,12 @@ def test_recomputing_gives_the_same_gradients_for_less_memory() -> None:
     assert held[0] < 0.7 * held[1]
 
 
-@pytest.mark.parametrize("dense", [("cpu",), ()])
+@pytest.mark.parametrize("cpu_kinds", [("cpu",), ()])
 @torch.no_grad()
-def test_losses_and_logprobs_are_those_of_the_logits(dense: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "DENSE", dense)  # elsewhere the last block computes every token
+def test_losses_and_logprobs_are_those_of_the_logits(
+    cpu_kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "CPU_KINDS", cpu_kinds)  # elsewhere the last block computes every token
     model = random_model()
     ids = random_ids(2, 6)
     targets = random_ids(2, 6, seed=1)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codechat.models import attention, head
+from codechat.models.fast import device, head
 
 N, D, V, OWNED = 37, 16, 128, 120
 
@@ -156,7 +156,7 @@ def test_a_gpu_compiles_what_is_done_to_a_chunk(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(head, "CHUNK_BYTES", V * 4 * (N // 2 + 1))
     expected = everything(mixed=True)
     monkeypatch.setattr(head, "_body", body)
-    monkeypatch.setattr(attention, "DENSE", ())
+    monkeypatch.setattr(device, "CPU_KINDS", ())
     everything(mixed=True)
     first = len(graphs)
     for a, b in zip(everything(mixed=True), expected):

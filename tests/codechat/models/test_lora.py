@@ -12,8 +12,9 @@ from codechat import grpo, preference, reinforce
 from codechat.core import config
 from codechat.core.errors import CheckpointError, ConfigError
 from codechat.formats import peft_format
-from codechat.models import head, loading, lora
+from codechat.models import loading, lora
 from codechat.models.config import LORA_TARGETS
+from codechat.models.fast import head
 from codechat.models.gpt import GPT
 from codechat.runs.run import Run
 

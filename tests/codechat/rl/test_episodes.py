@@ -91,15 +91,20 @@ def closing_answers() -> Iterator[None]:
     """Random weights hardly ever close an answer: a quarter of the draws becomes <|end|>, with its own
     log-probability."""
 
-    def draw(logits: torch.Tensor, how: generate.Truncation, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(
+        logits: torch.Tensor,
+        how: generate.Truncation,
+        u: torch.Tensor,
+        width: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         table = logits.log_softmax(-1)
-        ids, logprobs = plain(logits, how, u)
+        ids, logprobs, kept = plain(logits, how, u, width)
         ends = u < 0.25
-        return torch.where(ends, END, ids), torch.where(ends, table[:, END], logprobs)
+        return torch.where(ends, END, ids), torch.where(ends, table[:, END], logprobs), kept
 
-    plain = generate.draw
+    plain = generate.draw_and_note
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generate, "draw", draw)
+        patch.setattr(generate, "draw_and_note", draw)
         yield
 
 

@@ -11,8 +11,9 @@ from random_models import perturbed, randomise
 
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
-from codechat.models import attention, generate
+from codechat.models import generate
 from codechat.models.config import GPTConfig
+from codechat.models.fast import attention, device
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.reinforce import ReinforceConfig
@@ -193,7 +194,7 @@ def test_rows_have_one_shape_in_a_compiled_run(policy: GPT, monkeypatch: pytest.
     first, second = shapes()
     assert first != second
     assert max(T for _, T in first) < max(T for _, T in second) < 64
-    monkeypatch.setattr(attention, "DENSE", ())
+    monkeypatch.setattr(device, "CPU_KINDS", ())
     assert shapes() == [{(2, attention.BLOCK)}] * 2
 
 

@@ -17,8 +17,9 @@ from codechat.core.errors import ConfigError
 from codechat.data import corpus_writer
 from codechat.distributed import gpu_specs
 from codechat.expert_iteration import ExpertConfig
-from codechat.models import head, lora
+from codechat.models import lora
 from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.fast import head
 from codechat.models.gpt import GPT
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig

@@ -14,8 +14,9 @@ import torch
 
 from codechat.core.errors import RunError
 from codechat.distributed import sharding
-from codechat.models import attention, generate
+from codechat.models import generate
 from codechat.models.config import GPTConfig
+from codechat.models.fast import device
 from codechat.models.generate import Truncation, row_key
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
@@ -79,8 +80,10 @@ def assert_as_sampled(model: GPT, job: Job, seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("options, dense", [(o, True) for o in ARCHITECTURES] + [({}, False)], ids=str)
-def test_tokens_are_those_of_sample_in_any_company(options: dict, dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options, on_cpu", [(o, True) for o in ARCHITECTURES] + [({}, False)], ids=str)
+def test_tokens_are_those_of_sample_in_any_company(
+    options: dict, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = loaded(**options)
     rng = torch.Generator().manual_seed(5)
     requests = []
@@ -89,7 +92,7 @@ def test_tokens_are_those_of_sample_in_any_company(options: dict, dense: bool, m
         stop = tuple((s,) for s in range(0, 90, 9)) if seed % 2 else ()
         requests.append(request(prompt, 1 + 4 * seed, seed, how=Truncation(**HOWS[seed % len(HOWS)]), stop=stop))
     with monkeypatch.context() as patch:
-        patch.setattr(attention, "DENSE", attention.DENSE if dense else ())  # as on a CPU, or as on a GPU
+        patch.setattr(device, "CPU_KINDS", device.CPU_KINDS if on_cpu else ())  # as on a CPU, or as on a GPU
         with Engine(model, max_rows=5) as engine:
             jobs = []
             for one in requests:  # one by one, so that they join a batch on its way
@@ -192,7 +195,7 @@ def test_the_copy_of_the_old_weights_is_gone_before_the_next_one_is_made(monkeyp
         return made
 
     monkeypatch.setattr(sharding, "plain_copy", noted)
-    monkeypatch.setattr(attention, "DENSE", ())
+    monkeypatch.setattr(device, "CPU_KINDS", ())
     model = loaded()
     gc.disable()
     try:

@@ -4,18 +4,18 @@
 logits for its backward pass up to KEEP_BYTES and recomputes them beyond. A chunk is as long as matrix products want
 it; its logits are worked on in blocks of rows that a CPU's cache holds, in float32.
 
-Shapes: N rows, D width, V rows of the head's weight.
+Shapes: N rows, D width, V rows of the head's weight, K ids that a draw could have been.
 """
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codechat.models import attention
+from codechat.models.fast.device import compute_dtype, on_cpu
 
 CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
 KEEP_BYTES = 1 << 30  # of logits that `logprobs` keeps: a third less work than recomputing them
@@ -24,12 +24,6 @@ CHUNK_SHARE = 1 / 64
 KEEP_SHARE = 1 / 16
 CUT = -1e20  # in place of the logit of a token that was cut: its weight is 0, and 0 times it is no NaN
 BLOCK_BYTES = 1 << 22  # float32 logits of one block: a few such tensors fit into the cache that two cores share
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of products with x, under this autocast."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -59,10 +53,16 @@ def logprobs(
     return chosen, entropy if entropy_grad else entropy.detach()
 
 
+# ---- chunks and blocks of rows
+
+
 @cache
 def _budget(device: torch.device, fixed: int, share: float) -> int:
     """Bytes: `fixed`, or on a GPU the share of its memory if that is more."""
-    return fixed if device.type != "cuda" else max(fixed, int(share * torch.cuda.mem_get_info(device)[1]))
+    if device.type != "cuda":
+        return fixed
+    _, total = torch.cuda.mem_get_info(device)
+    return max(fixed, int(share * total))
 
 
 def _chunks(
@@ -84,8 +84,15 @@ def _chunks(
 
 def _blocks(x: Tensor) -> Iterator[slice]:
     """Slices of the rows of x (N, M), whose float32 values take about BLOCK_BYTES; on a GPU all rows."""
-    rows = max(1, BLOCK_BYTES // (4 * x.shape[1]) if x.device.type == "cpu" else len(x))
+    rows = BLOCK_BYTES // (4 * x.shape[1]) if x.device.type == "cpu" else len(x)
+    rows = max(1, rows)
     return (slice(at, min(at + rows, len(x))) for at in range(0, len(x), rows))
+
+
+@cache
+def _body(body: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """What is done to the logits of a block: on a GPU in one kernel or two instead of a pass over memory each."""
+    return torch.compile(body) if device.type == "cuda" else body
 
 
 def _add_product(total: Tensor | None, g: Tensor, h: Tensor) -> Tensor:
@@ -100,10 +107,7 @@ def _add_product(total: Tensor | None, g: Tensor, h: Tensor) -> Tensor:
     return total
 
 
-@cache
-def _body(body: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """What is done to the logits of a block: on a GPU in one kernel or two instead of a pass over memory each."""
-    return torch.compile(body) if device.type == "cuda" else body
+# ---- what is done to the logits of a block
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
@@ -131,67 +135,72 @@ def _loss_and_slope(logits: Tensor, targets: Tensor, learns: bool) -> Tensor:
     if learns:
         x.scatter_add_(1, at, -torch.ones_like(chosen))
         # a GPU would have to be waited for; a CPU saves a pass over the logits
-        if not (attention.dense(x.device) and counts.all()):
+        if not (on_cpu(x.device) and counts.all()):
             x.mul_(counts)
         if logits.dtype != torch.float32:
             logits.copy_(x)
     return torch.where(counts, lse - chosen, 0.0)
 
 
-def _chosen_and_entropy(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of logits (N, V) / temperature: log-probability of each target, entropy, log-sum-exp, all (N,)."""
-    x = _scaled(logits, temperature)
-    weights = torch.empty_like(x)
-    lse = _softmax(x, out=weights)
-    with torch.autocast(x.device.type, enabled=False):  # which would sum V terms in bfloat16
-        if attention.dense(x.device):
-            mean = torch.bmm(weights[:, None], x[:, :, None])[:, 0]  # (N, 1): the expected logit
-        else:  # compiled, a product would need the weights in memory
-            mean = (weights * x).sum(-1, keepdim=True)
-    chosen = x.gather(1, targets[:, None]) - lse
-    return chosen[:, 0], (lse - mean)[:, 0], lse[:, 0]
+class _Values(NamedTuple):
+    """Of some rows, (N,) each: log-probability of the target, entropy, log-sum-exp of the logits."""
+
+    chosen: Tensor
+    entropy: Tensor
+    lse: Tensor
 
 
-def _slope(logits: Tensor, targets: Tensor, temperature: float, *rows: Tensor | None) -> Tensor:
-    """d loss / d logits (N, V), float32. rows: log-sum-exp and entropy of `_chosen_and_entropy`, the gradient of the
-    log-probabilities and of the entropies (none = no loss used them), (N,) each."""
-    lse, entropy, d_chosen, d_entropy = rows
-    x = _scaled(logits, temperature)
-    up = d_chosen[:, None] / temperature
-    factor = -up  # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
-    if d_entropy is not None:
-        factor = factor - (x - lse[:, None] + entropy[:, None]) * (d_entropy[:, None] / temperature)
-    return torch.softmax(x, -1).mul_(factor).scatter_add_(1, targets[:, None], up)
-
-
-def _kept_logits(
-    logits: Tensor,
-    targets: Tensor,
-    temperature: float,
-    kept: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Of logits (N, V) those of the ids kept (N, K), float32 at this temperature, and each target's column (N,)."""
+def _candidates(logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Logits (N, V) / temperature in float32, and each target's column (N,). kept (N, K): of these ids alone."""
+    if kept is None:
+        return _scaled(logits, temperature), targets
     some = _scaled(logits.gather(1, kept.long().clamp(min=0)), temperature).masked_fill(kept < 0, CUT)
     return some, (kept == targets[:, None]).int().argmax(1)
 
 
-def _chosen_and_entropy_of_kept(
+def _chosen_and_entropy(logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None) -> _Values:
+    """Of the distribution over the candidates."""
+    x, columns = _candidates(logits, targets, temperature, kept)
+    weights = torch.empty_like(x)
+    lse = _softmax(x, out=weights)
+    with torch.autocast(x.device.type, enabled=False):  # which would sum V terms in bfloat16
+        if on_cpu(x.device):
+            mean = torch.bmm(weights[:, None], x[:, :, None])[:, 0]  # (N, 1): the expected logit
+        else:  # compiled, a product would need the weights in memory
+            mean = (weights * x).sum(-1, keepdim=True)
+    chosen = x.gather(1, columns[:, None]) - lse
+    return _Values(chosen[:, 0], (lse - mean)[:, 0], lse[:, 0])
+
+
+def _slope(
     logits: Tensor,
     targets: Tensor,
     temperature: float,
-    kept: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`_chosen_and_entropy` of the distribution over the ids that were kept."""
-    some, columns = _kept_logits(logits, targets, temperature, kept)
-    return _chosen_and_entropy(some, columns, 1.0)
+    kept: Tensor | None,
+    values: _Values,
+    d_chosen: Tensor,
+    d_entropy: Tensor | None,
+) -> Tensor:
+    """d loss / d logits (N, V), float32; 0 for ids that were not kept. values: of `_chosen_and_entropy`; d_chosen,
+    d_entropy (N,): the gradients in log-probabilities and entropies, none = no loss used them.
 
-
-def _slope_of_kept(logits: Tensor, targets: Tensor, temperature: float, kept: Tensor, *rows: Tensor | None) -> Tensor:
-    """`_slope` of the distribution over the ids that were kept: 0 elsewhere."""
-    some, columns = _kept_logits(logits, targets, temperature, kept)
-    slope = _slope(some, columns, 1.0, *rows) / temperature
+    With x = logits / temperature: d log p(t) / dx = one-hot - p, d entropy / dx = -p (log p + entropy)."""
+    x, columns = _candidates(logits, targets, temperature, kept)
+    scale = temperature if kept is None else 1.0
+    up = d_chosen[:, None] / scale
+    factor = -up
+    if d_entropy is not None:
+        log_p = x - values.lse[:, None]
+        factor = factor - (log_p + values.entropy[:, None]) * (d_entropy[:, None] / scale)
+    slope = torch.softmax(x, -1).mul_(factor).scatter_add_(1, columns[:, None], up)
+    if kept is None:
+        return slope
     # -1 stands where there are fewer ids than columns; its slope is 0
-    return torch.zeros_like(logits, dtype=torch.float32).scatter_add_(1, kept.long().clamp(min=0), slope)
+    whole = torch.zeros_like(logits, dtype=torch.float32)
+    return whole.scatter_add_(1, kept.long().clamp(min=0), slope / temperature)
+
+
+# ---- the two functions
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -216,7 +225,7 @@ class _CrossEntropy(torch.autograd.Function):
             for block in _blocks(logits):
                 losses[block] = body(logits[block], targets[rows][block], learns)
             total += losses.sum()
-            if learns:
+            if d_hidden is not None:
                 torch.mm(logits, w, out=d_hidden[rows])
             if teaches:
                 d_weight = _add_product(d_weight, logits, h[rows])
@@ -244,43 +253,51 @@ class _Logprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         dtype: torch.dtype,
-        among: Tensor | None,
+        kept: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         h = hidden.to(dtype)
         w = weight.to(dtype)
-        chosen, entropy, lses = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
+        found = _Values(*(torch.empty(len(hidden), device=hidden.device) for _ in range(3)))
         ctx.set_materialize_grads(False)
-        budget = _budget(weight.device, KEEP_BYTES, KEEP_SHARE)
-        keep = len(h) * len(w) * w.element_size() <= budget and any(ctx.needs_input_grad)
-        kept = w.new_empty(len(h), len(w)) if keep else None
-        body = _body(_chosen_and_entropy if among is None else _chosen_and_entropy_of_kept, hidden.device)
-        for rows, logits in _chunks(h, w, kept):
+        fits = len(h) * len(w) * w.element_size() <= _budget(weight.device, KEEP_BYTES, KEEP_SHARE)
+        ctx.logits = w.new_empty(len(h), len(w)) if fits and any(ctx.needs_input_grad) else None
+        body = _body(_chosen_and_entropy, hidden.device)
+        for rows, logits in _chunks(h, w, ctx.logits):
             for block in _blocks(logits):
-                more = () if among is None else (among[rows][block],)
-                values = body(logits[block], targets[rows][block], temperature, *more)
-                chosen[rows][block], entropy[rows][block], lses[rows][block] = values
-        ctx.save_for_backward(hidden, weight, targets, lses, entropy, among)
-        ctx.temperature, ctx.dtype, ctx.kept = temperature, dtype, kept
-        return chosen, entropy
+                among = None if kept is None else kept[rows][block]
+                values = body(logits[block], targets[rows][block], temperature, among)
+                for whole, part in zip(found, values):
+                    whole[rows][block] = part
+        ctx.save_for_backward(hidden, weight, targets, *found, kept)
+        ctx.temperature = temperature
+        ctx.dtype = dtype
+        return found.chosen, found.entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, lses, entropy, among = ctx.saved_tensors
+        hidden, weight, targets, *found, kept = ctx.saved_tensors
         h = hidden.to(ctx.dtype)
         w = weight.to(ctx.dtype)
         d_hidden = torch.empty_like(h)
         d_weight = None
-        d_chosen = torch.zeros_like(lses) if d_chosen is None else d_chosen
-        slopes = w.new_empty(0)
-        body = _body(_slope if among is None else _slope_of_kept, hidden.device)
-        for rows, logits in _chunks(h, w, ctx.kept, ctx.kept is not None):
-            slopes = torch.empty_like(logits) if len(slopes) < len(logits) else slopes
-            slope = slopes[: len(logits)]
+        d_chosen = torch.zeros_like(found[0]) if d_chosen is None else d_chosen
+        buffer = w.new_empty(0)
+        body = _body(_slope, hidden.device)
+        for rows, logits in _chunks(h, w, ctx.logits, ctx.logits is not None):
+            if len(buffer) < len(logits):
+                buffer = torch.empty_like(logits)
+            slope = buffer[: len(logits)]
             for block in _blocks(logits):
-                values = [x if x is None else x[rows][block] for x in (lses, entropy, d_chosen, d_entropy)]
-                more = () if among is None else (among[rows][block],)
-                slope[block] = body(logits[block], targets[rows][block], ctx.temperature, *more, *values)
+                slope[block] = body(
+                    logits[block],
+                    targets[rows][block],
+                    ctx.temperature,
+                    None if kept is None else kept[rows][block],
+                    _Values(*(x[rows][block] for x in found)),
+                    d_chosen[rows][block],
+                    None if d_entropy is None else d_entropy[rows][block],
+                )
             torch.mm(slope, w, out=d_hidden[rows])
             if ctx.needs_input_grad[1]:
                 d_weight = _add_product(d_weight, slope, h[rows])

@@ -1,0 +1,27 @@
+"""The kind of device, which decides between two ways of computing the same."""
+
+import torch
+from torch import Tensor
+
+CPU_KINDS = ("cpu",)  # tests empty it: a CPU then takes the ways of a GPU
+
+
+def on_cpu(device: torch.device) -> bool:
+    """Whether this device is a CPU.
+
+    A CPU takes any shape and any mask, and reading a value costs it nothing, so it skips whatever adds nothing. On a
+    GPU a new shape compiles the blocks again, a dense mask keeps flash kernels from being taken, and the host waits
+    for every value that it reads."""
+    return device.type in CPU_KINDS
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of matrix products with x, under the caller's autocast."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def early_places(places: Tensor | None, device: torch.device) -> Tensor | None:
+    """The tokens on which the last block's MLP runs, of those that `places` (N,) asks for; none = all: a compiled block
+    wants one shape."""
+    return places if on_cpu(device) else None
