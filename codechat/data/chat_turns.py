@@ -121,8 +121,9 @@ def continued(prompt: Any, answer: Any, where: str) -> list[Any]:
 
 def _split_system(turns: list[Row]) -> tuple[list[Row], list[Row]]:
     """The system turn, if it comes first, and the turns after it."""
-    n = int(bool(turns) and role_of(turns[0]) == "system")
-    return turns[:n], turns[n:]
+    if turns and role_of(turns[0]) == "system":
+        return turns[:1], turns[1:]
+    return [], turns
 
 
 def _said(turn: Row) -> tuple[Any, Any]:

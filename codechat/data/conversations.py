@@ -362,15 +362,15 @@ class PackedLoader:
 
     def state(self) -> dict[str, Any]:
         """Plain json; `load_state` continues bitwise, with any number of ranks."""
-        return {
-            "seed": self.seed,
-            "sizes": dict(zip(self.domains, map(len, self.examples), strict=True)),
-            "hashes": dict(self.hashes),
-            "drawn": list(self.drawn),
-            "supervised": list(self.supervised),
+        return dict(
+            seed=self.seed,
+            sizes=dict(zip(self.domains, map(len, self.examples), strict=True)),
+            hashes=dict(self.hashes),
+            drawn=list(self.drawn),
+            supervised=list(self.supervised),
             # by name, since the numbers of domains depend on the mix
-            "waiting": [[self.domains[one.domain], one.example] for one in self.waiting],
-        }
+            waiting=[[self.domains[one.domain], one.example] for one in self.waiting],
+        )
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """DataError when the seed or the conversations are not those of the saved state."""

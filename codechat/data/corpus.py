@@ -55,27 +55,23 @@ def _foreign_manifest(directory: Path) -> dict[str, Any]:
     if not paths:
         make = f"make a corpus with codechat data corpus --out {directory}"
         raise MissingFile(f"{directory} holds neither {MANIFEST} nor *.bin shards; {make}")
-    files: list[dict[str, Any]] = []
-    for path in paths:
-        size = path.stat().st_size
-        files.append(
-            {
-                "name": path.name,
-                "bytes": size,
-                "tokens": size // 2,
-                "split": "val" if path == paths[-1] else "train",
-            }
-        )
-    return {
-        "tokenizer": "gpt2",
-        "n_vocab": 50257,
-        "eot_id": 50256,
-        "train_tokens": sum(file["tokens"] for file in files[:-1]),
-        "val_tokens": files[-1]["tokens"],
-        "files": files,
-        "note": f"{directory} has no {MANIFEST}: read as GPT-2 ids in uint16; "
-        f"{paths[-1].name} is held out for validation",
-    }
+    files = [_foreign_shard(path, "train") for path in paths[:-1]]
+    files.append(_foreign_shard(paths[-1], "val"))
+    last = f"{paths[-1].name} is held out for validation"
+    return dict(
+        tokenizer="gpt2",
+        n_vocab=50257,
+        eot_id=50256,
+        train_tokens=sum(file["tokens"] for file in files[:-1]),
+        val_tokens=files[-1]["tokens"],
+        files=files,
+        note=f"{directory} has no {MANIFEST}: read as GPT-2 ids in uint16; {last}",
+    )
+
+
+def _foreign_shard(path: Path, split: str) -> dict[str, Any]:
+    size = path.stat().st_size
+    return dict(name=path.name, bytes=size, tokens=size // 2, split=split)
 
 
 def open_corpus(directory: Path | str, split: str) -> tuple[dict[str, Any], list[np.ndarray]]:

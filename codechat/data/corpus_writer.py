@@ -176,19 +176,21 @@ def _manifest(writer: _ShardWriter, tokenizer: tokenizers.Tokenizer, ledger: Led
         for unit in ("documents", "tokens", "bytes")
         for split, counts in writer.totals.items()
     }
-    return {
-        "hash": digest("".join(file["sha256"] for file in files)),
-        "tokenizer": tokenizer.spec,
-        "tokenizer_state": tokenizer.to_dict(),
-        "n_vocab": tokenizer.n_vocab,
-        "eot_id": tokenizer.eot_id,
-        **totals,
-        "kept": ledger.kept,
-        "dropped": dict(sorted(ledger.lost.items())),
-        "skipped": dict(sorted(ledger.skipped.items())),
-        "sources": {name: dict(counts) for name, counts in sorted(writer.origins.items())},
-        "files": files,
-    }
+    what = dict(
+        hash=digest("".join(file["sha256"] for file in files)),
+        tokenizer=tokenizer.spec,
+        tokenizer_state=tokenizer.to_dict(),
+        n_vocab=tokenizer.n_vocab,
+        eot_id=tokenizer.eot_id,
+    )
+    whence = dict(
+        kept=ledger.kept,
+        dropped=dict(sorted(ledger.lost.items())),
+        skipped=dict(sorted(ledger.skipped.items())),
+        sources={name: dict(counts) for name, counts in sorted(writer.origins.items())},
+        files=files,
+    )
+    return what | totals | whence
 
 
 def _publish(fresh: Path, out: Path, manifest: Mapping[str, Any]) -> None:

@@ -85,7 +85,7 @@ def write(
     with written_by_one(out, wait=True):
         require_kind(out, "conversations")
         path = out / MANIFEST
-        manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
+        manifest = config.read_json(path) if path.exists() else dict(domains={}, files={}, sources={})
         style = getattr(cfg, "tools_style", "compact")  # not every kind of data has tools
         named = {f"{name}.jsonl": rows for name, rows in files.items() if rows}
         if style == "described":
@@ -97,7 +97,7 @@ def write(
         manifest["domains"] |= counted
         manifest |= measured
         for ledger in ledgers:
-            counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
+            counts = dict(kept=ledger.kept, dropped=dict(ledger.lost), skipped=dict(ledger.skipped))
             manifest["sources"][ledger.source] = counts
         write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
         _print_files(manifest["files"], counted, cfg.tokenizer)
@@ -139,7 +139,7 @@ def _replace_files(
     for name, rows in files.items():
         text = json_lines(rows)
         write_atomic(out / name, text)
-        entries[name] = {"rows": len(rows), "sha256": digest(text), "command": command}
+        entries[name] = dict(rows=len(rows), sha256=digest(text), command=command)
         if style != "compact":
             entries[name]["tools_style"] = style
     for name in earlier - entries.keys():
@@ -183,11 +183,11 @@ def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dic
         domain = name.removesuffix(".train.jsonl")
         if any(row.get("domain") == domain for row in rows):
             kept = conversations.encode_all(rows, tok, "reserved", 1 << 30, Ledger(name))
-            counted[domain] = {
-                "conversations": len(kept),
-                "tokens": sum(map(len, kept)),
-                "supervised_tokens": sum(example.supervised for example in kept),
-            }
+            counted[domain] = dict(
+                conversations=len(kept),
+                tokens=sum(map(len, kept)),
+                supervised_tokens=sum(example.supervised for example in kept),
+            )
     return counted
 
 

@@ -82,9 +82,10 @@ def behaviour_matrix(
     """One completion of each probe {messages, asked: tool | code, tools_present}, counted by cell and behaviour. A
     collective."""
     numbers = range(dist.rank(), len(probes), dist.world_size())
-    conversations = [probes[i]["messages"] for i in numbers]
+    mine = [probes[i] for i in numbers]
+    conversations = [probe["messages"] for probe in mine]
     texts = answers(model, tokenizer, tags, conversations, keys=numbers, max_new_tokens=48, seed=seed)
-    found = [(cell_of(probes[i]), behaviour(text)) for i, text in zip(numbers, texts, strict=True)]
+    found = list(zip(map(cell_of, mine), map(behaviour, texts), strict=True))
     counts = {cell: Counter[str]() for cell in CELLS}
     for part in dist.gather(found):
         for cell, did in part:

@@ -99,7 +99,9 @@ def verdict_of(correct_share: float, signal: float, dead_below: float, weak_belo
     """SATURATED above 85 % correct; else DEAD, WEAK or LIVE by the share `signal` of what learning starts from."""
     if correct_share > SATURATED_ABOVE:
         return "SATURATED"
-    return "DEAD" if signal < dead_below else "WEAK" if signal < weak_below else "LIVE"
+    if signal < dead_below:
+        return "DEAD"
+    return "WEAK" if signal < weak_below else "LIVE"
 
 
 class Sentinel:

@@ -10,8 +10,8 @@
 Seeds depend on the problem's id, so two checkpoints are compared with common random numbers. --all-checkpoints chooses
 the best pass@1 on the validation split and writes the run's checkpoints/best. The run directory keeps the counts for a
 paired test, `per_problem.jsonl`, and every completion with its score, `examples.jsonl`. Ranks of torchrun share the
-problems. Before it prints a score, it searches the checkpoint's training data for the problems (the
-instrument `contamination`, which the laboratory brings)."""
+problems. Before it prints a score, it searches the checkpoint's training data for the problems (the instrument
+`contamination`, which the laboratory brings)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LOSS_ROWS = 8  # packed rows of a batch of held-out conversations
 VERDICTS = ("verdict", "remedy", "reward_verdict", "gate")  # of a row, that the run's summary repeats
 
 
-# ---- the command
+# ---- the rows of the results
 
 
 @dataclass(frozen=True)

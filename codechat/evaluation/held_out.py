@@ -20,14 +20,18 @@ def held_out_losses(
     losses = {}
     device = dist.device()
     for domain, batches in held_out.items():
-        total = torch.zeros(2, dtype=torch.float64, device=device)
+        nats_here = 0.0
+        tokens_here = 0
         for batch in batches[dist.rank() :: dist.world_size()]:
             batch = batch.to(device)
             mask = conversations.packed_mask(batch.docs)
             with torch.no_grad(), dist.autocast(device):
                 nats = model.loss(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
-            total += torch.tensor([nats.item(), batch.supervised], dtype=torch.float64, device=device)
-        nats_sum, tokens = dist.sum_(total).tolist()
+            nats_here += nats.item()
+            tokens_here += batch.supervised
+        here = torch.tensor([nats_here, tokens_here], dtype=torch.float64, device=device)
+        nats_sum, tokens = dist.sum_(here).tolist()
         losses[f"heldout_loss/{domain}"] = nats_sum / max(1, int(tokens))
-        losses |= {f"heldout_nats/{domain}": nats_sum / sizes[domain]} if sizes else {}
+        if sizes:
+            losses[f"heldout_nats/{domain}"] = nats_sum / sizes[domain]
     return losses

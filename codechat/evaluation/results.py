@@ -101,8 +101,7 @@ class TaskResult:
         """At most KEPT_SAMPLES rows at equal distances, so that they come from all over the problems."""
         total = len(self.examples)
         kept = min(total, KEPT_SAMPLES)
-        rows = [self.examples[i * total // kept] for i in range(kept)]
-        return [{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in rows]
+        return [_without_parts(self.examples[i * total // kept]) for i in range(kept)]
 
     def settings(self, problems: int | None = None) -> str:
         """n, N and temperature, without which no pass@k is printed."""
@@ -124,7 +123,7 @@ class TaskResult:
         for i, example in enumerate(self.examples if classes else ()):
             group = str(self.problems[i // self.n].meta.get(by, "other")) if by else ""
             counts.setdefault(group, Counter())[example["parts"].get(self.of_task("classified_by"), "")] += 1
-        return {name: {c: some[c] / some.total() for c in classes} for name, some in sorted(counts.items())}
+        return {name: _shares(counts[name], classes) for name in sorted(counts)}
 
     def row(self) -> dict[str, float]:
         """Metrics under their declared names; an interval is NAME/lo and NAME/hi."""
@@ -190,6 +189,14 @@ class TaskResult:
         return f"{passes} ({self.settings()}, 95 % intervals over {number} {kind})"
 
 
+def _shares(counts: Counter[str], names: Iterable[str]) -> dict[str, float]:
+    return {name: counts[name] / counts.total() for name in names}
+
+
+def _without_parts(example: Row) -> Row:
+    return {name: value for name, value in example.items() if name not in ("parts", "terms")}
+
+
 def mean_over(
     counts: Sequence[Row],
     values: Sequence[float],
@@ -228,8 +235,7 @@ def difference_over_seeds(seeds: Sequence[tuple[Sequence[Row], Sequence[Row]]], 
     pairs = [_pairs(a, b, k) for a, b in seeds]
     ids = sorted(set().union(*pairs))
     clusters = _clusters((row for pair in seeds for rows in pair for row in rows), ids)
-    table = [[of_seed[id].gain if id in of_seed else math.nan for id in ids] for of_seed in pairs]
-    return hierarchical_interval(table, clusters=clusters)
+    return hierarchical_interval([_gains(of_seed, ids) for of_seed in pairs], clusters=clusters)
 
 
 class _Pair(NamedTuple):
@@ -241,6 +247,11 @@ class _Pair(NamedTuple):
     @property
     def gain(self) -> float:
         return self.after - self.before
+
+
+def _gains(pairs: Mapping[str, _Pair], ids: Sequence[str]) -> list[float]:
+    """The gain of each problem; nan = not among the pairs."""
+    return [pairs[id].gain if id in pairs else math.nan for id in ids]
 
 
 def _clusters(rows: Iterable[Mapping[str, Any]], ids: Sequence[str]) -> list[str] | None:

@@ -73,7 +73,7 @@ def export(cfg: ExportConfig) -> str:
     from codechat.runs import checkpoint  # imports torch, which --help does not need
 
     out = cfg.out.resolve()
-    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (cfg.overwrite and _is_export(out)))):
+    if not _may_be_written(out, cfg.overwrite):
         raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export and --overwrite")
     needed = FORMAT_OF_DTYPE.get(cfg.dtype, cfg.format)
     if cfg.format != needed:
@@ -85,6 +85,13 @@ def export(cfg: ExportConfig) -> str:
     with atomic_directory(out) as folder:
         written = write(cfg, ckpt, folder)
     return f"{cfg.out}: {written.about}, {written.size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
+
+
+def _may_be_written(out: Path, overwrite: bool) -> bool:
+    """Whether nothing is there, or an empty directory, or with `overwrite` an earlier export."""
+    if not out.exists():
+        return True
+    return out.is_dir() and (not any(out.iterdir()) or (overwrite and _is_export(out)))
 
 
 def _is_export(out: Path) -> bool:

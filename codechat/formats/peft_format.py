@@ -92,10 +92,12 @@ def load(model: GPT, directory: str | Path) -> GPT:
         rank = about["r"]
         scale = about["lora_alpha"] / (rank**0.5 if about.get("use_rslora") else rank)  # arXiv:2312.03732
         for name, weight in weights.items():
-            a, b = (factors.get(f"{_stem(name)}.lora_{part}.weight") for part in "AB")
+            names = [f"{_stem(name)}.lora_{part}.weight" for part in "AB"]
+            a, b = map(factors.get, names)
             if a is not None and b is not None and len(a) == rank:
-                del factors[f"{_stem(name)}.lora_A.weight"], factors[f"{_stem(name)}.lora_B.weight"]
                 weights[name] = weight + (scale * b.float() @ a.float()).to(weight.device)
+                for read in names:
+                    del factors[read]
     except (KeyError, TypeError, ZeroDivisionError, RuntimeError) as error:
         raise CheckpointError(f"{directory} holds no adapter of this model ({error!r})") from None
     if odd or factors:

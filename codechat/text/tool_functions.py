@@ -116,15 +116,12 @@ def schema_of(function: Callable[..., Any], name: str) -> Schema:
         line = re.search(rf"^[ \t]*{re.escape(p.name)}: +(\S.*)$", doc, re.MULTILINE)
         if line:
             properties[p.name]["description"] = line[1].strip()
-    return {
-        "name": name,
-        "description": doc.partition("\n")[0],
-        "parameters": {
-            "type": "object",
-            "properties": properties,
-            "required": [p.name for p in parameters if p.default is p.empty],
-        },
-    }
+    required = [p.name for p in parameters if p.default is p.empty]
+    return dict(
+        name=name,
+        description=doc.partition("\n")[0],
+        parameters=dict(type="object", properties=properties, required=required),
+    )
 
 
 def type_schema(hint: Any, where: str) -> Schema:
