@@ -148,7 +148,7 @@ class WindowLoader:
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def state(self) -> dict[str, Any]:
-        return {"windows": self.windows, "seed": self.seed, "corpus": self.hash}
+        return dict(windows=self.windows, seed=self.seed, corpus=self.hash)
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue where `state()` was taken, with any number of ranks. DataError for another seed or corpus."""

@@ -411,7 +411,7 @@ class Turn:
         if self.calls:
             prose = self.content.strip()
             content = "\n".join([prose, *self.calls] if prose else self.calls)
-        message: dict[str, Any] = {"role": self.role, "content": content}
+        message: dict[str, Any] = dict(role=self.role, content=content)
         if self.role == "assistant" and not self.weight:
             message["weight"] = 0
         return message

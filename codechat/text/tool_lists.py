@@ -231,7 +231,7 @@ def split_offer(prompt: str) -> tuple[str, list[Schema]]:
     for line in lines:
         read = read_line(line, turned) if line != NOTHING_FITS else None
         if read:
-            tools.append({"name": read.name, "description": read.description, "parameters": read.parameters})
+            tools.append(dict(name=read.name, description=read.description, parameters=read.parameters))
     return prompt[: listed.start()] + rest, tools
 
 
