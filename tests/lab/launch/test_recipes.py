@@ -127,24 +127,35 @@ def test_a_stage_without_its_files_waits_for_them(tiny: Path, capsys: pytest.Cap
     edit(tiny, "second", when="{data}/*.train.jsonl")
     COMMANDS["run"].run(["tiny.toml"])
     assert "skipped: first left no data/tiny/*.train.jsonl" in " ".join(capsys.readouterr().out.split())
-    expected = {"a": 10.0, "b": 20.0, "c": 0.0, "d": 60.0}  # this machine takes twice as long; c is not counted
-    taken = ({}, {"a": 20.0}, {"a": 20.0, "c": 99.0, "b": 40.0})
-    assert [runner.time_left(expected, done) for done in taken] == [90, 160, 120]
     (tiny.parent / "data/tiny/x.train.jsonl").write_text("")
     COMMANDS["run"].run(["tiny.toml"])
     assert Run.open("tiny/second").status["status"] == "finished"
 
 
-def test_what_does_not_fit_is_named(tiny: Path) -> None:
-    for name, wish, near in (
-        ("tiny.toml", dict(from_stage="frist"), "'first'"),
-        ("nona", {}, "'nano'"),
-        ("none.toml", {}, "none.toml"),
-        ("nano", dict(scale="9b"), "'9b'"),
-    ):
-        with raising(UserError, near):
-            runner.run_recipe(RecipeConfig(recipe=name, **wish))
-    for old, new, named in (
+def test_the_time_left_follows_the_pace_of_this_machine() -> None:
+    expected = {"a": 10.0, "b": 20.0, "c": 0.0, "d": 60.0}  # this machine takes twice as long; c is not counted
+    taken = ({}, {"a": 20.0}, {"a": 20.0, "c": 99.0, "b": 40.0})
+    assert [runner.time_left(expected, done) for done in taken] == [90, 160, 120]
+
+
+@pytest.mark.parametrize(
+    ("cfg", "near"),
+    [
+        (RecipeConfig(recipe="tiny.toml", from_stage="frist"), "'first'"),
+        (RecipeConfig(recipe="nona"), "'nano'"),
+        (RecipeConfig(recipe="none.toml"), "none.toml"),
+        (RecipeConfig(recipe="nano", scale="9b"), "'9b'"),
+    ],
+    ids=["stage", "recipe", "file", "scale"],
+)
+def test_a_request_for_what_does_not_exist_names_the_nearest(tiny: Path, cfg: RecipeConfig, near: str) -> None:
+    with raising(UserError, near):
+        runner.run_recipe(replace(cfg))  # without what another test has bound
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
         ('use = ["quick"]', 'use = ["quik"]', "'quick'"),
         ('about = "text"', "", "about"),
         ('"{first}"', '"{third}"', "third"),
@@ -152,10 +163,12 @@ def test_what_does_not_fit_is_named(tiny: Path) -> None:
         ("[stage.corpus]", "[stage.corpus", "tiny.toml"),
         ('about = "a test"', 'from = "nona"', "nona"),
         ('"{first}"', '"{"', "'{'"),
-    ):
-        tiny.write_text(TINY.read_text().replace(old, new))
-        with raising(ConfigError, named):
-            bound_stages("tiny.toml")
+    ],
+)
+def test_what_is_wrong_in_a_recipes_file_is_named(tiny: Path, old: str, new: str, named: str) -> None:
+    tiny.write_text(TINY.read_text().replace(old, new))
+    with raising(ConfigError, named):
+        bound_stages("tiny.toml")
 
 
 def test_placing_fills_in_folders_runs_and_earlier_stages() -> None:
@@ -200,21 +213,31 @@ def test_a_recipe_goes_on_from_another_one(tiny: Path) -> None:
     read = recipes.read_recipe(child)
     assert [s.name for s in read.stages] == ["corpus", "first"]
     above = recipes.read_recipe(tiny).stage("first").settings
-    settings = read.stage("first").settings
-    assert settings == above | {"max_steps": 5, "seq_len": 8}
-    same = tiny.with_name("nano.toml")  # the name of a recipe of the project, and from it
+    assert read.stage("first").settings == above | {"max_steps": 5, "seq_len": 8}
+
+
+def test_my_recipe_of_the_name_of_the_projects_goes_on_from_that_one(tiny: Path) -> None:
+    same = tiny.with_name("nano.toml")
     same.write_text('from = "nano"\n[stage.sft]\nmax_steps = 5\n')
     longer = recipes.read_recipe(same)
     nano = RECIPES["nano"]
     assert longer.stage("sft").settings == {**nano.stage("sft").settings, "max_steps": 5}
     assert [s for s in longer.stages if s.name != "sft"] == [s for s in nano.stages if s.name != "sft"]
-    same.write_text('from = "nano"\n[stage.sft]\nneeds = ["late"]\n[stage.late]\nkind = "sft"\nabout = "before it"\n')
-    names = [stage.name for stage in recipes.read_recipe(same).stages]
+
+
+def test_a_stage_comes_behind_those_that_it_needs(tiny: Path) -> None:
+    child = tiny.with_name("child.toml")
+    child.write_text('from = "nano"\n[stage.sft]\nneeds = ["late"]\n[stage.late]\nkind = "sft"\nabout = "before it"\n')
+    names = [stage.name for stage in recipes.read_recipe(child).stages]
     assert names.index("late") == names.index("sft") - 1
-    for needs in ("sft", "none"):  # a circle, a stage that is not there
-        same.write_text(f'from = "nano"\n[stage.base]\nneeds = ["{needs}"]\n')
-        with pytest.raises(ConfigError, match=needs):
-            recipes.read_recipe(same)
+
+
+@pytest.mark.parametrize("needs", ["sft", "none"], ids=["a circle", "a stage that is not there"])
+def test_needs_that_cannot_be_met_are_named(tiny: Path, needs: str) -> None:
+    child = tiny.with_name("child.toml")
+    child.write_text(f'from = "nano"\n[stage.base]\nneeds = ["{needs}"]\n')
+    with pytest.raises(ConfigError, match=needs):
+        recipes.read_recipe(child)
 
 
 @pytest.fixture
@@ -251,38 +274,45 @@ def test_a_recipe_begins_at_its_sft_from_an_existing_checkpoint(chat: RecipeConf
         runner.run_recipe(replace(chat))
 
 
-def test_a_ledger_that_cannot_be_read_is_one_line_and_keeps_the_rows_of_other_seeds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "[]", '{"sft": '])
+def test_a_ledger_that_cannot_be_read_is_one_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "stages.json"
-    for text in ("", "[]", '{"sft": '):
-        file.write_text(text)
-        with pytest.raises(RunError, match="stages.json"):
-            runner.read_ledger(file)
-    file.unlink()
+    file.write_text(text)
+    with pytest.raises(RunError, match="stages.json"):
+        runner.read_ledger(file)
+
+
+def test_a_ledger_keeps_the_rows_of_other_seeds(tmp_path: Path) -> None:
+    file = tmp_path / "stages.json"
     for name, row in (("sft", {"hash": "a"}), ("sft-s1", {"hash": "b"}), ("sft", None)):
         runner.note(file, name, row)
     assert runner.read_ledger(file) == {"sft-s1": {"hash": "b"}}
 
 
-def test_stages_that_must_be_asked_for_and_logs_of_seeds_and_scales(home: Path) -> None:
-    for words, where in (
-        ("v6", "nano/launch/v6"),
-        ("v6 --seed 1", "nano/launch/v6-s1"),
-        ("v6 --scale 8b", "nano-8b/launch/v6"),
-    ):
-        assert config.parse(RecipeLaunch, words.split()).where == home / "runs" / where
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [("v6", "nano/launch/v6"), ("v6 --seed 1", "nano/launch/v6-s1"), ("v6 --scale 8b", "nano-8b/launch/v6")],
+)
+def test_each_seed_and_scale_has_a_log(home: Path, words: str, where: str) -> None:
+    assert config.parse(RecipeLaunch, words.split()).where == home / "runs" / where
+
+
+@pytest.mark.parametrize(
+    ("cfg", "expected"),
+    [
+        (RecipeConfig(recipe="nano"), set()),
+        (RecipeConfig(recipe="nano", until="natural"), {"natural"}),
+        (RecipeConfig(recipe="nano", force=("natural",)), {"natural"}),
+        (RecipeConfig(recipe="nano", from_stage="natural"), {"natural"}),
+        # with the stage that it needs
+        (RecipeConfig(recipe="nano", until="more-sft-evaluate"), {"more-sft", "more-sft-evaluate"}),
+    ],
+    ids=["nothing", "until", "force", "from", "needs"],
+)
+def test_some_stages_run_only_if_a_flag_names_them(cfg: RecipeConfig, expected: set[str]) -> None:
     asked = {b.stage.name for b in bound_stages("nano") if b.stage.asked}
     assert asked == {"full-evaluation", "more-sft", "more-sft-evaluate", "natural"}
-    # with the stage that it needs
-    named = {"natural"}
-    more = dict(until="more-sft-evaluate")
-    for how, expected in (
-        ({}, set()),
-        (dict(until="natural"), named),
-        (dict(force=("natural",)), named),
-        (dict(from_stage="natural"), named),
-        (more, {"more-sft", "more-sft-evaluate"}),
-    ):
-        assert asked & runner.pending(RecipeConfig(recipe="nano", **how))[0] == expected
+    assert asked & runner.pending(replace(cfg)).todo == expected
 
 
 def stages_of(name: str, scale: str = "nano", seed: int = 0) -> dict[str, Bound]:
