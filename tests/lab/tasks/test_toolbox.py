@@ -2,6 +2,7 @@
 ones are new."""
 
 import functools
+import inspect
 import json
 import math
 import random
@@ -40,28 +41,48 @@ def without_slots(ask):
     return " ".join(re.findall(r"[a-z0-9{}]+", re.sub(r"{\w+}", "{}", ask.lower())))
 
 
-def test_the_catalogue_is_large_graded_and_well_formed():
+def test_the_catalogue_has_102_tools_of_training_and_50_held_out():
     assert len(SEEN) == 102
     assert len(HELD_OUT) == 50 == len(TOOLS) - 102
-    for level in (1, 2, 3):
-        assert sum(t.level == level for t in SEEN) >= 12
-        share = sum(t.level == level for t in HELD_OUT) / len(HELD_OUT)
-        assert share == pytest.approx(LEVELS.count(level) / len(LEVELS), abs=0.05)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_levels_of_held_out_tools_have_the_shares_of_requests(level):
+    assert sum(t.level == level for t in SEEN) >= 12
+    share = sum(t.level == level for t in HELD_OUT) / len(HELD_OUT)
+    assert share == pytest.approx(LEVELS.count(level) / len(LEVELS), abs=0.05)
+
+
+def test_a_tool_runs_the_function_of_its_name_with_its_arguments():
     for tool in TOOLS.values():
-        asks = [*tool.asks, *tool.hard_asks]
+        assert tool.run.__name__ == tool.name
+        assert list(inspect.signature(tool.run).parameters) == list(tool.slots)
+
+
+def test_every_parameter_is_required_and_described_briefly():
+    for tool in TOOLS.values():
         assert len(tool.description.split()) <= 6
         assert tool.schema["parameters"]["required"] == list(tool.slots)
+
+
+def test_every_tool_has_enough_different_requests_over_its_slots():
+    for tool in TOOLS.values():
+        asks = [*tool.asks, *tool.hard_asks]
         assert len(asks) >= 5
         assert len(tool.asks) >= 4
         assert tool.hard_asks
         assert len(set(asks)) == len(asks)
         assert all(slots(ask) == sorted(tool.slots) for ask in asks), tool.name
+
+
+def test_texts_belong_to_splits():
+    for tool in TOOLS.values():
         for key, slot in tool.slots.items():
             if slot.schema["type"] == "string" and "enum" not in slot.schema and key not in ("letter", "old"):
                 assert slot.unseen, (tool.name, key)
 
 
-def test_services_and_further_wordings_fit_their_slots_and_are_told_apart():
+def test_services_fit_their_slots_and_are_told_apart():
     assert len(SERVICES) >= 70
     assert not {t.name for t in SERVICES} & TOOLS.keys()
     assert len({t.description for t in SERVICES}) == len({t.name for t in SERVICES}) == len(SERVICES)
@@ -75,9 +96,12 @@ def test_services_and_further_wordings_fit_their_slots_and_are_told_apart():
             assert set(slots(answer)) <= {"result", *tool.slots}
     asks = [re.sub(r"{\w+}", "{}", ask.lower()) for t in SERVICES for ask in t.asks]
     assert len(set(asks)) == len(asks)
+
+
+def test_further_wordings_fit_their_slots_and_are_none_of_test_hard():
     assert len(WORDINGS) >= 60
     assert WORDINGS.keys() <= {t.name for t in SEEN}
-    for name, wordings in WORDINGS.items():  # training has no wording of test_hard, in any case or punctuation
+    for name, wordings in WORDINGS.items():  # in no case and punctuation
         tool = TOOLS[name]
         assert len(set(wordings)) == 16 and all(slots(ask) == sorted(tool.slots) for ask in wordings), name
         assert not set(map(without_slots, wordings)) & set(map(without_slots, [*tool.asks, *tool.hard_asks]))
@@ -107,14 +131,21 @@ def test_sampled_arguments_are_said_and_run_and_are_deterministic(tools):
                 assert tool.report(arguments, result).strip() or not result
 
 
-def test_known_results_and_errors():
+def test_known_results_and_errors_of_the_tools():
     wild = [("square", {"x": x}) for x in (math.nan, math.inf, 10**400)]
     wild += [("mean", {"numbers": [1] * 1001}), ("uppercase", {"text": "x" * 1001}), ("no_tool", {})]
     for name, arguments, *result in [*RESULTS, *wild]:
         answer = json.loads(catalogue.respond(name, arguments))
         assert answer == {"result": result[0]} if result else re.search(r"\w", answer["error"]), (name, arguments)
+
+
+def test_integers_written_as_floats_are_taken():
     whole = catalogue.check("n", 7.0, {"type": "integer"})
-    assert whole == 7 and isinstance(whole, int), "integers written as floats are taken"
+    assert whole == 7
+    assert isinstance(whole, int)
+
+
+def test_known_results_of_composed_tools():
     by_name = {t.name: t for t in composed()}
     assert len(by_name) == len(composed()) > 150
     assert not by_name.keys() & TOOLS.keys()
@@ -224,18 +255,23 @@ def invented(value):
     return re.fullmatch("".join(f"({part})" for part in parts), value.lower()) is not None
 
 
-def test_values_from_further_afield_come_in_their_share_and_belong_to_splits() -> None:
-    for share in (0.0, 0.4):
-        rng = random.Random(0)
-        greet = TOOLS["greet"]
-        drawn = [greet.sample(rng, "train", share)["name"] for _ in range(600)]
-        other = sum(not invented(value) for value in drawn) / 600  # the grammar has a few of the real names too
-        assert 0.75 * share <= other <= 1.15 * share
-    for draw in (values.varied_word, values.varied_name):
-        rng = random.Random(1)
-        slot = values.Slot({"type": "string"}, draw)
-        train, test = ({slot.sample(rng, split).lower() for _ in range(1500)} for split in ("train", "test"))
-        assert not train & test
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_varied_values_come_in_their_share(share: float) -> None:
+    rng = random.Random(0)
+    drawn = [TOOLS["greet"].sample(rng, "train", share)["name"] for _ in range(600)]
+    other = sum(not invented(value) for value in drawn) / 600  # the grammar has a few of the real names too
+    assert 0.75 * share <= other <= 1.15 * share
+
+
+@pytest.mark.parametrize("draw", [values.varied_word, values.varied_name])
+def test_varied_values_belong_to_splits(draw) -> None:
+    rng = random.Random(1)
+    slot = values.Slot({"type": "string"}, draw)
+    train, test = ({slot.sample(rng, split).lower() for _ in range(1500)} for split in ("train", "test"))
+    assert not train & test
+
+
+def test_natural_requests_have_no_name_of_varied_values() -> None:
     natural_words = {w for p in natural.read_requests() for w in re.findall(r"\w+", p.messages[-1]["content"].lower())}
     assert not natural_words & {name.lower() for name in (*NAMES, *PLACES)}
 

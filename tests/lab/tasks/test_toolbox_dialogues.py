@@ -15,7 +15,7 @@ from codechat.text import chat
 from codechat.text.tokenizer import load
 from codechat_lab.data import synthetic
 from codechat_lab.tasks.funcall import FuncallTask
-from codechat_lab.tasks.toolbox import catalogue, dialogues, drills, prepare, values
+from codechat_lab.tasks.toolbox import catalogue, dialogues, drills, mixes, prepare, values
 from codechat_lab.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SERVICES, TOOLS, family, say
 from codechat_lab.tasks.toolbox.dialogues import Mix, informally
 from codechat_lab.tasks.toolbox.dialogues import draw as draw_dialogues
@@ -131,10 +131,30 @@ def test_an_invented_tool_is_told_from_the_others_by_its_description() -> None:
         assert all(word in text for word in words[0])
 
 
-def test_impossible_shares_and_unknown_strata_are_errors() -> None:
-    for shares in (dict(renamed=1.5), dict(chained=0.6, unfitting=0.6), dict(composed=0.7, invented=0.7)):
-        with pytest.raises(ConfigError):
-            Mix(**shares)
+@pytest.mark.parametrize(
+    "shares", [{"renamed": 1.5}, {"chained": 0.6, "unfitting": 0.6}, {"composed": 0.7, "invented": 0.7}]
+)
+def test_impossible_shares_are_errors(shares: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Mix(**shares)
+
+
+@pytest.mark.parametrize("name", mixes.MIXES)
+def test_a_named_mix_is_its_shares_and_given_shares_win(name: str) -> None:
+    cfg = parse(prepare.CallsConfig, ["--mix", name, "--mix.informal", "0.125"])
+    assert cfg.mix == Mix(**mixes.shares_of(name) | {"informal": 0.125})
+
+
+def test_a_mix_has_the_shares_of_the_one_it_starts_from() -> None:
+    assert mixes.shares_of("everyday") == mixes.shares_of("everyday-renamed") | {"renamed": 0.5}
+
+
+def test_an_unknown_mix_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'reading'"):
+        parse(prepare.CallsConfig, ["--mix", "readin"])
+
+
+def test_unknown_strata_are_errors() -> None:
     with pytest.raises(ConfigError):
         draw_problems("test", 10, shares={"nonsense": 1.0})
 
