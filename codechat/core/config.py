@@ -25,7 +25,6 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -48,14 +47,17 @@ ELSEWHERE = json.loads(Path(__file__).with_name("elsewhere.json").read_text(enco
 
 def opt(default: Any, help: str, **meta: Any) -> Any:
     """A dataclass field with its help (name the unit). `default` may be a value, a factory or REQUIRED. A class
-    that inherits the field gives it
-    another default by a plain `lr: float = 5e-5`; help and bounds stay.
+    that inherits the field gives it another default by a plain `lr: float = 5e-5`; help and bounds stay.
 
     meta: least=, most= are the bounds of a number; identity=False keeps the field out of `config_hash`;
     positional=True takes a bare word of the command line; reads="run" or "path" says that the value names runs or
     files that are read, which no --overwrite may delete."""
-    how = {} if default is REQUIRED else {"default_factory" if callable(default) else "default": default}
-    return dataclasses.field(metadata={"help": help, **meta}, **how)
+    metadata = {"help": help, **meta}
+    if default is REQUIRED:
+        return dataclasses.field(metadata=metadata)
+    if callable(default):
+        return dataclasses.field(metadata=metadata, default_factory=default)
+    return dataclasses.field(metadata=metadata, default=default)
 
 
 class Settings:
@@ -64,7 +66,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, field in fields_of(type(self)).items():
-            if isinstance(value := getattr(self, name), str) and means_none(field.type, value):
+            value = getattr(self, name)
+            if isinstance(value, str) and means_none(field.type, value):
                 object.__setattr__(self, name, None)
         _check_bounds(type(self), vars(self))
 
@@ -85,23 +88,42 @@ def flag_of(name: str) -> str:
 
 
 class Field(NamedTuple):
+    """A setting of a configuration."""
+
     type: Any
     nested: type | None  # the dataclass among its types
     meta: Mapping[str, Any]
     default: Any  # REQUIRED, or the value
     group: type  # the class that declares it first
 
+    def takes(self, kind: type) -> bool:
+        """Whether `kind` (bool, tuple) is among its types."""
+        return any((typing.get_origin(arm) or arm) is kind for arm in arms(self.type))
 
-@cache
+
+_fields: dict[type, dict[str, Field]] = {}  # what `fields_of` found
+
+
 def fields_of(cls: type) -> dict[str, Field]:
+    """The fields of a configuration by name, in the order of its class."""
+    if cls not in _fields:
+        _fields[cls] = _read_fields(cls)
+    return _fields[cls]
+
+
+def _read_fields(cls: type) -> dict[str, Field]:
     hints = typing.get_type_hints(cls)
     out = {}
     for f in dataclasses.fields(cls):
         classes = [base for base in reversed(cls.__mro__) if f.name in base.__dict__.get("__annotations__", {})]
-        meta = {k: v for base in classes for k, v in base.__dict__["__dataclass_fields__"][f.name].metadata.items()}
-        value = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        nested = next((arm for arm in arms(hints[f.name]) if dataclasses.is_dataclass(arm)), None)
-        out[f.name] = Field(hints[f.name], nested, meta, value, classes[0])
+        meta: dict[str, Any] = {}
+        for base in classes:  # help and bounds stay where a subclass only gives another default
+            meta |= base.__dict__["__dataclass_fields__"][f.name].metadata
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        nested = next(
+            (arm for arm in arms(hints[f.name]) if isinstance(arm, type) and dataclasses.is_dataclass(arm)), None
+        )
+        out[f.name] = Field(hints[f.name], nested, meta, default, classes[0])
     return out
 
 
@@ -109,10 +131,11 @@ def leaves_of(cls: type, prefix: str = "", usual: Any = None) -> dict[str, Field
     """{dotted key: field}; a nested config is followed by the keys below it. usual: an instance whose values are
     the defaults."""
     out = {}
-    for name, f in fields_of(cls).items():
-        out[prefix + name] = f = f._replace(default=getattr(usual, name, f.default))
-        if f.nested:
-            out |= leaves_of(f.nested, f"{prefix}{name}.", f.default)
+    for name, field in fields_of(cls).items():
+        default = getattr(usual, name, field.default)
+        out[prefix + name] = field._replace(default=default)
+        if field.nested:
+            out |= leaves_of(field.nested, f"{prefix}{name}.", default)
     return out
 
 
@@ -123,8 +146,9 @@ def find_field(cls: type, key: str) -> str | None:
     head = next((name for name in (head, *ALIASES.get(head, "").split()) if name in fields), "")
     if not head or not rest:
         return head or None
-    below = find_field(fields[head].nested, rest) if fields[head].nested else None
-    return below and f"{head}.{below}"
+    nested = fields[head].nested
+    below = find_field(nested, rest) if nested else None
+    return f"{head}.{below}" if below else None
 
 
 # ---- values
@@ -132,8 +156,9 @@ def find_field(cls: type, key: str) -> str | None:
 
 def arms(tp: Any) -> tuple[Any, ...]:
     """The members of a union, or the type alone; None first, since in `str | None` the word none means None."""
-    union = typing.get_origin(tp) in (typing.Union, types.UnionType)
-    return tuple(sorted(typing.get_args(tp), key=lambda a: a is not types.NoneType)) if union else (tp,)
+    if typing.get_origin(tp) not in (typing.Union, types.UnionType):
+        return (tp,)
+    return tuple(sorted(typing.get_args(tp), key=lambda arm: arm is not types.NoneType))
 
 
 def none_words(tp: Any) -> tuple[str, ...]:
@@ -151,10 +176,13 @@ def means_none(tp: Any, word: str) -> bool:
 
 def type_name(tp: Any) -> str:
     """As --help writes it: none|int, adamw|muon, tuple[int, ...]."""
-    if len(arms(tp)) > 1 and "none" not in (none_words(tp) or NONE):
-        return "|".join(["null", *(type_name(arm) for arm in arms(tp) if arm is not types.NoneType)])
-    if len(arms(tp)) > 1 or typing.get_origin(tp) is Literal:
-        return "|".join(map(type_name, arms(tp) if len(arms(tp)) > 1 else typing.get_args(tp)))
+    members = arms(tp)
+    if len(members) > 1 and "none" not in (none_words(tp) or NONE):
+        return "|".join(["null", *(type_name(arm) for arm in members if arm is not types.NoneType)])
+    if len(members) > 1:
+        return "|".join(map(type_name, members))
+    if typing.get_origin(tp) is Literal:
+        return "|".join(map(type_name, typing.get_args(tp)))
     if tp is types.NoneType:
         return "none"
     return tp.__name__ if isinstance(tp, type) and not typing.get_args(tp) else str(tp).replace("typing.", "")
@@ -162,36 +190,94 @@ def type_name(tp: Any) -> str:
 
 def convert(tp: Any, value: Any) -> Any:
     """`value` (from json, or a word of the command line) as `tp`; ValueError or OverflowError where it does not fit."""
-    word = str(value)
-    kind = typing.get_origin(tp) or tp
-    args = typing.get_args(tp)
     if len(arms(tp)) > 1:
-        if value is None or (isinstance(value, str) and means_none(tp, value)):
-            return convert(types.NoneType, None)
-        for arm in arms(tp):
-            if arm is not types.NoneType:
-                with contextlib.suppress(ValueError, OverflowError):
-                    return convert(arm, value)
-    elif kind is Literal and isinstance(value, str) and word.lower() in NONE and word.lower() in args:
-        return word.lower()  # as it is read where None is meant: in any case of letters
-    elif kind is Literal and word in map(str, args):
-        return args[[*map(str, args)].index(word)]
-    elif kind is tuple and isinstance(value, (str, list, tuple)):
-        values = split_words([value]) if isinstance(value, str) else value
-        args = args[:1] * len(values) if args[1:] == (...,) else args
-        return tuple(convert(kind, v) for kind, v in zip(args, values, strict=True))
-    elif tp in (int, float) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        exact = tp is int and not isinstance(value, float) and "e" not in word.lower()
-        number = int(value) if exact else float(value)
-        if number == number and (tp is float or number == int(number)):
-            return tp(number)
-    elif tp is Any or (tp in (Path, str) and isinstance(value, (str, Path))):
-        return value if tp is Any else tp(value)
-    elif tp is types.NoneType and (value is None or word.lower() in NONE):
-        return None
-    elif tp is bool and word.lower() in ("true", "false") and isinstance(value, (bool, str)):
-        return word.lower() == "true"
+        return _to_union(tp, value)
+    converter = CONVERTERS.get(typing.get_origin(tp) or tp)
+    if converter is None:
+        raise ValueError
+    return converter(tp, value)
+
+
+def _to_union(tp: Any, value: Any) -> Any:
+    if value is None or (isinstance(value, str) and means_none(tp, value)):
+        return convert(types.NoneType, None)
+    for arm in arms(tp):
+        if arm is not types.NoneType:
+            with contextlib.suppress(ValueError, OverflowError):
+                return convert(arm, value)
     raise ValueError
+
+
+def _to_literal(tp: Any, value: Any) -> Any:
+    choices = {str(choice): choice for choice in typing.get_args(tp)}
+    word = str(value)
+    if isinstance(value, str) and word.lower() in NONE and word.lower() in choices:
+        return word.lower()  # in any case of letters, as where the word means None
+    if word not in choices:
+        raise ValueError
+    return choices[word]
+
+
+def _to_tuple(tp: Any, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (str, list, tuple)):
+        raise ValueError
+    values = split_words([value]) if isinstance(value, str) else value
+    kinds = typing.get_args(tp)
+    if kinds[1:] == (...,):
+        kinds = kinds[:1] * len(values)
+    return tuple(convert(kind, one) for kind, one in zip(kinds, values, strict=True))
+
+
+def _to_int(tp: Any, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError
+    if isinstance(value, float) or "e" in str(value).lower():  # 1e6 is an int too, 1.5 is none
+        number = float(value)
+        if number != int(number):
+            raise ValueError
+        return int(number)
+    return int(value)
+
+
+def _to_float(tp: Any, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)) or math.isnan(float(value)):
+        raise ValueError
+    return float(value)
+
+
+def _to_text(tp: Any, value: Any) -> str | Path:
+    if not isinstance(value, (str, Path)):
+        raise ValueError
+    return tp(value)
+
+
+def _to_none(tp: Any, value: Any) -> None:
+    if value is not None and str(value).lower() not in NONE:
+        raise ValueError
+
+
+def _to_bool(tp: Any, value: Any) -> bool:
+    if not isinstance(value, (bool, str)) or str(value).lower() not in ("true", "false"):
+        raise ValueError
+    return str(value).lower() == "true"
+
+
+def _unchanged(tp: Any, value: Any) -> Any:
+    return value
+
+
+# kind of a type -> how a value becomes one; each raises ValueError where it does not fit
+CONVERTERS: dict[Any, Callable[[Any, Any], Any]] = {
+    Literal: _to_literal,
+    tuple: _to_tuple,
+    int: _to_int,
+    float: _to_float,
+    str: _to_text,
+    Path: _to_text,
+    bool: _to_bool,
+    types.NoneType: _to_none,
+    Any: _unchanged,
+}
 
 
 def split_words(words: Iterable[str]) -> list[str]:
@@ -204,8 +290,9 @@ def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> Non
         value = values.get(name)
         least = field.meta.get("least", -math.inf)
         most = field.meta.get("most", math.inf)
-        bounded = value is not None and {"least", "most"} & field.meta.keys()
-        if bounded and not (least <= value <= most and math.isfinite(value)):
+        if value is None or not {"least", "most"} & field.meta.keys():
+            continue
+        if not (least <= value <= most and math.isfinite(value)):
             raise ConfigError(f"{flag_of(prefix + name)} ({name}) is {value}; required: finite, from {least} to {most}")
 
 
@@ -243,25 +330,32 @@ def _build(cls: type[T], given: Mapping[str, Any], usual: Any = None, prefix: st
     """An instance from values by dotted field; absent fields are those of the instance `usual`, or have their
     defaults."""
     values: dict[str, Any] = {}
-    for name, f in fields_of(cls).items():
-        default = getattr(usual, name, f.default)
+    for name, field in fields_of(cls).items():
+        default = getattr(usual, name, field.default)
         flag = flag_of(prefix + name)
-        below = {k.removeprefix(f"{name}."): v for k, v in given.items() if k.startswith(f"{name}.")}
-        if below:
-            values[name] = _build(f.nested, below, default, f"{prefix}{name}.")
+        below = {key.removeprefix(f"{name}."): v for key, v in given.items() if key.startswith(f"{name}.")}
+        if below and field.nested:
+            values[name] = _build(field.nested, below, default, f"{prefix}{name}.")
         elif name in given:
-            try:
-                values[name] = convert(f.type, value := given[name])
-            except (ValueError, OverflowError):
-                got = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-                raise ConfigError(f"{flag} got {got!r}; required: {type_name(f.type)} ({f.meta['help']})") from None
+            values[name] = _converted(field, flag, given[name])
         elif default is REQUIRED:
-            raise ConfigError(f"{prefix}{name} is required ({f.meta['help']}); set {flag}")
+            raise ConfigError(f"{prefix}{name} is required ({field.meta['help']}); set {flag}")
     _check_bounds(cls, values, prefix)
     try:
         return dataclasses.replace(usual, **values) if usual else cls(**values)
-    except ValueError as e:  # from __post_init__: the values do not go together
-        raise e if isinstance(e, UserError) else ConfigError(f"{cls.__name__}: {e}") from e
+    except UserError:
+        raise
+    except ValueError as error:  # from __post_init__: the values do not go together
+        raise ConfigError(f"{cls.__name__}: {error}") from error
+
+
+def _converted(field: Field, flag: str, value: Any) -> Any:
+    """`value` as the field's type; ConfigError where it does not fit."""
+    try:
+        return convert(field.type, value)
+    except (ValueError, OverflowError):
+        got = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        raise ConfigError(f"{flag} got {got!r}; required: {type_name(field.type)} ({field.meta['help']})") from None
 
 
 def from_dict(cls: type[T], d: Mapping[str, Any], where: str | None = None) -> T:
@@ -281,11 +375,16 @@ def resolve(
     """defaults < preset < file < overrides. spelled: what a command line wrote for the overrides."""
     if preset:
         check_choice("preset", preset, presets)
-    sources = {f"preset {preset}": presets[preset] if preset else {}, str(file): read_json(Path(file)) if file else {}}
+    sources: dict[str, Mapping[str, Any]] = {}
+    if preset:
+        sources[f"preset {preset}"] = presets[preset]
+    if file:
+        sources[str(file)] = read_json(Path(file))
+    sources[cls.__name__] = overrides or {}
     given: dict[str, Any] = {}
-    for where, mapping in (sources | {cls.__name__: overrides or {}}).items():
+    for where, mapping in sources.items():
         given |= _flat(cls, mapping, where)
-    return _build(cls, _as_spelled(cls, given, [*sources.values(), overrides or {}, dict.fromkeys(spelled)]))
+    return _build(cls, _as_spelled(cls, given, [*sources.values(), dict.fromkeys(spelled)]))
 
 
 # ---- to mappings
@@ -306,8 +405,12 @@ def plain(value: Any) -> Any:
 
 def identity(cfg: Any) -> dict[str, Any]:
     """The fields that decide the result, as plain json: all but those marked identity=False."""
-    values = {n: getattr(cfg, n) for n, f in fields_of(type(cfg)).items() if f.meta.get("identity", True)}
-    return {n: identity(v) if dataclasses.is_dataclass(v) else plain(v) for n, v in values.items()}
+    found = {}
+    for name, field in fields_of(type(cfg)).items():
+        if field.meta.get("identity", True):
+            value = getattr(cfg, name)
+            found[name] = identity(value) if dataclasses.is_dataclass(value) else plain(value)
+    return found
 
 
 def read_by(cfg: Any, kind: Literal["run", "path"]) -> list[tuple[str, str]]:
@@ -330,8 +433,11 @@ def config_hash(cfg: Any) -> str:
 
 def _dotted(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for k, v in value.items():
-        out |= _dotted(v, f"{prefix}{k}.") if isinstance(v, Mapping) else {prefix + k: v}
+    for key, below in value.items():
+        if isinstance(below, Mapping):
+            out |= _dotted(below, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = below
     return out
 
 
@@ -356,42 +462,59 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
     """argv as {key: word, words or bool}. extra: flags that are no settings."""
     words = list(argv[1:] if argv[:1] == ["--"] else argv)  # some Pythons pass on the -- of `torchrun -m MODULE -- ...`
     leaves = leaves_of(cls)
-    values = {}
-    free = [name for name, f in leaves.items() if f.meta.get("positional")]
-    kinds = {name: [typing.get_origin(arm) or arm for arm in arms(f.type)] for name, f in leaves.items()}
+    free = [name for name, field in leaves.items() if field.meta.get("positional")]
+    values: dict[str, Any] = {}
     while words:
         word = words.pop(0)
-        key, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--"):
-            if not free:
-                raise ConfigError(f"unexpected word {word!r}; settings are written --name value")
+        given: str | bool | None = word
+        if word.startswith("--"):
+            name, given = _read_flag(cls, word, extra)
+        elif free:
             name = free[0]
-            equals = "="
-            value = word
-            free = free if tuple in kinds[name] else free[1:]
-        elif (name := key if key in extra else find_field(cls, key)) is None:
-            name = find_field(cls, re.sub("^no[-_]", "", key))
-            if equals or bool not in kinds.get(name, ()):
-                raise ConfigError(f"unknown flag --{key}{_meant(flag_of(key), map(flag_of, [*leaves, *extra]))}")
-            equals, value = "=", False
-        many = tuple in kinds.get(name, ())
-        if name in values and not many:
-            raise ConfigError(f"{flag_of(name)} is given twice (once as {word}); keep one")
-        if not equals and bool in kinds.get(name, ()):
-            said = words[0] if words else ""
-            value = words.pop(0) if said in ("true", "false") or means_none(leaves[name].type, said) else True
-        elif not equals:
-            following = list(itertools.takewhile(lambda w: not w.startswith("--"), words))[: None if many else 1]
-            if not (following or many):
-                raise ConfigError(f"{word} needs a value; for text that begins with -- write {word}=TEXT")
-            del words[: len(following)]
-            value = following if many else following[0]
-        given = [value] if isinstance(value, str) else value
-        if many and len(given) == 1 and means_none(leaves[name].type, given[0]):
-            values[name] = None
+            if not leaves[name].takes(tuple):  # which takes all further words
+                del free[0]
         else:
-            values[name] = [*(values.get(name) or ()), *split_words(given)] if many else value
+            raise ConfigError(f"unexpected word {word!r}; settings are written --name value")
+        field = leaves.get(name)
+        if field and field.takes(tuple):
+            several = [given] if isinstance(given, str) else _take_following(words)
+            means_nothing = len(several) == 1 and means_none(field.type, several[0])
+            values[name] = None if means_nothing else [*(values.get(name) or ()), *split_words(several)]
+            continue
+        if name in values:
+            raise ConfigError(f"{flag_of(name)} is given twice (once as {word}); keep one")
+        if given is None and field and field.takes(bool):
+            given = words.pop(0) if words and _is_bool(field, words[0]) else True
+        elif given is None:
+            if not words or words[0].startswith("--"):
+                raise ConfigError(f"{word} needs a value; for text that begins with -- write {word}=TEXT")
+            given = words.pop(0)
+        values[name] = given
     return values
+
+
+def _read_flag(cls: type, word: str, extra: set[str]) -> tuple[str, str | bool | None]:
+    """The setting that --NAME, --NAME=TEXT or --no-NAME means, and what the word itself gives it."""
+    key, equals, text = word.removeprefix("--").partition("=")
+    name = key if key in extra else find_field(cls, key)
+    if name is not None:
+        return name, text if equals else None
+    leaves = leaves_of(cls)
+    negated = find_field(cls, re.sub("^no[-_]", "", key))
+    if equals or negated is None or not leaves[negated].takes(bool):
+        raise ConfigError(f"unknown flag --{key}{_meant(flag_of(key), map(flag_of, [*leaves, *extra]))}")
+    return negated, False
+
+
+def _take_following(words: list[str]) -> list[str]:
+    """Remove the words up to the next flag, and return them."""
+    following = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
+    del words[: len(following)]
+    return following
+
+
+def _is_bool(field: Field, word: str) -> bool:
+    return word in ("true", "false") or means_none(field.type, word)
 
 
 def format_help(
@@ -403,30 +526,40 @@ def format_help(
 ) -> str:
     """The text of --help: one entry for each field, under the group that declares it."""
     leaves = leaves_of(cls)
-    heading = cls
-    bare = [name.upper() for name, f in leaves.items() if f.meta.get("positional")]
     entries = [("--preset NAME", f"start from one of: {', '.join(presets)}")] if presets else []
-    entries += [
-        (f"{flag_of(name)} N", str(getattr(dial, "func", dial).__doc__).partition("\n")[0])
-        for name, dial in dials.items()
-    ]
-    entries += [("--config FILE", "json file, such as the config.json of a run; flags win over it")]
-    for name, f in leaves.items():
+    for name, dial in dials.items():
+        doc = getattr(dial, "func", dial).__doc__  # of a partial, what it calls
+        entries.append((f"{flag_of(name)} N", str(doc).partition("\n")[0]))
+    entries.append(("--config FILE", "json file, such as the config.json of a run; flags win over it"))
+    heading = cls
+    for name, field in leaves.items():
         group = leaves[name.partition(".")[0]].group
         if group is not heading:
             heading = group
             title = group.__name__.removesuffix("Settings").removesuffix("Config")
             entries.append((f"\n{re.sub(r'(?<=[a-z])(?=[A-Z][a-z])', ' ', title)}:", ""))
-        shown = " ".join(map(str, f.default)) or "empty" if isinstance(f.default, tuple) else f.default
-        usual = "required" if shown is REQUIRED else f"default {'none' if shown is None else shown}"
-        if not f.nested:
-            entries.append((f"{flag_of(name)} {type_name(f.type)}", f"{f.meta['help']} ({usual})"))
-    fill = dict(subsequent_indent=" " * 34, break_on_hyphens=False)
+        if not field.nested:
+            entries.append((f"{flag_of(name)} {type_name(field.type)}", f"{field.meta['help']} ({_usual(field)})"))
+    bare = [name.upper() for name, field in leaves.items() if field.meta.get("positional")]
     lines = [" ".join(["usage:", prog, *bare, "[--setting value ...]"])]
-    lines += [
-        textwrap.fill(text, 110, initial_indent=f"  {flag:<30}  ", **fill) if text else flag for flag, text in entries
-    ]
+    lines += [_help_entry(flag, text) for flag, text in entries]
     return "\n".join(lines) + (f"\n\n{epilog.strip()}" if epilog else "")
+
+
+def _usual(field: Field) -> str:
+    if field.default is REQUIRED:
+        return "required"
+    if isinstance(field.default, tuple):
+        return f"default {' '.join(map(str, field.default)) or 'empty'}"
+    return f"default {'none' if field.default is None else field.default}"
+
+
+def _help_entry(flag: str, text: str) -> str:
+    """One setting, its text in a column of its own; a heading where there is no text."""
+    if not text:
+        return flag
+    indent = " " * 34
+    return textwrap.fill(text, 110, initial_indent=f"  {flag:<30}  ", subsequent_indent=indent, break_on_hyphens=False)
 
 
 def parse(
@@ -446,10 +579,15 @@ def parse(
     preset = values.pop("preset", None) if presets else None
     file = values.pop("config", None)
     for name in dials.keys() & values.keys():
-        flag = f"{flag_of(name)} {(number := values.pop(name))}"
+        number = values.pop(name)
+        flag = f"{flag_of(name)} {number}"
         if preset or not re.fullmatch("[1-9][0-9]{0,2}", number):
             got = f"{flag} --preset {preset}" if preset else flag
             raise ConfigError(f"{got}; required: a number from 1 to 999, and no --preset beside it")
-        return dials[name](int(number), lambda chosen: resolve(cls, flag, file, values, presets={flag: chosen}))
+
+        def build(chosen: Mapping[str, Any]) -> T:
+            return resolve(cls, flag, file, values, presets={flag: chosen})
+
+        return dials[name](int(number), build)
     spelled = [word.removeprefix("--").partition("=")[0] for word in argv if word.startswith("--")]
     return resolve(cls, preset, file, values, presets=presets, spelled=spelled)

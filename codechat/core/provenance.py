@@ -22,14 +22,17 @@ def now() -> str:
 def _git(root: Path, *args: str) -> str:
     """What git prints in `root`; a repository around it does not count, as it may be that of another project."""
     env = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_CEILING_DIRECTORIES": str(root.resolve().parent)}
-    how = dict(
+    done = subprocess.run(
+        ["git", "-C", str(root), *args],
         capture_output=True,
         timeout=20,
         env=os.environ | env,
         stdin=subprocess.DEVNULL,
         check=True,
+        encoding="utf-8",
+        errors="replace",
     )
-    return subprocess.run(["git", "-C", str(root), *args], **how, encoding="utf-8", errors="replace").stdout
+    return done.stdout
 
 
 def git_state(root: Path) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def hardware() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     count = torch.cuda.device_count() if torch and torch.cuda.is_available() else 0
     gpus = [torch.cuda.get_device_name(i) for i in range(count)]
     cores = len(os.sched_getaffinity(0))
