@@ -72,7 +72,7 @@ def train(cfg: SFTConfig) -> Run:
     from codechat.distributed import dist, hardware
     from codechat.models.fast import attention
     from codechat.training.held_out import HeldOut, domains_hash
-    from codechat.training.session import Session, build_policy, load_parent, totals
+    from codechat.training.session import Session, build_policy, load_parent
 
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(cfg)
@@ -100,7 +100,7 @@ def train(cfg: SFTConfig) -> Run:
             for _ in session.steps():
                 # the loss of a step is the mean over its supervised tokens, of all microbatches and ranks
                 batches = [loader.next() for _ in range(cfg.grad_accum)]
-                ((n_tokens,),) = totals([[sum(int((b.targets >= 0).sum()) for b in batches)]])
+                n_tokens = dist.total(sum(int((b.targets >= 0).sum()) for b in batches))
                 nats = 0.0
                 for batch in batches:
                     places = batch.places(world.device)

@@ -1,54 +1,45 @@
-"""The process group as a context manager, sums and agreements over ranks, desync detection, this machine's compute
-dtype.
+"""The process group as a context manager, sums and agreements over ranks, gradients, this machine's compute dtype.
 
     with dist.session(cfg) as world:       # torchrun's variables decide; one process needs no group
         dist.sum_(loss); stopping = any(dist.gather(stop.requested))
 
 Where there are several ranks every function is a collective: all ranks call it, equally often, in the same order.
 
-A session compares code and settings of all ranks first; `Watch` records every few seconds where each rank is; when
-a collective fails `explained` names ranks and lines. With TORCH_DISTRIBUTED_DEBUG=DETAIL torch fails every
-collective whose operation or shapes differ over ranks."""
+A session compares code and settings of all ranks first. A collective that fails is reported with ranks and lines
+(`desync`)."""
 
 import atexit
 import ctypes
 import gc
-import hashlib
-import json
 import math
 import os
 import platform
-import re
 import sys
-import threading
-import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from itertools import accumulate, groupby
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as td
 from torch import Tensor, nn
 
-import codechat
 from codechat.core.config import differences, plain
 from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.distributed import desync
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 # of glibc's malloc.h
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 TIMEOUT_S = 600.0  # longest that a rank waits for another
 BUCKET = 1 << 24  # numbers, about, that `sum_gradients` adds at once
-PACKAGE = Path(codechat.__file__).resolve().parent
-PLUMBING = str(Path(__file__).resolve())
-SIGN_OF_LIFE_S = 5.0  # seconds between two notes of `Watch`
 
 _sessions = 0
 
@@ -103,7 +94,6 @@ def keep_freed_memory(device: torch.device) -> None:
 
 # ---- the session
 
-_watch: "Watch | None" = None
 _droppers: list[Callable[[], None]] = []
 
 
@@ -122,7 +112,8 @@ def session(settings: Any = None) -> Iterator[World]:
     where = device()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if where.type == "cuda":
-        if local_size > (gpus := torch.cuda.device_count()):  # NCCL would hang
+        gpus = torch.cuda.device_count()
+        if local_size > gpus:  # NCCL would hang
             raise RunError(f"{local_size} ranks on a host with {gpus} GPUs; lower --nproc-per-node")
         torch.cuda.set_device(where)
     keep_freed_memory(where)
@@ -133,126 +124,55 @@ def session(settings: Any = None) -> Iterator[World]:
 
 @contextmanager
 def _group(where: torch.device, settings: Any) -> Iterator[None]:
-    global _watch, _sessions
     # Its functions keep the group of the moment of their import as a default argument: import it before there is one.
     import torch.distributed.nn.functional  # noqa: F401, PLC0415
 
     atexit.register(gc.collect)  # a sharded model lives in reference cycles and keeps the group too
-    # Each session and restart has its own prefix: the keys of an earlier one would hang the group. Over several
-    # hosts the number of restarts
-    # differs: there torchrun's own rendezvous must be new (docs/distributed.md).
-    store, me, size = next(iter(td.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S))))
-    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_host else "0"
-    _sessions += 1
-    store = td.PrefixStore(f"codechat/{attempt}/{_sessions}", store)
+    store, me, size = _store()
     gpu = where.type == "cuda"
-    kinds = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # objects and agreements travel without the GPU
-    how = dict(device_id=where if gpu else None, timeout=timedelta(seconds=TIMEOUT_S))
-    td.init_process_group(kinds, store=store, rank=me, world_size=size, **how)
-    _watch = Watch(store, me, size)
-    _watch.start()
+    td.init_process_group(
+        "cpu:gloo,cuda:nccl" if gpu else "gloo",  # objects and agreements travel without the GPU
+        store=store,
+        rank=me,
+        world_size=size,
+        device_id=where if gpu else None,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
     try:
-        mine = {"sources and torch": code_digest(), **plain(settings or {})}
-        (first_host, first), *others = gather((platform.node(), mine))
-        for r, (host, other) in enumerate(others, 1):
-            if other != first:
-                listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in list(differences(first, other).items())[:3])
-                who = f"rank 0 on {first_host} and rank {r} on {host} have different code or settings"
-                remedy = "start all ranks from the same checkout and environment, with the same command and config file"
-                raise RunError(f"{who}: {listed}; {remedy}")
-        yield
-        td.barrier()  # without it a rank may tear down while another still reads from it
-    except RuntimeError as e:
-        better = explained(e)
-        if better is not e:
-            raise better from e
-        raise
+        with desync.watched(store, me, size):
+            _check_same(settings)
+            yield
+            td.barrier()  # without it a rank may tear down while another still reads from it
     finally:
-        _watch.stop()
-        _watch = None
         td.destroy_process_group()
         while _droppers:
             _droppers.pop()()
 
 
-# ---- desync detection
+def _store() -> tuple[td.Store, int, int]:
+    """The store of this session, this rank, the number of ranks.
+
+    Each session and restart has its own prefix: the keys of an earlier one would hang the group. Over several hosts the
+    number of restarts differs: there torchrun's own rendezvous must be new (docs/distributed.md)."""
+    global _sessions
+    store, me, size = next(iter(td.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S))))
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_host else "0"
+    _sessions += 1
+    return td.PrefixStore(f"codechat/{attempt}/{_sessions}", store), me, size
 
 
-def code_digest() -> str:
-    """12 hex digits of the library's sources and torch's version."""
-    digest = hashlib.sha256(torch.__version__.encode())
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def call_site(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """The first (frame, line) of this project, or of a script that uses it: "pretrain.py:150 in train"."""
-    for frame, line in frames:
-        name = frame.f_code.co_filename
-        installed = re.search(r"/(site-packages|lib/python[0-9.]+)/", name)
-        if not (name == PLUMBING or name.startswith("<") or installed):
-            return f"{Path(name).name}:{line} in {frame.f_code.co_name}"
-    return "a line outside the project"
-
-
-class Watch(threading.Thread):
-    """A daemon that writes to the store every few seconds where the main thread of this rank is."""
-
-    def __init__(self, store: td.Store, rank: int, size: int) -> None:
-        super().__init__(name="watch", daemon=True)
-        self.store = store.clone()
-        self.rank = rank
-        self.size = size
-        self.main = threading.main_thread().ident
-        self.ended = threading.Event()
-
-    def run(self) -> None:
-        with suppress(td.DistError, RuntimeError):  # the store is gone, and with it the ranks that read it
-            while not self.ended.wait(SIGN_OF_LIFE_S):
-                where = call_site(traceback.walk_stack(sys._current_frames().get(self.main)))
-                text = f"rank {self.rank} (process {os.getpid()} on {platform.node()}) at {where}"
-                self.store.set(f"watch/{self.rank}", json.dumps([time.time(), text]))
-
-    def others(self) -> str:
-        """Where each other rank was last seen; at most eight, those first that have been silent for longest."""
-        seen = []
-        for r in (r for r in range(self.size) if r != self.rank):
-            told = 0.0
-            text = f"rank {r} never gave a sign of life"
-            if self.store.check([f"watch/{r}"]):
-                told, text = json.loads(self.store.get(f"watch/{r}"))
-                text += f", seen {time.time() - told:.0f} s ago"
-            seen.append((told, text))
-        return "; ".join(text for _, text in sorted(seen)[:8])
-
-    def stop(self) -> None:
-        self.ended.set()
-        self.join(timeout=2 * SIGN_OF_LIFE_S)
-
-
-GROUP_FAILURE = re.compile(
-    r"gloo|nccl|Connection (closed|reset|refused)|Timed out|Broken pipe|mismatch between collectives", re.I
-)
-
-
-def explained(error: BaseException | None) -> BaseException | None:
-    """A failed collective as a RunError with this rank's call and where the others are; any other error as it is."""
-    if _watch is None or not isinstance(error, RuntimeError) or isinstance(error, RunError):
-        return error
-    if not isinstance(error, td.DistError) and not GROUP_FAILURE.search(str(error)):
-        return error
-    frames = list(traceback.walk_tb(error.__traceback__))
-    try:
-        others = _watch.others()
-    except (td.DistError, RuntimeError):
-        others = "the store is gone, and with it the process that held it"
-    first = re.sub(r"^\[[^]]*\] *", "", str(error).partition("\n")[0])[:200] or type(error).__name__
-    return RunError(
-        f"rank {_watch.rank} failed in {frames[-1][0].f_code.co_name} at {call_site(reversed(frames))} ({first}); {others}; "
-        "continue from the last checkpoint with --resume"
-    )
+def _check_same(settings: Any) -> None:
+    """RunError where ranks have different code or settings. A collective."""
+    mine = {"sources and torch": desync.code_digest(), **plain(settings or {})}
+    (first_host, first), *others = gather((platform.node(), mine))
+    for number, (host, other) in enumerate(others, 1):
+        if other != first:
+            changes = list(differences(first, other).items())[:3]
+            listed = ", ".join(f"{name} {a!r} -> {b!r}" for name, (a, b) in changes)
+            who = f"rank 0 on {first_host} and rank {number} on {host} have different code or settings"
+            remedy = "start all ranks from the same checkout and environment, with the same command and config file"
+            raise RunError(f"{who}: {listed}; {remedy}")
 
 
 # ---- collectives
@@ -263,6 +183,11 @@ def sum_(tensor: Tensor) -> Tensor:
     if _grouped():
         td.all_reduce(tensor)
     return tensor
+
+
+def total(number: float) -> float:
+    """The sum over ranks of a number of each, in float64."""
+    return float(sum_(torch.tensor(number, dtype=torch.float64)))
 
 
 def mean(values: dict[str, float]) -> dict[str, float]:
@@ -313,14 +238,17 @@ def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
     learned = [p for p in weights if p.grad is not None]
     kinds = [[p for p in learned if is_sharded_tensor(p) == sharded] for sharded in (True, False)]
     kinds = [part for part in kinds if part] or [learned]  # torch takes no norm of both together
-    norms = [gathered(nn.utils.get_total_norm([p.grad for p in part])) for part in kinds]
+    norms = []
+    for part in kinds:
+        gradients = [p.grad for p in part if p.grad is not None]
+        norms.append(gathered(nn.utils.get_total_norm(gradients)))
     total = torch.stack(norms).norm() if len(norms) > 1 else norms[0]
     for part in kinds:
         nn.utils.clip_grads_with_norm_(part, max_norm or math.inf, total)
     return float(total)
 
 
-def is_sharded_tensor(value: object) -> bool:
+def is_sharded_tensor(value: object) -> "TypeGuard[DTensor]":
     """Whether it is a DTensor, whose class is imported where there is one."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -63,9 +63,14 @@ def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     dtype = dtype or dist.compute_dtype()
-    products = dict(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
-    for block in model.blocks:
-        fully_shard(block, mesh=ranks, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False, **products))
+    products = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    blocks: Any = model.blocks
+    for block in blocks:
+        fully_shard(block, mesh=ranks, mp_policy=products)
     fully_shard(model, mesh=ranks, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     for part in model.modules():
         if isinstance(part, FSDPModule):
@@ -89,8 +94,7 @@ def build(
     over: int | None = None,
     adapters: int = 0,
 ) -> M:
-    """The model that `make` returns, initialised from `seed` (none = not at all) on this rank's device; the same
-    weights
+    """The model that `make` returns, initialised from `seed` (none = not at all) on this rank's device; the same weights
     whole or sharded. shard_it: None = where a replica does not fit; adapters: as of `fits`."""
     with torch.device("meta"):
         model = make()
@@ -102,7 +106,8 @@ def build(
         shard(model, mesh(over))
     model.to_empty(device=device)
     if seed is not None:
-        model.init_weights(seed)
+        draw: Any = model.init_weights  # of GPT, and of heads beside it
+        draw(seed)
     return model
 
 
@@ -142,7 +147,8 @@ def whole(model: M) -> Iterator[M]:
     """The model for reading, in evaluation mode: itself, or where it is sharded a plain copy. Entering is a
     collective."""
     if is_sharded(model):
-        model.reshard()  # after a forward pass the root's weights are still gathered
+        reshard: Any = model.reshard
+        reshard()  # after a forward pass the root's weights are still gathered
         yield plain_copy(model, dist.compute_dtype())
     else:
         was_training = model.training

@@ -44,7 +44,8 @@ from codechat.distributed import dist, sharding
 from codechat.runs.paths import checkpoint_paths, find_checkpoint, latest_step, name_of, pointed_step, runs_dir
 
 FORMAT = 1
-RELEASED_WEIGHTS, ADAPTER = "model.safetensors", "adapter.safetensors"
+RELEASED_WEIGHTS = "model.safetensors"
+ADAPTER = "adapter.safetensors"
 resolve = find_checkpoint
 
 
@@ -67,13 +68,16 @@ class Checkpoint:
 
 def rng_state() -> dict[str, Any]:
     """The global random states of this rank: python, numpy, torch, and its GPU."""
-    kind, keys, *rest = np.random.get_state()
-    state = {
+    numpy_state: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]  # the legacy form, a tuple
+    kind, keys, *rest = numpy_state
+    state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
         "torch": torch.get_rng_state(),
     }
-    return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
@@ -98,17 +102,25 @@ def _parameters(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, tuple[torch.optim.Optimizer, Tensor]]:
     """{name: (its optimizer, parameter)}; those that the model does not have, such as a value head's, are numbered."""
-    every = [(o, p) for o in optimizers for group in o.param_groups for p in group["params"]]
     names = {p: name for name, p in model.named_parameters()}
     beside = itertools.count()
-    return {names[p] if p in names else f"beside.{next(beside)}": (o, p) for o, p in every}
+    found = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                name = names[p] if p in names else f"beside.{next(beside)}"
+                found[name] = (optimizer, p)
+    return found
 
 
 def optimizer_states(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """The tensors of the optimizers as NAME.KEY: reading depends neither on the sharding nor on the order of
     parameters."""
-    states = {name: o.state.get(p, {}) for name, (o, p) in _parameters(model, optimizers).items()}
-    return {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
+    found = {}
+    for name, (optimizer, p) in _parameters(model, optimizers).items():
+        for key, value in optimizer.state.get(p, {}).items():
+            found[f"{name}.{key}"] = value
+    return found
 
 
 def _describe(
@@ -226,7 +238,8 @@ _under_way: futures.Future[None] | None = None
 def settle() -> None:
     """Wait for the checkpoint that is being written, if any; raise on every rank what went wrong. A collective."""
     global _under_way
-    write, _under_way = _under_way, None
+    write = _under_way
+    _under_way = None
     if write:
         with dist.together():
             write.result()
@@ -335,20 +348,24 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     files = meta["files"]
     step = meta["step"]
     _verify(path, files, [name for name in files if optimizer or name != "optim.pt"])
+    state: Mapping[str, Tensor]
     if RELEASED_WEIGHTS in files:
         return Checkpoint(path, step, meta, _read_file(path / RELEASED_WEIGHTS), None, {}, None)
     if ADAPTER in files:
         state = _with_adapter(_base_weights(meta), _read_file(path / ADAPTER))
         return Checkpoint(path, step, meta, state, None, {}, None)
     optimizer = optimizer and bool(meta.get("optimizers"))
+    optim: Mapping[str, Tensor] | None = None
     if meta.get("sharded"):
         from codechat.runs.sharded_checkpoint import Shards
 
         state = Shards(path, "model.")
-        optim = Shards(path, "optim.") if optimizer else None
+        if optimizer:
+            optim = Shards(path, "optim.")
     else:
         state = _read_file(path / "model.pt", mmap)
-        optim = _read_file(path / "optim.pt", mmap) if optimizer else None
+        if optimizer:
+            optim = _read_file(path / "optim.pt", mmap)
     ranks = _read_file(path / "ranks.pt")
     same = len(ranks) == dist.world_size()
     mine = ranks[dist.rank() if same else 0]
@@ -368,16 +385,21 @@ def _base_weights(meta: Mapping[str, Any]) -> Mapping[str, Tensor]:
 
 def _with_adapter(base: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The base's weights plus NAME.b @ NAME.a, or plus NAME itself (`models.lora.low_rank`)."""
-    whole = {name: tensor for name, tensor in added.items() if name in base}
-    products = {name[:-2]: tensor @ added[f"{name[:-2]}.a"] for name, tensor in added.items() if name.endswith(".b")}
-    changes = whole | products
-    return {name: tensor + changes[name] if name in changes else tensor for name, tensor in base.items()}
+    state = {}
+    for name, tensor in base.items():
+        if f"{name}.b" in added:
+            tensor = tensor + added[f"{name}.b"] @ added[f"{name}.a"]
+        elif name in added:
+            tensor = tensor + added[name]
+        state[name] = tensor
+    return state
 
 
 def _fill(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     """Copy saved tensors into whole or sharded ones. No communication."""
-    if hasattr(saved, "read_into"):
-        return saved.read_into(targets)
+    if hasattr(saved, "read_into"):  # Shards
+        saved.read_into(targets)
+        return
     for name, target in targets.items():
         sharding.fill(target, saved[name])
 
@@ -387,6 +409,7 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
     names = ckpt.meta["optimizers"]
     params = _parameters(model, optimizers)
     saved = ckpt.optim_state
+    assert saved is not None, "read with optimizer=True"
     targets = {}
     if len(names) != len(optimizers):
         held = f"{ckpt.path} holds {len(names)} optimizer states, {len(optimizers)} are required"
@@ -396,10 +419,16 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
         if name not in params:
             raise CheckpointError(f"{ckpt.path}: the state of {' and '.join(names)} does not fit: no parameter {name}")
         optimizer, p = params[name]
-        like = dict(dtype=tensor.dtype, device=p.device)
-        targets[key] = torch.zeros_like(p, **like) if tensor.shape == p.shape else torch.zeros(tensor.shape, **like)
+        if tensor.shape == p.shape:
+            targets[key] = torch.zeros_like(p, dtype=tensor.dtype, device=p.device)
+        else:  # a number of its own, such as the count of steps
+            targets[key] = torch.zeros(tensor.shape, dtype=tensor.dtype, device=p.device)
         optimizer.state[p][kind] = targets[key]
     _fill(targets, saved)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def restore(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
@@ -407,10 +436,8 @@ def restore(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim
     CheckpointError, with both shapes, where they do not fit."""
     saved = ckpt.model_state
     targets = model.state_dict()
-    there, here = (
-        {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        for tensors in (getattr(saved, "about", saved), targets)
-    )
+    there = _shapes(getattr(saved, "about", saved))
+    here = _shapes(targets)
     differ = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     if differ:
         listed = "; ".join(f"{name} is {there.get(name)} there and {here.get(name)} here" for name in differ[:3])

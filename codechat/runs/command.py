@@ -44,16 +44,24 @@ def show_run(ref: str) -> None:
     run = Run.open(ref)
     status = run.status
     env = run.env
-    about = {"run": run.name, "directory": str(run.path)}
-    about |= {k: status.get(k) for k in ("kind", "status", "reason", "started", "ended")}
-    about |= {"parent": (env.get("parent") or {}).get("ref"), "commit": env.get("commit")}
-    about |= {"checkpoints": ", ".join(map(str, run.checkpoints())), **status.get("summary", {})}
+    about: dict[str, Any] = {"run": run.name, "directory": str(run.path)}
+    for key in ("kind", "status", "reason", "started", "ended"):
+        about[key] = status.get(key)
+    about["parent"] = (env.get("parent") or {}).get("ref")
+    about["commit"] = env.get("commit")
+    about["checkpoints"] = ", ".join(map(str, run.checkpoints()))
+    about |= status.get("summary", {})
     _section("", {key: value for key, value in about.items() if value not in (None, "")})
     _section("settings", {key: value for key, (value, _) in differences(run.config, {}).items()})
-    rows = read_rows(run.path / "metrics.jsonl")
-    last = {k: (v, row["step"]) for row in rows for k, v in row.items() if declared(k)}
-    units = {k: f"{_short(v)} {unit_of(k)}".rstrip() + f" at step {n}" for k, (v, n) in last.items()}
-    _section("metrics (last value)", units)
+    last = {}  # name -> (value, step)
+    for row in read_rows(run.path / "metrics.jsonl"):
+        for name, value in row.items():
+            if declared(name):
+                last[name] = (value, row["step"])
+    texts = {}
+    for name, (value, step) in last.items():
+        texts[name] = f"{_short(value)} {unit_of(name)}".rstrip() + f" at step {step}"
+    _section("metrics (last value)", texts)
     for row in read_rows(run.path / "eval.jsonl"):
         where = " ".join(str(row[key]) for key in ("checkpoint", "task", "split") if key in row)
         _section(f"evaluation at step {row['step']} {where}", {k: v for k, v in row.items() if declared(k)})
@@ -81,4 +89,9 @@ def show_difference(a: str, b: str) -> None:
 
 def main(cfg: RunsConfig) -> None:
     """`codechat runs`."""
-    {"list": show_list, "show": show_run, "compare": show_difference}[cfg.action](*cfg.runs)
+    if cfg.action == "list":
+        show_list()
+    elif cfg.action == "show":
+        show_run(*cfg.runs)
+    else:
+        show_difference(*cfg.runs)

@@ -46,7 +46,6 @@ SHIPPED = _CHECKOUT or _PACKAGE / "shipped"  # nbs_py/ and reports/ as they came
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 STEP = re.compile(r"\.?step_(\d+)(\.old)?")
 PLANNED = "planned"  # status of a run that was written and has not begun
-OLD = re.compile(r"\.(.+)\.old")  # what --overwrite replaces, until the new run has begun
 
 
 def runs_dir() -> Path:
@@ -58,11 +57,16 @@ def is_run(path: Path) -> bool:
 
 
 def run_paths() -> list[Path]:
-    for pattern in (".*.old", "*/.*.old"):
-        for old in runs_dir().glob(pattern):
-            recover(old.with_name(OLD.fullmatch(old.name)[1]))
-    paths = [p.parent for pattern in ("*/status.json", "*/*/status.json") for p in runs_dir().glob(pattern)]
-    return sorted(p for p in paths if is_run(p) and not any(q.startswith(".") for q in p.relative_to(runs_dir()).parts))
+    """The directories of all runs, sorted. A former run that a kill left aside is put back first."""
+    root = runs_dir()
+    for old in (*root.glob(".*.old"), *root.glob("*/.*.old")):
+        recover(old.with_name(old.name[1:].removesuffix(".old")))
+    paths = [status.parent for status in (*root.glob("*/status.json"), *root.glob("*/*/status.json"))]
+    return sorted(path for path in paths if is_run(path) and not _hidden(path.relative_to(root)))
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 @cache
@@ -253,7 +257,8 @@ def hold(run_path: Path) -> None:
     place = lock_of(run_path)
     place.parent.mkdir(parents=True, exist_ok=True)
     if not lock(place):
-        who = f"process {pid}" if (pid := holder(place)) else "another process"
+        pid = holder(place)
+        who = f"process {pid}" if pid else "another process"
         raise RunError(
             f"run {name_of(run_path.resolve())} is being written by {who}; stop it, or choose another --run-name"
         )
@@ -327,7 +332,8 @@ def _places_read(config: Any, parent: str | Path | None) -> Iterator[tuple[str, 
 def _places_of_run(ref: str) -> Iterator[Path]:
     """A reference's run and checkpoint, and the pretrained model that an adapter is added to."""
     for text in (ref, ref.rpartition("@")[0]):
-        if text and (place := _place(text)):
+        place = _place(text) if text else None
+        if place:
             yield place
     with contextlib.suppress(UserError):  # who reads it says what is wrong with it
         folder = find_checkpoint(ref)
@@ -365,14 +371,20 @@ def check_same(name: str, config: Any) -> None:
     now = configs.identity(config) if dataclasses.is_dataclass(config) else dict(config)
     stored = {setting: stored[setting] for setting in now if setting in stored}
     if "device_batch_size" in now:
-        for c, ranks in ((stored, read_json(path / "env.json")["world_size"]), (now, _ranks())):
-            c["device_batch_size x grad_accum x ranks"] = c.pop("device_batch_size") * c.pop("grad_accum", 1) * ranks
+        _join_batch(stored, read_json(path / "env.json")["world_size"])
+        _join_batch(now, _ranks())
     changes = configs.differences(stored, now)
     if changes:
         listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in changes.items())
         raise RunError(
             f"run {name} was begun with other settings: {listed}; use the same, or choose another --run-name"
         )
+
+
+def _join_batch(settings: dict[str, Any], ranks: int) -> None:
+    """Put the rows of a step in the place of the settings and ranks that share them."""
+    rows = settings.pop("device_batch_size") * settings.pop("grad_accum", 1) * ranks
+    settings["device_batch_size x grad_accum x ranks"] = rows
 
 
 def same_launch(name: str) -> bool:
@@ -449,22 +461,7 @@ def prepare(
         origin = _parent_record(parent)
         here = {"kind": kind, "config_hash": configs.config_hash(config), **provenance.snapshot(SHIPPED)}
         here |= {"world_size": _ranks(), "launch": os.environ.get("TORCHELASTIC_RUN_ID")}
-        status = dict(
-            reason=None,
-            kind=kind,
-            started=None,
-            ended=None,
-            summary={},
-            host=platform.node(),
-            status=PLANNED,
-        )
-        if plan is None:
-            status |= dict(
-                status="running",
-                started=provenance.now(),
-                pid=os.getpid(),
-                pid_start=process_start(os.getpid()),
-            )
+        status = _first_status(kind, planned=plan is not None)
         files = {"config.json": configs.plain(config), "env.json": here | {"parent": origin}, "status.json": status}
         if plan is None and (planned or resume):  # in place: launch.sh and its log stay where they are
             if not planned:
@@ -487,6 +484,25 @@ def prepare(
             for file, text in (plan or {}).items():
                 write_atomic(fresh / file, text)
     return path
+
+
+def _first_status(kind: str, planned: bool) -> dict[str, Any]:
+    """status.json of a run that is planned, or that this process begins now."""
+    status: dict[str, Any] = {
+        "reason": None,
+        "kind": kind,
+        "started": None,
+        "ended": None,
+        "summary": {},
+        "host": platform.node(),
+        "status": PLANNED,
+    }
+    if not planned:
+        status["status"] = "running"
+        status["started"] = provenance.now()
+        status["pid"] = os.getpid()
+        status["pid_start"] = process_start(os.getpid())
+    return status
 
 
 def move_away(name: str) -> Path:

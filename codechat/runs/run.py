@@ -278,17 +278,24 @@ class Run:
     def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rollouts or samples for people to read."""
         if _ranks().is_main():
-            self._append("samples.jsonl", shown := [plain_row(step, row) for row in rows])
+            shown = [plain_row(step, row) for row in rows]
+            self._append("samples.jsonl", shown)
             if self._tracked:
                 text = "\n\n".join("\n".join(f"{name}: {value}" for name, value in row.items()) for row in shown)
                 page = importlib.import_module("wandb").Html(f"<pre>{html.escape(text)}</pre>")
                 self._tracked.log({"step": int(step), "samples": page})
 
     def _track(self, wandb: Any, kind: str, continued: bool) -> None:
-        about = dict(name=self.name, id=self.name.replace("/", "--"), config=self.config, job_type=kind)
-        about |= dict(project=os.environ.get("WANDB_PROJECT", "codechat"), dir=str(self.path))
         try:
-            self._tracked = wandb.init(**about, resume="allow" if continued else None)
+            self._tracked = wandb.init(
+                name=self.name,
+                id=self.name.replace("/", "--"),
+                config=self.config,
+                job_type=kind,
+                project=os.environ.get("WANDB_PROJECT", "codechat"),
+                dir=str(self.path),
+                resume="allow" if continued else None,
+            )
         except wandb.Error as error:
             remedy = "run `wandb login`, or set WANDB_MODE=offline and `wandb sync` later"
             raise RunError(f"wandb failed ({error}); {remedy}") from error
@@ -343,7 +350,9 @@ class Run:
                 self._board.close()
         if self._tracked:
             self._tracked.finish(exit_code=int(state == "failed"))
-        self._board, self._tracked, self._writing = None, None, False
+        self._board = None
+        self._tracked = None
+        self._writing = False
         if _ranks().is_main():
             status = read_json(self.path / "status.json")
             status |= {"status": state, "reason": reason, "ended": provenance.now(), **more}
@@ -366,12 +375,16 @@ class Run:
         e: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._writing and kind is None:
+        if not self._writing:
+            return
+        if e is None:
             self.finish()
-        elif self._writing:
-            with contextlib.suppress(RunError):  # the disk fails: the block's own error is the one to show
-                if isinstance(e, KeyboardInterrupt):
-                    self.stop("interrupted")
-                else:
-                    e = _ranks().explained(e)
-                    self.fail(f"{type(e).__name__}: {e}")
+            return
+        with contextlib.suppress(RunError):  # the disk fails: the block's own error is the one to show
+            if isinstance(e, KeyboardInterrupt):
+                self.stop("interrupted")
+            else:
+                from codechat.distributed import desync
+
+                error = desync.explained(e)
+                self.fail(f"{type(error).__name__}: {error}")

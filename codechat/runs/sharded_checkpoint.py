@@ -37,13 +37,17 @@ def write(temp: Path, states: Mapping[str, Mapping[str, Tensor]], group: td.Proc
     td.barrier(group)
     problem = None
     mine = {}
-    tensors = {f"{kind}.{name}": tensor for kind, some in states.items() for name, tensor in some.items()}
+    tensors = {}
+    for kind, state in states.items():
+        for name, tensor in state.items():
+            tensors[f"{kind}.{name}"] = tensor
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one about its own use of a deprecated function
             dcp.save(tensors, storage_writer=dcp.FileSystemWriter(temp / FOLDER), process_group=group)
-        patterns = [f"__{dist.rank()}_*.distcp", *([".metadata"] if dist.is_main() else [])]
-        paths = [path for pattern in patterns for path in (temp / FOLDER).glob(pattern)]
+        paths = list((temp / FOLDER).glob(f"__{dist.rank()}_*.distcp"))
+        if dist.is_main():
+            paths.append(temp / FOLDER / ".metadata")
         mine = {f"{FOLDER}/{path.name}": file_record(path) for path in paths}
     except CheckpointException as e:  # on every rank, with the failures of all
         problem = next(iter(e.failures.values()))[0]
@@ -56,17 +60,25 @@ def write(temp: Path, states: Mapping[str, Mapping[str, Tensor]], group: td.Proc
         if dist.is_main():
             shutil.rmtree(temp, ignore_errors=True)
         raise OSError(problems[0])
-    return {name: record for _, files in every for name, record in files.items()}
+    records: dict[str, Any] = {}
+    for _, files in every:
+        records |= files
+    return records
 
 
 # ---- reading
 
-_METADATA = (
-    "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties MetadataIndex StorageMeta "
-    "_MEM_FORMAT_ENCODING"
-)
 _ALLOWED = {
-    "torch.distributed.checkpoint.metadata": set(_METADATA.split()),
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "MetadataIndex",
+        "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
     "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},

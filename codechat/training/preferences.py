@@ -29,7 +29,7 @@ from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 from codechat.training.evaluations import task_hash
 from codechat.training.rl_session import Meter
-from codechat.training.session import Session, totals
+from codechat.training.session import Session
 
 SCORED_ROWS = 8  # of a pass without gradients, at most
 
@@ -72,7 +72,8 @@ class PreferenceLoss:
         if self.cfg.loss != "kto":
             return 0.0
         drift = self.totals(self.others[id(batch)].take(rows)) - picked(self.other_refs[id(batch)], rows)
-        ((total, count),) = totals([[float(drift.double().sum()), drift.numel()]])
+        total = dist.total(float(drift.double().sum()))
+        count = dist.total(drift.numel())
         return max(0.0, total / max(1.0, count))
 
     def __call__(

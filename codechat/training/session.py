@@ -219,7 +219,7 @@ class Session:
         self.bar.update(1)
         if (self.step + 1) % self.cfg.log_every and self.step + 1 != self.max_steps:
             return
-        ((train_loss,),) = totals([[float(nats)]])
+        train_loss = dist.total(float(nats))
         row = dict(tokens=(self.step + 1) * tokens_per_step, train_loss=train_loss) | row | self.rates(tokens_per_step)
         peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
         flops = row["tok_per_s"] * self.cfg.model.flops_per_token(self.cfg.length)

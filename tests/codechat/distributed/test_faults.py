@@ -13,7 +13,7 @@ from test_ranks import configs, losses
 
 from codechat import pretrain
 from codechat.core.errors import RunError
-from codechat.distributed import dist
+from codechat.distributed import desync
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 
@@ -122,12 +122,12 @@ def test_every_rank_says_what_is_wrong(name: str, attempts: dict[tuple[str, int]
 
 
 def test_only_a_failed_collective_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "_watch", SimpleNamespace(rank=0, others=lambda: "rank 1 is elsewhere"))
+    monkeypatch.setattr(desync, "_watch", SimpleNamespace(rank=0, others=lambda: "rank 1 is elsewhere"))
     for other in (ValueError("gloo"), RunError("Timed out"), RuntimeError("mat1 and mat2 cannot be multiplied")):
-        assert dist.explained(other) is other
+        assert desync.explained(other) is other
     with pytest.raises(RuntimeError) as failed:
         raise RuntimeError("[/build/gloo/pair.cc:534] Connection closed by peer")
-    error = dist.explained(failed.value)
+    error = desync.explained(failed.value)
     assert isinstance(error, RunError)
     named = ("rank 0", "test_faults.py", "in test_only_a_failed", "(Connection closed by peer)", "rank 1 is elsewhere")
     assert all(part in str(error) for part in named)
