@@ -13,7 +13,7 @@ import pytest
 
 from codechat import __version__
 from codechat.cli import INTERRUPTED, guarded, main
-from codechat.core import openmp
+from codechat.core import processes
 from codechat.core.errors import CheckpointError, ConfigError, DataError, MissingFile, RunError, UserError
 from codechat.core.registry import COMMANDS
 
@@ -105,7 +105,7 @@ def test_openmp_polls_seldom_where_other_processes_compute(
 
 def test_polls_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    openmp.set_polls(shared=True)
+    processes.set_polls(shared=True)
     assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 

@@ -200,7 +200,7 @@ def convert(tp: Any, value: Any) -> Any:
 
 def _to_union(tp: Any, value: Any) -> Any:
     if value is None or (isinstance(value, str) and means_none(tp, value)):
-        return convert(types.NoneType, None)
+        return None
     for arm in arms(tp):
         if arm is not types.NoneType:
             with contextlib.suppress(ValueError, OverflowError):

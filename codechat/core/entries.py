@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from codechat.core import config, openmp
+from codechat.core import config, processes
 
 # of the entry points: functions of a configuration that installed packages want called before its command begins
 BEFORE = "codechat.before"
@@ -73,11 +73,11 @@ class Entry:
         """The command with these words: the value of the function for the settings that they give."""
         if self.main:
             return self.load(self.main)(words)
-        shared = openmp.others_compute()
+        shared = processes.others_compute()
         ranks = int(os.environ.get("WORLD_SIZE", 1))  # under torchrun
         cfg = self.parse(words, ranks, prog=f"codechat {self.command}", epilog=self.about_in_full())
         # a second look: one alone may meet a process that lives for milliseconds
-        openmp.set_polls(shared=shared and openmp.others_compute())
+        processes.set_polls(shared=shared and processes.others_compute())
         for point in entry_points(group=BEFORE):
             point.load()(cfg)
         return self.load(self.function)(cfg)

@@ -1,5 +1,5 @@
-"""Processes: whether the writer of a file still lives, locks on files, a signal that asks this process to stop, and
-work on all cores.
+"""Processes: whether the writer of a file still lives, locks on files, a signal that asks this process to stop, work
+on all cores, and how long the threads of OpenMP poll.
 
 The lock is a POSIX record lock on a file that is removed with it. Children do not inherit it, so that kill -9 of a
 trainer frees it although its workers live on; and it names its holder. `filelock` has neither, leaves its files
@@ -207,3 +207,24 @@ def _begin(*work: Any) -> None:
 def _some(start: int) -> list[Any]:
     one, items, chunk = _work
     return list(map(one, items[start : start + chunk]))
+
+
+# ---- OpenMP: polls of a thread before it sleeps. libgomp reads them once, when torch is imported.
+
+POLLS_ALONE = "10000"  # libgomp's own 300,000 costs a third of a step beside other work, and gains nothing alone
+POLLS_SHARED = "100"  # beside other work a step takes twice as long with 10,000 (docs/experiments/speed-on-a-cpu.md)
+
+
+def others_compute() -> bool:
+    """Whether other processes now keep cores busy that this process's threads want."""
+    if sys.platform != "linux":
+        return False
+    running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]  # of "0.52 0.58 0.59 3/612 4242"
+    others = int(running) - 1
+    return others + len(os.sched_getaffinity(0)) > (os.cpu_count() or 1)
+
+
+def set_polls(*, shared: bool) -> None:
+    """Set GOMP_SPINCOUNT for this process and its children, unless the user did. No effect once torch is loaded."""
+    if sys.platform == "linux":
+        os.environ.setdefault("GOMP_SPINCOUNT", POLLS_SHARED if shared else POLLS_ALONE)
