@@ -14,12 +14,13 @@ LAB = "codechat_lab"
 # 750 let a program's own lists and dicts keep their methods in the sandbox.
 # 600 are names and types of the functions that lambdas and dictionaries of the toolbox and of chars became.
 # 100 are the signatures of models/fast, which its callers had as branches on the device.
-CONTENT = {"codechat": (88_600, 66_000), "both": (168_400, 135_000)}
+# 300 are the converters of settings by type, and arguments of core, runs and distributed with names, not a splat.
+CONTENT = {"codechat": (88_900, 66_000), "both": (168_650, 135_000)}
 DENSITY = {"codechat": (5.82, 5.0), LAB: (5.82, 5.5), "tests": (6.50, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3.8, 3)}
 SPLATS = {"codechat": (5.4, 3), LAB: (9.1, 3)}
-WIDE_LINES = {"codechat": (11, 0), LAB: (7, 0), "tests": (56, 0)}
+WIDE_LINES = {"codechat": (10, 0), LAB: (7, 0), "tests": (56, 0)}
 # Calls of eval and exec: files of users, untrusted programs in the sandbox, reference solutions that are texts.
 EXECUTED = {
     "codechat/text/tool_functions.py": 1,
@@ -40,7 +41,7 @@ PROGRAMS = {
     "codechat_lab/tasks/repair/parts.toml",
 }
 # Four are files of models/fast, and in `sft`, whose probes sample, three more: a file for each way of computing.
-REACH = {"pretrain": (45, 36), "sft": (54, 36)}  # two modules are the calls of imported models
+REACH = {"pretrain": (46, 36), "sft": (55, 36)}  # two modules are the calls of imported models, one is desync
 
 
 @pytest.fixture(scope="module")
