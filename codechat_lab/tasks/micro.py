@@ -19,7 +19,11 @@ from codechat.data.sources import digest
 from codechat.tasks.base import Problem
 from codechat_lab.data.synthetic import row as conversation
 from codechat_lab.tasks.coding.task import GOLD, CodingTask
-from codechat_lab.tasks.preparation import GeneratedConfig, GeneratedTask, prepare_generated  # noqa: F401 (`data micro`)
+from codechat_lab.tasks.preparation import (
+    GeneratedConfig,
+    GeneratedTask,
+    prepare_generated,  # noqa: F401 (of the command `data micro`)
+)
 
 LEVELS = (1, 2, 3, 4, 5)
 MOST_SETTINGS = 200

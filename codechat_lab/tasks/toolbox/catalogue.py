@@ -200,7 +200,7 @@ def tools_of(split: str, level: int | None = None) -> tuple[Tool, ...]:
 
 @cache
 def services_of(split: str) -> tuple[Tool, ...]:
-    """The services that a split may offer. One with enumerations alone has few calls, and all may belong to training."""
+    """The services that a split may offer: all calls of one with enumerations alone may belong to training."""
     return tuple(t for t in SERVICES if split == "train" or any(slot.unseen for slot in t.slots.values()))
 
 
