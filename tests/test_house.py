@@ -20,7 +20,7 @@ DENSITY = {"codechat": (5.82, 5.0), LAB: (5.82, 5.5), "tests": (6.50, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3.8, 3)}
 SPLATS = {"codechat": (5.4, 3), LAB: (9.1, 3)}
-WIDE_LINES = {"codechat": (10, 0), LAB: (7, 0), "tests": (56, 0)}
+WIDE_LINES = {"codechat": (10, 0), LAB: (4, 0), "tests": (56, 0)}
 # Calls of eval and exec: files of users, untrusted programs in the sandbox, reference solutions that are texts.
 EXECUTED = {
     "codechat/text/tool_functions.py": 1,
