@@ -7,9 +7,12 @@ enumerations of the schemas.
     token = state.take(token, room)             the id that counts
 
 The grammar is text without a call, then calls; `required`: calls only. Calls have the form of `format_call`, or of the
-model's own template if that writes JSON objects (tags native); arguments stand in the order of the schema; llguidance makes masks of it in microseconds a token. A call that has begun ends in time:
-none begins that would not fit, and once the shortest way to end it would no longer fit, `take` replaces the sampled id
-by that way. (Where the tag is spelled in ordinary tokens, a call that is not required may still begin too late.)
+model's own template if that writes JSON objects (tags native). Arguments stand in the order of the schema. llguidance
+makes masks of it in microseconds a token.
+
+A call that has begun ends in time: none begins that would not fit, and once the shortest way to end it would no longer
+fit, `take` replaces the sampled id by that way. (Where the tag is spelled in ordinary tokens, a call that is not
+required may still begin too late.)
 """
 
 from __future__ import annotations

@@ -203,21 +203,36 @@ def test_lm_evals_requests_are_scored_as_the_model_scores_them(up: Running) -> N
     assert post(up, TEXT, **payload)[0] == 200
 
 
-def test_an_echo_precedes_the_completion_whole_and_streamed(up: Running) -> None:
-    create = lambda **more: up.client.completions.create(model="tiny/sft", prompt="def", max_tokens=5, seed=1, **more)  # noqa: E731
-    alone = create(logprobs=1, n=2).choices
-    whole = create(logprobs=1, n=2, echo=True).choices
-    chunks = [chunk.choices[0] for chunk in create(logprobs=1, n=2, echo=True, stream=True)]
+def continued(up: Running, **more: Any) -> Any:
+    """Five tokens after "def"."""
+    return up.client.completions.create(model="tiny/sft", prompt="def", max_tokens=5, seed=1, **more)
+
+
+def test_an_echo_precedes_the_completion(up: Running) -> None:
+    alone = continued(up, logprobs=1, n=2).choices
+    whole = continued(up, logprobs=1, n=2, echo=True).choices
     for plain, both in zip(alone, whole, strict=True):
         assert both.text == "def" + plain.text
         assert both.logprobs.token_logprobs[len(TOK.encode("def")) :] == plain.logprobs.token_logprobs
+
+
+def test_an_echo_is_the_first_chunk_of_a_stream(up: Running) -> None:
+    whole = continued(up, logprobs=1, n=2, echo=True).choices
+    chunks = [chunk.choices[0] for chunk in continued(up, logprobs=1, n=2, echo=True, stream=True)]
+    for both in whole:
         mine = [chunk for chunk in chunks if chunk.index == both.index]
         assert "".join(chunk.text for chunk in mine) == both.text
         entries = [chunk.logprobs for chunk in mine if chunk.logprobs]
         assert [offset for entry in entries for offset in entry.text_offset] == both.logprobs.text_offset
         assert [x for entry in entries for x in entry.token_logprobs] == both.logprobs.token_logprobs
-    assert create(echo=True).choices[0].text == whole[0].text
-    assert create(echo=True, stop="def").choices[0].text.startswith("def"), "a stop is looked for in the completion"
+
+
+def test_an_echo_needs_no_logprobs(up: Running) -> None:
+    assert continued(up, echo=True).choices[0].text == continued(up, logprobs=1, echo=True).choices[0].text
+
+
+def test_a_stop_is_looked_for_behind_the_echo(up: Running) -> None:
+    assert continued(up, echo=True, stop="def").choices[0].text.startswith("def")
 
 
 def test_several_prompts_are_sampled_as_sample_does(up: Running) -> None:
