@@ -14,7 +14,7 @@ import itertools
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn
 
@@ -153,9 +153,9 @@ class Session:
                     handle = handle_class("".join(sorted(set(abilities) & set(METHODS))))(self, number)
                     self._keep(number, handle, NATIVE[tag](handle))
                 return self.objects[number]
-            case Reference.DATA, [int(number), str(abilities), list(added), data]:
+            case Reference.DATA, [int(number), str(abilities), data]:
                 if number not in self.objects:
-                    handle = made_of_data(self, number, abilities, added, data)
+                    handle = made_of_data(self, number, abilities, data)
                     self._keep(number, handle, handle)
                 elif not holds_data(self.objects[number]):
                     raise codec.CodecError("an object without data")
@@ -472,12 +472,13 @@ def handle_class(abilities: str) -> type[Handle]:
 
 # ---- objects that descend from a list, dict, set or tuple and have methods of their own
 #
-# What one is compared with, searched for or added to is decided by its data, which arrives with it and is plain, as if
-# it were nothing but a list: the program is not asked, and learns nothing. Methods and attributes are the object's.
+# Operators and whatever a list has too are decided by the data, which arrive with the object and are plain, as if it
+# were nothing but a list: the program is not asked, and learns nothing, even where its class defines them anew. Only
+# other methods and attributes are the object's.
 
-MORE = {Ability.CALL, Ability.ASYNC_WITH, Ability.NEXT, Ability.SET_ITEM, Ability.DELETE_ITEM, Ability.WITH}
+MORE = {Ability.CALL, Ability.ASYNC_WITH, Ability.NEXT, Ability.WITH}
 # Methods that only read; the others of a list, dict or set change it, so the program's object must know.
-READS = {*dir(tuple), *dir(frozenset), *dir(MappingProxyType), "elements", "most_common", "total", "maxlen"}
+READS = {*dir(tuple), *dir(frozenset), *dir(MappingProxyType), "elements", "most_common", "total"}
 BINARY = "add mul and or sub xor".split()
 IN_PLACE = {f"__i{name}__" for name in BINARY}
 OPERATORS = {f"__{name}__" for name in "len iter getitem contains reversed eq ne lt le gt ge".split()}
@@ -493,13 +494,12 @@ def _base(handle: Handle) -> type:
     return type(handle).__mro__[2]
 
 
-def made_of_data(session: Session, number: int, abilities: str, added: Collection[Any], data: Any) -> Handle:
+def made_of_data(session: Session, number: int, abilities: str, data: Any) -> Handle:
     """A handle with data. CodecError for data of another class than those from which a program's may descend."""
     base: Any = type(data)
     if base not in codec.HOLDERS and not (issubclass(base, tuple) and hasattr(base, "_fields")):
         raise codec.CodecError("no data of an object")
-    known = {name for name in added if type(name) is str} & set(dir(base)) - PREDICATES
-    kind: Any = data_class(base, "".join(sorted(set(abilities) & MORE)), frozenset(known))
+    kind: Any = data_class(base, "".join(sorted(set(abilities) & MORE)))
     if issubclass(base, tuple):
         handle = tuple.__new__(kind, data)
     else:
@@ -543,27 +543,50 @@ def _reading(method: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: method(*map(_fresh, args))
 
 
-def _asked(name: str) -> property:
-    return property(lambda self: self._ask("get", name))
+def _changing(method: Callable[..., Any], change: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that changes the data here, and with `change` the object of the program, which must then hold the same:
+    else its own `remove` could take whatever the test expects away and leave an equal list."""
+
+    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        data = _fresh(self).copy()
+        result = method(data, *args, **kwargs)
+        change(self, *args, **kwargs)
+        if _fresh(self) != data:
+            _session(self).lose(f"its {method.__name__} does not do what that of {type(data).__name__} does")
+        return result
+
+    return changed
+
+
+def _calling(name: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: self._ask("get", name)(*args, **kwargs)
 
 
 @functools.lru_cache(maxsize=256)
-def data_class(base: type, abilities: str, added: frozenset[str]) -> type[Handle]:
-    """A class of handles that are also of the class `base`. added: names that the program's class defines anew."""
-    members: dict[str, Any] = {"__doc__": _asked("__doc__"), "__dict__": _asked("__dict__")}
-    members["__bool__"] = lambda self: len(self) > 0
+def data_class(base: type, abilities: str) -> type[Handle]:
+    """A class of handles that are also of the class `base`."""
+    documentation = property(lambda self: self._ask("get", "__doc__"))
+    attributes = property(lambda self: self._ask("get", "__dict__"))
+    members: dict[str, Any] = {"__doc__": documentation, "__dict__": attributes, "__bool__": lambda self: len(self) > 0}
     for ability in abilities:
         members |= METHODS[ability]
     if issubclass(base, tuple):  # its own methods do: nothing of it changes
-        members |= {name: _asked(name) for name in {*added, "_make", "_replace"}}
-        return type("Handle", (Handle, base), members)
+        return type("Handle", (Handle, base), members | {name: _calling(name) for name in ("_make", "_replace")})
     for name in dir(base):
-        if name in added or not (name.startswith("_") or name in READS):
-            members[name] = _asked(name)
-        elif name in OPERATORS or not name.startswith("_"):
-            members[name] = _reading(getattr(base, name))
+        method = getattr(base, name)
+        if name == "fromkeys":  # of the class
+            members[name] = method
+        elif not callable(method):  # the handle is a deque itself, and has its maxlen
+            continue
+        elif name in OPERATORS or (name in READS and not name.startswith("_")):
+            members[name] = _reading(method)
+        elif not name.startswith("_"):
+            members[name] = _changing(method, _calling(name))
         elif name in IN_PLACE:
             members[name] = lambda self, other: NotImplemented  # a += b is a = a + b, and gives a plain list
+    if hasattr(base, "__setitem__"):
+        members["__setitem__"] = _changing(getattr(base, "__setitem__"), _asks("set item"))
+        members["__delitem__"] = _changing(getattr(base, "__delitem__"), _asks("delete item"))
     if base is frozenset:
         members["__hash__"] = _reading(frozenset.__hash__)
     return type("Handle", (Handle, base), members)

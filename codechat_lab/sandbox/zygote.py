@@ -247,12 +247,11 @@ class Program:
     def kept(self, value: Any, data: Callable[[], Any]) -> dict[str, Any] | None:
         """A reference with the data, for an object of a class such as `class Stack(list)` that adds methods."""
         kind: type = type(value)
-        added = added_names(kind)
-        if not added:
+        if not adds_names(kind):
             return None
         with self.keeping:
             number = self.objects.number(value)
-        return {Reference.DATA: [number, abilities_of(value), added, data()]}
+        return {Reference.DATA: [number, abilities_of(value), data()]}
 
     def to_ref(self, value: Any) -> dict[str, Any]:
         if id(value) in self.places:
@@ -415,15 +414,16 @@ def abilities_of_class(kind: type) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def added_names(kind: type) -> list[str]:
-    """Public names that the program's own classes add to a list, dict, set or tuple, or define anew."""
+def adds_names(kind: type) -> bool:
+    """Whether the program's own classes add public names, or `__getattr__`, to those of a list, dict, set or tuple."""
     base = next((b for b in kind.__mro__ if b in codec.HOLDERS), None)
     if base is None or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
-        return []
-    added: set[str] = set()
+        return False
+    known = {*dir(base), *getattr(kind, "_fields", ())}
     for owner in kind.__mro__[: kind.__mro__.index(base)]:
-        added |= {name for name in vars(owner) if not name.startswith("_") or name == "__getattr__"}
-    return sorted(added - set(getattr(kind, "_fields", ())))
+        if any(name not in known and (not name.startswith("_") or name == "__getattr__") for name in vars(owner)):
+            return True
+    return False
 
 
 def abilities_of(value: Any) -> str:
