@@ -15,7 +15,7 @@ LAB = "codechat_lab"
 # 600 are names and types of the functions that lambdas and dictionaries of the toolbox and of chars became.
 # 100 are the signatures of models/fast, which its callers had as branches on the device.
 # 300 are the converters of settings by type, and arguments of core, runs and distributed with names, not a splat.
-CONTENT = {"codechat": (88_900, 66_000), "both": (168_650, 135_000)}
+CONTENT = {"codechat": (88_900, 66_000), "both": (168_750, 135_000)}
 DENSITY = {"codechat": (5.82, 5.0), LAB: (5.82, 5.5), "tests": (6.45, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3, 3)}
