@@ -246,6 +246,12 @@ def test_no_exception_is_swallowed_whole_and_files_are_named_for_what_they_hold(
     assert not {Path(name).stem for name in found} & {"utils", "common", "helpers", "misc"}
 
 
+def test_nothing_but_tests_replaces_parts_of_modules() -> None:
+    """A plan of another machine is told its numerics (`dist.planning`); nothing is patched."""
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert not [path for path in paths if re.search(r"unittest(\.| import.*\b)mock\b", path.read_text())]
+
+
 # What the help of a command may import besides the standard library. Each takes less than 0.1 s.
 QUICK = {"numpy", "regex", "rich", "tiktoken", "tiktoken_ext", "tqdm"}
 FOREIGN = "print(*{m.partition('.')[0] for m in sys.modules} - before - {'codechat', 'codechat_lab'} - sys.stdlib_module_names, file=sys.stderr)"

@@ -22,7 +22,7 @@ from datetime import timedelta
 from functools import cache
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 import torch.distributed as td
@@ -287,8 +287,32 @@ def _dtype(kind: str, requested: str) -> torch.dtype:
     return getattr(torch, name)
 
 
+class Numerics(NamedTuple):
+    """What a machine decides of how a step is computed."""
+
+    cpu: bool  # any mask and any shape; reading a value costs nothing
+    dtype: torch.dtype  # of matrix products
+    memory: float  # bytes of the GPU, of which chunks of logits take shares; 0 on a CPU
+
+
+planned: Numerics | None = None  # of the machine that a plan is for; no ContextVar, which torch.compile cannot read
+
+
+@contextmanager
+def planning(numerics: Numerics) -> Iterator[None]:
+    """Steps on fake tensors within take the shapes and dtypes of another machine (`instruments.step_memory`)."""
+    global planned
+    planned = numerics
+    try:
+        yield
+    finally:
+        planned = None
+
+
 def compute_dtype(where: torch.device | None = None) -> torch.dtype:
     """bfloat16 where the processor supports it natively, else float32, unless CODECHAT_DTYPE is set; printed once."""
+    if planned:
+        return planned.dtype
     return _dtype((where or device()).type, os.environ.get("CODECHAT_DTYPE", ""))
 
 

@@ -6,12 +6,10 @@ Every token counts as supervised, the most that a batch can cost. The CPU's path
 
 from __future__ import annotations
 
-import sys
 import weakref
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -21,7 +19,6 @@ from torch.utils._pytree import tree_iter
 
 from codechat.distributed import dist
 from codechat.models import gpt, lora, optim
-from codechat.models.fast import device, head
 
 if TYPE_CHECKING:
     from codechat_lab.instruments.plan_settings import PlanConfig
@@ -132,18 +129,12 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
     """Of a step on one device, then an evaluation: bytes of weights and optimizer states; beyond these, at the peak
     of a forward pass, of the beginning and the end of a backward pass, and of an evaluation; beyond gradients, at
     the peak of the optimizer."""
-    gpu_bytes = 0 if cpu else cfg.usable_gib * 2**30
-    numbers = getattr(torch, dtype)
-    with (  # the numeric types, norms and chunks of the output head of that GPU, whatever this machine has
-        mock.patch.object(device, "CPU_KINDS", ("cpu",) if cpu else ()),
-        mock.patch.object(head, "BLOCK_BYTES", sys.maxsize),
-        mock.patch.object(head, "_budget", lambda _, fixed, share: max(fixed, int(share * gpu_bytes))),
-        mock.patch.object(dist, "compute_dtype", lambda *_: numbers),
-        # further iterations of Muon hold what the second one does
-        mock.patch.object(optim, "orthogonalise", partial(optim.orthogonalise, steps=2)),
-        FakeTensorMode(),
-        Tape() as tape,
-    ):
+    numerics = dist.Numerics(
+        cpu=cpu,
+        dtype=getattr(torch, dtype),
+        memory=0 if cpu else cfg.usable_gib * 2**30,
+    )
+    with dist.planning(numerics), FakeTensorMode(), Tape() as tape:
         model = lora.attach(gpt.GPT(cfg.model), cfg.lora_rank, targets=cfg.lora_targets)
         trained = [p for p in model.parameters() if p.requires_grad]
         one = {"weights": tape.now, "gradients": sum(p.numel() * p.element_size() for p in trained)}
@@ -153,7 +144,7 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         one["update"] = _update(model, optimizers, tape)
         if cfg.over > 1:  # a rank computes with gathered weights, which are in the compute dtype
             for p in model.blocks.parameters():
-                p.data = p.data.to(numbers)
+                p.data = p.data.to(numerics.dtype)
         shards = []
         middle = next(p for p in model.blocks[cfg.model.depth // 2].parameters() if p.requires_grad)
 
@@ -170,7 +161,7 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         for p in trained:
             p.register_post_accumulate_grad_hook(reduce)
         start = tape.peak = tape.now
-        loss = _loss(model, cfg, numbers)
+        loss = _loss(model, cfg, numerics.dtype)
         one["forward"] = tape.peak - start
         tape.peak = tape.now
         loss.backward()
@@ -180,18 +171,18 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         model.zero_grad(set_to_none=True)
         start = tape.peak = tape.now
         with torch.no_grad():
-            _loss(model, cfg, numbers)
+            _loss(model, cfg, numerics.dtype)
         return one | {"evaluation": tape.peak - start}
 
 
-def _loss(model: gpt.GPT, cfg: PlanConfig, numbers: torch.dtype) -> Tensor:
+def _loss(model: gpt.GPT, cfg: PlanConfig, dtype: torch.dtype) -> Tensor:
     """The loss of a microbatch whose every token counts."""
     ids = torch.zeros(cfg.batch, cfg.length, dtype=torch.int64)
     targets = torch.zeros_like(ids)
     # packed rows without their mask: a block mask of flex attention takes no memory to speak of, and its kernel keeps
     # what the causal one does
     positions = None if cfg.loop == "pretrain" else torch.zeros_like(ids)
-    with torch.autocast("cpu", dtype=numbers, enabled=numbers != torch.float32):
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         if cfg.loop != "rl":
             return model.loss(ids, targets, reduction="sum", positions=positions) / ids.numel()
         # every token by its place: which ones a mask leaves is not known of fake tensors

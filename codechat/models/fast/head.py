@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from codechat.distributed import dist
 from codechat.models.fast.device import compute_dtype, on_cpu
 
 CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
@@ -56,13 +57,15 @@ def logprobs(
 # ---- chunks and blocks of rows
 
 
-@cache
 def _budget(device: torch.device, fixed: int, share: float) -> int:
     """Bytes: `fixed`, or on a GPU the share of its memory if that is more."""
-    if device.type != "cuda":
-        return fixed
-    _, total = torch.cuda.mem_get_info(device)
-    return max(fixed, int(share * total))
+    return max(fixed, int(share * (dist.planned.memory if dist.planned else _memory(device))))
+
+
+@cache
+def _memory(device: torch.device) -> int:
+    """Bytes of a GPU's memory; 0 of a CPU."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 0
 
 
 def _chunks(
@@ -83,9 +86,9 @@ def _chunks(
 
 
 def _blocks(x: Tensor) -> Iterator[slice]:
-    """Slices of the rows of x (N, M), whose float32 values take about BLOCK_BYTES; on a GPU all rows."""
-    rows = BLOCK_BYTES // (4 * x.shape[1]) if x.device.type == "cpu" else len(x)
-    rows = max(1, rows)
+    """Slices of the rows of x (N, M), whose float32 values take about BLOCK_BYTES; on a GPU or in a plan all rows."""
+    whole = x.device.type != "cpu" or dist.planned
+    rows = max(1, len(x) if whole else BLOCK_BYTES // (4 * x.shape[1]))
     return (slice(at, min(at + rows, len(x))) for at in range(0, len(x), rows))
 
 
