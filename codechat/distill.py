@@ -1,8 +1,7 @@
 """Distillation: a student learns to write what a larger teacher would write, on the prompts of a task.
 
-    codechat distill --teacher released/mini --init-from nano/sft --data-dir data/nano/sft --run-name nano-taught
-    torchrun --standalone --nproc-per-node 8 -m codechat distill --teacher d20-sft --init-from d12-sft --data-dir
-    data/sft --run-name d12-taught
+    codechat distill --teacher d20-sft --init-from d12-sft --task my_task.py:MyTask --run-name d12-taught
+    torchrun --standalone --nproc-per-node 8 -m codechat distill --teacher d20-sft --init-from d12-sft --task my_task.py
 
 --samples student: on-policy distillation (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543). The student samples,
 and the teacher's log-probability of each sampled token less the student's is that token's advantage: its expected
@@ -37,13 +36,25 @@ class DistillConfig(RLSettings):
     dead_patience: int = 1_000_000  # the reward trains nothing
 
 
+Meta = Mapping[str, Any]  # of meta.json
 RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
 
 
-def check_room(cfg: DistillConfig, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """ConfigError where the teacher's block is shorter than prompts and completions may become: it has learned no
-    position behind its block. theirs,
-    ours: meta.json of teacher and student."""
+def check_same_text(cfg: DistillConfig, theirs: Meta, ours: Meta) -> None:
+    """ConfigError if teacher and student have another tokenizer or other tags. theirs, ours: as in `check_room`."""
+    differing = [name for name in ("tokenizer", "tags") if theirs[name] != ours[name]]
+    if differing == ["tokenizer"] and theirs["tokenizer"].get("json", 0) == ours["tokenizer"].get("json"):
+        return  # one tokenizer under two names
+    if differing:
+        raise ConfigError(
+            f"got teacher {cfg.teacher} with other {' and '.join(differing)} than the student; expected the same; "
+            "choose another --teacher, or another --init-from"
+        )
+
+
+def check_room(cfg: DistillConfig, theirs: Meta, ours: Meta) -> None:
+    """ConfigError if the teacher's block is shorter than prompts and completions may become: it has learned no position
+    behind its block. theirs, ours: meta.json of teacher and student."""
     from codechat import tasks
     from codechat.rl import episodes
     from codechat.text import chat, tokenizer
@@ -58,8 +69,9 @@ def check_room(cfg: DistillConfig, theirs: Mapping[str, Any], ours: Mapping[str,
         prompts = [chat.prompt(task.prompt(p), tok, theirs["tags"]) for p in task.problems("train", seed=cfg.seed)]
         needed = min(needed, max(map(len, prompts), default=0) + cfg.max_new_tokens)
     if block < needed:
-        got = f"teacher {cfg.teacher} has a block of {block} tokens; prompts and completions of {cfg.task} have up to {needed}"
-        raise ConfigError(f"{got}; lower --max-new-tokens, or take a teacher with a longer block")
+        got = f"teacher {cfg.teacher} has a block of {block} tokens"
+        needs = f"prompts and completions of {cfg.task} have up to {needed}"
+        raise ConfigError(f"{got}; {needs}; lower --max-new-tokens, or take a teacher with a longer block")
 
 
 def train(cfg: DistillConfig) -> Run:
@@ -74,12 +86,11 @@ def train(cfg: DistillConfig) -> Run:
     from codechat.training.rl_session import rl_session
     from codechat.training.session import weights_hash
 
-    new = {"tokenizer": {"spec": cfg.tokenizer}, "tags": cfg.tags or "reserved"}
-    theirs, ours = (checkpoint.read_meta(source) if source else new for source in (cfg.teacher, cfg.init_from))
-    for name in ("tokenizer", "tags"):
-        named, needed = (meta[name] for meta in (theirs, ours))
-        if named != needed and not (name == "tokenizer" and named.get("json", 0) == needed.get("json")):
-            raise ConfigError(f"the {name} of teacher {cfg.teacher} and of the student differ; required is the same")
+    theirs = checkpoint.read_meta(cfg.teacher)
+    ours: Meta = {"tokenizer": {"spec": cfg.tokenizer}, "tags": cfg.tags or "reserved"}
+    if cfg.init_from:
+        ours = checkpoint.read_meta(cfg.init_from)
+    check_same_text(cfg, theirs, ours)
     check_room(cfg, theirs, ours)
     with rl_session(cfg, "distill", data=weights_hash(cfg.teacher, theirs)) as r:
         teacher = loading.load_model(cfg.teacher, dist.device()).model

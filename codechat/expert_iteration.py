@@ -1,8 +1,7 @@
 """Expert iteration on a task's reward: sample, keep the best completions, fine-tune on them, repeat.
 
-    codechat expert --init-from my-sft --task funcall --data-dir data/nano/sft --run-name my-expert
-    torchrun --standalone --nproc-per-node 8 -m codechat expert --init-from d20-sft --task funcall --data-dir
-    data/sft --run-name d20-expert
+    codechat expert --init-from my-sft --task my_task.py:MyTask --run-name my-expert
+    torchrun --standalone --nproc-per-node 8 -m codechat expert --init-from d20-sft --task my_task.py --run-name d20-exp
 
 Rejection sampling: it learns from kept completions only, never from failures, and has no ratio, baseline or
 clipping. --keep correct keeps every exactly correct completion (STaR, arXiv:2203.14465; the start needs some).
@@ -36,6 +35,12 @@ class ExpertConfig(MinibatchSettings, RLSettings):
         if self.keep == "best":
             self.needs_groups("--keep best: a group of one never disagrees")
 
+    @property
+    def idle_reason(self) -> str:
+        if self.keep == "correct":
+            return "no completion was exactly correct, and --keep correct trains on no other; set --keep best"
+        return super().idle_reason
+
 
 # it learns from the best alone, and so more slowly than from all completions; with four problems a step, one seed
 # in eight ends with a class unlearned
@@ -57,7 +62,7 @@ def train(cfg: ExpertConfig) -> Run:
                 for mb in update.microbatches(keep=kept):
                     logprobs, _ = mb.logprobs(whole=True)  # (B, C)
                     loss = -masked_mean(logprobs, mb.mask, update.n_live_tokens)
-                    mb.backward(loss, train_loss=-masked_sum(logprobs, mb.mask))
+                    mb.backward(loss, {"train_loss": -masked_sum(logprobs, mb.mask)})
                 update.apply()
-            r.log(batch, kept_frac=kept.float().mean())
+            r.log(batch, {"kept_frac": kept.float().mean()})
     return r.run

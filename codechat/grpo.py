@@ -1,10 +1,8 @@
 """GRPO on a task's reward (group advantages, clipped ratios), and its variants Dr. GRPO, DAPO, GSPO and CISPO.
 
-    codechat grpo --init-from my-sft --task funcall --data-dir data/nano/sft --run-name my-grpo
-    codechat grpo --init-from qwen --preset lora --task gsm8k --data-dir hub --run-name qwen-grpo      adapters on an
-    imported checkpoint
-    torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft --task funcall --data-dir data/sft
-    --run-name d20-grpo
+    codechat grpo --init-from my-sft --task my_task.py:MyTask --run-name my-grpo
+    codechat grpo --init-from qwen --preset lora --task my_task.py --run-name qwen-grpo     adapters on an imported model
+    torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft --task my_task.py --run-name d20-grpo
 
 GRPO adds four things to REINFORCE (reinforce.py): several updates per batch of rollouts, with clipped ratios to the
 sampling policy; choices of loss aggregation and reward scale; new groups in place of those without variance
@@ -24,24 +22,36 @@ makes no update. Two ranks give the same update as one with the whole batch."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
-from codechat.training.rl_settings import GSM8K_RUN, LORA_RUN, TOY_ONE_UPDATE, GroupSettings, RatioSettings
+from codechat.training.rl_settings import CUT_OFF, LORA_RUN, TOY_ONE_UPDATE, Baseline, GroupSettings, RatioSettings
 from codechat.training.settings import run_presets
 
-# what the papers set                baseline, loss_aggregation, ratio, clip_eps_low, clip_eps_high, resample_rounds
+Aggregation = Literal["sequence", "token", "constant"]
+Ratio = Literal["token", "sequence"]
+
+
+class Paper(NamedTuple):
+    """The settings that a paper sets."""
+
+    baseline: Baseline
+    loss_aggregation: Aggregation
+    ratio: Ratio
+    clip_eps_low: float
+    clip_eps_high: float
+    resample_rounds: int
+
+
 PAPERS = {
-    "grpo": ("zscore", "sequence", "token", 0.2, 0.2, 0),
-    "dr_grpo": ("mean", "constant", "token", 0.2, 0.2, 0),
-    "dapo": ("zscore", "token", "token", 0.2, 0.28, 4),
-    "gspo": ("zscore", "sequence", "sequence", 3e-4, 4e-4, 0),
-    "cispo": ("zscore", "token", "token", 1.0, 4.0, 0),
+    "grpo": Paper("zscore", "sequence", "token", 0.2, 0.2, 0),
+    "dr_grpo": Paper("mean", "constant", "token", 0.2, 0.2, 0),
+    "dapo": Paper("zscore", "token", "token", 0.2, 0.28, 4),
+    "gspo": Paper("zscore", "sequence", "sequence", 3e-4, 4e-4, 0),
+    "cispo": Paper("zscore", "token", "token", 1.0, 4.0, 0),
 }
-SET_BY_PAPER = ("baseline", "loss_aggregation", "ratio", "clip_eps_low", "clip_eps_high", "resample_rounds")
-VARIANTS: dict[str, dict[str, Any]] = {name: dict(zip(SET_BY_PAPER, row)) for name, row in PAPERS.items()}
 
 # TRL's --loss_type sets the aggregation alone. What our variant of this name sets beside it, as it is in TRL
 TRL_KEEPS: dict[str, dict[str, Any]] = {
@@ -56,15 +66,15 @@ class GRPOConfig(RatioSettings, GroupSettings):
 
     run_name: str = "grpo"
     variant: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = opt(
-        "grpo", f"the paper whose values fill settings left at none: {' '.join(SET_BY_PAPER)}"
+        "grpo", f"the paper whose values fill settings left at none: {' '.join(Paper._fields)}"
     )
-    baseline: Literal["none", "mean", "leave_one_out", "zscore"] | None = None
-    loss_aggregation: Literal["sequence", "token", "constant"] | None = opt(
+    baseline: Baseline | None = None  # type: ignore[assignment]  # as those below: none = the paper's
+    loss_aggregation: Aggregation | None = opt(
         None, "what a token's loss is divided by: its completion's length, all tokens, max_new_tokens"
     )
-    ratio: Literal["token", "sequence"] | None = opt(None, "one ratio per token, or one per completion")
-    clip_eps_low: float | None = None
-    clip_eps_high: float | None = None
+    ratio: Ratio | None = opt(None, "one ratio per token, or one per completion")
+    clip_eps_low: float | None = None  # type: ignore[assignment]
+    clip_eps_high: float | None = None  # type: ignore[assignment]
     resample_rounds: int | None = opt(
         None, "how often groups without variance are replaced by groups of new problems; 0 = never", least=0
     )
@@ -82,7 +92,8 @@ class GRPOConfig(RatioSettings, GroupSettings):
     def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
         """TRL's words: --loss_type sets less than a variant does, and CISPO's ratio is cut at --epsilon_high, not
         at 1 + it."""
-        given, variant = dict(super().as_spelled(given, spelled)), given.get("variant")
+        given = dict(super().as_spelled(given, spelled))
+        variant = str(given.get("variant"))
         if "loss_type" in spelled:
             given = TRL_KEEPS.get(variant, {}) | given
         if variant != "cispo":
@@ -106,12 +117,34 @@ class GRPOConfig(RatioSettings, GroupSettings):
         return given
 
     def resolved(self) -> Self:
-        """With what is none filled in from the variant."""
-        missing = {name: value for name, value in VARIANTS[self.variant].items() if getattr(self, name) is None}
-        return replace(self, **missing)
+        """These settings with what is none filled in from the variant."""
+        return replace(self, **self.choices()._asdict())
+
+    def choices(self) -> Paper:
+        """What the variant's paper sets, less what is set here."""
+        set_here = {name: getattr(self, name) for name in Paper._fields if getattr(self, name) is not None}
+        return PAPERS[self.variant]._replace(**set_here)
+
+    @property
+    def learns_cut_off(self) -> bool:
+        return not self.mask_truncated
+
+    @property
+    def idle_reason(self) -> str:
+        if self.mask_truncated:
+            return f"{CUT_OFF}; raise --max-new-tokens, or leave --mask-truncated out"
+        return super().idle_reason
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.importance_cap and self.old_logprobs == "sampler":
+            why = "the ratio starts from the sampler's log-probabilities, so that nothing is left to weigh"
+            raise ConfigError(
+                f"importance_cap {self.importance_cap}: {why}; set --importance-cap 0 or --old-logprobs trainer"
+            )
 
 
-RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE, lora=LORA_RUN, gsm8k=GSM8K_RUN)
+RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE, lora=LORA_RUN)
 
 
 def train(cfg: GRPOConfig) -> Run:
@@ -119,45 +152,47 @@ def train(cfg: GRPOConfig) -> Run:
     or a DEAD task."""
     from codechat.rl import losses
     from codechat.rl.advantages import credit
-    from codechat.training.rl_session import CLIPPING, rl_session
+    from codechat.training.rl_session import rl_session
+    from codechat.training.step_metrics import CLIPPING
 
     cfg = cfg.resolved()
+    chosen = cfg.choices()
     surrogate = losses.weighted_policy_loss if cfg.variant == "cispo" else losses.clipped_policy_loss
-    clip = (cfg.clip_eps_low, cfg.clip_eps_high)
+    clip = (chosen.clip_eps_low, chosen.clip_eps_high)
     kl_loss = bool(cfg.kl_coef) and cfg.kl_in == "loss"
-    measures = (*CLIPPING, *(("kl_ref",) if cfg.kl_coef else ()))
+    measures = (*CLIPPING, "kl_ref") if cfg.kl_coef else CLIPPING
     with rl_session(cfg, "grpo", reference=bool(cfg.kl_coef), measures=measures) as r:
         for _ in r.steps():
-            batch = r.sample(cfg.resample_rounds)  # P problems x G completions
+            batch = r.sample(chosen.resample_rounds)  # P problems x G completions
             sampled, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C) each
             old = r.score(r.model, batch) if cfg.old_logprobs == "trainer" else sampled  # (N, C)
-            ref = r.score(r.reference, batch) if cfg.kl_coef else None  # (N, C)
+            ref = r.score_reference(batch)  # (N, C)
             importance, off_policy = losses.importance_weights(old, sampled, mask, cfg.importance_cap)  # (N, C)
-            advantage, live = credit(cfg, batch, old, ref)  # (P, G) each
+            advantage, live = credit(cfg, chosen.baseline, batch, old, ref)  # (P, G) each
             keep = None if cfg.entropy_coef or kl_loss else advantage != 0
             learned = batch.without_cut_off() if cfg.mask_truncated else batch
             for update in r.updates(learned, live, cfg.inner_epochs, cfg.minibatches):
                 for mb in update.microbatches(keep):
                     logprobs, entropy = mb.logprobs()  # (B, C) each
-                    ratio = losses.policy_ratio(logprobs, mb.of(old), mb.mask, cfg.ratio)
+                    ratio = losses.policy_ratio(logprobs, mb.of(old), mb.mask, chosen.ratio)
                     loss = surrogate(ratio, mb.of(advantage), *clip) * mb.of(importance)
-                    if kl_loss:
+                    if ref is not None and kl_loss:
                         loss = loss + cfg.kl_coef * losses.kl_estimate(logprobs, mb.of(ref), cfg.kl_kind)
                     loss = loss - cfg.entropy_coef * entropy
                     weights = losses.token_weights(
                         mb.mask.sum(1),
-                        cfg.loss_aggregation,
+                        chosen.loss_aggregation,
                         update.n_sequences,
                         update.n_tokens,
                         cfg.max_new_tokens,
                     )  # (B, 1)
                     sums = losses.clip_statistics(ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip)
-                    if cfg.kl_coef:
+                    if ref is not None:
                         sums["kl_ref"] = losses.masked_sum(losses.kl_estimate(logprobs, mb.of(ref)), mb.mask)
-                    mb.backward(losses.masked_sum(loss * weights, mb.mask), **sums)
+                    mb.backward(losses.masked_sum(loss * weights, mb.mask), sums)
                 update.apply()
-            means = dict(adv_abs_mean=advantage.abs().mean(), resampled_groups=r.resampled)
+            means = {"adv_abs_mean": float(advantage.abs().mean()), "resampled_groups": float(r.resampled)}
             if cfg.mask_truncated:
-                means["frac_masked"] = batch.cut_off().float().mean()
-            r.log(batch, sums=off_policy if cfg.old_logprobs == "trainer" else {}, **means)
+                means["frac_masked"] = float(batch.cut_off().float().mean())
+            r.log(batch, means, sums=off_policy if cfg.old_logprobs == "trainer" else {})
     return r.run

@@ -1,8 +1,7 @@
 """PPO on a task's reward: a value head, generalised advantages, clipped ratios, several passes in minibatches.
 
-    codechat ppo --init-from my-sft --task funcall --data-dir data/nano/sft --run-name my-ppo
-    torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task funcall --data-dir data/sft
-    --run-name d20-ppo
+    codechat ppo --init-from my-sft --task my_task.py:MyTask --run-name my-ppo
+    torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task my_task.py --run-name d20-ppo
 
 Like GRPO (grpo.py), but a token's advantage comes from a learned value, not from the group. A linear head on the
 policy's last states predicts the future reward, `advantages.estimate_gae` compares it with the actual one
@@ -50,20 +49,25 @@ def train(cfg: PPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings
     or a DEAD task."""
     from codechat.rl import advantages, losses
-    from codechat.training.rl_session import CLIPPING, rl_session
+    from codechat.training.rl_session import rl_session
+    from codechat.training.step_metrics import CLIPPING
 
     clip = (cfg.clip_eps_low, cfg.clip_eps_high)
-    measures = (*CLIPPING, "value_loss", *(("kl_ref",) if cfg.kl_coef else ()))
+    measures = [*CLIPPING, "value_loss"]
+    if cfg.kl_coef:
+        measures.append("kl_ref")
     with rl_session(cfg, "ppo", reference=bool(cfg.kl_coef), value_head=True, measures=measures) as r:
+        assert r.head is not None
         for _ in r.steps():
             batch = r.sample()  # P problems x G completions
-            old, mask, written = r.to_device(batch.logprobs(), batch.mask(), batch.mask().flatten().nonzero()[:, 0])
-            ref = r.score(r.reference, batch) if cfg.kl_coef else None  # (N, C)
+            old, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C) each
+            (written,) = r.to_device(batch.mask().flatten().nonzero()[:, 0])  # indices into N x C
+            ref = r.score_reference(batch)  # (N, C)
             rewards = advantages.token_rewards(cfg, batch, old, ref)  # (N, C)
             old_values = advantages.values_of(r.cfg, r.model, r.head, batch)  # (N, C)
             advantage, returns = advantages.estimate_gae(rewards, old_values, mask, lam=cfg.lam)  # (N, C) each
             explained = advantages.explained_variance(returns.flatten()[written], old_values.flatten()[written])
-            adv_abs = float(advantage.flatten()[written].abs().mean()) * len(written)
+            adv_abs_sum = float(advantage.flatten()[written].abs().mean()) * len(written)
             live = advantages.live_completions(batch.rewards)  # (P, G)
             for update in r.updates(batch, live, cfg.inner_epochs, cfg.minibatches):
                 for mb in update.microbatches():
@@ -76,9 +80,9 @@ def train(cfg: PPOConfig) -> Run:
                     sums = losses.clip_statistics(ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip)
                     sums["value_loss"] = losses.masked_sum(value_loss, mb.mask)
                     sums["policy_loss"] = losses.masked_mean(policy_loss, mb.mask, update.n_tokens)
-                    if cfg.kl_coef:
+                    if ref is not None:
                         sums["kl_ref"] = losses.masked_sum(losses.kl_estimate(logprobs, mb.of(ref)), mb.mask)
-                    mb.backward(losses.masked_mean(loss, mb.mask, update.n_tokens), **sums)
+                    mb.backward(losses.masked_mean(loss, mb.mask, update.n_tokens), sums)
                 update.apply()
-            r.log(batch, sums=dict(adv_abs_mean=adv_abs), explained_variance=explained)
+            r.log(batch, {"explained_variance": explained}, sums={"adv_abs_mean": adv_abs_sum})
     return r.run

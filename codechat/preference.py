@@ -1,10 +1,8 @@
 """Preferences: DPO, IPO, KTO, CPO, ORPO or SimPO on fixed pairs (or labelled completions).
 
     codechat preference --init-from my-sft --data-dir data/preferences --loss dpo --run-name my-dpo
-    codechat preference --init-from my-sft --task funcall --task-data data/nano/sft --run-name my-dpo     pairs sampled
-    from the policy itself
+    codechat preference --init-from my-sft --task my_task.py:MyTask --run-name my-dpo      pairs sampled from the policy
     torchrun --standalone --nproc-per-node 8 -m codechat preference --init-from d20-sft --data-dir data/preferences
-    --run-name d20-dpo
 
 Pairs come from preferences.train.jsonl (and .select.jsonl for evaluation), or, without --data-dir, from the best
 and the worst completion of groups that the starting policy samples on --task. The starting policy is the reference
@@ -14,7 +12,7 @@ only differences."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
@@ -23,11 +21,15 @@ from codechat.tasks import NAMES
 from codechat.training.rl_settings import TOY_RUN, SamplingSettings
 from codechat.training.settings import LearningSettings, run_presets
 
+if TYPE_CHECKING:  # settings and --help need no torch
+    from codechat.models.gpt import GPT
+
 # what TRL's --loss_type of this name, or its script, does otherwise
 TRL_DIFFERS = {
     "ipo": "TRL divides each log ratio by its answer's tokens; --loss ipo takes the paper's sums",
     "orpo": "TRL's likelihood term covers the prompt too; --loss orpo has the answer's, as the paper",
-    "simpo": "TRL adds the chosen answer's likelihood (cpo_alpha 1) and takes the margin 0.5; --loss simpo has none and 1, as the paper",
+    "simpo": "TRL adds the chosen answer's likelihood (cpo_alpha 1) and takes the margin 0.5; "
+    "--loss simpo has none and 1, as the paper",
 }
 
 
@@ -83,30 +85,47 @@ def train(cfg: PreferenceConfig) -> Run:
     from codechat.rl.preference_losses import BETA, NEEDS_REFERENCE
     from codechat.training.evaluations import evaluate_policy, task_hash
     from codechat.training.preferences import PreferenceLoss, held_out_means, log_step, place, read_or_sample
-    from codechat.training.rl_session import Meter
     from codechat.training.session import Session, build_model, load_parent, weights_hash
+    from codechat.training.step_metrics import Meter
 
     with dist.session(cfg) as world:
-        cfg, parent, tok = load_parent(replace(cfg, beta=BETA[cfg.loss] if cfg.beta is None else cfg.beta))
+        beta = BETA[cfg.loss] if cfg.beta is None else cfg.beta
+        cfg, parent, tok = load_parent(replace(cfg, beta=beta))
         task = tasks.load(cfg.task, source=cfg.task_data) if cfg.task else None
         problems = problems_once(task, "select", cfg.eval_examples) if task else []
         model = build_model(cfg, parent)
-        pairs, held_out, data = read_or_sample(cfg, model, task, tok)
-        loss_of = PreferenceLoss(cfg, model, pairs, held_out)
+        given = read_or_sample(cfg, model, task, tok)
+        batches = [batch for batch in (given.pairs, given.held_out) if batch is not None]
+        loss_of = PreferenceLoss(cfg, model, beta, batches)
+        pairs, *held_out = map(loss_of.scored, batches)
         lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
         hardware.compile_blocks(model)
 
-        def evaluate(model: Any, step: int) -> dict[str, Any]:
-            row = held_out_means(cfg, loss_of, held_out) if held_out is not None else {}
-            return row | (evaluate_policy(cfg, model, tok, task, problems) if task else {})
+        def evaluate(model: "GPT", step: int) -> dict[str, Any]:
+            row: dict[str, Any] = {}
+            for some in held_out:
+                row |= held_out_means(loss_of, some)
+            if task:
+                row |= evaluate_policy(cfg, model, tok, task, problems)
+            return row
 
-        trained_on = dict(data_dir=cfg.data_dir, task=cfg.task, task_data=cfg.task_data)
-        data |= task_hash(cfg.task, cfg.task_data, "select", problems)
+        data = given.hashes | task_hash(cfg.task, cfg.task_data, "select", problems)
         if parent and (cfg.loss in NEEDS_REFERENCE or cfg.data_dir is None):
             data |= weights_hash(cfg.init_from, parent.meta)
-        how = dict(parent=parent, evaluate=evaluate, trained_on=trained_on, data=data)
-        session = Session("preference", cfg, model, tok, **how)
-        size, count = len(pairs.prompts), cfg.device_batch_size * cfg.grad_accum * world.size
+        session = Session(
+            "preference",
+            cfg,
+            model,
+            tok,
+            parent=parent,
+            evaluate=evaluate,
+            max_steps=cfg.max_steps,
+            tags=cfg.chosen_tags,
+            trained_on=dict(data_dir=cfg.data_dir, task=cfg.task, task_data=cfg.task_data),
+            data=data,
+        )
+        size = len(pairs.batch.prompts)
+        count = cfg.batch_per_rank * world.size  # pairs of a step
         with session.running():
             for step in session.steps():
                 # the mean over the pairs of all microbatches and ranks, in a fresh order each epoch
@@ -120,7 +139,7 @@ def train(cfg: PreferenceConfig) -> Run:
                 for rows in micros:
                     total, sums = loss_of(pairs, rows, point)
                     (total / count).backward()
-                    meter.add(**sums)
+                    meter.add(sums)
                 session.apply_gradients()
-                log_step(session, meter, pairs.group_size, epoch=(step + 1) * count / size)
+                log_step(session, meter, pairs.batch.group_size, epoch=(step + 1) * count / size)
     return session.run

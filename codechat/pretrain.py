@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
@@ -25,6 +25,9 @@ from codechat.models import config
 from codechat.models.config import PRESETS
 from codechat.runs.run import Run
 from codechat.training.settings import SupervisedSettings
+
+if TYPE_CHECKING:  # settings and --help need no torch
+    from codechat.models.gpt import GPT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class PretrainConfig(SupervisedSettings):
             raise ConfigError(f"seq_len {self.seq_len} exceeds block_size {self.model.block_size}; lower --seq-len")
 
 
-RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
+RUN_PRESETS: dict[str, dict[str, Any]] = {name: {"model": model} for name, model in PRESETS.items()}
 RUN_PRESETS["nano"] |= {"seq_len": 256, "device_batch_size": 16, "lr": 2.4e-2, "muon_lr": 0.012}
 
 
@@ -59,30 +62,30 @@ def by_depth(depth: int, build: Callable[..., PretrainConfig], ranks: int = 1) -
     def fitted(chosen: Mapping[str, Any]) -> PretrainConfig:
         cfg = build(chosen)
         with suppress(MissingFile):
-            known = dict(vocab_size=corpus.read_manifest(cfg.data_dir).get("n_vocab", cfg.model.vocab_size))
-            return replace(cfg, model=replace(cfg.model, **known))
+            n_vocab = corpus.read_manifest(cfg.data_dir).get("n_vocab", cfg.model.vocab_size)
+            return replace(cfg, model=replace(cfg.model, vocab_size=n_vocab))
         return cfg
 
     cfg = config.by_depth(depth, fitted, ranks)
     model = cfg.model
     batch = ranks * cfg.grad_accum * cfg.device_batch_size * cfg.length
     tokens = cfg.max_steps * batch
-    n_flops = cfg.max_steps * batch * model.flops_per_token(cfg.length)
-    shape = f"width {model.n_embd}, {model.n_head} heads, context {model.block_size}, {model.n_params:,} parameters"
-    long = f"{cfg.max_steps:,} steps of {batch:,} tokens, grad_accum {cfg.grad_accum}; {tokens:.2e} tokens, {n_flops:.1e} FLOPs"
+    n_flops = tokens * model.flops_per_token(cfg.length)
     if os.environ.get("RANK", "0") == "0":
-        print(f"depth {depth}: {shape}; {long}; lr {cfg.lr:.2g}, muon_lr {cfg.muon_lr:.2g}", file=sys.stderr)
+        shape = f"width {model.n_embd}, {model.n_head} heads, context {model.block_size}, {model.n_params:,} parameters"
+        steps = f"{cfg.max_steps:,} steps of {batch:,} tokens, grad_accum {cfg.grad_accum}"
+        cost = f"{tokens:.2e} tokens, {n_flops:.1e} FLOPs"
+        rates = f"lr {cfg.lr:.2g}, muon_lr {cfg.muon_lr:.2g}"
+        print(f"depth {depth}: {shape}; {steps}; {cost}; {rates}", file=sys.stderr)
     return cfg
 
 
 RUN_DIALS = {"depth": by_depth}
 
 
-def bits_per_byte(model: Any, cfg: PretrainConfig) -> dict[str, float]:
-    """Validation loss in nats per token, and in bits per byte of text: total nats / ln 2 / bytes, which different
-    tokenizers share.
-
-    Sums, token and byte counts are added over ranks, each of which reads its share."""
+def bits_per_byte(model: "GPT", cfg: PretrainConfig) -> dict[str, float]:
+    """Validation loss in nats per token, and in bits per byte of text, which models with different tokenizers can be
+    compared by: total nats / ln 2 / bytes. Each rank reads its share of the windows. A collective."""
     import torch
 
     from codechat.data import corpus
@@ -90,9 +93,15 @@ def bits_per_byte(model: Any, cfg: PretrainConfig) -> dict[str, float]:
 
     device = dist.device()
     total = torch.zeros(3, dtype=torch.float64, device=device)
-    how = dict(limit=-(-cfg.eval_tokens // cfg.length), batch=cfg.device_batch_size)
+    windows = corpus.val_windows(
+        cfg.data_dir,
+        cfg.length,
+        limit=math.ceil(cfg.eval_tokens / cfg.length),
+        batch=cfg.device_batch_size,
+        rank=dist.rank(),
+        world=dist.world_size(),
+    )
     with sharding.whole(model) as reader, torch.no_grad(), dist.autocast():
-        windows = corpus.val_windows(cfg.data_dir, cfg.length, rank=dist.rank(), world=dist.world_size(), **how)
         for ids, targets, n_bytes in windows:
             nats = reader.loss(ids.to(device), targets.to(device), reduction="sum")
             total += torch.tensor([nats.item(), int((targets >= 0).sum()), n_bytes], dtype=torch.float64, device=device)
@@ -103,33 +112,48 @@ def bits_per_byte(model: Any, cfg: PretrainConfig) -> dict[str, float]:
 def train(cfg: PretrainConfig) -> Run:
     """Train `cfg.model` on the corpus; returns the finished run. UserError, before anything is written, for bad
     settings."""
-    from codechat.data import conversations, corpus
+    import torch
+
+    from codechat.data import corpus
     from codechat.distributed import dist, hardware
     from codechat.text import tokenizer
-    from codechat.training.session import Session, build_policy, load_parent
+    from codechat.training.session import Prefetched, SupervisedSession, build_policy, load_parent
 
     manifest = corpus.read_manifest(cfg.data_dir)
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(cfg, tok=tokenizer.load(manifest["tokenizer"]))
-        batches = (cfg.data_dir, "train", cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
-        loader = conversations.Prefetched(corpus.WindowLoader(*batches), world.device)
+        windows = corpus.WindowLoader(
+            cfg.data_dir,
+            "train",
+            batch=cfg.device_batch_size,
+            T=cfg.length,
+            seed=cfg.seed,
+            rank=world.rank,
+            world=world.size,
+        )
+        loader = Prefetched(windows, world.device)
         model = build_policy(cfg, parent)
         hardware.compile_blocks(model, cfg.compile)
-        how = dict(
-            parent=parent,
-            evaluate=lambda model, step: bits_per_byte(model, cfg),
-            kept={"loader": loader},
-        )
-        how |= dict(tags="reserved", trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir))
         found = manifest.get("hash", "")
         if dist.is_main() and (cfg.resume or not found):  # a copy may have mixed two corpora; bare shards have no hash
             found = corpus.hash_shards(cfg.data_dir, manifest)
-        data = {f"corpus {cfg.data_dir}": dist.gather(found)[0]}
-        session = Session("pretrain", cfg, model, tok, data=data, **how)
+        session = SupervisedSession(
+            "pretrain",
+            cfg,
+            model,
+            tok,
+            parent=parent,
+            evaluate=lambda model, step: bits_per_byte(model, cfg),
+            max_steps=cfg.max_steps,
+            tags="reserved",
+            trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir),
+            kept={"loader": loader},
+            data={f"corpus {cfg.data_dir}": dist.gather(found)[0]},
+        )
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         with session.running():
             for _ in session.steps():
-                nats = 0.0
+                nats = torch.zeros((), device=world.device)  # a GPU is not waited for in each microbatch
                 for _ in range(cfg.grad_accum):
                     ids, targets = (x.to(world.device, non_blocking=True) for x in loader.next())  # (B, T) each
                     with dist.autocast():

@@ -1,8 +1,7 @@
 """REINFORCE on a task's reward, with the group's mean reward as baseline.
 
-    codechat reinforce --init-from my-sft --task funcall --data-dir data/nano/sft --run-name my-rl
-    torchrun --standalone --nproc-per-node 8 -m codechat reinforce --init-from d20-sft --task funcall --data-dir
-    data/sft --run-name d20-rl
+    codechat reinforce --init-from my-sft --task my_task.py:MyTask --run-name my-rl
+    torchrun --standalone --nproc-per-node 8 -m codechat reinforce --init-from d20-sft --task my_task.py --run-name d20-rl
 
 For each step: sample G completions of each problem from the policy, score them with the task (the same score that
 evaluation uses), subtract each group's mean reward, and take one policy-gradient step on the sampled ids. No
@@ -15,18 +14,16 @@ Shapes: P problems with G completions each; B completions per microbatch, C toke
 
 from dataclasses import dataclass
 
-from codechat.core.config import opt
 from codechat.runs.run import Run
-from codechat.training.rl_settings import TOY_ONE_UPDATE, GroupSettings
+from codechat.training.rl_settings import TOY_ONE_UPDATE, EntropySettings, GroupSettings
 from codechat.training.settings import run_presets
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforceConfig(GroupSettings):
+class ReinforceConfig(EntropySettings, GroupSettings):
     """Settings of one REINFORCE run."""
 
     run_name: str = "reinforce"
-    entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
 
 
 RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
@@ -46,9 +43,9 @@ def train(cfg: ReinforceConfig) -> Run:
             for update in r.updates(batch, live=advantage != 0):
                 for mb in update.microbatches(keep=None if cfg.entropy_coef else advantage != 0):
                     logprobs, entropy = mb.logprobs()  # (B, C) each
-                    weighted = mb.of(advantage) * mb.importance(logprobs)
+                    weighted = mb.of(advantage) * mb.importance(logprobs, cfg.importance_cap)
                     loss = policy_gradient_loss(logprobs, weighted, mb.mask, update.n_tokens)
                     mb.backward(loss - cfg.entropy_coef * masked_mean(entropy, mb.mask, update.n_tokens))
                 update.apply()
-            r.log(batch, adv_abs_mean=advantage.abs().mean())
+            r.log(batch, {"adv_abs_mean": advantage.abs().mean()})
     return r.run

@@ -5,17 +5,21 @@
 
 Only assistant messages and their closing tag carry loss. Several conversations share a row but do not attend to
 each other. Evaluations measure each domain's held-out loss (three rises in a row are reported) and run the 2 x 2
-behaviour probes: request for code or for a tool, tools offered or not. --eval-task gsm8k also samples a task's
-validation problems."""
+behaviour probes: request for code or for a tool, tools offered or not. --eval-task also samples validation
+problems of a task."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
 from codechat.training.settings import ChatSettings, SupervisedSettings, run_presets
+
+if TYPE_CHECKING:  # settings and --help need no torch
+    from codechat.data.conversations import Example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +39,7 @@ class SFTConfig(ChatSettings, SupervisedSettings):
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
     eval_task: str | None = opt(
         None,
-        "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = off",
+        "task whose validation problems are sampled greedily at each evaluation; none = off",
         reads="path",
     )
     eval_task_data: str | None = opt(
@@ -65,52 +69,87 @@ class SFTConfig(ChatSettings, SupervisedSettings):
 RUN_PRESETS = run_presets()
 
 
+def fitting_length(examples: "Mapping[str, Sequence[Example]]", most: int) -> int:
+    """Tokens of a row that the longest conversation needs, in whole blocks of attention, at most `most`."""
+    from codechat.models.fast import attention
+
+    longest = max((len(example) for domain in examples.values() for example in domain), default=most)
+    return min(most, math.ceil(longest / attention.QUERIES) * attention.QUERIES)
+
+
 def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is
     written, for bad settings."""
+    import torch
+
     from codechat.data import conversations
     from codechat.distributed import dist, hardware
-    from codechat.models.fast import attention
     from codechat.training.held_out import HeldOut, domains_hash
-    from codechat.training.session import Session, build_policy, load_parent
+    from codechat.training.session import Prefetched, SupervisedSession, build_policy, load_parent
 
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(cfg)
         length = min(cfg.length, cfg.model.block_size)
-        examples = conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, length, wanted=cfg.weights)
+        examples = conversations.load_domains(cfg.data_dir, "train", tok, cfg.chosen_tags, length, wanted=cfg.weights)
         if cfg.seq_len is None:
-            longest = max((len(example) for some in examples.values() for example in some), default=length)
-            cfg = replace(cfg, seq_len=min(length, -(-longest // attention.QUERIES) * attention.QUERIES))
+            cfg = replace(cfg, seq_len=fitting_length(examples, length))
         held_out = HeldOut(cfg, tok)
         shares = cfg.weights
         if shares and cfg.mix_by == "rows":
             shares = conversations.token_weights(examples, shares)
-        shape = (cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
-        rows = conversations.PackedLoader(examples, shares, *shape)
-        loader = conversations.Prefetched(rows, world.device, ahead=cfg.grad_accum)
+        rows = conversations.PackedLoader(
+            examples,
+            shares,
+            batch=cfg.device_batch_size,
+            T=cfg.length,
+            seed=cfg.seed,
+            rank=world.rank,
+            world=world.size,
+        )
+        loader = Prefetched(rows, world.device, ahead=cfg.grad_accum)
         model = build_policy(cfg, parent)
         hardware.compile_blocks(model, cfg.compile)
+        trained_on = {"data_dir": cfg.data_dir}
         style = conversations.tools_style(cfg.data_dir)
-        trained_on = dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style}))
-        how = dict(parent=parent, evaluate=held_out.evaluate, trained_on=trained_on)
-        data = domains_hash(cfg.data_dir, "train", rows.hashes) | held_out.hashes
-        session = Session("sft", cfg, model, tok, kept={"loader": loader}, data=data, **how)
+        if style != "compact":  # an evaluation lists tools as they were listed here
+            trained_on["tools_style"] = style
+        session = SupervisedSession(
+            "sft",
+            cfg,
+            model,
+            tok,
+            parent=parent,
+            evaluate=held_out.evaluate,
+            max_steps=cfg.max_steps,
+            tags=cfg.chosen_tags,
+            trained_on=trained_on,
+            kept={"loader": loader},
+            data=domains_hash(cfg.data_dir, "train", rows.hashes) | held_out.hashes,
+        )
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         with session.running():
             for _ in session.steps():
                 # the loss of a step is the mean over its supervised tokens, of all microbatches and ranks
                 batches = [loader.next() for _ in range(cfg.grad_accum)]
-                n_tokens = dist.total(sum(int((b.targets >= 0).sum()) for b in batches))
-                nats = 0.0
+                n_tokens = dist.total(sum(batch.supervised for batch in batches))
+                nats = torch.zeros((), device=world.device)  # a GPU is not waited for in each microbatch
                 for batch in batches:
-                    places = batch.places(world.device)
+                    places = batch.places(world.device)  # of the targets, found on the host
                     batch = batch.to(world.device)
-                    where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs), places=places)
                     with dist.autocast():
-                        loss = model.loss(batch.ids, batch.targets, reduction="sum", **where) / n_tokens
+                        sum_of_nats = model.loss(
+                            batch.ids,
+                            batch.targets,
+                            reduction="sum",
+                            places=places,
+                            positions=batch.positions,
+                            mask=conversations.packed_mask(batch.docs),
+                        )
+                        loss = sum_of_nats / n_tokens
                     loss.backward()
                     nats += loss.detach()
                 session.apply_gradients()
-                session.counts["supervised_tokens"] = session.counts.get("supervised_tokens", 0) + int(n_tokens)
-                session.log_supervised(nats, tokens_per_step, supervised_tokens=session.counts["supervised_tokens"])
+                supervised_tokens = session.counts.get("supervised_tokens", 0) + int(n_tokens)
+                session.counts["supervised_tokens"] = supervised_tokens
+                session.log_supervised(nats, tokens_per_step, supervised_tokens=supervised_tokens)
     return session.run

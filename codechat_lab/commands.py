@@ -218,4 +218,12 @@ ENTRIES = (
         function="run_copies",
         about="execute copies of the walk-throughs on fresh runs",
     ),
+    Entry(
+        id="new",
+        module="codechat_lab.tasks.new",
+        config="NewConfig",
+        function="write_new",
+        command="new",
+        about="write starter files for your own task: rewards, test and rows",
+    ),
 )

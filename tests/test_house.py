@@ -14,13 +14,14 @@ LAB = "codechat_lab"
 # 800 let a program's own lists and dicts keep their methods in the sandbox.
 # 600 are names and types of the functions that lambdas and dictionaries of the toolbox and of chars became.
 # 100 are the signatures of models/fast, which its callers had as branches on the device.
+# 250 are names and types of what the loops and their sessions hand each other, which were dictionaries.
 # 300 are the converters of settings by type, and arguments of core, runs and distributed with names, not a splat.
-CONTENT = {"codechat": (88_900, 66_000), "both": (168_750, 135_000)}
-DENSITY = {"codechat": (5.82, 5.0), LAB: (5.82, 5.5), "tests": (6.45, 5.5)}
+CONTENT = {"codechat": (88_900, 66_000), "both": (169_050, 135_000)}
+DENSITY = {"codechat": (5.60, 5.0), LAB: (5.82, 5.5), "tests": (6.45, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3, 3)}
-SPLATS = {"codechat": (5.4, 3), LAB: (3.6, 3)}
-WIDE_LINES = {"codechat": (10, 0), LAB: (4, 0), "tests": (22, 0)}
+SPLATS = {"codechat": (3, 3), LAB: (3.6, 3)}
+WIDE_LINES = {"codechat": (8, 0), LAB: (4, 0), "tests": (22, 0)}
 # Calls of eval and exec: files of users, untrusted programs in the sandbox, reference solutions that are texts.
 EXECUTED = {
     "codechat/text/tool_functions.py": 1,
@@ -32,8 +33,8 @@ EXECUTED = {
 }
 # Data files with Python: programs that a model reads, writes or is attacked with; templates that users copy.
 PROGRAMS = {
-    "codechat/tasks/new_task/my_task.py.txt",
-    "codechat/tasks/new_task/test_my_task.py.txt",
+    "codechat_lab/tasks/new_task/my_task.py.txt",
+    "codechat_lab/tasks/new_task/test_my_task.py.txt",
     "codechat/text/python_merges.txt",  # pairs of tokens such as "()"
     "codechat_lab/tasks/appworld_system.txt",
     "codechat_lab/tasks/coding/short_programs.toml",
@@ -41,7 +42,7 @@ PROGRAMS = {
     "codechat_lab/tasks/repair/parts.toml",
 }
 # Four are files of models/fast, and in `sft`, whose probes sample, three more: a file for each way of computing.
-REACH = {"pretrain": (46, 36), "sft": (55, 36)}  # two modules are the calls of imported models, one is desync
+REACH = {"pretrain": (40, 36), "sft": (55, 36)}  # two modules are the calls of imported models, one is desync
 
 
 @pytest.fixture(scope="module")

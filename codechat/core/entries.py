@@ -17,6 +17,7 @@ from codechat.core import config, processes
 
 # of the entry points: functions of a configuration that installed packages want called before its command begins
 BEFORE = "codechat.before"
+PRESETS = "codechat.presets"  # of the entry points: by the id of a loop or command, {preset: settings}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,11 @@ class Entry:
 
     @property
     def presets(self) -> Mapping[str, Mapping[str, Any]]:
-        """The presets of --preset; empty where there are none."""
-        return getattr(self._settings(), "RUN_PRESETS", {})
+        """The presets of --preset: those of the module and of installed packages."""
+        presets = dict(getattr(self._settings(), "RUN_PRESETS", {}))
+        for point in entry_points(group=PRESETS, name=self.id):
+            presets |= point.load()
+        return presets
 
     def parse(self, words: Sequence[str], ranks: int = 1, prog: str = "", epilog: str = "") -> Any:
         """The settings of a command line for so many processes, with the presets and dials of their module

@@ -108,14 +108,6 @@ OWN = (
         main="main",
         about="prepare a corpus, conversations or function-calling problems",
     ),
-    Entry(
-        id="new",
-        module="codechat.tasks.custom",
-        config="NewConfig",
-        function="write_new",
-        command="new",
-        about="write starter files for your own task: rewards, test and rows",
-    ),
 )
 
 

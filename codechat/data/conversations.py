@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
@@ -27,14 +25,13 @@ import numpy as np
 from codechat.core import config, processes
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats
-from codechat.data.sources import MANIFEST, Ledger, Row, hash_rows, read_jsonl
+from codechat.data.sources import IGNORE, MANIFEST, Ledger, Row, hash_rows, read_jsonl
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
     import torch
 
-IGNORE = -100  # the target of a token without loss, as in torch's cross_entropy
 BUFFER = 256  # conversations that wait for a row
 CHUNK = 64  # rows that a process encodes at a time
 # The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
@@ -385,37 +382,6 @@ class PackedLoader:
         for number, (name, index) in enumerate(state["waiting"]):
             domain = self.domains.index(name)
             self.waiting.append(Waiting(len(self.examples[domain][index]), number, domain, index))
-
-
-class Prefetched:
-    """A loader (next, state, load_state) with a thread that prepares batches, `ahead` of them, in pinned memory while a
-    step runs. beside: whether to use the thread; None = on a GPU. `state()` is that of the batches handed out."""
-
-    def __init__(self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None) -> None:
-        self.loader = loader
-        self.pins = device.type == "cuda"
-        self.ahead = ahead
-        self.load_state = loader.load_state  # only before the first batch
-        self.state = loader.state
-        self._waiting: deque[Future[tuple[Any, Any]]] = deque()
-        threaded = self.pins if beside is None else beside
-        self._thread = ThreadPoolExecutor(1, "batches") if threaded else None
-
-    def next(self) -> Any:
-        if self._thread is None:
-            return self.loader.next()
-        while len(self._waiting) <= self.ahead:
-            self._waiting.append(self._thread.submit(self._prepare))
-        batch, state = self._waiting.popleft().result()
-        self.state = lambda: state  # a checkpoint must not count the batches that still wait
-        return batch
-
-    def _prepare(self) -> tuple[Any, Any]:
-        batch = self.loader.next()
-        if self.pins:
-            made = getattr(batch, "_make", tuple)  # a Batch, or a plain tuple of WindowLoader
-            batch = made(part.pin_memory() for part in batch)
-        return batch, self.loader.state()
 
 
 def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, float]) -> dict[str, float]:

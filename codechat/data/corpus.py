@@ -20,8 +20,7 @@ import numpy as np
 from codechat.core import config
 from codechat.core.atomic_files import file_record
 from codechat.core.errors import DataError, MissingFile
-from codechat.data.conversations import IGNORE
-from codechat.data.sources import MANIFEST, digest
+from codechat.data.sources import IGNORE, MANIFEST, digest
 from codechat.text import tokenizer as tokenizers
 
 if TYPE_CHECKING:

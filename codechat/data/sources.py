@@ -25,6 +25,7 @@ from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 
 T = TypeVar("T")
 Row = dict[str, Any]
+IGNORE = -100  # the label of a token without loss, as in torch's cross_entropy
 MANIFEST = "manifest.json"  # of what codechat has prepared
 LARGEST_LOSS = 0.05
 PROBE_S = 3.0

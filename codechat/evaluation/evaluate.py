@@ -1,11 +1,11 @@
 """Evaluate checkpoints with the task's own `score`: pass@k with intervals, tiers, the behaviour matrix.
 
-    codechat evaluate --ckpt nano/sft nano/rl@best --data-dir data/nano/sft --split test test_hard --n 8 --ks 1 8
-    codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --split select --all-checkpoints --run-name choice
-    codechat evaluate --ckpt nano/sft nano/rl@best --data-dir data/nano/sft --temperatures 0 0.5 --forced-call true
-    codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --constrain true
-    codechat evaluate --ckpt smollm2 --task arc_easy --score loglik            multiple choice (`loglik`)
-    codechat evaluate --endpoint http://127.0.0.1:8000 --task funcall          a server instead (`endpoint`)
+    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --split test test_hard --n 8 --ks 1 8
+    codechat evaluate --ckpt my-rl --task my_task.py --split select --all-checkpoints --run-name choice
+    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --temperatures 0 0.5 --forced-call true
+    codechat evaluate --ckpt my-rl --task my_task.py --constrain true
+    codechat evaluate --ckpt my-model --task my_choices.py --score loglik       multiple choice (`loglik`)
+    codechat evaluate --endpoint http://127.0.0.1:8000 --task my_task.py       a server instead (`endpoint`)
 
 Seeds depend on the problem's id, so two checkpoints are compared with common random numbers. --all-checkpoints chooses
 the best pass@1 on the validation split and writes the run's checkpoints/best. The run directory keeps the counts for a
@@ -159,9 +159,7 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
     options: of the task."""
     task = tasks.load(cfg.task, source=cfg.data_dir, **options)
     if cfg.score == "loglik" and not hasattr(task, "choices"):
-        raise ConfigError(
-            f"task {task.name} has no choices; --score loglik takes arc_challenge, arc_easy, hellaswag, mmlu"
-        )
+        raise ConfigError(f"got --score loglik on task {task.name}; expected a task with choices; set --score sampled")
     search = registry.instrument("contamination", "set --contamination false") if cfg.contamination else None
     constrain = registry.instrument("call_grammar", "leave out --constrain") if cfg.constrain else None
     problems, left_out = _load_problems(cfg, task)

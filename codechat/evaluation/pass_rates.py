@@ -1,8 +1,8 @@
 """Before RL: how often does a checkpoint solve code problems, and which are worth training on?
 
-    codechat passk  --ckpt my-sft --task mbpp --data-dir mbpp/full --split train --max-new-tokens 256 --run-name rates
-    codechat filter --rates rates --window 0.05 0.95 --out data/mbpp-kept
-    codechat grpo   --init-from my-sft --task mbpp --data-dir data/mbpp-kept
+    codechat passk  --ckpt my-sft --task my_programs.py --split train --max-new-tokens 256 --run-name rates
+    codechat filter --rates rates --window 0.05 0.95 --out data/kept
+    codechat grpo   --init-from my-sft --task my_programs.py --data-dir data/kept
 
 `passk` is `evaluate` with the tiered reward and two verdicts: by pass@1, and by the variance of groups (`diagnose`).
 `filter` keeps problems with a pass rate in the window; if there are none, those with a mean tiered reward of at least

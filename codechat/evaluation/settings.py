@@ -30,7 +30,9 @@ class TaskSettings(SamplingSettings):
     """The task."""
 
     task: str = opt(
-        "funcall", "task, such as funcall, micro, reasoning:levels=[1,2], FILE.py:CLASS, or of a package", reads="path"
+        REQUIRED,
+        f"task: {', '.join(tasks.NAMES)}, FILE.py:CLASS, or PACKAGE.MODULE:CLASS; with options NAME:OPTION=VALUE",
+        reads="path",
     )
     data_dir: str | None = opt(
         None, "directory with TASK.SPLIT.jsonl problems and probes; none = the task's own problems", reads="path"
@@ -69,7 +71,7 @@ class EvaluateConfig(TaskSettings):
     skip_failing_references: bool = opt(False, "leave out problems whose own reference solution fails, by name")
     all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
     score: Literal["sampled", "loglik"] = opt(
-        "sampled", "sampled completions, or the likeliest choice (mmlu, arc_easy, ...)"
+        "sampled", "sampled completions, or the likeliest choice of a task that has choices"
     )
     n: int = opt(8, "completions per problem")
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
@@ -117,7 +119,6 @@ class PasskConfig(EvaluateConfig):
     """Which problems to try, and how often."""
 
     run_name: str = "passk"
-    task: str = "micro"
     split: tuple[Literal["train", "select", "test", "test_hard"], ...] = ("train",)
     max_new_tokens: int = 128
     n: int = opt(8, "completions per problem", least=2)

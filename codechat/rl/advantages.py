@@ -31,8 +31,6 @@ class CreditSettings(KLSettings, Protocol):
     """What GRPO's advantages read of them."""
 
     @property
-    def baseline(self) -> Baseline: ...
-    @property
     def kl_in(self) -> Literal["loss", "reward"]: ...
 
 
@@ -110,6 +108,7 @@ def estimate_gae(
 
 def credit(
     cfg: CreditSettings,
+    baseline: Baseline,
     batch: RolloutBatch,
     old: Tensor,
     ref: Tensor | None,
@@ -119,13 +118,13 @@ def credit(
 
     The penalty is centred as the reward is, but not divided by its standard deviation, which is tiny where penalties
     agree. It is not in the mask: rounding alone gives completions of equal reward penalties that differ."""
-    advantage = group_advantages(batch.rewards, cfg.baseline)
+    advantage = group_advantages(batch.rewards, baseline)
     live = advantage != 0
     if ref is None or cfg.kl_in == "loss":
         return advantage, live
     penalty = (kl_estimate(old, ref, cfg.kl_kind).cpu() * batch.mask()).sum(1).view_as(advantage)
-    baseline: Baseline = "mean" if cfg.baseline == "zscore" else cfg.baseline
-    return advantage - cfg.kl_coef * group_advantages(penalty, baseline), live
+    centred = group_advantages(penalty, "mean" if baseline == "zscore" else baseline)
+    return advantage - cfg.kl_coef * centred, live
 
 
 def token_rewards(cfg: KLSettings, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> Tensor:

@@ -79,7 +79,7 @@ class EngineSettings(Protocol):
     @property
     def engine_url(self) -> str: ...
     @property
-    def engine_dir(self) -> str: ...
+    def engine_dir(self) -> Path | None: ...
     @property
     def engine_patience_s(self) -> float: ...
     @property
@@ -87,7 +87,7 @@ class EngineSettings(Protocol):
     @property
     def model(self) -> GPTConfig: ...
     @property
-    def tags(self) -> str: ...
+    def chosen_tags(self) -> str: ...
 
 
 def open_engine(cfg: EngineSettings, tokenizer: Tokenizer) -> Engine:
@@ -105,8 +105,9 @@ class Http(Engine):
         self.cfg = cfg
         self.shape = cfg.model
         self.link = Link(cfg.engine_url, flag="--engine-url")
+        assert cfg.engine_dir is not None, "an engine that is a server has --engine-dir"
         self.folder = Path(cfg.engine_dir)
-        self.meta = {"tokenizer": tokenizer.to_dict(), "tags": cfg.tags}
+        self.meta = {"tokenizer": tokenizer.to_dict(), "tags": cfg.chosen_tags}
         self.path = Path()  # of the weights that were pushed last
         self.version = ""  # their fingerprint
         self.model = ""  # the server's name of the model
@@ -309,7 +310,7 @@ class RolloutSettings(Protocol):
     @property
     def seed(self) -> int: ...
     @property
-    def tags(self) -> str: ...
+    def chosen_tags(self) -> str: ...
     @property
     def group_size(self) -> int: ...
     @property
@@ -324,9 +325,9 @@ class RolloutSettings(Protocol):
     def top_k(self) -> int | None: ...
 
 
-def step_seed(cfg: Any, step: int) -> int:
-    """Seed of a step's draws, above those of new weights (cfg.seed) and of the diagnosis (cfg.seed + 1)."""
-    return cfg.seed * 1_000_003 + step + 2
+def step_seed(seed: int, step: int) -> int:
+    """Seed of a step's draws. It differs from those of new weights (seed) and of the diagnosis (seed + 1)."""
+    return seed * 1_000_003 + step + 2
 
 
 class RolloutSampler:
@@ -368,7 +369,7 @@ class RolloutSampler:
                 self.task,
                 [self.problems[(at + i) % len(self.problems)] for i in numbers],
                 self.tok,
-                cfg.tags,
+                cfg.chosen_tags,
                 group_size=group_size or cfg.group_size,
                 keys=[key + i for i in numbers],
                 seed=seed,
@@ -391,5 +392,5 @@ class RolloutSampler:
         and for episodes, whose length is not known in advance."""
         if on_cpu(dist.device()) or episodes.has_environment(self.task):
             return 0
-        prompts = (chat.prompt(self.task.prompt(p), self.tok, self.cfg.tags) for p in self.problems)
+        prompts = (chat.prompt(self.task.prompt(p), self.tok, self.cfg.chosen_tags) for p in self.problems)
         return min(max(map(len, prompts)) - 1 + self.cfg.max_new_tokens, self.model.cfg.block_size)

@@ -1,8 +1,7 @@
 """Problems with their own reward, by name.
 
 The library has one task of its own, `toy`, and reads rows of one's own (`custom`). Every other task is a class of a
-file, or of an installed package that names it in its entry points `codechat.tasks`; the laboratory's tasks are
-found so too.
+file or module, or of an installed package that names it in its entry points `codechat.tasks`, as the laboratory does.
 `load` imports a task's module at that moment, so names and help texts cost nothing.
 """
 
@@ -10,22 +9,36 @@ import inspect
 import json
 import re
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import ConfigError, DataError, UserError, check_choice
 from codechat.tasks.base import (
-    SPLITS,
-    Problem,
-    ReferenceCheck,
-    Score,
-    Task,
-    check_reference_solutions,
-    check_reward,
-    score_all,
+    SPLITS as SPLITS,
 )
-from codechat.tasks.custom import RowsTask
+from codechat.tasks.base import (
+    Problem as Problem,
+)
+from codechat.tasks.base import (
+    ReferenceCheck as ReferenceCheck,
+)
+from codechat.tasks.base import (
+    Score as Score,
+)
+from codechat.tasks.base import (
+    Task as Task,
+)
+from codechat.tasks.base import (
+    check_reference_solutions as check_reference_solutions,
+)
+from codechat.tasks.base import (
+    check_reward as check_reward,
+)
+from codechat.tasks.base import (
+    score_all as score_all,
+)
+from codechat.tasks.custom import RowsTask as RowsTask
 from codechat.tasks.toy import ToyTask
 from codechat.text.tool_functions import run_file
 
@@ -35,54 +48,54 @@ TASKS: dict[str, Callable[..., Task]] = {"toy": ToyTask}
 OWN = tuple(TASKS)  # of the library itself
 NAMES = tuple(sorted({*TASKS, *entry_points(group=GROUP).names}))
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
+_MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+):(?P<cls>[A-Za-z_]\w*)(?::(?P<options>.*))?")
 _SEPARATOR = re.compile(r",(?![^\[]*\])")  # a comma inside brackets is no separator
-__all__ = [
-    "NAMES",
-    "SPLITS",
-    "TASKS",
-    "Problem",
-    "ReferenceCheck",
-    "RowsTask",
-    "Score",
-    "Task",
-    "check_reference_solutions",
-    "check_reward",
-    "find_class",
-    "load",
-    "name_of",
-    "score_all",
-]
 
 
 def find_installed(name: str) -> Callable[..., Task] | None:
-    """The class that an installed distribution declares under this name in its entry points; None where no one
-    does. ConfigError where the name is of this package or of two distributions; DataError where the class cannot be
+    """The class that an installed distribution declares under this name in its entry points; None if there is none.
+    ConfigError if the name belongs to this package too, or to two distributions; DataError if the class cannot be
     imported."""
-    points = [*entry_points(group=GROUP, name=name)]
-    owners = ["codechat"] * (name in OWN) + [point.dist.name for point in points]
-    if points and len(owners) > 1:
+    points = list(entry_points(group=GROUP, name=name))
+    if not points:
+        return None
+    owners = [point.dist.name if point.dist else point.value for point in points]
+    if name in OWN:
+        owners.insert(0, "codechat")
+    if len(owners) > 1:
         raise ConfigError(f"task {name!r} is declared by {' and '.join(owners)}; uninstall or rename one of them")
+    return _load_class(points[0], owners[0])
+
+
+def _load_class(point: EntryPoint, owner: str) -> Callable[..., Task]:
+    """DataError if the class cannot be imported, or is no task."""
     try:
-        if points and not isinstance(made := points[0].load(), Task):
-            raise TypeError(f"{points[0].value} is no task")
+        made: Callable[..., Task] = point.load()
+        if not isinstance(made, Task):
+            raise TypeError(f"{point.value} is no task")
     except (Exception, SystemExit) as error:  # the package is the user's and may raise anything
-        raise DataError(f"task {name!r} of {owners[0]}: {type(error).__name__}: {error}; correct it") from error
-    return made if points else None
+        remedy = "correct it, or install its package"
+        raise DataError(f"task {point.name!r} of {owner}: {type(error).__name__}: {error}; {remedy}") from error
+    return made
 
 
 def find_class(name: str) -> tuple[Callable[..., Task], str]:
-    """(class of the task called NAME:OPTIONS or FILE.py:CLASS:OPTIONS, the options); without CLASS the only task of
-    the file. NAME is of this package or of an installed one.
+    """(class of the task called NAME:OPTIONS, FILE.py:CLASS:OPTIONS or PACKAGE.MODULE:CLASS:OPTIONS, the options);
+    without CLASS the only task of the file. NAME is of this package or of an installed one.
 
     MissingFile, DataError (the file or package fails); ConfigError names the nearest known task."""
     match = _FILE.fullmatch(name)
     if match:
         module = run_file(Path(match["path"]), "task", "--task takes a file and a class, such as my_task.py:MyTask")
-        classes = {k: v for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__}
-        tasks = {k: v for k, v in classes.items() if isinstance(v, Task)}
-        cls = match["cls"] or (next(iter(tasks)) if len(tasks) == 1 else None)
+        own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+        tasks = {value.__name__: value for value in own if isinstance(value, type) and isinstance(value, Task)}
+        cls = match["cls"] or (next(iter(tasks)) if len(tasks) == 1 else "")
         check_choice(f"{match['path']}: task class", cls, tasks)
         return tasks[cls], match["options"] or ""
+    match = _MODULE.fullmatch(name)
+    if match:
+        point = EntryPoint(name=name, value=f"{match['module']}:{match['cls']}", group=GROUP)
+        return _load_class(point, match["module"]), match["options"] or ""
     name, _, words = name.partition(":")
     made = find_installed(name)
     if made:
@@ -92,9 +105,9 @@ def find_class(name: str) -> tuple[Callable[..., Task], str]:
 
 
 def load(name: str, *, source: Any = None, **options: Any) -> Task:
-    """The task called `name`, with options in the name or as keywords: "mbpp:variant=sanitized,timeout_s=3". A file
-    of your own is "my_task.py:MyTask" or "my_task.py:MyTask:level=2". source: where its problems are; none = what
-    the task has.
+    """The task called `name`, with options in the name or as keywords: "sums:digits=3,timeout_s=2". A task of a file is
+    "my_task.py:MyTask" or "my_task.py:MyTask:level=2", one of a module "my_package.my_task:MyTask". source: where its
+    problems are; none = the task's own.
 
     ConfigError for an unknown name or option, and for a value of the wrong type."""
     make, words = find_class(name)

@@ -56,9 +56,8 @@ class Score:
 @runtime_checkable
 class Task(Protocol):
     """tiers: from worst to best. max_reward: what a reference solution must score. Optional `tier_groups`: {metric:
-    tiers}, whose shares
-    `codechat passk` reports. Optional `stop_texts`: where there are no turns (tags "raw"),
-    a completion is cut behind the first of them."""
+    tiers}, whose shares `codechat passk` reports. Optional `stop_texts`: without turns (tags "raw"), a completion is
+    cut behind the first of them."""
 
     name: str
     tiers: tuple[str, ...]
@@ -80,8 +79,7 @@ class Task(Protocol):
 @runtime_checkable
 class Environment(Protocol):
     """A world with state over the turns of one episode. A task that makes environments has `environment() ->
-    Environment`, `max_turns` (most answers of an episode), and `episodes_at_once` where the number of worlds is
-    limited."""
+    Environment`, `max_turns` (most answers of an episode), and `episodes_at_once` if the number of worlds is limited."""
 
     def reset(self, problem: Problem, seed: int) -> list[Message]:
         """Start an episode. Returns the messages before the first answer, the same ones for the same problem and
@@ -151,11 +149,13 @@ def shuffled(problems: Iterable[Problem], limit: int | None, seed: int) -> list[
 
 def row_of(problem: Problem) -> dict[str, Any]:
     """The row of a problem in a jsonl file; `problem_of` reads it."""
-    return {key: getattr(problem, key) for key in ("id", "messages", "gold", "split")} | {"meta": dict(problem.meta)}
+    return dict(
+        id=problem.id, messages=problem.messages, gold=problem.gold, split=problem.split, meta=dict(problem.meta)
+    )
 
 
 def hash_problems(problems: Iterable[Problem]) -> str:
-    """What these problems are, also where a task generates them."""
+    """The content of these problems, read or generated."""
     return hash_rows(map(row_of, problems))
 
 
@@ -167,64 +167,65 @@ def problem_of(
     splits: Sequence[str] = SPLITS,
 ) -> Problem:
     """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError,
-    beginning with `where`, where one is missing."""
+    beginning with `where`, if one is missing."""
     answer = row.get("gold")
     about = row.get("meta") or {}
-    whole = isinstance(answer, Mapping) and isinstance(about, Mapping) and {"id", "messages"} <= row.keys()
-    if not whole or row.get("split") not in splits or not (set(gold) <= answer.keys() and set(meta) <= about.keys()):
-        raise DataError(
-            f"{where}: problem {row.get('id')!r} has split {row.get('split')!r}, gold {str(answer)[:60]!r}; required: id, messages, split one of "
-            f"{', '.join(splits)}, gold with {', '.join(gold)}, meta with {list(meta)}; make the file again"
-        )
-    return Problem(str(row["id"]), list(row["messages"]), dict(answer), row["split"], dict(about))
+    split = row.get("split")
+    known = {"id", "messages"} <= row.keys() and split in splits
+    if known and isinstance(answer, Mapping) and isinstance(about, Mapping):
+        if set(gold) <= answer.keys() and set(meta) <= about.keys():
+            return Problem(str(row["id"]), list(row["messages"]), dict(answer), row["split"], dict(about))
+    got = f"problem {row.get('id')!r} has split {split!r}, gold {str(answer)[:60]!r}"
+    needed = f"id, messages, split one of {', '.join(splits)}, gold with {', '.join(gold)}, meta with {list(meta)}"
+    raise DataError(f"{where}: {got}; required: {needed}; make the file again")
 
 
 @dataclass(frozen=True)
 class ReferenceCheck:
     """How many of n reference solutions are correct at the task's maximum reward.
 
-    failed: id of a problem -> why it is not. unknown: why the task has no reference solutions; then none is scored.
-    reasons: id -> what the score says of a failed one, such as the program's exception."""
+    failed: id of a problem -> why it failed. unknown: why the task has no reference solutions; then none is scored.
+    reasons: id -> what the score reports of a failed one, such as the program's exception."""
 
     task: str
     n: int
-    failed: Mapping[str, str]
+    failed: dict[str, str]
     unknown: str = ""
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> int:
         return self.n - len(self.failed)
 
     def require(self) -> ReferenceCheck:
-        """Itself where at least one was checked and all passed; otherwise DataError with the counts by reason."""
+        """This check, if at least one was checked and all passed; otherwise DataError with the counts by reason."""
         if self.unknown or (self.n and not self.failed):
             return self
         if not self.n:
             raise DataError(f"task {self.task} has no problem to check; check --split, --limit and --data-dir")
         first = {why: id for id, why in reversed(self.failed.items())}
-        counts = Counter(self.failed.values()).most_common()
-        raise DataError(
-            f"{len(self.failed)} of {self.n} reference solutions of task {self.task} do not score the maximum "
-            + ", ".join(f"({why}: {n}, such as {self._told(first[why])})" for why, n in counts)
-            + "; check split and limit, correct the task's reader or reward, or leave these out with --skip-failing-references"
-        )
-
-    def _told(self, id: str) -> str:
-        reason = self.reasons.get(id, "")
-        return f"{id}: {reason}" if reason else id
+        kinds = []
+        for why, n in Counter(self.failed.values()).most_common():
+            example = first[why]
+            if self.reasons.get(example):
+                example = f"{example}: {self.reasons[example]}"
+            kinds.append(f"({why}: {n}, such as {example})")
+        got = f"{len(self.failed)} of {self.n} reference solutions of task {self.task} do not score the maximum"
+        remedy = "correct the task's reader or reward, or leave these out with --skip-failing-references"
+        raise DataError(f"{got} {', '.join(kinds)}; check split and limit, {remedy}")
 
 
 def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> ReferenceCheck:
     """Score the reference solution of every problem. A failure counts under the tier that it reached.
 
     A task without reference solutions gives the reason in `no_references`. A task with `hollow(problem)` gives texts
-    that do nothing: where all of them earn the maximum too, the problem has failed."""
+    that do nothing: if all of them earn the maximum too, the problem has failed."""
     problems = list(problems)
+    unknown = getattr(task, "no_references", "")
+    if problems and unknown:
+        return ReferenceCheck(task.name, 0, {}, unknown)
     failed = {}
     reasons = {}
-    if problems and (why := getattr(task, "no_references", "")):
-        return ReferenceCheck(task.name, 0, {}, why)
     for problem, score in zip(problems, score_all(task, problems, [task.gold(p) for p in problems]), strict=True):
         if score.reward < task.max_reward:
             failed[problem.id] = f"{score.tier} {score.parts.get('error', '')}".strip()
@@ -263,41 +264,47 @@ ATTACKS = {  # beside the prompt, and all answers at once
 
 
 def check_reward(task: Task, problems: Iterable[Problem]) -> dict[str, float]:
-    """Red team: texts that solve nothing, on the first problems. Shortcut -> share of problems on which it earns
+    """Red team: score texts that solve nothing, on the first problems. Shortcut -> share of problems on which it earns
     the full reward, although their answers differ.
 
-    DataError where a score is none: it raises, its reward is not finite and from 0 to the maximum, or its tier is
-    unknown."""
+    DataError if the reward raises, is not finite and from 0 to the maximum, or has an unknown tier."""
     problems = list(problems)[:RED_TEAM_PROBLEMS]
-    paid = Counter[str]()
     golds = [] if getattr(task, "no_references", "") else [task.gold(problem) for problem in problems]
+    paid = Counter[str]()
     for i, problem in enumerate(problems):
-        prompt = "\n".join(message["content"] for message in task.prompt(problem))
-        answers = dict.fromkeys([*golds[i : i + 1], *golds])  # its own first; where all are equal, that one solves it
-        attacks = ATTACKS | {"the prompt": prompt, "all answers": "\n".join(answers) if len(answers) > 1 else ""}
+        answers = dict.fromkeys([*golds[i : i + 1], *golds])  # its own first; if all are equal, that one solves it
+        attacks = ATTACKS | {
+            "the prompt": "\n".join(message["content"] for message in task.prompt(problem)),
+            "all answers": "\n".join(answers) if len(answers) > 1 else "",
+        }
         for name, text in attacks.items():
-            fault = ""
-            try:
-                score = task.score(problem, text)
-                if score.tier not in task.tiers or not 0 <= score.reward <= task.max_reward:  # also NaN
-                    fault = f"reward {score.reward!r} of tier {score.tier!r}"
-                elif score.tier == "error":
-                    fault = str(score.parts.get("error", ""))
-            except Exception as error:  # the reward is the user's and may raise anything
-                fault = f"{type(error).__name__}: {error}"
-            if fault:
-                raise DataError(
-                    f"the reward of task {task.name} fails on {name} ({problem.id}): {fault}; any text must get a reward from 0 to "
-                    f"{task.max_reward} and a tier of {', '.join(task.tiers)}; correct it before training"
-                )
-            paid[name] += score.reward == task.max_reward
-    several = len({json.dumps(p.gold, sort_keys=True, default=str) for p in problems}) > 1
-    return {name: n / len(problems) for name, n in paid.items() if several and n > SHORTCUT * len(problems)}
+            paid[name] += _attacked(task, problem, name, text).reward == task.max_reward
+    if len({json.dumps(problem.gold, sort_keys=True, default=str) for problem in problems}) < 2:
+        return {}  # one answer to all problems may be in a prompt, and is right
+    return {name: n / len(problems) for name, n in paid.items() if n > SHORTCUT * len(problems)}
+
+
+def _attacked(task: Task, problem: Problem, attack: str, text: str) -> Score:
+    """The score of a text. DataError if it breaks the contract of a reward."""
+    fault = ""
+    try:
+        score = task.score(problem, text)
+        if score.tier not in task.tiers or not 0 <= score.reward <= task.max_reward:  # also NaN
+            fault = f"reward {score.reward!r} of tier {score.tier!r}"
+        elif score.tier == "error":
+            fault = str(score.parts.get("error", ""))
+    except Exception as error:  # the reward is the user's and may raise anything
+        fault = f"{type(error).__name__}: {error}"
+    if fault:
+        got = f"the reward of task {task.name} fails on {attack} ({problem.id}): {fault}"
+        needed = f"any text must get a reward from 0 to {task.max_reward} and a tier of {', '.join(task.tiers)}"
+        raise DataError(f"{got}; {needed}; correct it before training")
+    return score
 
 
 def warn_of_shortcuts(task: Task, problems: Iterable[Problem]) -> None:
-    """`check_reward` of a user's own task, with a line on stderr for each shortcut. The tests check those of this
-    package."""
+    """`check_reward` of a user's task, with a line on stderr for each shortcut. Tests check the tasks of this
+    distribution."""
     if not type(task).__module__.startswith(("codechat.", "codechat_lab.")):
         for name, share in check_reward(task, problems).items():
             how = f"{name} earns the full reward on {share:.0%} of problems; RL will find it"

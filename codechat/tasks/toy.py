@@ -28,23 +28,29 @@ class ToyTask(BaseTask):
     """Tiers: none (no character fits), some, all."""
 
     name = "toy"
-    tiers = ("none", "some", "all")
+    tiers: tuple[str, ...] = ("none", "some", "all")
     no_stop = True
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """`limit` problems (4 by default), the classes in turn. seed: only shifts which class comes first."""
+        """`limit` problems (4 by default), the classes in turn. seed: only decides which class comes first."""
         check_split(split)
         names = list(CLASSES)
-        picked = [names[(i + seed) % len(names)] for i in range(len(names) if limit is None else limit)]
-        said = [[{"role": "user", "content": name}] for name in picked]
-        return [Problem(f"toy-{split}-{i}", messages, picked[i], split) for i, messages in enumerate(said)]
+        problems = []
+        for i in range(len(names) if limit is None else limit):
+            name = names[(i + seed) % len(names)]
+            problems.append(Problem(f"toy-{split}-{i}", [{"role": "user", "content": name}], name, split))
+        return problems
 
     def score(self, problem: Problem, completion: str) -> Score:
         """The share of characters in the class. A text shorter than COMPLETION_LENGTH is filled up with misses."""
         characters = _TAG.sub("\0", completion)
         fitting = sum(c in CLASSES[problem.gold] for c in characters)
         share = fitting / max(COMPLETION_LENGTH, len(characters))
-        tier = "none" if not fitting else "all" if share == 1 else "some"
+        tier = "some"
+        if share == 1:
+            tier = "all"
+        elif not fitting:
+            tier = "none"
         return Score(share, tier, {"fitting": fitting, "length": len(characters)}, share == 1)
 
     def gold(self, problem: Problem) -> str:

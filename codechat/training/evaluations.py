@@ -1,7 +1,7 @@
 """Evaluations on a task while a loop trains: the policy on validation problems, and SFT's --eval-task."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from codechat import tasks
 from codechat.distributed import sharding
@@ -11,19 +11,23 @@ from codechat.models.gpt import GPT
 from codechat.tasks.base import Problem, Task, hash_problems
 from codechat.text.tokenizer import Tokenizer
 from codechat.training.held_out import probes_hash, read_probes
+from codechat.training.rl_settings import RLSettings
+
+if TYPE_CHECKING:
+    from codechat.preference import PreferenceConfig
+    from codechat.sft import SFTConfig
 
 
 class TaskData(NamedTuple):
-    """A task, its training problems, evaluate(model, step), which gives a row of eval.jsonl, and the hashes of what
-    both use."""
+    """What a loop trains on and is evaluated on."""
 
     task: Task
-    problems: list[Problem]
-    evaluate: Callable[[GPT, int], dict[str, Any]]
-    hashes: dict[str, str]
+    problems: list[Problem]  # to train on
+    evaluate: Callable[[GPT, int], dict[str, Any]]  # (model, step) -> a row of eval.jsonl
+    hashes: dict[str, str]  # of problems and probes
 
 
-def load_task(cfg: Any, tok: Tokenizer) -> TaskData:
+def load_task(cfg: RLSettings, tok: Tokenizer) -> TaskData:
     """The task of cfg, with `evaluate_policy` on its validation problems."""
     task = tasks.load(cfg.task, source=cfg.data_dir)
     held_out = scoring.problems_once(task, "select", cfg.eval_examples)
@@ -32,10 +36,10 @@ def load_task(cfg: Any, tok: Tokenizer) -> TaskData:
     hashes = task_hash(cfg.task, cfg.data_dir, "train", problems) | probes_hash(cfg.data_dir, probes)
     hashes |= task_hash(cfg.task, cfg.data_dir, "select", held_out)
     return TaskData(
-        task,
-        problems,
-        lambda model, step: evaluate_policy(cfg, model, tok, task, held_out, probes),
-        hashes,
+        task=task,
+        problems=problems,
+        evaluate=lambda model, step: evaluate_policy(cfg, model, tok, task, held_out, probes),
+        hashes=hashes,
     )
 
 
@@ -50,7 +54,7 @@ def task_hash(
 
 
 def evaluate_policy(
-    cfg: Any,
+    cfg: "RLSettings | PreferenceConfig",
     model: GPT,
     tok: Tokenizer,
     task: Task,
@@ -58,34 +62,42 @@ def evaluate_policy(
     probes: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """A row of eval.jsonl: pass@k and tiers on validation problems, and the behaviour matrix where there are probes."""
-    how = dict(
-        temperature=cfg.temperature,
-        top_k=cfg.top_k,
-        max_new_tokens=cfg.max_new_tokens,
-        seed=cfg.seed,
-    )
     with sharding.whole(model) as policy:
-        scores = scoring.evaluate_task(policy, tok, cfg.tags, task, problems, n=max(cfg.ks), ks=cfg.ks, **how)
-        matrix = behaviour_matrix(policy, tok, cfg.tags, probes, seed=cfg.seed).metrics() if probes else {}
-    return scores.row() | matrix
+        scores = scoring.evaluate_task(
+            policy,
+            tok,
+            cfg.chosen_tags,
+            task,
+            problems,
+            n=max(cfg.ks),
+            ks=cfg.ks,
+            temperature=cfg.temperature,
+            top_k=cfg.top_k,
+            max_new_tokens=cfg.max_new_tokens,
+            seed=cfg.seed,
+        )
+        row = scores.row()
+        if probes:
+            row |= behaviour_matrix(policy, tok, cfg.chosen_tags, probes, seed=cfg.seed).metrics()
+    return row
 
 
 class GreedyTask:
     """Greedy answers to validation problems of SFT's --eval-task."""
 
-    def __init__(self, cfg: Any, tok: Tokenizer) -> None:
+    def __init__(self, cfg: "SFTConfig", name: str, tok: Tokenizer) -> None:
         self.cfg = cfg
         self.tok = tok
-        self.task = tasks.load(cfg.eval_task, source=cfg.eval_task_data)
+        self.task = tasks.load(name, source=cfg.eval_task_data)
         self.problems = scoring.problems_once(self.task, "select", cfg.eval_examples)
         self.hashes = task_hash(cfg.eval_task, cfg.eval_task_data, "select", self.problems)
 
     def evaluate(self, policy: GPT) -> dict[str, Any]:
-        """What a row of eval.jsonl holds of it; the whole model of this rank."""
+        """What a row of eval.jsonl holds of this task. policy: the whole model, of this rank."""
         result = scoring.evaluate_task(
             policy,
             self.tok,
-            self.cfg.tags,
+            self.cfg.chosen_tags,
             self.task,
             self.problems,
             n=1,

@@ -4,7 +4,7 @@
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codechat.core.errors import MissingFile
 from codechat.data import conversations
@@ -14,11 +14,15 @@ from codechat.evaluation import behaviour_probes, held_out
 from codechat.models.gpt import GPT
 from codechat.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from codechat.sft import SFTConfig
+    from codechat.training.rl_settings import RLSettings
+
 
 class HeldOut:
-    """The conversations, probes and problems of one run, read once. hashes: what they are, for --resume."""
+    """The conversations, probes and problems of one run, read once. hashes: their hashes, for --resume."""
 
-    def __init__(self, cfg: Any, tok: Tokenizer) -> None:
+    def __init__(self, cfg: "SFTConfig", tok: Tokenizer) -> None:
         self.cfg = cfg
         self.tok = tok
         read = self._read_domains()
@@ -27,7 +31,7 @@ class HeldOut:
             for domain, examples in read.items()
         }
         self.probes = read_probes(cfg)
-        self.task = _greedy_task(cfg, tok) if cfg.eval_task else None
+        self.task = _greedy_task(cfg, cfg.eval_task, tok) if cfg.eval_task else None
         hashes = {name: conversations.hash_examples(examples) for name, examples in read.items()}
         self.hashes = domains_hash(cfg.data_dir, "select", hashes) | probes_hash(cfg.data_dir, self.probes)
         if self.task:
@@ -41,7 +45,7 @@ class HeldOut:
                 cfg.data_dir,
                 "select",
                 self.tok,
-                cfg.tags,
+                cfg.chosen_tags,
                 cfg.model.block_size,
                 limit=cfg.eval_examples,
             )
@@ -55,22 +59,23 @@ class HeldOut:
         with sharding.whole(model) as policy:
             row: dict[str, Any] = dict(held_out.held_out_losses(policy, self.domains))
             if self.probes:
-                matrix = behaviour_probes.behaviour_matrix(policy, self.tok, cfg.tags, self.probes, seed=cfg.seed)
+                matrix = behaviour_probes.behaviour_matrix(
+                    policy, self.tok, cfg.chosen_tags, self.probes, seed=cfg.seed
+                )
                 row |= matrix.metrics()
             if self.task:
                 row |= self.task.evaluate(policy)
         return row
 
 
-def _greedy_task(cfg: Any, tok: Tokenizer) -> Any:
-    """The `GreedyTask` of --eval-task. Its module is imported only where a task is asked for: SFT itself stands on
-    none."""
-    return importlib.import_module("codechat.training.evaluations").GreedyTask(cfg, tok)
+def _greedy_task(cfg: "SFTConfig", name: str, tok: Tokenizer) -> Any:
+    """The `GreedyTask` of --eval-task. Its module is imported only for such a task: SFT itself needs no tasks."""
+    return importlib.import_module("codechat.training.evaluations").GreedyTask(cfg, name, tok)
 
 
-def read_probes(cfg: Any) -> list[Any]:
-    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, and a note, where the directory has no
-    probes."""
+def read_probes(cfg: "SFTConfig | RLSettings") -> list[Any]:
+    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, with a note on stderr, if the directory has
+    no probes."""
     if not cfg.probe_examples:
         return []
     try:

@@ -7,11 +7,11 @@ Rows of `preferences.SPLIT.jsonl` have the forms of `data.preference_rows`. Pair
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,139 +28,204 @@ from codechat.tasks.base import Problem, Score, Task
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 from codechat.training.evaluations import task_hash
-from codechat.training.rl_session import Meter
 from codechat.training.session import Session
+from codechat.training.step_metrics import Meter
 
+if TYPE_CHECKING:
+    from codechat.preference import PreferenceConfig
+
+LossAndSums = tuple[Tensor, dict[str, Any]]  # summed loss, and sums of what is logged
 SCORED_ROWS = 8  # of a pass without gradients, at most
 
 
+@dataclass(frozen=True)
+class ScoredPairs:
+    """Preferences, and what the starting policy gave them before training. Log-probabilities are sums (P, G) over the
+    tokens of a completion."""
+
+    batch: RolloutBatch
+    ref_logprobs: Tensor | None = None  # none for losses without a reference model
+    mismatched: RolloutBatch | None = None  # for KTO: every prompt with the completions of another one
+    mismatched_refs: Tensor | None = None
+
+
 class PreferenceLoss:
-    """The loss on some of the preferences of a batch.
+    """The loss on some of the preferences of a batch. The reference model is the policy before its first step: `scored`
+    takes its log-probabilities, once, before training."""
 
-    The reference model is the policy before its first step. It is asked once about everything that it will ever be
-    asked."""
+    def __init__(
+        self,
+        cfg: "PreferenceConfig",
+        model: GPT,
+        beta: float,
+        batches: Sequence[RolloutBatch],
+    ) -> None:
+        """batches: all preferences that the loss will get; they decide the shape of rows on a GPU."""
+        self.cfg = cfg
+        self.model = model
+        self.beta = beta
+        self.rows = max(map(self._rows_of, batches))
 
-    def __init__(self, cfg: Any, model: GPT, pairs: RolloutBatch, held_out: RolloutBatch | None) -> None:
-        self.cfg, self.model = cfg, model
-        known = [batch for batch in (pairs, held_out) if batch is not None]
-        self.rows = max(map(self.rows_of, known))
-        self.refs = {id(batch): self.totals(batch) for batch in known if cfg.loss in preference_losses.NEEDS_REFERENCE}
-        self.others = {id(b): mismatched(b, cfg.model.block_size) for b in known if cfg.loss == "kto"}
-        self.other_refs = {at: self.totals(batch) for at, batch in self.others.items()}
-
-    def totals(self, batch: RolloutBatch) -> Tensor:
-        """(P, G) summed log-probabilities, without gradient."""
-        how = dict(temperature=1.0, row_tokens=self.cfg.row_tokens, rows=min(self.rows, SCORED_ROWS))
-        with sharding.whole(self.model) as reader, dist.autocast():
-            return rollout.score_logprobs(reader, batch, **how).sum(1).view_as(batch.rewards)
-
-    def rows_of(self, batch: RolloutBatch) -> int:
-        """Rows of a microbatch: on a GPU, whose rows have one shape, as many as the longest groups of the batch
-        need; else as many as there are."""
+    def _rows_of(self, batch: RolloutBatch) -> int:
+        """Rows of a microbatch: on a GPU, whose rows have one shape, as many as the longest groups of the batch need;
+        else as many as there are."""
         shapes = rollout.row_shapes(batch, self.cfg.row_tokens, 1 << 30, dist.device())
         if not shapes["fixed"]:
             return shapes["rows"]
         sizes = batch.lengths().view(batch.rewards.shape).sum(1) + torch.tensor([len(ids) for ids in batch.prompts])
         longest = batch.take(sizes.argsort(descending=True)[: self.cfg.device_batch_size].tolist())
-        (packed,) = rollout.pack(longest, **shapes | dict(fixed=False))
+        (packed,) = rollout.pack(longest, row_tokens=shapes["row_tokens"], rows=shapes["rows"])
         return len(packed.ids)
 
-    def reference_point(self, batch: RolloutBatch, rows: list[int]) -> float:
-        """KTO's z_0 for these rows of `batch` and those of the other ranks: the mean log-ratio of completions of
-        other prompts, at least 0 (KTO, arXiv:2402.01306, section 4.1). One for a whole step, so that accumulation
-        and ranks change nothing. 0 for other losses. A collective."""
+    def scored(self, batch: RolloutBatch) -> ScoredPairs:
+        """Preferences with the reference's log-probabilities: those of the model as it is now."""
+        if self.cfg.loss not in preference_losses.NEEDS_REFERENCE:
+            return ScoredPairs(batch)
+        refs = self._summed(batch)
         if self.cfg.loss != "kto":
+            return ScoredPairs(batch, refs)
+        others = mismatched(batch, self.cfg.model.block_size)
+        return ScoredPairs(batch, refs, others, self._summed(others))
+
+    def _summed(self, batch: RolloutBatch) -> Tensor:
+        """(P, G) summed log-probabilities, without gradient."""
+        with sharding.whole(self.model) as reader, dist.autocast():
+            logprobs = rollout.score_logprobs(
+                reader,
+                batch,
+                temperature=1.0,
+                row_tokens=self.cfg.row_tokens,
+                rows=min(self.rows, SCORED_ROWS),
+            )
+            return logprobs.sum(1).view_as(batch.rewards)
+
+    def reference_point(self, pairs: ScoredPairs, rows: list[int]) -> float:
+        """KTO's z_0 for these rows and those of the other ranks: the mean log-ratio of completions of other prompts, at
+        least 0 (KTO, arXiv:2402.01306, section 4.1). One for a whole step, so that accumulation and ranks change
+        nothing. 0 for other losses. A collective."""
+        if pairs.mismatched is None or pairs.mismatched_refs is None:
             return 0.0
-        drift = self.totals(self.others[id(batch)].take(rows)) - picked(self.other_refs[id(batch)], rows)
+        drift = self._summed(pairs.mismatched.take(rows)) - picked(pairs.mismatched_refs, rows)
         total = dist.total(float(drift.double().sum()))
         count = dist.total(drift.numel())
         return max(0.0, total / max(1.0, count))
 
     def __call__(
         self,
-        batch: RolloutBatch,
+        pairs: ScoredPairs,
         rows: list[int],
         point: float,
         learns: bool = True,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors, which a `Meter`
-        reads. point: of `reference_point`, for the rows of the whole step."""
-        part = batch.take(rows)
-        device = dist.device()
+    ) -> LossAndSums:
+        """Summed loss over these rows, and sums of what is logged: numbers, or tensors, which a `Meter` reads.
+        point: the `reference_point` of the whole step."""
+        part = pairs.batch.take(rows)
+        refs = None if pairs.ref_logprobs is None else picked(pairs.ref_logprobs, rows)
         with torch.set_grad_enabled(learns):
-            shapes = rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
-
-            def logprobs(packed: rollout.Packed) -> Tensor:
-                with dist.autocast():
-                    return self.model.token_logprobs(packed.ids, packed.targets, **packed.where())[0]
-
-            summed = rollout.table_of(part, logprobs, device, shapes).sum(1).view(part.rewards.shape)  # (B, G)
-        refs = picked(self.refs[id(batch)], rows) if id(batch) in self.refs else None
+            summed = self._learned(part)
         if self.cfg.loss == "kto":
-            losses, sums = self.kto(part, summed, refs, point)
+            assert refs is not None
+            loss, sums = self._kto_loss(part, summed, refs, point)
         else:
-            lengths = dist.send(part.lengths(), device).view(part.rewards.shape)
-            how = dict(zip(("chosen_lengths", "rejected_lengths"), lengths.T))
-            how |= dict(zip(("ref_chosen", "ref_rejected"), refs.T if refs is not None else (None, None)))
-            losses, chosen, rejected = preference_losses.pair_loss(self.cfg.loss, *summed.T, beta=self.cfg.beta, **how)
-            sums = dict(chosen_rewards=chosen.sum(), rejected_rewards=rejected.sum(), liked=len(rows))
-            sums |= dict(accuracy=(chosen > rejected).sum(), chosen_logprob=summed.detach()[:, 0].sum())
-        total = losses.sum() / (part.group_size if self.cfg.loss == "kto" else 1)
-        return total, sums | dict(loss=total.detach(), pairs=len(rows))
+            loss, sums = self._pair_loss(part, summed, refs)
+        return loss, {**sums, "loss": loss.detach(), "pairs": len(rows)}
 
-    def kto(
+    def _learned(self, part: RolloutBatch) -> Tensor:
+        """(B, G) summed log-probabilities under the policy."""
+        device = dist.device()
+
+        def logprobs(packed: rollout.Packed) -> Tensor:
+            with dist.autocast():
+                return self.model.token_logprobs(packed.ids, packed.targets, **packed.where())[0]
+
+        shapes = rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
+        return rollout.table_of(part, logprobs, device, shapes).sum(1).view(part.rewards.shape)
+
+    def _pair_loss(
+        self,
+        part: RolloutBatch,
+        summed: Tensor,
+        refs: Tensor | None,
+    ) -> LossAndSums:
+        """summed, refs (B, 2): of the chosen and of the rejected completion."""
+        assert self.cfg.loss != "kto"
+        chosen, rejected = summed.T
+        chosen_lengths, rejected_lengths = dist.send(part.lengths(), summed.device).view(summed.shape).T
+        ref_chosen, ref_rejected = (None, None) if refs is None else refs.T
+        result = preference_losses.pair_loss(
+            self.cfg.loss,
+            chosen,
+            rejected,
+            chosen_lengths=chosen_lengths,
+            rejected_lengths=rejected_lengths,
+            beta=self.beta,
+            ref_chosen=ref_chosen,
+            ref_rejected=ref_rejected,
+        )
+        return result.losses.sum(), dict(
+            chosen_rewards=result.chosen_rewards.sum(),
+            rejected_rewards=result.rejected_rewards.sum(),
+            liked=len(summed),
+            accuracy=(result.chosen_rewards > result.rejected_rewards).sum(),
+            chosen_logprob=chosen.detach().sum(),
+        )
+
+    def _kto_loss(
         self,
         part: RolloutBatch,
         summed: Tensor,
         refs: Tensor,
         point: float,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """KTO's losses of the completions, and sums of what is logged. `where`: a selection by a mask would have to
-        be waited for."""
+    ) -> LossAndSums:
+        """summed, refs (B, G). `where` selects: with a mask, a GPU would have to report the number of liked ones."""
         liked = dist.send(part.rewards.bool().flatten(), summed.device)
         losses, reward = preference_losses.kto_loss(
             summed.flatten(),
             refs.flatten(),
             liked,
             kl=point,
-            beta=self.cfg.beta,
+            beta=self.beta,
         )
-        return losses, dict(
+        return losses.sum() / part.group_size, dict(
             chosen_rewards=torch.where(liked, reward, 0.0).sum(),
             rejected_rewards=torch.where(liked, 0.0, reward).sum(),
+            liked=liked.sum(),
             accuracy=((reward > 0) == liked).sum() / part.group_size,
             chosen_logprob=torch.where(liked, summed.detach().flatten(), 0.0).sum(),
-            liked=liked.sum(),
         )
 
 
-def picked(table: Tensor, rows: list[int]) -> Tensor:
+def picked(table: Tensor, rows: Sequence[int]) -> Tensor:
     """These rows of a table that may lie on a GPU."""
     return table[dist.send(torch.tensor(rows), table.device)]
 
 
-def held_out_means(cfg: Any, loss_of: PreferenceLoss, held_out: RolloutBatch) -> dict[str, float]:
-    """Metrics of the held-out pairs, all of which every rank judges."""
-    at = list(range(len(held_out.prompts)))
+def held_out_means(loss_of: PreferenceLoss, held_out: ScoredPairs) -> dict[str, float]:
+    """Metrics of the held-out pairs. Every rank computes all of them."""
+    rows = list(range(len(held_out.batch.prompts)))
     meter = Meter()
-    point = loss_of.reference_point(held_out, at)
-    for i in range(0, len(at), cfg.device_batch_size):
-        meter.add(**loss_of(held_out, at[i : i + cfg.device_batch_size], point, learns=False)[1])
+    point = loss_of.reference_point(held_out, rows)
+    size = loss_of.cfg.device_batch_size
+    for i in range(0, len(rows), size):
+        _, sums = loss_of(held_out, rows[i : i + size], point, learns=False)
+        meter.add(sums)
     meter.read()
-    return {f"heldout_{name}": value for name, value in pair_means(meter.sums, held_out.group_size).items()}
+    return {f"heldout_{name}": value for name, value in pair_means(meter.sums, held_out.batch.group_size).items()}
 
 
 def log_step(session: Session, meter: Meter, group_size: int, epoch: float) -> None:
     """Write the step's metrics, over all ranks. A collective."""
     changed = meter.read_changed()
-    row = pair_means(dist.mean(dict(meter.sums)), group_size) | changed
-    row |= dict(
+    row = pair_means(dist.mean(dict(meter.sums)), group_size)
+    session.run.log(
+        session.step + 1,
+        row,
+        weights_changed_bf16=changed,
         epoch=epoch,
         lr=session.lr,
         grad_norm=session.grad_norm,
         step_s=time.perf_counter() - meter.began,
     )
-    session.run.log(session.step + 1, row)
     session.bar.update(1)
     session.bar.set_postfix({name: f"{row[f'preference_{name}']:.3f}" for name in ("loss", "margin", "accuracy")})
 
@@ -173,30 +238,40 @@ class Preferences(NamedTuple):
     hashes: dict[str, str]
 
 
-def read_or_sample(cfg: Any, model: GPT, task: Task | None, tok: Tokenizer) -> Preferences:
-    """Pairs to train on and, from files, held-out ones. Every rank samples the same pairs."""
-    if cfg.data_dir is None:
-        assert task is not None
-        problems = task.problems("train", seed=cfg.seed)
-        sample = engines.RolloutSampler(cfg, engines.Engine(), model, task, problems, tok)
-        pairs = pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1))
-        # not of the pairs, since the same policy may sample others on a GPU
-        return Preferences(pairs, None, task_hash(cfg.task, cfg.task_data, "train", problems))
+def read_or_sample(cfg: "PreferenceConfig", model: GPT, task: Task | None, tok: Tokenizer) -> Preferences:
+    """The pairs of --data-dir, or pairs sampled on the task, then without held-out ones."""
+    if cfg.data_dir is not None:
+        return _read_all(cfg, cfg.data_dir, tok)
+    assert task is not None
+    return _sample_pairs(cfg, model, task, tok)
+
+
+def _sample_pairs(cfg: "PreferenceConfig", model: GPT, task: Task, tok: Tokenizer) -> Preferences:
+    """Every rank samples the same pairs."""
+    problems = task.problems("train", seed=cfg.seed)
+    sample = engines.RolloutSampler(cfg, engines.Engine(), model, task, problems, tok)
+    pairs = pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1))
+    # the hash is not of the pairs: the same policy may sample others on a GPU
+    return Preferences(pairs, None, task_hash(cfg.task, cfg.task_data, "train", problems))
+
+
+def _read_all(cfg: "PreferenceConfig", directory: str, tok: Tokenizer) -> Preferences:
+    """Pairs to train on, and held-out ones if there is such a file."""
 
     def read(split: str, limit: int | None = None) -> RolloutBatch:
-        batch = read_preferences(cfg.data_dir, split, tok, cfg.tags, cfg.model.block_size, limit)
+        batch = read_preferences(directory, split, tok, cfg.chosen_tags, cfg.model.block_size, limit)
         if batch.group_size == 1 and cfg.loss != "kto":
-            got = f"--loss {cfg.loss} needs pairs; preferences.{split}.jsonl in {cfg.data_dir} holds single completions"
+            got = f"--loss {cfg.loss} needs pairs; preferences.{split}.jsonl in {directory} holds single completions"
             raise ConfigError(f"{got} with a label; set --loss kto, or write pairs")
         return batch
 
     pairs = read("train")
-    hashes = {f"{cfg.data_dir}/preferences.train.jsonl": hash_pairs(pairs)}
+    hashes = {f"{directory}/preferences.train.jsonl": hash_pairs(pairs)}
     try:
         held_out = read("select", cfg.eval_examples)
     except MissingFile:
         return Preferences(pairs, None, hashes)
-    return Preferences(pairs, held_out, hashes | {f"{cfg.data_dir}/preferences.select.jsonl": hash_pairs(held_out)})
+    return Preferences(pairs, held_out, hashes | {f"{directory}/preferences.select.jsonl": hash_pairs(held_out)})
 
 
 def hash_pairs(batch: RolloutBatch) -> str:
@@ -258,7 +333,8 @@ def read_preferences(
         if group.group_size != groups[0].group_size:
             raise DataError(f"{path}:{number} is a pair and the first row is not, or the reverse; split the file")
     if left_out and dist.is_main():
-        print(f"{path}: rows left out: {', '.join(f'{n} {why}' for why, n in left_out.items())}", file=sys.stderr)
+        reasons = ", ".join(f"{n} {why}" for why, n in left_out.items())
+        print(f"{path}: rows left out: {reasons}", file=sys.stderr)
     if not groups:
         raise DataError(f"{path} has no row that can be learned from; add rows")
     return with_longest_row(rollout.join(groups))
@@ -288,9 +364,14 @@ def _group(
     completions: list[list[int]],
     rewards: list[float],
 ) -> RolloutBatch:
-    scores = [Score(r, "liked" if r else "disliked", {}, bool(r)) for r in rewards]
-    made = [Completion(ids, [0.0] * len(ids), "stop") for ids in completions], [""] * len(completions), scores
-    return RolloutBatch([Problem("preference", messages, None, "train")], [prompt], *made, len(rewards))
+    return RolloutBatch(
+        problems=[Problem("preference", messages, None, "train")],
+        prompts=[prompt],
+        completions=[Completion(ids, [0.0] * len(ids), "stop") for ids in completions],
+        texts=[""] * len(completions),
+        scores=[Score(reward, "liked" if reward else "disliked", {}, bool(reward)) for reward in rewards],
+        group_size=len(rewards),
+    )
 
 
 def with_longest_row(batch: RolloutBatch) -> RolloutBatch:

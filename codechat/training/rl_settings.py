@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.config import opt
+from codechat.core.config import REQUIRED, Settings, opt
 from codechat.core.errors import ConfigError
 from codechat.tasks import NAMES, name_of
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
 from codechat.training.settings import HERE, OFTEN, ChatSettings, LearningSettings, MinibatchSettings
+
+Baseline = Literal["none", "mean", "leave_one_out", "zscore"]
+CUT_OFF = "what was cut off teaches nothing under --mask-truncated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +33,8 @@ class RLSettings(SamplingSettings, LearningSettings):
     """What every loop that learns from a task's reward has."""
 
     task: str = opt(
-        "funcall",
-        f"task whose reward is optimised: {', '.join(NAMES)}, FILE.py:CLASS, or of a package",
+        REQUIRED,
+        f"task whose reward is optimised: {', '.join(NAMES)}, FILE.py:CLASS, or PACKAGE.MODULE:CLASS",
         reads="path",
     )
     device_batch_size: int = 16
@@ -65,9 +68,14 @@ class RLSettings(SamplingSettings, LearningSettings):
             )
 
     @property
-    def problems_per_rank(self) -> int:
-        """Problems of a step on one device."""
-        return self.device_batch_size * self.grad_accum
+    def learns_cut_off(self) -> bool:
+        """Whether completions that were cut off are trained on."""
+        return True
+
+    @property
+    def idle_reason(self) -> str:
+        """Why a step whose rewards differ made no update, and what to do."""
+        return "no completion has a token that the policy wrote; raise the block size, or shorten the prompts"
 
     def needs_groups(self, why: str) -> None:
         """ConfigError for groups of one."""
@@ -79,7 +87,7 @@ class RLSettings(SamplingSettings, LearningSettings):
 class GroupSettings(RLSettings):
     """What REINFORCE and GRPO have: advantages within a group of completions."""
 
-    baseline: Literal["none", "mean", "leave_one_out", "zscore"] = opt("mean", "what is subtracted from a reward")
+    baseline: Baseline = opt("mean", "what is subtracted from a reward")
     importance_cap: float = opt(
         0.0, "cap on importance weights (trainer's over sampler's probability of a token); 0 = no weights", least=0
     )
@@ -92,7 +100,7 @@ class GroupSettings(RLSettings):
         if "per_device_train_batch_size" not in spelled:
             return given
         batch: Any = given["device_batch_size"]
-        group: Any = given.get("group_size", cls.__dataclass_fields__["group_size"].default)
+        group: Any = given.get("group_size", cls.group_size)
         try:
             problems = int(batch) / int(group)
         except (TypeError, ValueError, ZeroDivisionError):
@@ -111,31 +119,30 @@ class GroupSettings(RLSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RatioSettings(MinibatchSettings):
+class EntropySettings(Settings):
+    """What loops with an entropy bonus have."""
+
+    entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioSettings(EntropySettings, MinibatchSettings):
     """What GRPO and PPO have: clipped ratios to the policy that sampled, and a pull towards the one that began."""
 
-    clip_eps_low: float | None = opt(
+    clip_eps_low: float = opt(
         0.2, "a ratio below 1 - this has no gradient where the advantage is negative; 1 = no bound", least=0
     )
-    clip_eps_high: float | None = opt(
-        0.2, "a ratio above 1 + this has no gradient where the advantage is positive", least=0
-    )
+    clip_eps_high: float = opt(0.2, "a ratio above 1 + this has no gradient where the advantage is positive", least=0)
     kl_coef: float = opt(0.0, "weight of the KL divergence from the starting policy; 0 = no reference model", least=0)
     kl_kind: Literal["k1", "k2", "k3"] = opt("k3", "estimator of the KL divergence; in a reward use k1")
-    entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.clip_eps_low or 0) > 1:
             raise ConfigError(f"clip_eps_low {self.clip_eps_low}; a ratio is never below 0, so it must be at most 1")
-        cap = getattr(self, "importance_cap", 0.0)
-        if cap and getattr(self, "old_logprobs", "sampler") == "sampler":
-            why = "the ratio starts from the sampler's log-probabilities, so that nothing is left to weigh"
-            raise ConfigError(f"importance_cap {cap}: {why}; set --importance-cap 0 or --old-logprobs trainer")
 
 
 _TABLES = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 TOY_RUN: dict[str, Any] = _TABLES["toy"] | {"model": TOY_MODEL, "max_new_tokens": COMPLETION_LENGTH}
 TOY_ONE_UPDATE: dict[str, Any] = TOY_RUN | _TABLES["one_update"]
 LORA_RUN: dict[str, Any] = _TABLES["lora"]
-GSM8K_RUN: dict[str, Any] = LORA_RUN | _TABLES["gsm8k"]

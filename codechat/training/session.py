@@ -1,7 +1,7 @@
-"""A run while it trains, and what a loop opens before its first step: checkpoint and policy. What every loop
-shares; it knows no task.
+"""A run while it trains, and what a loop opens before its first step: parent checkpoint and policy. Every loop has a
+session; a session knows no task.
 
-s = Session("sft", cfg, model, tok, parent=parent, evaluate=evaluate, kept={"loader": loader})
+s = SupervisedSession("sft", cfg, model, tok, parent=parent, evaluate=evaluate, kept={"loader": loader}, ...)
 with s.running():
     for step in s.steps():             # saves, evaluates and ends when due
         ...                            # forward and backward passes
@@ -12,10 +12,12 @@ with s.running():
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,76 +36,88 @@ from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
 from codechat.training import trends
+from codechat.training.settings import ChatSettings, LearningSettings, RunSettings, SupervisedSettings
 
-C = TypeVar("C")
+C = TypeVar("C", bound=LearningSettings)
 KEPT = "the last checkpoint is kept"
 
 
 class Session:
-    """Opens or resumes a run, then saves, evaluates and stops it. A lost engine and Ctrl-C lose nothing: what was
-    trained is saved at the end.
+    """Opens or resumes a run, then saves, evaluates and stops it. A lost engine or Ctrl-C loses no step: the trained
+    weights are saved at the end."""
 
-    evaluate(model, step): a row of eval.jsonl. data: {what the run uses: hash}; --resume with other data is refused
-    by name. heads: modules beside the model, such as a value head, and their learning rates.
-    kept: objects with state() and load_state(), which a checkpoint holds beside model and optimizers. trained_on:
-    what the contamination check searches."""
+    cfg: RunSettings
 
     def __init__(
         self,
         kind: str,
-        cfg: Any,
+        cfg: RunSettings,
         model: GPT,
         tok: Tokenizer,
         *,
         parent: Checkpoint | None,
         evaluate: Callable[[GPT, int], Mapping[str, Any]],
+        max_steps: int,
+        tags: str,
         heads: Mapping[nn.Module, float] = {},
-        max_steps: int | None = None,
-        tags: str | None = None,
         trained_on: Mapping[str, Any] = {},
         kept: Mapping[str, Any] = {},
         data: Mapping[str, str] = {},
     ) -> None:
-        self.cfg, self.model, self.tok, self.evaluate = cfg, model, tok, evaluate
-        self.heads, self.kept = heads, kept
-        self.max_steps = cfg.max_steps if max_steps is None else max_steps
-        rates = dict(lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay)
-        self.optimizers = optim.build(model, **rates)
+        """evaluate(model, step): a row of eval.jsonl. heads: modules beside the model, such as a value head, and their
+        learning rates. kept: objects with state() and load_state(), which a checkpoint holds beside model and
+        optimizers. trained_on: what the contamination check searches. data: {what the run uses: hash}; --resume
+        refuses other data by name."""
+        self.cfg = cfg
+        self.model = model
+        self.tok = tok
+        self.evaluate = evaluate
+        self.max_steps = max_steps
+        self.heads = heads
+        self.kept = kept
+        self.optimizers = optim.build(
+            model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay
+        )
         for head, lr in heads.items():
             self.optimizers += optim.build(head, lr=lr, weight_decay=0.0)
-        lineage = parent.meta.get("lineage", []) if parent else []
-        lineage = [*lineage, {"run": cfg.run_name, "kind": kind, "seed": cfg.seed, **trained_on}]
-        self.meta = dict(tokenizer=tok.to_dict(), tags=tags or cfg.tags, lineage=lineage, data=dict(data))
-        if parent and getattr(
-            cfg, "lora_rank", 0
-        ):  # a checkpoint holds the merged weights, not those below the adapters
-            self.meta["data"] |= weights_hash(cfg.init_from, parent.meta)
+        self.data = dict(data)
+        if parent and isinstance(cfg, LearningSettings) and cfg.lora_rank:
+            # a checkpoint holds the merged weights, not those below the adapters
+            self.data |= weights_hash(cfg.init_from, parent.meta)
+        ancestors: list[dict[str, Any]] = parent.meta.get("lineage", []) if parent else []
+        this = dict(run=cfg.run_name, kind=kind, seed=cfg.seed, **trained_on)
+        self.meta: dict[str, Any] = {
+            "tokenizer": tok.to_dict(),
+            "tags": tags,
+            "lineage": [*ancestors, this],
+            "data": self.data,
+        }
         if cfg.resume:
             self._check_data()
         self.counts: dict[str, int] = {}  # what the loop counts over the whole run; saved too
-        self.stopping, self.why = False, ""  # why: the reason of an early end, if it is not an interruption
-        self.lr = self.grad_norm = 0.0
-        how = dict(kind=kind, parent=cfg.init_from, resume=cfg.resume, overwrite=cfg.overwrite)
-        self.run = Run.create(cfg.run_name, cfg, **how)
+        self.stopping = False
+        self.why = ""  # the reason of an early end, if it is not an interruption
+        self.lr = 0.0
+        self.grad_norm = 0.0
+        self.run = Run.create(
+            cfg.run_name, cfg, kind=kind, parent=cfg.init_from, resume=cfg.resume, overwrite=cfg.overwrite
+        )
         try:
-            self.start = self.step = self._restore() if self.run.resumed else 0
+            self.start = self._restore() if self.run.resumed else 0
         except UserError as error:
             self.run.fail(str(error))
             raise
+        self.step = self.start
 
     def _check_data(self) -> None:
-        """RunError where the settings are not those of the run, DataError where its data are not, before anything
-        is written. A collective."""
+        """Before anything is written: RunError if the settings are not those of the run, DataError if its data are not.
+        A collective."""
         name = self.cfg.run_name
-        path = paths.runs_dir() / self.cfg.run_name
+        path = paths.runs_dir() / name
         with dist.together():
             if not paths.exists(name) or paths.latest_step(path) is None:
                 return
-            before = checkpoint.read_meta(path).get("data", {})
-            now = self.meta["data"]
-            changed = [f"{what} has changed" for what in before if what in now and before[what] != now[what]]
-            changed += [f"{what} is no longer there" for what in before if what not in now]
-            changed += [f"{what} is new" for what in now if what not in before]
+            changed = changes(checkpoint.read_meta(path).get("data", {}), self.data)
             try:
                 paths.check_same(name, self.cfg)
             except RunError as error:  # a setting may follow from the data, and data from a setting: both are named
@@ -124,8 +138,9 @@ class Session:
     @contextmanager
     def running(self) -> Iterator[Self]:
         """The run while it trains. At the end no checkpoint is half written, and a run that ended early says why."""
-        counts = dict(initial=self.start, total=self.max_steps, unit="step")
-        bar = tqdm(desc=self.run.name, disable=not dist.is_main(), **counts)
+        bar = tqdm(
+            desc=self.run.name, disable=not dist.is_main(), initial=self.start, total=self.max_steps, unit="step"
+        )
         with stoppable(), self.run, checkpoint.settled(), bar as self.bar:
             lost = None
             try:
@@ -142,10 +157,9 @@ class Session:
     # ---- the steps
 
     def steps(self) -> Iterator[int]:
-        """The steps to train. Before each what is due is saved and evaluated, once more after the last; ends early
-        when interrupted, on all ranks together. A resumed run evaluates its first weights only if that was cut
-        off."""
-        self.pace = (self.start, time.perf_counter())
+        """The steps to train. Saves and evaluates what is due before each step and after the last one. Ends early when
+        interrupted, on all ranks together. On resume, the first evaluation is skipped if eval.jsonl already has it."""
+        self._pace_from(self.start)
         evaluated = dist.gather(self.start in set(self.run.evals()["step"]))[0]
         for self.step in range(self.start, self.max_steps + 1):
             done = self.step == self.max_steps
@@ -157,38 +171,37 @@ class Session:
                 self._evaluate()
             if done or self.stopping:
                 return
-            schedule = dict(schedule=self.cfg.schedule, final=self.cfg.final_lr_share)
             scale = optim.lr_scale(
                 self.step,
                 max_steps=self.max_steps,
                 warmup_steps=self.cfg.warmup_steps,
-                **schedule,
+                schedule=self.cfg.schedule,
+                final=self.cfg.final_lr_share,
             )
             optim.set_lr(self.optimizers, scale)
             self.lr = self.cfg.lr * scale
             yield self.step
 
     def _evaluate(self) -> None:
-        """Append a row to eval.jsonl, and warn. Training continues from the random state that was saved, whatever
-        an evaluation draws."""
+        """Append a row to eval.jsonl, and print its warnings. The random state of training is restored afterwards."""
         random_state = checkpoint.rng_state()
         row = self.evaluate(self.model, self.step)
         checkpoint.set_rng_state(random_state)
         self.run.log_eval(self.step, row)
-        for warning in trends.warnings(self.run.evals()) if dist.is_main() else ():
-            print(f"{self.cfg.run_name}: {warning}", file=sys.stderr)
-        self.pace = (self.step, time.perf_counter())
+        if dist.is_main():
+            for warning in trends.warnings(self.run.evals()):
+                print(f"{self.cfg.run_name}: {warning}", file=sys.stderr)
+        self._pace_from(self.step)
 
     def _due(self, every: int) -> bool:
         return bool(every and self.step % every == 0)
 
     def apply_gradients(self) -> None:
-        """Add the gradients of all ranks, clip their common norm, take a step. RunError, before it, where the norm
-        is not finite: such weights are never saved, so the last checkpoint is good."""
-        parts = (self.model, *self.heads)
-        for part in parts:
+        """Add the gradients of all ranks, clip their common norm, take a step. RunError, before the step, if the norm is
+        not finite: such weights are never saved, so the last checkpoint is good."""
+        for part in (self.model, *self.heads):
             dist.sum_gradients(part)
-        self.grad_norm = dist.clip_gradients([p for part in parts for p in part.parameters()], self.cfg.grad_clip)
+        self.grad_norm = dist.clip_gradients(self._weights(), self.cfg.grad_clip)
         if not math.isfinite(self.grad_norm):
             at = f"the gradient's norm is {self.grad_norm} at step {self.step + 1}"
             raise RunError(f"{at}; lower --lr or --muon-lr; {KEPT}")
@@ -196,22 +209,43 @@ class Session:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
+    def _weights(self) -> list[nn.Parameter]:
+        return [p for part in (self.model, *self.heads) for p in part.parameters()]
+
     def save(self, wait: bool) -> None:
-        """Write a checkpoint beside training; wait: until it is on the disk. RunError for weights that are not
-        finite."""
-        weights = [p for part in (self.model, *self.heads) for p in part.parameters()]
-        if any(dist.gather(not torch.stack([dist.local(p).isfinite().all() for p in weights]).all())):
+        """Write a checkpoint beside training. wait: until it is on the disk. RunError for weights that are not finite."""
+        finite = torch.stack([dist.local(p).isfinite().all() for p in self._weights()]).all()
+        if any(dist.gather(not finite)):
             raise RunError(f"weights are not finite after step {self.step}; lower --lr or --muon-lr; {KEPT}")
         extra = {"lora": lora.adapters(self.model), "counts": dict(self.counts)}
         extra |= {name: part.state() for name, part in self.kept.items()}
-        how = dict(
+        checkpoint.save(
+            self.run.path,
+            self.step,
+            model=lora.merged(self.model),
             optimizers=self.optimizers,
             extra=extra,
             meta=self.meta,
             keep_last=self.cfg.keep_last,
             wait=wait,
         )
-        checkpoint.save(self.run.path, self.step, model=lora.merged(self.model), **how)
+
+    def tokens_per_second(self, tokens_per_step: int) -> float:
+        """Of all ranks, since the last call or evaluation."""
+        step = self.paced_step
+        began = self.paced_at
+        self._pace_from(self.step + 1)
+        return tokens_per_step * (self.paced_step - step) / (self.paced_at - began)
+
+    def _pace_from(self, step: int) -> None:
+        self.paced_step = step
+        self.paced_at = time.perf_counter()
+
+
+class SupervisedSession(Session):
+    """A run that learns from given tokens: pretraining and SFT."""
+
+    cfg: SupervisedSettings
 
     def log_supervised(self, nats: Tensor, tokens_per_step: int, **row: float) -> None:
         """Every --log-every steps a row of metrics. nats: this rank's part of the step's mean loss; `train_loss` is
@@ -220,56 +254,111 @@ class Session:
         if (self.step + 1) % self.cfg.log_every and self.step + 1 != self.max_steps:
             return
         train_loss = dist.total(float(nats))
-        row = dict(tokens=(self.step + 1) * tokens_per_step, train_loss=train_loss) | row | self.rates(tokens_per_step)
+        tok_per_s = self.tokens_per_second(tokens_per_step)
         peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
-        flops = row["tok_per_s"] * self.cfg.model.flops_per_token(self.cfg.length)
-        row |= dict(lr=self.lr, grad_norm=self.grad_norm, mfu=flops / (peak * dist.world_size()))
-        self.run.log(self.step + 1, row)
-        self.bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{row['tok_per_s']:,.0f}")
+        flops = tok_per_s * self.cfg.model.flops_per_token(self.cfg.length)
+        self.run.log(
+            self.step + 1,
+            tokens=(self.step + 1) * tokens_per_step,
+            train_loss=train_loss,
+            **row,
+            tok_per_s=tok_per_s,
+            lr=self.lr,
+            grad_norm=self.grad_norm,
+            mfu=flops / (peak * dist.world_size()),
+        )
+        self.bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{tok_per_s:,.0f}")
 
-    def rates(self, tokens_per_step: int) -> dict[str, float]:
-        """tok_per_s of all ranks since the last call or evaluation."""
-        (step, began), self.pace = self.pace, (self.step + 1, time.perf_counter())
-        return dict(tok_per_s=tokens_per_step * (self.step + 1 - step) / (self.pace[1] - began))
 
-
-def totals(rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Numbers of this rank added up over all ranks, in their places. A collective."""
-    return dist.sum_(torch.tensor(rows, dtype=torch.float64)).tolist()
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What differs between two tables {data: hash}, in words."""
+    changed = [f"{what} has changed" for what in before if what in now and before[what] != now[what]]
+    changed += [f"{what} is no longer there" for what in before if what not in now]
+    return changed + [f"{what} is new" for what in now if what not in before]
 
 
 # ---- what is opened before the first step
 
 
-def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> tuple[C, Checkpoint | None, Tokenizer]:
-    """(settings, parent checkpoint or None, tokenizer). The settings take architecture and, unless they name
-    others, tags from the parent, or the vocabulary from the tokenizer. ConfigError where the parent has another
-    architecture. tok: the tokenizer of the data, where those decide it."""
+class Prefetched:
+    """A loader (next, state, load_state) with a thread that prepares batches, `ahead` of them, in pinned memory while a
+    step runs. beside: whether to use the thread; None = on a GPU. `state()` is that of the batches handed out."""
+
+    def __init__(self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None) -> None:
+        self.loader = loader
+        self.pins = device.type == "cuda"
+        self.ahead = ahead
+        self.load_state = loader.load_state  # only before the first batch
+        self.state = loader.state
+        self._waiting: deque[Future[tuple[Any, Any]]] = deque()
+        threaded = self.pins if beside is None else beside
+        self._thread = ThreadPoolExecutor(1, "batches") if threaded else None
+
+    def next(self) -> Any:
+        if self._thread is None:
+            return self.loader.next()
+        while len(self._waiting) <= self.ahead:
+            self._waiting.append(self._thread.submit(self._prepare))
+        batch, state = self._waiting.popleft().result()
+        self.state = lambda: state  # a checkpoint must not count the batches that still wait
+        return batch
+
+    def _prepare(self) -> tuple[Any, Any]:
+        batch = self.loader.next()
+        if self.pins:
+            made = getattr(batch, "_make", tuple)  # a Batch, or a plain tuple of WindowLoader
+            batch = made(part.pin_memory() for part in batch)
+        return batch, self.loader.state()
+
+
+class Start(NamedTuple, Generic[C]):
+    """What a run starts from. cfg: its settings with the architecture and the tags that follow from the parent."""
+
+    cfg: C
+    parent: Checkpoint | None
+    tok: Tokenizer
+
+
+def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> Start[C]:
+    """The parent checkpoint and tokenizer of a run. The settings take the architecture and, unless they name others,
+    the tags from the parent; without a parent the vocabulary is that of the tokenizer. ConfigError if the parent has
+    another architecture. tok: the tokenizer of the data, where those decide it."""
     parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
-    if not getattr(cfg, "tags", chat.RAW):
+    if isinstance(cfg, ChatSettings) and not cfg.tags:
         cfg = replace(cfg, tags=parent.meta["tags"] if parent else "reserved")
     if parent:
-        shape = config.from_dict(GPTConfig, parent.meta["model_config"])
-        theirs = tokenizer.from_dict(parent.meta["tokenizer"])
-        taken = {f"model.{name}": value for name, value in config.plain(shape).items()} | {"tokenizer": theirs.spec}
-        for name, (_, value) in config.changed(cfg).items():
-            there = taken.get(name, value)
-            if there != value:
-                got = f"{config.flag_of(name)} {value}: with --init-from {cfg.init_from} it is {there}"
-                raise ConfigError(f"{got}; leave the flag, or the --preset that sets it, out")
-        if tok and tok.spec != theirs.spec:
-            got = f"{cfg.data_dir} has the tokenizer {tok.spec}, {cfg.init_from} has {theirs.spec}"
-            raise ConfigError(f"{got}; prepare the data with --tokenizer {theirs.spec}")
+        shape, theirs = _parents_shape(cfg, parent, tok)
     else:
-        theirs = tok or tokenizer.load(cfg.tokenizer)
+        if tok is None:
+            assert isinstance(cfg, ChatSettings), "a loop without --tokenizer gives the tokenizer of its data"
+            tok = tokenizer.load(cfg.tokenizer)
+        theirs = tok
         shape = replace(cfg.model, vocab_size=theirs.n_vocab)
-    if getattr(cfg, "tags", "") == "reserved" and shape.n_ids < theirs.n_vocab + chat.N_TAGS:
+    reserved = isinstance(cfg, ChatSettings) and cfg.tags == "reserved"
+    if reserved and shape.n_ids < theirs.n_vocab + chat.N_TAGS:
         remedy = "leave --tags out, or import it with --tags reserved" if parent else "set --tags text"
         raise ConfigError(f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; {remedy}")
-    return replace(cfg, model=shape), parent, theirs
+    return Start(replace(cfg, model=shape), parent, theirs)
 
 
-def build_model(cfg: Any, parent: Checkpoint | None) -> GPT:
+def _parents_shape(cfg: LearningSettings, parent: Checkpoint, tok: Tokenizer | None) -> tuple[GPTConfig, Tokenizer]:
+    """Architecture and tokenizer of the parent. ConfigError if a flag names another architecture, or the data were
+    prepared with another tokenizer."""
+    shape = config.from_dict(GPTConfig, parent.meta["model_config"])
+    theirs = tokenizer.from_dict(parent.meta["tokenizer"])
+    taken = {f"model.{name}": value for name, value in config.plain(shape).items()} | {"tokenizer": theirs.spec}
+    for name, (_, value) in config.changed(cfg).items():
+        there = taken.get(name, value)
+        if there != value:
+            got = f"{config.flag_of(name)} {value}: with --init-from {cfg.init_from} it is {there}"
+            raise ConfigError(f"{got}; leave the flag, or the --preset that sets it, out")
+    if tok and tok.spec != theirs.spec:
+        got = f"{cfg.data_dir} has the tokenizer {tok.spec}, {cfg.init_from} has {theirs.spec}"
+        raise ConfigError(f"{got}; prepare the data with --tokenizer {theirs.spec}")
+    return shape, theirs
+
+
+def build_model(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
     """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights, or new ones of the
     seed."""
     # random weights of 8b take over a minute per rank: none where others are read
@@ -286,12 +375,12 @@ def build_model(cfg: Any, parent: Checkpoint | None) -> GPT:
     return model
 
 
-def build_policy(cfg: Any, parent: Checkpoint | None) -> GPT:
-    """The model that is trained, with LoRA adapters where cfg.lora_rank is not 0."""
+def build_policy(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
+    """The model that is trained; with LoRA adapters unless cfg.lora_rank is 0."""
     model = build_model(cfg, parent)
     return lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
 
 
-def weights_hash(ref: str, meta: Mapping[str, Any]) -> dict[str, str]:
+def weights_hash(ref: str | None, meta: Mapping[str, Any]) -> dict[str, str]:
     """Weights that a run reads again when it is resumed: a reference model, a teacher, what lies below adapters."""
     return {f"checkpoint {ref}": checkpoint.fingerprint(meta)}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from codechat.core.config import SEEDS, Settings, fields_of, opt
+from codechat.core.config import SEEDS, Settings, opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, Schedule
 
@@ -42,12 +42,17 @@ class RunSettings(Settings):
     final_lr_share: float = opt(0.1, "share of the learning rate left at the end", least=0, most=1)
     grad_clip: float = opt(1.0, "largest gradient norm; 0 = off", least=0)
 
+    @property
+    def batch_per_rank(self) -> int:
+        """Sequences, or problems in RL, of a step on one device."""
+        return self.device_batch_size
+
     @classmethod
     def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
         """Words of transformers: its rate is that of all weights, its cosine ends at 0, its constant has no
         warm-up. ConfigError where ours differs."""
         given = dict(super().as_spelled(given, spelled))
-        optimizer = given.get("optimizer", fields_of(cls)["optimizer"].default)
+        optimizer = given.get("optimizer", cls.optimizer)
         if "learning_rate" in spelled and optimizer == "muon" and "muon_lr" not in spelled:
             got = f"--learning_rate {given['lr']} is AdamW's alone here, and matrices train with Muon at --muon-lr"
             raise ConfigError(f"{got}; add --optimizer adamw, or set --muon-lr too")
@@ -83,6 +88,10 @@ class LearningSettings(RunSettings):
     lora_targets: tuple[str, ...] = opt(LORA_CHOSEN, f"matrices with low-rank updates: {' '.join(LORA_TARGETS)}")
     shard: bool | None = opt(None, "split weights over ranks; none = where a replica does not fit", **HERE)
     shard_over: int | None = opt(None, "ranks that hold one sharded copy; none = those of a node", least=1, **HERE)
+
+    @property
+    def batch_per_rank(self) -> int:
+        return self.device_batch_size * self.grad_accum
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,9 +133,15 @@ class ChatSettings(Settings):
     )
     tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none", reads="path")
 
+    @property
+    def chosen_tags(self) -> str:
+        """The tags of a run, which `load_parent` has chosen where --tags is none."""
+        assert self.tags is not None, "`load_parent` chooses the tags"
+        return self.tags
+
 
 @dataclass(frozen=True, kw_only=True)
-class MinibatchSettings(Settings):
+class MinibatchSettings(RunSettings):
     """Several updates on one batch of rollouts."""
 
     inner_epochs: int = opt(1, "passes over each batch of rollouts", least=1)
@@ -134,13 +149,13 @@ class MinibatchSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size = getattr(self, "problems_per_rank", self.device_batch_size)  # type: ignore[attr-defined]
+        size = self.batch_per_rank
         if size % self.minibatches:
             raise ConfigError(f"minibatches {self.minibatches} must divide device_batch_size x grad_accum = {size}")
 
 
-def run_presets(toy: Mapping[str, Any] | None = None, **more: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """--preset of a loop: every named model size, `toy` where the loop has settings for it, and more."""
-    sizes: dict[str, Mapping[str, Any]] = {name: {"model": model} for name, model in PRESETS.items()}
-    sizes["nano"] = {**sizes["nano"], "tokenizer": "gpt2:4096"}
-    return sizes | ({"toy": toy} if toy is not None else {}) | more
+def run_presets(**more: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """--preset of a loop: every named model size, and more."""
+    sizes: dict[str, dict[str, Any]] = {name: {"model": model} for name, model in PRESETS.items()}
+    sizes["nano"]["tokenizer"] = "gpt2:4096"
+    return sizes | more

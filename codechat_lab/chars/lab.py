@@ -147,7 +147,7 @@ def train(cfg: CharsConfig) -> Run:
                     values["lr"] = session.lr
                     values["epoch"] = (step + 1) * cfg.device_batch_size * cfg.horizon * world.size / len(text.train)
                     values["grad_norm"] = session.grad_norm if updates else 0.0
-                    session.run.log(step + 1, values | session.rates(per_step))
+                    session.run.log(step + 1, values, tok_per_s=session.tokens_per_second(per_step))
                     shown = ("train_loss", "reward_mean", "frac_zero_std_groups")
                     session.bar.set_postfix({name: f"{values[name]:.3f}" for name in shown if name in values})
     return session.run

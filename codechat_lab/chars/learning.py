@@ -63,7 +63,7 @@ class Learner:
         is better than another.
 
         row: gets the metrics of the step. Randomness depends on seed and step; ranks take parts of the same draws."""
-        rng = torch.Generator().manual_seed(engines.step_seed(self.cfg, step))
+        rng = torch.Generator().manual_seed(engines.step_seed(self.cfg.seed, step))
         windows = self.text.draw_windows(self.total, 1 + self.cfg.horizon, rng)[self.mine].to(self.world.device)
         if self.cfg.objective in ("grpo", "ppo"):
             yield from self._rewarded(step, tokens, windows, rng, row)
@@ -185,7 +185,7 @@ class Learner:
         self.model.eval()
         with dist.autocast():
             if cfg.feed == "own":
-                seed = engines.step_seed(cfg, step)
+                seed = engines.step_seed(cfg.seed, step)
                 batch = draw_fed_by_itself(self.model, windows, T, G, seed=seed, first=int(self.mine[0]))
             else:
                 uniforms = torch.rand(self.total, G, T, generator=rng, dtype=torch.float64)[self.mine]

@@ -5,6 +5,7 @@ import math
 import re
 import types
 import typing
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +56,11 @@ class Outer:
 
 
 PRESETS = {"quick": {"lr": 1.0, "model": {"n_head": 4}}, "slow": {"model.depth": 2, "steps": 100}}
+
+
+def parse_grpo(words: Sequence[str]) -> GRPOConfig:
+    """On the toy task, since a task is required."""
+    return parse(GRPOConfig, ["--task", "toy", *words])
 
 
 def words(line: str) -> Loop:
@@ -126,7 +132,8 @@ def test_every_entry_can_be_loaded_and_a_loop_is_found_from_its_configuration() 
         assert callable(entry.load(entry.function))
         assert (id in LOOPS) == ({"run_name", "lr"} <= config.fields_of(entry.config_class).keys())
     for id, entry in LOOPS.items():
-        assert entry_of(entry.config_class(**({"task": "toy"} if id == "preference" else {}))) is entry
+        tasked = "task" in config.fields_of(entry.config_class)
+        assert entry_of(entry.config_class(**({"task": "toy"} if tasked else {}))) is entry
     with raising(ConfigError, "Outer"):
         entry_of(Outer())
 
@@ -171,7 +178,7 @@ def test_an_alias_means_the_first_of_its_fields_that_a_class_has() -> None:
 def test_every_flag_of_trl_is_accepted_or_named() -> None:
     """Those of its command line that the documents use, with the values there."""
     for flag, (word, ours) in json.loads(Path(__file__).with_name("trl_flags.json").read_text()).items():
-        value = getattr(parse(GRPOConfig, [f"--{flag}", word]), ours)
+        value = getattr(parse_grpo([f"--{flag}", word]), ours)
         assert value == ((word,) if ours == "lora_targets" else type(value)(word)), flag
 
 
@@ -201,8 +208,8 @@ def test_every_flag_of_trl_is_accepted_or_named() -> None:
 def test_a_word_of_trl_means_what_it_means_there(words: str, expected: dict[str, Any]) -> None:
     """grpo_trainer.py of TRL 1.16; from json too, where the same words are keys."""
     flags = words.replace("=", " ").split()
-    as_json = {flag.removeprefix("--"): word for flag, word in zip(flags[::2], flags[1::2])}
-    for cfg in (parse(GRPOConfig, words.split()), config.resolve(GRPOConfig, overrides=as_json)):
+    as_json = {"task": "toy"} | {flag.removeprefix("--"): word for flag, word in zip(flags[::2], flags[1::2])}
+    for cfg in (parse_grpo(words.split()), config.resolve(GRPOConfig, overrides=as_json)):
         found = cfg.resolved()
         assert {name: getattr(found, name) for name in expected} == expected
         assert from_dict(GRPOConfig, config.plain(found)) == found, "the run's own file is in our words"
@@ -234,19 +241,19 @@ def test_a_word_of_trl_that_means_something_else_is_refused_with_the_difference(
     loop: str, words: str, named: list[str]
 ) -> None:
     with raising(ConfigError, *named):
-        LOOPS[loop].parse(words.split())
+        LOOPS[loop].parse([*(("--task", "toy") if loop in ("grpo", "reinforce") else ()), *words.split()])
 
 
 def test_of_two_words_for_one_setting_the_later_one_says_what_it_means(tmp_path: Path) -> None:
     """A file in TRL's words and a flag in ours, and the other way round."""
     file = tmp_path / "trl.json"
     file.write_text('{"per_device_train_batch_size": 64, "num_generations": 16, "lr_scheduler_type": "cosine"}')
-    kept = parse(GRPOConfig, ["--config", str(file)])
+    kept = parse_grpo(["--config", str(file)])
     assert (kept.device_batch_size, kept.final_lr_share) == (4, 0.0)
-    ours = parse(GRPOConfig, ["--config", str(file), "--device-batch-size", "6", "--schedule", "cosine"])
+    ours = parse_grpo(["--config", str(file), "--device-batch-size", "6", "--schedule", "cosine"])
     assert (ours.device_batch_size, ours.final_lr_share) == (6, 0.1)
     file.write_text('{"device_batch_size": 6}')
-    assert parse(GRPOConfig, ["--config", str(file), "--per_device_train_batch_size", "32"]).device_batch_size == 2
+    assert parse_grpo(["--config", str(file), "--per_device_train_batch_size", "32"]).device_batch_size == 2
 
 
 def test_rows_are_logged_as_often_as_transformers_is_told() -> None:
@@ -431,17 +438,18 @@ def test_a_choice_that_is_called_none_is_that_choice_and_null_is_none(tmp_path: 
     """GRPO's baseline: the word chooses no baseline, and null leaves the choice to the paper of --variant."""
     file = tmp_path / "grpo.json"
     for given, meant in (("none", "none"), ("None", "none"), (None, None), ("null", None), ("mean", "mean")):
-        file.write_text(json.dumps({"baseline": given}))
-        assert resolve(GRPOConfig, file=file).baseline == from_dict(GRPOConfig, {"baseline": given}).baseline == meant
+        settings = {"task": "toy", "baseline": given}
+        file.write_text(json.dumps(settings))
+        assert resolve(GRPOConfig, file=file).baseline == from_dict(GRPOConfig, settings).baseline == meant
         if given:
-            assert parse(GRPOConfig, ["--baseline", given]).baseline == meant
-    assert parse(GRPOConfig, ["--baseline", "none"]).resolved().baseline == "none"
-    assert parse(GRPOConfig, []).resolved().baseline == "zscore"
+            assert parse_grpo(["--baseline", given]).baseline == meant
+    assert parse_grpo(["--baseline", "none"]).resolved().baseline == "none"
+    assert parse_grpo([]).resolved().baseline == "zscore"
     assert "--baseline null|none|mean|leave_one_out|zscore" in format_help(GRPOConfig)
 
 
 def test_words_for_none_on_a_command_line_are_none_where_no_choice_has_the_name() -> None:
-    got = parse(GRPOConfig, "--shard none --model.rope-scaling none --top-k null --init-from none --tags none".split())
+    got = parse_grpo("--shard none --model.rope-scaling none --top-k null --init-from none --tags none".split())
     assert (got.shard, got.model.rope_scaling, got.top_k, got.init_from, got.tags) == (None,) * 5
-    assert GRPOConfig(init_from="none").init_from is None, "as a notebook writes it, too"
-    assert parse(GRPOConfig, ["--shard", "--seed", "3"]).shard is True
+    assert GRPOConfig(task="toy", init_from="none").init_from is None, "as a notebook writes it, too"
+    assert parse_grpo(["--shard", "--seed", "3"]).shard is True

@@ -10,8 +10,9 @@ from jsonl import write
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import conversations
-from codechat.data.conversations import Example, PackedLoader, Prefetched
+from codechat.data.conversations import Example, PackedLoader
 from codechat.text import chat, tokenizer
+from codechat.training.session import Prefetched
 
 BYTES = tokenizer.load("bytes")
 

@@ -22,7 +22,7 @@ def test_both_verdicts_stand_beside_each_other() -> None:
     problems = [Problem(str(i), [], {}, "train") for i in range(70)]
     rows = [dict(reward=rungs[t], tier=t, correct=False) for t in ("raises", "none_passed", "raises", "empty")]
     result = results.TaskResult(task, problems, rows * 70, 4, 1.0, (1, 4))
-    row = pass_rates.verdicts(result, pass_rates.PasskConfig(ckpt=("x",)))
+    row = pass_rates.verdicts(result, pass_rates.PasskConfig(task="micro", ckpt=("x",)))
     assert (row["verdict"], row["reward_verdict"]) == ("DEAD", "LIVE")
     assert row["parseable_frac"] == 0.75
     assert row["runnable_frac"] == 0.25

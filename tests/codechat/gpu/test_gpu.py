@@ -20,13 +20,13 @@ from on_gpu import CFG, CUDA, DEVICE, Trainer, as_on_a_gpu, deep, packed_docs, r
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from codechat.data.conversations import Prefetched
 from codechat.distributed import dist, hardware, sharding
 from codechat.models import generate, optim
 from codechat.models.fast import attention
 from codechat.models.gpt import GPT
 from codechat.models.masks import Documents
 from codechat.runs import checkpoint
+from codechat.training.session import Prefetched
 
 pytestmark = pytest.mark.gpu if CUDA else pytest.mark.slow
 KINDS = ("pretrain", "sft", "rl")

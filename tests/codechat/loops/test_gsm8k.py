@@ -12,7 +12,7 @@ import pytest
 from random_models import randomise
 
 from codechat import cli, grpo, sft, tasks
-from codechat.core import config
+from codechat.core import config, registry
 from codechat.core.errors import MissingFile
 from codechat.formats import exchange
 from codechat.models import generate, loading
@@ -107,7 +107,7 @@ def settings(data: str, **changes: Any) -> grpo.GRPOConfig:
         eval_examples=2,
     )
     small |= dict(warmup_steps=0, lr=1e-2, eval_every=0, save_every=0)
-    return config.resolve(grpo.GRPOConfig, "gsm8k", overrides=small | changes, presets=grpo.RUN_PRESETS)
+    return config.resolve(grpo.GRPOConfig, "gsm8k", overrides=small | changes, presets=registry.LOOPS["grpo"].presets)
 
 
 @pytest.mark.parametrize("tags", ["template", "raw"])

@@ -356,7 +356,7 @@ def test_an_evaluation_that_fails_before_its_first_row_keeps_the_former_one(
     assert cli.main(words) == 0
     before = contents(home / "runs" / "e")
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        failing(scoring, "evaluate_task")(config.from_dict(EvaluateConfig, {"ckpt": ["a"]}), patch)
+        failing(scoring, "evaluate_task")(config.from_dict(EvaluateConfig, {"task": "toy", "ckpt": ["a"]}), patch)
         cli.main(words)
     assert contents(home / "runs" / "e") == before
 

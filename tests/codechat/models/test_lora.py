@@ -57,7 +57,7 @@ def test_adapters_that_do_not_fit_raise() -> None:
         lora.load(lora.attach(made(), 4), lora.adapters(lora.attach(made(), 2)))
     for settings in (dict(lora_rank=-1), *(dict(lora_rank=2) | more for more in NOT_LORA)):
         with pytest.raises(ConfigError):
-            grpo.GRPOConfig(**settings)
+            grpo.GRPOConfig(task="toy", **settings)
 
 
 @pytest.mark.parametrize(

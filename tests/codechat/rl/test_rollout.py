@@ -24,7 +24,7 @@ from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.toy import ToyTask
 from codechat.text import tokenizer
-from codechat.training.rl_session import CLIPPING, Meter, Rank, combine_ranks, rollout_metrics
+from codechat.training.step_metrics import CLIPPING, Mean, Meter, StepMetrics, combine_ranks, rollout_metrics
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_rows_have_one_shape_in_a_compiled_run(policy: GPT, monkeypatch: pytest.
     tok = tokenizer.load("bytes")
     short = task.problems("train")
     long = replace(short[0], messages=[dict(short[0].messages[0], content="x" * 30)])
-    cfg = ReinforceConfig(group_size=3, max_new_tokens=4, row_tokens=16, rows=2, tags="text")
+    cfg = ReinforceConfig(task="toy", group_size=3, max_new_tokens=4, row_tokens=16, rows=2, tags="text")
 
     def shapes() -> list[set[tuple[int, ...]]]:
         sample = RolloutSampler(cfg, Engine(), policy, task, [*short, long], tok)
@@ -254,7 +254,7 @@ def test_one_rank_has_the_numbers_of_diagnose() -> None:
     assert [found[name] for name in names] == [getattr(judged, name) for name in names]
 
 
-def ranks_of(batch: RolloutBatch, parts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> list[Rank]:
+def ranks_of(batch: RolloutBatch, parts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> list[StepMetrics]:
     mine = []
     with monkeypatch.context() as m:
         m.setattr(dist, "gather", lambda rank: mine.append(rank) or [rank])
@@ -276,25 +276,33 @@ def test_groups_of_one_are_judged_together(rewards: Any, live: float, monkeypatc
         found = combine_ranks(ranks)
         assert (found["effective_groups"], found["frac_zero_std_groups"]) == (live, 1 - live)
         with monkeypatch.context() as m:
-            m.setattr(dist, "gather", lambda own, ranks=ranks: [r[0] for r in ranks])
-            assert live_completions(ranks[0][0]).all() == bool(live)
+            m.setattr(dist, "gather", lambda own, ranks=ranks: [rank.rewards for rank in ranks])
+            assert live_completions(ranks[0].rewards).all() == bool(live)
 
 
 def test_a_loops_own_values_are_combined_by_their_rule() -> None:
-    ranks = [
-        (BATCH.rewards, dict(a=(1.0, 1), d=(6.0, 4.0), e=(0.0, 0.0)), dict(b=2.0), dict(c=3.0)),
-        (BATCH.rewards, dict(a=(2.0, 1), d=(3.0, 2.0), e=(0.0, 0.0)), dict(b=5.0), dict(c=-1.0)),
-    ]
-    found = combine_ranks(ranks)
+    one = StepMetrics(
+        BATCH.rewards,
+        means={"a": Mean(1.0, 1), "d": Mean(6.0, 4), "e": Mean(0.0, 0)},
+        sums={"b": 2.0},
+        maxima={"c": 3.0},
+    )
+    other = StepMetrics(
+        BATCH.rewards,
+        means={"a": Mean(2.0, 1), "d": Mean(3.0, 2), "e": Mean(0.0, 0)},
+        sums={"b": 5.0},
+        maxima={"c": -1.0},
+    )
+    found = combine_ranks([one, other])
     assert [found[name] for name in "abcde"] == [1.5, 7.0, 3.0, 1.5, 0.0]
-    assert math.isnan(combine_ranks([ranks[0], (*ranks[1][:3], dict(c=math.nan))])["c"])
+    assert math.isnan(combine_ranks([one, replace(other, maxima={"c": math.nan})])["c"])
 
 
 def test_a_nan_among_maxima_is_not_lost() -> None:
     for values in ((math.nan, 0.5), (0.5, math.nan), (math.nan, 0.5, math.nan, 0.25)):
         meter = Meter(CLIPPING)
         for value in values:
-            meter.add(ratio_max=value, logprob_mismatch=torch.tensor(value))
+            meter.add({"ratio_max": value, "logprob_mismatch": torch.tensor(value)})
             meter.read()
         assert math.isnan(meter.maxima["ratio_max"])
         assert math.isnan(meter.maxima["logprob_mismatch"])

@@ -45,21 +45,22 @@ CONFIGS = [
         max_steps=3,
     ),
     ReinforceConfig(
+        task="toy",
         run_name="r",
         ks=(1, 8),
         row_tokens=64,
         init_from="big/pre.train-1@1200",
         temperature=0.9,
     ),
-    EvaluateConfig(run_name="e", ckpt=("nano/sft", "nano/rl@best"), split=("test", "test_hard")),
-    DiagnoseConfig(run_name="d", ckpt="nano/sft"),
-    PasskConfig(run_name="p", ckpt=("nano/sft",)),
+    EvaluateConfig(task="toy", run_name="e", ckpt=("nano/sft", "nano/rl@best"), split=("test", "test_hard")),
+    DiagnoseConfig(task="toy", run_name="d", ckpt="nano/sft"),
+    PasskConfig(task="micro", run_name="p", ckpt=("nano/sft",)),
 ]
 
 
 @pytest.mark.parametrize("id", LOOPS)
 def test_every_loop_begins_and_resumes_the_run_that_was_launched(id: str, home: Path) -> None:
-    words = ["--task", "toy"] if id == "preference" else []
+    words = ["--task", "toy"] if "task" in config.fields_of(LOOPS[id].config_class) else []
     runner.launch([LOOPS[id].command, "--", *words, "--run-name", "x"])
     cfg = config.from_dict(LOOPS[id].config_class, json.loads((home / "runs/x/config.json").read_text()))
     cfg = cfg.resolved() if hasattr(cfg, "resolved") else cfg  # as the loop writes them into its run

@@ -434,6 +434,7 @@ def test_a_replica_stays_where_it_fits_impossible_plans_are_rejected_and_every_g
 
 def test_the_command_plans_settings_and_a_written_run(capsys: pytest.CaptureFixture, monkeypatch: Any) -> None:
     rl = ReinforceConfig(
+        task="toy",
         run_name="y",
         model=TINY,
         group_size=4,
@@ -457,7 +458,9 @@ def test_the_command_plans_settings_and_a_written_run(capsys: pytest.CaptureFixt
     written = launcher.write(SFTConfig(run_name="x"), Machines(nproc=2, gpu="a800-80gb"))
     assert written.verdict.startswith("fits: ")
     assert "2 x a800-80gb" in str(written)
-    assert "none for expert" in launcher.write(ExpertConfig(run_name="z"), Machines(gpu="a800-80gb")).verdict
+    assert (
+        "none for expert" in launcher.write(ExpertConfig(task="toy", run_name="z"), Machines(gpu="a800-80gb")).verdict
+    )
     with pytest.raises(ConfigError):
-        planner.from_settings(ExpertConfig(), gpus=1, gpu="a800-80gb")
+        planner.from_settings(ExpertConfig(task="toy"), gpus=1, gpu="a800-80gb")
     assert planner.from_settings(PretrainConfig(), gpus=1, gpu="a800-80gb").loop == "pretrain"
