@@ -5,6 +5,14 @@ from codechat.core.entries import Entry, loop
 
 ENTRIES = (
     Entry(
+        id="new",
+        module="codechat_lab.tasks.new",
+        config="NewConfig",
+        function="write_new",
+        command="new",
+        about="write starter files for your own task: rewards, test and rows",
+    ),
+    Entry(
         id="run",
         module="codechat_lab.launch.runner",
         config="RecipeConfig",
@@ -217,13 +225,5 @@ ENTRIES = (
         config="CopiesConfig",
         function="run_copies",
         about="execute copies of the walk-throughs on fresh runs",
-    ),
-    Entry(
-        id="new",
-        module="codechat_lab.tasks.new",
-        config="NewConfig",
-        function="write_new",
-        command="new",
-        about="write starter files for your own task: rewards, test and rows",
     ),
 )
