@@ -1,14 +1,17 @@
 """Time CodeChat beside its peers on this machine, in alternating turns.
 
     python -m benchmarks                              train, sample, rl and data
-    python -m benchmarks train --vs plain             one kind of work; its --help lists its settings
+    python -m benchmarks train --vs plain             one kind of work; its --help lists its
+                                                      settings
     python -m benchmarks quality --path python.parquet
-    python -m benchmarks train --preset 2b            on a GPU: tokens/s, MFU and memory of a step of 2b
-    python -m benchmarks sample --json figures.json   also write the figures as json, with a description of the machine
+    python -m benchmarks train --preset 2b            on a GPU: tokens/s, MFU and memory of a step
+                                                      of 2b
+    python -m benchmarks sample --json figures.json   also write the figures as json, with a
+                                                      description of the machine
 
-Peers are timed in the same minutes: ratios carry over to other machines, rates do not. transformers and trl are
-installed by pip install -e '.[bench]'; without them pass --vs plain, or --vs without a value for none.
-"""
+Peers are timed in the same minutes: ratios carry over to other machines, rates do not.
+transformers and trl are installed by pip install -e '.[bench]'; without them pass --vs plain,
+or --vs without a value for none."""
 
 from __future__ import annotations
 
@@ -30,11 +33,20 @@ KINDS = {
     "rl": ("RLBench", "one RL step: rollouts/s"),
     "curve": (
         "CurveBench",
-        "a learning curve of GRPO: mean reward of each step over seeds, and the first step's gradient",
+        (
+            "a learning curve of GRPO: mean reward of each step "
+            "over seeds, and the first step's gradient"
+        ),
     ),
     "data": ("DataBench", "text to token shards: MB/s, and the loader's share of a training step"),
-    "serve": ("ServeBench", "the HTTP server beside sampling in-process: new tokens/s, time to the first token"),
-    "constrain": ("ConstrainBench", "token masks of constrained calls: microseconds a token, beside free sampling"),
+    "serve": (
+        "ServeBench",
+        "the HTTP server beside sampling in-process: new tokens/s, time to the first token",
+    ),
+    "constrain": (
+        "ConstrainBench",
+        "token masks of constrained calls: microseconds a token, beside free sampling",
+    ),
     "judge": ("JudgeBench", "the sandbox: programs/s, beside exec without isolation"),
     "quality": ("QualityBench", "bits per byte after some seconds of training"),
 }
@@ -42,7 +54,8 @@ DEFAULT = ("train", "sample", "rl", "data")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m benchmarks [KIND] [OPTIONS]`; without a kind, all of DEFAULT with default settings."""
+    """`python -m benchmarks [KIND] [OPTIONS]`; without a kind, all of DEFAULT with default
+    settings."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in ("-h", "--help"):
         print("usage: python -m benchmarks [KIND] [OPTIONS]\n\nkinds (each with its own --help):")
@@ -54,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     chosen, rest = ((words[0],), words[1:]) if words and words[0] in KINDS else (DEFAULT, words)
     if len(chosen) > 1 and rest:
         raise ConfigError(
-            f"{rest[0]} without a kind of work; name the kind, such as python -m benchmarks train {' '.join(rest)}"
+            f"{rest[0]} without a kind of work; name the kind, such "
+            f"as python -m benchmarks train {' '.join(rest)}"
         )
     for kind in chosen:
         run_kind(kind, rest)
@@ -63,7 +77,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_kind(kind: str, argv: list[str]) -> dict[str, Any]:
     """Parse the settings, measure, print, write --json; returns the figures."""
-    about = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{kind}.py").read_text(encoding="utf-8")))
+    about = ast.get_docstring(
+        ast.parse(Path(__file__).with_name(f"{kind}.py").read_text(encoding="utf-8"))
+    )
     cfg = config.parse(
         getattr(settings, KINDS[kind][0]),
         argv,

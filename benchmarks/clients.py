@@ -1,8 +1,8 @@
-"""Many plain HTTP clients in a process of their own: reads one order (json) per line from stdin, writes one result per
-line to stdout.
+"""Many plain HTTP clients in a process of their own: reads one order (json) per line from
+stdin, writes one result per line to stdout.
 
-Standard library only, so that the clients use as little of the machine as possible beside the measured server.
-"""
+Standard library only, so that the clients use as little of the machine as possible beside the
+measured server."""
 
 from __future__ import annotations
 
@@ -51,13 +51,20 @@ def ask(order: dict[str, Any], prompt: list[int], seed: int, out: list[tuple[int
 def carry_out(order: dict[str, Any]) -> dict[str, Any]:
     """Send all prompts of an order at once; returns {"seconds", "tokens", "first_s"}."""
     out: list[tuple[int, float]] = []
-    threads = [threading.Thread(target=ask, args=(order, prompt, i, out)) for i, prompt in enumerate(order["prompts"])]
+    threads = [
+        threading.Thread(target=ask, args=(order, prompt, i, out))
+        for i, prompt in enumerate(order["prompts"])
+    ]
     began = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return {"seconds": time.perf_counter() - began, "tokens": sum(n for n, _ in out), "first_s": [s for _, s in out]}
+    return {
+        "seconds": time.perf_counter() - began,
+        "tokens": sum(n for n, _ in out),
+        "first_s": [s for _, s in out],
+    }
 
 
 if __name__ == "__main__":

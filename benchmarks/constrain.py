@@ -3,8 +3,8 @@
 python -m benchmarks constrain                            16 rows, four functions of the toolbox
 python -m benchmarks constrain --prompts 1 --tokenizer gpt2
 
-Two figures: the masks of correct calls, and sampling whole with and without a grammar. The model is random and
-writes text, since what a row costs does not depend on what it says."""
+Two figures: the masks of correct calls, and sampling whole with and without a grammar. The
+model is random and writes text, since what a row costs does not depend on what it says."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 
 def mask_seconds(grammar: CallGrammar, tok: Tokenizer, tools: tuple[str, ...], room: int) -> float:
-    """Seconds per token of the masks of correct calls, a line of text before each. room: tokens that the answers
-    may have."""
+    """Seconds per token of the masks of correct calls, a line of text before each. room: tokens
+    that the answers may have."""
     rng = random.Random(0)
     seconds = 0.0
     tokens = 0
@@ -86,7 +86,10 @@ def bench(cfg: ConstrainBench) -> dict[str, Any]:
         measure.Contestant("constrained", sampling([grammar] * cfg.prompts), units),
     ]
     timings = measure.race(made, cfg.rounds)
-    title = f"constrained calls: {shape.depth} x {shape.n_embd}, {cfg.tokenizer}, {cfg.prompts} prompts, {len(tools)} functions"
+    title = (
+        f"constrained calls: {shape.depth} x {shape.n_embd}, {cfg.tokenizer}, "
+        f"{cfg.prompts} prompts, {len(tools)} functions"
+    )
     measure.show(title, "tokens", timings)
     figures = {
         "mask_us_per_token": 1e6 * median(masks),

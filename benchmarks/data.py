@@ -1,5 +1,5 @@
-"""Data: text to token shards beside tiktoken's own batch encoder, and the share of a training step spent waiting for
-its batch.
+"""Data: text to token shards beside tiktoken's own batch encoder, and the share of a training
+step spent waiting for its batch.
 
 python -m benchmarks data                         the embedded corpus, GPT-2's tokenizer
 python -m benchmarks data --megabytes 64 --path some.parquet
@@ -36,11 +36,16 @@ def documents(path: str | None) -> list[Document]:
     """The documents of a path; without one, the embedded corpus."""
     name = "embedded" if path is None else Path(path).name
     ledger = Ledger(name)
-    return list(sources.embedded_python(ledger) if path is None else public_rows.path_documents(Path(path), ledger))
+    return list(
+        sources.embedded_python(ledger)
+        if path is None
+        else public_rows.path_documents(Path(path), ledger)
+    )
 
 
 def contestants(cfg: DataBench, out: Path) -> list[measure.Contestant]:
-    """codechat (deduplicated, split, hashed, written) and tiktoken (ids in memory) on the same text and threads."""
+    """codechat (deduplicated, split, hashed, written) and tiktoken (ids in memory) on the same
+    text and threads."""
     chosen = []
     n_bytes = 0
     for document in tqdm(documents(cfg.path), "reading", unit=" documents", leave=False):
@@ -92,6 +97,7 @@ def bench(cfg: DataBench) -> dict[str, Any]:
         measure.show(title, "MB", timings)
         share = loader_share(Path(folder), tokenizer.load(cfg.tokenizer))
     print(
-        f"codechat reaches {timings[1].ratio:.0%} of tiktoken's rate; a nano step waits {share:.2%} of its time for the loader"
+        f"codechat reaches {timings[1].ratio:.0%} of tiktoken's rate; a "
+        f"nano step waits {share:.2%} of its time for the loader"
     )
     return {"title": title, "timings": measure.rows(timings), "loader_share": share}

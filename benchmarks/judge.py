@@ -1,11 +1,13 @@
-"""Judging: programs per second of HumanEval+'s form, a function and hundreds of tests whose values stand in one script.
+"""Judging: programs per second of HumanEval+'s form, a function and hundreds of tests whose
+values stand in one script.
 
-    python -m benchmarks judge                        24 programs with 764 tests each, in scripts of 50 kB
+    python -m benchmarks judge                        24 programs with 764 tests each, in scripts
+                                                      of 50 kB
     python -m benchmarks judge --kilobytes 400        of larger values
 
-A judge keeps a script that it has read, so the completions of one problem share that work: scripts are timed when
-they are new and when they are known. `exec` runs new ones in this process, without any isolation: what Python
-itself takes."""
+A judge keeps a script that it has read, so the completions of one problem share that work:
+scripts are timed when they are new and when they are known. `exec` runs new ones in this
+process, without any isolation: what Python itself takes."""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from codechat_lab.sandbox.pool import Pool, Program
 DIGITS = 6  # characters of a value in a script, with what stands between two
 CODE = "def ordered(values):\n    return sorted(values)\n"
 CHECK = (
-    "def check(candidate):\n    for given, wanted in zip(inputs, results):\n        assert candidate(given) == wanted\n"
+    "def check(candidate):\n    for given, wanted in zip(inputs, "
+    "results):\n        assert candidate(given) == wanted\n"
 )
 
 
@@ -59,9 +62,16 @@ def contestants(cfg: JudgeBench, pool: Pool) -> list[measure.Contestant]:
 
         return run
 
-    runs = {"new scripts": (judged, True), "known scripts": (judged, False), "new scripts, exec": (executed, True)}
+    runs = {
+        "new scripts": (judged, True),
+        "known scripts": (judged, False),
+        "new scripts, exec": (executed, True),
+    }
     made = {name: timed(*how) for name, how in runs.items()}
-    return [measure.Contestant(name, run, cfg.programs, seconds=lambda: spent[0]) for name, run in made.items()]
+    return [
+        measure.Contestant(name, run, cfg.programs, seconds=lambda: spent[0])
+        for name, run in made.items()
+    ]
 
 
 def bench(cfg: JudgeBench) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Interleaved timing: contestants take turns, so that noise of the machine affects all of them.
 
-`race` runs every contestant once as a warm-up (shown separately, because it includes compilation), then `rounds`
-times in turn; by default up to ROUNDS times, and no round that would end after LIMIT_S. A rate is the median over
-rounds. A ratio to the first contestant is the median of the rounds' ratios, so that a slow minute of the machine
-cancels out. The peak that an MFU is a share of is the best of trials between the rounds, for the same reason; a
-share above 1 is shown as "disturbed".
+`race` runs every contestant once as a warm-up (shown separately, because it includes
+compilation), then `rounds` times in turn; by default up to ROUNDS times, and no round that
+would end after LIMIT_S. A rate is the median over rounds. A ratio to the first contestant is
+the median of the rounds' ratios, so that a slow minute of the machine cancels out. The peak
+that an MFU is a share of is the best of trials between the rounds, for the same reason; a share
+above 1 is shown as "disturbed".
 `peak_memory` runs one contestant alone in a new process.
 
 Left out: statistics beyond median and range, which a handful of rounds does not support.
@@ -42,8 +43,8 @@ ROUNDS, LIMIT_S = 5, 240.0  # so that a bench ends within five minutes
 
 @dataclass(frozen=True)
 class Contestant:
-    """run() does `units` of work (tokens, rollouts, bytes); flops: model FLOPs per unit, 0 = not stated; a function
-    is asked after the last run.
+    """run() does `units` of work (tokens, rollouts, bytes); flops: model FLOPs per unit, 0 =
+    not stated; a function is asked after the last run.
 
     seconds() returns the time counted for the last run(); None = all of its time."""
 
@@ -56,8 +57,9 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Timing:
-    """One contestant's figures. rate: units per second, median over rounds. ratio: the first contestant's rate over
-    this one's. mfu: none = not stated, or disturbed: over the peak, which other work on the machine kept down."""
+    """One contestant's figures. rate: units per second, median over rounds. ratio: the first
+    contestant's rate over this one's. mfu: none = not stated, or disturbed: over the peak,
+    which other work on the machine kept down."""
 
     name: str
     rate: float
@@ -76,13 +78,15 @@ def race(
     peak_flops: float | Callable[[], float] | None = None,
     limit_s: float | None = None,
 ) -> list[Timing]:
-    """Timings in the given order; the first contestant is the baseline of all ratios. RunError without contestants.
+    """Timings in the given order; the first contestant is the baseline of all ratios. RunError
+    without contestants.
 
-    rounds: none = up to ROUNDS, those that end within limit_s (default LIMIT_S). peak_flops: a function is asked
-    before each round, and its best answer counts."""
+    rounds: none = up to ROUNDS, those that end within limit_s (default LIMIT_S). peak_flops: a
+    function is asked before each round, and its best answer counts."""
     if not contestants:
         raise RunError(
-            "no contestants to time; install the peers with pip install -e '.[bench]', or choose others with --vs"
+            "no contestants to time; install the peers with pip "
+            "install -e '.[bench]', or choose others with --vs"
         )
     dist.keep_freed_memory(dist.device())  # as our loops do; peers gain by it too
     most = rounds or ROUNDS
@@ -111,13 +115,25 @@ def race(
         ratio = statistics.median(a / b for a, b in zip(own, rates))
         disturbed = mfu is not None and mfu > 1
         mfu = None if disturbed else mfu
-        found.append(Timing(contestant.name, rate, min(rates), max(rates), ratio, first, mfu, len(rates), disturbed))
+        found.append(
+            Timing(
+                contestant.name,
+                rate,
+                min(rates),
+                max(rates),
+                ratio,
+                first,
+                mfu,
+                len(rates),
+                disturbed,
+            )
+        )
     return found
 
 
 def _until(most: int, limit_s: float, all_of_them: bool) -> Iterator[int]:
-    """0, 1, ... below `most`; the first two always, and no further one that would end after limit_s, unless all are
-    asked for. It is taken to be as long as the one before."""
+    """0, 1, ... below `most`; the first two always, and no further one that would end after
+    limit_s, unless all are asked for. It is taken to be as long as the one before."""
     began = turned = time.perf_counter()
     for turn in range(most):
         now = time.perf_counter()
@@ -128,14 +144,15 @@ def _until(most: int, limit_s: float, all_of_them: bool) -> Iterator[int]:
 
 
 def turns(rounds: int | None, unit: str) -> Iterator[int]:
-    """Numbers of the rounds of a bench that is no `race`, behind a bar: `rounds` of them, or up to ROUNDS within
-    LIMIT_S."""
+    """Numbers of the rounds of a bench that is no `race`, behind a bar: `rounds` of them, or up
+    to ROUNDS within LIMIT_S."""
     most = rounds or ROUNDS
     return iter(tqdm(_until(most, LIMIT_S, rounds is not None), total=most, unit=unit, leave=False))
 
 
 class Peak:
-    """The FLOP/s that shares are of, as `race` takes it: a data sheet's, or the best product measured so far."""
+    """The FLOP/s that shares are of, as `race` takes it: a data sheet's, or the best product
+    measured so far."""
 
     def __init__(self) -> None:
         self.device = dist.device()
@@ -164,7 +181,9 @@ def dtype() -> str:
     return str(dist.compute_dtype()).removeprefix("torch.")
 
 
-def step(model: Any, optimizers: Iterable[torch.optim.Optimizer], loss: Callable[[], torch.Tensor]) -> None:
+def step(
+    model: Any, optimizers: Iterable[torch.optim.Optimizer], loss: Callable[[], torch.Tensor]
+) -> None:
     """A training step: the loss in the compute dtype, its gradient, clipping, the update."""
     with dist.autocast():
         value = loss()
@@ -181,8 +200,8 @@ def entrants(
     peer: Callable[..., Contestant],
     kinds: Iterable[str],
 ) -> dict[str, Callable[[], Contestant]]:
-    """{name: builder}: codechat (name, compile) as it trains, on a GPU also eager, then each kind of peer (name,
-    kind, compile) in each mode."""
+    """{name: builder}: codechat (name, compile) as it trains, on a GPU also eager, then each
+    kind of peer (name, kind, compile) in each mode."""
     made = {"codechat": partial(codechat, "codechat", True)}
     if dist.device().type == "cuda" and "eager" in modes:
         made["codechat, eager"] = partial(codechat, "codechat, eager", False)
@@ -203,7 +222,9 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def memory_alone(module: str, cfg: Any, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+def memory_alone(
+    module: str, cfg: Any, names: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
     """(`peak_memory` of each contestant, the column that shows it)."""
     alone = tqdm(list(names), desc="peak memory, each alone", leave=False, delay=BAR_AFTER_S)
     memory = {name: peak_memory(module, cfg, name) for name in alone}
@@ -215,13 +236,23 @@ def memory_alone(module: str, cfg: Any, names: Iterable[str]) -> tuple[dict[str,
 
 
 def peak_memory(module: str, cfg: Any, name: str) -> dict[str, float]:
-    """{"before", "peak"} in bytes: peak resident memory of a process after it built the contestant, and after it ran it
-    twice. On a GPU, of CUDA's allocator."""
+    """{"before", "peak"} in bytes: peak resident memory of a process after it built the
+    contestant, and after it ran it twice. On a GPU, of CUDA's allocator."""
     plain = config.plain(replace(cfg, memory=False, json=None))
-    words = [sys.executable, "-m", "benchmarks.measure", module, type(cfg).__name__, json.dumps(plain), name]
+    words = [
+        sys.executable,
+        "-m",
+        "benchmarks.measure",
+        module,
+        type(cfg).__name__,
+        json.dumps(plain),
+        name,
+    ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=900)
     if done.returncode:
-        raise RunError(f"measuring the memory of {name} failed: {done.stderr.strip().splitlines()[-1:]}")
+        raise RunError(
+            f"measuring the memory of {name} failed: {done.stderr.strip().splitlines()[-1:]}"
+        )
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -241,8 +272,20 @@ def _peak_so_far() -> float:
         return float(torch.cuda.max_memory_allocated())
     status = Path("/proc/self/status")
     if not status.exists():
-        raise RunError("peak memory is read from /proc/self/status, which this system does not have; pass --no-memory")
-    return float(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))) * 1024
+        raise RunError(
+            "peak memory is read from /proc/self/status, which "
+            "this system does not have; pass --no-memory"
+        )
+    return (
+        float(
+            next(
+                line.split()[1]
+                for line in status.read_text().splitlines()
+                if line.startswith("VmHWM")
+            )
+        )
+        * 1024
+    )
 
 
 def show(
@@ -254,7 +297,13 @@ def show(
     """Print the table; extra: more columns {heading: {contestant: text}}."""
     extra = extra or {}
     first = timings[0]
-    headings = [f"{unit}/s, median", "slowest to fastest", f"{first.name} is faster by", "MFU", "first run, s"]
+    headings = [
+        f"{unit}/s, median",
+        "slowest to fastest",
+        f"{first.name} is faster by",
+        "MFU",
+        "first run, s",
+    ]
     rounds = f"{first.rounds} round{'s' * (first.rounds > 1)}"
     table = Table("", *headings, *extra, title=f"{title}, {rounds}")
     for t in timings:

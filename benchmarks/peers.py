@@ -1,7 +1,8 @@
 """The peers: models of the same shape from transformers, and a plain GPT written here.
 
-`plain` is the usual small GPT (learned positions, LayerNorm, GELU, full logits, AdamW); it needs no package. The others
-need `pip install -e '.[bench]'`; the library itself never imports them.
+`plain` is the usual small GPT (learned positions, LayerNorm, GELU, full logits, AdamW); it
+needs no package. The others need `pip install -e '.[bench]'`; the library itself never imports
+them.
 
 All models but `exported` are randomly initialized.
 """
@@ -33,7 +34,8 @@ def require(package: str) -> ModuleType:
         return importlib.import_module(package)
     except ImportError as error:
         raise MissingFile(
-            f"{package} cannot be imported ({error}); install the peers with pip install -e '.[bench]', or pass --vs plain"
+            f"{package} cannot be imported ({error}); install the peers "
+            "with pip install -e '.[bench]', or pass --vs plain"
         ) from None
 
 
@@ -63,14 +65,20 @@ class PlainGPT(nn.Module):
         """(B, T) ids -> (B, T, V) logits."""
         (B, T), x = ids.shape, self.wte(ids) + self.wpe.weight[: ids.shape[1]]
         for block in self.blocks:
-            q, k, v = block["qkv"](block["norm1"](x)).view(B, T, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
+            q, k, v = (
+                block["qkv"](block["norm1"](x))
+                .view(B, T, 3, self.n_head, -1)
+                .permute(2, 0, 3, 1, 4)
+            )
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + block["out"](y.transpose(1, 2).reshape(B, T, -1))
             x = x + block["down"](F.gelu(block["up"](block["norm2"](x))))
         return F.linear(self.norm(x), self.wte.weight)
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+        return F.cross_entropy(
+            self(ids).flatten(0, 1).float(), targets.flatten(), reduction=reduction
+        )
 
 
 def exported(ckpt: str) -> tuple[Any, Any]:
@@ -78,7 +86,9 @@ def exported(ckpt: str) -> tuple[Any, Any]:
     transformers = require("transformers")
     with tempfile.TemporaryDirectory() as folder:
         exchange.export(exchange.ExportConfig(ckpt=ckpt, out=Path(folder) / "hf", dtype="float32"))
-        model = transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "hf", dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            Path(folder) / "hf", dtype=torch.float32
+        )
         return model, transformers.AutoTokenizer.from_pretrained(Path(folder) / "hf")
 
 
@@ -124,9 +134,14 @@ def huggingface(kind: str, cfg: GPTConfig) -> Any:
 
 
 def padded(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """(ids, targets, attention mask), each (N, L): the conversations of packed rows, one in a row."""
+    """(ids, targets, attention mask), each (N, L): the conversations of packed rows, one in a
+    row."""
     rows = zip(batch.ids, batch.targets, batch.docs, strict=True)
-    talks = [(row[docs == n], into[docs == n]) for row, into, docs in rows for n in range(int(docs.max()) + 1)]
+    talks = [
+        (row[docs == n], into[docs == n])
+        for row, into, docs in rows
+        for n in range(int(docs.max()) + 1)
+    ]
     longest = -(-max(len(ids) for ids, _ in talks) // LENGTHS) * LENGTHS
     ids, targets, mask = (torch.full((len(talks), longest), fill) for fill in (0, IGNORE, 0))
     for i, (row, into) in enumerate(talks):
@@ -135,8 +150,8 @@ def padded(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def word_per_id(n_ids: int) -> Any:
-    """transformers' tokenizer whose word <i> is the id i. Its end of text is no row of the model, so a completion
-    ends at its full length; masked places hold 0."""
+    """transformers' tokenizer whose word <i> is the id i. Its end of text is no row of the
+    model, so a completion ends at its full length; masked places hold 0."""
     tokenizers, transformers = map(require, ("tokenizers", "transformers"))
     words = {f"<{i}>": i for i in range(n_ids)} | {"<none>": n_ids}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<0>"))
@@ -149,7 +164,8 @@ def word_per_id(n_ids: int) -> Any:
 
 
 def grpo_config(folder: Path, **settings: Any) -> Any:
-    """trl's settings: no KL term, nothing saved or reported, on the CPU where there is no GPU, in the compute dtype."""
+    """trl's settings: no KL term, nothing saved or reported, on the CPU where there is no GPU,
+    in the compute dtype."""
     quiet = dict(report_to=[], save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False)
     here = dict(use_cpu=dist.device().type == "cpu", bf16=dist.compute_dtype() == torch.bfloat16)
     how = dict(beta=0.0, gradient_checkpointing=False, output_dir=str(folder))

@@ -1,14 +1,17 @@
-"""Time to quality: the lowest validation bits per byte after some seconds of training, beside a plain GPT with AdamW.
+"""Time to quality: the lowest validation bits per byte after some seconds of training, beside a
+plain GPT with AdamW.
 
-    python -m benchmarks quality                                    100 s each on the embedded corpus
+    python -m benchmarks quality                                    100 s each on the embedded
+    corpus
     python -m benchmarks quality --path python.parquet --seconds 300 --peer-tokenizer python:4096
 
-Two percent of the documents are held out, by hash. Evaluations do not count as training time. The learning-rate
-schedule follows the clock, so that each contestant ends its schedule with its time. codechat: the pretraining of
-recipe `nano` with the vocabulary that scored best here (docs/experiments/pretraining.md explains why the recipe
-keeps another). plain: nanoGPT's settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits
-per byte compare across vocabularies; `python:N` was trained on the standard library, which is part of the embedded
-corpus, so compare it on --path."""
+Two percent of the documents are held out, by hash. Evaluations do not count as training time.
+The learning-rate schedule follows the clock, so that each contestant ends its schedule with its
+time. codechat: the pretraining of recipe `nano` with the vocabulary that scored best here
+(docs/experiments/pretraining.md explains why the recipe keeps another). plain: nanoGPT's
+settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte
+compare across vocabularies; `python:N` was trained on the standard library, which is part of
+the embedded corpus, so compare it on --path."""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ def prepare(cfg: QualityBench, spec: str, out: Path) -> dict[str, Any]:
     """Write the corpus tokenized with `spec`; returns its manifest."""
     documents = data.documents(cfg.path)
     sizes = accumulate(len(document.text.encode()) for document in documents)
-    chosen = [document for document, size in zip(documents, sizes) if size < cfg.max_bytes] or documents[:1]
+    chosen = [
+        document for document, size in zip(documents, sizes) if size < cfg.max_bytes
+    ] or documents[:1]
     return corpus_writer.write_corpus(chosen, out, tokenizer.load(spec))
 
 
@@ -61,11 +66,15 @@ def contestant(
     if name == "codechat":
         stage = RECIPES["nano"].stage("pretrain")
         model_of = dict(stage.settings["model"], vocab_size=vocab)
-        cfg = config.from_dict(PretrainConfig, dict(stage.settings) | {"run_name": "bench/quality", "model": model_of})
+        cfg = config.from_dict(
+            PretrainConfig, dict(stage.settings) | {"run_name": "bench/quality", "model": model_of}
+        )
         model: Any = GPT(cfg.model, seed=bench.seed)
     else:
         shape = GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256, vocab_size=vocab)
-        rates = dict(lr=1e-3, schedule="cosine", final_lr_share=0.1, optimizer="adamw", weight_decay=0.1)
+        rates = dict(
+            lr=1e-3, schedule="cosine", final_lr_share=0.1, optimizer="adamw", weight_decay=0.1
+        )
         cfg = PretrainConfig(model=shape, seq_len=256, device_batch_size=16, **rates)
         torch.manual_seed(bench.seed)
         model = peers.PlainGPT(shape)
@@ -74,7 +83,9 @@ def contestant(
     return model, optim.build(model, optimizer=cfg.optimizer, **rates), cfg
 
 
-def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iterator[dict[str, float]]:
+def train_for(
+    name: str, directory: Path, cfg: QualityBench, vocab: int
+) -> Iterator[dict[str, float]]:
     """Train one contestant; yields {seconds, tokens, val_loss, val_bpb} at each evaluation."""
     device = dist.device()
     model, optimizers, how = contestant(name, vocab, device, cfg)
@@ -95,7 +106,9 @@ def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iter
         bar.update(min(round(spent), round(cfg.seconds)) - bar.n)
         if spent >= cfg.seconds * due / cfg.evaluations:
             due += 1
-            held_out = replace(how, data_dir=str(directory), device_batch_size=16, eval_tokens=cfg.eval_tokens)
+            held_out = replace(
+                how, data_dir=str(directory), device_batch_size=16, eval_tokens=cfg.eval_tokens
+            )
             scores = bits_per_byte(model, held_out)
             yield {"seconds": spent, "tokens": tokens, **scores}
     bar.close()
@@ -126,7 +139,14 @@ def bench(cfg: QualityBench) -> dict[str, Any]:
         for row in rows:
             seconds = row["seconds"]
             tokens = row["tokens"]
-            cells = [f"{seconds:.0f}", f"{tokens:,}", f"{tokens / seconds:,.0f}", f"{row['val_bpb']:.4f}"]
-            table.add_row(name, specs[name], *cells, f"{lowest[name]:.4f}" if row is rows[-1] else "")
+            cells = [
+                f"{seconds:.0f}",
+                f"{tokens:,}",
+                f"{tokens / seconds:,.0f}",
+                f"{row['val_bpb']:.4f}",
+            ]
+            table.add_row(
+                name, specs[name], *cells, f"{lowest[name]:.4f}" if row is rows[-1] else ""
+            )
     Console(width=120).print(table)
     return {"title": title, "tokenizers": specs, "curves": found, "lowest": lowest}

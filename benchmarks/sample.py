@@ -1,9 +1,11 @@
 """Sampling: new tokens per second from random prompts of one length.
 
-python -m benchmarks sample                       codechat beside transformers' generate and a full forward pass per
+python -m benchmarks sample                       codechat beside transformers' generate and a full
+                                                  forward pass per
                                                   token
 python -m benchmarks sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-tokens 64
-python -m benchmarks sample --ckpt smollm2 --prompts 4 --vs arcee           beside transformers on the same weights
+python -m benchmarks sample --ckpt smollm2 --prompts 4 --vs arcee           beside transformers on
+the same weights
 """
 
 from __future__ import annotations
@@ -38,9 +40,15 @@ def contestants(cfg: SampleBench) -> list[measure.Contestant]:
     made = [measure.Contestant("codechat", ours, units)]
     if "arcee" in cfg.vs:
         peer = "transformers" if cfg.ckpt else "arcee"
-        made.append(measure.Contestant(f"{peer}, generate", _huggingface(cfg, prompts.to(device)), units))
+        made.append(
+            measure.Contestant(f"{peer}, generate", _huggingface(cfg, prompts.to(device)), units)
+        )
     if "no-cache" in cfg.vs:
-        made.append(measure.Contestant("full forward per token", _without_cache(cfg, model, prompts.to(device)), units))
+        made.append(
+            measure.Contestant(
+                "full forward per token", _without_cache(cfg, model, prompts.to(device)), units
+            )
+        )
     return made
 
 
@@ -59,7 +67,9 @@ def _huggingface(cfg: SampleBench, prompts: torch.Tensor) -> Any:
     model = peers.exported(cfg.ckpt)[0] if cfg.ckpt else peers.huggingface("arcee", cfg.model)
     model = model.to(prompts.device, dist.compute_dtype()).eval()
     model.generation_config.eos_token_id = None
-    length = dict(max_new_tokens=cfg.max_new_tokens, min_new_tokens=cfg.max_new_tokens, pad_token_id=0)
+    length = dict(
+        max_new_tokens=cfg.max_new_tokens, min_new_tokens=cfg.max_new_tokens, pad_token_id=0
+    )
     how = dict(do_sample=True, top_k=cfg.top_k or 0, **length)
     mask = torch.ones_like(prompts)
 
@@ -73,7 +83,8 @@ def _huggingface(cfg: SampleBench, prompts: torch.Tensor) -> Any:
 
 @torch.no_grad()
 def _without_cache(cfg: SampleBench, model: GPT, prompts: torch.Tensor) -> Any:
-    """A forward pass over the whole sequence per token; only the last position goes through the head."""
+    """A forward pass over the whole sequence per token; only the last position goes through the
+    head."""
 
     def run() -> None:
         ids = prompts
@@ -93,8 +104,14 @@ def bench(cfg: SampleBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     cfg = replace(cfg, model=_model(cfg).cfg)
     timings = measure.race(contestants(cfg), cfg.rounds)
-    shape = f"{cfg.ckpt and cfg.ckpt + ', '}{cfg.model.depth} x {cfg.model.n_embd}, vocabulary {cfg.model.vocab_size:,}"
-    tokens = f"{cfg.prompts} prompts of {cfg.prompt_tokens} tokens, {cfg.max_new_tokens} new, top-k {cfg.top_k}"
+    shape = (
+        f"{cfg.ckpt and cfg.ckpt + ', '}{cfg.model.depth} x {cfg.model.n_embd}, "
+        f"vocabulary {cfg.model.vocab_size:,}"
+    )
+    tokens = (
+        f"{cfg.prompts} prompts of {cfg.prompt_tokens} tokens, {cfg.max_new_tokens} "
+        f"new, top-k {cfg.top_k}"
+    )
     title = f"sampling: {shape}, {tokens}, {measure.dtype()}"
     measure.show(title, "tokens", timings)
     return {"title": title, "timings": measure.rows(timings)}

@@ -1,13 +1,14 @@
-"""The server beside in-process sampling: tokens per second for many clients, and the time to the first token on an idle
-server.
+"""The server beside in-process sampling: tokens per second for many clients, and the time to
+the first token on an idle server.
 
-    python -m benchmarks serve                                     16 clients beside generate.sample at batch 16
+    python -m benchmarks serve                                     16 clients beside
+    generate.sample at batch 16
     python -m benchmarks serve --clients 4 --max-new-tokens 128
 
-Clients run in a process of their own over plain HTTP; on a machine with few cores they still take time from the server.
-"engine" is continuous batching without HTTP. The time to the first token is measured from the request to the first byte
-of text, beside one prefill of the same prompt in this process.
-"""
+Clients run in a process of their own over plain HTTP; on a machine with few cores they still
+take time from the server. "engine" is continuous batching without HTTP. The time to the first
+token is measured from the request to the first byte of text, beside one prefill of the same
+prompt in this process."""
 
 from __future__ import annotations
 
@@ -53,13 +54,17 @@ def load(cfg: ServeBench) -> LoadedModel:
 
 def prompts_of(cfg: ServeBench, loaded: LoadedModel) -> list[list[int]]:
     rng = torch.Generator().manual_seed(0)
-    return torch.randint(loaded.tokenizer.n_vocab - 1, (cfg.clients, cfg.prompt_tokens), generator=rng).tolist()
+    return torch.randint(
+        loaded.tokenizer.n_vocab - 1, (cfg.clients, cfg.prompt_tokens), generator=rng
+    ).tolist()
 
 
 @contextmanager
 def running(cfg: ServeBench, loaded: LoadedModel) -> Iterator[str]:
     """The URL of a server in this process."""
-    settings = serve.ServeConfig(ckpt="", port=0, name="bench", max_batch=cfg.clients, timeout_s=600)
+    settings = serve.ServeConfig(
+        ckpt="", port=0, name="bench", max_batch=cfg.clients, timeout_s=600
+    )
     box: list[Any] = []
     how = dict(loaded=loaded, ready=lambda *found: box.extend(found))
     thread = threading.Thread(target=serve.serve, args=(settings,), kwargs=how, daemon=True)
@@ -77,7 +82,8 @@ def running(cfg: ServeBench, loaded: LoadedModel) -> Iterator[str]:
 
 
 class Crowd:
-    """The process of the clients; each line sent to it is one order: url, prompts, max_tokens, stream."""
+    """The process of the clients; each line sent to it is one order: url, prompts, max_tokens,
+    stream."""
 
     def __enter__(self) -> Crowd:
         self.process = subprocess.Popen(
@@ -93,7 +99,8 @@ class Crowd:
         self.process.communicate()
 
     def ask(self, **order: Any) -> dict[str, Any]:
-        """{"tokens": in total, "first_s": of each client, "seconds": from the first request to the last answer}."""
+        """{"tokens": in total, "first_s": of each client, "seconds": from the first request to
+        the last answer}."""
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
@@ -109,7 +116,8 @@ def race(
     crowd: Crowd,
     url: str,
 ) -> list[measure.Timing]:
-    """generate.sample first, then the engine, then the server with whole and with streamed answers."""
+    """generate.sample first, then the engine, then the server with whole and with streamed
+    answers."""
     last: dict[str, float] = {}
     device = dist.device()
     units = cfg.clients * cfg.max_new_tokens
@@ -127,7 +135,9 @@ def race(
     def engine() -> None:
         with Engine(loaded, max_rows=cfg.clients) as running_engine:
             requests = [
-                Request(prompt=p, max_new_tokens=cfg.max_new_tokens, draws=generate.row_key(0, i, 0))
+                Request(
+                    prompt=p, max_new_tokens=cfg.max_new_tokens, draws=generate.row_key(0, i, 0)
+                )
                 for i, p in enumerate(prompts)
             ]
             for job in running_engine.submit(requests):
@@ -138,7 +148,8 @@ def race(
             got = crowd.ask(url=url, prompts=prompts, max_tokens=cfg.max_new_tokens, stream=stream)
             if got["tokens"] < 0.95 * units:
                 raise RunError(
-                    f"{got['tokens']} of {units} tokens were generated: the model ends its answers early; pass another --ckpt"
+                    f"{got['tokens']} of {units} tokens were generated: the "
+                    "model ends its answers early; pass another --ckpt"
                 )
             last["seconds"] = got["seconds"]
 
@@ -148,7 +159,9 @@ def race(
         measure.Contestant("generate.sample", plain, units),
         measure.Contestant("engine", engine, units),
         *(
-            measure.Contestant(f"server, {name}", http(stream), units, seconds=lambda: last["seconds"])
+            measure.Contestant(
+                f"server, {name}", http(stream), units, seconds=lambda: last["seconds"]
+            )
             for name, stream in (("whole", False), ("streamed", True))
         ),
     ]
@@ -162,7 +175,8 @@ def first_token(
     crowd: Crowd,
     url: str,
 ) -> tuple[float, float]:
-    """Median seconds of one prefill in this process, and from one request to its first token, in turns."""
+    """Median seconds of one prefill in this process, and from one request to its first token,
+    in turns."""
     ids = torch.tensor([prompt], device=dist.device())
     alone = []
     served = []
@@ -189,7 +203,8 @@ def bench(cfg: ServeBench) -> dict[str, Any]:
     )
     measure.show(title, "tokens", timings)
     print(
-        f"first token on an idle server {1e3 * first:.1f} ms, one prefill {1e3 * prefill:.1f} ms: {first / prefill:.1f} x (median of {cfg.first_tokens})"
+        f"first token on an idle server {1e3 * first:.1f} ms, one prefill {1e3 * prefill:.1f} "
+        f"ms: {first / prefill:.1f} x (median of {cfg.first_tokens})"
     )
     return {
         "title": title,

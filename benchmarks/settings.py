@@ -1,4 +1,5 @@
-"""Settings and presets of every kind of `python -m benchmarks`, without torch: --help and bad flags answer at once."""
+"""Settings and presets of every kind of `python -m benchmarks`, without torch: --help and bad
+flags answer at once."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ OFFERED = ("square", "reverse_text", "days_between", "color_channel")  # functio
 class Bench(config.Settings):
     """What every kind has."""
 
-    rounds: int | None = opt(None, "turns or seeds of each contestant; none = 5, or those of four minutes", least=1)
+    rounds: int | None = opt(
+        None, "turns or seeds of each contestant; none = 5, or those of four minutes", least=1
+    )
     json: str | None = opt(None, "also write the figures to this file")
 
     def __post_init__(self) -> None:
@@ -30,7 +33,8 @@ class Bench(config.Settings):
         if model and not getattr(self, "ckpt", "") and sum(parts.values()) > model.block_size:
             listed = " + ".join(f"{name} {n}" for name, n in parts.items())
             raise ConfigError(
-                f"{listed} exceed the model's block_size {model.block_size}; lower them or set --model.block-size"
+                f"{listed} exceed the model's block_size {model.block_size}; "
+                "lower them or set --model.block-size"
             )
 
 
@@ -42,7 +46,9 @@ class TrainBench(Bench):
     device_batch_size: int = opt(8, "sequences per step", least=1)
     seq_len: int = opt(256, "tokens per sequence", least=1)
     vs: tuple[Literal["arcee", "gpt2", "plain"], ...] = opt(("arcee", "gpt2", "plain"), "peers")
-    modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
+    modes: tuple[Literal["eager", "compiled"], ...] = opt(
+        ("eager", "compiled"), "modes of the peers"
+    )
     memory: bool = opt(True, "also measure peak memory, each contestant in its own process")
 
 
@@ -50,15 +56,23 @@ class TrainBench(Bench):
 class SFTBench(Bench):
     """What `python -m benchmarks sft` runs."""
 
-    model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture; its vocabulary is that of the tokenizer")
+    model: GPTConfig = opt(
+        GPTConfig(**PRESETS["nano"]), "architecture; its vocabulary is that of the tokenizer"
+    )
     tokenizer: str = opt("gpt2:4096", "tokenizer, such as gpt2:4096, gpt2 or bytes")
-    ckpt: str = opt("", "checkpoint to start from instead of random weights; the peer is its export")
-    lora_rank: int = opt(0, "rank of adapters in all matrices, of the peer by peft; 0 = all weights learn", least=0)
+    ckpt: str = opt(
+        "", "checkpoint to start from instead of random weights; the peer is its export"
+    )
+    lora_rank: int = opt(
+        0, "rank of adapters in all matrices, of the peer by peft; 0 = all weights learn", least=0
+    )
     device_batch_size: int = opt(8, "packed rows per step", least=1)
     seq_len: int = opt(512, "tokens per row", least=1)
     steps: int = opt(4, "steps of a turn", least=1)
     vs: tuple[Literal["arcee"], ...] = opt(("arcee",), "peers")
-    modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
+    modes: tuple[Literal["eager", "compiled"], ...] = opt(
+        ("eager", "compiled"), "modes of the peers"
+    )
     memory: bool = opt(False, "also measure peak memory, each contestant in its own process")
 
 
@@ -67,7 +81,9 @@ class SampleBench(Bench):
     """What `python -m benchmarks sample` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
-    ckpt: str = opt("", "checkpoint to sample from instead of random weights; the peer is its export")
+    ckpt: str = opt(
+        "", "checkpoint to sample from instead of random weights; the peer is its export"
+    )
     prompts: int = opt(16, "prompts sampled together", least=1)
     prompt_tokens: int = opt(64, "tokens of each prompt", least=1)
     max_new_tokens: int = opt(128, "new tokens of each prompt", least=1)
@@ -80,12 +96,18 @@ class RLBench(Bench):
     """What `python -m benchmarks rl` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256), "architecture")
-    ckpt: str = opt("", "checkpoint to start from instead of random weights; the peer is its export")
-    lora_rank: int = opt(0, "rank of adapters in all matrices, of the peer by peft; 0 = all weights learn", least=0)
+    ckpt: str = opt(
+        "", "checkpoint to start from instead of random weights; the peer is its export"
+    )
+    lora_rank: int = opt(
+        0, "rank of adapters in all matrices, of the peer by peft; 0 = all weights learn", least=0
+    )
     problems: int = opt(8, "problems per step", least=1)
     group_size: int = opt(8, "completions per problem", least=1)
     max_new_tokens: int = opt(64, "tokens of each completion", least=1)
-    peer_rows: int | None = opt(None, "completions that the peer learns from at once; none = all of a step", least=1)
+    peer_rows: int | None = opt(
+        None, "completions that the peer learns from at once; none = all of a step", least=1
+    )
     vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
 
 
@@ -106,7 +128,9 @@ class CurveBench(Bench):
 class DataBench(Bench):
     """What `python -m benchmarks data` runs."""
 
-    path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
+    path: str | None = opt(
+        None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus"
+    )
     megabytes: float = opt(24.0, "text to tokenize", least=0)
     tokenizer: str = opt("gpt2", "gpt2 or gpt2:N")
 
@@ -141,7 +165,10 @@ class ConstrainBench(Bench):
         super().__post_init__()
         unknown = [name for name in self.tools if name not in TOOLS]
         if unknown:
-            raise ConfigError(f"--tools {unknown[0]!r}: the toolbox has no such function{nearest(unknown[0], TOOLS)}")
+            raise ConfigError(
+                f"--tools {unknown[0]!r}: the toolbox has no such "
+                f"function{nearest(unknown[0], TOOLS)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +184,16 @@ class JudgeBench(Bench):
 class QualityBench(config.Settings):
     """What `python -m benchmarks quality` runs."""
 
-    path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
+    path: str | None = opt(
+        None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus"
+    )
     max_bytes: int = opt(30_000_000, "text to prepare", least=1)
     tokenizer: str = opt("python:4096", "tokenizer of codechat")
     peer_tokenizer: str = opt("gpt2:4096", "tokenizer of the peer")
     seconds: float = opt(100.0, "training time of each contestant", least=0.1)
-    evaluations: int = opt(4, "evaluations of each contestant, evenly spaced, the last at the end", least=1)
+    evaluations: int = opt(
+        4, "evaluations of each contestant, evenly spaced, the last at the end", least=1
+    )
     eval_tokens: int = opt(200_000, "held-out tokens per evaluation", least=1)
     vs: tuple[Literal["plain"], ...] = opt(("plain",), "peers")
     seed: int = opt(0, "seed of weights and windows")
@@ -172,7 +203,9 @@ class QualityBench(config.Settings):
 MODELS = {name: {"model": model} for name, model in PRESETS.items()}
 
 RUN_PRESETS: dict[str, Mapping[str, Mapping[str, Any]]] = {
-    "train": {name: {"model": model, "seq_len": model["block_size"]} for name, model in PRESETS.items()},
+    "train": {
+        name: {"model": model, "seq_len": model["block_size"]} for name, model in PRESETS.items()
+    },
     "sft": MODELS,
     "sample": MODELS,
     "serve": MODELS,

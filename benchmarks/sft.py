@@ -1,14 +1,17 @@
-"""SFT steps on function-calling conversations: packed rows beside rows padded to the longest conversation of the step.
+"""SFT steps on function-calling conversations: packed rows beside rows padded to the longest
+conversation of the step.
 
-    python -m benchmarks sft                          codechat, and transformers' Arcee on padded rows; eager and
+    python -m benchmarks sft                          codechat, and transformers' Arcee on padded
+                                                      rows; eager and
                                                       compiled
     python -m benchmarks sft --vs --preset nano       codechat alone, in the shape of nano
-    python -m benchmarks sft --ckpt smollm2 --lora-rank 16 --steps 1 --modes eager --memory true       a checkpoint's
+    python -m benchmarks sft --ckpt smollm2 --lora-rank 16 --steps 1 --modes eager --memory true
+    a checkpoint's
     weights, and peft
 
-Both learn from the same conversations in each step: as many as fill `device_batch_size` packed rows. A rate counts
-tokens of conversations, not padding, and MFU counts their FLOPs, attention at their mean length. So a row of one
-contestant that is not full costs it both."""
+Both learn from the same conversations in each step: as many as fill `device_batch_size` packed
+rows. A rate counts tokens of conversations, not padding, and MFU counts their FLOPs, attention
+at their mean length. So a row of one contestant that is not full costs it both."""
 
 from __future__ import annotations
 
@@ -46,7 +49,9 @@ def batches(cfg: SFTBench) -> tuple[GPTConfig, list[Batch]]:
         shape = loaded.model.cfg
     rows = list(dialogues.draw("train", 2000))  # more than a turn's steps take
     examples = conversations.encode_all(rows, tok, tags, cfg.seq_len, Ledger("toolbox", 1.0))
-    loader = conversations.PackedLoader({"calls": examples}, None, cfg.device_batch_size, cfg.seq_len)
+    loader = conversations.PackedLoader(
+        {"calls": examples}, None, cfg.device_batch_size, cfg.seq_len
+    )
     return replace(shape, vocab_size=tok.n_vocab), [loader.next() for _ in range(cfg.steps)]
 
 
@@ -57,7 +62,9 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
     talks = sum(int((batch.docs.amax(1) + 1).sum()) for batch in made)
     flops = 0.0 if cfg.lora_rank else shape.flops_per_token(tokens // talks)
 
-    def contestant(name: str, model: Any, optimizers: Any, loss: Any, rows: Any) -> measure.Contestant:
+    def contestant(
+        name: str, model: Any, optimizers: Any, loss: Any, rows: Any
+    ) -> measure.Contestant:
         run = lambda: [measure.step(model, optimizers, partial(loss, row)) for row in rows]  # noqa: E731
         return measure.Contestant(name, run, tokens, flops)
 
@@ -70,7 +77,9 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
             places = batch.places(device)
             batch = batch.to(device)
             mask = conversations.packed_mask(batch.docs)
-            return model.loss(batch.ids, batch.targets, positions=batch.positions, mask=mask, places=places)
+            return model.loss(
+                batch.ids, batch.targets, positions=batch.positions, mask=mask, places=places
+            )
 
         return contestant(name, model, optim.build(model, lr=1e-3), loss, made)
 
@@ -85,7 +94,9 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
             logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.flatten(0, 1)
             return F.cross_entropy(logits.float(), targets.flatten(), ignore_index=IGNORE)
 
-        adamw = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
+        adamw = torch.optim.AdamW(
+            [p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True
+        )
         return contestant(
             name,
             model,
@@ -116,4 +127,9 @@ def bench(cfg: SFTBench) -> dict[str, Any]:
     title = f"SFT step: {what}, {learned}{rows}, {measure.dtype()}"
     measure.show(title, "tokens", timings, shown)
     print(peak)
-    return {"title": title, "full": full, "timings": measure.rows(timings), "memory": memory} | peak.row()
+    return {
+        "title": title,
+        "full": full,
+        "timings": measure.rows(timings),
+        "memory": memory,
+    } | peak.row()

@@ -1,9 +1,12 @@
-"""Training steps: forward, backward, gradient clipping and AdamW on random ids, in the machine's compute dtype.
+"""Training steps: forward, backward, gradient clipping and AdamW on random ids, in the
+machine's compute dtype.
 
-python -m benchmarks train                        codechat, transformers' Arcee and GPT-2, a plain GPT; eager and
+python -m benchmarks train                        codechat, transformers' Arcee and GPT-2, a plain
+                                                  GPT; eager and
                                                   compiled
 python -m benchmarks train --vs plain --rounds 3
-python -m benchmarks train --preset 2b --device-batch-size 4 --seq-len 2048 --model.recompute blocks     one step of 2b
+python -m benchmarks train --preset 2b --device-batch-size 4 --seq-len 2048 --model.recompute
+blocks     one step of 2b
 on a GPU
 """
 
@@ -25,7 +28,8 @@ from codechat.models.gpt import GPT
 
 
 def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
-    """{name: builder}: codechat as it trains first, on a GPU also eager, then each peer in each mode."""
+    """{name: builder}: codechat as it trains first, on a GPU also eager, then each peer in each
+    mode."""
     device = dist.device()
 
     def codechat(name: str, compile: bool) -> measure.Contestant:
@@ -51,7 +55,9 @@ def _contestant(
 ) -> measure.Contestant:
     device = dist.device()
     rng = torch.Generator().manual_seed(0)
-    tokens = torch.randint(cfg.model.vocab_size, (cfg.device_batch_size, cfg.seq_len + 1), generator=rng).to(device)
+    tokens = torch.randint(
+        cfg.model.vocab_size, (cfg.device_batch_size, cfg.seq_len + 1), generator=rng
+    ).to(device)
     ids = tokens[:, :-1].contiguous()
     targets = tokens[:, 1:].contiguous()
 
@@ -61,7 +67,11 @@ def _contestant(
 
 def _loss_of(model: Any, peer: str, compile: bool) -> Callable[[Tensor, Tensor], Tensor]:
     def loss(ids: Tensor, targets: Tensor) -> Tensor:
-        return model.loss(ids, targets) if peer == "plain" else model(input_ids=ids, labels=ids, use_cache=False).loss
+        return (
+            model.loss(ids, targets)
+            if peer == "plain"
+            else model(input_ids=ids, labels=ids, use_cache=False).loss
+        )
 
     return torch.compile(loss) if compile else loss
 
@@ -75,7 +85,10 @@ def bench(cfg: TrainBench) -> dict[str, Any]:
     peak = measure.Peak()
     timings = measure.race([build() for build in made.values()], cfg.rounds, peak, left)
     params = cfg.model.n_params / 1e6
-    title = f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {measure.dtype()}"
+    title = (
+        f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M "
+        f"parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {measure.dtype()}"
+    )
     measure.show(title, "tokens", timings, shown)
     print(peak)
     return {"title": title, "timings": measure.rows(timings), "memory": memory} | peak.row()

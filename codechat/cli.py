@@ -1,11 +1,11 @@
-"""`codechat COMMAND`: runs a command of `core.registry.COMMANDS`, and turns errors into one line on stderr and an exit
-code.
+"""`codechat COMMAND`: runs a command of `core.registry.COMMANDS`, and turns errors into one
+line on stderr and an exit code.
 
-A command's settings are imported when it is called, and its code after they are read, so no --help loads torch.
+A command's settings are imported when it is called, and its code after they are read, so no
+--help loads torch.
 
-Exit codes: 0 done; 2 bad input (one line says what was got and what to do); 130 interrupted. An unexpected exception is
-a defect and keeps its traceback.
-"""
+Exit codes: 0 done; 2 bad input (one line says what was got and what to do); 130 interrupted. An
+unexpected exception is a defect and keeps its traceback."""
 
 import errno
 import io
@@ -22,7 +22,9 @@ from codechat.core.registry import COMMANDS
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 # A disk or a limit, and no defect: errno, of which the user gets the system's own words.
-STORAGE_ERRORS = {getattr(errno, n) for n in "ENOSPC EDQUOT EROFS EACCES EPERM EIO EFBIG EMFILE".split()}
+STORAGE_ERRORS = {
+    getattr(errno, n) for n in "ENOSPC EDQUOT EROFS EACCES EPERM EIO EFBIG EMFILE".split()
+}
 
 USAGE = """\
 usage: codechat [--root DIR] COMMAND [OPTIONS]
@@ -40,14 +42,19 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code. SystemExit passes through where a command raises it (--help)."""
+    """Run one command; the exit code. SystemExit passes through where a command raises it
+    (--help)."""
     return guarded(_dispatch, list(sys.argv[1:] if argv is None else argv))
 
 
 def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
-    """Call `command(argv)`; turn a user error, an interrupt or a failing disk into one line on stderr and an exit
-    code."""
-    for stream in (sys.stdin, sys.stdout, sys.stderr):  # sampled text may not fit the terminal's encoding
+    """Call `command(argv)`; turn a user error, an interrupt or a failing disk into one line on
+    stderr and an exit code."""
+    for stream in (
+        sys.stdin,
+        sys.stdout,
+        sys.stderr,
+    ):  # sampled text may not fit the terminal's encoding
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
     try:
@@ -96,11 +103,13 @@ def _dispatch(words: list[str]) -> Any:
 
 
 def _change_root(given: list[str]) -> None:
-    """Change to the folder of --root; everything else, and every process started later, has it as its own folder."""
+    """Change to the folder of --root; everything else, and every process started later, has it
+    as its own folder."""
     folder = Path(given[0]).expanduser() if given else None
     if folder is None or not folder.is_dir():
         raise ConfigError(
-            f"{' '.join(['--root', *given])}: required is a folder that exists, such as --root . for this one"
+            f"{' '.join(['--root', *given])}: required is a folder "
+            "that exists, such as --root . for this one"
         )
     os.chdir(folder)
 

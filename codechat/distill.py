@@ -1,17 +1,21 @@
-"""Distillation: a student learns to write what a larger teacher would write, on the prompts of a task.
+"""Distillation: a student learns to write what a larger teacher would write, on the prompts of
+a task.
 
-    codechat distill --teacher d20-sft --init-from d12-sft --task my_task.py:MyTask --run-name d12-taught
-    torchrun --standalone --nproc-per-node 8 -m codechat distill --teacher d20-sft --init-from d12-sft --task my_task.py
+    codechat distill --teacher d20-sft --init-from d12-sft --task my_task.py:MyTask --run-name
+    d12-taught
+    torchrun --standalone --nproc-per-node 8 -m codechat distill --teacher d20-sft --init-from
+    d12-sft --task my_task.py
 
---samples student: on-policy distillation (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543). The student samples,
-and the teacher's log-probability of each sampled token less the student's is that token's advantage: its expected
-gradient is that of the reverse KL divergence of this token, KL(student || teacher), without its influence on later
-tokens. --samples teacher: the teacher samples, and the student maximises
-the likelihood: the forward KL, KL(teacher || student), up to a constant. Both take one sample of the vocabulary
-where GKD sums over it.
+--samples student: on-policy distillation (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543).
+The student samples, and the teacher's log-probability of each sampled token less the student's
+is that token's advantage: its expected gradient is that of the reverse KL divergence of this
+token, KL(student || teacher), without its influence on later tokens. --samples teacher: the
+teacher samples, and the student maximises
+the likelihood: the forward KL, KL(teacher || student), up to a constant. Both take one sample
+of the vocabulary where GKD sums over it.
 
-Teacher and student have one tokenizer. The task gives prompts and evaluations; its reward is logged and does not train.
-"""
+Teacher and student have one tokenizer. The task gives prompts and evaluations; its reward is
+logged and does not train."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +34,9 @@ class DistillConfig(RLSettings):
 
     run_name: str = "distill"
     teacher: str = opt("released/mini", "checkpoint of the teacher", reads="run")
-    samples: Literal["student", "teacher"] = opt("student", "who writes what is learned from: reverse KL or forward KL")
+    samples: Literal["student", "teacher"] = opt(
+        "student", "who writes what is learned from: reverse KL or forward KL"
+    )
     group_size: int = 4
     diagnose_groups: int = 0
     dead_patience: int = 1_000_000  # the reward trains nothing
@@ -41,9 +47,12 @@ RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
 
 
 def check_same_text(cfg: DistillConfig, theirs: Meta, ours: Meta) -> None:
-    """ConfigError if teacher and student have another tokenizer or other tags. theirs, ours: as in `check_room`."""
+    """ConfigError if teacher and student have another tokenizer or other tags. theirs, ours: as
+    in `check_room`."""
     differing = [name for name in ("tokenizer", "tags") if theirs[name] != ours[name]]
-    if differing == ["tokenizer"] and theirs["tokenizer"].get("json", 0) == ours["tokenizer"].get("json"):
+    if differing == ["tokenizer"] and theirs["tokenizer"].get("json", 0) == ours["tokenizer"].get(
+        "json"
+    ):
         return  # one tokenizer under two names
     if differing:
         raise ConfigError(
@@ -53,7 +62,8 @@ def check_same_text(cfg: DistillConfig, theirs: Meta, ours: Meta) -> None:
 
 
 def check_room(cfg: DistillConfig, theirs: Meta, ours: Meta) -> None:
-    """ConfigError if the teacher's block is shorter than prompts and completions may become: it has learned no position
+    """ConfigError if the teacher's block is shorter than prompts and completions may become: it
+    has learned no position
     behind its block. theirs, ours: meta.json of teacher and student."""
     from codechat import tasks
     from codechat.rl import episodes
@@ -66,17 +76,22 @@ def check_room(cfg: DistillConfig, theirs: Meta, ours: Meta) -> None:
     task = tasks.load(cfg.task, source=cfg.data_dir)
     if not episodes.has_environment(task):  # an episode is as long as it becomes
         tok = tokenizer.from_dict(theirs["tokenizer"])
-        prompts = [chat.prompt(task.prompt(p), tok, theirs["tags"]) for p in task.problems("train", seed=cfg.seed)]
+        prompts = [
+            chat.prompt(task.prompt(p), tok, theirs["tags"])
+            for p in task.problems("train", seed=cfg.seed)
+        ]
         needed = min(needed, max(map(len, prompts), default=0) + cfg.max_new_tokens)
     if block < needed:
         got = f"teacher {cfg.teacher} has a block of {block} tokens"
         needs = f"prompts and completions of {cfg.task} have up to {needed}"
-        raise ConfigError(f"{got}; {needs}; lower --max-new-tokens, or take a teacher with a longer block")
+        raise ConfigError(
+            f"{got}; {needs}; lower --max-new-tokens, or take a teacher with a longer block"
+        )
 
 
 def train(cfg: DistillConfig) -> Run:
-    """Distil the teacher; returns the finished run. UserError, before anything is written, for bad settings or
-    another tokenizer."""
+    """Distil the teacher; returns the finished run. UserError, before anything is written, for
+    bad settings or another tokenizer."""
     import torch
 
     from codechat.distributed import dist
@@ -99,12 +114,18 @@ def train(cfg: DistillConfig) -> Run:
         for _ in r.steps():
             batch = r.sample()  # P problems x G completions
             sampled, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C)
-            advantage = r.score(teacher, batch) - sampled if cfg.samples == "student" else torch.ones_like(sampled)
+            advantage = (
+                r.score(teacher, batch) - sampled
+                if cfg.samples == "student"
+                else torch.ones_like(sampled)
+            )
             for update in r.updates(batch, live=torch.ones_like(batch.rewards, dtype=torch.bool)):
                 for mb in update.microbatches():
                     # the teacher's text is learned by likelihood; the student's, as it was drawn
                     logprobs, _ = mb.logprobs(whole=cfg.samples == "teacher")  # (B, C)
-                    mb.backward(policy_gradient_loss(logprobs, mb.of(advantage), mb.mask, update.n_tokens))
+                    mb.backward(
+                        policy_gradient_loss(logprobs, mb.of(advantage), mb.mask, update.n_tokens)
+                    )
                 update.apply()
             kl = {"teacher_kl": -masked_sum(advantage, mask)} if cfg.samples == "student" else {}
             r.log(batch, sums=kl)

@@ -1,13 +1,16 @@
-"""Expert iteration on a task's reward: sample, keep the best completions, fine-tune on them, repeat.
+"""Expert iteration on a task's reward: sample, keep the best completions, fine-tune on them,
+repeat.
 
     codechat expert --init-from my-sft --task my_task.py:MyTask --run-name my-expert
-    torchrun --standalone --nproc-per-node 8 -m codechat expert --init-from d20-sft --task my_task.py --run-name d20-exp
+    torchrun --standalone --nproc-per-node 8 -m codechat expert --init-from d20-sft --task
+    my_task.py --run-name d20-exp
 
-Rejection sampling: it learns from kept completions only, never from failures, and has no ratio, baseline or
-clipping. --keep correct keeps every exactly correct completion (STaR, arXiv:2203.14465; the start needs some).
---keep best keeps the best completions of each group with unequal rewards (RAFT, arXiv:2304.06767; rewards need only
-differ). Each step samples with the newest policy, like REINFORCE (reinforce.py), and makes inner_epochs x
-minibatches updates on the kept completions.
+Rejection sampling: it learns from kept completions only, never from failures, and has no ratio,
+baseline or clipping. --keep correct keeps every exactly correct completion (STaR,
+arXiv:2203.14465; the start needs some).
+--keep best keeps the best completions of each group with unequal rewards (RAFT,
+arXiv:2304.06767; rewards need only differ). Each step samples with the newest policy, like
+REINFORCE (reinforce.py), and makes inner_epochs x minibatches updates on the kept completions.
 
 Twenty steps in a row in which no group has variance, or no completion is kept, end the run.
 """
@@ -27,7 +30,9 @@ class ExpertConfig(MinibatchSettings, RLSettings):
 
     run_name: str = "expert"
     keep: Literal["best", "correct"] = opt(
-        "best", "train on the best of each group with unequal rewards, or on all exactly correct completions"
+        "best",
+        "train on the best of each group with unequal "
+        "rewards, or on all exactly correct completions",
     )
 
     def __post_init__(self) -> None:
@@ -38,18 +43,21 @@ class ExpertConfig(MinibatchSettings, RLSettings):
     @property
     def idle_reason(self) -> str:
         if self.keep == "correct":
-            return "no completion was exactly correct, and --keep correct trains on no other; set --keep best"
+            return (
+                "no completion was exactly correct, and --keep "
+                "correct trains on no other; set --keep best"
+            )
         return super().idle_reason
 
 
-# it learns from the best alone, and so more slowly than from all completions; with four problems a step, one seed
-# in eight ends with a class unlearned
+# it learns from the best alone, and so more slowly than from all completions; with four
+# problems a step, one seed in eight ends with a class unlearned
 RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE | {"max_steps": 260})
 
 
 def train(cfg: ExpertConfig) -> Run:
-    """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings
-    or a DEAD task."""
+    """Optimise the task's reward; returns the finished run. UserError, before anything is
+    written, for bad settings or a DEAD task."""
     from codechat.rl.advantages import kept_completions
     from codechat.rl.losses import masked_mean, masked_sum
     from codechat.training.rl_session import rl_session

@@ -1,24 +1,31 @@
-"""GRPO on a task's reward (group advantages, clipped ratios), and its variants Dr. GRPO, DAPO, GSPO and CISPO.
+"""GRPO on a task's reward (group advantages, clipped ratios), and its variants Dr. GRPO, DAPO,
+GSPO and CISPO.
 
     codechat grpo --init-from my-sft --task my_task.py:MyTask --run-name my-grpo
-    codechat grpo --init-from qwen --preset lora --task my_task.py --run-name qwen-grpo     adapters on an imported model
-    torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft --task my_task.py --run-name d20-grpo
+    codechat grpo --init-from qwen --preset lora --task my_task.py --run-name qwen-grpo
+    adapters on an imported model
+    torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft --task my_task.py
+    --run-name d20-grpo
 
-GRPO adds four things to REINFORCE (reinforce.py): several updates per batch of rollouts, with clipped ratios to the
-sampling policy; choices of loss aggregation and reward scale; new groups in place of those without variance
-(--resample-rounds); a penalty on the KL divergence from the starting policy (--kl-coef), in the loss or in the
-reward. --variant selects the settings of a paper; any flag overrides them.
+GRPO adds four things to REINFORCE (reinforce.py): several updates per batch of rollouts, with
+clipped ratios to the sampling policy; choices of loss aggregation and reward scale; new groups
+in place of those without variance (--resample-rounds); a penalty on the KL divergence from the
+starting policy (--kl-coef), in the loss or in the reward. --variant selects the settings of a
+paper; any flag overrides them.
 
     grpo     arXiv:2402.03300   reward / group's std; mean over each completion's tokens; clip 0.2
     dr_grpo  arXiv:2503.20783   no std, no division by length: sum over max_new_tokens
-    dapo     arXiv:2503.14476   mean over all tokens; clip 0.2 below, 0.28 above; groups without variance replaced
+    dapo     arXiv:2503.14476   mean over all tokens; clip 0.2 below, 0.28 above; groups without
+             variance replaced
     gspo     arXiv:2507.18071   one ratio per completion; clip 0.0003 below, 0.0004 above
-    cispo    arXiv:2506.13585   mean over all tokens; the ratio is a weight, cut at 1 + 4 (ours: the paper gives no
+    cispo    arXiv:2506.13585   mean over all tokens; the ratio is a weight, cut at 1 + 4 (ours:
+             the paper gives no
              number), not below
 
-A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. Without rewards, the KL penalty alone
-would still change the policy. So 20 DEAD steps in a row end the run, and a minibatch whose advantages are all 0
-makes no update. Two ranks give the same update as one with the whole batch."""
+A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. Without rewards,
+the KL penalty alone would still change the policy. So 20 DEAD steps in a row end the run, and a
+minibatch whose advantages are all 0 makes no update. Two ranks give the same update as one with
+the whole batch."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
@@ -27,7 +34,14 @@ from typing import Any, Literal, NamedTuple, Self
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
-from codechat.training.rl_settings import CUT_OFF, LORA_RUN, TOY_ONE_UPDATE, Baseline, GroupSettings, RatioSettings
+from codechat.training.rl_settings import (
+    CUT_OFF,
+    LORA_RUN,
+    TOY_ONE_UPDATE,
+    Baseline,
+    GroupSettings,
+    RatioSettings,
+)
 from codechat.training.settings import run_presets
 
 Aggregation = Literal["sequence", "token", "constant"]
@@ -53,7 +67,8 @@ PAPERS = {
     "cispo": Paper("zscore", "token", "token", 1.0, 4.0, 0),
 }
 
-# TRL's --loss_type sets the aggregation alone. What our variant of this name sets beside it, as it is in TRL
+# TRL's --loss_type sets the aggregation alone. What our variant of this name sets beside it, as
+# it is in TRL
 TRL_KEEPS: dict[str, dict[str, Any]] = {
     "dapo": dict(clip_eps_high=0.2, resample_rounds=0),
     "dr_grpo": dict(baseline="zscore"),
@@ -70,28 +85,36 @@ class GRPOConfig(RatioSettings, GroupSettings):
     )
     baseline: Baseline | None = None  # type: ignore[assignment]  # as those below: none = the paper's
     loss_aggregation: Aggregation | None = opt(
-        None, "what a token's loss is divided by: its completion's length, all tokens, max_new_tokens"
+        None,
+        "what a token's loss is divided by: its completion's length, all tokens, max_new_tokens",
     )
     ratio: Ratio | None = opt(None, "one ratio per token, or one per completion")
     clip_eps_low: float | None = None  # type: ignore[assignment]
     clip_eps_high: float | None = None  # type: ignore[assignment]
     resample_rounds: int | None = opt(
-        None, "how often groups without variance are replaced by groups of new problems; 0 = never", least=0
+        None,
+        "how often groups without variance are replaced by groups of new problems; 0 = never",
+        least=0,
     )
     mask_truncated: bool = opt(
-        False, "completions that were cut off teach nothing (DAPO, section 3.4); where all are, the run is DEAD"
+        False,
+        "completions that were cut off teach nothing (DAPO, "
+        "section 3.4); where all are, the run is DEAD",
     )
     kl_in: Literal["loss", "reward"] = opt(
-        "loss", "where the KL penalty enters; k1 is right in the reward, but only zero-mean noise in the loss"
+        "loss",
+        "where the KL penalty enters; k1 is right in the "
+        "reward, but only zero-mean noise in the loss",
     )
     old_logprobs: Literal["sampler", "trainer"] = opt(
-        "sampler", "source of the ratio's old log-probabilities; trainer: one more pass, but no mismatch"
+        "sampler",
+        "source of the ratio's old log-probabilities; trainer: one more pass, but no mismatch",
     )
 
     @classmethod
     def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
-        """TRL's words: --loss_type sets less than a variant does, and CISPO's ratio is cut at --epsilon_high, not
-        at 1 + it."""
+        """TRL's words: --loss_type sets less than a variant does, and CISPO's ratio is cut at
+        --epsilon_high, not at 1 + it."""
         given = dict(super().as_spelled(given, spelled))
         variant = str(given.get("variant"))
         if "loss_type" in spelled:
@@ -100,7 +123,8 @@ class GRPOConfig(RatioSettings, GroupSettings):
             return given
         if "epsilon_low" in spelled:
             raise ConfigError(
-                "--epsilon_low with cispo: TRL has no lower bound there; leave it out, or set --clip-eps-low"
+                "--epsilon_low with cispo: TRL has no lower bound "
+                "there; leave it out, or set --clip-eps-low"
             )
         if "epsilon_high" in spelled:
             try:
@@ -109,10 +133,13 @@ class GRPOConfig(RatioSettings, GroupSettings):
                 return given  # no number, which is refused where it is read
             if given["clip_eps_high"] < 0:
                 got = f"--epsilon_high {given['clip_eps_high'] + 1:g} with cispo"
-                raise ConfigError(f"{got}: TRL cuts the ratio itself there; required at least 1, usual is 5")
+                raise ConfigError(
+                    f"{got}: TRL cuts the ratio itself there; required at least 1, usual is 5"
+                )
         elif "loss_type" in spelled and given.get("clip_eps_high") is None:
             raise ConfigError(
-                "--loss_type cispo needs TRL's cut of the ratio; set --epsilon_high 5 (its own default is 0.2)"
+                "--loss_type cispo needs TRL's cut of the ratio; set "
+                "--epsilon_high 5 (its own default is 0.2)"
             )
         return given
 
@@ -122,7 +149,9 @@ class GRPOConfig(RatioSettings, GroupSettings):
 
     def choices(self) -> Paper:
         """What the variant's paper sets, less what is set here."""
-        set_here = {name: getattr(self, name) for name in Paper._fields if getattr(self, name) is not None}
+        set_here = {
+            name: getattr(self, name) for name in Paper._fields if getattr(self, name) is not None
+        }
         return PAPERS[self.variant]._replace(**set_here)
 
     @property
@@ -138,9 +167,13 @@ class GRPOConfig(RatioSettings, GroupSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.importance_cap and self.old_logprobs == "sampler":
-            why = "the ratio starts from the sampler's log-probabilities, so that nothing is left to weigh"
+            why = (
+                "the ratio starts from the sampler's "
+                "log-probabilities, so that nothing is left to weigh"
+            )
             raise ConfigError(
-                f"importance_cap {self.importance_cap}: {why}; set --importance-cap 0 or --old-logprobs trainer"
+                f"importance_cap {self.importance_cap}: {why}; set "
+                "--importance-cap 0 or --old-logprobs trainer"
             )
 
 
@@ -148,8 +181,8 @@ RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE, lora=LORA_RUN)
 
 
 def train(cfg: GRPOConfig) -> Run:
-    """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings
-    or a DEAD task."""
+    """Optimise the task's reward; returns the finished run. UserError, before anything is
+    written, for bad settings or a DEAD task."""
     from codechat.rl import losses
     from codechat.rl.advantages import credit
     from codechat.training.rl_session import rl_session
@@ -157,7 +190,9 @@ def train(cfg: GRPOConfig) -> Run:
 
     cfg = cfg.resolved()
     chosen = cfg.choices()
-    surrogate = losses.weighted_policy_loss if cfg.variant == "cispo" else losses.clipped_policy_loss
+    surrogate = (
+        losses.weighted_policy_loss if cfg.variant == "cispo" else losses.clipped_policy_loss
+    )
     clip = (chosen.clip_eps_low, chosen.clip_eps_high)
     kl_loss = bool(cfg.kl_coef) and cfg.kl_in == "loss"
     measures = (*CLIPPING, "kl_ref") if cfg.kl_coef else CLIPPING
@@ -167,7 +202,9 @@ def train(cfg: GRPOConfig) -> Run:
             sampled, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C) each
             old = r.score(r.model, batch) if cfg.old_logprobs == "trainer" else sampled  # (N, C)
             ref = r.score_reference(batch)  # (N, C)
-            importance, off_policy = losses.importance_weights(old, sampled, mask, cfg.importance_cap)  # (N, C)
+            importance, off_policy = losses.importance_weights(
+                old, sampled, mask, cfg.importance_cap
+            )  # (N, C)
             advantage, live = credit(cfg, chosen.baseline, batch, old, ref)  # (P, G) each
             keep = None if cfg.entropy_coef or kl_loss else advantage != 0
             learned = batch.without_cut_off() if cfg.mask_truncated else batch
@@ -177,7 +214,9 @@ def train(cfg: GRPOConfig) -> Run:
                     ratio = losses.policy_ratio(logprobs, mb.of(old), mb.mask, chosen.ratio)
                     loss = surrogate(ratio, mb.of(advantage), *clip) * mb.of(importance)
                     if ref is not None and kl_loss:
-                        loss = loss + cfg.kl_coef * losses.kl_estimate(logprobs, mb.of(ref), cfg.kl_kind)
+                        loss = loss + cfg.kl_coef * losses.kl_estimate(
+                            logprobs, mb.of(ref), cfg.kl_kind
+                        )
                     loss = loss - cfg.entropy_coef * entropy
                     weights = losses.token_weights(
                         mb.mask.sum(1),
@@ -186,12 +225,19 @@ def train(cfg: GRPOConfig) -> Run:
                         update.n_tokens,
                         cfg.max_new_tokens,
                     )  # (B, 1)
-                    sums = losses.clip_statistics(ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip)
+                    sums = losses.clip_statistics(
+                        ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip
+                    )
                     if ref is not None:
-                        sums["kl_ref"] = losses.masked_sum(losses.kl_estimate(logprobs, mb.of(ref)), mb.mask)
+                        sums["kl_ref"] = losses.masked_sum(
+                            losses.kl_estimate(logprobs, mb.of(ref)), mb.mask
+                        )
                     mb.backward(losses.masked_sum(loss * weights, mb.mask), sums)
                 update.apply()
-            means = {"adv_abs_mean": float(advantage.abs().mean()), "resampled_groups": float(r.resampled)}
+            means = {
+                "adv_abs_mean": float(advantage.abs().mean()),
+                "resampled_groups": float(r.resampled),
+            }
             if cfg.mask_truncated:
                 means["frac_masked"] = float(batch.cut_off().float().mean())
             r.log(batch, means, sums=off_policy if cfg.old_logprobs == "trainer" else {})

@@ -1,17 +1,20 @@
-"""PPO on a task's reward: a value head, generalised advantages, clipped ratios, several passes in minibatches.
+"""PPO on a task's reward: a value head, generalised advantages, clipped ratios, several passes
+in minibatches.
 
     codechat ppo --init-from my-sft --task my_task.py:MyTask --run-name my-ppo
-    torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task my_task.py --run-name d20-ppo
+    torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task
+    my_task.py --run-name d20-ppo
 
-Like GRPO (grpo.py), but a token's advantage comes from a learned value, not from the group. A linear head on the
-policy's last states predicts the future reward, `advantages.estimate_gae` compares it with the actual one
-(arXiv:1506.02438), and each minibatch trains both policy and head (arXiv:1707.06347, eq. 9). The reward arrives at
-the last token; with --kl-coef every token gets a KL penalty (arXiv:2203.02155, eq. 2). With --lam 1 and a value of
-0 the advantage is the reward itself.
+Like GRPO (grpo.py), but a token's advantage comes from a learned value, not from the group. A
+linear head on the policy's last states predicts the future reward, `advantages.estimate_gae`
+compares it with the actual one (arXiv:1506.02438), and each minibatch trains both policy and
+head (arXiv:1707.06347, eq. 9). The reward arrives at the last token; with --kl-coef every token
+gets a KL penalty (arXiv:2203.02155, eq. 2). With --lam 1 and a value of 0 the advantage is the
+reward itself.
 
-A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. The head is saved with the checkpoint
-and starts at 0. A step in which no group has variance makes no update, since only errors of the value head would
-change the policy; 20 in a row end the run."""
+A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. The head is saved
+with the checkpoint and starts at 0. A step in which no group has variance makes no update,
+since only errors of the value head would change the policy; 20 in a row end the run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -36,18 +39,20 @@ class PPOConfig(RatioSettings, RLSettings):
         least=0,
         most=1,
     )
-    value_coef: float = opt(0.1, "weight of the value loss; its gradient reaches the policy's body too", least=0)
+    value_coef: float = opt(
+        0.1, "weight of the value loss; its gradient reaches the policy's body too", least=0
+    )
 
 
-# toy: four updates a step at a constant 4e-3 collapse to a deterministic policy before it is right, in some seeds;
-# a constant rate also loses a class again late in the run, where nearly all rewards are equal and Adam scales up
-# the noise that is left.
+# toy: four updates a step at a constant 4e-3 collapse to a deterministic policy before it is
+# right, in some seeds; a constant rate also loses a class again late in the run, where nearly
+# all rewards are equal and Adam scales up the noise that is left.
 RUN_PRESETS = run_presets(toy=TOY_RUN | {"lr": 2.5e-3, "schedule": "cosine"}, lora=LORA_RUN)
 
 
 def train(cfg: PPOConfig) -> Run:
-    """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings
-    or a DEAD task."""
+    """Optimise the task's reward; returns the finished run. UserError, before anything is
+    written, for bad settings or a DEAD task."""
     from codechat.rl import advantages, losses
     from codechat.training.rl_session import rl_session
     from codechat.training.step_metrics import CLIPPING
@@ -56,7 +61,9 @@ def train(cfg: PPOConfig) -> Run:
     measures = [*CLIPPING, "value_loss"]
     if cfg.kl_coef:
         measures.append("kl_ref")
-    with rl_session(cfg, "ppo", reference=bool(cfg.kl_coef), value_head=True, measures=measures) as r:
+    with rl_session(
+        cfg, "ppo", reference=bool(cfg.kl_coef), value_head=True, measures=measures
+    ) as r:
         assert r.head is not None
         for _ in r.steps():
             batch = r.sample()  # P problems x G completions
@@ -65,8 +72,12 @@ def train(cfg: PPOConfig) -> Run:
             ref = r.score_reference(batch)  # (N, C)
             rewards = advantages.token_rewards(cfg, batch, old, ref)  # (N, C)
             old_values = advantages.values_of(r.cfg, r.model, r.head, batch)  # (N, C)
-            advantage, returns = advantages.estimate_gae(rewards, old_values, mask, lam=cfg.lam)  # (N, C) each
-            explained = advantages.explained_variance(returns.flatten()[written], old_values.flatten()[written])
+            advantage, returns = advantages.estimate_gae(
+                rewards, old_values, mask, lam=cfg.lam
+            )  # (N, C) each
+            explained = advantages.explained_variance(
+                returns.flatten()[written], old_values.flatten()[written]
+            )
             adv_abs_sum = float(advantage.flatten()[written].abs().mean()) * len(written)
             live = advantages.live_completions(batch.rewards)  # (P, G)
             for update in r.updates(batch, live, cfg.inner_epochs, cfg.minibatches):
@@ -77,11 +88,15 @@ def train(cfg: PPOConfig) -> Run:
                     policy_loss = losses.clipped_policy_loss(ratio, mb.of(advantage), *clip)
                     value_loss = losses.value_loss(values, mb.of(old_values), mb.of(returns))
                     loss = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
-                    sums = losses.clip_statistics(ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip)
+                    sums = losses.clip_statistics(
+                        ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip
+                    )
                     sums["value_loss"] = losses.masked_sum(value_loss, mb.mask)
                     sums["policy_loss"] = losses.masked_mean(policy_loss, mb.mask, update.n_tokens)
                     if ref is not None:
-                        sums["kl_ref"] = losses.masked_sum(losses.kl_estimate(logprobs, mb.of(ref)), mb.mask)
+                        sums["kl_ref"] = losses.masked_sum(
+                            losses.kl_estimate(logprobs, mb.of(ref)), mb.mask
+                        )
                     mb.backward(losses.masked_mean(loss, mb.mask, update.n_tokens), sums)
                 update.apply()
             r.log(batch, {"explained_variance": explained}, sums={"adv_abs_mean": adv_abs_sum})

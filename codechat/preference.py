@@ -1,14 +1,16 @@
 """Preferences: DPO, IPO, KTO, CPO, ORPO or SimPO on fixed pairs (or labelled completions).
 
     codechat preference --init-from my-sft --data-dir data/preferences --loss dpo --run-name my-dpo
-    codechat preference --init-from my-sft --task my_task.py:MyTask --run-name my-dpo      pairs sampled from the policy
-    torchrun --standalone --nproc-per-node 8 -m codechat preference --init-from d20-sft --data-dir data/preferences
+    codechat preference --init-from my-sft --task my_task.py:MyTask --run-name my-dpo      pairs
+    sampled from the policy
+    torchrun --standalone --nproc-per-node 8 -m codechat preference --init-from d20-sft --data-dir
+    data/preferences
 
-Pairs come from preferences.train.jsonl (and .select.jsonl for evaluation), or, without --data-dir, from the best
-and the worst completion of groups that the starting policy samples on --task. The starting policy is the reference
-model; its log-probabilities are computed once, before the first step, and then it is freed. With --task,
-evaluations also measure the policy's reward: the margin can rise while answers get worse, because the loss sees
-only differences."""
+Pairs come from preferences.train.jsonl (and .select.jsonl for evaluation), or, without
+--data-dir, from the best and the worst completion of groups that the starting policy samples on
+--task. The starting policy is the reference model; its log-probabilities are computed once,
+before the first step, and then it is freed. With --task, evaluations also measure the policy's
+reward: the margin can rise while answers get worse, because the loss sees only differences."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
@@ -27,7 +29,9 @@ if TYPE_CHECKING:  # settings and --help need no torch
 # what TRL's --loss_type of this name, or its script, does otherwise
 TRL_DIFFERS = {
     "ipo": "TRL divides each log ratio by its answer's tokens; --loss ipo takes the paper's sums",
-    "orpo": "TRL's likelihood term covers the prompt too; --loss orpo has the answer's, as the paper",
+    "orpo": (
+        "TRL's likelihood term covers the prompt too; --loss orpo has the answer's, as the paper"
+    ),
     "simpo": "TRL adds the chosen answer's likelihood (cpo_alpha 1) and takes the margin 0.5; "
     "--loss simpo has none and 1, as the paper",
 }
@@ -39,14 +43,20 @@ class PreferenceConfig(SamplingSettings, LearningSettings):
 
     run_name: str = "preference"
     loss: Literal["dpo", "ipo", "kto", "cpo", "orpo", "simpo"] = opt("dpo", "the paper")
-    task: str | None = opt(None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}", reads="path")
+    task: str | None = opt(
+        None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}", reads="path"
+    )
     task_data: str | None = opt(
-        None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own", reads="path"
+        None,
+        "directory with TASK.SPLIT.jsonl problems; none = the task generates its own",
+        reads="path",
     )
     sample_groups: int = opt(256, "groups to sample if pairs come from rollouts", least=1)
     group_size: int = 8
     beta: float | None = opt(
-        None, "pull towards the reference, or scale of the margin, above 0; none = the paper's", least=1e-9
+        None,
+        "pull towards the reference, or scale of the margin, above 0; none = the paper's",
+        least=1e-9,
     )
     max_steps: int = 100
     lr: float = 5e-5
@@ -59,15 +69,22 @@ class PreferenceConfig(SamplingSettings, LearningSettings):
     def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
         """ConfigError for a word of TRL that means another loss there."""
         if "loss_type" in spelled and given.get("loss") in TRL_DIFFERS:
-            raise ConfigError(f"--loss_type {given['loss']}: {TRL_DIFFERS[given['loss']]}; write --loss for that")
+            raise ConfigError(
+                f"--loss_type {given['loss']}: {TRL_DIFFERS[given['loss']]}; write --loss for that"
+            )
         return super().as_spelled(given, spelled)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data_dir is None and self.task is None:
-            raise ConfigError("neither --data-dir nor --task; set one: preferences are read or sampled on a task")
+            raise ConfigError(
+                "neither --data-dir nor --task; set one: preferences are read or sampled on a task"
+            )
         if self.data_dir is None and self.group_size < 2:
-            raise ConfigError(f"group_size {self.group_size}: a pair needs two completions; set --group-size 2 or more")
+            raise ConfigError(
+                f"group_size {self.group_size}: a pair needs two "
+                "completions; set --group-size 2 or more"
+            )
 
     ks = (1,)  # of evaluations on the task: one completion of each problem
 
@@ -76,15 +93,21 @@ RUN_PRESETS = run_presets(toy=TOY_RUN | {"group_size": 16, "sample_groups": 64, 
 
 
 def train(cfg: PreferenceConfig) -> Run:
-    """Optimise the loss on the preferences; returns the finished run. UserError, before anything is written, for
-    bad settings or data."""
+    """Optimise the loss on the preferences; returns the finished run. UserError, before
+    anything is written, for bad settings or data."""
     from codechat import tasks
     from codechat.distributed import dist, hardware
     from codechat.evaluation.scoring import problems_once
     from codechat.models import lora
     from codechat.rl.preference_losses import BETA, NEEDS_REFERENCE
     from codechat.training.evaluations import evaluate_policy, task_hash
-    from codechat.training.preferences import PreferenceLoss, held_out_means, log_step, place, read_or_sample
+    from codechat.training.preferences import (
+        PreferenceLoss,
+        held_out_means,
+        log_step,
+        place,
+        read_or_sample,
+    )
     from codechat.training.session import Session, build_model, load_parent, weights_hash
     from codechat.training.step_metrics import Meter
 
@@ -134,7 +157,9 @@ def train(cfg: PreferenceConfig) -> Run:
                 micros = []  # the rows of each
                 for micro in range(cfg.grad_accum):
                     at = step * count + (micro * world.size + world.rank) * cfg.device_batch_size
-                    micros.append([place(i, size, cfg.seed) for i in range(at, at + cfg.device_batch_size)])
+                    micros.append(
+                        [place(i, size, cfg.seed) for i in range(at, at + cfg.device_batch_size)]
+                    )
                 point = loss_of.reference_point(pairs, sum(micros, []))  # of the whole step
                 for rows in micros:
                     total, sums = loss_of(pairs, rows, point)

@@ -1,15 +1,16 @@
 """Pretraining: next-token prediction over a sharded corpus, validated in bits per byte.
 
     codechat pretrain --preset nano --data-dir data/nano/corpus --run-name my-pretrain
-    torchrun --standalone --nproc-per-node 8 -m codechat pretrain --preset d20 --data-dir data/corpus --run-name d20
+    torchrun --standalone --nproc-per-node 8 -m codechat pretrain --preset d20 --data-dir
+    data/corpus --run-name d20
     codechat pretrain --depth 6 --data-dir data/corpus --run-name d6
 
---depth follows nanochat's rule (models/config.py: by_depth): width 64 x depth, AdamW's rate 3e-3 (width /
-768)^-0.5, 12 tokens per weight of a matrix product, 2^19 tokens per step at depth 12, more with more tokens.
-Presets d12 and d20 are its shapes.
+--depth follows nanochat's rule (models/config.py: by_depth): width 64 x depth, AdamW's rate
+3e-3 (width / 768)^-0.5, 12 tokens per weight of a matrix product, 2^19 tokens per step at depth
+12, more with more tokens. Presets d12 and d20 are its shapes.
 
-With --resume a killed run continues on the same curve, bitwise on a CPU. Training windows cross document
-boundaries, as in GPT-2."""
+With --resume a killed run continues on the same curve, bitwise on a CPU. Training windows cross
+document boundaries, as in GPT-2."""
 
 import math
 import os
@@ -46,7 +47,10 @@ class PretrainConfig(SupervisedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.seq_len or 1) > self.model.block_size:
-            raise ConfigError(f"seq_len {self.seq_len} exceeds block_size {self.model.block_size}; lower --seq-len")
+            raise ConfigError(
+                f"seq_len {self.seq_len} exceeds block_size {self.model.block_size}; "
+                "lower --seq-len"
+            )
 
 
 RUN_PRESETS: dict[str, dict[str, Any]] = {name: {"model": model} for name, model in PRESETS.items()}
@@ -54,9 +58,11 @@ RUN_PRESETS["nano"] |= {"seq_len": 256, "device_batch_size": 16, "lr": 2.4e-2, "
 
 
 def by_depth(depth: int, build: Callable[..., PretrainConfig], ranks: int = 1) -> PretrainConfig:
-    """blocks of a new model: width, heads, context, rates, batch and steps follow by one rule (below); what is set wins
+    """blocks of a new model: width, heads, context, rates, batch and steps follow by one rule
+    (below); what is set wins
 
-    `models.config.by_depth` with the vocabulary of the corpus, where that is prepared. The choices are printed."""
+    `models.config.by_depth` with the vocabulary of the corpus, where that is prepared. The
+    choices are printed."""
     from codechat.data import corpus
 
     def fitted(chosen: Mapping[str, Any]) -> PretrainConfig:
@@ -72,7 +78,10 @@ def by_depth(depth: int, build: Callable[..., PretrainConfig], ranks: int = 1) -
     tokens = cfg.max_steps * batch
     n_flops = tokens * model.flops_per_token(cfg.length)
     if os.environ.get("RANK", "0") == "0":
-        shape = f"width {model.n_embd}, {model.n_head} heads, context {model.block_size}, {model.n_params:,} parameters"
+        shape = (
+            f"width {model.n_embd}, {model.n_head} heads, context {model.block_size}, "
+            f"{model.n_params:,} parameters"
+        )
         steps = f"{cfg.max_steps:,} steps of {batch:,} tokens, grad_accum {cfg.grad_accum}"
         cost = f"{tokens:.2e} tokens, {n_flops:.1e} FLOPs"
         rates = f"lr {cfg.lr:.2g}, muon_lr {cfg.muon_lr:.2g}"
@@ -84,8 +93,10 @@ RUN_DIALS = {"depth": by_depth}
 
 
 def bits_per_byte(model: "GPT", cfg: PretrainConfig) -> dict[str, float]:
-    """Validation loss in nats per token, and in bits per byte of text, which models with different tokenizers can be
-    compared by: total nats / ln 2 / bytes. Each rank reads its share of the windows. A collective."""
+    """Validation loss in nats per token, and in bits per byte of text, which models with
+    different tokenizers can be
+    compared by: total nats / ln 2 / bytes. Each rank reads its share of the windows. A
+    collective."""
     import torch
 
     from codechat.data import corpus
@@ -104,14 +115,18 @@ def bits_per_byte(model: "GPT", cfg: PretrainConfig) -> dict[str, float]:
     with sharding.whole(model) as reader, torch.no_grad(), dist.autocast():
         for ids, targets, n_bytes in windows:
             nats = reader.loss(ids.to(device), targets.to(device), reduction="sum")
-            total += torch.tensor([nats.item(), int((targets >= 0).sum()), n_bytes], dtype=torch.float64, device=device)
+            total += torch.tensor(
+                [nats.item(), int((targets >= 0).sum()), n_bytes],
+                dtype=torch.float64,
+                device=device,
+            )
     nats, tokens, n_bytes = dist.sum_(total).tolist()
     return {"val_loss": nats / tokens, "val_bpb": nats / math.log(2) / n_bytes}
 
 
 def train(cfg: PretrainConfig) -> Run:
-    """Train `cfg.model` on the corpus; returns the finished run. UserError, before anything is written, for bad
-    settings."""
+    """Train `cfg.model` on the corpus; returns the finished run. UserError, before anything is
+    written, for bad settings."""
     import torch
 
     from codechat.data import corpus
@@ -135,7 +150,9 @@ def train(cfg: PretrainConfig) -> Run:
         model = build_policy(cfg, parent)
         hardware.compile_blocks(model, cfg.compile)
         found = manifest.get("hash", "")
-        if dist.is_main() and (cfg.resume or not found):  # a copy may have mixed two corpora; bare shards have no hash
+        if dist.is_main() and (
+            cfg.resume or not found
+        ):  # a copy may have mixed two corpora; bare shards have no hash
             found = corpus.hash_shards(cfg.data_dir, manifest)
         session = SupervisedSession(
             "pretrain",
@@ -153,12 +170,18 @@ def train(cfg: PretrainConfig) -> Run:
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         with session.running():
             for _ in session.steps():
-                nats = torch.zeros((), device=world.device)  # a GPU is not waited for in each microbatch
+                nats = torch.zeros(
+                    (), device=world.device
+                )  # a GPU is not waited for in each microbatch
                 for _ in range(cfg.grad_accum):
-                    ids, targets = (x.to(world.device, non_blocking=True) for x in loader.next())  # (B, T) each
+                    ids, targets = (
+                        x.to(world.device, non_blocking=True) for x in loader.next()
+                    )  # (B, T) each
                     with dist.autocast():
                         # the mean over the tokens of all microbatches and ranks
-                        loss = model.loss(ids, targets, reduction="sum", every=True) / tokens_per_step
+                        loss = (
+                            model.loss(ids, targets, reduction="sum", every=True) / tokens_per_step
+                        )
                     loss.backward()
                     nats += loss.detach()
                 session.apply_gradients()

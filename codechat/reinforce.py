@@ -1,16 +1,19 @@
 """REINFORCE on a task's reward, with the group's mean reward as baseline.
 
     codechat reinforce --init-from my-sft --task my_task.py:MyTask --run-name my-rl
-    torchrun --standalone --nproc-per-node 8 -m codechat reinforce --init-from d20-sft --task my_task.py --run-name d20-rl
+    torchrun --standalone --nproc-per-node 8 -m codechat reinforce --init-from d20-sft --task
+    my_task.py --run-name d20-rl
 
-For each step: sample G completions of each problem from the policy, score them with the task (the same score that
-evaluation uses), subtract each group's mean reward, and take one policy-gradient step on the sampled ids. No
-reference model, no ratio, no clipping: the data are exactly on-policy. Before the first step it checks the task's
-reference solutions, and `diagnose` judges 64 groups; a DEAD task needs --allow-dead. Twenty DEAD steps in a row end
-the run. --engine http or vllm samples on a server; evaluations run in this process.
+For each step: sample G completions of each problem from the policy, score them with the task
+(the same score that evaluation uses), subtract each group's mean reward, and take one
+policy-gradient step on the sampled ids. No
+reference model, no ratio, no clipping: the data are exactly on-policy. Before the first step it
+checks the task's reference solutions, and `diagnose` judges 64 groups; a DEAD task needs
+--allow-dead. Twenty DEAD steps in a row end the run. --engine http or vllm samples on a server;
+evaluations run in this process.
 
-Shapes: P problems with G completions each; B completions per microbatch, C tokens of the longest one.
-"""
+Shapes: P problems with G completions each; B completions per microbatch, C tokens of the
+longest one."""
 
 from dataclasses import dataclass
 
@@ -30,8 +33,8 @@ RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
 
 
 def train(cfg: ReinforceConfig) -> Run:
-    """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings
-    or a DEAD task."""
+    """Optimise the task's reward; returns the finished run. UserError, before anything is
+    written, for bad settings or a DEAD task."""
     from codechat.rl.advantages import group_advantages
     from codechat.rl.losses import masked_mean, policy_gradient_loss
     from codechat.training.rl_session import rl_session
@@ -45,7 +48,9 @@ def train(cfg: ReinforceConfig) -> Run:
                     logprobs, entropy = mb.logprobs()  # (B, C) each
                     weighted = mb.of(advantage) * mb.importance(logprobs, cfg.importance_cap)
                     loss = policy_gradient_loss(logprobs, weighted, mb.mask, update.n_tokens)
-                    mb.backward(loss - cfg.entropy_coef * masked_mean(entropy, mb.mask, update.n_tokens))
+                    mb.backward(
+                        loss - cfg.entropy_coef * masked_mean(entropy, mb.mask, update.n_tokens)
+                    )
                 update.apply()
             r.log(batch, {"adv_abs_mean": advantage.abs().mean()})
     return r.run

@@ -1,12 +1,15 @@
-"""Supervised fine-tuning on conversations: joint code, function calls and plain chat, mixed by supervised tokens.
+"""Supervised fine-tuning on conversations: joint code, function calls and plain chat, mixed by
+supervised tokens.
 
     codechat sft --init-from my-pretrain --data-dir data/nano/sft --run-name my-sft
-    torchrun --standalone --nproc-per-node 8 -m codechat sft --init-from d20 --data-dir data/sft --run-name d20-sft
+    torchrun --standalone --nproc-per-node 8 -m codechat sft --init-from d20 --data-dir data/sft
+    --run-name d20-sft
 
-Only assistant messages and their closing tag carry loss. Several conversations share a row but do not attend to
-each other. Evaluations measure each domain's held-out loss (three rises in a row are reported) and run the 2 x 2
-behaviour probes: request for code or for a tool, tools offered or not. --eval-task also samples validation
-problems of a task."""
+Only assistant messages and their closing tag carry loss. Several conversations share a row but
+do not attend to each other. Evaluations measure each domain's held-out loss (three rises in a
+row are reported) and run the 2 x 2
+behaviour probes: request for code or for a tool, tools offered or not. --eval-task also samples
+validation problems of a task."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,13 +32,19 @@ class SFTConfig(ChatSettings, SupervisedSettings):
     run_name: str = "sft"
     data_dir: str = "data/sft"
     mix: tuple[str, ...] = opt(
-        (), "share of each domain, such as calls=0.7 code=0.2 chat=0.1; empty = the proportions of the data"
+        (),
+        "share of each domain, such as calls=0.7 code=0.2 "
+        "chat=0.1; empty = the proportions of the data",
     )
-    mix_by: Literal["tokens", "rows"] = opt("tokens", "unit of the --mix shares: supervised tokens, or conversations")
+    mix_by: Literal["tokens", "rows"] = opt(
+        "tokens", "unit of the --mix shares: supervised tokens, or conversations"
+    )
     lr: float = 1e-3
     muon_lr: float = 0.01
     warmup_steps: int = 10
-    eval_examples: int = opt(64, "held-out conversations per domain, and problems of --eval-task", least=1)
+    eval_examples: int = opt(
+        64, "held-out conversations per domain, and problems of --eval-task", least=1
+    )
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
     eval_task: str | None = opt(
         None,
@@ -43,7 +52,9 @@ class SFTConfig(ChatSettings, SupervisedSettings):
         reads="path",
     )
     eval_task_data: str | None = opt(
-        None, "data of --eval-task: a directory, or hub; none = the task's own problems", reads="path"
+        None,
+        "data of --eval-task: a directory, or hub; none = the task's own problems",
+        reads="path",
     )
     eval_new_tokens: int = opt(256, "longest completion for --eval-task, tokens", least=1)
 
@@ -60,9 +71,15 @@ class SFTConfig(ChatSettings, SupervisedSettings):
             try:
                 shares[domain] = float(share)
             except ValueError:
-                raise ConfigError(f"--mix {item!r}; required DOMAIN=SHARE, such as calls=0.7") from None
-        if any(not (0 <= s < math.inf) for s in shares.values()) or (shares and sum(shares.values()) == 0):
-            raise ConfigError(f"--mix {' '.join(self.mix)}: shares must be finite, not negative, and not all 0")
+                raise ConfigError(
+                    f"--mix {item!r}; required DOMAIN=SHARE, such as calls=0.7"
+                ) from None
+        if any(not (0 <= s < math.inf) for s in shares.values()) or (
+            shares and sum(shares.values()) == 0
+        ):
+            raise ConfigError(
+                f"--mix {' '.join(self.mix)}: shares must be finite, not negative, and not all 0"
+            )
         return shares or None
 
 
@@ -70,16 +87,19 @@ RUN_PRESETS = run_presets()
 
 
 def fitting_length(examples: "Mapping[str, Sequence[Example]]", most: int) -> int:
-    """Tokens of a row that the longest conversation needs, in whole blocks of attention, at most `most`."""
+    """Tokens of a row that the longest conversation needs, in whole blocks of attention, at
+    most `most`."""
     from codechat.models.fast import attention
 
-    longest = max((len(example) for domain in examples.values() for example in domain), default=most)
+    longest = max(
+        (len(example) for domain in examples.values() for example in domain), default=most
+    )
     return min(most, math.ceil(longest / attention.QUERIES) * attention.QUERIES)
 
 
 def train(cfg: SFTConfig) -> Run:
-    """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is
-    written, for bad settings."""
+    """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError,
+    before anything is written, for bad settings."""
     import torch
 
     from codechat.data import conversations
@@ -90,7 +110,9 @@ def train(cfg: SFTConfig) -> Run:
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(cfg)
         length = min(cfg.length, cfg.model.block_size)
-        examples = conversations.load_domains(cfg.data_dir, "train", tok, cfg.chosen_tags, length, wanted=cfg.weights)
+        examples = conversations.load_domains(
+            cfg.data_dir, "train", tok, cfg.chosen_tags, length, wanted=cfg.weights
+        )
         if cfg.seq_len is None:
             cfg = replace(cfg, seq_len=fitting_length(examples, length))
         held_out = HeldOut(cfg, tok)
@@ -129,10 +151,13 @@ def train(cfg: SFTConfig) -> Run:
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         with session.running():
             for _ in session.steps():
-                # the loss of a step is the mean over its supervised tokens, of all microbatches and ranks
+                # the loss of a step is the mean over its supervised tokens, of all microbatches
+                # and ranks
                 batches = [loader.next() for _ in range(cfg.grad_accum)]
                 n_tokens = dist.total(sum(batch.supervised for batch in batches))
-                nats = torch.zeros((), device=world.device)  # a GPU is not waited for in each microbatch
+                nats = torch.zeros(
+                    (), device=world.device
+                )  # a GPU is not waited for in each microbatch
                 for batch in batches:
                     places = batch.places(world.device)  # of the targets, found on the host
                     batch = batch.to(world.device)

@@ -1,2 +1,2 @@
-"""The laboratory on top of `codechat`: tasks and their data, the sandbox, the server, instruments, recipes, reports
-and released models."""
+"""The laboratory on top of `codechat`: tasks and their data, the sandbox, the server,
+instruments, recipes, reports and released models."""

@@ -1,5 +1,5 @@
-"""Pretrained models that released adapters belong to: fetched once, before the first command that reads such an
-adapter."""
+"""Pretrained models that released adapters belong to: fetched once, before the first command
+that reads such an adapter."""
 
 from contextlib import suppress
 from typing import Any
@@ -12,7 +12,8 @@ from codechat.runs import paths
 
 
 def fetch_bases(cfg: Any) -> None:
-    """Make the run base/NAME of every adapter that these settings read: an entry point `codechat.before`.
+    """Make the run base/NAME of every adapter that these settings read: an entry point
+    `codechat.before`.
 
     Other commands that need it wait. Raises what the download or the import raises."""
     for _, ref in config.read_by(cfg, "run"):
@@ -22,15 +23,16 @@ def fetch_bases(cfg: Any) -> None:
 
 
 def base_of(ref: str) -> str | None:
-    """The pretrained model of an adapter; None of any other checkpoint, and of what does not exist: the command
-    says so itself."""
+    """The pretrained model of an adapter; None of any other checkpoint, and of what does not
+    exist: the command says so itself."""
     with suppress(UserError):
         return read_json(paths.find_checkpoint(ref) / "meta.json").get("base")
     return None
 
 
 def fetch(name: str, ref: str) -> None:
-    """Download and import a pretrained model as run base/NAME, unless it is there. NAME alone is taken: recipe
+    """Download and import a pretrained model as run base/NAME, unless it is there. NAME alone
+    is taken: recipe
     `smollm2` has its runs there."""
     run = f"base/{name}"
     path = paths.runs_dir() / run
@@ -42,4 +44,6 @@ def fetch(name: str, ref: str) -> None:
         download = registry.find("download")
         make = registry.find("import")
         source = download.load(download.function)(download.config_class(name=name))
-        make.load(make.function)(make.config_class(source=source, run_name=run, overwrite=paths.exists(run)))
+        make.load(make.function)(
+            make.config_class(source=source, run_name=run, overwrite=paths.exists(run))
+        )

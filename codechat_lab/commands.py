@@ -1,5 +1,5 @@
-"""The laboratory's commands and the stages of its recipes: the entry point `codechat.entries` that this package
-declares."""
+"""The laboratory's commands and the stages of its recipes: the entry point `codechat.entries`
+that this package declares."""
 
 from codechat.core.entries import Entry, loop
 

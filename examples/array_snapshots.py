@@ -54,13 +54,16 @@ class ArraySnapshots:
         Shapes must be equal: nothing is broadcast. NaN equals NaN. MissingFile where there is no snapshot and none is written."""
         name = test_name or self.name
         arrays = {
-            key: _array(value) for key, value in (actual if isinstance(actual, Mapping) else {"array": actual}).items()
+            key: _array(value)
+            for key, value in (actual if isinstance(actual, Mapping) else {"array": actual}).items()
         }
         path = self.folder / f"{name}.npz"
         if self.update or force_update:
             return _write(path, arrays)
         if not name or not path.is_file():
-            raise MissingFile(f"no snapshot {path}; write it once with update=True, and look at what it holds")
+            raise MissingFile(
+                f"no snapshot {path}; write it once with update=True, and look at what it holds"
+            )
         with np.load(path, allow_pickle=False) as file:
             expected = {key: file[key] for key in file.files}
         assert arrays.keys() == expected.keys(), (
@@ -69,12 +72,18 @@ class ArraySnapshots:
         for key, array in arrays.items():
             self._compare(f"{name}: {key}", array, expected[key], rtol, atol)
 
-    def _compare(self, what: str, here: np.ndarray, there: np.ndarray, rtol: float, atol: float) -> None:
-        assert here.shape == there.shape, f"{what} has shape {here.shape}; its snapshot {there.shape}"
+    def _compare(
+        self, what: str, here: np.ndarray, there: np.ndarray, rtol: float, atol: float
+    ) -> None:
+        assert here.shape == there.shape, (
+            f"{what} has shape {here.shape}; its snapshot {there.shape}"
+        )
         if self.exact:
             assert here.dtype == there.dtype, f"{what} is {here.dtype}; its snapshot {there.dtype}"
             different = int((_bits(here) != _bits(there)).sum())
-            assert not different, f"{what}: {different} bytes of {here.nbytes} differ from the snapshot"
+            assert not different, (
+                f"{what}: {different} bytes of {here.nbytes} differ from the snapshot"
+            )
         else:
             np.testing.assert_allclose(here, there, rtol=rtol, atol=atol, err_msg=what)
 

@@ -47,14 +47,22 @@ def _first_id(tokenizer: Any, *names: str) -> list[int]:
     return [i for name in names if isinstance(i := getattr(tokenizer, name, None), int)][:1]
 
 
-def tokenize_prompt_and_output(prompts: Sequence[str], outputs: Sequence[str], tokenizer: Any) -> dict[str, Tensor]:
+def tokenize_prompt_and_output(
+    prompts: Sequence[str], outputs: Sequence[str], tokenizer: Any
+) -> dict[str, Tensor]:
     """Prompts and outputs, tokenized apart and joined. input_ids, labels: (B, T) int64, labels shifted by one, T the longest length - 1.
     response_mask: (B, T) bool, true where the label is a token of the output. Right-padded with the tokenizer's pad (or end) id, else 0."""
     if len(prompts) != len(outputs) or not prompts:
-        raise ConfigError(f"{len(prompts)} prompts and {len(outputs)} outputs; required equally many, and at least one")
+        raise ConfigError(
+            f"{len(prompts)} prompts and {len(outputs)} outputs; required equally many, and at least one"
+        )
     parts = [(_encode(tokenizer, p), _encode(tokenizer, o)) for p, o in zip(prompts, outputs)]
     (pad,) = _first_id(tokenizer, "pad_token_id", "eos_token_id") or [0]
-    ids = pad_sequence([torch.tensor(p + o, dtype=torch.long) for p, o in parts], batch_first=True, padding_value=pad)
+    ids = pad_sequence(
+        [torch.tensor(p + o, dtype=torch.long) for p, o in parts],
+        batch_first=True,
+        padding_value=pad,
+    )
     on = [torch.tensor([False] * len(p) + [True] * len(o), dtype=torch.bool) for p, o in parts]
     mask = pad_sequence(on, batch_first=True)
     return dict(input_ids=ids[:, :-1], labels=ids[:, 1:], response_mask=mask[:, 1:])
@@ -89,7 +97,9 @@ def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return _kept_sum(tensor, mask, dim) / (mask.sum() if dim is None else mask.sum(dim))
 
 
-def masked_normalize(tensor: Tensor, mask: Tensor, dim: int | None = None, normalize_constant: float = 1.0) -> Tensor:
+def masked_normalize(
+    tensor: Tensor, mask: Tensor, dim: int | None = None, normalize_constant: float = 1.0
+) -> Tensor:
     """Sum over `dim` (none = all) where mask is 1, divided by a constant: the loss aggregation of Dr. GRPO (arXiv:2503.20783, section 3.2)."""
     return _kept_sum(tensor, mask, dim) / normalize_constant
 
@@ -114,15 +124,26 @@ def compute_group_normalized_rewards(
             f"{len(rollout_responses)} responses, {len(repeated_ground_truths)} ground truths, group_size {group_size}; "
             "required equally many, in whole groups"
         )
-    raw = torch.tensor([float(reward_fn(r, t)["reward"]) for r, t in zip(rollout_responses, repeated_ground_truths)])
+    raw = torch.tensor(
+        [
+            float(reward_fn(r, t)["reward"])
+            for r, t in zip(rollout_responses, repeated_ground_truths)
+        ]
+    )
     groups = raw.view(-1, group_size)
-    advantages = group_advantages(groups, "zscore" if normalize_by_std else "mean", eps=advantage_eps).flatten()
-    stats = dict(reward_mean=raw.mean(), reward_std=raw.std(), reward_max=raw.max(), reward_min=raw.min())
+    advantages = group_advantages(
+        groups, "zscore" if normalize_by_std else "mean", eps=advantage_eps
+    ).flatten()
+    stats = dict(
+        reward_mean=raw.mean(), reward_std=raw.std(), reward_max=raw.max(), reward_min=raw.min()
+    )
     stats |= dict(frac_zero_std_groups=zero_variance(groups).float().mean())
     return advantages, raw, {name: float(value) for name, value in stats.items()}
 
 
-def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
+def compute_naive_policy_gradient_loss(
+    raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor
+) -> Tensor:
     """(B, T): -A log pi per token, A (B, 1) without gradient (REINFORCE, Williams 1992)."""
     return -raw_rewards_or_advantages.detach() * policy_log_probs
 
@@ -132,8 +153,13 @@ def compute_grpo_clip_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(B, T): the clipped loss of PPO and GRPO (`losses.clipped_policy_loss`); per token "clipped" (bool) and "ratio", and "clip_fraction"."""
     ratio = losses.policy_ratio(policy_log_probs, old_log_probs, torch.ones_like(policy_log_probs))
-    loss, ratio = losses.clipped_policy_loss(ratio, advantages, cliprange, cliprange), ratio.detach()
-    clipped = ((ratio > 1 + cliprange) & (advantages > 0)) | ((ratio < 1 - cliprange) & (advantages < 0))
+    loss, ratio = (
+        losses.clipped_policy_loss(ratio, advantages, cliprange, cliprange),
+        ratio.detach(),
+    )
+    clipped = ((ratio > 1 + cliprange) & (advantages > 0)) | (
+        (ratio < 1 - cliprange) & (advantages < 0)
+    )
     return loss, dict(clipped=clipped, ratio=ratio, clip_fraction=clipped.float().mean())
 
 
@@ -165,7 +191,10 @@ def compute_policy_gradient_loss(
 
 
 def sft_microbatch_train_step(
-    policy_log_probs: Tensor, response_mask: Tensor, gradient_accumulation_steps: int, normalize_constant: float = 1.0
+    policy_log_probs: Tensor,
+    response_mask: Tensor,
+    gradient_accumulation_steps: int,
+    normalize_constant: float = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Backward of the negative log-likelihood: per sequence the sum over the mask / normalize_constant, the mean over sequences, divided by the
     number of accumulated microbatches. Returns the divided loss (scalar), detached."""
@@ -204,7 +233,14 @@ class PackedSFTDataset(Dataset):
     Each row is Alpaca's template between the tokenizer's begin and end ids. Items are input_ids and labels (seq_length,) int64, labels shifted by
     one; an incomplete last piece is dropped. Pieces cross rows without a mask (`conversations.PackedLoader` keeps rows apart)."""
 
-    def __init__(self, tokenizer: Any, dataset_path: str | Path, seq_length: int, shuffle: bool, seed: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        dataset_path: str | Path,
+        seq_length: int,
+        shuffle: bool,
+        seed: int = 0,
+    ) -> None:
         texts = _instructions(Path(dataset_path))
         if shuffle:
             order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed))
@@ -220,10 +256,15 @@ class PackedSFTDataset(Dataset):
         if not 0 <= i < len(self):
             raise IndexError(f"piece {i} of {len(self)}")
         at = i * self.seq_length
-        return dict(input_ids=self.ids[at : at + self.seq_length], labels=self.ids[at + 1 : at + 1 + self.seq_length])
+        return dict(
+            input_ids=self.ids[at : at + self.seq_length],
+            labels=self.ids[at + 1 : at + 1 + self.seq_length],
+        )
 
 
-def get_packed_sft_dataset(tokenizer: Any, dataset_path: str | Path, seq_length: int, shuffle: bool) -> Dataset:
+def get_packed_sft_dataset(
+    tokenizer: Any, dataset_path: str | Path, seq_length: int, shuffle: bool
+) -> Dataset:
     """`PackedSFTDataset` under the assignment's name."""
     return PackedSFTDataset(tokenizer, dataset_path, seq_length, shuffle)
 
@@ -234,7 +275,9 @@ def _instructions(path: Path) -> list[str]:
     texts = []
     for number, row in read_jsonl(path):
         if not {"prompt", "response"} <= row.keys():
-            raise DataError(f"{path}:{number} has the columns {sorted(row)}; required prompt and response")
+            raise DataError(
+                f"{path}:{number} has the columns {sorted(row)}; required prompt and response"
+            )
         texts.append(INSTRUCTION.format(instruction=row["prompt"], response=row["response"]))
     return texts
 
@@ -283,13 +326,17 @@ def compute_per_instance_dpo_loss(
     with torch.no_grad():
         refs = [total(lm_ref, response) for response in responses]
     chosen, rejected = (total(lm, response) for response in responses)
-    return preference_losses.dpo_loss(chosen, rejected, *(ref.to(chosen.device) for ref in refs), beta).losses[0]
+    return preference_losses.dpo_loss(
+        chosen, rejected, *(ref.to(chosen.device) for ref in refs), beta
+    ).losses[0]
 
 
 # ---------------------------------------------------------------- the assignment's names
 
 
-def run_tokenize_prompt_and_output(prompt_strs: list[str], output_strs: list[str], tokenizer: Any) -> dict[str, Tensor]:
+def run_tokenize_prompt_and_output(
+    prompt_strs: list[str], output_strs: list[str], tokenizer: Any
+) -> dict[str, Tensor]:
     return tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer)
 
 
@@ -302,7 +349,12 @@ def run_compute_group_normalized_rewards(
     normalize_by_std: bool,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     return compute_group_normalized_rewards(
-        reward_fn, rollout_responses, repeated_ground_truths, group_size, advantage_eps, normalize_by_std
+        reward_fn,
+        rollout_responses,
+        repeated_ground_truths,
+        group_size,
+        advantage_eps,
+        normalize_by_std,
     )
 
 
@@ -316,7 +368,9 @@ def run_get_response_log_probs(
     return get_response_log_probs(model, input_ids, labels, return_token_entropy)
 
 
-def run_compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
+def run_compute_naive_policy_gradient_loss(
+    raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor
+) -> Tensor:
     return compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs)
 
 
@@ -334,7 +388,9 @@ def run_compute_policy_gradient_loss(
     old_log_probs: Tensor,
     cliprange: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    return compute_policy_gradient_loss(policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange)
+    return compute_policy_gradient_loss(
+        policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
+    )
 
 
 def run_masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

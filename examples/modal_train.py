@@ -19,7 +19,9 @@ HERE = Path(__file__).resolve().parents[1]
 app = modal.App("codechat")
 image = (
     modal.Image.debian_slim(python_version="3.11")
-    .add_local_dir(HERE, "/codechat", copy=True, ignore=[".git", ".venv", ".*_cache", "runs", "**/__pycache__"])
+    .add_local_dir(
+        HERE, "/codechat", copy=True, ignore=[".git", ".venv", ".*_cache", "runs", "**/__pycache__"]
+    )
     .run_commands("pip install /codechat wandb")
     .workdir("/codechat")
     .env({"GPU": GPU})
@@ -28,7 +30,9 @@ runs = modal.Volume.from_name("codechat-runs", create_if_missing=True)
 secrets = [modal.Secret.from_name("wandb")] if os.environ.get("WANDB") else []
 
 
-@app.function(image=image, gpu=GPU, volumes={"/codechat/runs": runs}, secrets=secrets, timeout=24 * 3600)
+@app.function(
+    image=image, gpu=GPU, volumes={"/codechat/runs": runs}, secrets=secrets, timeout=24 * 3600
+)
 def train(words: list[str]) -> None:
     """The words of `codechat LOOP`, on every GPU of this machine."""
     ranks = GPU.partition(":")[2] or "1"

@@ -40,6 +40,8 @@ def shipping_cost(weight_kg: float, zone: Literal["home", "near", "far"]) -> flo
     zone: where it goes
     """
     if not 0 < weight_kg <= 30:
-        raise ValueError(f"a parcel of {weight_kg} kg cannot be sent; it must weigh more than 0 and at most 30 kg")
+        raise ValueError(
+            f"a parcel of {weight_kg} kg cannot be sent; it must weigh more than 0 and at most 30 kg"
+        )
     base, per_kg = {"home": (3.5, 0.4), "near": (6.0, 0.9), "far": (11.0, 2.2)}[zone]
     return round(base + per_kg * weight_kg, 2)

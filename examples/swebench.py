@@ -36,7 +36,15 @@ from codechat_lab.tasks.repair import edits
 from codechat_lab.tasks.repair import task as scoring
 from codechat_lab.tasks.repair.generator import FORMAT
 
-COLUMNS = ("instance_id", "repo", "base_commit", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS")
+COLUMNS = (
+    "instance_id",
+    "repo",
+    "base_commit",
+    "patch",
+    "test_patch",
+    "FAIL_TO_PASS",
+    "PASS_TO_PASS",
+)
 FAILING, PASSING = COLUMNS[-2:]
 OUTPUT = 2000  # characters of pytest's output that a score quotes
 
@@ -58,7 +66,9 @@ class SweBench:
         timeout_s: float = 1800.0,
     ) -> None:
         if not source or not checkouts:
-            raise ConfigError("swebench needs rows and repositories: set --data-dir ROWS.jsonl and checkouts=FOLDER")
+            raise ConfigError(
+                "swebench needs rows and repositories: set --data-dir ROWS.jsonl and checkouts=FOLDER"
+            )
         if trusted is not True:
             raise ConfigError(
                 "swebench runs what the policy writes outside of the sandbox, with your rights; in a container that holds "
@@ -69,11 +79,21 @@ class SweBench:
 
     @cached_property
     def _rows(self) -> list[Problem]:
-        rows = [read_row(row, f"{self.source}, row {number}") for number, row in enumerate(rows_of(self.source), 1)]
+        rows = [
+            read_row(row, f"{self.source}, row {number}")
+            for number, row in enumerate(rows_of(self.source), 1)
+        ]
         # A folder of its own with .git/: a copy of a worktree would move its branch.
-        absent = [row["instance_id"] for row in rows if not (self.checkouts / row["instance_id"] / ".git").is_dir()]
+        absent = [
+            row["instance_id"]
+            for row in rows
+            if not (self.checkouts / row["instance_id"] / ".git").is_dir()
+        ]
         if absent:
-            print(f"swebench: left out, without a checkout in {self.checkouts}: {', '.join(absent)}", file=sys.stderr)
+            print(
+                f"swebench: left out, without a checkout in {self.checkouts}: {', '.join(absent)}",
+                file=sys.stderr,
+            )
         if len(absent) == len(rows):
             raise MissingFile(
                 f"no row of {self.source} has a git repository {self.checkouts}/INSTANCE_ID; clone one there"
@@ -86,13 +106,24 @@ class SweBench:
 
     def _problem(self, row: dict[str, Any]) -> Problem:
         checkout = self.checkouts / row["instance_id"]
-        paths = sorted({change.path for change in edits.parse(row["patch"]) if change.old is not None})
+        paths = sorted(
+            {change.path for change in edits.parse(row["patch"]) if change.old is not None}
+        )
         shown = {path: git(checkout, "show", f"{row['base_commit']}:{path}") for path in paths}
         text = "\n".join(f"{path}\n```\n{content}```" for path, content in shown.items())
-        issue = row.get("problem_statement") or f"Tests of {row['repo']} fail: {', '.join(row[FAILING])}"
+        issue = (
+            row.get("problem_statement")
+            or f"Tests of {row['repo']} fail: {', '.join(row[FAILING])}"
+        )
         prompt = f"Fix this repository.\n\n{issue}\n\n{text}\n\n{FORMAT}\n\nA unified diff in its place is read too."
         gold = {name: row[name] for name in COLUMNS}
-        return Problem(row["instance_id"], [{"role": "user", "content": prompt}], gold, "test", {"repo": row["repo"]})
+        return Problem(
+            row["instance_id"],
+            [{"role": "user", "content": prompt}],
+            gold,
+            "test",
+            {"repo": row["repo"]},
+        )
 
     def prompt(self, problem: Problem) -> list[Message]:
         return problem.messages
@@ -106,7 +137,9 @@ class SweBench:
         if not changes:
             return scoring.unscored("none", "no edit can be read")
         if touched := sorted(protected(row, changes)):
-            return scoring.unscored("tampers", f"tests are not to be edited: {', '.join(touched)[:200]}")
+            return scoring.unscored(
+                "tampers", f"tests are not to be edited: {', '.join(touched)[:200]}"
+            )
         checkout = self.checkouts / row["instance_id"]
         with copied(checkout, row["base_commit"]) as tree:
             # Before the answer's edits, so that only a checkout that is wrong can make it fail.
@@ -121,9 +154,15 @@ class SweBench:
                 return scoring.unscored("unapplied", str(error)[:300])
             inside = checkout / ".venv" / "bin" / "python"
             python = str(inside) if inside.exists() else self.python
-            passed, output = run_pytest(tree, python, [*row[FAILING], *row[PASSING]], self.timeout_s)
-        fixed, kept = (sum(passed.get(name, False) for name in row[kind]) for kind in (FAILING, PASSING))
-        return scoring.of_counts(fixed, len(row[FAILING]), kept, len(row[PASSING]), "" if passed else output)
+            passed, output = run_pytest(
+                tree, python, [*row[FAILING], *row[PASSING]], self.timeout_s
+            )
+        fixed, kept = (
+            sum(passed.get(name, False) for name in row[kind]) for kind in (FAILING, PASSING)
+        )
+        return scoring.of_counts(
+            fixed, len(row[FAILING]), kept, len(row[PASSING]), "" if passed else output
+        )
 
 
 def read_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -137,9 +176,13 @@ def read_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         except (ValueError, TypeError):
             row[kind] = None
         if not isinstance(row[kind], list) or not all(isinstance(name, str) for name in row[kind]):
-            raise DataError(f"{where}: {kind} is no list of test ids, or its JSON text; correct the row")
+            raise DataError(
+                f"{where}: {kind} is no list of test ids, or its JSON text; correct the row"
+            )
     if not row[FAILING]:
-        raise DataError(f"{where}: FAIL_TO_PASS is empty; at least one test must fail before the repair")
+        raise DataError(
+            f"{where}: FAIL_TO_PASS is empty; at least one test must fail before the repair"
+        )
     if "/" in (name := str(row["instance_id"])) or name in ("", ".", ".."):
         raise DataError(f"{where}: instance_id {name!r}; required: the name of a folder")
     return row
@@ -156,7 +199,9 @@ def paths_of(changes: Sequence[edits.Change]) -> set[str]:
 def protected(row: Mapping[str, Any], changes: Sequence[edits.Change]) -> set[str]:
     """Files of the test patch that the changes touch, and files that decide how tests run, but for those of the
     reference patch."""
-    settings = {path for path in paths_of(changes) if edits.is_setting(path)} - paths_of(edits.parse(row["patch"]))
+    settings = {path for path in paths_of(changes) if edits.is_setting(path)} - paths_of(
+        edits.parse(row["patch"])
+    )
     return settings | (paths_of(changes) & paths_of(edits.parse(row["test_patch"])))
 
 
@@ -190,7 +235,12 @@ def copied(checkout: Path, commit: str) -> Iterator[Path]:
     """A copy of the checkout at `commit`, for the time of the block."""
     with tempfile.TemporaryDirectory(prefix="repair-") as folder:
         tree = Path(folder) / "tree"
-        shutil.copytree(checkout, tree, symlinks=True, ignore=shutil.ignore_patterns(".venv", "venv", "node_modules"))
+        shutil.copytree(
+            checkout,
+            tree,
+            symlinks=True,
+            ignore=shutil.ignore_patterns(".venv", "venv", "node_modules"),
+        )
         git(tree, "checkout", "--quiet", "--force", commit)
         yield tree
 
@@ -198,20 +248,28 @@ def copied(checkout: Path, commit: str) -> Iterator[Path]:
 def git(tree: Path, *words: str, stdin: str = "") -> str:
     """The output of a git command. DataError where it fails."""
     command = ["git", "-c", "advice.detachedHead=false", "-c", "core.hooksPath=/dev/null", *words]
-    result = subprocess.run(command, cwd=tree, input=stdin, capture_output=True, text=True, errors="replace")
+    result = subprocess.run(
+        command, cwd=tree, input=stdin, capture_output=True, text=True, errors="replace"
+    )
     if result.returncode:
-        raise DataError(f"git {words[0]} in {tree} failed: {result.stderr.strip()[:300]}; prepare the checkout again")
+        raise DataError(
+            f"git {words[0]} in {tree} failed: {result.stderr.strip()[:300]}; prepare the checkout again"
+        )
     return result.stdout
 
 
-def run_pytest(tree: Path, python: str, ids: Sequence[str], timeout_s: float) -> tuple[dict[str, bool], str]:
+def run_pytest(
+    tree: Path, python: str, ids: Sequence[str], timeout_s: float
+) -> tuple[dict[str, bool], str]:
     """({id: whether it passed}, the end of the output) of the files of these ids. A test without a report is absent.
 
     Files, as SWE-bench runs them: pytest runs nothing where one id of its command line is unknown."""
     report = tree.parent / "report.xml"
     settings = ["-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}"]
     files = sorted({name.partition("::")[0] for name in ids})
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+    kept = {
+        name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ
+    }
     paths = f"{tree}{os.pathsep}{tree / 'src'}"
     process = subprocess.Popen(
         [python, "-m", "pytest", "-q", "--rootdir=.", *settings, *files],
@@ -240,7 +298,9 @@ def outcomes(report: Path) -> dict[str, bool]:
     try:
         cases = ElementTree.parse(report).iter("testcase")
         bad = ("failure", "error", "skipped")
-        return {_id_of(case): not any(case.find(kind) is not None for kind in bad) for case in cases}
+        return {
+            _id_of(case): not any(case.find(kind) is not None for kind in bad) for case in cases
+        }
     except (OSError, ElementTree.ParseError):
         return {}
 

@@ -20,7 +20,9 @@ from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.tasks.base import BaseTask, Problem, Score
 from codechat.text.tool_functions import run_file
 
-Scored = tuple[float, float, dict[str, float]]  # the weighted sum, the sum of the weights, each function's value
+Scored = tuple[
+    float, float, dict[str, float]
+]  # the weighted sum, the sum of the weights, each function's value
 
 
 class Verifiers(BaseTask):
@@ -31,12 +33,18 @@ class Verifiers(BaseTask):
 
     name, tiers = "verifiers", ("none", "error", "some", "full")
 
-    def __init__(self, env: str, reference: str = "", most: float | None = None, **options: Any) -> None:
+    def __init__(
+        self, env: str, reference: str = "", most: float | None = None, **options: Any
+    ) -> None:
         self.name, self.reference, self.most = Path(env).stem.replace("-", "_"), reference, most
-        self.no_references = "" if reference else "an environment of verifiers; option reference gives them"
+        self.no_references = (
+            "" if reference else "an environment of verifiers; option reference gives them"
+        )
         module = _module(env)
         try:
-            self.kind = (Rubrics if hasattr(module, "load_environment") else Tasksets)(module, options)
+            self.kind = (Rubrics if hasattr(module, "load_environment") else Tasksets)(
+                module, options
+            )
             parts = {part: list(items) for part, items in self.kind.parts().items()}
         except UserError:
             raise
@@ -50,7 +58,9 @@ class Verifiers(BaseTask):
                 tenths = {8: part or "test", 9: "select"} if part != "test" else {}
                 split = tenths.get(i % 10, part or "train")
                 if not messages or not all(isinstance(m["content"], str) for m in messages):
-                    raise DataError(f"row {i} of {env} has the prompt {str(messages)[:80]}; required: messages of text")
+                    raise DataError(
+                        f"row {i} of {env} has the prompt {str(messages)[:80]}; required: messages of text"
+                    )
                 problem = Problem(f"{self.name}-{part}{i}", messages, answer, split)
                 self.items[problem.id] = item
                 self.rows.append(problem)
@@ -67,12 +77,16 @@ class Verifiers(BaseTask):
 
     def scores(self, pairs: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
         async def every() -> list[Scored | BaseException]:
-            each = (self.kind.score(self.items[problem.id], completion) for problem, completion in pairs)
+            each = (
+                self.kind.score(self.items[problem.id], completion) for problem, completion in pairs
+            )
             return await asyncio.gather(*each, return_exceptions=True)
 
         for found in asyncio.run_coroutine_threadsafe(every(), self.loop).result():
             if isinstance(found, BaseException):
-                yield Score(0.0, "error", {"error": f"{type(found).__name__}: {found}"[:300]}, False)
+                yield Score(
+                    0.0, "error", {"error": f"{type(found).__name__}: {found}"[:300]}, False
+                )
                 continue
             total, weights, terms = found
             reward = total / (self.most or weights or 1.0)
@@ -92,7 +106,9 @@ def _module(env: str) -> Any:
         raise ConfigError(f"environment {env!r}: {error}; {needed}") from None
 
 
-Parts = dict[str, Iterable[tuple[Any, list[dict[str, str]], Any]]]  # split, or "" for all -> (item, messages, answer)
+Parts = dict[
+    str, Iterable[tuple[Any, list[dict[str, str]], Any]]
+]  # split, or "" for all -> (item, messages, answer)
 
 
 class Rubrics:
@@ -101,10 +117,15 @@ class Rubrics:
     def __init__(self, module: Any, options: dict[str, Any]) -> None:
         self.env = module.load_environment(**options)
         if (turns := getattr(self.env, "max_turns", 1)) != 1:
-            raise ConfigError(f"{module.__name__} has {turns} turns; required: an environment of one turn")
+            raise ConfigError(
+                f"{module.__name__} has {turns} turns; required: an environment of one turn"
+            )
 
     def parts(self) -> Parts:
-        own = any(getattr(self.env, name, None) is not None for name in ("eval_dataset", "eval_dataset_source"))
+        own = any(
+            getattr(self.env, name, None) is not None
+            for name in ("eval_dataset", "eval_dataset_source")
+        )
         parts = (
             {"train": self.env.get_dataset(), "test": self.env.get_eval_dataset()}
             if own
@@ -116,8 +137,16 @@ class Rubrics:
         }
 
     async def score(self, row: dict[str, Any], completion: str) -> Scored:
-        said = completion if isinstance(row["prompt"], str) else [{"role": "assistant", "content": completion}]
-        state = {"answer": "", "info": {}} | dict(row) | {"input": dict(row), "completion": said, "trajectory": []}
+        said = (
+            completion
+            if isinstance(row["prompt"], str)
+            else [{"role": "assistant", "content": completion}]
+        )
+        state = (
+            {"answer": "", "info": {}}
+            | dict(row)
+            | {"input": dict(row), "completion": said, "trajectory": []}
+        )
         await self.env.rubric.score_rollout(state)
         return state["reward"], sum(self.env.rubric._get_reward_weights()), state["metrics"]
 
@@ -141,7 +170,12 @@ class Tasksets:
             self.tasks = self.tasks.take(1000)
 
     def parts(self) -> Parts:
-        return {"": ((task, self._messages(task.data), getattr(task.data, "answer", "")) for task in self.tasks)}
+        return {
+            "": (
+                (task, self._messages(task.data), getattr(task.data, "answer", ""))
+                for task in self.tasks
+            )
+        }
 
     def _messages(self, data: Any) -> list[dict[str, str]]:
         prompt = (
@@ -157,16 +191,23 @@ class Tasksets:
     async def score(self, task: Any, completion: str) -> Scored:
         vf, made = (
             self.vf,
-            {"system": self.vf.SystemMessage, "user": self.vf.UserMessage, "assistant": self.vf.AssistantMessage},
+            {
+                "system": self.vf.SystemMessage,
+                "user": self.vf.UserMessage,
+                "assistant": self.vf.AssistantMessage,
+            },
         )
         said = [*self._messages(task.data), {"role": "assistant", "content": completion}]
         nodes = [
-            vf.MessageNode(parent=i - 1 if i else None, message=made[m["role"]](content=m["content"]))
+            vf.MessageNode(
+                parent=i - 1 if i else None, message=made[m["role"]](content=m["content"])
+            )
             for i, m in enumerate(said)
         ]
         nodes[-1].sampled = True
         about = dict(
-            task=vf.TraceTask(type=type(task).__name__, data=task.data), agent=vf.AgentInfo(config=vf.AgentConfig())
+            task=vf.TraceTask(type=type(task).__name__, data=task.data),
+            agent=vf.AgentInfo(config=vf.AgentConfig()),
         )
         trace = vf.Trace(**about, nodes=nodes, is_completed=True, ok=True)
         await task.score(trace)

@@ -1,5 +1,5 @@
-"""Headless Chromium by its debugging pipe: JSON messages that end in a null byte on descriptors 3 (to it) and 4
-(from it)."""
+"""Headless Chromium by its debugging pipe: JSON messages that end in a null byte on descriptors
+3 (to it) and 4 (from it)."""
 
 import base64
 import json
@@ -26,8 +26,15 @@ class Browser:
     def __enter__(self) -> Self:
         theirs_in, self.to = os.pipe()
         self.back, theirs_out = os.pipe()
-        flags = "headless=new no-sandbox disable-gpu disable-dev-shm-usage no-first-run remote-debugging-pipe hide-scrollbars"
-        words = [*(f"--{flag}" for flag in flags.split()), f"--user-data-dir={self.profile}", "about:blank"]
+        flags = (
+            "headless=new no-sandbox disable-gpu disable-dev-shm-usage "
+            "no-first-run remote-debugging-pipe hide-scrollbars"
+        )
+        words = [
+            *(f"--{flag}" for flag in flags.split()),
+            f"--user-data-dir={self.profile}",
+            "about:blank",
+        ]
         command = ["bash", "-c", f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}', CHROMIUM, *words]
         how = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         self.process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), **how)
@@ -35,7 +42,9 @@ class Browser:
         os.close(theirs_out)
         self.session: str | None = None
         page = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")
-        self.session = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
         self.fresh()
@@ -65,7 +74,9 @@ class Browser:
     def _read(self, limit_s: float) -> dict[str, Any]:
         end = time.monotonic() + limit_s
         while b"\0" not in self.rest:
-            assert select.select([self.back], [], [], max(0, end - time.monotonic()))[0], "the browser does not answer"
+            assert select.select([self.back], [], [], max(0, end - time.monotonic()))[0], (
+                "the browser does not answer"
+            )
             piece = os.read(self.back, 1 << 16)
             assert piece, "the browser has ended"
             self.rest += piece
@@ -80,7 +91,10 @@ class Browser:
         self.prefer(scheme)
 
     def prefer(self, scheme: str) -> None:
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
 
     def resize(self, width: int, height: int) -> None:
         how = dict(width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
@@ -91,12 +105,16 @@ class Browser:
         self.until("document.readyState === 'complete'")
 
     def ask(self, expression: str) -> Any:
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        found = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def overflow(self) -> int:
-        return self.ask("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        return self.ask(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
 
     def until(self, condition: str, limit_s: float = 60) -> None:
         end = time.monotonic() + limit_s
@@ -110,11 +128,15 @@ class Browser:
     def press(self, key: str, code: int, modifiers: int = 0, text: str = "") -> None:
         """A key by name and Windows key code; modifiers: 1 Alt, 8 Shift."""
         how = dict(key=key, code=key, windowsVirtualKeyCode=code, modifiers=modifiers)
-        self.call("Input.dispatchKeyEvent", type="keyDown", **how, **({"text": text} if text else {}))
+        self.call(
+            "Input.dispatchKeyEvent", type="keyDown", **how, **({"text": text} if text else {})
+        )
         self.call("Input.dispatchKeyEvent", type="keyUp", **how)
 
     def enter(self) -> None:
         self.press("Enter", 13, text="\r")
 
     def shot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+        path.write_bytes(
+            base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        )

@@ -1,6 +1,6 @@
-"""What every loop keeps, whatever it learns: killed and resumed it ends as if nobody had stopped it, two ranks
-learn what one does, and a task without signal is rejected. Each loop's tests call these with settings of their own
-and add what only that loop does."""
+"""What every loop keeps, whatever it learns: killed and resumed it ends as if nobody had
+stopped it, two ranks learn what one does, and a task without signal is rejected. Each loop's
+tests call these with settings of their own and add what only that loop does."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,13 +28,22 @@ from codechat.training.session import Session
 from codechat_lab.launch import recipes, runner
 
 # what another process measures differently
-TIMED = {"time", "mfu"} | {name for name, unit in run.METRICS.items() if unit in ("s", "tokens/s", "MB")}
+TIMED = {"time", "mfu"} | {
+    name for name, unit in run.METRICS.items() if unit in ("s", "tokens/s", "MB")
+}
 
 
 TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
-PAIRS = [{"prompt": f"say {i % 3}", "chosen": "yes" * (1 + i % 2), "rejected": "no" * (1 + i % 3)} for i in range(12)]
+PAIRS = [
+    {"prompt": f"say {i % 3}", "chosen": "yes" * (1 + i % 2), "rejected": "no" * (1 + i % 3)}
+    for i in range(12)
+]
 SIDES = ("chosen", "rejected")
-SINGLES = [dict(prompt=row["prompt"], completion=row[side], label=side == "chosen") for row in PAIRS for side in SIDES]
+SINGLES = [
+    dict(prompt=row["prompt"], completion=row[side], label=side == "chosen")
+    for row in PAIRS
+    for side in SIDES
+]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -53,12 +62,17 @@ def write_corpus(home: Path) -> str:
 def write_conversations(home: Path) -> str:
     def row(domain: str, i: int) -> dict[str, Any]:
         answer = str(i % 7) * (1 + i % 5)
-        talk = [dict(role="user", content=f"{domain} {i % 7}"), dict(role="assistant", content=answer)]
+        talk = [
+            dict(role="user", content=f"{domain} {i % 7}"),
+            dict(role="assistant", content=answer),
+        ]
         return dict(id=f"{domain}{i}", domain=domain, meta={}, messages=talk)
 
     for domain in ("calls", "code"):
         for split, n in (("train", 60), ("select", 7)):  # seven do not divide over ranks
-            write_rows(home / "dialogues" / f"{domain}.{split}.jsonl", [row(domain, i) for i in range(n)])
+            write_rows(
+                home / "dialogues" / f"{domain}.{split}.jsonl", [row(domain, i) for i in range(n)]
+            )
     return str(home / "dialogues")
 
 
@@ -79,16 +93,22 @@ def write_teacher() -> Path:
 def small(loop: str, home: Path, **changes: Any) -> Any:
     """Settings of four short steps of a loop, with a checkpoint after each two."""
     entry = registry.LOOPS[loop]
-    how: dict[str, Any] = dict(run_name=loop, max_steps=4, save_every=2, device_batch_size=4, warmup_steps=1)
+    how: dict[str, Any] = dict(
+        run_name=loop, max_steps=4, save_every=2, device_batch_size=4, warmup_steps=1
+    )
     if loop == "pretrain":
         how |= dict(data_dir=write_corpus(home), model=TINY, seq_len=32, eval_tokens=2048)
     elif loop == "sft":
-        how |= dict(data_dir=write_conversations(home), model=TINY, tokenizer="bytes", probe_examples=0)
+        how |= dict(
+            data_dir=write_conversations(home), model=TINY, tokenizer="bytes", probe_examples=0
+        )
     elif loop == "chars":
         (home / "verse").write_text("the cat sat on the mat and the dog ran to the door\n" * 40)
         how |= dict(source=str(home / "verse"), horizon=8)
         how |= {"model.depth": 1, "model.n_embd": 16, "model.n_head": 2, "model.block_size": 16}
-        how |= dict(group_size=4, max_tokens=8 * 4 * 4, feed="text", kl_coef=0.01, log_every=1, samples=2)
+        how |= dict(
+            group_size=4, max_tokens=8 * 4 * 4, feed="text", kl_coef=0.01, log_every=1, samples=2
+        )
         del how["max_steps"]
     elif loop == "preference":
         how |= dict(data_dir=write_pairs(home), task=None)
@@ -99,7 +119,9 @@ def small(loop: str, home: Path, **changes: Any) -> Any:
     if loop in ("pretrain", "sft"):
         how |= dict(log_every=1, eval_every=2, compile=False)
     preset = "toy" if "toy" in entry.presets else None
-    return config.resolve(entry.config_class, preset, overrides=how | changes, presets=entry.presets)
+    return config.resolve(
+        entry.config_class, preset, overrides=how | changes, presets=entry.presets
+    )
 
 
 def train(cfg: Any) -> run.Run:
@@ -131,7 +153,8 @@ def assert_close_curves(
     rel: float = 2e-3,
     abs: float = 2e-5,
 ) -> None:
-    """Another order of summation, and what AdamW makes of it: it divides by gradients that may be near 0."""
+    """Another order of summation, and what AdamW makes of it: it divides by gradients that may
+    be near 0."""
     for one, other in zip(curve(a, *columns), curve(b, *columns), strict=True):
         assert one == pytest.approx(other, rel=rel, abs=abs), a.name
 
@@ -142,8 +165,8 @@ class Killed(Exception):
 
 @contextmanager
 def killed_after(step: int | None = None) -> Iterator[None]:
-    """The block must die as soon as the checkpoint of `step`, or any, is saved; it may still be on its way to the
-    disk."""
+    """The block must die as soon as the checkpoint of `step`, or any, is saved; it may still be
+    on its way to the disk."""
     saved = checkpoint.save
 
     def save_then_die(path: Path, at: int, **what: Any) -> None:
@@ -173,33 +196,49 @@ def failing_in(method: str, step: int) -> Iterator[None]:
 
 def untimed(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows in the order of steps, without times and what is derived from them."""
-    return frame.drop(columns=TIMED & set(frame)).sort_values("step", kind="stable").reset_index(drop=True)
+    return (
+        frame.drop(columns=TIMED & set(frame))
+        .sort_values("step", kind="stable")
+        .reset_index(drop=True)
+    )
 
 
 def assert_same_runs(a: run.Run, b: run.Run) -> None:
     for one, other in ((a.metrics(), b.metrics()), (a.evals(), b.evals())):
-        pd.testing.assert_frame_equal(untimed(one), untimed(other), check_exact=True, check_like=True)
+        pd.testing.assert_frame_equal(
+            untimed(one), untimed(other), check_exact=True, check_like=True
+        )
     assert_same_weights(a, b)
 
 
 def resume_contract(cfg: Any, step: int) -> None:
-    """The runs `whole`, and `cut`: killed after its checkpoint of `step` and resumed as by a recipe. Same weights,
-    metrics and evaluations, bit by bit."""
+    """The runs `whole`, and `cut`: killed after its checkpoint of `step` and resumed as by a
+    recipe. Same weights, metrics and evaluations, bit by bit."""
     whole = train(replace(cfg, run_name="whole"))
     cut = replace(cfg, run_name="cut")
     with killed_after(step):
         train(cut)
     before = run.Run.open("cut").metrics().query("step <= @step")
-    resumed = train(runner._resume_or_replace(recipes.Bound(None, "cut", cut, train, ""), again=False, overwrite=False))
+    resumed = train(
+        runner._resume_or_replace(
+            recipes.Bound(None, "cut", cut, train, ""), again=False, overwrite=False
+        )
+    )
     assert before["step"].max() == step < whole.metrics()["step"].max()
     after = resumed.metrics().query("step <= @step")
-    assert after["time"].tolist() == before["time"].tolist(), "steps before the checkpoint are not trained again"
+    assert after["time"].tolist() == before["time"].tolist(), (
+        "steps before the checkpoint are not trained again"
+    )
     assert_same_runs(resumed, whole)
 
 
 def train_one_and_two(home: Path, *cfgs: Any) -> list[tuple[run.Run, run.Run]]:
-    """Runs of each configuration: of one process, and of two gloo ranks with half its batch each, NAME and NAME-two."""
-    halves = [replace(c, run_name=f"{c.run_name}-two", device_batch_size=c.device_batch_size // 2) for c in cfgs]
+    """Runs of each configuration: of one process, and of two gloo ranks with half its batch
+    each, NAME and NAME-two."""
+    halves = [
+        replace(c, run_name=f"{c.run_name}-two", device_batch_size=c.device_batch_size // 2)
+        for c in cfgs
+    ]
     train_on_ranks(2, home, *halves)
     return [(train(one), run.Run.open(two.run_name)) for one, two in zip(cfgs, halves)]
 
@@ -211,7 +250,8 @@ def all_or_nothing(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Sc
 
 
 def dead_task_contract(cfg: Any) -> run.Run:
-    """The toy task without signal is rejected before anything is written; with --allow-dead the run ends after
+    """The toy task without signal is rejected before anything is written; with --allow-dead the
+    run ends after
     --dead-patience steps."""
     cfg = replace(cfg, diagnose_groups=8, dead_patience=5)
     with pytest.MonkeyPatch.context() as patch:

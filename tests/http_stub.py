@@ -1,4 +1,5 @@
-"""A server of a test's own: HTTP/1.1 on a free port of this machine, silent, ended with its block."""
+"""A server of a test's own: HTTP/1.1 on a free port of this machine, silent, ended with its
+block."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,10 +27,15 @@ class Handler(BaseHTTPRequestHandler):
     def body(self) -> bytes:
         return self.rfile.read(int(self.headers["Content-Length"]))
 
-    def reply(self, status: int, body: bytes = b"", size: int | None = None, **headers: str) -> None:
+    def reply(
+        self, status: int, body: bytes = b"", size: int | None = None, **headers: str
+    ) -> None:
         """size: what the header says where the body is cut."""
         self.send_response(status)
-        for name, value in {"Content_Length": str(len(body) if size is None else size), **headers}.items():
+        for name, value in {
+            "Content_Length": str(len(body) if size is None else size),
+            **headers,
+        }.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         if self.command != "HEAD":

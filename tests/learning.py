@@ -1,9 +1,10 @@
-"""Lessons: what a test of learning trains, as a function of the seed, so that `learning_margins.py` tries other
-seeds with the same settings.
+"""Lessons: what a test of learning trains, as a function of the seed, so that
+`learning_margins.py` tries other seeds with the same settings.
 
-A test of learning trains something small and asserts that it learned. With one seed on one processor it asserts
-that one trajectory is a good one: another rounding of a sum is another trajectory. Its sizes are therefore chosen
-over 20 seeds, two instruction sets and one and two threads."""
+A test of learning trains something small and asserts that it learned. With one seed on one
+processor it asserts
+that one trajectory is a good one: another rounding of a sum is another trajectory. Its sizes
+are therefore chosen over 20 seeds, two instruction sets and one and two threads."""
 
 import functools
 from collections.abc import Callable
@@ -37,8 +38,8 @@ LEARNING: dict[str, Lesson] = {}
 
 
 def lesson(*variants: str) -> Callable[[Callable[..., list[Claim]]], Callable[..., list[Claim]]]:
-    """Register a function of (home, seed), or one of (variant, home, seed) under each variant's name. `home` is a
-    folder of its own, the root of its runs."""
+    """Register a function of (home, seed), or one of (variant, home, seed) under each variant's
+    name. `home` is a folder of its own, the root of its runs."""
 
     def register(taught: Callable[..., list[Claim]]) -> Callable[..., list[Claim]]:
         name = taught.__name__
@@ -50,6 +51,7 @@ def lesson(*variants: str) -> Callable[[Callable[..., list[Claim]]], Callable[..
 
 
 def hold(claims: list[Claim]) -> None:
-    """AssertionError that shows all numbers, where one of them is on the wrong side of its bound."""
+    """AssertionError that shows all numbers, where one of them is on the wrong side of its
+    bound."""
     said = "; ".join(f"{c.what}: {c.value:.4g}, required {c.sign} {c.bound:.4g}" for c in claims)
     assert all(claim.held() for claim in claims), said

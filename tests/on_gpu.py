@@ -1,4 +1,5 @@
-"""The device of the tests of `tests/codechat/gpu`, models for it, and the path of a GPU on a CPU."""
+"""The device of the tests of `tests/codechat/gpu`, models for it, and the path of a GPU on a
+CPU."""
 
 import contextlib
 import warnings
@@ -25,11 +26,14 @@ CFG = GPTConfig(**PRESETS["d12"]) if CUDA else TINY
 
 
 def random_ids(cfg: GPTConfig, rows: int, length: int, seed: int = 0) -> Tensor:
-    return torch.randint(cfg.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    return torch.randint(
+        cfg.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed)
+    ).to(DEVICE)
 
 
 def made(cfg: GPTConfig) -> GPT:
-    """A model on DEVICE. On a GPU without its own weights, which a CPU draws and 2b waits a minute for."""
+    """A model on DEVICE. On a GPU without its own weights, which a CPU draws and 2b waits a
+    minute for."""
     if not CUDA:
         return GPT(cfg)
     with torch.device("meta"):
@@ -40,10 +44,15 @@ def made(cfg: GPTConfig) -> GPT:
 
 
 def randomized(model: GPT) -> GPT:
-    """Every matrix random: at initialisation the blocks add nothing, and gradients behind them are 0."""
+    """Every matrix random: at initialisation the blocks add nothing, and gradients behind them
+    are 0."""
     for p in model.parameters():
         if p.ndim == 2:
-            torch.nn.init.normal_(p, std=p.shape[1] ** -0.5, generator=torch.Generator(p.device).manual_seed(p.numel()))
+            torch.nn.init.normal_(
+                p,
+                std=p.shape[1] ** -0.5,
+                generator=torch.Generator(p.device).manual_seed(p.numel()),
+            )
     return model
 
 
@@ -54,8 +63,8 @@ def packed_docs(rows: int, length: int) -> Tensor:
 
 
 class Trainer:
-    """A model, its optimizers, and steps of pretraining, SFT and RL on random tokens that are on the device before
-    a step."""
+    """A model, its optimizers, and steps of pretraining, SFT and RL on random tokens that are
+    on the device before a step."""
 
     def __init__(self, cfg: GPTConfig, rows: int, length: int, **how: Any) -> None:
         self.rows = rows
@@ -68,7 +77,9 @@ class Trainer:
         self.docs = docs.to(DEVICE)
         self.branches = (at % 97 > 30).long().to(DEVICE)
         self.targets = self.ids.masked_fill(self.docs != 1, -100)
-        self.where = dict(positions=at.to(DEVICE), places=(self.targets >= 0).flatten().nonzero()[:, 0])
+        self.where = dict(
+            positions=at.to(DEVICE), places=(self.targets >= 0).flatten().nonzero()[:, 0]
+        )
 
     def loss(self, kind: str) -> Tensor:
         if kind == "pretrain":
@@ -91,7 +102,8 @@ class Trainer:
 
 @contextlib.contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """The path of a GPU also on a CPU. Flex attention has a backward pass there too, written out, but refuses it."""
+    """The path of a GPU also on a CPU. Flex attention has a backward pass there too, written
+    out, but refuses it."""
     if CUDA:
         yield
         return

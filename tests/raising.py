@@ -1,5 +1,5 @@
-"""Errors by their type and by what they name: settings, numbers, files. How the sentence around them reads is free
-to change."""
+"""Errors by their type and by what they name: settings, numbers, files. How the sentence around
+them reads is free to change."""
 
 import os
 import re
@@ -11,14 +11,18 @@ import pytest
 
 @contextmanager
 def raising(kind: type[BaseException], *named: object) -> Iterator[pytest.ExceptionInfo]:
-    """The block must raise `kind` with a message that holds every one of `named`: a number as a number, anything
-    else as it is written."""
+    """The block must raise `kind` with a message that holds every one of `named`: a number as a
+    number, anything else as it is written."""
     with pytest.raises(kind) as raised:
         yield raised
     message = str(raised.value)
     for name in named:
         number = isinstance(name, (int, float)) and not isinstance(name, bool)
-        found = re.search(rf"(?<![\w.]){re.escape(str(name))}(?![\w])", message) if number else str(name) in message
+        found = (
+            re.search(rf"(?<![\w.]){re.escape(str(name))}(?![\w])", message)
+            if number
+            else str(name) in message
+        )
         assert found, f"{name!r} is not named in: {message}"
 
 

@@ -45,5 +45,7 @@ def moved(model: GPT) -> GPT:
     """As after some training of adapters: B is no longer zero."""
     with torch.no_grad():
         for i, (_, layer) in enumerate(lora.adapted(model)):
-            layer.b.add_(torch.randn(layer.b.shape, generator=torch.Generator().manual_seed(i)) * 0.3)
+            layer.b.add_(
+                torch.randn(layer.b.shape, generator=torch.Generator().manual_seed(i)) * 0.3
+            )
     return model

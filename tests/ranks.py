@@ -10,8 +10,8 @@ from typing import Any
 from codechat.core import config, registry
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-# A thread of a process group that meets the end of the interpreter aborts the process. Registered first, this runs
-# last.
+# A thread of a process group that meets the end of the interpreter aborts the process.
+# Registered first, this runs last.
 GROUP_ENDS = """
 import atexit, os, pathlib
 
@@ -30,15 +30,19 @@ from codechat.runs import paths
 
 paths.ROOT = pathlib.Path(sys.argv[1])
 loops = [registry.find(name) for name in sys.argv[2::2]]
-# A loop alone opens its own process group. Several share one: the second would meet the keys of the first in torchrun's store.
+# A loop alone opens its own process group. Several share one: the second would meet the keys of
+# the first in torchrun's store.
 with dist.session() if len(loops) > 1 else nullcontext():
     for loop, path in zip(loops, sys.argv[3::2]):
         loop.load(loop.function)(config.resolve(loop.config_class, file=path))
 """
 
 
-def start(n: int, program: str, folder: Path, *args: str, more: tuple[str, ...] = (), **env: str) -> Any:
-    """The process of torchrun with n ranks of `program`, a file in `folder`; more: arguments of torchrun itself."""
+def start(
+    n: int, program: str, folder: Path, *args: str, more: tuple[str, ...] = (), **env: str
+) -> Any:
+    """The process of torchrun with n ranks of `program`, a file in `folder`; more: arguments of
+    torchrun itself."""
     path = folder / f"program{len(list(folder.glob('program*.py')))}.py"
     path.write_text(program)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), *more]

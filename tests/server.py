@@ -55,7 +55,9 @@ class Running:
 
 @contextmanager
 def Serving(**settings: Any) -> Iterator[Running]:  # noqa: N802
-    cfg = ServeConfig(**({"ckpt": "tiny/sft", "port": 0, "max_batch": 8, "timeout_s": 60.0} | settings))
+    cfg = ServeConfig(
+        **({"ckpt": "tiny/sft", "port": 0, "max_batch": 8, "timeout_s": 60.0} | settings)
+    )
     box: queue.Queue[Any] = queue.Queue()
     how = dict(ready=lambda *found: box.put(found))
     thread = threading.Thread(target=serve.serve, args=(cfg,), kwargs=how, daemon=True)

@@ -1,17 +1,18 @@
-"""How often the host waits for the device: operators whose result the host must know, counted where they are
-dispatched.
+"""How often the host waits for the device: operators whose result the host must know, counted
+where they are dispatched.
 
     with on_meta(), SyncCount() as syncs:
         grpo.train(...)
     syncs.calls      # Counter({"aten.nonzero.default": 1, "aten._local_scalar_dense.default": 1})
 
-On a CPU nothing waits, and a copy to the host is none there. So a whole loop is counted on the meta device, whose
-tensors have shapes and no values: what the host reads of them is counted and answered with ones, as are copies from
-the host that do not return at once; an operator whose result has a shape that depends on the data raises, and so
-does one whose tensors lie on two devices.
+On a CPU nothing waits, and a copy to the host is none there. So a whole loop is counted on the
+meta device, whose
+tensors have shapes and no values: what the host reads of them is counted and answered with
+ones, as are copies from the host that do not return at once; an operator whose result has a
+shape that depends on the data raises, and so does one whose tensors lie on two devices.
 
-Left out: what kernels and libraries do within themselves, `torch.tensor(..., device=...)`, and compiled code, which
-is not dispatched operator by operator."""
+Left out: what kernels and libraries do within themselves, `torch.tensor(..., device=...)`, and
+compiled code, which is not dispatched operator by operator."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -29,7 +30,12 @@ from codechat.models.fast import attention
 aten = torch.ops.aten
 WAITS = {aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default}
 WAITS |= {aten._unique2.default, aten.equal.default, aten.repeat_interleave.Tensor}
-INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+INDEXING = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
 COPIES = {aten._to_copy.default, aten.copy_.default}
 META = torch.device("meta")
 
@@ -50,16 +56,20 @@ class SyncCount(TorchDispatchMode):
         else:
             out = func(*args, **kwargs)
         here = bool(args) and isinstance(args[0], Tensor) and args[0].is_meta
-        waits = func in WAITS or (func in INDEXING and (_masked(args[1]) or _from_host(args[0], args[1])))
-        if (here and waits) or (func in COPIES and (_to_host(func, args, kwargs) or _blocks(func, args, kwargs))):
+        waits = func in WAITS or (
+            func in INDEXING and (_masked(args[1]) or _from_host(args[0], args[1]))
+        )
+        if (here and waits) or (
+            func in COPIES and (_to_host(func, args, kwargs) or _blocks(func, args, kwargs))
+        ):
             self.calls[str(func)] += 1
         return out
 
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """This process computes on the meta device, as it would on a GPU. What that device has not is replaced: flex
-    attention, AdamW's fused kernel, autocast."""
+    """This process computes on the meta device, as it would on a GPU. What that device has not
+    is replaced: flex attention, AdamW's fused kernel, autocast."""
 
     def adamw(*args: Any, **how: Any) -> torch.optim.Optimizer:
         return own(*args, **how | {"fused": None})

@@ -1,4 +1,5 @@
-"""The command line: every command is there, help is quick, what goes wrong is one line and an exit code."""
+"""The command line: every command is there, help is quick, what goes wrong is one line and an
+exit code."""
 
 import errno
 import importlib.util
@@ -14,7 +15,14 @@ import pytest
 from codechat import __version__
 from codechat.cli import INTERRUPTED, guarded, main
 from codechat.core import processes
-from codechat.core.errors import CheckpointError, ConfigError, DataError, MissingFile, RunError, UserError
+from codechat.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MissingFile,
+    RunError,
+    UserError,
+)
 from codechat.core.registry import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,7 +91,9 @@ for name in COMMANDS:
 
 
 def test_no_help_loads_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", HELP_OF_ALL], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", HELP_OF_ALL], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -94,7 +104,9 @@ def test_openmp_polls_seldom_where_other_processes_compute(
     wait = "import time\nwhile time.process_time() < 9: pass"
     busy = [subprocess.Popen([sys.executable, "-c", wait]) for _ in range(os.cpu_count() or 1)]
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)  # after the processes, of which there would be 100,000
+    monkeypatch.setattr(
+        os, "cpu_count", lambda: cores
+    )  # after the processes, of which there would be 100,000
     try:
         main(["runs"])
     finally:
@@ -128,7 +140,10 @@ def test_what_goes_wrong_is_one_line_and_a_code_a_defect_keeps_its_traceback(cap
         err = capsys.readouterr().err
         assert err.startswith("error: runs/x: ")
         assert err.count("\n") == 1
-    for reason, line in (((), "interrupted\n"), (("step 12 is saved",), "interrupted: step 12 is saved\n")):
+    for reason, line in (
+        ((), "interrupted\n"),
+        (("step 12 is saved",), "interrupted: step 12 is saved\n"),
+    ):
         assert guarded(fails(KeyboardInterrupt(*reason)), []) == INTERRUPTED == 130
         assert capsys.readouterr().err == line
     for error in (ZeroDivisionError("x"), FileNotFoundError(errno.ENOENT, "x"), AssertionError()):
@@ -166,7 +181,9 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 
 def test_text_that_the_terminal_cannot_spell_is_no_crash() -> None:
-    code = "from codechat.cli import guarded; guarded(lambda a: print('caf\\xe9 \\u65e5 \\ud800'), [])"
+    code = (
+        "from codechat.cli import guarded; guarded(lambda a: print('caf\\xe9 \\u65e5 \\ud800'), [])"
+    )
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=env)
     assert done.returncode == 0

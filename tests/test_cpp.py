@@ -1,4 +1,5 @@
-"""The C++ programs: the same losses and the same greedy tokens as Python's. Skipped where no compiler is."""
+"""The C++ programs: the same losses and the same greedy tokens as Python's. Skipped where no
+compiler is."""
 
 import dataclasses
 import json
@@ -23,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("cmake", "g++")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"no compiler: {' and '.join(TOOLS)} are needed"),
+    pytest.mark.skipif(
+        not all(map(shutil.which, TOOLS)), reason=f"no compiler: {' and '.join(TOOLS)} are needed"
+    ),
 ]
 SMALL = GPTConfig(depth=2, n_embd=32, n_head=4, block_size=64, vocab_size=90)
 MODELS = {
@@ -40,7 +43,14 @@ MODELS = {
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = tmp_path_factory.mktemp("cpp")
     for words in (
-        ["cmake", "-S", str(ROOT / "cpp"), "-B", str(build), f"-DPython3_EXECUTABLE={sys.executable}"],
+        [
+            "cmake",
+            "-S",
+            str(ROOT / "cpp"),
+            "-B",
+            str(build),
+            f"-DPython3_EXECUTABLE={sys.executable}",
+        ],
         ["cmake", "--build", str(build)],
     ):
         done = subprocess.run(words, capture_output=True, text=True, timeout=900)
@@ -85,7 +95,12 @@ def test_bfloat16_weights_are_read(programs: Path, tmp_path: Path) -> None:
     model = GPT(SMALL).eval()
     with torch.no_grad():
         for p in model.parameters():
-            p.copy_((p + torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3).bfloat16())
+            p.copy_(
+                (
+                    p
+                    + torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3
+                ).bfloat16()
+            )
     directory = export(model, tmp_path / "hf")
     tensors = hf_format.tensors(model.cfg, model.state_dict())
     hf_format.save(directory / "model.safetensors", tensors, "bfloat16")
@@ -102,7 +117,8 @@ def test_training_has_the_losses_of_the_python_loop(
     tmp_path: Path,
     monkeypatch: Any,
 ) -> None:
-    """30 steps: warm-up and the beginning of the cosine. Then the weights that C++ wrote, read by Python."""
+    """30 steps: warm-up and the beginning of the cosine. Then the weights that C++ wrote, read
+    by Python."""
     from pydoc_data.topics import topics
 
     source = tmp_path / "text.txt"
@@ -129,5 +145,7 @@ def test_training_has_the_losses_of_the_python_loop(
     windows = text.val_windows(71, 70, 20)
     assert model.loss(windows[:, :-1], windows[:, 1:]).item() < expected[0] - 1
     (done,) = generate.sample(model, [[3, 4]], max_new_tokens=30, temperature=0)
-    tokens = run(programs / "generate", tmp_path / "out", 30, "3,4", "--ids", shape.n_ids).splitlines()[0]
+    tokens = run(
+        programs / "generate", tmp_path / "out", 30, "3,4", "--ids", shape.n_ids
+    ).splitlines()[0]
     assert list(map(int, tokens.split())) == list(done.ids)

@@ -1,5 +1,5 @@
-"""Alignment helpers on plain tensors: closed forms, shapes, signs of gradients, and that accumulating equals one
-batch."""
+"""Alignment helpers on plain tensors: closed forms, shapes, signs of gradients, and that
+accumulating equals one batch."""
 
 import inspect
 import json
@@ -47,18 +47,25 @@ def test_prompt_and_output_are_joined_shifted_and_masked() -> None:
     )
     assert found["input_ids"].tolist() == [[97, 98, 120, 121], [99, 119, 256, 256]]
     assert found["labels"].tolist() == [[98, 120, 121, 122], [119, 256, 256, 256]]
-    assert found["response_mask"].tolist() == [[False, True, True, True], [True, False, False, False]]
+    assert found["response_mask"].tolist() == [
+        [False, True, True, True],
+        [True, False, False, False],
+    ]
     with pytest.raises(ConfigError, match="2 prompts.*1 outputs"):
         functional.tokenize_prompt_and_output(["a", "b"], ["c"], Words())
 
 
 def test_reductions_by_hand() -> None:
     assert float(functional.masked_mean(LOGP, MASK)) == pytest.approx(-15.5 / 5)
-    assert functional.run_masked_mean(tensor=LOGP, mask=MASK, dim=1).tolist() == pytest.approx([-1.5, -12.5 / 3])
+    assert functional.run_masked_mean(tensor=LOGP, mask=MASK, dim=1).tolist() == pytest.approx(
+        [-1.5, -12.5 / 3]
+    )
     assert functional.masked_mean(LOGP, MASK, 0).tolist() == pytest.approx([-0.75, -3.0, -8.0])
     assert functional.masked_mean(LOGP, torch.zeros(2, 3), 1).isnan().all()
     assert float(functional.run_masked_normalize(LOGP, MASK, None, 10.0)) == pytest.approx(-1.55)
-    assert functional.masked_normalize(LOGP, MASK, 1, 4.0).tolist() == pytest.approx([-0.75, -3.125])
+    assert functional.masked_normalize(LOGP, MASK, 1, 4.0).tolist() == pytest.approx(
+        [-0.75, -3.125]
+    )
     poisoned = LOGP.clone()
     poisoned[0, 2] = math.nan
     assert functional.masked_mean(poisoned, MASK).isfinite()
@@ -67,7 +74,9 @@ def test_reductions_by_hand() -> None:
 
 def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "sft.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"p{i}", "response": f"r{i}"}) + "\n" for i in range(3)))
+    path.write_text(
+        "".join(json.dumps({"prompt": f"p{i}", "response": f"r{i}"}) + "\n" for i in range(3))
+    )
     data = functional.get_packed_sft_dataset(
         tokenizer=Words(),
         dataset_path=path,
@@ -77,7 +86,10 @@ def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
     batches = list(functional.run_iterate_batches(dataset=data, batch_size=2, shuffle=False))
     assert batches[0]["input_ids"].shape == (2, 50)
     assert len(batches) == -(-len(data) // 2)
-    texts = [functional.INSTRUCTION.format(instruction=f"p{i}", response=f"r{i}").encode() for i in range(3)]
+    texts = [
+        functional.INSTRUCTION.format(instruction=f"p{i}", response=f"r{i}").encode()
+        for i in range(3)
+    ]
     stream = [i for text in texts for i in [257, *text, 256]]
     assert len(data) == (len(stream) - 1) // 50
     assert [i for piece in data for i in piece["input_ids"].tolist()] == stream[: 50 * len(data)]
@@ -107,12 +119,14 @@ ADAPTERS = json.loads(Path(__file__).with_name("cs336_adapters.json").read_text(
 
 def test_the_adapters_have_the_names_and_arguments_of_the_course() -> None:
     functions = {name: f for name, f in vars(functional).items() if name in ADAPTERS}
-    assert {name: " ".join(inspect.signature(f).parameters) for name, f in functions.items()} == ADAPTERS
+    assert {
+        name: " ".join(inspect.signature(f).parameters) for name, f in functions.items()
+    } == ADAPTERS
 
 
 def test_each_adapter_gives_what_the_course_asks_for(models: tuple[GPT, GPT]) -> None:
-    """Every one is called as the course's tests do, by keyword, and its values come from the formula, not from the
-    library."""
+    """Every one is called as the course's tests do, by keyword, and its values come from the
+    formula, not from the library."""
     adapters = functional
     ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
     logp = models[0](ids).log_softmax(-1)
@@ -132,7 +146,9 @@ def test_each_adapter_gives_what_the_course_asks_for(models: tuple[GPT, GPT]) ->
     )
     assert torch.equal(wrapped["log_probs"], found["log_probs"])
     assert set(wrapped) == {"log_probs"}
-    torch.testing.assert_close(adapters.run_compute_entropy(logits=logp), -(logp.exp() * logp).sum(-1))
+    torch.testing.assert_close(
+        adapters.run_compute_entropy(logits=logp), -(logp.exp() * logp).sum(-1)
+    )
     reward = lambda response, truth: {"reward": float(response)}  # noqa: E731
     advantages, raw, _ = adapters.run_compute_group_normalized_rewards(
         reward_fn=reward,
@@ -146,15 +162,23 @@ def test_each_adapter_gives_what_the_course_asks_for(models: tuple[GPT, GPT]) ->
     assert raw.tolist() == [0, 1, 5, 5]
     signal = dict(policy_log_probs=LOGP)
     naive = -ADVANTAGES * LOGP
-    got = adapters.run_compute_naive_policy_gradient_loss(raw_rewards_or_advantages=ADVANTAGES, **signal)
+    got = adapters.run_compute_naive_policy_gradient_loss(
+        raw_rewards_or_advantages=ADVANTAGES, **signal
+    )
     torch.testing.assert_close(got, naive)
     ratio = (LOGP - OLD).exp()
     clipped = -torch.minimum(ratio * ADVANTAGES, ratio.clamp(0.9, 1.1) * ADVANTAGES)
     more = dict(advantages=ADVANTAGES, old_log_probs=OLD, cliprange=0.1)
     torch.testing.assert_close(adapters.run_compute_grpo_clip_loss(**signal, **more)[0], clipped)
-    for kind, loss in (("no_baseline", naive), ("reinforce_with_baseline", naive), ("grpo_clip", clipped)):
+    for kind, loss in (
+        ("no_baseline", naive),
+        ("reinforce_with_baseline", naive),
+        ("grpo_clip", clipped),
+    ):
         every = dict(loss_type=kind, raw_rewards=ADVANTAGES, **more)
-        torch.testing.assert_close(adapters.run_compute_policy_gradient_loss(**signal, **every)[0], loss)
+        torch.testing.assert_close(
+            adapters.run_compute_policy_gradient_loss(**signal, **every)[0], loss
+        )
         trained = LOGP.clone().requires_grad_()
         step = dict(response_mask=MASK, gradient_accumulation_steps=2, **every)
         value, _ = adapters.run_grpo_microbatch_train_step(policy_log_probs=trained, **step)
@@ -163,7 +187,11 @@ def test_each_adapter_gives_what_the_course_asks_for(models: tuple[GPT, GPT]) ->
         assert trained.grad is not None
         assert bool((trained.grad[MASK == 0] == 0).all())
     for constant in (1.0, None):
-        value, _ = adapters.run_sft_microbatch_train_step(LOGP.clone().requires_grad_(), MASK, 2, constant)
+        value, _ = adapters.run_sft_microbatch_train_step(
+            LOGP.clone().requires_grad_(), MASK, 2, constant
+        )
         assert float(value) == pytest.approx(15.5 / 2 / 2)
-    loss = adapters.run_compute_per_instance_dpo_loss(models[0], models[0], Words(), 0.5, "a", "b", "c")
+    loss = adapters.run_compute_per_instance_dpo_loss(
+        models[0], models[0], Words(), 0.5, "a", "b", "c"
+    )
     assert float(loss) == pytest.approx(math.log(2), abs=1e-6)

@@ -1,5 +1,5 @@
-"""The written documentation: links lead somewhere, functions that it names exist, its commands are valid, and README's
-numbers are those of committed results."""
+"""The written documentation: links lead somewhere, functions that it names exist, its commands
+are valid, and README's numbers are those of committed results."""
 
 import ast
 import json
@@ -22,7 +22,10 @@ from codechat.core.registry import COMMANDS, LOOPS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / name for name in ("README.md", "README.zh.md", "CONTRIBUTING.md", "GLOSSARY.md", "data/README.md")]
+PAGES = [
+    ROOT / name
+    for name in ("README.md", "README.zh.md", "CONTRIBUTING.md", "GLOSSARY.md", "data/README.md")
+]
 PAGES += sorted(DOCS.rglob("*.md"))
 CODE = re.compile(r"^```.*?^```", re.M | re.S)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
@@ -38,13 +41,18 @@ def links(page: Path) -> list[tuple[str, Path, str]]:
     """(label, target, anchor) of the relative links outside code blocks."""
     found = LINK.findall(CODE.sub("", page.read_text(encoding="utf-8")))
     parts = [(label, *link.partition("#")) for label, link in found if "://" not in link]
-    return [(label, page.parent / path if path else page, anchor) for label, path, _, anchor in parts]
+    return [
+        (label, page.parent / path if path else page, anchor) for label, path, _, anchor in parts
+    ]
 
 
 def anchors(page: Path) -> set[str]:
     """Anchors of the headings as GitHub makes them, and ""."""
     headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.M)
-    return {"", *(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)}
+    return {
+        "",
+        *(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings),
+    }
 
 
 def test_links_lead_somewhere() -> None:
@@ -52,7 +60,9 @@ def test_links_lead_somewhere() -> None:
         targets = [(target, anchor) for _, target, anchor in links(page)]
         assert not [str(target) for target, _ in targets if not target.exists()], page
         headed = [(target, anchor) for target, anchor in targets if target.suffix == ".md"]
-        assert not [f"{target}#{anchor}" for target, anchor in headed if anchor not in anchors(target)], page
+        assert not [
+            f"{target}#{anchor}" for target, anchor in headed if anchor not in anchors(target)
+        ], page
 
 
 def test_the_table_of_flags_is_that_of_the_code() -> None:
@@ -63,7 +73,10 @@ def test_the_table_of_flags_is_that_of_the_code() -> None:
 def test_flags_in_tables_of_other_projects_are_accepted_or_named() -> None:
     known = {name for entry in LOOPS.values() for name in config.leaves_of(entry.config_class)}
     known |= config.ALIASES.keys() | config.ELSEWHERE.keys()
-    cells = [re.findall(r"^\| (`--[^|]*)\|", page.read_text(), re.M) for page in DOCS.glob("coming-from-*.md")]
+    cells = [
+        re.findall(r"^\| (`--[^|]*)\|", page.read_text(), re.M)
+        for page in DOCS.glob("coming-from-*.md")
+    ]
     flags = {flag for cell in sum(cells, []) for flag in re.findall(r"--(\w+)", cell)}
     assert len(flags) > 20
     assert not {flag for flag in flags if not {flag, flag.removeprefix("no_")} & known}
@@ -87,11 +100,21 @@ def defined(module: Path) -> set[str]:
 
 
 def test_the_walk_names_functions_that_exist() -> None:
-    labels = [link for name in ("a-step-and-a-request", "coming-from-cs336") for link in links(DOCS / f"{name}.md")]
-    mentions = [(*found.groups(), target) for label, target, _ in labels if (found := MENTION.fullmatch(label))]
+    labels = [
+        link
+        for name in ("a-step-and-a-request", "coming-from-cs336")
+        for link in links(DOCS / f"{name}.md")
+    ]
+    mentions = [
+        (*found.groups(), target)
+        for label, target, _ in labels
+        if (found := MENTION.fullmatch(label))
+    ]
     assert len(mentions) > 60, "the labels have another form than `file: function`"
     for file, names, target in mentions:
-        assert target.resolve() in (ROOT / "codechat" / file, ROOT / "codechat_lab" / file), f"{file} links to {target}"
+        assert target.resolve() in (ROOT / "codechat" / file, ROOT / "codechat_lab" / file), (
+            f"{file} links to {target}"
+        )
         missing = set(names.split(", ")) - defined(target)
         assert not missing, f"{file} does not define {missing}"
 
@@ -101,21 +124,32 @@ class Parsed(Exception):
 
 
 def shell_lines(page: Path) -> list[list[str]]:
-    """The words of each line of the page's shell blocks, continuation lines joined and comments removed."""
+    """The words of each line of the page's shell blocks, continuation lines joined and comments
+    removed."""
     text = page.read_text(encoding="utf-8")
-    blocks = [text] if page.suffix == ".txt" else re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
+    blocks = (
+        [text] if page.suffix == ".txt" else re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
+    )
     lines = "\n".join(blocks).replace("\\\n", " ").replace("-m codechat.", "codechat ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words after `codechat`, also in tables, two at least. What follows a lone -- are settings of the loop
+    """The words after `codechat`, also in tables, two at least. What follows a lone -- are
+    settings of the loop
     that is launched: one more command."""
-    rows = re.findall(r"^\|.*", page.read_text(encoding="utf-8") if "experiments" not in page.parts else "", re.M)
+    rows = re.findall(
+        r"^\|.*", page.read_text(encoding="utf-8") if "experiments" not in page.parts else "", re.M
+    )
     found = [
         words[at + 1 :]
         for words in (*shell_lines(page), *map(shlex.split, TYPED.findall("\n".join(rows))))
-        if (at := next((i for i, word in enumerate(words) if re.fullmatch(r"(.*/)?codechat", word)), None)) is not None
+        if (
+            at := next(
+                (i for i, word in enumerate(words) if re.fullmatch(r"(.*/)?codechat", word)), None
+            )
+        )
+        is not None
     ]
     return found + [[words[1], *words[words.index("--") + 1 :]] for words in found if "--" in words]
 
@@ -124,8 +158,11 @@ SHEETS = sorted((ROOT / "codechat_lab/recipes").glob("*.txt"))  # command lines 
 
 
 @pytest.mark.parametrize("page", [page for page in [*PAGES, *SHEETS] if commands(page)], ids=title)
-def test_commands_are_valid(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has flags and values that exist and fit together, up to where it would begin. Files are not looked for."""
+def test_commands_are_valid(
+    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has flags and values that exist and fit together, up to where it would begin. Files
+    are not looked for."""
     parse = config.parse
 
     def parse_only(cls: type, *args: Any, **options: Any) -> None:
@@ -140,21 +177,29 @@ def test_commands_are_valid(page: Path, monkeypatch: pytest.MonkeyPatch, capsys:
             code = cli.main(words)
         except Parsed:
             continue
-        raise AssertionError(f"codechat {shlex.join(words)}: exit code {code}, {capsys.readouterr().err}")
+        raise AssertionError(
+            f"codechat {shlex.join(words)}: exit code {code}, {capsys.readouterr().err}"
+        )
 
 
 @pytest.mark.slow
 def test_the_first_hour_runs_as_it_is_written(tmp_path: Path) -> None:
-    """Every command of the page in its order, in an empty folder with the examples; reinforce may find no gradient
-    (exit code 2)."""
+    """Every command of the page in its order, in an empty folder with the examples; reinforce
+    may find no gradient (exit code 2)."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     printed = {}
     for words in shell_lines(DOCS / "first-hour.md"):
         if words[0] in ("make", "."):
             continue
-        words = [sys.executable, *(["-m"] if words[0] == "codechat" else []), *words[words[0] == "python" :]]
-        how = dict(cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        words = [
+            sys.executable,
+            *(["-m"] if words[0] == "codechat" else []),
+            *words[words[0] == "python" :],
+        ]
+        how = dict(
+            cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         if "serve" in words:
             with subprocess.Popen([*words, "--port", "0"], **how) as server:
                 printed["serve"] = next(line for line in server.stdout if "http://" in line)
@@ -164,15 +209,25 @@ def test_the_first_hour_runs_as_it_is_written(tmp_path: Path) -> None:
         expected = (0, 2) if "reinforce" in words else (0,)
         assert done.returncode in expected, f"{shlex.join(words)}: {done.stdout[-3000:]}"
         printed[shlex.join(words[1:])] = done.stdout
-    programs = {"sum_digits": "f(123) == 6", "double_all": "f([1, 2]) == [2, 4]", "mean_of": "f([1, 2, 3]) == 2"}
+    programs = {
+        "sum_digits": "f(123) == 6",
+        "double_all": "f([1, 2]) == [2, 4]",
+        "mean_of": "f([1, 2, 3]) == 2",
+    }
     for name, holds in programs.items():
         (said,) = (text for command, text in printed.items() if name in command)
         exec(said[said.index("def ") :], made := {})
         assert eval(holds, {"f": made[name]}), said
-    weather = next(text for command, text in printed.items() if "Beijing" in command and "my-tools" in command)
+    weather = next(
+        text for command, text in printed.items() if "Beijing" in command and "my-tools" in command
+    )
     assert '{"name": "get_weather", "arguments": {"city": "Beijing"}}' in weather
     assert "serve" in printed
-    assert {path.name for path in (tmp_path / "runs").iterdir()} >= {"my-tools", "my-tools-test", "backwards-signal"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} >= {
+        "my-tools",
+        "my-tools-test",
+        "backwards-signal",
+    }
 
 
 def test_make_targets_exist() -> None:
@@ -187,13 +242,23 @@ def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
         for name in ("nano", "staircase", "specialist")
     )
     natural = (ROOT / "reports" / "natural" / "natural.md").read_text()
-    ours, mini = re.search(r"toolbox: tool and arguments right \| (\d+) of 60.*?\| (\d+) of 60", natural).groups()
-    programs = re.search(r"code, not trained on: passes all hidden tests \|.*\| (\d+ of \d+)", natural)[1]
+    ours, mini = re.search(
+        r"toolbox: tool and arguments right \| (\d+) of 60.*?\| (\d+) of 60", natural
+    ).groups()
+    programs = re.search(
+        r"code, not trained on: passes all hidden tests \|.*\| (\d+ of \d+)", natural
+    )[1]
     points = "{:+.1f} [{:+.1f}, {:+.1f}] points"
     expected = {
         **{
-            question: "{:.2f} [{:.2f}, {:.2f}]".format(*(nano[f"sft_{key}{end}"] for end in ("", "_lo", "_hi")))
-            for question, key in (("trained on", "call"), ("never seen", "tool"), ("decline", "unfitting"))
+            question: "{:.2f} [{:.2f}, {:.2f}]".format(
+                *(nano[f"sft_{key}{end}"] for end in ("", "_lo", "_hi"))
+            )
+            for question, key in (
+                ("trained on", "call"),
+                ("never seen", "tool"),
+                ("decline", "unfitting"),
+            )
         },
         "RL": points.format(*(nano[f"test_greedy{end}"] for end in ("", "_lo", "_hi"))),
         "graded": points.format(*(staircase[f"weak_{end}"] for end in ("gain", "lo", "hi"))),
@@ -205,18 +270,33 @@ def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
         re.findall(rf"^\| (.*{mark}) \| (.*) \|$", (ROOT / name).read_text(encoding="utf-8"), re.M)
         for name, mark in (("README.md", r"\?"), ("README.zh.md", "？"))
     )
-    told, again = ([sorted(re.findall(r"\d+", answer)) for _, answer in table] for table in (rows, chinese))
+    told, again = (
+        [sorted(re.findall(r"\d+", answer)) for _, answer in table] for table in (rows, chinese)
+    )
     assert len(rows) == len(expected)
     assert told == again
-    kept = [read_rows(ROOT / "reports" / "frozen" / f"pretrained{part}.jsonl") for part in ("", "_natural")]
-    tuned, asked = ([r for r in part if r["checkpoint"] == "released/smollm2-tools@232"] for part in kept)
+    kept = [
+        read_rows(ROOT / "reports" / "frozen" / f"pretrained{part}.jsonl")
+        for part in ("", "_natural")
+    ]
+    tuned, asked = (
+        [r for r in part if r["checkpoint"] == "released/smollm2-tools@232"] for part in kept
+    )
     (unseen,) = [r["right"] for r in tuned if r["stratum"] == "tool"]
     wanted = rf"smollm2-real`[\s\S]{{0,80}}{unseen:.2f}[\s\S]{{0,60}}{sum(r['verdict'] == 'right' for r in asked)}\b"
-    assert all(re.search(wanted, (ROOT / name).read_text(encoding="utf-8")) for name in ("README.md", "README.zh.md"))
-    public = {row["benchmark"]: row for row in read_rows(ROOT / "reports" / "frozen" / "pretrained_benchmarks.jsonl")}
+    assert all(
+        re.search(wanted, (ROOT / name).read_text(encoding="utf-8"))
+        for name in ("README.md", "README.zh.md")
+    )
+    public = {
+        row["benchmark"]: row
+        for row in read_rows(ROOT / "reports" / "frozen" / "pretrained_benchmarks.jsonl")
+    }
     for name in ("README.md", "README.zh.md"):
         shown = re.findall(
-            r"^\| ((?:BFCL|MBPP|HumanEval|GSM8K)[^|]*) \| (.*) \|$", (ROOT / name).read_text("utf-8"), re.M
+            r"^\| ((?:BFCL|MBPP|HumanEval|GSM8K)[^|]*) \| (.*) \|$",
+            (ROOT / name).read_text("utf-8"),
+            re.M,
         )
         assert len(shown) == 6
         for benchmark, cells in shown:
@@ -225,4 +305,6 @@ def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
     for (asked, answer), (word, numbers) in zip(rows, expected.items()):
         assert word in asked
         assert numbers in answer
-        assert re.findall(r"\d+", answer) == re.findall(r"\d+", numbers), f"another number: {answer}"
+        assert re.findall(r"\d+", answer) == re.findall(r"\d+", numbers), (
+            f"another number: {answer}"
+        )

@@ -1,4 +1,5 @@
-"""The gates of the two packages: content, density, reach. A number here may only fall; its target stands beside it."""
+"""The gates of the two packages: content, density, reach. A number here may only fall; its
+target stands beside it."""
 
 from pathlib import Path
 
@@ -9,29 +10,29 @@ ROOT = Path(__file__).resolve().parents[1]
 LAB = "codechat_lab"
 
 # what is measured: (ceiling today, target)
-# 2,200 of both are the toolbox's functions, and 800 programs of the sandbox, repair and coding, which nobody counted
-# while they stood in data files. 2,900 are calls in the words of imported models, which came later than the first count.
-# 800 let a program's own lists and dicts keep their methods in the sandbox.
-# 600 are names and types of the functions that lambdas and dictionaries of the toolbox and of chars became.
-# 100 are the signatures of models/fast, which its callers had as branches on the device.
-# 250 are names and types of what the loops and their sessions hand each other, which were dictionaries.
-# 300 are the converters of settings by type, and arguments of core, runs and distributed with names, not a splat.
+# The targets of content were set before 8,000 expressions came in that nobody had counted or that are
+# abilities of their own: functions and programs that stood in data files (3,000), calls in the words of
+# imported models (2,900), the readers of many public forms of rows and schemas (the rest).
 CONTENT = {"codechat": (88_900, 66_000), "both": (169_050, 135_000)}
-DENSITY = {"codechat": (5.60, 5.0), LAB: (5.82, 5.5), "tests": (6.45, 5.5)}
+DENSITY = {"codechat": (4.9, 5.0), LAB: (5.0, 5.5), "tests": (5.2, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3, 3)}
-SPLATS = {"codechat": (3, 3), LAB: (3.6, 3)}
-WIDE_LINES = {"codechat": (8, 0), LAB: (4, 0), "tests": (22, 0)}
-# Calls of eval and exec: files of users, untrusted programs in the sandbox, reference solutions that are texts.
+SPLATS = {"codechat": (3, 3), LAB: (3, 3)}
+WIDE_LINES = {"codechat": (0, 0), LAB: (0, 0), "tests": (0, 0)}
+# Calls of eval and exec: files of users, untrusted programs in the sandbox, reference solutions
+# that are texts.
 EXECUTED = {
     "codechat/text/tool_functions.py": 1,
     "codechat_lab/sandbox/zygote.py": 2,
     "codechat_lab/sandbox/judge.py": 1,
-    "codechat_lab/tasks/micro.py": 1,  # a solution that is also the model's answer, for its hidden tests
-    "codechat_lab/tasks/repair/generator.py": 2,  # modules with a bug, which are texts that a model reads
+    # a solution that is also the model's answer, for its hidden tests
+    "codechat_lab/tasks/micro.py": 1,
+    # modules with a bug, which are texts that a model reads
+    "codechat_lab/tasks/repair/generator.py": 2,
     "codechat_lab/tasks/repair/loader.py": 1,  # in the sandbox
 }
-# Data files with Python: programs that a model reads, writes or is attacked with; templates that users copy.
+# Data files with Python: programs that a model reads, writes or is attacked with; templates
+# that users copy.
 PROGRAMS = {
     "codechat_lab/tasks/new_task/my_task.py.txt",
     "codechat_lab/tasks/new_task/test_my_task.py.txt",
@@ -41,23 +42,30 @@ PROGRAMS = {
     "codechat_lab/tasks/micro_families.json",
     "codechat_lab/tasks/repair/parts.toml",
 }
-# Four are files of models/fast, and in `sft`, whose probes sample, three more: a file for each way of computing.
-REACH = {"pretrain": (40, 36), "sft": (55, 36)}  # two modules are the calls of imported models, one is desync
+# Past the target stand models/fast with a file for each way of computing (seven in `sft`, whose probes
+# sample), the calls of imported models (two), and desync.
+REACH = {"pretrain": (40, 36), "sft": (55, 36)}
 
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, house.Weight]:
-    return {package: house.weigh(sorted((ROOT / package).rglob("*.py"))) for package in house.PACKAGES}
+    return {
+        package: house.weigh(sorted((ROOT / package).rglob("*.py"))) for package in house.PACKAGES
+    }
 
 
-def test_the_content_of_the_packages_does_not_grow_past_its_gate(weights: dict[str, house.Weight]) -> None:
+def test_the_content_of_the_packages_does_not_grow_past_its_gate(
+    weights: dict[str, house.Weight],
+) -> None:
     library = weights["codechat"].expressions
     assert library <= CONTENT["codechat"][0]
     assert library + weights[LAB].expressions <= CONTENT["both"][0]
 
 
 @pytest.mark.parametrize("package", DENSITY)
-def test_code_lines_hold_no_more_expressions_than_their_gate(package: str, weights: dict[str, house.Weight]) -> None:
+def test_code_lines_hold_no_more_expressions_than_their_gate(
+    package: str, weights: dict[str, house.Weight]
+) -> None:
     assert weights[package].density <= DENSITY[package][0]
 
 
@@ -93,5 +101,9 @@ def test_data_files_hold_no_python_of_the_project() -> None:
     for package in ("codechat", LAB):
         for path in (ROOT / package).rglob("*.*"):
             name = path.relative_to(ROOT).as_posix()
-            if path.suffix in (".json", ".csv", ".toml", ".txt") and name not in PROGRAMS and "/released/" not in name:
+            if (
+                path.suffix in (".json", ".csv", ".toml", ".txt")
+                and name not in PROGRAMS
+                and "/released/" not in name
+            ):
                 assert house.python_in(path) == [], name

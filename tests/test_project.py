@@ -1,5 +1,5 @@
-"""The project's own files and the shape of the library: one environment in two spellings, a Makefile that repairs,
-notebooks in shape; imports go one way."""
+"""The project's own files and the shape of the library: one environment in two spellings, a
+Makefile that repairs, notebooks in shape; imports go one way."""
 
 import ast
 import fnmatch
@@ -26,7 +26,12 @@ PACKAGES = ("codechat", "codechat_lab")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TARGETS = ("lab", "test", "test-all", "notebooks", "jupyter", "cpp", "venv", "clean", "help")
 # Names under which a distribution is imported, where they differ.
-IMPORTED_AS = {"import-linter": "importlinter", "ipython": "IPython", "pillow": "PIL", "pyyaml": "yaml"}
+IMPORTED_AS = {
+    "import-linter": "importlinter",
+    "ipython": "IPython",
+    "pillow": "PIL",
+    "pyyaml": "yaml",
+}
 IMPORTED_AS |= {"pytest-xdist": "xdist"}
 # Brought by the packages that pyproject names, in step with them.
 BROUGHT_ALONG = {"grimp", "jupyter_client", "markdown_it", "markupsafe"}
@@ -54,17 +59,26 @@ def test_conda_environment_equals_pyproject() -> None:
 
 def test_every_import_is_declared() -> None:
     extras = PROJECT["project"]["optional-dependencies"].values()
-    requirements = [*PROJECT["project"]["dependencies"], *(one for extra in extras for one in extra)]
+    requirements = [
+        *PROJECT["project"]["dependencies"],
+        *(one for extra in extras for one in extra),
+    ]
     distributions = [re.match(r"[\w.-]+", requirement)[0] for requirement in requirements]
     known = {IMPORTED_AS.get(name, name).replace("-", "_") for name in distributions}
     known |= sys.stdlib_module_names | {*PACKAGES, "benchmarks"} | BROUGHT_ALONG
     known |= {p.stem for folder in ("tests", "tools") for p in (ROOT / folder).rglob("*.py")}
     unknown = {}
-    for path in [path for folder in (*PACKAGES, "tests", "nbs_py") for path in (ROOT / folder).rglob("*.py")]:
+    for path in [
+        path for folder in (*PACKAGES, "tests", "nbs_py") for path in (ROOT / folder).rglob("*.py")
+    ]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
-            unknown |= {module.split(".")[0]: path.name for module in modules if module.split(".")[0] not in known}
+            unknown |= {
+                module.split(".")[0]: path.name
+                for module in modules
+                if module.split(".")[0] not in known
+            }
     assert not unknown
 
 
@@ -72,8 +86,15 @@ def test_every_import_is_declared() -> None:
 def test_installed_package_would_hold_every_data_file(name: str) -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"][name]
     package = ROOT / name
-    files = [path.relative_to(package) for path in tracked() if package in path.parents and path.suffix != ".py"]
-    held = lambda path: any(fnmatch.fnmatch(f"x/{path}", f"x/{p}") or path.match(p) for p in patterns)  # noqa: E731
+    files = [
+        path.relative_to(package)
+        for path in tracked()
+        if package in path.parents and path.suffix != ".py"
+    ]
+
+    def held(path: Path) -> bool:
+        return any(fnmatch.fnmatch(f"x/{path}", f"x/{p}") or path.match(p) for p in patterns)
+
     assert not [path for path in files if not held(path)]
 
 
@@ -109,21 +130,33 @@ def made(tmp_path: Path) -> Path:
 
 def dry_run(place: Path, *arguments: str) -> str:
     """What `make venv` would do: "" for nothing, else the steps' names."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("TORCH", "SYSTEM_TORCH", "MAKEFLAGS")}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("TORCH", "SYSTEM_TORCH", "MAKEFLAGS")
+    }
     how = dict(cwd=place, env=environment, capture_output=True, text=True, check=True)
     ran = subprocess.run(["make", "-n", "venv", *arguments], **how)
     return " ".join(re.findall(r"\$(\w+)", ran.stdout))
 
 
 def test_makefile_has_every_target_and_help_names_it() -> None:
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for target in set(TARGETS) - {"help"}:
         assert re.search(rf"^make {target} ", shown, re.M), target
-    assert set(TARGETS) <= set(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split())
+    assert set(TARGETS) <= set(
+        re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split()
+    )
 
 
-@pytest.mark.parametrize("lost", ["", "newer", ".torch", ".place", ".installed", "bin/python", "interrupted", "moved"])
-def test_make_repairs_an_environment_that_is_old_lacks_a_part_or_was_moved(made: Path, lost: str) -> None:
+@pytest.mark.parametrize(
+    "lost", ["", "newer", ".torch", ".place", ".installed", "bin/python", "interrupted", "moved"]
+)
+def test_make_repairs_an_environment_that_is_old_lacks_a_part_or_was_moved(
+    made: Path, lost: str
+) -> None:
     if lost == "newer":
         at = (made / ".venv" / ".installed").stat().st_mtime + 5
         os.utime(made / "pyproject.toml", (at, at))
@@ -138,7 +171,9 @@ def test_make_repairs_an_environment_that_is_old_lacks_a_part_or_was_moved(made:
 
 
 def test_make_says_why_no_python_will_do(made: Path) -> None:
-    (made / "old").write_text("#!/bin/sh\necho 'is Python 3.8; 3.11 or newer is needed' >&2; exit 1\n")
+    (made / "old").write_text(
+        "#!/bin/sh\necho 'is Python 3.8; 3.11 or newer is needed' >&2; exit 1\n"
+    )
     (made / "old").chmod(0o755)
     (made / ".venv" / ".place").unlink()
     ran = subprocess.run(
@@ -148,35 +183,55 @@ def test_make_says_why_no_python_will_do(made: Path) -> None:
         text=True,
     )
     assert ran.returncode != 0
-    for part in ("./old is Python 3.8; 3.11 or newer is needed", "no-such-python is not on the PATH", "PYTHON=/path"):
+    for part in (
+        "./old is Python 3.8; 3.11 or newer is needed",
+        "no-such-python is not on the PATH",
+        "PYTHON=/path",
+    ):
         assert part in ran.stderr
-    assert (made / ".venv" / "bin").is_dir(), "the old environment goes only when a new one can be made"
+    assert (made / ".venv" / "bin").is_dir(), (
+        "the old environment goes only when a new one can be made"
+    )
 
 
 def test_ci_runs_make_test_only() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & stat.S_IXUSR
-    assert re.findall(r"\bmake [a-z-]+", re.sub(r"#.*|echo .*", "", script.read_text())) == ["make test"]
+    assert re.findall(r"\bmake [a-z-]+", re.sub(r"#.*|echo .*", "", script.read_text())) == [
+        "make test"
+    ]
 
 
 # --- what is committed
 
 
 # tests/codechat/formats/test_release.py has their limits
-RELEASED = re.compile(r"codechat_lab/released/[\w-]+/checkpoints/step_\d+/(\w+\.safetensors|meta\.json)")
+RELEASED = re.compile(
+    r"codechat_lab/released/[\w-]+/checkpoints/step_\d+/(\w+\.safetensors|meta\.json)"
+)
 
 
 def test_nothing_large_is_committed() -> None:
     sizes = {path.relative_to(ROOT).as_posix(): path.stat().st_size for path in tracked()}
-    assert not {path: size for path, size in sizes.items() if size > 1_000_000 and not RELEASED.fullmatch(path)}
+    assert not {
+        path: size
+        for path, size in sizes.items()
+        if size > 1_000_000 and not RELEASED.fullmatch(path)
+    }
 
 
 def test_no_file_names_a_machine_or_a_package_index() -> None:
     foreign = re.compile(
         r"(?<![\w.])/w[o]rk/|/r[o]ot/\.|/t[m]p/[a-z0-9_]+/|p[y]pi\.org|pythonh[o]sted|download\.p[y]torch"
     )
-    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in tracked() if path.suffix in TEXT}
-    assert not {str(path): match[0] for path, text in texts.items() if (match := foreign.search(text))}
+    texts = {
+        path: path.read_text(encoding="utf-8", errors="replace")
+        for path in tracked()
+        if path.suffix in TEXT
+    }
+    assert not {
+        str(path): match[0] for path, text in texts.items() if (match := foreign.search(text))
+    }
 
 
 def test_notebooks_are_paired_fresh_and_executed() -> None:
@@ -185,7 +240,9 @@ def test_notebooks_are_paired_fresh_and_executed() -> None:
 
 def lines_but_imports(code: str) -> int:
     """Lines of a cell. Imports name the real modules, so they take what they take."""
-    imports = [node for node in ast.parse(code).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [
+        node for node in ast.parse(code).body if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
     return len(code.splitlines()) - sum(node.end_lineno - node.lineno + 1 for node in imports)
 
 
@@ -196,12 +253,22 @@ def test_notebooks_have_the_agreed_shape() -> None:
         code = [cell.source for cell in source.cells if cell.cell_type == "code"]
         first = source.cells[0]
         assert first.cell_type == "markdown" and first.source.startswith("# "), name
-        parts = ["Question"] if report else ["Question", "Result"]  # a report's result is what its rows give
-        assert all(f"**{word}" in first.source for word in parts), f"{name}: Question and Result in the first cell"
-        assert not report or any("answer" in cell.metadata.get("tags", []) for cell in source.cells), name
-        assert "parameters" in source.cells[1].metadata.get("tags", []), f"{name}: the second cell holds the parameters"
+        parts = (
+            ["Question"] if report else ["Question", "Result"]
+        )  # a report's result is what its rows give
+        assert all(f"**{word}" in first.source for word in parts), (
+            f"{name}: Question and Result in the first cell"
+        )
+        assert not report or any(
+            "answer" in cell.metadata.get("tags", []) for cell in source.cells
+        ), name
+        assert "parameters" in source.cells[1].metadata.get("tags", []), (
+            f"{name}: the second cell holds the parameters"
+        )
         for statement in ast.parse(source.cells[1].source).body:
-            assert isinstance(statement, ast.Assign | ast.AnnAssign), "literals only: papermill injects after this cell"
+            assert isinstance(statement, ast.Assign | ast.AnnAssign), (
+                "literals only: papermill injects after this cell"
+            )
             ast.literal_eval(statement.value)
         longest = 0 if report else max(map(lines_but_imports, code))  # a report folds its code away
         assert longest <= 15 and len(code) <= (40 if report else 30), name
@@ -215,11 +282,17 @@ PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 
 # A handler may take anything only here.
 ANYTHING = {
-    "codechat_lab/serve/terminal.py": "what a user's function raises is its answer in the conversation",
+    "codechat_lab/serve/terminal.py": (
+        "what a user's function raises is its answer in the conversation"
+    ),
     "codechat_lab/sandbox/zygote.py": "what an untrusted program raises is its answer to the judge",
-    "codechat_lab/sandbox/handles.py": "what a function of a test raises goes to the program that called it",
+    "codechat_lab/sandbox/handles.py": (
+        "what a function of a test raises goes to the program that called it"
+    ),
     "codechat_lab/sandbox/judge.py": "whatever a test raises is the reason why it failed",
-    "codechat_lab/tasks/repair/loader.py": "what a broken module of a repository raises fails the tests that use it",
+    "codechat_lab/tasks/repair/loader.py": (
+        "what a broken module of a repository raises fails the tests that use it"
+    ),
     "codechat/tasks/base.py": "what a user's reward raises is the finding",
     "codechat/tasks/custom.py": "what a user's reward function raises is a tier of the score",
 }
@@ -230,13 +303,24 @@ def test_rooms_import_downwards() -> None:
 
 
 def takes_anything(handler: ast.ExceptHandler) -> bool:
-    names = {getattr(node, "id", "") for node in ast.walk(handler.type)} if handler.type else {"BaseException"}
+    names = (
+        {getattr(node, "id", "") for node in ast.walk(handler.type)}
+        if handler.type
+        else {"BaseException"}
+    )
     return bool(names & {"Exception", "BaseException"})
 
 
 def swallowed(path: Path) -> int:
-    handlers = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ExceptHandler)]
-    return sum(takes_anything(handler) and not isinstance(handler.body[-1], ast.Raise) for handler in handlers)
+    handlers = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler)
+    ]
+    return sum(
+        takes_anything(handler) and not isinstance(handler.body[-1], ast.Raise)
+        for handler in handlers
+    )
 
 
 def test_no_exception_is_swallowed_whole_and_files_are_named_for_what_they_hold() -> None:
@@ -249,17 +333,24 @@ def test_no_exception_is_swallowed_whole_and_files_are_named_for_what_they_hold(
 def test_nothing_but_tests_replaces_parts_of_modules() -> None:
     """A plan of another machine is told its numerics (`dist.planning`); nothing is patched."""
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    assert not [path for path in paths if re.search(r"unittest(\.| import.*\b)mock\b", path.read_text())]
+    assert not [
+        path for path in paths if re.search(r"unittest(\.| import.*\b)mock\b", path.read_text())
+    ]
 
 
 # What the help of a command may import besides the standard library. Each takes less than 0.1 s.
 QUICK = {"numpy", "regex", "rich", "tiktoken", "tiktoken_ext", "tqdm"}
-FOREIGN = "print(*{m.partition('.')[0] for m in sys.modules} - before - {'codechat', 'codechat_lab'} - sys.stdlib_module_names, file=sys.stderr)"
+FOREIGN = (
+    "print(*{m.partition('.')[0] for m in sys.modules} - before - {'codechat', "
+    "'codechat_lab'} - sys.stdlib_module_names, file=sys.stderr)"
+)
 
 
 def foreign(program: str, *words: str) -> tuple[set[str], str]:
     """(packages that a program imports besides the standard library and ours, its output)."""
-    source = f"import sys; before = {{m.partition('.')[0] for m in sys.modules}}\n{program}\n{FOREIGN}"
+    source = (
+        f"import sys; before = {{m.partition('.')[0] for m in sys.modules}}\n{program}\n{FOREIGN}"
+    )
     argv = [sys.executable, "-c", source, *words]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=PACKAGE.parent, timeout=900)
     assert done.returncode == 0, done.stderr
@@ -288,19 +379,32 @@ def test_help_of_every_command_imports_only_what_is_quick() -> None:
 
 def test_chatting_imports_torch_without_its_compiler_and_sharding() -> None:
     """Together they take longer than torch."""
-    heavy = ["torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy"]
-    program = "from codechat_lab.serve import terminal; from codechat.models import generate, loading; loading.load_model('released/nano'); "
+    heavy = [
+        "torch._dynamo",
+        "torch._inductor",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "sympy",
+    ]
+    program = (
+        "from codechat_lab.serve import terminal; from codechat.models import "
+        "generate, loading; loading.load_model('released/nano'); "
+    )
     program += f"print([m for m in {heavy} if m in sys.modules])"
     assert foreign(program)[1].strip() == "[]"
 
 
 def test_importing_codechat_and_reading_runs_imports_no_other_package() -> None:
     assert foreign("import codechat") == (set(), "")
-    assert not {"torch", "pandas", "numpy"} & foreign("import codechat.core.config, codechat.runs.run")[0]
+    assert (
+        not {"torch", "pandas", "numpy"}
+        & foreign("import codechat.core.config, codechat.runs.run")[0]
+    )
 
 
 def test_no_file_is_in_a_circle_of_imports() -> None:
-    """Also within a room, where the contract of the layers does not look; imports within functions count."""
+    """Also within a room, where the contract of the layers does not look; imports within
+    functions count."""
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
     left = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     while done := [name for name, imports in left.items() if not imports & left.keys()]:

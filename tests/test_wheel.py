@@ -1,4 +1,5 @@
-"""A wheel, unpacked beside an empty folder: what commands read came with it, what they write lies in that folder."""
+"""A wheel, unpacked beside an empty folder: what commands read came with it, what they write
+lies in that folder."""
 
 import os
 import shutil
@@ -13,7 +14,8 @@ from codechat_lab.reports import build, notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
-# Recipe nano with stages of seconds. A model that learned nothing is DEAD, which ends RL where that is asked.
+# Recipe nano with stages of seconds. A model that learned nothing is DEAD, which ends RL where
+# that is asked.
 SMALL = (ROOT / "tests" / "small_nano.txt").read_text()
 
 
@@ -21,7 +23,9 @@ SMALL = (ROOT / "tests" / "small_nano.txt").read_text()
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        files = subprocess.run(
+            listed, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split("\0")
     except (FileNotFoundError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout")
     place = tmp_path_factory.mktemp("wheel")
@@ -29,7 +33,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file():
             (place / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, place / "source" / name)
-    words = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(place), "."]
+    words = [
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(place),
+        ".",
+    ]
     made = subprocess.run(
         [sys.executable, "-m", *words],
         cwd=place / "source",
@@ -62,7 +75,11 @@ def ran(site: Path, folder: Path, *words: str) -> str:
 def test_a_wheel_holds_what_the_commands_read(site: Path) -> None:
     shipped = site / "codechat" / "shipped"
     assert {path.stem for path in (shipped / "nbs_py").iterdir()} == set(notebooks.names())
-    assert {path.name for path in (shipped / "reports").iterdir()} >= {*build.templates(), "frozen", "published"}
+    assert {path.name for path in (shipped / "reports").iterdir()} >= {
+        *build.templates(),
+        "frozen",
+        "published",
+    }
     for folder in ("frozen", "published", "nano/data"):
         names = {path.name for path in (ROOT / "reports" / folder).glob("*.csv")}
         assert names

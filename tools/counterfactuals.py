@@ -1,5 +1,5 @@
-"""Counterfactual (minimal-pair) evaluation: swap one thing in a prompt; does the answer follow, ignore the swap, or
-break?
+"""Counterfactual (minimal-pair) evaluation: swap one thing in a prompt; does the answer follow,
+ignore the swap, or break?
 
     python tools/counterfactuals.py --ckpt nano/sft nano/rl@best --data-dir data/nano/sft
 
@@ -9,8 +9,8 @@ break?
     tool_renamed    the requested tool has another name in the list: the call must use the new name
     value_swapped   a value of the request is replaced: the call must carry the new value
 
-Each case is answered greedily before and after its swap. It counts only if the first answer was as expected, so the
-flip rate measures the effect of the swap, not the model's skill."""
+Each case is answered greedily before and after its swap. It counts only if the first answer was
+as expected, so the flip rate measures the effect of the swap, not the model's skill."""
 
 from __future__ import annotations
 
@@ -51,9 +51,13 @@ class SwapsConfig(SamplingSettings):
 
     run_name: str = "swaps"
     ckpt: tuple[str, ...] = opt(
-        REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint", reads="run"
+        REQUIRED,
+        "checkpoints: run name, run@best, run@STEP, run directory or checkpoint",
+        reads="run",
     )
-    data_dir: str = opt(REQUIRED, "directory with funcall.SPLIT.jsonl problems and probes.SPLIT.jsonl", reads="path")
+    data_dir: str = opt(
+        REQUIRED, "directory with funcall.SPLIT.jsonl problems and probes.SPLIT.jsonl", reads="path"
+    )
     split: Literal["select", "test"] = opt("test", "split of the requests")
     limit: int = opt(100, "requests per swap", least=1)
     temperature: float = 0.0
@@ -64,8 +68,8 @@ Reading = Callable[[str], bool]  # what an answer does
 
 @dataclass(frozen=True)
 class Case:
-    """One swap. valid: the answer before the swap is as expected, so that the case counts. ignores, follows: what the
-    answer after it does."""
+    """One swap. valid: the answer before the swap is as expected, so that the case counts.
+    ignores, follows: what the answer after it does."""
 
     swap: str
     id: str
@@ -88,8 +92,8 @@ def cases(
     limit: int,
     seed: int = 0,
 ) -> list[Case]:
-    """At most `limit` cases of each swap. problems: requests that one of the offered tools serves. probes: hold the
-    requests for code."""
+    """At most `limit` cases of each swap. problems: requests that one of the offered tools
+    serves. probes: hold the requests for code."""
     rng = random.Random(f"swaps {seed}")
     served = [p for p in problems if p.gold is not None]
     code = [p for p in probes if p["asked"] == "code" and not p["tools_present"]]
@@ -104,7 +108,9 @@ def cases(
     for swap, some in candidates.items():
         kept = list(islice((case for case in some if case is not None), limit))
         if not kept:
-            raise DataError(f"no request can be used for {swap}; make data with `codechat data calls`")
+            raise DataError(
+                f"no request can be used for {swap}; make data with `codechat data calls`"
+            )
         swaps += kept
     return swaps
 
@@ -124,7 +130,8 @@ def tools_on(probe: dict[str, Any], number: int, rng: random.Random) -> Case:
 
 
 def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
-    """The line of the requested tool becomes that of a tool of another family that is not offered yet."""
+    """The line of the requested tool becomes that of a tool of another family that is not
+    offered yet."""
     name = problem.gold["name"]
     lines = problem.messages[0]["content"].splitlines()
     at = _line_of(name, lines)
@@ -133,7 +140,9 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
     if at is None or not others:
         return None
     style = "compact" if lines[at].startswith(name) else "described"
-    lines[at] = chat.tools_prompt([catalogue.TOOLS[rng.choice(others)].schema], style).splitlines()[1]
+    lines[at] = chat.tools_prompt([catalogue.TOOLS[rng.choice(others)].schema], style).splitlines()[
+        1
+    ]
     after = _system(problem.messages, "\n".join(lines))
     same = calls(name)
     return Case(
@@ -148,8 +157,8 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
 
 
 def tool_renamed(problem: Problem) -> Case | None:
-    """The requested tool keeps its description and arguments under another name: its words in reverse order
-    (area_circle), or add_it."""
+    """The requested tool keeps its description and arguments under another name: its words in
+    reverse order (area_circle), or add_it."""
     name = problem.gold["name"]
     lines = problem.messages[0]["content"].splitlines()
     at = _line_of(name, lines)
@@ -173,12 +182,19 @@ def value_swapped(problem: Problem, problems: Sequence[Problem], rng: random.Ran
     key = rng.choice(usable)
     old = problem.gold["arguments"][key]
     values = [p.gold["arguments"].get(key) for p in problems if p.gold["name"] == name]
-    donors = [v for v in values if type(v) is type(old) and _spelled(v) and not _places(_spelled(v), request)]
+    donors = [
+        v
+        for v in values
+        if type(v) is type(old) and _spelled(v) and not _places(_spelled(v), request)
+    ]
     if not donors:
         return None
     new = rng.choice(donors)
     start, end = _places(spelled[key], request)[0]
-    after = [*problem.messages[:-1], {"role": "user", "content": request[:start] + _spelled(new) + request[end:]}]
+    after = [
+        *problem.messages[:-1],
+        {"role": "user", "content": request[:start] + _spelled(new) + request[end:]},
+    ]
     same = lambda text: _argument(text, name, key) == old  # noqa: E731
     other = lambda text: (value := _argument(text, name, key)) == new and type(value) is type(new)  # noqa: E731
     return Case("value_swapped", problem.id, problem.messages, after, same, same, other)
@@ -198,11 +214,15 @@ def _system(messages: Sequence[Message], content: str) -> list[Message]:
 
 
 def _line_of(name: str, lines: Sequence[str]) -> int | None:
-    return next((i for i, line in enumerate(lines) if line.startswith(f"{name}(") or f": {name}(" in line), None)
+    return next(
+        (i for i, line in enumerate(lines) if line.startswith(f"{name}(") or f": {name}(" in line),
+        None,
+    )
 
 
 def calls(name: str | None = None) -> Reading:
-    """Whether an answer calls a function; with `name`, whether its first call is readable and to that one."""
+    """Whether an answer calls a function; with `name`, whether its first call is readable and
+    to that one."""
     if name is None:
         return lambda text: behaviour(text) == "call"
     return lambda text: any(call.name == name for call in chat.parse_calls(text)[:1])
@@ -216,9 +236,11 @@ def _argument(text: str, name: str, key: str) -> Any:
 # ---- answers
 
 
-def flips(swaps: Sequence[Case], before: Sequence[str], after: Sequence[str]) -> list[dict[str, Any]]:
-    """A row per swap: asked (cases), n (cases that count), and the share of each outcome among those with its Wilson
-    interval."""
+def flips(
+    swaps: Sequence[Case], before: Sequence[str], after: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A row per swap: asked (cases), n (cases that count), and the share of each outcome among
+    those with its Wilson interval."""
     rows = []
     for swap in SWAPS:
         same = [(c, a, b) for c, a, b in zip(swaps, before, after, strict=True) if c.swap == swap]
@@ -245,8 +267,8 @@ def sample(checkpoint: str, case: Case, before: str, after: str) -> dict[str, An
 
 
 def run_swaps(cfg: SwapsConfig) -> Run:
-    """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and a few pairs of answers
-    as samples."""
+    """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and
+    a few pairs of answers as samples."""
     problems = tasks.load("funcall", source=cfg.data_dir).problems(cfg.split, seed=cfg.seed)
     swaps = cases(problems, read_probes(cfg.data_dir, cfg.split, cfg.limit), cfg.limit, cfg.seed)
     models = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
@@ -257,7 +279,9 @@ def run_swaps(cfg: SwapsConfig) -> Run:
         max_new_tokens=cfg.max_new_tokens,
         seed=cfg.seed,
     )
-    with Run.create(cfg.run_name, cfg, kind="swaps", parent=cfg.ckpt[0], overwrite=cfg.overwrite) as run:
+    with Run.create(
+        cfg.run_name, cfg, kind="swaps", parent=cfg.ckpt[0], overwrite=cfg.overwrite
+    ) as run:
         for loaded in models:
             step = int(loaded.meta["step"])
             name = label(Path(loaded.path))
@@ -267,7 +291,11 @@ def run_swaps(cfg: SwapsConfig) -> Run:
                 shares = ", ".join(f"{o} {row[o]:.2f}" for o in OUTCOMES if o in row)
                 words = shares or "never as expected before the swap"
                 print(f"{name} {row['swap']}: {words} (n={row['n']} of {row['asked']})")
-            counted = [(c, a, b) for c, a, b in zip(swaps, texts[::2], texts[1::2], strict=True) if c.valid(a)]
+            counted = [
+                (c, a, b)
+                for c, a, b in zip(swaps, texts[::2], texts[1::2], strict=True)
+                if c.valid(a)
+            ]
             for _, same in groupby(counted, lambda one: one[0].swap):
                 run.log_samples(step, [sample(name, *one) for one in islice(same, SHOWN)])
     return run
@@ -275,7 +303,9 @@ def run_swaps(cfg: SwapsConfig) -> Run:
 
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
-    run_swaps(config.parse(SwapsConfig, words, prog="python tools/counterfactuals.py", epilog=__doc__))
+    run_swaps(
+        config.parse(SwapsConfig, words, prog="python tools/counterfactuals.py", epilog=__doc__)
+    )
 
 
 if __name__ == "__main__":

@@ -93,8 +93,16 @@ def _count_node(node: ast.AST, total: Weight) -> None:
     total.walrus += isinstance(node, ast.NamedExpr)
     if isinstance(node, ast.Call):
         total.splats += sum(keyword.arg is None for keyword in node.keywords)
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
-        long_parts = [part for part in node.value.elts if sum(isinstance(n, ast.expr) for n in ast.walk(part)) >= LONG]
+    if (
+        isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple)
+        and isinstance(node.value, ast.Tuple)
+    ):
+        long_parts = [
+            part
+            for part in node.value.elts
+            if sum(isinstance(n, ast.expr) for n in ast.walk(part)) >= LONG
+        ]
         total.packed_tuples += len(long_parts) >= 2
 
 
@@ -143,13 +151,23 @@ def crossing(root: Path) -> list[str]:
     """Imports from the library to the laboratory, as "module -> module"."""
     lab = modules(root, "codechat_lab")
     library = modules(root, "codechat")
-    return [f"{name} -> {there}" for name, path in sorted(library.items()) for there in sorted(imports(path, lab))]
+    return [
+        f"{name} -> {there}"
+        for name, path in sorted(library.items())
+        for there in sorted(imports(path, lab))
+    ]
 
 
 def executed(path: Path) -> int:
     """How often a module calls eval or exec."""
-    calls = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
-    return sum(isinstance(call.func, ast.Name) and call.func.id in ("eval", "exec") for call in calls)
+    calls = (
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    )
+    return sum(
+        isinstance(call.func, ast.Name) and call.func.id in ("eval", "exec") for call in calls
+    )
 
 
 def python_in(path: Path) -> list[str]:
@@ -196,7 +214,9 @@ def _is_code(node: ast.AST) -> bool:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repo", type=Path, default=ROOT)
     root = parser.parse_args().repo.resolve()
     for package in PACKAGES:

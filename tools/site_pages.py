@@ -1,10 +1,11 @@
-"""Gather the pages of the web site in build/pages: documents, executed notebooks and reports, interactive pages,
-the API.
+"""Gather the pages of the web site in build/pages: documents, executed notebooks and reports,
+interactive pages, the API.
 
-    python tools/site_pages.py && mkdocs build --strict --config-file build/mkdocs.yml        or: make site
+    python tools/site_pages.py && mkdocs build --strict --config-file build/mkdocs.yml        or:
+    make site
 
-Folders keep their places beside each other, so links between documents are the same as in the repository.
-"""
+Folders keep their places beside each other, so links between documents are the same as in the
+repository."""
 
 from __future__ import annotations
 
@@ -29,7 +30,20 @@ COPIED = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
 )
-FILES = {".md", ".ipynb", ".jsonl", ".toml", ".png", ".html", ".json", ".py", ".css", ".js", ".cpp", ".h"}
+FILES = {
+    ".md",
+    ".ipynb",
+    ".jsonl",
+    ".toml",
+    ".png",
+    ".html",
+    ".json",
+    ".py",
+    ".css",
+    ".js",
+    ".cpp",
+    ".h",
+}
 GUIDES = (
     "first-hour",
     "commands",
@@ -47,7 +61,16 @@ ABOUT = ("rooms", "a-step-and-a-request", "api", *OTHERS, "versions", "reports")
 API = {
     "The loops": [
         f"codechat.{loop}"
-        for loop in ("pretrain", "sft", "reinforce", "grpo", "ppo", "expert_iteration", "distill", "preference")
+        for loop in (
+            "pretrain",
+            "sft",
+            "reinforce",
+            "grpo",
+            "ppo",
+            "expert_iteration",
+            "distill",
+            "preference",
+        )
     ],
     "Model": [
         "codechat.models.gpt.GPT",
@@ -61,7 +84,11 @@ API = {
         "codechat.rl.advantages",
         "codechat.rl.preference_losses",
     ],
-    "Evaluation": ["codechat.evaluation.evaluate", "codechat.evaluation.diagnose", "codechat.evaluation.intervals"],
+    "Evaluation": [
+        "codechat.evaluation.evaluate",
+        "codechat.evaluation.diagnose",
+        "codechat.evaluation.intervals",
+    ],
     "Runs": ["codechat.runs.run.Run", "codechat.runs.checkpoint"],
 }
 
@@ -71,7 +98,9 @@ def gather() -> None:
     for name in COPIED:
         places = [ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*")
         for path in places:
-            template = path.parent.name == "notebooks" and path.name.startswith("9")  # the reports are executed
+            template = path.parent.name == "notebooks" and path.name.startswith(
+                "9"
+            )  # the reports are executed
             if (
                 path.is_file()
                 and not template
@@ -83,7 +112,10 @@ def gather() -> None:
         for path in (ROOT / "codechat").rglob(f"*.{suffix}"):
             copy(path)
     shutil.copy(ROOT / "README.md", BUILD / "pages" / "index.md")
-    api = "".join(f"# {title}\n\n" + "".join(f"::: {name}\n\n" for name in names) for title, names in API.items())
+    api = "".join(
+        f"# {title}\n\n" + "".join(f"::: {name}\n\n" for name in names)
+        for title, names in API.items()
+    )
     (BUILD / "pages" / "docs" / "api.md").write_text("---\ntitle: API\n---\n\n" + api)
     nav = [
         "index.md",
@@ -91,13 +123,22 @@ def gather() -> None:
         {"Notebooks": ["docs/notebooks.md", *pages("notebooks/*.ipynb")]},
         {"Reports": pages("reports/*.ipynb")},
         {"Experiments": ["docs/experiments/index.md", *pages("docs/experiments/[!i]*.md")]},
-        {"Reference": [*(f"docs/{name}.md" for name in ABOUT), "GLOSSARY.md", "CHANGELOG.md", "CONTRIBUTING.md"]},
+        {
+            "Reference": [
+                *(f"docs/{name}.md" for name in ABOUT),
+                "GLOSSARY.md",
+                "CHANGELOG.md",
+                "CONTRIBUTING.md",
+            ]
+        },
     ]
     (BUILD / "mkdocs.yml").write_text(json.dumps({"INHERIT": str(ROOT / "mkdocs.yml"), "nav": nav}))
 
 
 def pages(pattern: str) -> list[str]:
-    return sorted(path.relative_to(BUILD / "pages").as_posix() for path in (BUILD / "pages").glob(pattern))
+    return sorted(
+        path.relative_to(BUILD / "pages").as_posix() for path in (BUILD / "pages").glob(pattern)
+    )
 
 
 def copy(path: Path) -> None:
@@ -109,7 +150,11 @@ def copy(path: Path) -> None:
         nbformat.write(notebook, target)
     elif path.suffix == ".md":
         target.write_text(
-            re.sub(r"\]\((\.\./)*README\.md", lambda m: m[0].replace("README", "index"), path.read_text())
+            re.sub(
+                r"\]\((\.\./)*README\.md",
+                lambda m: m[0].replace("README", "index"),
+                path.read_text(),
+            )
         )
     else:
         shutil.copy(path, target)

@@ -1,10 +1,12 @@
 """Count the supervised tokens in files of conversations, with and without a limit on their length.
 
-    python tools/supervised_tokens.py --files calls=glaive.jsonl code=data/sft/code.train.jsonl --tokenizer gpt2
+    python tools/supervised_tokens.py --files calls=glaive.jsonl code=data/sft/code.train.jsonl
+    --tokenizer gpt2
     --limit 2049
 
-Rows are conversations, or {system, chat} as in glaive. The run gets one row per file. A cut conversation keeps its
-tokens before the limit, as in the original system; our preparation drops such conversations."""
+Rows are conversations, or {system, chat} as in glaive. The run gets one row per file. A cut
+conversation keeps its tokens before the limit, as in the original system; our preparation drops
+such conversations."""
 
 from __future__ import annotations
 
@@ -30,17 +32,25 @@ class SupervisionConfig:
     """Which files to count, and how."""
 
     run_name: str = opt("supervision", "name of the run directory under runs/", identity=False)
-    overwrite: bool = opt(False, "replace the run of this name: it is deleted once this one has begun", identity=False)
-    files: tuple[str, ...] = opt(config.REQUIRED, "files of conversations, DOMAIN=PATH each", reads="path")
+    overwrite: bool = opt(
+        False, "replace the run of this name: it is deleted once this one has begun", identity=False
+    )
+    files: tuple[str, ...] = opt(
+        config.REQUIRED, "files of conversations, DOMAIN=PATH each", reads="path"
+    )
     tokenizer: str = opt("gpt2", "tokenizer")
-    tags: Literal["reserved", "text"] = opt("text", "turn tags as plain text, or as single reserved ids")
+    tags: Literal["reserved", "text"] = opt(
+        "text", "turn tags as plain text, or as single reserved ids"
+    )
     limit: int = opt(2049, "longest row, tokens; what is longer is cut")
     rows: int | None = opt(None, "rows per file; none = all")
 
     def __post_init__(self) -> None:
         for file in self.files:
             if not all(file.partition("=")):
-                raise ConfigError(f"{file!r} names no domain; give DOMAIN=PATH, such as calls=glaive.jsonl")
+                raise ConfigError(
+                    f"{file!r} names no domain; give DOMAIN=PATH, such as calls=glaive.jsonl"
+                )
 
 
 def masks(path: Path, cfg: SupervisionConfig) -> Iterator[list[int]]:
@@ -76,11 +86,15 @@ def count(loss_masks: Iterator[list[int]], limit: int) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
-    cfg = config.parse(SupervisionConfig, words, prog="python tools/supervised_tokens.py", epilog=__doc__)
+    cfg = config.parse(
+        SupervisionConfig, words, prog="python tools/supervised_tokens.py", epilog=__doc__
+    )
     places = {name: Path(path) for name, _, path in (file.partition("=") for file in cfg.files)}
     for path in places.values():
         if not path.is_file():
-            raise MissingFile(f"{path} does not exist; give a jsonl or parquet file of conversations")
+            raise MissingFile(
+                f"{path} does not exist; give a jsonl or parquet file of conversations"
+            )
     with Run.create(cfg.run_name, cfg, kind="supervision", overwrite=cfg.overwrite) as run:
         for domain, path in places.items():
             row = dict(
@@ -90,7 +104,9 @@ def main(argv: list[str] | None = None) -> None:
                 **count(masks(path, cfg), cfg.limit),
             )
             run.log_eval(0, row)
-            counts = f"{row['conversations']} conversations, {row['supervised']:,} supervised tokens"
+            counts = (
+                f"{row['conversations']} conversations, {row['supervised']:,} supervised tokens"
+            )
             print(f"{domain}: {counts}, {row['cut']} cut at {cfg.limit}")
 
 

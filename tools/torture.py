@@ -1,14 +1,14 @@
-"""Faults in numbers: processes killed at random moments, two of one name, a disk that fills up or turns read-only,
-fuzzed inputs, a server under hostile clients.
+"""Faults in numbers: processes killed at random moments, two of one name, a disk that fills up
+or turns read-only, fuzzed inputs, a server under hostile clients.
 
     make torture                                    everything, an hour at most
     python tools/torture.py kills --kills 40        one part; parts: kills names disk fuzz server
     python tools/torture.py kills --jobs recipe     one job of a part
     python tools/torture.py --minutes 10 --seed 1
 
-Each part prints a table and the script ends with 1 where a row has a failure. It is seeded; the moments at which a
-process is killed still depend on the machine. Where the hour ends first, fewer faults were made, and the table says
-how many. Not collected by pytest."""
+Each part prints a table and the script ends with 1 where a row has a failure. It is seeded; the
+moments at which a process is killed still depend on the machine. Where the hour ends first,
+fewer faults were made, and the table says how many. Not collected by pytest."""
 
 from __future__ import annotations
 
@@ -39,8 +39,28 @@ os.environ.setdefault("CODECHAT_DTYPE", "float32")
 # a job works in a folder of its own: the library must still be this checkout's
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parent)}
 
-MODEL = ["--model.depth", "2", "--model.n-embd", "32", "--model.n-head", "2", "--model.block-size", "64"]
-TOY = ["--preset", "toy", "--max-steps", "60", "--save-every", "5", "--eval-every", "20", "--seed", "0"]
+MODEL = [
+    "--model.depth",
+    "2",
+    "--model.n-embd",
+    "32",
+    "--model.n-head",
+    "2",
+    "--model.block-size",
+    "64",
+]
+TOY = [
+    "--preset",
+    "toy",
+    "--max-steps",
+    "60",
+    "--save-every",
+    "5",
+    "--eval-every",
+    "20",
+    "--seed",
+    "0",
+]
 SFT = [
     "--data-dir",
     "{home}/talks",
@@ -52,7 +72,17 @@ SFT = [
     "0",
     *MODEL,
 ]
-STEPS = ["--max-steps", "120", "--save-every", "10", "--eval-every", "40", "--log-every", "1", "--no-compile"]
+STEPS = [
+    "--max-steps",
+    "120",
+    "--save-every",
+    "10",
+    "--eval-every",
+    "40",
+    "--log-every",
+    "1",
+    "--no-compile",
+]
 PRETRAIN = [
     "--data-dir",
     "{home}/corpus",
@@ -68,9 +98,10 @@ PRETRAIN = [
 
 @dataclass(frozen=True)
 class Job:
-    """A command that is killed and started again. runs: those that it writes, of which the weights are compared, or
-    the rows of eval.jsonl where it saves none; out: a folder of which every file is compared. before: words of a
-    command that runs first and is never killed. program: run in place of codechat, which goes on by itself."""
+    """A command that is killed and started again. runs: those that it writes, of which the
+    weights are compared, or the rows of eval.jsonl where it saves none; out: a folder of which
+    every file is compared. before: words of a command that runs first and is never killed.
+    program: run in place of codechat, which goes on by itself."""
 
     name: str
     words: list[str]
@@ -136,10 +167,25 @@ JOBS = (
     ),
     Job("pretrain", ["pretrain", *PRETRAIN, *STEPS, "--run-name", "p"], runs=("p",)),
     Job("sft", ["sft", *SFT, *STEPS, "--run-name", "s"], runs=("s",)),
-    *(Job(name, [name, *TOY, "--run-name", name], runs=(name,)) for name in ("reinforce", "grpo", "ppo", "expert")),
+    *(
+        Job(name, [name, *TOY, "--run-name", name], runs=(name,))
+        for name in ("reinforce", "grpo", "ppo", "expert")
+    ),
     Job(
         "preference",
-        ["preference", "--preset", "toy", "--task", "toy", "--max-steps", "40", "--save-every", "5", "--run-name", "d"],
+        [
+            "preference",
+            "--preset",
+            "toy",
+            "--task",
+            "toy",
+            "--max-steps",
+            "40",
+            "--save-every",
+            "5",
+            "--run-name",
+            "d",
+        ],
         runs=("d",),
     ),
     Job(
@@ -196,7 +242,10 @@ class Table:
             print(f"  FAILED {line[:600]}")
 
     def print_row(self, name: str) -> None:
-        print(f"  {name:<28}" + ", ".join(f"{what} {n:,}" for what, n in self.rows[name].items()), flush=True)
+        print(
+            f"  {name:<28}" + ", ".join(f"{what} {n:,}" for what, n in self.rows[name].items()),
+            flush=True,
+        )
 
 
 # ---------------------------------------------------------------- kills
@@ -227,12 +276,14 @@ def write_inputs(home: Path) -> None:
             }
             for i, t in enumerate(turns)
         ]
-        (home / "talks" / f"code.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (home / "talks" / f"code.{split}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
 
 
 def outcome(job: Job, root: Path) -> str:
-    """A hash of what the job left: the weights of each run's last checkpoint, or its evaluations; every file of its
-    folder."""
+    """A hash of what the job left: the weights of each run's last checkpoint, or its
+    evaluations; every file of its folder."""
     from codechat.core.atomic_files import read_rows
     from codechat.runs import checkpoint
 
@@ -241,7 +292,10 @@ def outcome(job: Job, root: Path) -> str:
         path = root / "runs" / name
         if checkpoints(path):
             state = checkpoint.load(path).model_state
-            parts += [key.encode() + tensor.contiguous().numpy().tobytes() for key, tensor in sorted(state.items())]
+            parts += [
+                key.encode() + tensor.contiguous().numpy().tobytes()
+                for key, tensor in sorted(state.items())
+            ]
         else:
             rows = [
                 {k: v for k, v in row.items() if k != "time" and not k.endswith("_s")}
@@ -255,7 +309,9 @@ def outcome(job: Job, root: Path) -> str:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    return [p for p in (run / "checkpoints").glob("step*") if p.name.removeprefix("step_").isdigit()]
+    return [
+        p for p in (run / "checkpoints").glob("step*") if p.name.removeprefix("step_").isdigit()
+    ]
 
 
 def again(job: Job, root: Path) -> list[str]:
@@ -286,8 +342,8 @@ def prepared(home: Path, root: Path, job: Job) -> Path:
 
 
 def kills(table: Table, home: Path, rng: random.Random, until: float, n: int) -> None:
-    """Kill each job -9 at random moments, start it again each time, and compare what it leaves with a run that
-    nobody killed."""
+    """Kill each job -9 at random moments, start it again each time, and compare what it leaves
+    with a run that nobody killed."""
     home.joinpath("kept").mkdir()
     for at, job in enumerate(JOBS):
         whole = prepared(home, home / f"whole-{at}", job)
@@ -347,7 +403,8 @@ def compare(table: Table, job: Job, whole: Path, victim: Path) -> None:
 # ---------------------------------------------------------------- names
 
 
-# a run whose last evaluation never ends: the moment in which it is killed does not depend on the machine
+# a run whose last evaluation never ends: the moment in which it is killed does not depend on
+# the machine
 SLOW = """
 import sys, time
 from codechat import cli
@@ -364,7 +421,19 @@ sys.exit(cli.main(sys.argv[1:]))
 
 FEW_STEPS = ["--max-steps", "12", "--save-every", "0", "--eval-every", "0"]
 BASE = ["reinforce", "--preset", "toy", "--max-steps", "2", "--diagnose-groups", "0", "--run-name"]
-SCORED = ["--task", "toy", "--limit", "8", "--n", "1", "--ks", "1", "--max-new-tokens", "8", "--no-contamination"]
+SCORED = [
+    "--task",
+    "toy",
+    "--limit",
+    "8",
+    "--n",
+    "1",
+    "--ks",
+    "1",
+    "--max-new-tokens",
+    "8",
+    "--no-contamination",
+]
 CHARS = [
     "--source",
     "{home}/text.txt",
@@ -431,7 +500,10 @@ def start(home: Path, root: Path, words: list[str], program: str = "") -> subpro
 
 
 def one_line(err: str) -> bool:
-    return "Traceback" not in err and len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
+    return (
+        "Traceback" not in err
+        and len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
+    )
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -439,9 +511,10 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 def names(table: Table, home: Path, rng: random.Random, until: float, n: int) -> None:
-    """Two of every loop, of an evaluation and of a corpus at once with one name: one of them is whole, the other
-    says so in one line. Every loop killed in its last evaluation on a host that is then called otherwise: no step
-    is lost, and it goes on. No command replaces a run that it reads."""
+    """Two of every loop, of an evaluation and of a corpus at once with one name: one of them is
+    whole, the other says so in one line. Every loop killed in its last evaluation on a host
+    that is then called otherwise: no step is lost, and it goes on. No command replaces a run
+    that it reads."""
     root = home / "names"
     root.mkdir()
     for base in ("base", "other"):
@@ -462,17 +535,32 @@ def names(table: Table, home: Path, rng: random.Random, until: float, n: int) ->
                 table,
                 home,
                 root,
-                Job(name, [name, *words, "--run-name", f"{name}-k{turn}"], runs=(f"{name}-k{turn}",)),
+                Job(
+                    name, [name, *words, "--run-name", f"{name}-k{turn}"], runs=(f"{name}-k{turn}",)
+                ),
             )
             table.print_row(name)
         two_at_once(
             table,
             home,
             root,
-            Job("evaluate", ["evaluate", "--ckpt", "base", *SCORED, "--run-name", f"e{turn}"], runs=(f"e{turn}",)),
+            Job(
+                "evaluate",
+                ["evaluate", "--ckpt", "base", *SCORED, "--run-name", f"e{turn}"],
+                runs=(f"e{turn}",),
+            ),
             rng,
         )
-        corpus = ["data", "corpus", "--source", "{home}/text.txt", "--tokenizer", "bytes", "--out", f"made-{turn}"]
+        corpus = [
+            "data",
+            "corpus",
+            "--source",
+            "{home}/text.txt",
+            "--tokenizer",
+            "bytes",
+            "--out",
+            f"made-{turn}",
+        ]
         two_at_once(table, home, root, Job("data corpus", corpus, out=f"made-{turn}"), rng)
     reading(table, home, root)
     launched(table, home, root)
@@ -518,7 +606,9 @@ def kill_in_last_evaluation(table: Table, home: Path, root: Path, job: Job) -> N
 
     state = paths.read_status(run)["status"]
     if state != "killed":
-        table.fail(job.name, f"killed in its last evaluation, on a host that was renamed, it is {state}")
+        table.fail(
+            job.name, f"killed in its last evaluation, on a host that was renamed, it is {state}"
+        )
     steps = paths.checkpoint_paths(run)
     rows = len((run / "metrics.jsonl").read_text().splitlines())
     if not steps:
@@ -546,7 +636,13 @@ def reading(table: Table, home: Path, root: Path) -> None:
     (root / "link").symlink_to(root / "runs" / "base")
     for text, name in READING:
         before = bytes_of(root / "runs" / name)
-        words = [*text.split(), "--run-name", name, "--overwrite", *(SCORED if text.startswith("evaluate") else ())]
+        words = [
+            *text.split(),
+            "--run-name",
+            name,
+            "--overwrite",
+            *(SCORED if text.startswith("evaluate") else ()),
+        ]
         _, err = (process := start(home, root, words)).communicate(timeout=600)
         if process.returncode != 2 or not one_line(err) or bytes_of(root / "runs" / name) != before:
             table.fail("reading", f"{text}: {process.returncode}, {err[-300:]}")
@@ -555,9 +651,12 @@ def reading(table: Table, home: Path, root: Path) -> None:
 
 
 def launched(table: Table, home: Path, root: Path) -> None:
-    """A launched run that was killed on a host that is then called otherwise: status, tail and stop end, and start
-    goes on."""
-    words = "launch reinforce --start -- --preset toy --max-steps 400 --save-every 5 --eval-every 0 --diagnose-groups 0 --dead-patience 100000 --run-name launched"
+    """A launched run that was killed on a host that is then called otherwise: status, tail and
+    stop end, and start goes on."""
+    words = (
+        "launch reinforce --start -- --preset toy --max-steps 400 --save-every 5 "
+        "--eval-every 0 --diagnose-groups 0 --dead-patience 100000 --run-name launched"
+    )
     start(home, root, words.split()).communicate(timeout=600)
     run = root / "runs" / "launched"
     ends = time.monotonic() + 120
@@ -571,10 +670,14 @@ def launched(table: Table, home: Path, root: Path) -> None:
         out, err = process.communicate(timeout=600)
         told[what] = (process.returncode, out + err)
     good = (
-        "killed" in told["status"][1] and "not running" in told["stop"][1] and told["start"][0] == told["tail"][0] == 0
+        "killed" in told["status"][1]
+        and "not running" in told["stop"][1]
+        and told["start"][0] == told["tail"][0] == 0
     )
     if not good or "finished" not in told["tail"][1]:
-        table.fail("launched", str({what: (code, text[-200:]) for what, (code, text) in told.items()}))
+        table.fail(
+            "launched", str({what: (code, text[-200:]) for what, (code, text) in told.items()})
+        )
     else:
         table.count("launched", "killed on a renamed host, and finished")
 
@@ -583,13 +686,19 @@ def launched(table: Table, home: Path, root: Path) -> None:
 
 
 def disk(table: Table, home: Path, rng: random.Random, until: float, n: int) -> None:
-    """A pretraining run on a small file system that fills up, or turns read-only, after its first checkpoint: one
-    line, an older checkpoint that loads, and the same weights once there is room."""
+    """A pretraining run on a small file system that fills up, or turns read-only, after its
+    first checkpoint: one line, an older checkpoint that loads, and the same weights once there
+    is room."""
     job = Job("pretrain", ["pretrain", *PRETRAIN, *STEPS, "--run-name", "p"], runs=("p",))
     whole = home / "disk-whole"
     small = home / "disk"
     whole.mkdir(), small.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(small)]).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(small)]
+        ).returncode
+    ):
         table.count("disk", "not run: no right to mount a file system")
         return
     try:
@@ -627,11 +736,14 @@ def break_disk(
     if fault == "full":
         fill(ballast)
     else:
-        # Over itself: the file system has files open for writing, so it cannot be remounted; nor can this, in the
-        # moment in which one is opened.
+        # Over itself: the file system has files open for writing, so it cannot be remounted;
+        # nor can this, in the moment in which one is opened.
         subprocess.run(["mount", "--bind", str(small), str(small)], check=True)
         read_only = ["mount", "-o", "remount,bind,ro", str(small)]
-        while subprocess.run(read_only, stderr=subprocess.DEVNULL).returncode and process.poll() is None:
+        while (
+            subprocess.run(read_only, stderr=subprocess.DEVNULL).returncode
+            and process.poll() is None
+        ):
             time.sleep(0.01)
     _, err = process.communicate(timeout=600)
     if fault == "full":
@@ -663,7 +775,8 @@ def fill(ballast: Path) -> None:
 
 
 def mutated(rng: random.Random, text: bytes) -> bytes:
-    """The bytes with up to three of: a flipped bit, a cut, a piece repeated, a piece of json put in."""
+    """The bytes with up to three of: a flipped bit, a cut, a piece repeated, a piece of json
+    put in."""
     found = bytearray(text)
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(found) + 1)
@@ -676,7 +789,19 @@ def mutated(rng: random.Random, text: bytes) -> bytes:
             found[at:at] = found[max(0, at - rng.randint(1, 30)) : at]
         else:
             found[at:at] = rng.choice(
-                [b"null", b"[]", b"{}", b'"', b"1e999", b"-1", b"true", b"\xff", b"\n", b'{"a": ', b"NaN"]
+                [
+                    b"null",
+                    b"[]",
+                    b"{}",
+                    b'"',
+                    b"1e999",
+                    b"-1",
+                    b"true",
+                    b"\xff",
+                    b"\n",
+                    b'{"a": ',
+                    b"NaN",
+                ]
             )
     return bytes(found)
 
@@ -707,10 +832,14 @@ def targets(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
             {
                 "role": "assistant",
                 "content": None,
-                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                "tool_calls": [
+                    {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ],
             },
         ],
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        ],
     }
     request = {
         "model": "m",
@@ -719,22 +848,38 @@ def targets(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
         "temperature": 0.5,
         "tools": openai["tools"],
     }
-    yield "conversations", (json.dumps(talk) + "\n").encode() * 3, lambda p: list(conversations.read(p))
+    yield (
+        "conversations",
+        (json.dumps(talk) + "\n").encode() * 3,
+        lambda p: list(conversations.read(p)),
+    )
     yield (
         "configuration",
-        json.dumps({"max_steps": 3, "data_dir": "x", "mix": ["calls=1"], "model": {"depth": 2}}).encode(),
+        json.dumps(
+            {"max_steps": 3, "data_dir": "x", "mix": ["calls=1"], "model": {"depth": 2}}
+        ).encode(),
         lambda p: config.parse(SFTConfig, ["--config", str(p)]),
     )
-    yield "request", json.dumps(request).encode(), lambda p: protocol.ChatRequest.model_validate_json(p.read_bytes())
+    yield (
+        "request",
+        json.dumps(request).encode(),
+        lambda p: protocol.ChatRequest.model_validate_json(p.read_bytes()),
+    )
     yield (
         "call",
         talk["messages"][1]["content"].encode(),
-        lambda p: score_call(p.read_bytes().decode("utf-8", "replace"), {"name": "add", "arguments": {"a": 1}}),
+        lambda p: score_call(
+            p.read_bytes().decode("utf-8", "replace"), {"name": "add", "arguments": {"a": 1}}
+        ),
     )
     rows = (json.dumps(openai) + "\n").encode() * 2
     made = dict(out=str(home / "fuzzed"), tokenizer="bytes", probes=0, max_lost=1.0)
     yield "rows of others", rows, lambda p: prepare_calls(CallsConfig(source=str(p), **made))
-    yield "rows in parquet", as_parquet(home, [openai] * 2), lambda p: prepare_calls(CallsConfig(source=str(p), **made))
+    yield (
+        "rows in parquet",
+        as_parquet(home, [openai] * 2),
+        lambda p: prepare_calls(CallsConfig(source=str(p), **made)),
+    )
     yield from damaged_runs(home)
 
 
@@ -747,7 +892,8 @@ def as_parquet(home: Path, rows: list[dict[str, Any]]) -> bytes:
 
 
 def damaged_runs(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
-    """Each file of a run and of its checkpoint; what still loads has the weights that were saved."""
+    """Each file of a run and of its checkpoint; what still loads has the weights that were
+    saved."""
     import torch
 
     from codechat.runs import checkpoint, paths, run
@@ -781,9 +927,9 @@ def damaged_runs(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]
 
     def weights() -> None:
         found = checkpoint.load("r").model_state
-        assert found.keys() == saved.keys() and all(torch.equal(found[name], saved[name]) for name in saved), (
-            "other weights were loaded"
-        )
+        assert found.keys() == saved.keys() and all(
+            torch.equal(found[name], saved[name]) for name in saved
+        ), "other weights were loaded"
 
     def shown() -> None:
         run.list_runs()
@@ -791,18 +937,21 @@ def damaged_runs(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]
 
     folder = made.path / "checkpoints" / "step_000002"
     files = {
-        f"checkpoint {name}": (folder / name, weights) for name in ("model.pt", "optim.pt", "ranks.pt", "meta.json")
+        f"checkpoint {name}": (folder / name, weights)
+        for name in ("model.pt", "optim.pt", "ranks.pt", "meta.json")
     }
     files |= {"checkpoint latest": (made.path / "checkpoints" / "latest", weights)}
     files |= {
-        f"run {name}": (made.path / name, shown) for name in ("status.json", "env.json", "metrics.jsonl", "eval.jsonl")
+        f"run {name}": (made.path / name, shown)
+        for name in ("status.json", "env.json", "metrics.jsonl", "eval.jsonl")
     }
     for name, (file, read) in files.items():
         yield name, file.read_bytes(), reading(file, read)
 
 
 def fuzz(table: Table, home: Path, rng: random.Random, until: float, n: int) -> None:
-    """Damaged files: read, or rejected by a UserError (a request by pydantic's error); nothing else."""
+    """Damaged files: read, or rejected by a UserError (a request by pydantic's error); nothing
+    else."""
     import contextlib
     import io
 
@@ -820,7 +969,10 @@ def fuzz(table: Table, home: Path, rng: random.Random, until: float, n: int) -> 
         path = home / f"fuzz-{i % 7}{suffix}"
         path.write_bytes(mutated(rng, good))
         try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
                 read(path)
             table.count(name, "read")
         except (UserError, pydantic.ValidationError, SystemExit):
@@ -834,8 +986,9 @@ def fuzz(table: Table, home: Path, rng: random.Random, until: float, n: int) -> 
 
 
 def server(table: Table, home: Path, rng: random.Random, until: float, clients: int) -> None:
-    """Clients that ask for their own number, some of which leave in the middle or read slowly: every answer that is
-    awaited to its end is the one that was given alone, and the memory stays where it was."""
+    """Clients that ask for their own number, some of which leave in the middle or read slowly:
+    every answer that is awaited to its end is the one that was given alone, and the memory
+    stays where it was."""
     from server import Serving
 
     from codechat.runs import paths
@@ -871,8 +1024,12 @@ def server(table: Table, home: Path, rng: random.Random, until: float, clients: 
                     continue
                 with lock:
                     table.count("server", manner)
-                    if found is not None and found not in {alone[version, which] for version in versions}:
-                        table.fail("server", f"answer {which} is another one than alone: {found[:80]!r}")
+                    if found is not None and found not in {
+                        alone[version, which] for version in versions
+                    }:
+                        table.fail(
+                            "server", f"answer {which} is another one than alone: {found[:80]!r}"
+                        )
 
         def trainer() -> None:
             for turn in itertools.count():
@@ -882,7 +1039,11 @@ def server(table: Table, home: Path, rng: random.Random, until: float, clients: 
                 with lock:
                     table.count(
                         "server",
-                        "reloads" if status == 200 else "reloads that came too late" if status == 503 else "failures",
+                        "reloads"
+                        if status == 200
+                        else "reloads that came too late"
+                        if status == 503
+                        else "failures",
                     )
                 time.sleep(rng.uniform(0.2, 2.0))
 
@@ -937,7 +1098,9 @@ def save_tiny(home: Path) -> None:
     sft.train(config.parse(sft.SFTConfig, words))
 
 
-def ask(running: Any, which: int, manner: str = "whole", rng: random.Random | None = None) -> str | None:
+def ask(
+    running: Any, which: int, manner: str = "whole", rng: random.Random | None = None
+) -> str | None:
     """The text of the answer to request `which`; none where the client leaves before its end."""
     import http.client
 
@@ -986,7 +1149,9 @@ def resident() -> int:
 
 def main() -> int:
     global JOBS
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", help="kills names disk fuzz server; none = all")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)

@@ -27,8 +27,8 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
-    """A line of JSON per row, what JSON does not know as text. A lone surrogate is written as its escape: the text is
-    UTF-8 and reads as the same row."""
+    """A line of JSON per row, what JSON does not know as text. A lone surrogate is written as
+    its escape: the text is UTF-8 and reads as the same row."""
     text = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -38,13 +38,15 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def atomic_directory(path: Path, fresh: Path | None = None, keep_old: bool = False) -> Iterator[Path]:
-    """A new directory that becomes `path`, in the place of an older one, at the end of the block; after an
-    exception nothing has changed.
+def atomic_directory(
+    path: Path, fresh: Path | None = None, keep_old: bool = False
+) -> Iterator[Path]:
+    """A new directory that becomes `path`, in the place of an older one, at the end of the
+    block; after an exception nothing has changed.
 
-    fresh: where it is until then, which may hold files already. keep_old: the older one stays as .NAME.old, as it
-    does after a kill between the two renames; where a .NAME.old is there already, that one stays. RunError where
-    another process made `path` during the block."""
+    fresh: where it is until then, which may hold files already. keep_old: the older one stays
+    as .NAME.old, as it does after a kill between the two renames; where a .NAME.old is there
+    already, that one stays. RunError where another process made `path` during the block."""
     fresh = fresh or path.with_name(f".{path.name}.{os.getpid()}.tmp")
     old = path.with_name(f".{path.name}.old")
     there = path.exists()
@@ -88,7 +90,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
-        raise RunError(f"{path} cannot be read ({e}); required: a json object; the run may be damaged") from e
+        raise RunError(
+            f"{path} cannot be read ({e}); required: a json object; the run may be damaged"
+        ) from e
     if not isinstance(value, dict):
         raise RunError(f"{path} holds a json {type(value).__name__}; required: an object {{...}}")
     return value
@@ -97,12 +101,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def file_record(path: Path) -> dict[str, Any]:
     """{bytes, sha256} of a file."""
     with open(path, "rb") as f:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(f, "sha256").hexdigest()}
+        return {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(f, "sha256").hexdigest(),
+        }
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a jsonl file. A last line that was cut is skipped; damage elsewhere raises RunError with the
-    line."""
+    """The objects of a jsonl file. A last line that was cut is skipped; damage elsewhere raises
+    RunError with the line."""
     if not path.is_file():
         return
     lines = path.read_bytes().splitlines()
@@ -114,12 +121,14 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         if isinstance(row, dict):
             yield row
         elif number < len(lines):
-            raise RunError(f"{path} line {number} is not a json object; delete that line to read the rest")
+            raise RunError(
+                f"{path} line {number} is not a json object; delete that line to read the rest"
+            )
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to a jsonl file, in the place of a last line that was cut. OSError where they do not fit on the
-    disk."""
+    """Append rows to a jsonl file, in the place of a last line that was cut. OSError where they
+    do not fit on the disk."""
     with open(path, "ab+") as f:
         if f.tell():
             f.seek(-1, os.SEEK_END)

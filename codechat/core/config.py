@@ -7,11 +7,12 @@
 
     cfg = parse(SFTConfig, sys.argv[1:], presets={"nano": {"lr": 1e-3, "model.depth": 4}})
 
-Precedence: defaults < --preset < --config FILE < flags. Keys may be nested or dotted, with - or _. Types: bool,
-int, float, str, Path, Literal, tuple, Any, unions of them, and dataclasses. The words none and null are None where
-the type allows it and no choice has this name, in code too, so settings mean the same from whatever they are read;
-an int may be written 1_000 or 1e6. A word of the command line is split at its commas where a tuple is expected.
-tyro converts words only, not json and presets, and its errors are a box and an exit, where recipes and notebooks
+Precedence: defaults < --preset < --config FILE < flags. Keys may be nested or dotted, with - or
+_. Types: bool, int, float, str, Path, Literal, tuple, Any, unions of them, and dataclasses. The
+words none and null are None where the type allows it and no choice has this name, in code too,
+so settings mean the same from whatever they are read; an int may be written 1_000 or 1e6. A
+word of the command line is split at its commas where a tuple is expected. tyro converts words
+only, not json and presets, and its errors are a box and an exit, where recipes and notebooks
 need one line as an exception."""
 
 import contextlib
@@ -33,11 +34,14 @@ from codechat.core.errors import ConfigError, UserError, check_choice, nearest
 
 T = TypeVar("T")
 Presets = Mapping[str, Mapping[str, Any]]
-# A flag of which many settings follow, by (number, build) -> configuration: what is given wins over the settings in
-# build(settings). The first line of the docstring is the help.
+# A flag of which many settings follow, by (number, build) -> configuration: what is given wins
+# over the settings in build(settings). The first line of the docstring is the help.
 Dials = Mapping[str, Callable[[int, Callable[[Mapping[str, Any]], Any]], Any]]
 REQUIRED = dataclasses.MISSING
-SEEDS: dict[str, int] = {"least": 0, "most": 2**32 - 1}  # bounds of a seed: what every generator takes, no two alike
+SEEDS: dict[str, int] = {
+    "least": 0,
+    "most": 2**32 - 1,
+}  # bounds of a seed: what every generator takes, no two alike
 NONE = ("none", "null")  # words for None
 # Spelling of another tool -> our fields, of which the first that a class has is meant.
 ALIASES = json.loads(Path(__file__).with_name("aliases.json").read_text(encoding="utf-8"))
@@ -46,12 +50,13 @@ ELSEWHERE = json.loads(Path(__file__).with_name("elsewhere.json").read_text(enco
 
 
 def opt(default: Any, help: str, **meta: Any) -> Any:
-    """A dataclass field with its help (name the unit). `default` may be a value, a factory or REQUIRED. A class
-    that inherits the field gives it another default by a plain `lr: float = 5e-5`; help and bounds stay.
+    """A dataclass field with its help (name the unit). `default` may be a value, a factory or
+    REQUIRED. A class that inherits the field gives it another default by a plain `lr: float =
+    5e-5`; help and bounds stay.
 
-    meta: least=, most= are the bounds of a number; identity=False keeps the field out of `config_hash`;
-    positional=True takes a bare word of the command line; reads="run" or "path" says that the value names runs or
-    files that are read, which no --overwrite may delete."""
+    meta: least=, most= are the bounds of a number; identity=False keeps the field out of
+    `config_hash`; positional=True takes a bare word of the command line; reads="run" or "path"
+    says that the value names runs or files that are read, which no --overwrite may delete."""
     metadata = {"help": help, **meta}
     if default is REQUIRED:
         return dataclasses.field(metadata=metadata)
@@ -61,8 +66,10 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
 
 
 class Settings:
-    """Base of settings groups, which a configuration inherits, several at once. The `__post_init__` of each group
-    ends here: a word for None becomes None, as it does on a command line, and numbers are within their bounds."""
+    """Base of settings groups, which a configuration inherits, several at once. The
+    `__post_init__` of each group
+    ends here: a word for None becomes None, as it does on a command line, and numbers are
+    within their bounds."""
 
     def __post_init__(self) -> None:
         for name, field in fields_of(type(self)).items():
@@ -73,9 +80,9 @@ class Settings:
 
     @classmethod
     def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
-        """What is given by our dotted fields, where `spelled` has the words that were written for it: another
-        tool's word may mean another value here, or more settings than one. ConfigError where it means what this
-        project does not have."""
+        """What is given by our dotted fields, where `spelled` has the words that were written
+        for it: another tool's word may mean another value here, or more settings than one.
+        ConfigError where it means what this project does not have."""
         return given
 
 
@@ -115,21 +122,30 @@ def _read_fields(cls: type) -> dict[str, Field]:
     hints = typing.get_type_hints(cls)
     out = {}
     for f in dataclasses.fields(cls):
-        classes = [base for base in reversed(cls.__mro__) if f.name in base.__dict__.get("__annotations__", {})]
+        classes = [
+            base
+            for base in reversed(cls.__mro__)
+            if f.name in base.__dict__.get("__annotations__", {})
+        ]
         meta: dict[str, Any] = {}
         for base in classes:  # help and bounds stay where a subclass only gives another default
             meta |= base.__dict__["__dataclass_fields__"][f.name].metadata
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
         nested = next(
-            (arm for arm in arms(hints[f.name]) if isinstance(arm, type) and dataclasses.is_dataclass(arm)), None
+            (
+                arm
+                for arm in arms(hints[f.name])
+                if isinstance(arm, type) and dataclasses.is_dataclass(arm)
+            ),
+            None,
         )
         out[f.name] = Field(hints[f.name], nested, meta, default, classes[0])
     return out
 
 
 def leaves_of(cls: type, prefix: str = "", usual: Any = None) -> dict[str, Field]:
-    """{dotted key: field}; a nested config is followed by the keys below it. usual: an instance whose values are
-    the defaults."""
+    """{dotted key: field}; a nested config is followed by the keys below it. usual: an instance
+    whose values are the defaults."""
     out = {}
     for name, field in fields_of(cls).items():
         default = getattr(usual, name, field.default)
@@ -155,18 +171,24 @@ def find_field(cls: type, key: str) -> str | None:
 
 
 def arms(tp: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type alone; None first, since in `str | None` the word none means None."""
+    """The members of a union, or the type alone; None first, since in `str | None` the word
+    none means None."""
     if typing.get_origin(tp) not in (typing.Union, types.UnionType):
         return (tp,)
     return tuple(sorted(typing.get_args(tp), key=lambda arm: arm is not types.NoneType))
 
 
 def none_words(tp: Any) -> tuple[str, ...]:
-    """The words that mean None for a type: of `Literal["none", "mean"] | None` only null, since none is a choice
-    there."""
+    """The words that mean None for a type: of `Literal["none", "mean"] | None` only null, since
+    none is a choice there."""
     if types.NoneType not in arms(tp):
         return ()
-    choices = [str(choice) for arm in arms(tp) if typing.get_origin(arm) is Literal for choice in typing.get_args(arm)]
+    choices = [
+        str(choice)
+        for arm in arms(tp)
+        if typing.get_origin(arm) is Literal
+        for choice in typing.get_args(arm)
+    ]
     return tuple(word for word in NONE if word not in choices)
 
 
@@ -185,11 +207,16 @@ def type_name(tp: Any) -> str:
         return "|".join(map(type_name, typing.get_args(tp)))
     if tp is types.NoneType:
         return "none"
-    return tp.__name__ if isinstance(tp, type) and not typing.get_args(tp) else str(tp).replace("typing.", "")
+    return (
+        tp.__name__
+        if isinstance(tp, type) and not typing.get_args(tp)
+        else str(tp).replace("typing.", "")
+    )
 
 
 def convert(tp: Any, value: Any) -> Any:
-    """`value` (from json, or a word of the command line) as `tp`; ValueError or OverflowError where it does not fit."""
+    """`value` (from json, or a word of the command line) as `tp`; ValueError or OverflowError
+    where it does not fit."""
     if len(arms(tp)) > 1:
         return _to_union(tp, value)
     converter = CONVERTERS.get(typing.get_origin(tp) or tp)
@@ -240,7 +267,11 @@ def _to_int(tp: Any, value: Any) -> int:
 
 
 def _to_float(tp: Any, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)) or math.isnan(float(value)):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, str))
+        or math.isnan(float(value))
+    ):
         raise ValueError
     return float(value)
 
@@ -293,26 +324,34 @@ def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> Non
         if value is None or not {"least", "most"} & field.meta.keys():
             continue
         if not (least <= value <= most and math.isfinite(value)):
-            raise ConfigError(f"{flag_of(prefix + name)} ({name}) is {value}; required: finite, from {least} to {most}")
+            raise ConfigError(
+                f"{flag_of(prefix + name)} ({name}) is {value}; "
+                f"required: finite, from {least} to {most}"
+            )
 
 
 # ---- from mappings
 
 
 def _flat(cls: type, mapping: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """{dotted field: value} from nested, dotted and aliased keys; of two keys with one meaning the later wins."""
+    """{dotted field: value} from nested, dotted and aliased keys; of two keys with one meaning
+    the later wins."""
     out = {}
     for key, value in _dotted(plain(mapping)).items():
         name = find_field(cls, key)
         if name is None:
-            raise ConfigError(f"{where}: unknown setting {key!r}{_meant(key.replace('-', '_'), leaves_of(cls))}")
+            raise ConfigError(
+                f"{where}: unknown setting {key!r}{_meant(key.replace('-', '_'), leaves_of(cls))}"
+            )
         out[name] = value
     return out
 
 
-def _as_spelled(cls: type, given: dict[str, Any], mappings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """`Settings.as_spelled` of settings that were read from these mappings. Of several words for one setting the
-    last one is meant, as its value is."""
+def _as_spelled(
+    cls: type, given: dict[str, Any], mappings: Iterable[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """`Settings.as_spelled` of settings that were read from these mappings. Of several words
+    for one setting the last one is meant, as its value is."""
     words: dict[str, str] = {}
     for mapping in mappings:
         for key in mapping:
@@ -327,13 +366,17 @@ def _meant(key: str, names: Iterable[str]) -> str:
 
 
 def _build(cls: type[T], given: Mapping[str, Any], usual: Any = None, prefix: str = "") -> T:
-    """An instance from values by dotted field; absent fields are those of the instance `usual`, or have their
-    defaults."""
+    """An instance from values by dotted field; absent fields are those of the instance `usual`,
+    or have their defaults."""
     values: dict[str, Any] = {}
     for name, field in fields_of(cls).items():
         default = getattr(usual, name, field.default)
         flag = flag_of(prefix + name)
-        below = {key.removeprefix(f"{name}."): v for key, v in given.items() if key.startswith(f"{name}.")}
+        below = {
+            key.removeprefix(f"{name}."): v
+            for key, v in given.items()
+            if key.startswith(f"{name}.")
+        }
         if below and field.nested:
             values[name] = _build(field.nested, below, default, f"{prefix}{name}.")
         elif name in given:
@@ -355,11 +398,14 @@ def _converted(field: Field, flag: str, value: Any) -> Any:
         return convert(field.type, value)
     except (ValueError, OverflowError):
         got = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        raise ConfigError(f"{flag} got {got!r}; required: {type_name(field.type)} ({field.meta['help']})") from None
+        raise ConfigError(
+            f"{flag} got {got!r}; required: {type_name(field.type)} ({field.meta['help']})"
+        ) from None
 
 
 def from_dict(cls: type[T], d: Mapping[str, Any], where: str | None = None) -> T:
-    """An instance from a (nested or dotted) mapping; ConfigError for unknown keys and wrong types."""
+    """An instance from a (nested or dotted) mapping; ConfigError for unknown keys and wrong
+    types."""
     return _build(cls, _as_spelled(cls, _flat(cls, d, where or cls.__name__), [d]))
 
 
@@ -372,7 +418,8 @@ def resolve(
     presets: Presets = {},
     spelled: Iterable[str] = (),
 ) -> T:
-    """defaults < preset < file < overrides. spelled: what a command line wrote for the overrides."""
+    """defaults < preset < file < overrides. spelled: what a command line wrote for the
+    overrides."""
     if preset:
         check_choice("preset", preset, presets)
     sources: dict[str, Mapping[str, Any]] = {}
@@ -391,7 +438,8 @@ def resolve(
 
 
 def plain(value: Any) -> Any:
-    """Configurations, mappings, tuples and paths as plain json. `from_dict(type(cfg), plain(cfg)) == cfg`."""
+    """Configurations, mappings, tuples and paths as plain json. `from_dict(type(cfg),
+    plain(cfg)) == cfg`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -399,7 +447,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     if isinstance(value, Path):
-        return f"./{value}" if str(value).lower() in NONE else str(value)  # a folder of that name is not None
+        return (
+            f"./{value}" if str(value).lower() in NONE else str(value)
+        )  # a folder of that name is not None
     return value
 
 
@@ -414,8 +464,8 @@ def identity(cfg: Any) -> dict[str, Any]:
 
 
 def read_by(cfg: Any, kind: Literal["run", "path"]) -> list[tuple[str, str]]:
-    """(flag, text) of each run, or file or folder, that a configuration reads: the values of fields with
-    reads=`kind`."""
+    """(flag, text) of each run, or file or folder, that a configuration reads: the values of
+    fields with reads=`kind`."""
     found = []
     for name, field in fields_of(type(cfg)).items():
         value = getattr(cfg, name)
@@ -427,7 +477,9 @@ def read_by(cfg: Any, kind: Literal["run", "path"]) -> list[tuple[str, str]]:
 
 def config_hash(cfg: Any) -> str:
     """12 hex digits of `identity` and the class name; of a mapping, of all its values."""
-    what = plain(cfg) if isinstance(cfg, Mapping) else {"class": type(cfg).__name__, **identity(cfg)}
+    what = (
+        plain(cfg) if isinstance(cfg, Mapping) else {"class": type(cfg).__name__, **identity(cfg)}
+    )
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -442,16 +494,20 @@ def _dotted(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
-    """{dotted setting: (in a, in b)} where two configurations or mappings differ; None where one lacks it."""
+    """{dotted setting: (in a, in b)} where two configurations or mappings differ; None where
+    one lacks it."""
     left = _dotted(plain(a))
     right = _dotted(plain(b))
     return {k: (left.get(k), right.get(k)) for k in left | right if left.get(k) != right.get(k)}
 
 
 def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
-    """{dotted setting: (default, here)}, as plain json, of what differs from the defaults; "required" where there
-    is none."""
-    usual = {n: "required" if f.default is REQUIRED else f.default for n, f in fields_of(type(cfg)).items()}
+    """{dotted setting: (default, here)}, as plain json, of what differs from the defaults;
+    "required" where there is none."""
+    usual = {
+        n: "required" if f.default is REQUIRED else f.default
+        for n, f in fields_of(type(cfg)).items()
+    }
     return differences(usual, cfg)
 
 
@@ -460,7 +516,9 @@ def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
 
 def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, Any]:
     """argv as {key: word, words or bool}. extra: flags that are no settings."""
-    words = list(argv[1:] if argv[:1] == ["--"] else argv)  # some Pythons pass on the -- of `torchrun -m MODULE -- ...`
+    words = list(
+        argv[1:] if argv[:1] == ["--"] else argv
+    )  # some Pythons pass on the -- of `torchrun -m MODULE -- ...`
     leaves = leaves_of(cls)
     free = [name for name, field in leaves.items() if field.meta.get("positional")]
     values: dict[str, Any] = {}
@@ -479,7 +537,9 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
         if field and field.takes(tuple):
             several = [given] if isinstance(given, str) else _take_following(words)
             means_nothing = len(several) == 1 and means_none(field.type, several[0])
-            values[name] = None if means_nothing else [*(values.get(name) or ()), *split_words(several)]
+            values[name] = (
+                None if means_nothing else [*(values.get(name) or ()), *split_words(several)]
+            )
             continue
         if name in values:
             raise ConfigError(f"{flag_of(name)} is given twice (once as {word}); keep one")
@@ -487,14 +547,17 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
             given = words.pop(0) if words and _is_bool(field, words[0]) else True
         elif given is None:
             if not words or words[0].startswith("--"):
-                raise ConfigError(f"{word} needs a value; for text that begins with -- write {word}=TEXT")
+                raise ConfigError(
+                    f"{word} needs a value; for text that begins with -- write {word}=TEXT"
+                )
             given = words.pop(0)
         values[name] = given
     return values
 
 
 def _read_flag(cls: type, word: str, extra: set[str]) -> tuple[str, str | bool | None]:
-    """The setting that --NAME, --NAME=TEXT or --no-NAME means, and what the word itself gives it."""
+    """The setting that --NAME, --NAME=TEXT or --no-NAME means, and what the word itself gives
+    it."""
     key, equals, text = word.removeprefix("--").partition("=")
     name = key if key in extra else find_field(cls, key)
     if name is not None:
@@ -502,7 +565,9 @@ def _read_flag(cls: type, word: str, extra: set[str]) -> tuple[str, str | bool |
     leaves = leaves_of(cls)
     negated = find_field(cls, re.sub("^no[-_]", "", key))
     if equals or negated is None or not leaves[negated].takes(bool):
-        raise ConfigError(f"unknown flag --{key}{_meant(flag_of(key), map(flag_of, [*leaves, *extra]))}")
+        raise ConfigError(
+            f"unknown flag --{key}{_meant(flag_of(key), map(flag_of, [*leaves, *extra]))}"
+        )
     return negated, False
 
 
@@ -530,7 +595,9 @@ def format_help(
     for name, dial in dials.items():
         doc = getattr(dial, "func", dial).__doc__  # of a partial, what it calls
         entries.append((f"{flag_of(name)} N", str(doc).partition("\n")[0]))
-    entries.append(("--config FILE", "json file, such as the config.json of a run; flags win over it"))
+    entries.append(
+        ("--config FILE", "json file, such as the config.json of a run; flags win over it")
+    )
     heading = cls
     for name, field in leaves.items():
         group = leaves[name.partition(".")[0]].group
@@ -539,7 +606,12 @@ def format_help(
             title = group.__name__.removesuffix("Settings").removesuffix("Config")
             entries.append((f"\n{re.sub(r'(?<=[a-z])(?=[A-Z][a-z])', ' ', title)}:", ""))
         if not field.nested:
-            entries.append((f"{flag_of(name)} {type_name(field.type)}", f"{field.meta['help']} ({_usual(field)})"))
+            entries.append(
+                (
+                    f"{flag_of(name)} {type_name(field.type)}",
+                    f"{field.meta['help']} ({_usual(field)})",
+                )
+            )
     bare = [name.upper() for name, field in leaves.items() if field.meta.get("positional")]
     lines = [" ".join(["usage:", prog, *bare, "[--setting value ...]"])]
     lines += [_help_entry(flag, text) for flag, text in entries]
@@ -559,7 +631,13 @@ def _help_entry(flag: str, text: str) -> str:
     if not text:
         return flag
     indent = " " * 34
-    return textwrap.fill(text, 110, initial_indent=f"  {flag:<30}  ", subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.fill(
+        text,
+        110,
+        initial_indent=f"  {flag:<30}  ",
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
 
 
 def parse(
@@ -571,7 +649,8 @@ def parse(
     prog: str = "",
     epilog: str = "",
 ) -> T:
-    """`cls` from the words of a command line. --help prints and raises SystemExit(0); every error is a ConfigError."""
+    """`cls` from the words of a command line. --help prints and raises SystemExit(0); every
+    error is a ConfigError."""
     if "--help" in argv or "-h" in argv:
         print(format_help(cls, presets, prog, epilog, dials))
         raise SystemExit(0)

@@ -1,5 +1,5 @@
-"""The form of what can be run: a loop, a preparation, a stage of a recipe, or another command (`core.registry`
-lists them)."""
+"""The form of what can be run: a loop, a preparation, a stage of a recipe, or another command
+(`core.registry` lists them)."""
 
 import ast
 import importlib
@@ -15,14 +15,18 @@ from typing import Any, Literal
 
 from codechat.core import config, processes
 
-# of the entry points: functions of a configuration that installed packages want called before its command begins
+# of the entry points: functions of a configuration that installed packages want called before
+# its command begins
 BEFORE = "codechat.before"
-PRESETS = "codechat.presets"  # of the entry points: by the id of a loop or command, {preset: settings}
+PRESETS = (
+    "codechat.presets"  # of the entry points: by the id of a loop or command, {preset: settings}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A loop, preparation, stage or other command: `function` of `module` takes a `config`. Or an instrument, whose
+    """A loop, preparation, stage or other command: `function` of `module` takes a `config`. Or
+    an instrument, whose
     `function` takes what its user says."""
 
     id: str
@@ -31,7 +35,8 @@ class Entry:
     module: str
     about: str
     config: str = ""  # the class of its settings
-    settings: str = ""  # the module of this class, where it is not `module`; --help imports it, so it loads no torch
+    # the module of this class, where it is not `module`; --help imports it, so it loads no torch
+    settings: str = ""
     function: str = "main"
     command: str = ""  # what the command line calls it; empty where only recipes do
     main: str = ""  # the function that reads the words of a command without `config`
@@ -61,20 +66,26 @@ class Entry:
         return presets
 
     def parse(self, words: Sequence[str], ranks: int = 1, prog: str = "", epilog: str = "") -> Any:
-        """The settings of a command line for so many processes, with the presets and dials of their module
-        (`config.parse`)."""
+        """The settings of a command line for so many processes, with the presets and dials of
+        their module (`config.parse`)."""
         dials = getattr(self._settings(), "RUN_DIALS", {})
         dials = {name: partial(dial, ranks=ranks) for name, dial in dials.items()}
-        return config.parse(self.config_class, words, presets=self.presets, dials=dials, prog=prog, epilog=epilog)
+        return config.parse(
+            self.config_class, words, presets=self.presets, dials=dials, prog=prog, epilog=epilog
+        )
 
     def about_in_full(self) -> str:
         """The docstring of the module, which is not imported for it: most modules import torch."""
         spec = importlib.util.find_spec(self.module)
         assert spec and spec.origin, self.module
-        return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")), clean=False) or ""
+        return (
+            ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")), clean=False)
+            or ""
+        )
 
     def run(self, words: Sequence[str]) -> Any:
-        """The command with these words: the value of the function for the settings that they give."""
+        """The command with these words: the value of the function for the settings that they
+        give."""
         if self.main:
             return self.load(self.main)(words)
         shared = processes.others_compute()

@@ -48,5 +48,7 @@ def nearest(key: str, valid: Iterable[str]) -> str:
 def check_choice(what: str, value: str, choices: Iterable[str]) -> str:
     """The value, if it is one of the choices, else ConfigError. what: the name of the setting."""
     if value not in (names := list(choices)):
-        raise ConfigError(f"{what} {value!r}; required: one of {', '.join(names)}{nearest(str(value), names)}")
+        raise ConfigError(
+            f"{what} {value!r}; required: one of {', '.join(names)}{nearest(str(value), names)}"
+        )
     return value

@@ -1,4 +1,5 @@
-"""A client of a server that speaks json over HTTP: its URL, its key, and user errors for all that can go wrong.
+"""A client of a server that speaks json over HTTP: its URL, its key, and user errors for all
+that can go wrong.
 
 link = Link("http://127.0.0.1:8000", flag="--server")
 link.ask("/v1/completions", {"model": link.model(), "prompt": "def f("})
@@ -25,10 +26,16 @@ TIMEOUT_S = 300.0  # without a byte from the server
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0")
 # the whole distribution: a server with defaults of its own, as llama.cpp's, would cut it
 UNCUT: Mapping[str, Any] = MappingProxyType({"top_p": 1.0, "min_p": 0.0, "top_k": 0})
-# finish reasons of answers that were cut off: OpenAI's and Mistral's, Anthropic's, Google's, Cohere's
+# finish reasons of answers that were cut off: OpenAI's and Mistral's, Anthropic's, Google's,
+# Cohere's
 CUT = ("length", "model_length", "max_tokens", "MAX_TOKENS")
 UNKNOWN_FIELD = (400, 422)  # HTTP statuses with which servers refuse a field
-BROKEN = (OSError, OverflowError, ValueError, http.client.HTTPException)  # OverflowError: of a port above 65535
+BROKEN = (
+    OSError,
+    OverflowError,
+    ValueError,
+    http.client.HTTPException,
+)  # OverflowError: of a port above 65535
 
 
 class NoAnswer(RunError):
@@ -50,14 +57,17 @@ def read_key(path: Path) -> str:
     try:
         key = path.read_text(encoding="utf-8").partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise MissingFile(f"{path}: {error}; --api-key-file takes a text file whose first line is the key") from None
+        raise MissingFile(
+            f"{path}: {error}; --api-key-file takes a text file whose first line is the key"
+        ) from None
     if not key or not key.isascii() or not key.isprintable():
         raise ConfigError(f"{path} holds no key; its first line must be printable ASCII")
     return key
 
 
 class Answer(NamedTuple):
-    """A chat completion. cut: its length ended it; n_tokens: none where the server does not count them."""
+    """A chat completion. cut: its length ended it; n_tokens: none where the server does not
+    count them."""
 
     message: dict[str, Any]
     cut: bool
@@ -65,8 +75,8 @@ class Answer(NamedTuple):
 
 
 class Link:
-    """A server by its URL, with or without /v1. flag: the flag that set the URL; kind, remedy: what error messages call
-    the server, and how to get one."""
+    """A server by its URL, with or without /v1. flag: the flag that set the URL; kind, remedy:
+    what error messages call the server, and how to get one."""
 
     def __init__(
         self,
@@ -93,8 +103,8 @@ class Link:
         self._noting = threading.Lock()
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The answer as json, None where it is empty; to a GET without a body, else a POST. Refused where the
-        server answers with an error, NoAnswer where it does not answer."""
+        """The answer as json, None where it is empty; to a GET without a body, else a POST.
+        Refused where the server answers with an error, NoAnswer where it does not answer."""
         data = None if body is None else json.dumps(body).encode()
         try:
             request = urllib.request.Request(self.url + path, data, self.headers)
@@ -107,7 +117,9 @@ class Link:
             raise Refused(message, error.code, complaint) from None
         except BROKEN as error:
             reason = getattr(error, "reason", error)
-            raise NoAnswer(f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}") from None
+            raise NoAnswer(
+                f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}"
+            ) from None
 
     def answer(
         self,
@@ -115,20 +127,27 @@ class Link:
         patience_s: float = 0.0,
         dispensable: Mapping[str, Any] = MappingProxyType({}),
     ) -> Answer:
-        """The chat completion of a request. ConfigError where the answer has none. A busy server is asked again for
-        patience_s seconds. dispensable: fields that the server may refuse; it is then asked without them, and stderr
-        names them once."""
+        """The chat completion of a request. ConfigError where the answer has none. A busy
+        server is asked again for
+        patience_s seconds. dispensable: fields that the server may refuse; it is then asked
+        without them, and stderr names them once."""
         answer = self._without_unknown(body, patience_s, dispensable)
         try:
             choice = answer["choices"][0]
             message = dict(choice["message"])
             usage = answer.get("usage") or {}
             n_tokens = usage.get("completion_tokens")
-            return Answer(message, choice.get("finish_reason") in CUT, None if n_tokens is None else int(n_tokens))
+            return Answer(
+                message,
+                choice.get("finish_reason") in CUT,
+                None if n_tokens is None else int(n_tokens),
+            )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             said = _message(answer)
             why = f" ({said[:200]})" if said else ""
-            raise ConfigError(f"{self.url} answers without a message{why}; it must speak OpenAI's API") from None
+            raise ConfigError(
+                f"{self.url} answers without a message{why}; it must speak OpenAI's API"
+            ) from None
 
     def _without_unknown(
         self,
@@ -145,16 +164,20 @@ class Link:
             except Refused as error:
                 if error.status not in UNKNOWN_FIELD or not more:
                     raise
-                # the first that is named, since others may be named as what is known; some servers name none
+                # the first that is named, since others may be named as what is known; some
+                # servers name none
                 named = sorted((at, name) for name in more if (at := error.reason.find(name)) >= 0)
                 dropped = [named[0][1]] if named else list(more)
                 more = {name: value for name, value in more.items() if name not in dropped}
         with self._noting:
-            refused = [name for name in dispensable if name not in more and name not in self.unknown]
+            refused = [
+                name for name in dispensable if name not in more and name not in self.unknown
+            ]
             if refused:
                 self.unknown.update(refused)
                 note = (
-                    f"{self.url} refuses {', '.join(refused)}; it is asked without, and samples as it does by default"
+                    f"{self.url} refuses {', '.join(refused)}; it is asked "
+                    "without, and samples as it does by default"
                 )
                 print(note, file=sys.stderr)
         return answer
@@ -175,7 +198,9 @@ class Link:
         try:
             return str(self.ask("/v1/models")["data"][0]["id"])
         except (KeyError, IndexError, TypeError):
-            raise ConfigError(f"{self.url} lists no model; give the URL of a server such as codechat serve") from None
+            raise ConfigError(
+                f"{self.url} lists no model; give the URL of a server such as codechat serve"
+            ) from None
 
 
 def _complaint(error: urllib.error.HTTPError) -> str:
@@ -188,9 +213,16 @@ def _complaint(error: urllib.error.HTTPError) -> str:
 
 
 def _message(answer: Any) -> str:
-    """What a server says in place of an answer, in the forms of OpenAI, FastAPI, Ollama, Mistral; or ""."""
+    """What a server says in place of an answer, in the forms of OpenAI, FastAPI, Ollama,
+    Mistral; or ""."""
     found = answer
     for name in ("error", "message", "detail"):
         if isinstance(found, Mapping) and found.get(name):
             found = found[name]
-    return "" if found is answer else found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    return (
+        ""
+        if found is answer
+        else found
+        if isinstance(found, str)
+        else json.dumps(found, ensure_ascii=False)
+    )

@@ -1,10 +1,12 @@
-"""What can be run: every training loop and every other stage of a recipe, by id, and the commands of `codechat`.
+"""What can be run: every training loop and every other stage of a recipe, by id, and the
+commands of `codechat`.
 
-The library's own entries stand here. An installed package adds its own through an entry point of the group
+The library's own entries stand here. An installed package adds its own through an entry point
+of the group
 `codechat.entries` that names a sequence of `Entry`; the laboratory adds its commands in this way.
 
-The id is the `kind` in `runs/NAME/status.json`, so it never changes. Modules are imported when they are needed.
-"""
+The id is the `kind` in `runs/NAME/status.json`, so it never changes. Modules are imported when
+they are needed."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
@@ -27,7 +29,9 @@ OWN = (
         "expert iteration: fine-tune on the best sampled completions",
         command="expert",
     ),
-    loop("distill", "DistillConfig", "learn what a larger model would write: reverse or forward KL"),
+    loop(
+        "distill", "DistillConfig", "learn what a larger model would write: reverse or forward KL"
+    ),
     loop("preference", "PreferenceConfig", "DPO, IPO, KTO, CPO, ORPO or SimPO on preferences"),
     Entry(
         id="diagnose",
@@ -112,13 +116,15 @@ OWN = (
 
 
 def _installed() -> Iterator[Entry]:
-    """Entries of installed packages. ConfigError where an id is taken: it would name runs of two kinds."""
+    """Entries of installed packages. ConfigError where an id is taken: it would name runs of
+    two kinds."""
     taken = {entry.id for entry in OWN}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         for entry in point.load():
             if entry.id in taken:
                 raise ConfigError(
-                    f"{point.value} declares {entry.id!r}, which exists; rename it there, or uninstall it"
+                    f"{point.value} declares {entry.id!r}, which "
+                    "exists; rename it there, or uninstall it"
                 )
             taken.add(entry.id)
             yield entry
@@ -139,8 +145,8 @@ def find(id: str, among: Mapping[str, Entry] = ENTRIES) -> Entry:
 
 
 def instrument(id: str, remedy: str) -> Any:
-    """The function of an instrument, which the library calls but another package brings. ConfigError with the remedy
-    where no installed package does."""
+    """The function of an instrument, which the library calls but another package brings.
+    ConfigError with the remedy where no installed package does."""
     if id not in INSTRUMENTS:
         raise ConfigError(f"no installed package brings the instrument {id!r}; {remedy}")
     entry = INSTRUMENTS[id]
@@ -152,4 +158,7 @@ def entry_of(cfg: Any, among: Mapping[str, Entry] = LOOPS) -> Entry:
     for entry in among.values():
         if (type(cfg).__module__, type(cfg).__name__) == (entry.settings_module, entry.config):
             return entry
-    raise ConfigError(f"{type(cfg).__name__} is the configuration of no loop; required: that of {', '.join(among)}")
+    raise ConfigError(
+        f"{type(cfg).__name__} is the configuration of no "
+        f"loop; required: that of {', '.join(among)}"
+    )

@@ -1,15 +1,18 @@
 """How public sets write calls into the text of an answer.
 
-    <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen; one or several values in each tag
+    <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen; one or several
+    values in each tag
     <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>     Nemotron, When2Call
-    [get_weather(city="Oslo"), get_time(zone="UTC")]             ToolACE, the Berkeley leaderboard, Llama 3.2
-    {"name": "get_weather", "parameters": {"city": "Oslo"}}      Llama 3.1, also a list, also in a fence
+    [get_weather(city="Oslo"), get_time(zone="UTC")]             ToolACE, the Berkeley leaderboard,
+    Llama 3.2
+    {"name": "get_weather", "parameters": {"city": "Oslo"}}      Llama 3.1, also a list, also in a
+    fence
     {"tool_calls": [{"name": ..., "arguments": {...}}]}          xLAM's models
 
-Reasoning in tags before an answer is prose, whatever it says. A closing tag inside a string belongs to the string. The
-last three forms count only if their functions are offered: a list or an object may be the requested answer. An
-answer with the mark of another form is unreadable, never prose.
-"""
+Reasoning in tags before an answer is prose, whatever it says. A closing tag inside a string
+belongs to the string. The last three forms count only if their functions are offered: a list or
+an object may be the requested answer. An answer with the mark of another form is unreadable,
+never prose."""
 
 import json
 import re
@@ -21,15 +24,21 @@ from codechat.text import tool_calls
 from codechat.text.tool_calls import Call, Unreadable, after_space
 
 _OPENS = re.compile(r"<(tool_call|TOOLCALL)>")
-# A result may quote the closing tag, so only one that ends the text or precedes another result counts.
-_RESULT = re.compile(r"<(tool_response|TOOL_RESPONSE)>\s*(?P<result>.*?)\s*</\1>(?=\s*(?:<\1>|\Z))", re.DOTALL)
+# A result may quote the closing tag, so only one that ends the text or precedes another result
+# counts.
+_RESULT = re.compile(
+    r"<(tool_response|TOOL_RESPONSE)>\s*(?P<result>.*?)\s*</\1>(?=\s*(?:<\1>|\Z))", re.DOTALL
+)
 _FENCE = re.compile(r"\A```(?:json|python)?\s*\n?(.*?)\s*```\Z", re.DOTALL)
 _NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
 _KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
 # `[f(x)]` may be an ordinary answer in Python, so only keyword arguments, or none, look like calls.
-_LIKE_PYTHON = re.compile(r"\A\[\s*[A-Za-z_][^\s()\[\]{}\"'=,;]*\(\s*(?:[A-Za-z_]\w*\s*=(?!=).*)?\)\s*\]\Z", re.DOTALL)
+_LIKE_PYTHON = re.compile(
+    r"\A\[\s*[A-Za-z_][^\s()\[\]{}\"'=,;]*\(\s*(?:[A-Za-z_]\w*\s*=(?!=).*)?\)\s*\]\Z", re.DOTALL
+)
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning|scratch_pad)>.*?</\1>\s*", re.DOTALL)
-# Marks of call forms that are not read. The first never occur in prose; the others may, in answers without tools.
+# Marks of call forms that are not read. The first never occur in prose; the others may, in
+# answers without tools.
 _FOREIGN = re.compile(
     r"<\|python_tag\|>|\[TOOL_CALLS\]|<\|[^|<>\s]*(?:tool|call|function)[^|<>\s]*\|>|<｜tool▁calls?▁begin｜>"
     r"|<start_function_call>|<\|action_start\|>|<\|channel\|>commentary|<｜DSML｜"
@@ -56,8 +65,9 @@ class Found(NamedTuple):
 
 
 def read_answer(text: str, offered: Collection[str], marked: bool = False) -> Answer:
-    """The prose and the calls of an answer. offered: names of the functions on offer; marked: only tags mark calls.
-    Unreadable for calls that cannot be read, for text after a call, and for an unknown form of calls."""
+    """The prose and the calls of an answer. offered: names of the functions on offer; marked:
+    only tags mark calls. Unreadable for calls that cannot be read, for text after a call, and
+    for an unknown form of calls."""
     said = without_thought(text)
     answer = _read_said(said, offered, marked)
     thought = text[: len(text) - len(said)]
@@ -91,7 +101,8 @@ def _read_said(text: str, offered: Collection[str], marked: bool) -> Answer:
 
 
 def _reject_calls_without_tools(text: str) -> None:
-    """Unreadable for an answer that is nothing but calls, which would teach a model to call what nobody offers."""
+    """Unreadable for an answer that is nothing but calls, which would teach a model to call
+    what nobody offers."""
     bare = text.strip()
     in_python = _LIKE_PYTHON.match(bare) and _python_calls(bare, 0, ())
     if in_python or any(map(_is_name_and_arguments, _whole_json(bare))):
@@ -99,8 +110,8 @@ def _reject_calls_without_tools(text: str) -> None:
 
 
 def _reject_hidden_calls(text: str, offered: Collection[str]) -> None:
-    """Unreadable for prose with a call of a function on offer as Python writes it: a form with other marks around it,
-    or arguments without names."""
+    """Unreadable for prose with a call of a function on offer as Python writes it: a form with
+    other marks around it, or arguments without names."""
     names = _alternatives(offered)
     for begins in re.finditer(rf"(?<![\w.])(?:{names})\s*\([^()]*=", text):
         if _python_calls(text, begins.start(), offered) is not None:
@@ -110,8 +121,8 @@ def _reject_hidden_calls(text: str, offered: Collection[str]) -> None:
 
 
 def calls_in(value: Any) -> list[str]:
-    """Canonical calls of a field: an object, a list, or text that holds them in JSON or as Python literals, one after
-    the other, with or without tags. Unreadable."""
+    """Canonical calls of a field: an object, a list, or text that holds them in JSON or as
+    Python literals, one after the other, with or without tags. Unreadable."""
     if not isinstance(value, str):
         return written(map(tool_calls.read_call, _listed(value)))
     text = value.strip()
@@ -120,11 +131,16 @@ def calls_in(value: Any) -> list[str]:
 
 def results_in(text: str) -> list[str]:
     """The results in <tool_response> tags; none if there is other text around them."""
-    return [] if _RESULT.sub("", text).strip() else [found["result"] for found in _RESULT.finditer(text)]
+    return (
+        []
+        if _RESULT.sub("", text).strip()
+        else [found["result"] for found in _RESULT.finditer(text)]
+    )
 
 
 def written(calls: Iterable[Call]) -> list[str]:
-    """The canonical texts of calls that were read. Unreadable for none, or one without a name or arguments."""
+    """The canonical texts of calls that were read. Unreadable for none, or one without a name
+    or arguments."""
     calls = list(calls)
     if not calls:
         raise Unreadable("unreadable_call")
@@ -137,7 +153,8 @@ def written(calls: Iterable[Call]) -> list[str]:
 
 
 def as_written(text: str) -> str:
-    """An answer with unreadable calls, its tags replaced by ours: a rejected answer may look like this."""
+    """An answer with unreadable calls, its tags replaced by ours: a rejected answer may look
+    like this."""
     text = _OPENS.sub(f"{tool_calls.CALL_TAG} ", text)
     return re.sub(r"[ \t]*</(?:tool_call|TOOLCALL)>", "", text).strip()
 
@@ -160,7 +177,8 @@ def _tagged(text: str, at: int) -> list[Call]:
 
 
 def _values(text: str, at: int, closing: str = "") -> Found:
-    """The calls of the values from `at` to the closing tag, the next opening one, or the end of the text."""
+    """The calls of the values from `at` to the closing tag, the next opening one, or the end of
+    the text."""
     calls: list[Call] = []
     while True:
         at = after_space(text, at)
@@ -185,12 +203,14 @@ def _values(text: str, at: int, closing: str = "") -> Found:
 
 
 def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
-    """The answer, if it ends in calls as Python writes them; None if it calls no function on offer."""
+    """The answer, if it ends in calls as Python writes them; None if it calls no function on
+    offer."""
     text = text.rstrip()
     body = _FENCE.sub(r"\1", text.strip())
     whole = _python_calls(body, 0, offered)
     if whole is not None and whole.end == len(body):
-        # A list of calls is meant as calls; without its brackets, only what names functions on offer.
+        # A list of calls is meant as calls; without its brackets, only what names functions on
+        # offer.
         if body.startswith("[") or all(call.name in offered for call in whole.calls):
             return Answer("", written(whole.calls))
     names = _alternatives(offered)
@@ -208,13 +228,14 @@ def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
 
 
 def _alternatives(names: Collection[str]) -> str:
-    """A pattern of any of the names, the longest first: `get` is also the beginning of `get time`."""
+    """A pattern of any of the names, the longest first: `get` is also the beginning of `get
+    time`."""
     return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
 
 
 def _python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
-    """The calls of `[f(a="b"), g(c=1)]`, or of calls without the brackets; None if they cannot be read. A name may
-    hold spaces, dots, slashes and, if it is on offer, anything."""
+    """The calls of `[f(a="b"), g(c=1)]`, or of calls without the brackets; None if they cannot
+    be read. A name may hold spaces, dots, slashes and, if it is on offer, anything."""
     at = after_space(text, at)
     listed = text.startswith("[", at)
     if listed:
@@ -241,13 +262,15 @@ def _python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
                 return Found(calls, last + 1)
         elif listed:
             return None
-        # Without brackets a call may follow on the next line; on the same line anything else ends the calls.
+        # Without brackets a call may follow on the next line; on the same line anything else
+        # ends the calls.
         elif "\n" not in text[at:end] or _name_at(text, end, offered) is None:
             return Found(calls, at)
 
 
 def _name_at(text: str, at: int, offered: Collection[str]) -> str | None:
-    """The name of a function whose bracket follows: the longest one on offer, else one without quotes and brackets."""
+    """The name of a function whose bracket follows: the longest one on offer, else one without
+    quotes and brackets."""
     known = [name for name in offered if text.startswith(name, at) and _opens(text, at + len(name))]
     if known:
         return max(known, key=len)  # `get` is also the beginning of `get time`
@@ -261,7 +284,8 @@ def _opens(text: str, at: int) -> bool:
 
 
 def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
-    """(arguments, end) from behind the opening bracket: names and literals. None for anything else."""
+    """(arguments, end) from behind the opening bracket: names and literals. None for anything
+    else."""
     arguments: dict[str, Any] = {}
     while True:
         at = after_space(text, at)
@@ -282,8 +306,9 @@ def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
 
 
 def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
-    """The answer, if it ends in calls of functions on offer in JSON; None if it has none. Unreadable for JSON that is
-    a call in another form, or of a function that is not on offer."""
+    """The answer, if it ends in calls of functions on offer in JSON; None if it has none.
+    Unreadable for JSON that is a call in another form, or of a function that is not on
+    offer."""
     items = _whole_json(text)
     if items:
         calls = any(_is_call(item, offered) for item in items)
@@ -291,7 +316,9 @@ def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
     names = "|".join(re.escape(json.dumps(name)) for name in offered)
     keys = "|".join(tool_calls.ARGUMENT_KEYS)
     fence = r"(?:```(?:json)?\s*)?"
-    begins = re.search(rf'{fence}(?P<call>(?:\[\s*)?\{{\s*"name"\s*:\s*(?:{names})\s*,\s*"(?:{keys})"\s*:)', text)
+    begins = re.search(
+        rf'{fence}(?P<call>(?:\[\s*)?\{{\s*"name"\s*:\s*(?:{names})\s*,\s*"(?:{keys})"\s*:)', text
+    )
     if begins is None:
         return None
     found = tool_calls.value_at(text, begins.start("call"))
@@ -300,21 +327,27 @@ def _json_answer(text: str, offered: Collection[str]) -> Answer | None:
     value, end = found
     if text[end:].strip().strip("`"):
         raise Unreadable("text_after_call")
-    return Answer(text[: begins.start()].strip(), written(map(tool_calls.read_call, _listed(value))))
+    return Answer(
+        text[: begins.start()].strip(), written(map(tool_calls.read_call, _listed(value)))
+    )
 
 
 def _whole_json(text: str) -> list[Any]:
-    """The items of the JSON that a text consists of, in a fence or not; none if it is something else."""
+    """The items of the JSON that a text consists of, in a fence or not; none if it is something
+    else."""
     body = _FENCE.sub(r"\1", text.strip())
     found = tool_calls.value_at(body, 0) if body.startswith(("{", "[")) else None
     if found is None:
         return []
     value, end = found
-    return [] if body[end:].strip() else [_function_of(item) for item in _listed(_calls_within(value))]
+    return (
+        [] if body[end:].strip() else [_function_of(item) for item in _listed(_calls_within(value))]
+    )
 
 
 def _calls_within(value: Any) -> Any:
-    """What an object holds under `tool_calls`; any other value unchanged. Unreadable for an object with more."""
+    """What an object holds under `tool_calls`; any other value unchanged. Unreadable for an
+    object with more."""
     if not isinstance(value, Mapping) or not isinstance(value.get("tool_calls"), list):
         return value
     if not value["tool_calls"] or any(other for key, other in value.items() if key != "tool_calls"):
@@ -329,8 +362,8 @@ def _function_of(item: Any) -> Any:
 
 
 def _is_call(item: Any, offered: Collection[str]) -> bool:
-    """Whether JSON is a call of a function on offer, and not data with a name. Unreadable for a call under other
-    keys, or of another function."""
+    """Whether JSON is a call of a function on offer, and not data with a name. Unreadable for a
+    call under other keys, or of another function."""
     if not isinstance(item, Mapping):
         return False
     if item.get("name") in offered and not item.keys().isdisjoint(tool_calls.ARGUMENT_KEYS):

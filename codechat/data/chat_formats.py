@@ -1,24 +1,35 @@
-"""Rows of any public form -> messages of our protocol (`text.chat`). `FORMS` is the table of what is read:
+"""Rows of any public form -> messages of our protocol (`text.chat`). `FORMS` is the table of
+what is read:
 
-    OpenAI        {messages, tools}: content null or parts, tool_calls, role "tool" with tool_call_id; of 2023:
-                  function_call and functions; tools may also stand at a message; messages may be JSON text (Toucan)
-    ShareGPT      {conversations, system, tools}: human, gpt, function_call, observation; tools at the system turn
+    OpenAI        {messages, tools}: content null or parts, tool_calls, role "tool" with
+                  tool_call_id; of 2023:
+                  function_call and functions; tools may also stand at a message; messages may
+                  be JSON text (Toucan)
+    ShareGPT      {conversations, system, tools}: human, gpt, function_call, observation; tools at
+                  the system turn
                   (minimind)
-    Hermes, Qwen  <tool_call> in answers, <tool_response>, schemas between <tools> and </tools>; {text} in ChatML
-    ToolACE       schemas in the system text, calls such as [f(a="b"), g(c=1)]; `call_forms` lists all forms of calls
-    glaive        {system, chat}: schemas, then USER:, ASSISTANT: and FUNCTION RESPONSE: with <functioncall> {...}
-    xLAM          {query, answers, tools}: a request, the calls that answer it and schemas, also as JSON text
-    tool sets     {question, functions, ground_truth}: messages, schemas and the calls that answer them, also as JSON
+    Hermes, Qwen  <tool_call> in answers, <tool_response>, schemas between <tools> and </tools>;
+    {text} in ChatML
+    ToolACE       schemas in the system text, calls such as [f(a="b"), g(c=1)]; `call_forms` lists
+                  all forms of calls
+    glaive        {system, chat}: schemas, then USER:, ASSISTANT: and FUNCTION RESPONSE: with
+                  <functioncall> {...}
+    xLAM          {query, answers, tools}: a request, the calls that answer it and schemas, also as
+                  JSON text
+    tool sets     {question, functions, ground_truth}: messages, schemas and the calls that answer
+                  them, also as JSON
     Anthropic     parts of the types tool_use, tool_result and thinking
-    instructions  {instruction, input, output}, {prompt, completion}, {question, answer}, ..., with system and history
+    instructions  {instruction, input, output}, {prompt, completion}, {question, answer}, ..., with
+                  system and history
 
-Tools are listed after the row's own system text, as the server lists them. Several calls at once are one answer, and
-their results follow in the order of the calls. An answer marked `weight: 0` or `train: false` gets "weight": 0
-and carries no loss. Reasoning beside an answer comes before it between <think> and </think>, as Qwen's, DeepSeek's and
-minimind's templates write it. Where a set says that no call is right (`answers: []`), the answer is `NO_CALL`.
+Tools are listed after the row's own system text, as the server lists them. Several calls at
+once are one answer, and their results follow in the order of the calls. An answer marked
+`weight: 0` or `train: false` gets "weight": 0 and carries no loss. Reasoning beside an answer
+comes before it between <think> and </think>, as Qwen's, DeepSeek's and minimind's templates
+write it. Where a set says that no call is right (`answers: []`), the answer is `NO_CALL`.
 
-A row or a message with anything in another form is lost, with a reason: no part of it is guessed, and no turn is left
-empty."""
+A row or a message with anything in another form is lost, with a reason: no part of it is
+guessed, and no turn is left empty."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -54,9 +65,9 @@ BESIDE = ("id", "domain", "source", "task_id", "test_list")
 class Form(NamedTuple):
     """One form of rows.
 
-    columns: a row of this form has all of them, not null; reader: the row -> the row with `messages`; reads: further
-    columns that are read; calls: whether it can hold calls; marked: whether every call has a tag, so that text without
-    one is prose, whatever it looks like."""
+    columns: a row of this form has all of them, not null; reader: the row -> the row with
+    `messages`; reads: further columns that are read; calls: whether it can hold calls; marked:
+    whether every call has a tag, so that text without one is prose, whatever it looks like."""
 
     columns: tuple[str, ...]
     reader: Callable[[Row, str], Row]
@@ -75,7 +86,8 @@ REQUEST_AND_ANSWER = (
     ("query", "response"),
     ("question", "response"),
 )
-# The first form whose columns a row has is read, so tool sets and xLAM come before forms with a part of their columns.
+# The first form whose columns a row has is read, so tool sets and xLAM come before forms with a
+# part of their columns.
 FORMS: tuple[Form, ...] = (
     Form(("chat",), read.glaive, marked=True),
     Form(("question", "functions", "ground_truth"), read.tool_set),
@@ -96,8 +108,8 @@ def form_of(row: Row) -> Form | None:
 
 
 def is_disliked(row: Row) -> bool:
-    """Whether the row is an answer that preferences call bad: its label is false or not above 0, in CSV as text. SFT
-    must not imitate it."""
+    """Whether the row is an answer that preferences call bad: its label is false or not above
+    0, in CSV as text. SFT must not imitate it."""
     answer = any(row.get(name) is not None for name in ("messages", "conversations", "completion"))
     return answer and (_calls_bad(row.get("label")) or _calls_bad(row.get("kto_tag")))
 
@@ -119,8 +131,8 @@ def unread_columns(row: Row) -> list[str]:
 
 
 def messages_of(row: Row, where: str, tools_style: str = "compact") -> list[Message] | str:
-    """The row's messages, its tools listed in `tools_style`; or the reason why it cannot be taught. Malformed,
-    whose text begins with `where`."""
+    """The row's messages, its tools listed in `tools_style`; or the reason why it cannot be
+    taught. Malformed, whose text begins with `where`."""
     try:
         return _messages_of(row, where, tools_style)
     except Unreadable as error:
@@ -186,12 +198,14 @@ def _system_text(row: Row, first: Any, where: str) -> str:
 
 
 def _column_tools(row: Row, raw: Sequence[Any]) -> list[dict[str, Any]]:
-    """The schemas in columns or at messages. The column `available_tools` counts only if nothing else offers tools.
-    Unreadable if two places differ."""
+    """The schemas in columns or at messages. The column `available_tools` counts only if
+    nothing else offers tools. Unreadable if two places differ."""
     holders = [row, *(turn for turn in raw if isinstance(turn, Mapping))]
     offered = [_schemas_at(name, holder) for holder in holders for name in OFFERED]
     available = [_schemas_at(name, holder) for holder in holders for name in AVAILABLE]
-    offers = list(filter(None, offered)) or list(filter(None, available))  # Toucan offers fewer than are available
+    offers = list(filter(None, offered)) or list(
+        filter(None, available)
+    )  # Toucan offers fewer than are available
     if any(offer != offers[0] for offer in offers):
         raise Unreadable("tools_differ")
     return offers[0] if offers else []

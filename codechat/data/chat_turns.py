@@ -1,6 +1,7 @@
 """Turns of public chat sets, in OpenAI's or ShareGPT's keys -> `Turn` of `text.tool_calls`.
 
-A turn is {role or from, content or value}; an answer may also have tool_calls or function_call, reasoning, and a mark
+A turn is {role or from, content or value}; an answer may also have tool_calls or function_call,
+reasoning, and a mark
 of its loss: `weight: 0`, `train: false` or `loss: false`. Content may be Anthropic's parts."""
 
 import json
@@ -19,7 +20,8 @@ Row = Mapping[str, Any]
 Message = dict[str, Any]
 
 CALL_ROLES = ("function_call", "function-call", "tool_call")  # turns that hold nothing but calls
-# Where a message has what its author thought: DeepSeek, Qwen, minimind; OpenRouter, vLLM; gpt-oss, Ollama.
+# Where a message has what its author thought: DeepSeek, Qwen, minimind; OpenRouter, vLLM;
+# gpt-oss, Ollama.
 REASONING = ("reasoning_content", "reasoning", "thinking")
 OFFERED = ("tools", "functions")
 AVAILABLE = ("available_tools",)
@@ -34,14 +36,15 @@ MESSAGE_KEYS = (
 )
 # Other projects keep calls, results, parts or the rest of an answer under keys with these words.
 _HOLDS = re.compile(
-    r"call|function|tool|refusal|image|video|audio|attachment|document|part|block|content|train_detail", re.IGNORECASE
+    r"call|function|tool|refusal|image|video|audio|attachment|document|part|block|content|train_detail",
+    re.IGNORECASE,
 )
 _SAYS_ABOUT = re.compile(r"(?:id|name|type|choice)s?\Z", re.IGNORECASE)
 
 
 class Malformed(DataError):
-    """A row whose values are not of the kind that its form has. reason: for counts of rows; the text begins with the
-    row's place."""
+    """A row whose values are not of the kind that its form has. reason: for counts of rows; the
+    text begins with the row's place."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -66,7 +69,8 @@ def content_of(turn: Row) -> Any:
 
 
 def from_json(value: Any, reason: str) -> Any:
-    """The value; a text is parsed as JSON. Unreadable, with this reason, for a text that is not JSON."""
+    """The value; a text is parsed as JSON. Unreadable, with this reason, for a text that is not
+    JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -89,8 +93,8 @@ def turns_in(value: Any) -> Any:
 
 
 def continued(prompt: Any, answer: Any, where: str) -> list[Any]:
-    """The turns of a prompt (text, turns or None) and of what follows it: text, a turn, or turns, which may begin with
-    the prompt. Malformed if they do not fit together."""
+    """The turns of a prompt (text, turns or None) and of what follows it: text, a turn, or
+    turns, which may begin with the prompt. Malformed if they do not fit together."""
     before = prompt
     if prompt is None:
         before = []
@@ -104,14 +108,18 @@ def continued(prompt: Any, answer: Any, where: str) -> list[Any]:
     listed = isinstance(before, list) and isinstance(after, list) and len(after) > 0
     if not listed or not all(map(is_turn, [*before, *after])):
         got = f"a prompt of {type(prompt).__name__} and an answer of {type(answer).__name__}"
-        raise Malformed("prompt_form", f"{where}: {got}; both must be texts, or messages with role and content")
+        raise Malformed(
+            "prompt_form", f"{where}: {got}; both must be texts, or messages with role and content"
+        )
     system, asked = _split_system(before)
     other_system, told = _split_system(after)
     # Many sets of preferences repeat the prompt at the beginning of the answer.
     repeated = told[: len(asked)]
     if asked and list(map(_said, repeated)) == list(map(_said, asked)):
         if system and other_system and system != other_system:
-            raise Malformed("two_systems", f"{where} has two system messages; leave one of them out")
+            raise Malformed(
+                "two_systems", f"{where} has two system messages; leave one of them out"
+            )
         return [*(other_system or system), *told]
     if before and (other_system or (told and role_of(told[0])) == role_of(before[-1])):
         fault = f"{where}: the answer's messages do not continue the prompt"
@@ -131,7 +139,8 @@ def _said(turn: Row) -> tuple[Any, Any]:
 
 
 def read_turn(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Iterator[Turn]:
-    """One turn, or one for each of several results. marked: whether only tags mark calls. Malformed, Unreadable."""
+    """One turn, or one for each of several results. marked: whether only tags mark calls.
+    Malformed, Unreadable."""
     if not is_turn(raw):
         got = f"{where}: a message is {str(raw)[:80]!r}"
         raise Malformed("message_form", f"{got}; expected an object with role and content")
@@ -148,11 +157,18 @@ def read_turn(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Itera
         raw = _with_fields_of_parts(raw)
     weight = _weight(raw, where) if role in ("assistant", *CALL_ROLES) else 1
     if role in CALL_ROLES:
-        yield Turn("assistant", _with_reasoning("", raw), call_forms.calls_in(content_of(raw)), weight=weight)
+        yield Turn(
+            "assistant",
+            _with_reasoning("", raw),
+            call_forms.calls_in(content_of(raw)),
+            weight=weight,
+        )
         return
     if role not in chat.ROLES:
         known = ", ".join(chat.ROLE_OF)
-        raise Malformed("unknown_role", f"{where}: role {role!r} is unknown; required is one of {known}")
+        raise Malformed(
+            "unknown_role", f"{where}: role {role!r} is unknown; required is one of {known}"
+        )
     if role != "assistant" and any(raw.get(name) for name in REASONING):
         raise Unreadable("reasoning_of_another")
     text = text_of(content_of(raw), role, raw, where)
@@ -177,8 +193,8 @@ def _reject_unread_keys(raw: Row) -> None:
 
 
 def _split_parts(raw: Row, kinds: Sequence[str]) -> tuple[Row, list[Row]]:
-    """A turn without the parts of its content that are of these types, and these parts; none where the content is no
-    list of parts."""
+    """A turn without the parts of its content that are of these types, and these parts; none
+    where the content is no list of parts."""
     parts = raw.get("content")
     if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
         return raw, []
@@ -196,8 +212,8 @@ def _without_results(raw: Row) -> tuple[Row, list[Row]]:
 
 
 def _with_fields_of_parts(raw: Row) -> Row:
-    """An answer whose content is Anthropic's parts with its calls and its reasoning in fields, as OpenAI has them.
-    Unreadable for text after a call."""
+    """An answer whose content is Anthropic's parts with its calls and its reasoning in fields,
+    as OpenAI has them. Unreadable for text after a call."""
     rest, parts = _split_parts(raw, ("thinking", "tool_use"))
     calls = [part for part in parts if part["type"] == "tool_use"]
     thoughts = [part.get("thinking") for part in parts if part["type"] == "thinking"]
@@ -207,7 +223,8 @@ def _with_fields_of_parts(raw: Row) -> Row:
         if any(part.get("type") == "text" for part in raw["content"][first:]):
             raise Unreadable("text_after_call")
         fields["tool_calls"] = [
-            dict(id=call.get("id"), name=call.get("name"), arguments=call.get("input")) for call in calls
+            dict(id=call.get("id"), name=call.get("name"), arguments=call.get("input"))
+            for call in calls
         ]
     if not all(isinstance(thought, str) for thought in thoughts):
         raise Unreadable("reasoning_not_text")
@@ -217,7 +234,8 @@ def _with_fields_of_parts(raw: Row) -> Row:
 
 
 def _with_reasoning(text: str, raw: Row) -> str:
-    """An answer with its reasoning before it in tags. Unreadable for reasoning that is no text, and for two of them."""
+    """An answer with its reasoning before it in tags. Unreadable for reasoning that is no text,
+    and for two of them."""
     given = {name: raw[name] for name in REASONING if raw.get(name)}
     if not all(isinstance(thought, str) for thought in given.values()):
         raise Unreadable("reasoning_not_text")
@@ -234,7 +252,9 @@ def _weight(raw: Row, where: str) -> int:
     """0 for an answer that is marked as carrying no loss, else 1."""
     marks = {name: raw[name] for name in _LOSS_MARKS if raw.get(name) is not None}
     if any(isinstance(mark, str) or mark not in (0, 1) for mark in marks.values()):
-        raise Malformed("weight_form", f"{where}: a message has {marks}; expected 0, 1, true or false")
+        raise Malformed(
+            "weight_form", f"{where}: a message has {marks}; expected 0, 1, true or false"
+        )
     return int(all(marks.values()))
 
 
@@ -243,7 +263,9 @@ def text_of(value: Any, role: str, raw: Row, where: str) -> str:
     if isinstance(value, str):
         return value
     calls = role == "assistant" and bool(raw.get("tool_calls") or raw.get("function_call"))
-    if isinstance(value, Sequence) and all(isinstance(part, Mapping) and "type" in part for part in value):
+    if isinstance(value, Sequence) and all(
+        isinstance(part, Mapping) and "type" in part for part in value
+    ):
         return _text_of_parts(value, calls)
     # Some sets keep results as objects; a model reads them as JSON.
     if role == "function" and isinstance(value, (Mapping, Sequence)):
@@ -312,16 +334,17 @@ def _call(function: Any, tools: Sequence[Row]) -> str:
     known = parameters.get("properties")
     if known is not None and call.form in ("object", "parameters"):
         arguments = call.arguments or {}
-        # Arrow tables pad objects to one set of keys (`sources.arrow_row`). A null under a name that the tool does not
-        # have shows such padding, so the other nulls of the call are padding, too.
+        # Arrow tables pad objects to one set of keys (`sources.arrow_row`). A null under a name
+        # that the tool does not have shows such padding, so the other nulls of the call are
+        # padding, too.
         if any(value is None and name not in known for name, value in arguments.items()):
             call = call._replace(arguments=without_nulls(arguments))
     return call_forms.written([call])[0]
 
 
 def _with_meant_nulls(value: Any, schema: Any) -> Any:
-    """A value of an Arrow table with those of its null fields that its schema requires: no other object has put them
-    there, or the call would lack an argument."""
+    """A value of an Arrow table with those of its null fields that its schema requires: no
+    other object has put them there, or the call would lack an argument."""
     schema = schema if isinstance(schema, Mapping) else {}
     if isinstance(value, list):
         return [_with_meant_nulls(each, schema.get("items")) for each in value]
@@ -329,7 +352,9 @@ def _with_meant_nulls(value: Any, schema: Any) -> Any:
     if not isinstance(value, Padded) or not isinstance(properties, Mapping):
         return value
     required = schema.get("required", ())
-    meant = {name for name in value.fields if name in required and _allows_null(properties.get(name))}
+    meant = {
+        name for name in value.fields if name in required and _allows_null(properties.get(name))
+    }
     names = [name for name in value.fields if name in value or name in meant]
     return {name: _with_meant_nulls(value.get(name), properties.get(name)) for name in names}
 
@@ -342,7 +367,8 @@ def _allows_null(schema: Any) -> bool:
 
 
 def joined(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns, with the calls that a format keeps in turns after the answer as part of that answer."""
+    """The turns, with the calls that a format keeps in turns after the answer as part of that
+    answer."""
     merged: list[Turn] = []
     for turn in turns:
         before = merged[-1] if merged else None

@@ -1,13 +1,13 @@
 """Conversations: reading, encoding, packing, mixing.
 
 Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`, or the original project's:
-`{input_ids, labels}` (labels aligned with the ids) and `{source, conversations}`. `PackedLoader` puts several
-conversations into a row of T tokens; they cannot attend to each other (`packed_mask`), positions restart, and no target
-crosses from one to the next.
+`{input_ids, labels}` (labels aligned with the ids) and `{source, conversations}`.
+`PackedLoader` puts several conversations into a row of T tokens; they cannot attend to each
+other (`packed_mask`), positions restart, and no target crosses from one to the next.
 
-Domains are mixed by supervised tokens: the next conversation comes from the domain furthest behind its share. All ranks
-take turns in one sequence of rows, so world size and accumulation do not change what is learned.
-"""
+Domains are mixed by supervised tokens: the next conversation comes from the domain furthest
+behind its share. All ranks take turns in one sequence of rows, so world size and accumulation
+do not change what is learned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
 
 BUFFER = 256  # conversations that wait for a row
 CHUNK = 64  # rows that a process encodes at a time
-# The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
+# The block size is a choice and its cost is printed, so more conversations may exceed it than
+# may be lost otherwise.
 LIMITS = {"too_long": 0.2}
 # Names of domains in the original project's conversations.
 DOMAINS = {"funcall": "calls", "negative": "code"}
@@ -42,7 +43,8 @@ DOMAINS = {"funcall": "calls", "negative": "code"}
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """An encoded conversation. ids (n,) int32; loss_mask (n,) bool, True if the token carries loss."""
+    """An encoded conversation. ids (n,) int32; loss_mask (n,) bool, True if the token carries
+    loss."""
 
     ids: np.ndarray
     loss_mask: np.ndarray
@@ -70,7 +72,8 @@ class Batch(NamedTuple):
         return Batch(*(part.to(device, non_blocking=True) for part in self))
 
     def places(self, device: torch.device) -> torch.Tensor | None:
-        """Indices of the targets into (B T) on the device, from a batch on the host; None for a CPU."""
+        """Indices of the targets into (B T) on the device, from a batch on the host; None for a
+        CPU."""
         from codechat.distributed import dist
         from codechat.models.fast.device import on_cpu
 
@@ -90,7 +93,8 @@ def read(path: Path | str) -> Iterator[Row]:
 
 
 def check_row(row: Row, default: str, where: str) -> Row:
-    """The row with `messages` and `domain` (`default` if it names none). DataError, beginning with `where`."""
+    """The row with `messages` and `domain` (`default` if it names none). DataError, beginning
+    with `where`."""
     named = row.get("domain") or ""
     source = row.get("source") or ""
     if not isinstance(named, str) or not isinstance(source, str):
@@ -113,12 +117,18 @@ def check_row(row: Row, default: str, where: str) -> Row:
 
 def _check_ids(ids: Any, labels: Any, where: str) -> None:
     lists = isinstance(ids, list) and isinstance(labels, list) and len(ids) == len(labels)
-    if not lists or any(type(i) is not int or label not in (IGNORE, i) for i, label in zip(ids, labels)):
-        raise DataError(f"{where}: labels must be the whole numbers of input_ids, or {IGNORE}; make the file again")
+    if not lists or any(
+        type(i) is not int or label not in (IGNORE, i) for i, label in zip(ids, labels)
+    ):
+        raise DataError(
+            f"{where}: labels must be the whole numbers of "
+            f"input_ids, or {IGNORE}; make the file again"
+        )
 
 
 def encode(row: Row, tokenizer: Tokenizer, tags: str, block_size: int) -> Example | str:
-    """The row as ids and loss mask, or the reason why it cannot be used. DataError for unknown ids."""
+    """The row as ids and loss mask, or the reason why it cannot be used. DataError for unknown
+    ids."""
     if "input_ids" in row:
         ids = row["input_ids"]
         mask = [label != IGNORE for label in row["labels"]]
@@ -157,22 +167,24 @@ def encode_all(
     ledger: Ledger,
     limit: int | None = None,
 ) -> list[Example]:
-    """The first `limit` usable rows; `ledger` counts them and the unusable ones before them. Without a limit, one
-    process per core encodes many rows."""
+    """The first `limit` usable rows; `ledger` counts them and the unusable ones before them.
+    Without a limit, one process per core encodes many rows."""
     one = partial(encode, tokenizer=tokenizer, tags=tags, block_size=block_size)
     encoded = processes.on_all_cores(one, rows, CHUNK) if limit is None else map(one, rows)
     return list(islice(ledger.counted(encoded), limit))
 
 
 def domain_files(directory: Path | str, split: str) -> list[Path]:
-    """Files of a split, `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, but those of problems, probes and
-    preferences. MissingFile."""
+    """Files of a split, `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, but those of
+    problems, probes and preferences. MissingFile."""
     directory = Path(directory)
     paths = [*directory.glob(f"*.{split}.jsonl"), *directory.glob(f"{split}.jsonl")]
     files = [path for path in sorted(paths) if _holds_conversations(path)]
     if not files:
         make = f"make them with codechat data sft (and calls) --out {directory}"
-        raise MissingFile(f"{directory} holds no conversations of split {split!r} (DOMAIN.{split}.jsonl); {make}")
+        raise MissingFile(
+            f"{directory} holds no conversations of split {split!r} (DOMAIN.{split}.jsonl); {make}"
+        )
     return files
 
 
@@ -184,7 +196,8 @@ def _holds_conversations(path: Path) -> bool:
 
 
 def tools_style(directory: Path | str) -> str:
-    """How the system prompts of a prepared directory list tools; compact unless its manifest says otherwise."""
+    """How the system prompts of a prepared directory list tools; compact unless its manifest
+    says otherwise."""
     path = Path(directory) / MANIFEST
     files = config.read_json(path).get("files", {}) if path.exists() else {}
     return max((file.get("tools_style", "") for file in files.values()), default="") or "compact"
@@ -199,8 +212,9 @@ def load_domains(
     limit: int | None = None,
     wanted: Mapping[str, float] | None = None,
 ) -> dict[str, list[Example]]:
-    """Encoded conversations of a split by domain, at most `limit` of each file. wanted: weights by domain; those
-    without one are not encoded. DataError where too many rows cannot be used, and for a domain that no file has."""
+    """Encoded conversations of a split by domain, at most `limit` of each file. wanted: weights
+    by domain; those without one are not encoded. DataError where too many rows cannot be used,
+    and for a domain that no file has."""
     domains: dict[str, list[Example]] = {}
     seen: set[str] = set()
     for path in domain_files(directory, split):
@@ -223,11 +237,15 @@ def load_domains(
 def _check_known(weights: Iterable[str], names: Iterable[str]) -> None:
     unknown = sorted(set(weights) - set(names))
     if unknown:
-        raise DataError(f"weights for {unknown}; the data hold {sorted(names)}; change --mix or prepare these domains")
+        raise DataError(
+            f"weights for {unknown}; the data hold {sorted(names)}; "
+            "change --mix or prepare these domains"
+        )
 
 
 class Waiting(NamedTuple):
-    """A conversation that has no row yet. These compare by length, and equally long ones by number."""
+    """A conversation that has no row yet. These compare by length, and equally long ones by
+    number."""
 
     length: int
     number: int  # counts the conversations as they are drawn
@@ -236,8 +254,8 @@ class Waiting(NamedTuple):
 
 
 def _take_row(waiting: list[Waiting], T: int) -> list[Waiting]:
-    """Take conversations of at most T tokens from those that wait: the oldest, so that none waits for ever, then always
-    the largest that still fits."""
+    """Take conversations of at most T tokens from those that wait: the oldest, so that none
+    waits for ever, then always the largest that still fits."""
     row = []
     fitting = waiting[:1]
     while fitting:
@@ -249,7 +267,9 @@ def _take_row(waiting: list[Waiting], T: int) -> list[Waiting]:
     return row
 
 
-def _pack_rows(rows: Sequence[Sequence[Waiting]], examples: Sequence[Sequence[Example]], T: int) -> Batch:
+def _pack_rows(
+    rows: Sequence[Sequence[Waiting]], examples: Sequence[Sequence[Example]], T: int
+) -> Batch:
     """Rows as a Batch of (len(rows), T). examples: the conversations of each domain."""
     import torch
 
@@ -279,14 +299,16 @@ def hash_examples(examples: Iterable[Example]) -> str:
 
 
 def packed_mask(docs: torch.Tensor) -> Any:
-    """The mask of packed rows for `attention.attend`: a token sees the earlier ones of its conversation."""
+    """The mask of packed rows for `attention.attend`: a token sees the earlier ones of its
+    conversation."""
     from codechat.models.fast import attention
 
     return attention.packed_mask(docs)
 
 
 def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:
-    """Batches with each conversation once. The last may be smaller; T grows to the longest conversation."""
+    """Batches with each conversation once. The last may be smaller; T grows to the longest
+    conversation."""
     T = max([T, *map(len, examples)])  # an evaluation leaves no conversation out
     waiting = [Waiting(len(example), i, domain=0, example=i) for i, example in enumerate(examples)]
     rows = []
@@ -302,8 +324,9 @@ def _order(seed: int, domain: str, epoch: int, n: int) -> np.ndarray:
 
 
 class PackedLoader:
-    """Endless packed batches. weights: domain -> share of the supervised tokens (any positive scale); None keeps the
-    shares of the data. No conversation may be longer than T. DataError for an unknown domain."""
+    """Endless packed batches. weights: domain -> share of the supervised tokens (any positive
+    scale); None keeps the shares of the data. No conversation may be longer than T. DataError
+    for an unknown domain."""
 
     def __init__(
         self,
@@ -334,7 +357,8 @@ class PackedLoader:
         self.waiting: list[Waiting] = []  # oldest first
 
     def next(self) -> Batch:
-        # Every rank draws the rows of all ranks, so the state is the same on each, and for any number of them.
+        # Every rank draws the rows of all ranks, so the state is the same on each, and for any
+        # number of them.
         rows = [self._row() for _ in range(self.batch * self.world)]
         first = self.rank * self.batch
         return _pack_rows(rows[first : first + self.batch], self.examples, self.T)
@@ -343,12 +367,16 @@ class PackedLoader:
     def epochs(self) -> dict[str, float]:
         """Passes over each domain so far."""
         sizes = map(len, self.examples)
-        return {name: n / size for name, n, size in zip(self.domains, self.drawn, sizes, strict=True)}
+        return {
+            name: n / size for name, n, size in zip(self.domains, self.drawn, sizes, strict=True)
+        }
 
     def _row(self) -> list[Waiting]:
         # From a buffer of waiting conversations rows are filled almost completely.
         while len(self.waiting) < BUFFER:
-            domain = min(range(len(self.domains)), key=lambda d: self.supervised[d] / self.weights[d])
+            domain = min(
+                range(len(self.domains)), key=lambda d: self.supervised[d] / self.weights[d]
+            )
             examples = self.examples[domain]
             epoch, place = divmod(self.drawn[domain], len(examples))
             index = int(_order(self.seed, self.domains[domain], epoch, len(examples))[place])
@@ -375,7 +403,10 @@ class PackedLoader:
         saved = {key: state[key] for key in ("seed", "sizes", "hashes")}
         mine = {key: current[key] for key in saved}
         if saved != mine:
-            raise DataError(f"saved with {saved}, this run has {mine}; resume with the same data, --mix and --seed")
+            raise DataError(
+                f"saved with {saved}, this run has {mine}; resume "
+                "with the same data, --mix and --seed"
+            )
         self.drawn = list(state["drawn"])
         self.supervised = list(state["supervised"])
         self.waiting = []
@@ -384,7 +415,9 @@ class PackedLoader:
             self.waiting.append(Waiting(len(self.examples[domain][index]), number, domain, index))
 
 
-def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, float]) -> dict[str, float]:
+def token_weights(
+    examples: Mapping[str, Sequence[Example]], rows: Mapping[str, float]
+) -> dict[str, float]:
     """Weights for the loader, in supervised tokens. rows: domain -> share of the conversations."""
     _check_known([name for name, share in rows.items() if share > 0], examples)
     return {name: share * _mean_supervised(examples.get(name, ())) for name, share in rows.items()}

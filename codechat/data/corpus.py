@@ -1,12 +1,15 @@
 """Corpora, flat shards of token ids, and the loaders that read them. `corpus_writer` makes them.
 
-A corpus is a directory: `train_000000.bin`, `val_000000.bin`, ... (uint16, little-endian, documents joined by the
-end-of-text id), `token_bytes.npy` (bytes of text behind each id, for bits per byte) and `manifest.json`.
+A corpus is a directory: `train_000000.bin`, `val_000000.bin`, ... (uint16, little-endian,
+documents joined by the end-of-text id), `token_bytes.npy` (bytes of text behind each id, for
+bits per byte) and `manifest.json`.
 
-`WindowLoader` draws the k-th window of a run as a function of (seed, k). Ranks and accumulation steps take turns in one
+`WindowLoader` draws the k-th window of a run as a function of (seed, k). Ranks and accumulation
+steps take turns in one
 sequence of windows: one rank with 8 microbatches sees what 8 ranks see.
 
-The original project's directories (`*.bin` without a manifest) are read too; their last shard is held out."""
+The original project's directories (`*.bin` without a manifest) are read too; their last shard
+is held out."""
 
 from __future__ import annotations
 
@@ -32,19 +35,24 @@ AGAIN = "prepare the corpus again with codechat data corpus"
 
 def token_lengths(tokenizer: tokenizers.Tokenizer) -> np.ndarray:
     """(n_vocab,) int64: bytes of text behind each id; 0 for the end-of-text id."""
-    lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)], dtype=np.int64)
+    lengths = np.array(
+        [len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)], dtype=np.int64
+    )
     lengths[tokenizer.eot_id] = 0  # it is predicted, but bits per byte divide by the text
     return lengths
 
 
 def read_manifest(directory: Path | str) -> dict[str, Any]:
-    """The manifest of a corpus; a directory of bare `*.bin` shards gets one with a `note`. MissingFile, DataError."""
+    """The manifest of a corpus; a directory of bare `*.bin` shards gets one with a `note`.
+    MissingFile, DataError."""
     path = Path(directory) / MANIFEST
     if not path.exists():
         return _foreign_manifest(Path(directory))
     manifest = config.read_json(path)
     if not {"files", "tokenizer", "train_tokens"} <= manifest.keys():
-        raise DataError(f"{path} is not the manifest of a corpus; codechat data corpus --out DIR makes one")
+        raise DataError(
+            f"{path} is not the manifest of a corpus; codechat data corpus --out DIR makes one"
+        )
     return manifest
 
 
@@ -74,7 +82,8 @@ def _foreign_shard(path: Path, split: str) -> dict[str, Any]:
 
 
 def open_corpus(directory: Path | str, split: str) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The manifest, and a memory-mapped array of ids for each shard of a split. DataError for a damaged shard."""
+    """The manifest, and a memory-mapped array of ids for each shard of a split. DataError for a
+    damaged shard."""
     directory = Path(directory)
     manifest = read_manifest(directory)
     shards: list[np.ndarray] = []
@@ -93,15 +102,15 @@ def open_corpus(directory: Path | str, split: str) -> tuple[dict[str, Any], list
 
 
 def hash_shards(directory: Path | str, manifest: dict[str, Any]) -> str:
-    """The hash of the shards as they are now; a manifest has that of the shards as they were written. Takes about a
-    second per 1.5 GB."""
+    """The hash of the shards as they are now; a manifest has that of the shards as they were
+    written. Takes about a second per 1.5 GB."""
     records = [file_record(Path(directory) / file["name"]) for file in manifest["files"]]
     return digest("".join(record["sha256"] for record in records))
 
 
 class WindowLoader:
-    """Endless windows of T ids, each within one shard, every start equally likely: `next()` -> ids and targets (B, T)
-    int64. DataError when the corpus holds no window of T + 1 ids."""
+    """Endless windows of T ids, each within one shard, every start equally likely: `next()` ->
+    ids and targets (B, T) int64. DataError when the corpus holds no window of T + 1 ids."""
 
     def __init__(
         self,
@@ -150,7 +159,8 @@ class WindowLoader:
         return dict(windows=self.windows, seed=self.seed, corpus=self.hash)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue where `state()` was taken, with any number of ranks. DataError for another seed or corpus."""
+        """Continue where `state()` was taken, with any number of ranks. DataError for another
+        seed or corpus."""
         if state["corpus"] != self.hash or state["seed"] != self.seed:
             raise DataError(
                 f"the run has learned from corpus {state['corpus']} with --seed {state['seed']}; "
@@ -160,7 +170,8 @@ class WindowLoader:
 
 
 def _mix(seed: int, counters: np.ndarray) -> np.ndarray:
-    """(n,) uint64 from (n,) counters: splitmix64 (Steele et al. 2014), a bijection of the counter for each seed."""
+    """(n,) uint64 from (n,) counters: splitmix64 (Steele et al. 2014), a bijection of the
+    counter for each seed."""
     with np.errstate(over="ignore"):
         z = counters + np.uint64(seed % 2**32) * np.uint64(0x100000001) + np.uint64(1)
         z = z * np.uint64(0x9E3779B97F4A7C15)
@@ -178,14 +189,18 @@ def val_windows(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-    """(ids (B, T), targets (B, T), bytes of text behind the targets). Each token of the split but the first is a target
-    once. limit: windows of all ranks together; ranks take batches in turn. The last row is padded with target -100."""
+    """(ids (B, T), targets (B, T), bytes of text behind the targets). Each token of the split
+    but the first is a target
+    once. limit: windows of all ranks together; ranks take batches in turn. The last row is
+    padded with target -100."""
     import torch
 
     manifest, shards = open_corpus(directory, "val")
     stream = np.concatenate(shards)
     table = Path(directory) / TOKEN_BYTES
-    lengths = np.load(table) if table.exists() else token_lengths(tokenizers.load(manifest["tokenizer"]))
+    lengths = (
+        np.load(table) if table.exists() else token_lengths(tokenizers.load(manifest["tokenizer"]))
+    )
     count = -(-(len(stream) - 1) // T)
     if limit is not None:
         count = min(count, limit)
@@ -198,4 +213,8 @@ def val_windows(
         ids[:n] = part[:-1]
         targets[:n] = part[1:]
         n_bytes = int(lengths[part[1:]].sum(dtype=np.int64))
-        yield torch.from_numpy(ids.reshape(rows, T)), torch.from_numpy(targets.reshape(rows, T)), n_bytes
+        yield (
+            torch.from_numpy(ids.reshape(rows, T)),
+            torch.from_numpy(targets.reshape(rows, T)),
+            n_bytes,
+        )

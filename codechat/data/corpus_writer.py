@@ -38,14 +38,20 @@ class CorpusConfig(config.Settings):
     """Source text -> shards of token ids."""
 
     source: str = opt(
-        "embedded", "embedded, hub, or a path: parquet, jsonl, .py, .txt, a directory of them", reads="path"
+        "embedded",
+        "embedded, hub, or a path: parquet, jsonl, .py, .txt, a directory of them",
+        reads="path",
     )
     out: str = opt("data/corpus", "directory to write")
     tokenizer: str = opt("gpt2", "gpt2, gpt2:N, python:N, chars:FILE or bytes")
     max_examples: int | None = opt(None, "documents to read; none = all", least=0)
     max_tokens: int | None = opt(None, "stop after this many tokens; none = no limit", least=1)
-    val_share: float = opt(VAL_SHARE, "share of the documents held out for validation, by hash", least=0, most=0.99)
-    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source lost for one reason", least=0, most=1)
+    val_share: float = opt(
+        VAL_SHARE, "share of the documents held out for validation, by hash", least=0, most=0.99
+    )
+    max_lost: float = opt(
+        sources.LARGEST_LOSS, "largest share of a source lost for one reason", least=0, most=1
+    )
 
 
 def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
@@ -57,7 +63,9 @@ def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
     if cfg.source == "embedded":
         documents = sources.embedded_python(ledger)
     elif cfg.source == "hub":
-        rows = sources.hub_rows(CORPUS_HUB, files="data/train-*.parquet", columns=["code", "path", "language"])
+        rows = sources.hub_rows(
+            CORPUS_HUB, files="data/train-*.parquet", columns=["code", "path", "language"]
+        )
         documents = public_rows.row_documents(rows, CORPUS_HUB, ledger)
     else:
         documents = public_rows.path_documents(path, ledger)
@@ -85,12 +93,16 @@ def write_corpus(
     val_share: float = VAL_SHARE,
     shard_tokens: int = 1 << 24,
 ) -> dict[str, Any]:
-    """Tokenise the documents into `out_dir` and return the manifest. A complete corpus replaces an earlier one.
+    """Tokenise the documents into `out_dir` and return the manifest. A complete corpus replaces
+    an earlier one.
 
-    max_tokens: stop after the document that reaches them. DataError: ids beyond uint16, no text, too large a loss.
-    RunError if another process writes into `out_dir`."""
+    max_tokens: stop after the document that reaches them. DataError: ids beyond uint16, no
+    text, too large a loss. RunError if another process writes into `out_dir`."""
     if tokenizer.n_vocab > 1 << 16:
-        raise DataError(f"tokenizer {tokenizer.spec} has {tokenizer.n_vocab} ids; shards are uint16; choose another")
+        raise DataError(
+            f"tokenizer {tokenizer.spec} has {tokenizer.n_vocab} "
+            "ids; shards are uint16; choose another"
+        )
     out = Path(out_dir)
     ledger = ledger or Ledger("text")
     with written_by_one(out, wait=False):
@@ -130,7 +142,9 @@ class _ShardWriter:
 
     def add(self, part: Encoded) -> None:
         """Append one document and count it."""
-        size = len(part.document.text.encode("utf-8", "replace"))  # halves of characters have no encoding
+        size = len(
+            part.document.text.encode("utf-8", "replace")
+        )  # halves of characters have no encoding
         for counts in (self.totals[part.split], self.origins[part.document.source]):
             counts.update(documents=1, bytes=size, tokens=len(part.ids))
         self._append(part.ids, part.split)
@@ -139,7 +153,9 @@ class _ShardWriter:
         shards = self.shards[split]
         while len(ids):
             if not shards or shards[-1]["tokens"] == self.shard_tokens:
-                shards.append({"name": f"{split}_{len(shards):06d}.bin", "split": split, "tokens": 0})
+                shards.append(
+                    {"name": f"{split}_{len(shards):06d}.bin", "split": split, "tokens": 0}
+                )
             shard = shards[-1]
             fitting = ids[: self.shard_tokens - shard["tokens"]]
             with open(self.directory / shard["name"], "ab") as file:
@@ -167,7 +183,9 @@ def _write_parts(
             return
 
 
-def _manifest(writer: _ShardWriter, tokenizer: tokenizers.Tokenizer, ledger: Ledger) -> dict[str, Any]:
+def _manifest(
+    writer: _ShardWriter, tokenizer: tokenizers.Tokenizer, ledger: Ledger
+) -> dict[str, Any]:
     """Names, sizes and hashes of the shards, the tokenizer, and counts by source."""
     shards = chain.from_iterable(writer.shards.values())
     files = [shard | file_record(writer.directory / shard["name"]) for shard in shards]
@@ -194,9 +212,11 @@ def _manifest(writer: _ShardWriter, tokenizer: tokenizers.Tokenizer, ledger: Led
 
 
 def _publish(fresh: Path, out: Path, manifest: Mapping[str, Any]) -> None:
-    """Move the new files from `fresh` to `out`, and remove those of an earlier corpus that are not replaced."""
+    """Move the new files from `fresh` to `out`, and remove those of an earlier corpus that are
+    not replaced."""
     old = {path.name for path in out.glob("*_??????.bin")} if (out / MANIFEST).exists() else set()
-    # The manifest goes first: a kill between the renames leaves sizes or files that do not match, so reading raises.
+    # The manifest goes first: a kill between the renames leaves sizes or files that do not
+    # match, so reading raises.
     write_atomic(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
     for path in fresh.iterdir():
         os.replace(path, out / path.name)
@@ -242,14 +262,17 @@ def _unique(documents: Iterable[Document | str], ledger: Ledger) -> Iterator[Has
 
 
 def _assign(documents: Iterator[Hashed], share: float) -> Iterator[Part]:
-    """The splits by hash. Of few documents the one with the smallest hash is held out, of a single one its tail."""
+    """The splits by hash. Of few documents the one with the smallest hash is held out, of a
+    single one its tail."""
     head = list(islice(documents, FEW_DOCUMENTS))
     if len(head) == 1:
         yield from _halves(head[0].document, share)
         return
     if head and len(head) < FEW_DOCUMENTS:
         smallest = min(fraction(name) for _, name in head)
-        share = max(share, smallest + 2**-33)  # half a step of `fraction`, so that `<` holds out just this one
+        share = max(
+            share, smallest + 2**-33
+        )  # half a step of `fraction`, so that `<` holds out just this one
     for document, name in chain(head, documents):
         yield Part(document, "val" if fraction(name) < share else "train")
 

@@ -2,7 +2,8 @@
 
 <tools>{...}</tools>                    Hermes, Qwen
 <|im_system|>tool_declare<|im_middle|>  Kimi's template, in Toucan's system turns
-[{"name": ..., "parameters": {...}}]    ToolACE, the Berkeley leaderboard, among sentences about their form of calls
+[{"name": ..., "parameters": {...}}]    ToolACE, the Berkeley leaderboard, among sentences about
+                                        their form of calls
 """
 
 import json
@@ -18,7 +19,8 @@ from codechat.text.tool_schemas import listed_tools, say_unknown, tool_schema, w
 
 _TOOLS = re.compile(r"<tools>(?=\s*[\[{])")  # the sentences before the list may name the tags too
 _DECLARED = re.compile(r"<\|im_system\|>tool_declare<\|im_middle\|>")
-# What ToolACE's and the Berkeley leaderboard's system texts say about their form of calls, which is not ours.
+# What ToolACE's and the Berkeley leaderboard's system texts say about their form of calls,
+# which is not ours.
 _WORDING = re.compile(
     r"You are an expert in composing functions\."
     r"|You are given a question and a set of possible functions\."
@@ -47,14 +49,16 @@ class SchemaList(NamedTuple):
 
 
 def without_list(text: str) -> tuple[str, Any]:
-    """A system text without its list of tools and the sentences about another form of calls; and the list, as text or
-    as objects. A list in our style stays in the text. Unreadable for a list that cannot be read."""
+    """A system text without its list of tools and the sentences about another form of calls;
+    and the list, as text or as objects. A list in our style stays in the text. Unreadable for a
+    list that cannot be read."""
     declared = _DECLARED.search(text)
     if declared:
         return text[: declared.start()].strip(), text[declared.end() :]
     tags = _TOOLS.search(text)
     if tags:
-        # The rest of Hermes' text only explains its tags; in Qwen's template the row's own text ends at a heading.
+        # The rest of Hermes' text only explains its tags; in Qwen's template the row's own text
+        # ends at a heading.
         before, heading, _ = text[: tags.start()].partition("# Tools")
         own = before.strip() if heading else ""
         return own, _json_part(text, tags.end())
@@ -84,7 +88,8 @@ def _without_wording(text: str, listed: SchemaList) -> str:
 
 
 def _json_part(text: str, begin: int) -> str:
-    """The JSON values from `begin` on; all of the rest if there are none. A tag inside a string ends no value."""
+    """The JSON values from `begin` on; all of the rest if there are none. A tag inside a string
+    ends no value."""
     end = begin
     while found := tool_calls.value_at(text, end):
         _, end = found
@@ -94,7 +99,8 @@ def _json_part(text: str, begin: int) -> str:
 
 
 def _schema_list(text: str) -> SchemaList:
-    """The first list of schemas in a text, or the first schemas one after the other; no items if there are none."""
+    """The first list of schemas in a text, or the first schemas one after the other; no items
+    if there are none."""
     begin = 0
     end = 0
     items: list[Any] = []
@@ -125,7 +131,8 @@ def _is_schema(value: Any) -> bool:
 
 
 def schemas(value: Any) -> list[dict[str, Any]]:
-    """Tool schemas of a column, or of a text that holds them, without the object around a function. Unreadable."""
+    """Tool schemas of a column, or of a text that holds them, without the object around a
+    function. Unreadable."""
     if isinstance(value, str):
         items = listed_tools(_objects(value))
     elif isinstance(value, Sequence):
@@ -136,7 +143,8 @@ def schemas(value: Any) -> list[dict[str, Any]]:
 
 
 def _items(value: Any) -> list[Any]:
-    """The schemas of an item of a list, which may be JSON text (When2Call). Unreadable for a text without one."""
+    """The schemas of an item of a list, which may be JSON text (When2Call). Unreadable for a
+    text without one."""
     if not isinstance(value, str):
         return [value]
     items = _objects(value)
@@ -161,8 +169,8 @@ def _objects(text: str) -> list[Any]:
 
 
 def _schema(item: Any) -> dict[str, Any]:
-    """A schema with name, description and an object of parameters, without null fields. An unknown type becomes any
-    type and is named on stderr."""
+    """A schema with name, description and an object of parameters, without null fields. An
+    unknown type becomes any type and is named on stderr."""
     unknown: list[str] = []
     try:
         schema = tool_schema(without_nulls(item), unknown)

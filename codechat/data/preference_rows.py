@@ -3,9 +3,9 @@
     pairs     {prompt, chosen, rejected}; When2Call's {messages, chosen_response, rejected_response}
     labels    {prompt, completion, label} or {messages, label}
 
-The prompt is text, messages, or the columns of an instruction. An answer is text, a message, or messages that end with
-the assistant's and begin after the prompt, or with it. Tools and calls may have any form of `chat_formats`.
-"""
+The prompt is text, messages, or the columns of an instruction. An answer is text, a message, or
+messages that end with the assistant's and begin after the prompt, or with it. Tools and calls
+may have any form of `chat_formats`."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,8 @@ MALFORMED = ("unreadable_call", "text_after_call", "unknown_call_form", "call_wi
 
 
 class Preference(NamedTuple):
-    """messages: what comes before the answers; rewards: 1.0 for the liked answer, 0.0 for the other one."""
+    """messages: what comes before the answers; rewards: 1.0 for the liked answer, 0.0 for the
+    other one."""
 
     messages: list[Message]
     answers: list[str]
@@ -39,12 +40,16 @@ class Judged(NamedTuple):
 
 
 def preference_of(row: Row, where: str) -> Preference | str:
-    """The preference of a row, or why it teaches nothing. DataError, beginning with `where`, for a row that is none."""
+    """The preference of a row, or why it teaches nothing. DataError, beginning with `where`,
+    for a row that is none."""
     judged = _judged(row, where)
     sides = [_conversation(row, each, where) for each in judged]
     before = sides[0][:-1]
     if sides[-1][:-1] != before:
-        raise DataError(f"{where}: what comes before the last answer differs in chosen and rejected; make it equal")
+        raise DataError(
+            f"{where}: what comes before the last answer "
+            "differs in chosen and rejected; make it equal"
+        )
     if len(sides) == 2 and sides[0] == sides[1]:
         return EQUAL
     return Preference(
@@ -66,12 +71,15 @@ def _judged(row: Row, where: str) -> list[Judged]:
         raise DataError(f"{where} has the columns {sorted(has)}; expected {expected}")
     label = row["label"]
     if type(label) not in (bool, int) or label not in (0, 1):
-        raise DataError(f"{where} has the label {label!r}; expected true, false, 0 or 1; correct it")
+        raise DataError(
+            f"{where} has the label {label!r}; expected true, false, 0 or 1; correct it"
+        )
     return [Judged(row[labelled], float(label))]
 
 
 def _conversation(row: Row, judged: Judged, where: str) -> list[Message]:
-    """The messages of the prompt and an answer; the last one is the assistant's, and another role's is before it."""
+    """The messages of the prompt and an answer; the last one is the assistant's, and another
+    role's is before it."""
     messages: list[Message] | str
     turns: list[Any] = []
     try:
@@ -84,12 +92,15 @@ def _conversation(row: Row, judged: Judged, where: str) -> list[Message]:
     if isinstance(messages, str):
         raise DataError(f"{where} cannot be read ({messages}); correct or delete the row")
     if [m["role"] == "assistant" for m in messages[-2:]] != [False, True]:
-        raise DataError(f"{where}: an answer must end in one message of the assistant, after another role's")
+        raise DataError(
+            f"{where}: an answer must end in one message of the assistant, after another role's"
+        )
     return messages
 
 
 def _prompt(row: Row, answer: Any, where: str) -> Any:
-    """The prompt of a row: text or messages; None if the row has none, or has it only inside the answer."""
+    """The prompt of a row: text or messages; None if the row has none, or has it only inside
+    the answer."""
     given = (row[name] for name in PROMPTS if row.get(name) is not None and row[name] is not answer)
     prompt = turns_in(next(given, None))
     beside = any(row.get(name) for name in BESIDE)
@@ -101,7 +112,8 @@ def _prompt(row: Row, answer: Any, where: str) -> Any:
 
 
 def _as_written(row: Row, turns: list[Any], where: str) -> list[Message] | None:
-    """The messages with the last answer kept as text; None if it has no text, or if other messages are at fault."""
+    """The messages with the last answer kept as text; None if it has no text, or if other
+    messages are at fault."""
     text = content_of(turns[-1])
     readable = [*turns[:-1], {"role": "assistant", "content": "-"}]
     messages = chat_formats.messages_of({**row, "messages": readable}, where)

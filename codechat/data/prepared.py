@@ -1,9 +1,9 @@
-"""A prepared directory of conversations: its files, its manifest, and the printed tables of what was kept and dropped.
+"""A prepared directory of conversations: its files, its manifest, and the printed tables of
+what was kept and dropped.
 
-Several commands may write into one directory, one after the other: the second waits. Each replaces its own files and
-entries of the manifest, and removes those that it does not write again. It never replaces a file of another command.
-The manifest is written last.
-"""
+Several commands may write into one directory, one after the other: the second waits. Each
+replaces its own files and entries of the manifest, and removes those that it does not write
+again. It never replaces a file of another command. The manifest is written last."""
 
 import json
 import os
@@ -38,35 +38,47 @@ HELD = {
 
 @contextmanager
 def written_by_one(out: Path, wait: bool) -> Iterator[None]:
-    """Make the directory and keep other processes and threads from writing into it within the block. wait: until
-    another one has finished; else RunError."""
+    """Make the directory and keep other processes and threads from writing into it within the
+    block. wait: until another one has finished; else RunError."""
     out.mkdir(parents=True, exist_ok=True)
     with alone(out / ".lock", wait=wait) as mine:
         if not mine:
-            raise RunError(f"{out} is being written by another command; wait for its end, or choose another --out")
+            raise RunError(
+                f"{out} is being written by another command; wait "
+                "for its end, or choose another --out"
+            )
         yield
 
 
 def require_kind(out: Path, kind: str, cfg: Any = None) -> None:
-    """DataError unless `out` can hold `kind` ("corpus" or "conversations"): it holds the other kind or a manifest that
-    is not ours, it is the folder that `cfg` reads, or it or a folder above it is a file. ConfigError for a run's
-    folder."""
+    """DataError unless `out` can hold `kind` ("corpus" or "conversations"): it holds the other
+    kind or a manifest that is not ours, it is the folder that `cfg` reads, or it or a folder
+    above it is a file. ConfigError for a run's folder."""
     paths.check_outside(out)
     for flag, text in config.read_by(cfg, "path") if cfg else ():
         if os.path.isdir(text) and Path(text).resolve() == out.resolve():
             raise DataError(
-                f"{flag} and --out are one folder, {text}: its rows would be replaced; choose another --out"
+                f"{flag} and --out are one folder, {text}: its rows "
+                "would be replaced; choose another --out"
             )
     place = next((place for place in (out, *out.parents) if place.exists()), None)
     if place is not None and not place.is_dir():
-        raise DataError(f"{place} is a file; --out {out} must be a directory, or not exist yet; choose another --out")
+        raise DataError(
+            f"{place} is a file; --out {out} must be a "
+            "directory, or not exist yet; choose another --out"
+        )
     path = out / MANIFEST
     if path.exists():
         held = _kind_of(config.read_json(path))
         if held != kind:
-            raise DataError(f"{out} holds {HELD[held]}; {kind} need a directory of their own; choose another --out")
+            raise DataError(
+                f"{out} holds {HELD[held]}; {kind} need a "
+                "directory of their own; choose another --out"
+            )
     elif kind == "corpus" and any(out.glob("*.bin")):
-        raise DataError(f"{out} holds *.bin shards that codechat did not write; choose another --out")
+        raise DataError(
+            f"{out} holds *.bin shards that codechat did not write; choose another --out"
+        )
 
 
 def _kind_of(manifest: Row) -> str:
@@ -79,13 +91,17 @@ def _kind_of(manifest: Row) -> str:
 def write(
     out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any, **measured: Any
 ) -> dict[str, Any]:
-    """Write `files` (name -> rows), and the manifest, which is returned. measured: more of its entries.
+    """Write `files` (name -> rows), and the manifest, which is returned. measured: more of its
+    entries.
 
-    cfg: the settings of the command: `tokenizer`, and `tools_style`, `domain` and `preview` if it has them."""
+    cfg: the settings of the command: `tokenizer`, and `tools_style`, `domain` and `preview` if
+    it has them."""
     with written_by_one(out, wait=True):
         require_kind(out, "conversations")
         path = out / MANIFEST
-        manifest = config.read_json(path) if path.exists() else dict(domains={}, files={}, sources={})
+        manifest = (
+            config.read_json(path) if path.exists() else dict(domains={}, files={}, sources={})
+        )
         style = getattr(cfg, "tools_style", "compact")  # not every kind of data has tools
         named = {f"{name}.jsonl": rows for name, rows in files.items() if rows}
         if style == "described":
@@ -99,13 +115,16 @@ def write(
         for ledger in ledgers:
             counts = dict(kept=ledger.kept, dropped=dict(ledger.lost), skipped=dict(ledger.skipped))
             manifest["sources"][ledger.source] = counts
-        write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+        write_atomic(
+            path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+        )
         _print_files(manifest["files"], counted, cfg.tokenizer)
     return manifest
 
 
 def _command_of(cfg: Any) -> str:
-    """The command whose settings these are, with the domain that tells two runs of one command apart."""
+    """The command whose settings these are, with the domain that tells two runs of one command
+    apart."""
     kind = type(cfg).__name__
     command = next((entry.command for entry in PREPARATIONS.values() if entry.config == kind), kind)
     domain = getattr(cfg, "domain", "calls")
@@ -119,19 +138,25 @@ def _replace_files(
     cfg: Any,
     style: str,
 ) -> None:
-    """Write the files and enter them in the manifest; remove those that this command wrote earlier and does not now.
-    DataError, before anything is written, for a file of another command or one that this command reads."""
+    """Write the files and enter them in the manifest; remove those that this command wrote
+    earlier and does not now. DataError, before anything is written, for a file of another
+    command or one that this command reads."""
     command = _command_of(cfg)
     entries = manifest["files"]
     earlier = {name for name, entry in entries.items() if entry["command"] == command}
     taken = sorted(files.keys() & entries.keys() - earlier)
     if taken:
         other = f"{out / taken[0]} was written by codechat {entries[taken[0]]['command']}"
-        raise DataError(f"{other}, and codechat {command} has rows for a file of that name; choose another --out")
+        raise DataError(
+            f"{other}, and codechat {command} has rows for a "
+            "file of that name; choose another --out"
+        )
     written = {(out / name).resolve() for name in files}
     for flag, text in config.read_by(cfg, "path"):
         if os.path.exists(text) and Path(text).resolve() in written:
-            raise DataError(f"{flag} {text} is a file that this command writes; choose another --out")
+            raise DataError(
+                f"{flag} {text} is a file that this command writes; choose another --out"
+            )
     # From here on the directory changes.
     for name in earlier:
         del entries[name]
@@ -154,21 +179,28 @@ def _preview(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer, limit: in
     talks = (row for rows in files.values() for row in rows if "domain" in row)
     for row in islice(talks, limit):
         view = xray_mask(row["messages"], tok)
-        print(f"--- {row['id']}: {len(view.ids)} tokens\n{view.terminal(colour=sys.stdout.isatty())}\n")
+        print(
+            f"--- {row['id']}: {len(view.ids)} tokens\n{view.terminal(colour=sys.stdout.isatty())}\n"
+        )
 
 
-def _print_files(entries: Mapping[str, Row], counted: Mapping[str, dict[str, int]], spec: str) -> None:
+def _print_files(
+    entries: Mapping[str, Row], counted: Mapping[str, dict[str, int]], spec: str
+) -> None:
     """Print the files of the directory, with the tokens of the domains that were `counted`."""
     table = Table("file", "rows", f"tokens ({spec})", "supervised tokens")
     for name, entry in sorted(entries.items()):
         counts = counted.get(name.removesuffix(".train.jsonl"))
-        tokens = [f"{counts[key]:,}" for key in ("tokens", "supervised_tokens")] if counts else ["", ""]
+        tokens = (
+            [f"{counts[key]:,}" for key in ("tokens", "supervised_tokens")] if counts else ["", ""]
+        )
         table.add_row(name, f"{entry['rows']:,}", *tokens)
     Console().print(table)
 
 
 def described(row: Row) -> Row:
-    """The row with the compact list of its system message, if it has one, in the style `described`."""
+    """The row with the compact list of its system message, if it has one, in the style
+    `described`."""
     turns = list(row["messages"])
     for at, turn in enumerate(turns):
         if turn["role"] == "system":
@@ -176,7 +208,9 @@ def described(row: Row) -> Row:
     return row | {"messages": turns}
 
 
-def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dict[str, dict[str, int]]:
+def _supervised(
+    files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer
+) -> dict[str, dict[str, int]]:
     """Conversations, tokens and supervised tokens of each training domain, for mixing."""
     counted: dict[str, dict[str, int]] = {}
     for name, rows in files.items():
@@ -196,12 +230,18 @@ def _percent(share: float | None) -> str:
 
 
 def print_ledgers(ledgers: Iterable[Ledger]) -> None:
-    """Print how many rows were kept, skipped by a rule, and lost, beside the largest share of each loss."""
+    """Print how many rows were kept, skipped by a rule, and lost, beside the largest share of
+    each loss."""
     table = Table("source", "", "reason", "rows", "share", "limit", title="kept and dropped")
     counts = list(chain.from_iterable(ledger.rows() for ledger in ledgers))
     for count in counts:
         table.add_row(
-            count.source, count.what, count.reason, f"{count.rows:,}", _percent(count.share), _percent(count.limit)
+            count.source,
+            count.what,
+            count.reason,
+            f"{count.rows:,}",
+            _percent(count.share),
+            _percent(count.limit),
         )
     if any(count.rows for count in counts):
         Console().print(table)

@@ -1,4 +1,5 @@
-"""Rows of public data sets -> documents and conversations, by their columns. Rows of a benchmark are refused first."""
+"""Rows of public data sets -> documents and conversations, by their columns. Rows of a
+benchmark are refused first."""
 
 import json
 import re
@@ -21,17 +22,25 @@ INSTRUCTION_COLUMNS = tuple(form.columns for form in chat_formats.FORMS)
 CALL_COLUMNS = tuple(form.columns for form in chat_formats.FORMS if form.calls)
 # Tasks 601 to 974 of MBPP are its training split, 1 to 10 its few-shot prompts.
 MBPP_HELD_OUT = range(11, 601)
-BFCL_ID = re.compile(r"(live_|exec_)?(simple|multiple|parallel|irrelevance|relevance|multi_turn|java|rest|sql)")
+BFCL_ID = re.compile(
+    r"(live_|exec_)?(simple|multiple|parallel|irrelevance|relevance|multi_turn|java|rest|sql)"
+)
 # Of each question of GSM8K's test split the first twelve words, as ten hex digits of their sha256.
 GSM8K_TEST = frozenset(Path(__file__).with_name("gsm8k_test.txt").read_text("ascii").split())
 _GSM8K_ANSWER = re.compile(r"####\s*[-+$]*\d[\d.,]*%?\s*(?:\Z|<\||</)")
 _SENTENCE = re.compile(r"""(?:\A|[\n.!?:;>)\]"'*])\s*(?=[A-Z0-9$])""")
 _WORD = re.compile(r"[a-z0-9]+")
-_PYTHON = re.compile(r"^\s*(def |class |import |from |for |while |if |with |print\(|return |@\w+|\w+ = )", re.MULTILINE)
-_OTHER_CODE = re.compile(
-    r"[;{}]\s*$|^\s*(#!|#include|function |public |SELECT |<\w+|var |const |let |echo |\$ )|</\w+>", re.MULTILINE
+_PYTHON = re.compile(
+    r"^\s*(def |class |import |from |for |while |if |with |print\(|return |@\w+|\w+ = )",
+    re.MULTILINE,
 )
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")  # a domain names a file: no folder, and no dot, which ends the domain
+_OTHER_CODE = re.compile(
+    r"[;{}]\s*$|^\s*(#!|#include|function |public |SELECT |<\w+|var |const |let |echo |\$ )|</\w+>",
+    re.MULTILINE,
+)
+_NOT_IN_A_NAME = re.compile(
+    r"[^A-Za-z0-9_-]"
+)  # a domain names a file: no folder, and no dot, which ends the domain
 _FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
 
 
@@ -72,7 +81,8 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def asked_in_test(text: str) -> str | None:
-    """The benchmark's name if a sentence of the text begins a question of GSM8K's test split, else None."""
+    """The benchmark's name if a sentence of the text begins a question of GSM8K's test split,
+    else None."""
     lower = text.lower()
     for mark in _SENTENCE.finditer(text):
         words = _WORD.findall(lower, mark.end(), mark.end() + 200)[:12]
@@ -97,13 +107,17 @@ def reject_benchmark(benchmark: str | None, where: str) -> None:
     """DataError for the name of a benchmark, which must not be training data."""
     if benchmark:
         worthless = "training on it makes every score on it worthless"
-        raise DataError(f"{where} is evaluation data ({benchmark}); {worthless}; choose another --source")
+        raise DataError(
+            f"{where} is evaluation data ({benchmark}); {worthless}; choose another --source"
+        )
 
 
 def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
     """Documents of a file of rows, a .py or .txt file, or a directory of either kind."""
     if not path.exists():
-        raise MissingFile(f"{path} does not exist; --source takes embedded, hub, or a file or directory")
+        raise MissingFile(
+            f"{path} does not exist; --source takes embedded, hub, or a file or directory"
+        )
     root = path if path.is_dir() else path.parent
     if path.suffix in sources.ROW_ENDINGS or (path.is_dir() and _holds_rows(path)):
         yield from row_documents(sources.local_rows(path), path.name, ledger)
@@ -112,7 +126,9 @@ def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
         yield from sources.embedded_python(ledger, [(path.name, path)])
     elif path.suffix not in (".py", ".txt"):
         needed = f"{sources.ENDINGS}, .py, .txt or a directory of such files"
-        raise DataError(f"{path} has the ending {path.suffix!r}; expected {needed}; convert or rename it")
+        raise DataError(
+            f"{path} has the ending {path.suffix!r}; expected {needed}; convert or rename it"
+        )
     for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
         document = sources.read_text_file(file, file.relative_to(root).as_posix(), "files", ledger)
         if document:
@@ -129,10 +145,13 @@ def _holds_rows(directory: Path) -> bool:
 
 
 def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Document]:
-    """Documents of rows with Python source under `code`, `content` or `text`; other languages are skipped by rule."""
+    """Documents of rows with Python source under `code`, `content` or `text`; other languages
+    are skipped by rule."""
     rows = reject_benchmark_rows(rows, origin)
     for number, row in enumerate(sources.require_columns(rows, DOCUMENT_COLUMNS, origin)):
-        text = next((row[column] for (column,) in DOCUMENT_COLUMNS if row.get(column) is not None), None)
+        text = next(
+            (row[column] for (column,) in DOCUMENT_COLUMNS if row.get(column) is not None), None
+        )
         if not isinstance(text, str):
             ledger.lose("no_text")
             continue
@@ -153,8 +172,8 @@ def conversation_rows(
 ) -> Iterator[Row]:
     """Conversations of rows in any form of `chat_formats`, each once.
 
-    Their domain is `domain`, or what the row names, or else "calls" if tools are offered or called, "code" if the
-    answer is Python, "chat" if it is prose."""
+    Their domain is `domain`, or what the row names, or else "calls" if tools are offered or
+    called, "code" if the answer is Python, "chat" if it is prose."""
     seen: set[str] = set()
     named: set[str] = set()
     rows = reject_benchmark_rows(rows, origin)
@@ -174,7 +193,9 @@ def conversation_rows(
             continue
         if isinstance(converted, str):
             remedy = "; `codechat preference` reads pairs from preferences.SPLIT.jsonl"
-            ledger.lose(converted, f"row {number}{remedy if converted == 'preference_pair' else ''}")
+            ledger.lose(
+                converted, f"row {number}{remedy if converted == 'preference_pair' else ''}"
+            )
         elif converted["domain"] == "other" != domain:
             ledger.skip("other_language")
         elif converted["id"] in seen:
@@ -191,7 +212,8 @@ def conversation_row(
     tools_style: str = "compact",
     domain: str = "",
 ) -> Row | str:
-    """A conversation, with domain "other" for code that is not Python; or the reason why it cannot be taught."""
+    """A conversation, with domain "other" for code that is not Python; or the reason why it
+    cannot be taught."""
     messages = chat_formats.messages_of(row, where, tools_style)
     if isinstance(messages, str):
         return messages
@@ -221,8 +243,8 @@ def _named_domain(row: Row) -> str:
 
 
 def domain_of(answer: str) -> str:
-    """ "code" for Python, fenced or bare; "other" for what looks like another language; else "chat". Reasoning in tags
-    before the answer does not count."""
+    """ "code" for Python, fenced or bare; "other" for what looks like another language; else
+    "chat". Reasoning in tags before the answer does not count."""
     answer = call_forms.without_thought(answer)
     fenced = _FENCE.findall(answer)
     code = "\n".join(fenced) or answer
@@ -243,7 +265,8 @@ def _has_tools(messages: list[Row]) -> bool:
 
 
 def split_key(row: Row) -> str:
-    """What decides the split of a conversation: with tools all before the answer to predict, else the answers."""
+    """What decides the split of a conversation: with tools all before the answer to predict,
+    else the answers."""
     messages = row["messages"]
     if row["domain"] == "calls" or _has_tools(messages):
         return repr(messages[: answer_at(messages)])
@@ -251,15 +274,18 @@ def split_key(row: Row) -> str:
 
 
 def answer_at(messages: list[Row]) -> int:
-    """Index of the assistant turn to predict: the first that calls a function, else the first; only turns with loss."""
-    answers = [i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0]
+    """Index of the assistant turn to predict: the first that calls a function, else the first;
+    only turns with loss."""
+    answers = [
+        i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0
+    ]
     calls = [i for i in answers if chat.CALL_TAG in messages[i]["content"]]
     return (calls or answers)[0]
 
 
 def call_problem(row: Row) -> Row | None:
-    """The problem in a conversation: everything before its first call, and that call as `gold` (None: no call is
-    right). None for several calls at once, which the task does not judge."""
+    """The problem in a conversation: everything before its first call, and that call as `gold`
+    (None: no call is right). None for several calls at once, which the task does not judge."""
     at = answer_at(row["messages"])
     calls = chat.parse_calls(row["messages"][at]["content"])
     if len(calls) > 1:

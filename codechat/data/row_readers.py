@@ -1,5 +1,6 @@
-"""Readers of rows by their columns: a row -> the same row with `messages` in OpenAI's form. `chat_formats.FORMS` names
-the columns of each. All raise Unreadable, with the reason, for a row that cannot be taught."""
+"""Readers of rows by their columns: a row -> the same row with `messages` in OpenAI's form.
+`chat_formats.FORMS` names the columns of each. All raise Unreadable, with the reason, for a row
+that cannot be taught."""
 
 import json
 import math
@@ -56,7 +57,11 @@ def glaive(row: Row, where: str) -> Row:
             turn["content"] = _GLAIVE_CALL.sub("<tool_call>", turn["content"])
     # glaive's text around the schemas is always the same; a text without schemas is the row's own.
     tools = schemas(system)
-    return {"messages": turns, "tools": tools, "system": "" if tools else system.removeprefix("SYSTEM:").strip()}
+    return {
+        "messages": turns,
+        "tools": tools,
+        "system": "" if tools else system.removeprefix("SYSTEM:").strip(),
+    }
 
 
 def glaive_turns(text: str) -> list[Message]:
@@ -98,7 +103,9 @@ def xlam(row: Row, where: str) -> Row:
     """{query, answers, tools}: a request, the calls that answer it, and schemas."""
     if not _cell(row, "query").strip():
         raise Unreadable("no_instruction")
-    asked = {name: row.get(name) for name in ("query", *INPUTS)}  # `answers` holds calls, other columns no request
+    asked = {
+        name: row.get(name) for name in ("query", *INPUTS)
+    }  # `answers` holds calls, other columns no request
     request = {"role": "user", "content": request_text(asked)}
     answer = _answer_of(row["answers"])
     turns = [*turns_before(row, where), request, answer]
@@ -115,7 +122,11 @@ def _answer_of(cell: Any) -> Message:
     calls = from_json(cell, "bad_row")
     if not isinstance(calls, list):
         raise Unreadable("bad_row")
-    return {"role": "assistant", "tool_calls": calls} if calls else {"role": "assistant", "content": NO_CALL}
+    return (
+        {"role": "assistant", "tool_calls": calls}
+        if calls
+        else {"role": "assistant", "content": NO_CALL}
+    )
 
 
 def chatml_or_instruction(row: Row, where: str) -> Row:
@@ -123,7 +134,9 @@ def chatml_or_instruction(row: Row, where: str) -> Row:
     text = row["text"]
     if not isinstance(text, str) or "<|im_start|>" not in text:
         return instruction(row, where)
-    turns = [{"role": role, "content": content.strip("\n")} for role, content in _CHATML.findall(text)]
+    turns = [
+        {"role": role, "content": content.strip("\n")} for role, content in _CHATML.findall(text)
+    ]
     if turns and turns[-1]["role"] == "assistant" and not turns[-1]["content"].strip():
         turns.pop()  # the beginning of an answer that a prompt ends with
     return _without(row, INSTRUCTIONS) | {"messages": turns}
@@ -136,7 +149,9 @@ def instruction(row: Row, where: str) -> Row:
         given = row.get("completion")
         if given is None:
             given = row.get("response")
-        return _without(row, (*REQUESTS, *ANSWERS, "history")) | {"messages": continued(prompt, given, where)}
+        return _without(row, (*REQUESTS, *ANSWERS, "history")) | {
+            "messages": continued(prompt, given, where)
+        }
     request = request_text(row)
     answer = answer_text(row)
     if not request or not answer:
@@ -154,8 +169,8 @@ def _without(row: Row, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def request_text(row: Row) -> str:
-    """The request of an instruction row, with its inputs. Unreadable for two different requests, and for a column that
-    holds a list or an object."""
+    """The request of an instruction row, with its inputs. Unreadable for two different
+    requests, and for a column that holds a list or an object."""
     texts = _texts_in(row, REQUESTS)
     first = next(iter(texts.values()), "")
     for text in texts.values():  # a rendered prompt may repeat the request
@@ -191,8 +206,8 @@ def _texts_in(row: Row, columns: Sequence[str]) -> dict[str, str]:
 
 
 def _cell(row: Row, name: str) -> str:
-    """The text of a column: a number or a truth value as JSON writes it, nothing for null and NaN. Unreadable for a
-    list or an object, which has no one wording."""
+    """The text of a column: a number or a truth value as JSON writes it, nothing for null and
+    NaN. Unreadable for a list or an object, which has no one wording."""
     value = row.get(name)
     if isinstance(value, str):
         return value
@@ -204,13 +219,16 @@ def _cell(row: Row, name: str) -> str:
 
 
 def turns_before(row: Row, where: str) -> list[Message]:
-    """The turns before an instruction: its system column, and `history`, a list of [request, answer] or of messages."""
+    """The turns before an instruction: its system column, and `history`, a list of [request,
+    answer] or of messages."""
     system = system_text(row, where)
     turns: list[Message] = [{"role": "system", "content": system}] if system else []
     history = row.get("history") or []
     for entry in history if isinstance(history, list) else [history]:
         if isinstance(entry, list) and [*map(type, entry)] == [str, str]:
-            turns += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), entry)]
+            turns += [
+                {"role": role, "content": text} for role, text in zip(("user", "assistant"), entry)
+            ]
         elif isinstance(entry, dict):
             turns.append(entry)
         else:
@@ -226,10 +244,13 @@ def system_text(row: Row, where: str) -> str:
     if len(texts) > 1 or not all(isinstance(value, str) for value in given.values()):
         shown = " and ".join(f"{name} {str(value)[:40]!r}" for name, value in given.items())
         reason = "two_systems" if len(texts) > 1 else "system_not_text"
-        raise Malformed(reason, f"{where} has {shown}; expected one text; correct it, or leave a column out")
+        raise Malformed(
+            reason, f"{where} has {shown}; expected one text; correct it, or leave a column out"
+        )
     return next(iter(texts), "")
 
 
 def cleaned(text: str) -> str:
-    """The text without blank lines before it and space after it. The indentation of its first line stays."""
+    """The text without blank lines before it and space after it. The indentation of its first
+    line stays."""
     return _BLANK_LINES.sub("", text.replace("\r\n", "\n")).rstrip()

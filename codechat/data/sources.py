@@ -1,7 +1,8 @@
 """Where text and rows come from: the interpreter's own Python files, local files, the hub.
 
-A `Ledger` counts the rows of a source: `skipped` by a rule (tests, duplicates, generated tables), or `lost` if a row
-should have been usable. Too many losses are an error: a reader that drops most of its input keeps the easy part."""
+A `Ledger` counts the rows of a source: `skipped` by a rule (tests, duplicates, generated
+tables), or `lost` if a row should have been usable. Too many losses are an error: a reader that
+drops most of its input keeps the easy part."""
 
 import csv
 import datetime
@@ -29,7 +30,9 @@ IGNORE = -100  # the label of a token without loss, as in torch's cross_entropy
 MANIFEST = "manifest.json"  # of what codechat has prepared
 LARGEST_LOSS = 0.05
 PROBE_S = 3.0
-OTHER_SOURCES = "use a parquet or jsonl file in the same columns, or embedded where there is such a default"
+OTHER_SOURCES = (
+    "use a parquet or jsonl file in the same columns, or embedded where there is such a default"
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Document:
 
 
 class Count(NamedTuple):
-    """How many rows of a source were kept, or skipped or lost for a reason; of losses also the share and its limit."""
+    """How many rows of a source were kept, or skipped or lost for a reason; of losses also the
+    share and its limit."""
 
     source: str
     what: Literal["kept", "lost", "skipped"]
@@ -54,7 +58,8 @@ class Count(NamedTuple):
 
 @dataclass
 class Ledger:
-    """Counts of one source. largest: the share of (kept + lost) that one reason may take; limits: other ones."""
+    """Counts of one source. largest: the share of (kept + lost) that one reason may take;
+    limits: other ones."""
 
     source: str
     largest: float = LARGEST_LOSS
@@ -87,7 +92,9 @@ class Ledger:
         rows = [Count(self.source, "kept", "", self.kept)]
         for reason, n in sorted(self.lost.items()):
             rows.append(Count(self.source, "lost", reason, n, n / self._total, self._limit(reason)))
-        return rows + [Count(self.source, "skipped", rule, n) for rule, n in sorted(self.skipped.items())]
+        return rows + [
+            Count(self.source, "skipped", rule, n) for rule, n in sorted(self.skipped.items())
+        ]
 
     @property
     def _total(self) -> int:
@@ -122,11 +129,14 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object, another
 
 
 def hash_rows(rows: Iterable[Any]) -> str:
-    """16 hex digits of the content of rows, in their order: bytes, or what json can hold. Other values, which a user's
-    rows may hold, count by their repr without addresses, so another process gets the same hash."""
+    """16 hex digits of the content of rows, in their order: bytes, or what json can hold. Other
+    values, which a user's rows may hold, count by their repr without addresses, so another
+    process gets the same hash."""
     sha = hashlib.sha256()
     for row in rows:
-        sha.update(row if isinstance(row, bytes) else _as_json(row).encode("utf-8", "surrogatepass"))
+        sha.update(
+            row if isinstance(row, bytes) else _as_json(row).encode("utf-8", "surrogatepass")
+        )
         sha.update(b"\0")  # or ["ab"] and ["a", "b"] would be one
     return sha.hexdigest()[:16]
 
@@ -156,14 +166,26 @@ PACKAGE_DIRS = ("site-packages", "dist-packages")
 OWN_PACKAGES = ("codechat", "codechat_lab")
 TEST_DIRS = frozenset({"test", "tests", "testing", "idle_test", "_tests"})
 VENDOR_DIRS = frozenset(
-    {"_vendor", "_vendored", "vendor", "vendored", "extern", "externals", "third_party", "_distutils"}
+    {
+        "_vendor",
+        "_vendored",
+        "vendor",
+        "vendored",
+        "extern",
+        "externals",
+        "third_party",
+        "_distutils",
+    }
 )
 
 
-def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = None) -> Iterator[Document]:
-    """Documents of Python files without tests and vendored copies, in the order of the hashes of their relative paths,
-    so any prefix is a fair sample. roots: (source name, directory); None = the standard library and what is
-    installed."""
+def embedded_python(
+    ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = None
+) -> Iterator[Document]:
+    """Documents of Python files without tests and vendored copies, in the order of the hashes
+    of their relative paths,
+    so any prefix is a fair sample. roots: (source name, directory); None = the standard library
+    and what is installed."""
     files: dict[str, tuple[str, Path]] = {}
     for source, root in _installed_python() if roots is None else roots:
         for path in _python_files(root):
@@ -172,7 +194,9 @@ def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = N
             if rule:
                 ledger.skip(rule)
             else:
-                files.setdefault(relative, (source, path))  # the first directory wins, as in an import
+                files.setdefault(
+                    relative, (source, path)
+                )  # the first directory wins, as in an import
     for relative in sorted(files, key=lambda name: (digest(name), name)):
         source, path = files[relative]
         document = read_text_file(path, relative, source, ledger)
@@ -181,7 +205,8 @@ def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = N
 
 
 def _installed_python() -> list[tuple[str, Path]]:
-    """(source name, directory) of the standard library and of each directory of installed packages."""
+    """(source name, directory) of the standard library and of each directory of installed
+    packages."""
     places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     places += [place for place in sys.path if Path(place).name in PACKAGE_DIRS]
     unique = dict.fromkeys(map(os.path.realpath, places))
@@ -222,7 +247,8 @@ def read_text_file(path: Path, name: str, source: str, ledger: Ledger) -> Docume
 
 
 def text_rule(text: str) -> str | None:
-    """The rule that removes a source text, or None. The limits on lines are those of github-code-clean."""
+    """The rule that removes a source text, or None. The limits on lines are those of
+    github-code-clean."""
     if not text.strip():
         return "empty"
     if len(text) > 1_000_000:
@@ -251,11 +277,14 @@ def open_text(path: Path) -> Iterator[str]:
         with open(path, encoding="utf-8-sig") as lines:
             yield from lines
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
+        raise DataError(
+            f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it"
+        ) from None
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
-    """(line number, object) of each non-blank line. DataError for another line or a file without rows."""
+    """(line number, object) of each non-blank line. DataError for another line or a file
+    without rows."""
     empty = True
     for number, line in enumerate(open_text(path), 1):
         if line.strip():
@@ -271,7 +300,9 @@ def _decoded(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not JSON ({error}); was the download interrupted? make the file again") from None
+        raise DataError(
+            f"{where} is not JSON ({error}); was the download interrupted? make the file again"
+        ) from None
 
 
 def _objects(rows: list[Any], where: str) -> list[Row]:
@@ -286,22 +317,30 @@ def row_format(path: Path) -> str | None:
 
 
 def row_files(directory: Path) -> list[Path]:
-    """The files of rows in a directory, sorted. DataError if there are none, or if one is compressed."""
+    """The files of rows in a directory, sorted. DataError if there are none, or if one is
+    compressed."""
     present = sorted(directory.iterdir())
     packed = next((path for path in present if path.suffix in PACKED_ENDINGS), None)
     if packed:
-        raise DataError(f"{directory} holds {packed.name}, which is compressed; unpack it, or move it elsewhere")
+        raise DataError(
+            f"{directory} holds {packed.name}, which is compressed; unpack it, or move it elsewhere"
+        )
     files = [path for path in present if path.suffix in ROW_ENDINGS and path.name not in ABOUT]
     if not files:
         where = where_rows_are(directory)
-        raise DataError(f"no rows in {directory}: it holds no file ending in .csv, {ENDINGS}; {where}")
+        raise DataError(
+            f"no rows in {directory}: it holds no file ending in .csv, {ENDINGS}; {where}"
+        )
     name_unread(directory, files)
     return files
 
 
 def name_unread(directory: Path, read: Collection[Path]) -> None:
-    """Print to stderr the other files of a directory, but not those that only describe a data set."""
-    names = sorted(path.name for path in directory.iterdir() if path not in read and path.name not in ABOUT)
+    """Print to stderr the other files of a directory, but not those that only describe a data
+    set."""
+    names = sorted(
+        path.name for path in directory.iterdir() if path not in read and path.name not in ABOUT
+    )
     others = [name for name in names if not name.startswith((".", "README", "LICENSE"))]
     if others:
         print(f"{directory}: not read: {', '.join(others)}", file=sys.stderr)
@@ -309,17 +348,24 @@ def name_unread(directory: Path, read: Collection[Path]) -> None:
 
 def where_rows_are(path: Path, pattern: str = "*") -> str:
     """For an error about a folder without rows: which of its folders have files of this pattern."""
-    found = [file for file in path.rglob(pattern) if file.suffix in ROW_ENDINGS and file.name not in ABOUT]
+    found = [
+        file
+        for file in path.rglob(pattern)
+        if file.suffix in ROW_ENDINGS and file.name not in ABOUT
+    ]
     below = sorted({file.parent for file in found} - {path})
     if below:
         return f"{', '.join(map(str, below[:3]))} has some"
     if next(path.rglob("*.arrow"), None):
-        return "its .arrow files are those of `datasets`: load them, and write parquet with to_parquet"
+        return (
+            "its .arrow files are those of `datasets`: load them, and write parquet with to_parquet"
+        )
     return "check the path"
 
 
 def local_rows(path: Path) -> Iterator[Row]:
-    """Rows of a csv file or one with one of `ENDINGS`, or of all such files of a directory. MissingFile, DataError."""
+    """Rows of a csv file or one with one of `ENDINGS`, or of all such files of a directory.
+    MissingFile, DataError."""
     if path.is_dir():
         yield from chain.from_iterable(map(local_rows, row_files(path)))
     elif path.suffix == ".csv":
@@ -331,7 +377,9 @@ def local_rows(path: Path) -> Iterator[Row]:
     elif path.suffix == ".parquet":
         yield from _parquet_rows(path)
     else:
-        raise DataError(f"{path} has the ending {path.suffix!r}; expected .csv, {ENDINGS}; convert or rename it")
+        raise DataError(
+            f"{path} has the ending {path.suffix!r}; expected .csv, {ENDINGS}; convert or rename it"
+        )
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
@@ -360,12 +408,14 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             rows = batch.to_pylist(maps_as_pydicts="lossy")
             yield from (arrow_row(row, batch.schema, json_text=True, padded=True) for row in rows)
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{path} is not a readable parquet file ({error}); fetch it again") from None
+        raise DataError(
+            f"{path} is not a readable parquet file ({error}); fetch it again"
+        ) from None
 
 
 class Padded(dict[str, Any]):
-    """An object of an Arrow table without its null fields. fields: the names of all fields, since a schema may say
-    which nulls were meant."""
+    """An object of an Arrow table without its null fields. fields: the names of all fields,
+    since a schema may say which nulls were meant."""
 
     fields: tuple[str, ...] = ()
 
@@ -373,13 +423,16 @@ class Padded(dict[str, Any]):
 def arrow_row(row: Row, schema: Any, *, json_text: bool, padded: bool) -> Row:
     """A row of a table with this pyarrow schema, as JSON would have it.
 
-    json_text: cells of the type arrow.json, in which `datasets` 5 writes objects whose keys differ, are still text.
-    padded: structs have null fields that only others of their column have, and lose them here. The nulls of a JSON cell
-    or of a map were meant."""
+    json_text: cells of the type arrow.json, in which `datasets` 5 writes objects whose keys
+    differ, are still text.
+    padded: structs have null fields that only others of their column have, and lose them here.
+    The nulls of a JSON cell or of a map were meant."""
 
     def plain(value: Any, kind: Any) -> Any:
         if getattr(kind, "extension_name", "") == "arrow.json":
-            return _decoded(value, "a cell of JSON") if json_text and isinstance(value, str) else value
+            return (
+                _decoded(value, "a cell of JSON") if json_text and isinstance(value, str) else value
+            )
         kind = getattr(kind, "storage_type", kind)
         if isinstance(value, list):
             inner = getattr(kind, "value_type", None)
@@ -388,7 +441,9 @@ def arrow_row(row: Row, schema: Any, *, json_text: bool, padded: bool) -> Row:
             return as_text(value)
         if hasattr(kind, "item_type"):  # a map
             return {name: plain(each, kind.item_type) for name, each in value.items()}
-        fields = {field.name: field.type for field in kind} if getattr(kind, "num_fields", 0) else {}
+        fields = (
+            {field.name: field.type for field in kind} if getattr(kind, "num_fields", 0) else {}
+        )
         kept = {name: each for name, each in value.items() if each is not None or not padded}
         fewer = Padded((name, plain(each, fields.get(name))) for name, each in kept.items())
         fewer.fields = tuple(value)
@@ -401,7 +456,8 @@ def arrow_row(row: Row, schema: Any, *, json_text: bool, padded: bool) -> Row:
 def as_text(value: Any) -> Any:
     """A date or a time as ISO text; any other value unchanged."""
     if isinstance(value, datetime.datetime):
-        # `datasets` turns texts that look like dates into timestamps: midnight was most probably no time at all.
+        # `datasets` turns texts that look like dates into timestamps: midnight was most
+        # probably no time at all.
         midnight = value.time() == datetime.time() and value.tzinfo is None
         return value.date().isoformat() if midnight else value.isoformat()
     if isinstance(value, (datetime.date, datetime.time)):
@@ -410,9 +466,12 @@ def as_text(value: Any) -> Any:
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
-    """Rows by the names in the first line, which MMLU's own files lack. DataError for a line with more or fewer fields,
-    the effect of an unquoted comma, and for a quotation mark that is not closed."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the module's own limit is 131,072 characters
+    """Rows by the names in the first line, which MMLU's own files lack. DataError for a line
+    with more or fewer fields, the effect of an unquoted comma, and for a quotation mark that is
+    not closed."""
+    csv.field_size_limit(
+        min(sys.maxsize, 2**31 - 1)
+    )  # the module's own limit is 131,072 characters
     reader = csv.reader(open_text(path), strict=True)
     rows: list[Row] = []  # all of them before the first is used: a fault may be in the last line
     names: list[str] = []
@@ -424,11 +483,18 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 if not without_names:
                     continue
             if len(line) != len(names):
-                fault = f"has {len(line)} fields and the first line {len(names)} ({', '.join(names)[:80]})"
-                raise DataError(f"{path}:{reader.line_num} {fault}; put a text with a comma in quotation marks")
+                fault = (
+                    f"has {len(line)} fields and the first line {len(names)} "
+                    f"({', '.join(names)[:80]})"
+                )
+                raise DataError(
+                    f"{path}:{reader.line_num} {fault}; put a text with a comma in quotation marks"
+                )
             rows.append(dict(zip(names, line)))
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num} is not csv ({error}); put each text in quotation marks") from None
+        raise DataError(
+            f"{path}:{reader.line_num} is not csv ({error}); put each text in quotation marks"
+        ) from None
     if len(set(names)) < len(names):
         raise DataError(f"{path} has two columns of one name ({', '.join(names)[:80]}); rename one")
     yield from _objects(rows, str(path))
@@ -444,16 +510,21 @@ def without_nulls(value: Any) -> Any:
 
 
 def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """Rows of a path, or of the hub's data set OWNER/NAME if no such path exists. columns: words OURS=THEIRS."""
+    """Rows of a path, or of the hub's data set OWNER/NAME if no such path exists. columns:
+    words OURS=THEIRS."""
     names = dict(word.split("=", 1) for word in columns if "=" in word.strip("="))
     if len(names) < len(columns):
-        raise ConfigError(f"got --columns {','.join(columns)}; expected OURS=THEIRS, such as question=query")
+        raise ConfigError(
+            f"got --columns {','.join(columns)}; expected OURS=THEIRS, such as question=query"
+        )
     rows = hub_rows(source) if names_hub_set(source) else local_rows(Path(source))
     for number, row in enumerate(rows, 1):
         missing = [theirs for theirs in names.values() if theirs not in row]
         if missing:
             has = f"it has {', '.join(map(str, row))}"
-            raise DataError(f"{source}, row {number} has no column {missing[0]!r}; {has}; correct --columns")
+            raise DataError(
+                f"{source}, row {number} has no column {missing[0]!r}; {has}; correct --columns"
+            )
         rest = {key: value for key, value in row.items() if key not in names.values()}
         yield rest | {ours: row[theirs] for ours, theirs in names.items()}
 
@@ -461,10 +532,16 @@ def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[Row]:
 def names_hub_set(source: str) -> bool:
     """True for OWNER/NAME if no such path exists."""
     path = Path(source)
-    return not path.exists() and not path.suffix and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source) is not None
+    return (
+        not path.exists()
+        and not path.suffix
+        and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source) is not None
+    )
 
 
-def require_columns(rows: Iterable[Row], accepted: Collection[tuple[str, ...]], origin: str) -> Iterator[Row]:
+def require_columns(
+    rows: Iterable[Row], accepted: Collection[tuple[str, ...]], origin: str
+) -> Iterator[Row]:
     """The rows. DataError if the first one has none of the accepted sets of columns."""
     for number, row in enumerate(rows):
         if number == 0 and not any(set(columns) <= row.keys() for columns in accepted):
@@ -473,9 +550,11 @@ def require_columns(rows: Iterable[Row], accepted: Collection[tuple[str, ...]], 
         yield row
 
 
-def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None = None) -> Iterator[Row]:
-    """Rows of a hub data set, streamed. files: its parquet or json files, for a part of it or if it has a loading
-    script. UserError within seconds without a network."""
+def hub_rows(
+    name: str, *, files: str | None = None, columns: list[str] | None = None
+) -> Iterator[Row]:
+    """Rows of a hub data set, streamed. files: its parquet or json files, for a part of it or
+    if it has a loading script. UserError within seconds without a network."""
     import datasets
 
     probe_hub(name)
@@ -493,7 +572,9 @@ def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None =
         stream = datasets.load_dataset(**what, split="train", streaming=True)
         yield from _stream_rows(stream)
     except (OSError, HfHubHTTPError, datasets.exceptions.DatasetsError) as error:
-        raise UserError(f"{name} cannot be read from the hub ({str(error)[:300]}); {OTHER_SOURCES}") from error
+        raise UserError(
+            f"{name} cannot be read from the hub ({str(error)[:300]}); {OTHER_SOURCES}"
+        ) from error
 
 
 def _stream_rows(stream: Any) -> Iterator[Row]:
@@ -501,7 +582,8 @@ def _stream_rows(stream: Any) -> Iterator[Row]:
     import datasets
 
     schema = stream.features.arrow_schema if stream.features else ()
-    # From JSON files, a `datasets` that knows the type gives it to objects whose keys differ, and pads none.
+    # From JSON files, a `datasets` that knows the type gives it to objects whose keys differ,
+    # and pads none.
     padded = getattr(stream.info, "builder_name", None) != "json" or not hasattr(datasets, "Json")
     for row in stream:
         yield arrow_row(row, schema, json_text=False, padded=padded)
@@ -520,14 +602,18 @@ def probe_hub(name: str, remedy: str = OTHER_SOURCES) -> None:
 
     def reach() -> None:
         try:
-            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PROBE_S).close()
+            urllib.request.urlopen(
+                urllib.request.Request(url, method="HEAD"), timeout=PROBE_S
+            ).close()
             problems.append("")
         except urllib.error.HTTPError:  # an answer with any status is one
             problems.append("")
         except (OSError, ValueError) as error:
             problems.append(str(getattr(error, "reason", error)))
 
-    thread = threading.Thread(target=reach, daemon=True)  # a look-up of a name obeys no timeout but a thread's
+    thread = threading.Thread(
+        target=reach, daemon=True
+    )  # a look-up of a name obeys no timeout but a thread's
     thread.start()
     thread.join(PROBE_S + 1)
     problem = problems[0] if problems else f"no answer within {PROBE_S:.0f} s"

@@ -1,4 +1,5 @@
-"""Which split a row belongs to: a function of its text, so that more rows or another order move none."""
+"""Which split a row belongs to: a function of its text, so that more rows or another order move
+none."""
 
 from collections.abc import Callable
 
@@ -16,9 +17,11 @@ def split_of(name: str) -> str:
 
 
 def spread(rows: list[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
-    """Split -> rows, by their `meta`; a split that a small file leaves empty takes a tenth of the training rows.
+    """Split -> rows, by their `meta`; a split that a small file leaves empty takes a tenth of
+    the training rows.
 
-    key: rows with the same key stay in one split, such as those of one request. Keys with the largest hashes move."""
+    key: rows with the same key stay in one split, such as those of one request. Keys with the
+    largest hashes move."""
     parts = {split: _of_split(rows, split) for split in SPLITS}
     for split in SPLITS[1:]:
         train = parts["train"]

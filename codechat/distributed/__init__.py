@@ -1,4 +1,5 @@
-"""The process group, sharded weights (FSDP), collective desync detection, hardware and GPU specifications.
+"""The process group, sharded weights (FSDP), collective desync detection, hardware and GPU
+specifications.
 
 Not for launching: that is `launch`.
 """

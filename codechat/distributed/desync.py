@@ -1,7 +1,8 @@
 """Ranks that fall out of step: who failed, in which call, and where the others are.
 
-`Watch` records every few seconds where each rank is; when a collective fails, `explained` names ranks and lines. With
-TORCH_DISTRIBUTED_DEBUG=DETAIL torch fails every collective whose operation or shapes differ over ranks."""
+`Watch` records every few seconds where each rank is; when a collective fails, `explained` names
+ranks and lines. With TORCH_DISTRIBUTED_DEBUG=DETAIL torch fails every collective whose
+operation or shapes differ over ranks."""
 
 import hashlib
 import json
@@ -24,7 +25,10 @@ import codechat
 from codechat.core.errors import RunError
 
 PACKAGE = Path(codechat.__file__).resolve().parent
-PLUMBING = (str(Path(__file__).resolve()), str(Path(__file__).resolve().with_name("dist.py")))  # no line of these helps
+PLUMBING = (
+    str(Path(__file__).resolve()),
+    str(Path(__file__).resolve().with_name("dist.py")),
+)  # no line of these helps
 SIGN_OF_LIFE_S = 5.0  # seconds between two notes of `Watch`
 
 
@@ -37,7 +41,8 @@ def code_digest() -> str:
 
 
 def call_site(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """The first (frame, line) of this project, or of a script that uses it: "pretrain.py:150 in train"."""
+    """The first (frame, line) of this project, or of a script that uses it: "pretrain.py:150 in
+    train"."""
     for frame, line in frames:
         name = frame.f_code.co_filename
         installed = re.search(r"/(site-packages|lib/python[0-9.]+)/", name)
@@ -58,14 +63,17 @@ class Watch(threading.Thread):
         self.ended = threading.Event()
 
     def run(self) -> None:
-        with suppress(td.DistError, RuntimeError):  # the store is gone, and with it the ranks that read it
+        with suppress(
+            td.DistError, RuntimeError
+        ):  # the store is gone, and with it the ranks that read it
             while not self.ended.wait(SIGN_OF_LIFE_S):
                 where = call_site(traceback.walk_stack(sys._current_frames().get(self.main)))
                 text = f"rank {self.rank} (process {os.getpid()} on {platform.node()}) at {where}"
                 self.store.set(f"watch/{self.rank}", json.dumps([time.time(), text]))
 
     def others(self) -> str:
-        """Where each other rank was last seen; at most eight, those first that have been silent for longest."""
+        """Where each other rank was last seen; at most eight, those first that have been silent
+        for longest."""
         seen = []
         for r in range(self.size):
             if r == self.rank:
@@ -85,12 +93,15 @@ class Watch(threading.Thread):
 
 _watch: Watch | None = None
 GROUP_FAILURE = re.compile(
-    r"gloo|nccl|Connection (closed|reset|refused)|Timed out|Broken pipe|mismatch between collectives", re.I
+    r"gloo|nccl|Connection (closed|reset|refused)|Timed "
+    r"out|Broken pipe|mismatch between collectives",
+    re.I,
 )
 
 
 def explained(error: BaseException) -> BaseException:
-    """A failed collective as a RunError with this rank's call and where the others are; any other error as it is."""
+    """A failed collective as a RunError with this rank's call and where the others are; any
+    other error as it is."""
     if _watch is None or not isinstance(error, RuntimeError) or isinstance(error, RunError):
         return error
     if not isinstance(error, td.DistError) and not GROUP_FAILURE.search(str(error)):
@@ -110,7 +121,8 @@ def explained(error: BaseException) -> BaseException:
 
 @contextmanager
 def watched(store: td.Store, rank: int, size: int) -> Iterator[None]:
-    """Within the block this rank is watched; a failed collective leaves it as a RunError (`explained`)."""
+    """Within the block this rank is watched; a failed collective leaves it as a RunError
+    (`explained`)."""
     global _watch
     _watch = Watch(store, rank, size)
     _watch.start()

@@ -1,12 +1,14 @@
-"""The process group as a context manager, sums and agreements over ranks, gradients, this machine's compute dtype.
+"""The process group as a context manager, sums and agreements over ranks, gradients, this
+machine's compute dtype.
 
     with dist.session(cfg) as world:       # torchrun's variables decide; one process needs no group
         dist.sum_(loss); stopping = any(dist.gather(stop.requested))
 
-Where there are several ranks every function is a collective: all ranks call it, equally often, in the same order.
+Where there are several ranks every function is a collective: all ranks call it, equally often,
+in the same order.
 
-A session compares code and settings of all ranks first. A collective that fails is reported with ranks and lines
-(`desync`)."""
+A session compares code and settings of all ranks first. A collective that fails is reported
+with ranks and lines (`desync`)."""
 
 import atexit
 import ctypes
@@ -77,7 +79,8 @@ def device() -> torch.device:
 
 
 def send(x: Tensor, where: torch.device) -> Tensor:
-    """A tensor of the host on a device; to a GPU through pinned memory, so that the host does not wait."""
+    """A tensor of the host on a device; to a GPU through pinned memory, so that the host does
+    not wait."""
     if x.device.type != "cpu":
         return x.to(where)
     return (x.pin_memory() if where.type == "cuda" else x).to(where, non_blocking=True)
@@ -85,7 +88,8 @@ def send(x: Tensor, where: torch.device) -> Tensor:
 
 @cache
 def keep_freed_memory(device: torch.device) -> None:
-    """Let a process on a CPU keep freed memory: glibc returns large blocks, which costs up to 15 % of pretraining."""
+    """Let a process on a CPU keep freed memory: glibc returns large blocks, which costs up to
+    15 % of pretraining."""
     libc = ctypes.CDLL(None)
     if device.type == "cpu" and hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_MAX, 0)
@@ -98,8 +102,8 @@ _droppers: list[Callable[[], None]] = []
 
 
 def when_destroyed(drop: Callable[[], None]) -> None:
-    """At the end of this session, drop a reference to the process group: its threads would abort the interpreter's
-    end."""
+    """At the end of this session, drop a reference to the process group: its threads would
+    abort the interpreter's end."""
     _droppers.append(drop)
 
 
@@ -107,8 +111,9 @@ def when_destroyed(drop: Callable[[], None]) -> None:
 def session(settings: Any = None) -> Iterator[World]:
     """The process group for the time of the block. Inside another session it joins that one.
 
-    settings: a configuration that must be the same on all ranks, as the library's code. RunError where they differ, and
-    where a collective fails or takes longer than TIMEOUT_S, with this rank's call and where the others are."""
+    settings: a configuration that must be the same on all ranks, as the library's code.
+    RunError where they differ, and where a collective fails or takes longer than TIMEOUT_S,
+    with this rank's call and where the others are."""
     where = device()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if where.type == "cuda":
@@ -124,7 +129,8 @@ def session(settings: Any = None) -> Iterator[World]:
 
 @contextmanager
 def _group(where: torch.device, settings: Any) -> Iterator[None]:
-    # Its functions keep the group of the moment of their import as a default argument: import it before there is one.
+    # Its functions keep the group of the moment of their import as a default argument: import
+    # it before there is one.
     import torch.distributed.nn.functional  # noqa: F401, PLC0415
 
     atexit.register(gc.collect)  # a sharded model lives in reference cycles and keeps the group too
@@ -152,8 +158,10 @@ def _group(where: torch.device, settings: Any) -> Iterator[None]:
 def _store() -> tuple[td.Store, int, int]:
     """The store of this session, this rank, the number of ranks.
 
-    Each session and restart has its own prefix: the keys of an earlier one would hang the group. Over several hosts the
-    number of restarts differs: there torchrun's own rendezvous must be new (docs/distributed.md)."""
+    Each session and restart has its own prefix: the keys of an earlier one would hang the
+    group. Over several hosts the
+    number of restarts differs: there torchrun's own rendezvous must be new
+    (docs/distributed.md)."""
     global _sessions
     store, me, size = next(iter(td.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S))))
     one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
@@ -170,8 +178,14 @@ def _check_same(settings: Any) -> None:
         if other != first:
             changes = list(differences(first, other).items())[:3]
             listed = ", ".join(f"{name} {a!r} -> {b!r}" for name, (a, b) in changes)
-            who = f"rank 0 on {first_host} and rank {number} on {host} have different code or settings"
-            remedy = "start all ranks from the same checkout and environment, with the same command and config file"
+            who = (
+                f"rank 0 on {first_host} and rank {number} on {host} "
+                "have different code or settings"
+            )
+            remedy = (
+                "start all ranks from the same checkout and "
+                "environment, with the same command and config file"
+            )
             raise RunError(f"{who}: {listed}; {remedy}")
 
 
@@ -206,7 +220,8 @@ def gather(value: Any) -> list[Any]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """A UserError of one rank is raised on all of them at the end of the block. A collective, there."""
+    """A UserError of one rank is raised on all of them at the end of the block. A collective,
+    there."""
     problem = None
     try:
         yield
@@ -218,7 +233,8 @@ def together() -> Iterator[None]:
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Add the gradients of replicas over ranks, after the backward pass; a missing one counts as zero."""
+    """Add the gradients of replicas over ranks, after the backward pass; a missing one counts
+    as zero."""
     if world_size() == 1:
         return
     params = [p for p in model.parameters() if p.requires_grad and not is_sharded_tensor(p)]
@@ -232,7 +248,8 @@ def sum_gradients(model: nn.Module) -> None:
 
 
 def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
-    """Scale all gradients so that their common norm is at most `max_norm` (0 = no limit); returns the norm before.
+    """Scale all gradients so that their common norm is at most `max_norm` (0 = no limit);
+    returns the norm before.
 
     A collective where some are sharded."""
     learned = [p for p in weights if p.grad is not None]
@@ -270,18 +287,31 @@ def gathered(tensor: Tensor) -> Tensor:
 def _cpu_has_bf16() -> bool:
     """avx512_bf16 or amx_bf16 on x86, bf16 on ARM; emulated bf16 is slower than float32."""
     about = Path("/proc/cpuinfo")  # of Linux
-    return about.exists() and bool({"avx512_bf16", "amx_bf16", "bf16"} & set(about.read_text(errors="replace").split()))
+    return about.exists() and bool(
+        {"avx512_bf16", "amx_bf16", "bf16"} & set(about.read_text(errors="replace").split())
+    )
 
 
 @cache
 def _dtype(kind: str, requested: str) -> torch.dtype:
     if requested not in ("", "float32", "bfloat16"):
         raise ConfigError(
-            f"CODECHAT_DTYPE={requested!r}; it takes float32 or bfloat16 (float16 would need loss scaling)"
+            f"CODECHAT_DTYPE={requested!r}; it takes float32 or "
+            "bfloat16 (float16 would need loss scaling)"
         )
-    native = _cpu_has_bf16() if kind == "cpu" else torch.cuda.is_bf16_supported(including_emulation=False)
+    native = (
+        _cpu_has_bf16()
+        if kind == "cpu"
+        else torch.cuda.is_bf16_supported(including_emulation=False)
+    )
     name = requested or ("bfloat16" if native else "float32")
-    why = "CODECHAT_DTYPE" if requested else "native" if native else f"this {kind} has no native bfloat16"
+    why = (
+        "CODECHAT_DTYPE"
+        if requested
+        else "native"
+        if native
+        else f"this {kind} has no native bfloat16"
+    )
     if is_main():
         print(f"compute: {name} on {kind} ({why}); weights float32", file=sys.stderr)
     return getattr(torch, name)
@@ -295,12 +325,15 @@ class Numerics(NamedTuple):
     memory: float  # bytes of the GPU, of which chunks of logits take shares; 0 on a CPU
 
 
-planned: Numerics | None = None  # of the machine that a plan is for; no ContextVar, which torch.compile cannot read
+planned: Numerics | None = (
+    None  # of the machine that a plan is for; no ContextVar, which torch.compile cannot read
+)
 
 
 @contextmanager
 def planning(numerics: Numerics) -> Iterator[None]:
-    """Steps on fake tensors within take the shapes and dtypes of another machine (`instruments.step_memory`)."""
+    """Steps on fake tensors within take the shapes and dtypes of another machine
+    (`instruments.step_memory`)."""
     global planned
     planned = numerics
     try:
@@ -310,7 +343,8 @@ def planning(numerics: Numerics) -> Iterator[None]:
 
 
 def compute_dtype(where: torch.device | None = None) -> torch.dtype:
-    """bfloat16 where the processor supports it natively, else float32, unless CODECHAT_DTYPE is set; printed once."""
+    """bfloat16 where the processor supports it natively, else float32, unless CODECHAT_DTYPE is
+    set; printed once."""
     if planned:
         return planned.dtype
     return _dtype((where or device()).type, os.environ.get("CODECHAT_DTYPE", ""))
@@ -319,4 +353,8 @@ def compute_dtype(where: torch.device | None = None) -> torch.dtype:
 def autocast(where: torch.device | None = None) -> AbstractContextManager[Any]:
     """Matrix products in the compute dtype; weights stay float32."""
     dtype = compute_dtype(where)
-    return nullcontext() if dtype == torch.float32 else torch.autocast((where or device()).type, dtype=dtype)
+    return (
+        nullcontext()
+        if dtype == torch.float32
+        else torch.autocast((where or device()).type, dtype=dtype)
+    )

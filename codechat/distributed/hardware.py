@@ -1,4 +1,5 @@
-"""This machine's peak in matrix products (the denominator of MFU), and where torch.compile is applied."""
+"""This machine's peak in matrix products (the denominator of MFU), and where torch.compile is
+applied."""
 
 import sys
 import time
@@ -12,8 +13,8 @@ from codechat.distributed import gpu_specs
 
 @cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """(FLOP/s, source): the data sheet's figure of a known GPU, else the best of eight products measured now (0.1 s
-    on a CPU)."""
+    """(FLOP/s, source): the data sheet's figure of a known GPU, else the best of eight products
+    measured now (0.1 s on a CPU)."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = gpu_specs.stated_peak(name)
     if peak:
@@ -36,9 +37,9 @@ def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def compile_blocks(model: Any, wanted: bool = True) -> None:
-    """On a GPU, compile each block of `model.blocks` in place, where wanted; all share one graph. A CPU takes half
-    a minute to minutes for it, and its steps are at most 4 % faster (docs/experiments/speed-on-a-cpu.md,
-    2026-11-27)."""
+    """On a GPU, compile each block of `model.blocks` in place, where wanted; all share one
+    graph. A CPU takes half a minute to minutes for it, and its steps are at most 4 % faster
+    (docs/experiments/speed-on-a-cpu.md, 2026-11-27)."""
     if wanted and model.head_weight().device.type == "cuda":
         print("the blocks are compiled: the first step takes up to a minute", file=sys.stderr)
         for block in model.blocks:

@@ -1,11 +1,13 @@
-"""Sharding: weights whole on every rank, or split over ranks with `fully_shard` (FSDP2) where a replica does not fit.
+"""Sharding: weights whole on every rank, or split over ranks with `fully_shard` (FSDP2) where a
+replica does not fit.
 
     model = sharding.build(lambda: GPT(shape), seed=0, shard_it=cfg.shard)
-    with sharding.whole(model) as reader:      # sampling and evaluation: plain tensors, and no collectives
+    with sharding.whole(model) as reader:      # sampling and evaluation: plain tensors, and no
+                                               collectives
 
-Master weights are float32 on the rank that owns them. Blocks are gathered in the compute dtype, the root
-(embedding, last norm) and gradients in float32. Forward and backward passes of a sharded model are collectives
-(`in_step`)."""
+Master weights are float32 on the rank that owns them. Blocks are gathered in the compute dtype,
+the root (embedding, last norm) and gradients in float32. Forward and backward passes of a
+sharded model are collectives (`in_step`)."""
 
 import os
 import sys
@@ -23,44 +25,70 @@ from codechat.distributed import dist
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
 
-BYTES_PER_WEIGHT = 18  # float32 master, gradient and two Adam moments; a copy in bf16 for the products
+BYTES_PER_WEIGHT = (
+    18  # float32 master, gradient and two Adam moments; a copy in bf16 for the products
+)
 BYTES_PER_FROZEN = 6  # of it the master and the copy: no gradient and no moments
 SHARE_FOR_WEIGHTS = 0.6  # of a device's memory; activations and buffers take the rest
-FSDP = "torch.distributed.fsdp"  # importing it takes as long as torch itself: only where a model is sharded
-FORWARD_METHODS = ("loss", "token_logprobs")  # what loops call besides forward: each gathers the root's weights
+# importing it takes as long as torch itself: only where a model is sharded
+FSDP = "torch.distributed.fsdp"
+FORWARD_METHODS = (
+    "loss",
+    "token_logprobs",
+)  # what loops call besides forward: each gathers the root's weights
 
 
 def device_memory(device: torch.device) -> float:
     """Bytes of memory for one rank: its GPU's, or its share of the host's."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return (
+        os.sysconf("SC_PAGE_SIZE")
+        * os.sysconf("SC_PHYS_PAGES")
+        / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    )
 
 
 def fits(n_params: int, memory: float, adapters: int = 0) -> bool:
-    """Whether a device with so many bytes of memory can train its own replica. adapters: parameters that are trained in
-    place of these, which are then frozen; 0 = they are trained."""
-    held = BYTES_PER_FROZEN * n_params + BYTES_PER_WEIGHT * adapters if adapters else BYTES_PER_WEIGHT * n_params
+    """Whether a device with so many bytes of memory can train its own replica. adapters:
+    parameters that are trained in place of these, which are then frozen; 0 = they are
+    trained."""
+    held = (
+        BYTES_PER_FROZEN * n_params + BYTES_PER_WEIGHT * adapters
+        if adapters
+        else BYTES_PER_WEIGHT * n_params
+    )
     return held <= SHARE_FOR_WEIGHTS * memory
 
 
 def mesh(over: int | None = None) -> DeviceMesh:
-    """All ranks as ("shard",), or as ("replicate", "shard") where `over` of them (None = a node's) share one copy."""
+    """All ranks as ("shard",), or as ("replicate", "shard") where `over` of them (None = a
+    node's) share one copy."""
     world = dist.world_size()
     over = over or int(os.environ.get("LOCAL_WORLD_SIZE", world))
     if world % over:
-        raise ConfigError(f"{over} ranks to a copy of the weights do not divide {world} ranks; set --shard-over")
-    sizes, names = ((world,), ("shard",)) if over == world else ((world // over, over), ("replicate", "shard"))
+        raise ConfigError(
+            f"{over} ranks to a copy of the weights do not divide {world} ranks; set --shard-over"
+        )
+    sizes, names = (
+        ((world,), ("shard",)) if over == world else ((world // over, over), ("replicate", "shard"))
+    )
     ranks = init_device_mesh(dist.device().type, sizes, mesh_dim_names=names)
-    # torch caches the specs of sharded tensors for the life of the process; they hold the mesh, and it its groups
+    # torch caches the specs of sharded tensors for the life of the process; they hold the mesh,
+    # and it its groups
     dist.when_destroyed(lambda: getattr(ranks, "_pg_registry", {}).clear())
     return ranks
 
 
 def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
-    """Split the parameters over the mesh, in place: each block is gathered on its own, the rest as one. dtype: of
-    products."""
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    """Split the parameters over the mesh, in place: each block is gathered on its own, the rest
+    as one. dtype: of products."""
+    from torch.distributed.fsdp import (
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
     dtype = dtype or dist.compute_dtype()
     products = MixedPrecisionPolicy(
@@ -74,8 +102,12 @@ def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
     fully_shard(model, mesh=ranks, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     for part in model.modules():
         if isinstance(part, FSDPModule):
-            part.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all ranks, so gradients add up;
-            part.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction with a factor
+            part.set_gradient_divide_factor(
+                1.0
+            )  # losses are divided by the tokens of all ranks, so gradients add up;
+            part.set_force_sum_reduction_for_comms(
+                True
+            )  # gloo supports no other reduction with a factor
     for name in FORWARD_METHODS:
         if hasattr(model, name):
             register_fsdp_forward_method(model, name)
@@ -94,7 +126,8 @@ def build(
     over: int | None = None,
     adapters: int = 0,
 ) -> M:
-    """The model that `make` returns, initialised from `seed` (none = not at all) on this rank's device; the same weights
+    """The model that `make` returns, initialised from `seed` (none = not at all) on this rank's
+    device; the same weights
     whole or sharded. shard_it: None = where a replica does not fit; adapters: as of `fits`."""
     with torch.device("meta"):
         model = make()
@@ -112,7 +145,8 @@ def build(
 
 
 def in_step(model: nn.Module, batches: list[T], idle: T) -> list[T]:
-    """Equally many batches on every rank, padded with `idle`, where forward and backward passes are collectives."""
+    """Equally many batches on every rank, padded with `idle`, where forward and backward passes
+    are collectives."""
     if not is_sharded(model):
         return batches
     return batches + [idle] * (max(dist.gather(len(batches))) - len(batches))
@@ -120,18 +154,21 @@ def in_step(model: nn.Module, batches: list[T], idle: T) -> list[T]:
 
 @torch.no_grad()
 def fill(p: Tensor, value: Tensor) -> None:
-    """Copy the whole `value`, equal on all ranks, into p, or into this rank's part of it. No communication."""
+    """Copy the whole `value`, equal on all ranks, into p, or into this rank's part of it. No
+    communication."""
     if dist.is_sharded_tensor(p):
         from torch.distributed.tensor import distribute_tensor
 
-        value = distribute_tensor(value.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
+        value = distribute_tensor(
+            value.to(p.device), p.device_mesh, p.placements, src_data_rank=None
+        )
     p.copy_(value)
 
 
 @torch.no_grad()
 def plain_copy(model: M, dtype: torch.dtype) -> M:
-    """A copy of plain tensors for reading, in evaluation mode: block matrices in the dtype of products, the rest shared
-    where it is plain. A collective where the model is sharded."""
+    """A copy of plain tensors for reading, in evaluation mode: block matrices in the dtype of
+    products, the rest shared where it is plain. A collective where the model is sharded."""
     with torch.device("meta"):
         copy = type(model)(model.cfg)  # FSDP hands back the class that it wrapped
     state = {}
@@ -144,8 +181,8 @@ def plain_copy(model: M, dtype: torch.dtype) -> M:
 
 @contextmanager
 def whole(model: M) -> Iterator[M]:
-    """The model for reading, in evaluation mode: itself, or where it is sharded a plain copy. Entering is a
-    collective."""
+    """The model for reading, in evaluation mode: itself, or where it is sharded a plain copy.
+    Entering is a collective."""
     if is_sharded(model):
         reshard: Any = model.reshard
         reshard()  # after a forward pass the root's weights are still gathered

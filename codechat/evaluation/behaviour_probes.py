@@ -1,7 +1,9 @@
-"""Behaviour probes: does the model call a tool that is requested and present, and write code when code is requested?
+"""Behaviour probes: does the model call a tool that is requested and present, and write code
+when code is requested?
 
-A 2 x 2 matrix: a tool or code is requested, tools are present or absent. A fifth cell has tools, but not the requested
-one. The cells show within a few steps that one skill overwrites another."""
+A 2 x 2 matrix: a tool or code is requested, tools are present or absent. A fifth cell has
+tools, but not the requested one. The cells show within a few steps that one skill overwrites
+another."""
 
 from __future__ import annotations
 
@@ -30,12 +32,14 @@ EXPECTED = {
 }
 CELLS = tuple(EXPECTED)
 CODE = re.compile(
-    r"```|^\s*(?:(?:async\s+)?def\s+\w+\s*\(|class\s+\w+.*:|import\s+\w|from\s+\w[\w.]*\s+import\b)", re.MULTILINE
+    r"```|^\s*(?:(?:async\s+)?def\s+\w+\s*\(|class\s+\w+.*:|import\s+\w|from\s+\w[\w.]*\s+import\b)",
+    re.MULTILINE,
 )
 
 
 def behaviour(text: str) -> Literal["call", "code", "neither"]:
-    """What a completion does: makes a function call (well formed or not), writes Python, or neither."""
+    """What a completion does: makes a function call (well formed or not), writes Python, or
+    neither."""
     if chat.CALL_TAG in chat.in_words(text):
         return "call"
     return "code" if CODE.search(text) else "neither"
@@ -43,7 +47,8 @@ def behaviour(text: str) -> Literal["call", "code", "neither"]:
 
 @dataclass(frozen=True)
 class BehaviourMatrix:
-    """counts[cell][behaviour] of the probed cells; a cell is what was requested, and which tools were present."""
+    """counts[cell][behaviour] of the probed cells; a cell is what was requested, and which
+    tools were present."""
 
     counts: dict[str, Counter[str]]
 
@@ -79,12 +84,14 @@ def behaviour_matrix(
     *,
     seed: int = 0,
 ) -> BehaviourMatrix:
-    """One completion of each probe {messages, asked: tool | code, tools_present}, counted by cell and behaviour. A
-    collective."""
+    """One completion of each probe {messages, asked: tool | code, tools_present}, counted by
+    cell and behaviour. A collective."""
     numbers = range(dist.rank(), len(probes), dist.world_size())
     mine = [probes[i] for i in numbers]
     conversations = [probe["messages"] for probe in mine]
-    texts = answers(model, tokenizer, tags, conversations, keys=numbers, max_new_tokens=48, seed=seed)
+    texts = answers(
+        model, tokenizer, tags, conversations, keys=numbers, max_new_tokens=48, seed=seed
+    )
     found = list(zip(map(cell_of, mine), map(behaviour, texts), strict=True))
     counts = {cell: Counter[str]() for cell in CELLS}
     for part in dist.gather(found):
@@ -94,9 +101,14 @@ def behaviour_matrix(
 
 
 def answers(
-    model: gpt.GPT, tokenizer: Tokenizer, tags: str, conversations: Sequence[Sequence[chat.Message]], **sampling: Any
+    model: gpt.GPT,
+    tokenizer: Tokenizer,
+    tags: str,
+    conversations: Sequence[Sequence[chat.Message]],
+    **sampling: Any,
 ) -> list[str]:
-    """One completion of each conversation as text. sampling: further settings of `generate.sample`."""
+    """One completion of each conversation as text. sampling: further settings of
+    `generate.sample`."""
     prompts = [chat.prompt(messages, tokenizer, tags) for messages in conversations]
     stop = chat.stop_sequences(tokenizer, tags)
     with dist.autocast(model.wte.weight.device):
@@ -108,13 +120,17 @@ def read_probes(data_dir: str | Path, split: str, per_cell: int) -> list[dict[st
     """The first `per_cell` probes of each cell from DIR/probes.SPLIT.jsonl."""
     path = Path(data_dir) / f"probes.{split}.jsonl"
     if not path.exists():
-        raise MissingFile(f"{path} does not exist; make it with `codechat data calls`, or set --probe-examples 0")
+        raise MissingFile(
+            f"{path} does not exist; make it with `codechat data calls`, or set --probe-examples 0"
+        )
     counts = Counter[str]()
     kept = []
     for number, probe in read_jsonl(path):
         cell = cell_of(probe) if {"asked", "tools_present", "messages"} <= probe.keys() else None
         if cell not in CELLS:
-            raise DataError(f"{path} line {number} is no probe {{messages, asked: tool | code, tools_present}}")
+            raise DataError(
+                f"{path} line {number} is no probe {{messages, asked: tool | code, tools_present}}"
+            )
         counts[cell] += 1
         if counts[cell] <= per_cell:
             kept.append(probe)

@@ -1,9 +1,10 @@
-"""Is there a gradient? A verdict on groups of rewards, a sentinel for running loops, and the share of weights that an
-update changes.
+"""Is there a gradient? A verdict on groups of rewards, a sentinel for running loops, and the
+share of weights that an update changes.
 
     codechat diagnose --ckpt my-sft --task my_task.py:MyTask --groups 64 --group-size 8
 
-A group whose rewards are all equal has advantage exactly 0. `judge` counts such groups before reinforcement learning,
+A group whose rewards are all equal has advantage exactly 0. `judge` counts such groups before
+reinforcement learning,
 `Sentinel` at each step; `weights_changed_bf16` shows whether updates survive rounding to bfloat16.
 
 Shapes: P groups (problems), G completions each."""
@@ -46,12 +47,15 @@ LOGGED = (
     "effective_groups",
 )
 
-REMEDIES = json.loads(Path(__file__).with_name("remedies.json").read_text("utf-8"))  # by the signal, and by pass@1
+REMEDIES = json.loads(
+    Path(__file__).with_name("remedies.json").read_text("utf-8")
+)  # by the signal, and by pass@1
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Statistics of P x G rewards. Shares are in [0, 1]; pass_at maps k to the unbiased estimate."""
+    """Statistics of P x G rewards. Shares are in [0, 1]; pass_at maps k to the unbiased
+    estimate."""
 
     verdict: Verdict
     remedy: str
@@ -70,11 +74,14 @@ class Diagnosis:
 
 
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
-    """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED if over 85 % of completions are correct;
-    else DEAD if under 5 % of groups have variance, WEAK under 25 %, LIVE. ConfigError for too few groups."""
+    """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED if over 85 % of
+    completions are correct; else DEAD if under 5 % of groups have variance, WEAK under 25 %,
+    LIVE. ConfigError for too few groups."""
     n_groups, group_size = rewards.shape
     if n_groups < min_groups or group_size < 2:
-        raise ConfigError(f"{n_groups} groups of {group_size}; a verdict needs {min_groups} groups of 2 or more")
+        raise ConfigError(
+            f"{n_groups} groups of {group_size}; a verdict needs {min_groups} groups of 2 or more"
+        )
     n_equal = int(advantages.zero_variance(rewards).sum())
     n_live = n_groups - n_equal
     exact_match = float(correct.double().mean())
@@ -91,12 +98,18 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
         exact_match=exact_match,
         reward_mean=float(rewards.mean()),
         reward_std=float(rewards.std(correction=0)),
-        pass_at={k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups for k in (1, group_size)},
+        pass_at={
+            k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups
+            for k in (1, group_size)
+        },
     )
 
 
-def verdict_of(correct_share: float, signal: float, dead_below: float, weak_below: float) -> Verdict:
-    """SATURATED above 85 % correct; else DEAD, WEAK or LIVE by the share `signal` of what learning starts from."""
+def verdict_of(
+    correct_share: float, signal: float, dead_below: float, weak_below: float
+) -> Verdict:
+    """SATURATED above 85 % correct; else DEAD, WEAK or LIVE by the share `signal` of what
+    learning starts from."""
     if correct_share > SATURATED_ABOVE:
         return "SATURATED"
     if signal < dead_below:
@@ -131,17 +144,21 @@ def bf16_snapshot(model: nn.Module) -> list[Tensor]:
 
 
 def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
-    """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`. A collective if the model is
-    sharded."""
+    """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`. A
+    collective if the model is sharded."""
     changed, total = count_changed_bf16(before, model)
     return share_of_all(float(changed), total, model)
 
 
 def count_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> tuple[Tensor, int]:
-    """(how many of this rank's weights differ from the snapshot, on their device and not waited for; of how many)."""
+    """(how many of this rank's weights differ from the snapshot, on their device and not waited
+    for; of how many)."""
     import torch
 
-    parts = [(dist.local(p.detach()), dist.local(b)) for p, b in zip(model.parameters(), before, strict=True)]
+    parts = [
+        (dist.local(p.detach()), dist.local(b))
+        for p, b in zip(model.parameters(), before, strict=True)
+    ]
     changed = torch.stack([(p.to(torch.bfloat16) != b).sum() for p, b in parts]).sum()
     return changed, sum(p.numel() for p, _ in parts)
 
@@ -159,7 +176,8 @@ def share_of_all(changed: float, total: int, model: nn.Module) -> float:
 
 
 def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
-    """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run."""
+    """The reference-solution check, then samples on training problems, then the verdict;
+    printed, and kept in a run."""
     import torch
 
     task = tasks.load(cfg.task, source=cfg.data_dir)
@@ -167,7 +185,9 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     check = tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
     warn_of_shortcuts(task, problems)
     loaded = loading.load_model(cfg.ckpt, dist.device(), cfg.tags)
-    with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
+    with Run.create(
+        cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite
+    ) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")
         # a small task's problems are sampled in turn until there are groups enough
         groups = [problems[i % len(problems)] for i in range(cfg.groups)]
@@ -186,7 +206,13 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
             )
         diagnosis = judge(batch.rewards, batch.correct)
         shares = batch.tier_shares(task.tiers)
-        print(report(diagnosis, {k: v for k, v in shares.items() if k.startswith("tier/")}, cfg.temperature))
+        print(
+            report(
+                diagnosis,
+                {k: v for k, v in shares.items() if k.startswith("tier/")},
+                cfg.temperature,
+            )
+        )
         found = asdict(diagnosis)
         row = shares | {name: found[name] for name in LOGGED}
         row |= {f"pass@{k}": value for k, value in diagnosis.pass_at.items()}
@@ -207,11 +233,17 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
 
 
 def report(d: Diagnosis, tiers: Mapping[str, float], temperature: float) -> str:
-    """For people: pass@k, a histogram of tiers, the share of groups without variance, verdict and remedy."""
+    """For people: pass@k, a histogram of tiers, the share of groups without variance, verdict
+    and remedy."""
     passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in d.pass_at.items())
     widest = max(map(len, tiers), default=0)
-    equal = f"{d.n_groups - d.effective_groups} of {d.n_groups} groups ({d.frac_zero_std_groups:.0%})"
-    bars = [f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}" for name, share in tiers.items()]
+    equal = (
+        f"{d.n_groups - d.effective_groups} of {d.n_groups} groups ({d.frac_zero_std_groups:.0%})"
+    )
+    bars = [
+        f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}"
+        for name, share in tiers.items()
+    ]
     lines = [
         f"{passes} (n={d.group_size}, N={d.n_groups}, temperature={temperature:g})",
         *bars,

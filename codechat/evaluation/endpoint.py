@@ -1,7 +1,8 @@
-"""An OpenAI-compatible server in place of a checkpoint (`evaluate --endpoint URL`); the task scores its answers.
+"""An OpenAI-compatible server in place of a checkpoint (`evaluate --endpoint URL`); the task
+scores its answers.
 
-Functions that a prompt offers are sent as `tools`; calls come back as `tool_calls`, and what an answer
-says behind them as part of the text before them."""
+Functions that a prompt offers are sent as `tools`; calls come back as `tool_calls`, and what an
+answer says behind them as part of the text before them."""
 
 from __future__ import annotations
 
@@ -48,9 +49,12 @@ class Endpoint:
     ) -> rollout.RolloutBatch:
         """`rollout.collect`, a request for each completion. Of its ids only the number is known."""
         if episodes.has_environment(task):
-            raise ConfigError(f"task {task.name} has episodes, which a server cannot play; evaluate a --ckpt")
+            raise ConfigError(
+                f"task {task.name} has episodes, which a server cannot play; evaluate a --ckpt"
+            )
 
-        # a server samples from the distribution that a checkpoint is sampled from, not from a part of it
+        # a server samples from the distribution that a checkpoint is sampled from, not from a
+        # part of it
         uncut = {name: value for name, value in UNCUT.items() if name != "top_k" or top_k is None}
 
         def ask(job: tuple[tuple[Problem, str], int]) -> Answer:
@@ -69,9 +73,14 @@ class Endpoint:
             return self.link.answer(given, PATIENCE_S, dispensable=uncut)
 
         with ThreadPoolExecutor(PARALLEL) as pool:
-            answers = list(pool.map(ask, product(zip(problems, keys, strict=True), range(group_size))))
+            answers = list(
+                pool.map(ask, product(zip(problems, keys, strict=True), range(group_size)))
+            )
         if any(answer.n_tokens is None for answer in answers):
-            print(f"{self.link.url} answers without usage; such answers count as 0 tokens long", file=sys.stderr)
+            print(
+                f"{self.link.url} answers without usage; such answers count as 0 tokens long",
+                file=sys.stderr,
+            )
         batch = rollout.RolloutBatch(list(problems), [], [], [], [], group_size)
         for answer in answers:
             size = answer.n_tokens or 0

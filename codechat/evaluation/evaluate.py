@@ -1,16 +1,23 @@
-"""Evaluate checkpoints with the task's own `score`: pass@k with intervals, tiers, the behaviour matrix.
+"""Evaluate checkpoints with the task's own `score`: pass@k with intervals, tiers, the behaviour
+matrix.
 
-    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --split test test_hard --n 8 --ks 1 8
-    codechat evaluate --ckpt my-rl --task my_task.py --split select --all-checkpoints --run-name choice
-    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --temperatures 0 0.5 --forced-call true
+    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --split test test_hard --n 8
+    --ks 1 8
+    codechat evaluate --ckpt my-rl --task my_task.py --split select --all-checkpoints --run-name
+    choice
+    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --temperatures 0 0.5
+    --forced-call true
     codechat evaluate --ckpt my-rl --task my_task.py --constrain true
-    codechat evaluate --ckpt my-model --task my_choices.py --score loglik       multiple choice (`loglik`)
-    codechat evaluate --endpoint http://127.0.0.1:8000 --task my_task.py       a server instead (`endpoint`)
+    codechat evaluate --ckpt my-model --task my_choices.py --score loglik       multiple choice
+    (`loglik`)
+    codechat evaluate --endpoint http://127.0.0.1:8000 --task my_task.py       a server instead
+    (`endpoint`)
 
-Seeds depend on the problem's id, so two checkpoints are compared with common random numbers. --all-checkpoints chooses
-the best pass@1 on the validation split and writes the run's checkpoints/best. The run directory keeps the counts for a
-paired test, `per_problem.jsonl`, and every completion with its score, `examples.jsonl`. Ranks of torchrun share the
-problems. Before it prints a score, it searches the checkpoint's training data for the problems (the instrument
+Seeds depend on the problem's id, so two checkpoints are compared with common random numbers.
+--all-checkpoints chooses the best pass@1 on the validation split and writes the run's
+checkpoints/best. The run directory keeps the counts for a paired test, `per_problem.jsonl`, and
+every completion with its score, `examples.jsonl`. Ranks of torchrun share the problems. Before
+it prints a score, it searches the checkpoint's training data for the problems (the instrument
 `contamination`, which the laboratory brings)."""
 
 from __future__ import annotations
@@ -43,7 +50,12 @@ from codechat.tasks.base import Problem
 from codechat.text import chat
 
 LOSS_ROWS = 8  # packed rows of a batch of held-out conversations
-VERDICTS = ("verdict", "remedy", "reward_verdict", "gate")  # of a row, that the run's summary repeats
+VERDICTS = (
+    "verdict",
+    "remedy",
+    "reward_verdict",
+    "gate",
+)  # of a row, that the run's summary repeats
 
 
 # ---- the rows of the results
@@ -51,7 +63,8 @@ VERDICTS = ("verdict", "remedy", "reward_verdict", "gate")  # of a row, that the
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn for one row of the results, which bears the name. call_given: each begins with the
+    """How completions are drawn for one row of the results, which bears the name. call_given:
+    each begins with the
     call tag. constrain: calls are held to the offered schemas."""
 
     name: str
@@ -74,8 +87,16 @@ def samplings(cfg: EvaluateConfig) -> list[Sampling]:
             way = Sampling("greedy", temperature)
         ways[way.name] = way
     free = list(ways.values())
-    given = [replace(free[0], name=f"{free[0].name}, call given", call_given=True)] if cfg.forced_call else []
-    held = [replace(way, name=f"{way.name}, constrained", constrain=True) for way in free if cfg.constrain]
+    given = (
+        [replace(free[0], name=f"{free[0].name}, call given", call_given=True)]
+        if cfg.forced_call
+        else []
+    )
+    held = [
+        replace(way, name=f"{way.name}, constrained", constrain=True)
+        for way in free
+        if cfg.constrain
+    ]
     return free + given + held
 
 
@@ -119,9 +140,11 @@ def _checkpoints(cfg: EvaluateConfig) -> list[Path]:
     return paths
 
 
-def _load_problems(cfg: EvaluateConfig, task: tasks.Task) -> tuple[dict[str, list[Problem]], dict[str, list[str]]]:
-    """The problems by split, and the ids of those that are left out since their own reference solution fails.
-    DataError where they may not be left out, or none would remain."""
+def _load_problems(
+    cfg: EvaluateConfig, task: tasks.Task
+) -> tuple[dict[str, list[Problem]], dict[str, list[str]]]:
+    """The problems by split, and the ids of those that are left out since their own reference
+    solution fails. DataError where they may not be left out, or none would remain."""
     problems: dict[str, list[Problem]] = {
         split: scoring.problems_once(task, split, cfg.limit, cfg.seed) for split in cfg.split
     }
@@ -133,13 +156,18 @@ def _load_problems(cfg: EvaluateConfig, task: tasks.Task) -> tuple[dict[str, lis
         if check.failed:
             problems[split] = [problem for problem in some if problem.id not in check.failed]
             left_out[split] = list(check.failed)
-            print(f"{task.name}: left out, since their reference solutions fail: {', '.join(check.failed)}")
+            print(
+                f"{task.name}: left out, since their reference "
+                f"solutions fail: {', '.join(check.failed)}"
+            )
     return problems, left_out
 
 
 # ---- the evaluation
 
-Exposed = Mapping[str, Sequence[str]]  # problem id -> the ways in which it was found in the training data
+Exposed = Mapping[
+    str, Sequence[str]
+]  # problem id -> the ways in which it was found in the training data
 
 
 class SearchReport(Protocol):
@@ -149,19 +177,34 @@ class SearchReport(Protocol):
     def how(self) -> Exposed: ...
 
 
-Search = Callable[[Sequence[Problem], Sequence[Mapping[str, Any]]], SearchReport]  # problems, and a lineage
-# further metrics of a result, from its run, its checkpoint and split, and the problems that were trained on
+Search = Callable[
+    [Sequence[Problem], Sequence[Mapping[str, Any]]], SearchReport
+]  # problems, and a lineage
+# further metrics of a result, from its run, its checkpoint and split, and the problems that
+# were trained on
 Judge = Callable[[Run, results.TaskResult, Mapping[str, str], Exposed], dict[str, Any]]
 
 
-def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | None = None, **options: Any) -> Run:
-    """Evaluate every checkpoint on every split: a row of eval.jsonl for each, per_problem.jsonl and examples.jsonl.
+def run_evaluation(
+    cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | None = None, **options: Any
+) -> Run:
+    """Evaluate every checkpoint on every split: a row of eval.jsonl for each, per_problem.jsonl
+    and examples.jsonl.
     options: of the task."""
     task = tasks.load(cfg.task, source=cfg.data_dir, **options)
     if cfg.score == "loglik" and not hasattr(task, "choices"):
-        raise ConfigError(f"got --score loglik on task {task.name}; expected a task with choices; set --score sampled")
-    search = registry.instrument("contamination", "set --contamination false") if cfg.contamination else None
-    constrain = registry.instrument("call_grammar", "leave out --constrain") if cfg.constrain else None
+        raise ConfigError(
+            f"got --score loglik on task {task.name}; expected "
+            "a task with choices; set --score sampled"
+        )
+    search = (
+        registry.instrument("contamination", "set --contamination false")
+        if cfg.contamination
+        else None
+    )
+    constrain = (
+        registry.instrument("call_grammar", "leave out --constrain") if cfg.constrain else None
+    )
     problems, left_out = _load_problems(cfg, task)
     paths = _checkpoints(cfg)
     sources: list[Path | Endpoint] = [*paths]
@@ -173,7 +216,9 @@ def run_evaluation(cfg: EvaluateConfig, kind: str = "evaluate", judge: Judge | N
         if cfg.overwrite:  # the first one is loaded before the former run goes
             for path in paths[1:]:
                 checkpoint.check(path)
-        run = opened.enter_context(Run.create(cfg.run_name, cfg, kind=kind, parent=parent, overwrite=cfg.overwrite))
+        run = opened.enter_context(
+            Run.create(cfg.run_name, cfg, kind=kind, parent=parent, overwrite=cfg.overwrite)
+        )
         evaluation = _Evaluation(cfg, run, task, problems, search, constrain, judge)
         rows = [evaluation.evaluate(load_subject(cfg, source)) for source in sources]
         summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
@@ -201,7 +246,9 @@ class _Evaluation:
 
     def evaluate(self, subject: Subject) -> dict[str, results.Row]:
         """Metrics of the first sampling by split. Logs and prints those of every sampling."""
-        if hasattr(self.task, "tools_style"):  # prompts list tools as the model learned to read them
+        if hasattr(
+            self.task, "tools_style"
+        ):  # prompts list tools as the model learned to read them
             self.task.tools_style = subject.tools_style
         exposed = self.find_exposed(subject)
         rows: dict[str, results.Row] = {}
@@ -224,11 +271,14 @@ class _Evaluation:
         return rows
 
     def find_exposed(self, subject: Subject) -> Exposed | None:
-        """The problems that were found in what the subject was trained on; None without a search."""
+        """The problems that were found in what the subject was trained on; None without a
+        search."""
         if self.search is None:
             return None
         # checkpoints of one run have learned from the same texts
-        known = json.dumps([dict(entry) | {"step": None} for entry in subject.lineage], sort_keys=True)
+        known = json.dumps(
+            [dict(entry) | {"step": None} for entry in subject.lineage], sort_keys=True
+        )
         report = self.searched.get(known)
         if report is None:
             everything = list(itertools.chain.from_iterable(self.problems.values()))
@@ -240,7 +290,11 @@ class _Evaluation:
         """The subject's completions of a split, with their scores."""
         cfg = self.cfg
         loaded = subject.checkpoint
-        begin = chat.layout(loaded.tokenizer, loaded.tags).call if loaded and sampling.call_given else ()
+        begin = (
+            chat.layout(loaded.tokenizer, loaded.tags).call
+            if loaded and sampling.call_given
+            else ()
+        )
         return scoring.evaluate_task(
             loaded.model if loaded else None,
             loaded.tokenizer if loaded else None,
@@ -256,7 +310,9 @@ class _Evaluation:
             begin=begin,
             constrain=self.constrain if sampling.constrain else None,
             progress=f"{subject.name} on {split}",
-            collect=partial(subject.collect, way=sampling.name) if cfg.score == "loglik" else subject.collect,
+            collect=partial(subject.collect, way=sampling.name)
+            if cfg.score == "loglik"
+            else subject.collect,
         )
 
     def record(self, subject: Subject, result: results.TaskResult, which: dict[str, str]) -> None:
@@ -269,12 +325,16 @@ class _Evaluation:
             append_rows(self.run.path / "examples.jsonl", (which | row for row in result.examples))
         self.run.log_samples(subject.step, [sample | which for sample in result.samples])
 
-    def held_out_losses(self, loaded: loading.LoadedModel, data_dir: str, split: str) -> dict[str, float]:
+    def held_out_losses(
+        self, loaded: loading.LoadedModel, data_dir: str, split: str
+    ) -> dict[str, float]:
         """The loss on held-out conversations; none unless --heldout-examples asks for it."""
         limit = self.cfg.heldout_examples
         return losses_of_checkpoint(loaded, data_dir, split, limit) if limit else {}
 
-    def probe_behaviour(self, loaded: loading.LoadedModel, data_dir: str, split: str) -> dict[str, float]:
+    def probe_behaviour(
+        self, loaded: loading.LoadedModel, data_dir: str, split: str
+    ) -> dict[str, float]:
         """The behaviour matrix, printed; none where the directory has no probes of this split."""
         per_cell = self.cfg.probe_examples
         if not per_cell or not (Path(data_dir) / f"probes.{split}.jsonl").exists():
@@ -287,11 +347,18 @@ class _Evaluation:
         return matrix.metrics()
 
 
-def losses_of_checkpoint(loaded: loading.LoadedModel, data_dir: str | Path, split: str, limit: int) -> dict[str, float]:
+def losses_of_checkpoint(
+    loaded: loading.LoadedModel, data_dir: str | Path, split: str, limit: int
+) -> dict[str, float]:
     """Both losses of `held_out`, of the first `limit` conversations of each domain."""
     block = loaded.model.cfg.block_size
-    domains = conversations.load_domains(data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit)
-    batches = {domain: conversations.held_out(examples, LOSS_ROWS, block) for domain, examples in domains.items()}
+    domains = conversations.load_domains(
+        data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit
+    )
+    batches = {
+        domain: conversations.held_out(examples, LOSS_ROWS, block)
+        for domain, examples in domains.items()
+    }
     sizes = {domain: len(examples) for domain, examples in domains.items()}
     return held_out.held_out_losses(loaded.model, batches, sizes)
 
@@ -315,19 +382,24 @@ def _choose_best(paths: Sequence[Path], rows: Sequence[Mapping[str, results.Row]
 
 
 def label(path: Path) -> str:
-    """RUN@STEP of a checkpoint, as `--ckpt` takes it (nano/rl@150); its path where it lies outside a run."""
+    """RUN@STEP of a checkpoint, as `--ckpt` takes it (nano/rl@150); its path where it lies
+    outside a run."""
     run = path.parent.parent
     step = STEP.fullmatch(path.name)
     return f"{name_of(run.resolve())}@{int(step[1])}" if step and is_run(run) else str(path)
 
 
 def choose(rows: Mapping[Path, Mapping[str, float]], k: int) -> Path:
-    """The checkpoint with the largest pass@1; ties go to the larger pass@k, then to the earlier one."""
-    return max(sorted(rows), key=lambda path: (rows[path]["pass@1"], rows[path].get(f"pass@{k}", 0)))
+    """The checkpoint with the largest pass@1; ties go to the larger pass@k, then to the earlier
+    one."""
+    return max(
+        sorted(rows), key=lambda path: (rows[path]["pass@1"], rows[path].get(f"pass@{k}", 0))
+    )
 
 
 def _paired_summary(run: Run, cfg: EvaluateConfig) -> dict[str, Any]:
-    """pass@1 of each later checkpoint minus the first's, by split and sampling, printed and returned."""
+    """pass@1 of each later checkpoint minus the first's, by split and sampling, printed and
+    returned."""
     parts: dict[tuple[str, str, str], list[results.Row]] = {}
     for row in results.read_per_problem(run):
         parts.setdefault((row["checkpoint"], row["split"], row["sampling"]), []).append(row)

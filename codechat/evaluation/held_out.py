@@ -10,11 +10,13 @@ from codechat.models import gpt
 
 
 def held_out_losses(
-    model: gpt.GPT, held_out: Mapping[str, Sequence[conversations.Batch]], sizes: Mapping[str, int] | None = None
+    model: gpt.GPT,
+    held_out: Mapping[str, Sequence[conversations.Batch]],
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, float]:
-    """Loss on held-out conversations by domain: heldout_loss/DOMAIN, nats per supervised token; with `sizes`, the
-    conversations of each domain, also heldout_nats/DOMAIN, nats per conversation, which compares models whose tags have
-    other lengths. A collective."""
+    """Loss on held-out conversations by domain: heldout_loss/DOMAIN, nats per supervised token;
+    with `sizes`, the conversations of each domain, also heldout_nats/DOMAIN, nats per
+    conversation, which compares models whose tags have other lengths. A collective."""
     import torch
 
     losses = {}
@@ -26,7 +28,9 @@ def held_out_losses(
             batch = batch.to(device)
             mask = conversations.packed_mask(batch.docs)
             with torch.no_grad(), dist.autocast(device):
-                nats = model.loss(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
+                nats = model.loss(
+                    batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask
+                )
             nats_here += nats.item()
             tokens_here += batch.supervised
         here = torch.tensor([nats_here, tokens_here], dtype=torch.float64, device=device)

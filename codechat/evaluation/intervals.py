@@ -1,7 +1,7 @@
 """Estimates with 95 % intervals: pass@k, bootstrap over problems, over seeds and problems, Wilson.
 
-The bootstrap resamples problems, not completions, because completions of one problem are not independent.
-"""
+The bootstrap resamples problems, not completions, because completions of one problem are not
+independent."""
 
 import math
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ class Interval(NamedTuple):
 
 
 def estimate_pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that at least one of k completions is correct, from n samples with c correct ones:
-    1 - C(n-c, k) / C(n, k).
+    """Probability that at least one of k completions is correct, from n samples with c correct
+    ones: 1 - C(n-c, k) / C(n, k).
 
     Unbiased (Chen et al., 2021, arXiv:2107.03374, eq. 1)."""
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
@@ -38,18 +38,22 @@ def estimate_pass_at_k(n: int, c: int, k: int) -> float:
 def bootstrap_interval(
     values: Sequence[float] | np.ndarray, *, seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)
 ) -> Interval:
-    """Mean over problems with the percentile bootstrap interval (Efron, 1979). bounds: as of `equal_interval`."""
+    """Mean over problems with the percentile bootstrap interval (Efron, 1979). bounds: as of
+    `equal_interval`."""
     x = np.asarray(values, dtype=np.float64)
     if x.min() == x.max():
         return equal_interval(float(x[0]), x.size, bounds)
     rng = np.random.default_rng(seed)
-    means = [x[rng.integers(0, x.size, (r, x.size))].mean(axis=1) for r in _chunks(RESAMPLES, x.size)]
+    means = [
+        x[rng.integers(0, x.size, (r, x.size))].mean(axis=1) for r in _chunks(RESAMPLES, x.size)
+    ]
     return _percentiles(float(x.mean()), means)
 
 
 def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interval:
-    """The interval of n equal values, which a bootstrap would give no width: widened by Wilson's upper bound for 0 of n
-    towards the bounds, the smallest and the largest possible value. nan if the value is outside the bounds."""
+    """The interval of n equal values, which a bootstrap would give no width: widened by
+    Wilson's upper bound for 0 of n towards the bounds, the smallest and the largest possible
+    value. nan if the value is outside the bounds."""
     low, high = bounds
     if not low <= value <= high:
         return Interval(value, math.nan, math.nan)
@@ -57,7 +61,9 @@ def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interva
     return Interval(value, value - u * (value - low), value + u * (high - value))
 
 
-def paired_bootstrap(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0) -> Interval:
+def paired_bootstrap(
+    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0
+) -> Interval:
     """mean(b) - mean(a), values in [0, 1] of the same problems in the same order."""
     return bootstrap_interval(np.subtract(b, a, dtype=np.float64), seed=seed, bounds=(-1.0, 1.0))
 
@@ -70,8 +76,9 @@ def hierarchical_interval(
     resamples: int = RESAMPLES,
     bounds: tuple[float, float] = (-1.0, 1.0),
 ) -> Interval:
-    """Mean of values (seeds, problems) with the percentile interval of a bootstrap over both; nan = a seed that lacks
-    the problem. A resample draws seeds, and problems (or clusters of them) that all its seeds share."""
+    """Mean of values (seeds, problems) with the percentile interval of a bootstrap over both;
+    nan = a seed that lacks the problem. A resample draws seeds, and problems (or clusters of
+    them) that all its seeds share."""
     x = np.asarray(values, dtype=np.float64)
     known = ~np.isnan(x)
     names = range(x.shape[1]) if clusters is None else map(str, clusters)
@@ -84,7 +91,9 @@ def hierarchical_interval(
     rng = np.random.default_rng(seed)
     means = []
     for r in _chunks(resamples, n_groups):
-        of_seeds = rng.multinomial(len(x), np.full(len(x), 1 / len(x)), r)  # (r, seeds) times that each is drawn
+        of_seeds = rng.multinomial(
+            len(x), np.full(len(x), 1 / len(x)), r
+        )  # (r, seeds) times that each is drawn
         of_groups = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), r)  # (r, groups)
         total = ((of_seeds @ sums) * of_groups).sum(1)
         count = ((of_seeds @ sizes) * of_groups).sum(1)
@@ -109,7 +118,8 @@ def _percentiles(value: float, means: list[np.ndarray]) -> Interval:
 
 
 def wilson_interval(successes: int, n: int) -> Interval:
-    """A share with the score interval of Wilson (1927), which also holds at 0, at n and for small n."""
+    """A share with the score interval of Wilson (1927), which also holds at 0, at n and for
+    small n."""
     if n == 0:
         return Interval(math.nan, 0.0, 1.0)
     p = successes / n
@@ -120,7 +130,8 @@ def wilson_interval(successes: int, n: int) -> Interval:
 
 
 def share_difference(a: tuple[int, int], b: tuple[int, int]) -> Interval:
-    """Share b minus share a, each (successes, n), with its score interval (Newcombe 1998, method 10)."""
+    """Share b minus share a, each (successes, n), with its score interval (Newcombe 1998,
+    method 10)."""
     x = wilson_interval(*a)
     y = wilson_interval(*b)
     difference = y.value - x.value

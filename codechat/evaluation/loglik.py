@@ -1,7 +1,8 @@
-"""Multiple choice by log-likelihood (`evaluate --score loglik`): the model reads context and choices as plain text.
+"""Multiple choice by log-likelihood (`evaluate --score loglik`): the model reads context and
+choices as plain text.
 
-It answers with the choice of the largest log-likelihood ("acc"), or the largest per character ("acc_norm"), as in
-EleutherAI's lm-evaluation-harness."""
+It answers with the choice of the largest log-likelihood ("acc"), or the largest per character
+("acc_norm"), as in EleutherAI's lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ ROW_TOKENS = 512
 ROWS = 4
 
 
-def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Ids of both, cut where the context alone ends; blanks at its end belong to the continuation."""
+def encode_pair(
+    tokenizer: Tokenizer, context: str, continuation: str
+) -> tuple[list[int], list[int]]:
+    """Ids of both, cut where the context alone ends; blanks at its end belong to the
+    continuation."""
     begun = [*tokenizer.beginning, *tokenizer.encode(context.rstrip())]
     whole = [*tokenizer.beginning, *tokenizer.encode(context + continuation)]
     return begun or [tokenizer.eot_id], whole[len(begun) :]
@@ -30,7 +34,8 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 def score_choices(
     model: gpt.GPT, tokenizer: Tokenizer, asked: Sequence[tuple[str, Sequence[str]]]
 ) -> list[list[generate.Completion]]:
-    """The continuations of each context with their log-probabilities. A context that fills the block loses its
+    """The continuations of each context with their log-probabilities. A context that fills the
+    block loses its
     beginning: stop "context"."""
     most = max(len(continuations) for _, continuations in asked)
     batch = rollout.RolloutBatch([None] * len(asked), [], [], [], [], most)  # type: ignore[list-item]
@@ -52,12 +57,16 @@ def score_choices(
         row_tokens=max(longest, ROW_TOKENS),
         rows=ROWS,
     )
-    scored = [replace(c, logprobs=nats[: len(c.ids)]) for c, nats in zip(batch.completions, table.tolist())]
+    scored = [
+        replace(c, logprobs=nats[: len(c.ids)])
+        for c, nats in zip(batch.completions, table.tolist())
+    ]
     return [scored[i * most :][: len(continuations)] for i, (_, continuations) in enumerate(asked)]
 
 
 class Chooser:
-    """`rollout.collect` of one checkpoint, where a problem's completion is that of its likeliest choice."""
+    """`rollout.collect` of one checkpoint, where a problem's completion is that of its
+    likeliest choice."""
 
     def __init__(self, loaded: loading.LoadedModel) -> None:
         self.loaded = loaded

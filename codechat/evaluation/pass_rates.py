@@ -1,12 +1,14 @@
 """Before RL: how often does a checkpoint solve code problems, and which are worth training on?
 
-    codechat passk  --ckpt my-sft --task my_programs.py --split train --max-new-tokens 256 --run-name rates
+    codechat passk  --ckpt my-sft --task my_programs.py --split train --max-new-tokens 256
+    --run-name rates
     codechat filter --rates rates --window 0.05 0.95 --out data/kept
     codechat grpo   --init-from my-sft --task my_programs.py --data-dir data/kept
 
-`passk` is `evaluate` with the tiered reward and two verdicts: by pass@1, and by the variance of groups (`diagnose`).
-`filter` keeps problems with a pass rate in the window; if there are none, those with a mean tiered reward of at least
-0.1. It copies the other splits unchanged."""
+`passk` is `evaluate` with the tiered reward and two verdicts: by pass@1, and by the variance of
+groups (`diagnose`).
+`filter` keeps problems with a pass rate in the window; if there are none, those with a mean
+tiered reward of at least 0.1. It copies the other splits unchanged."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,8 +47,8 @@ def run_passk(cfg: PasskConfig) -> Run:
 
 
 def verdicts(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
-    """Shares of completions that are Python, verdicts by pass@1 and by `diagnose`, and a gate if one is set. The gate
-    stops nothing."""
+    """Shares of completions that are Python, verdicts by pass@1 and by `diagnose`, and a gate
+    if one is set. The gate stops nothing."""
     import torch
 
     rewards = torch.tensor([e["reward"] for e in result.examples]).view(-1, result.n)
@@ -54,7 +56,9 @@ def verdicts(result: TaskResult, cfg: PasskConfig) -> dict[str, Any]:
     signal = diagnose.judge(rewards, correct, min_groups=1)
     solved = result.pass_at[1].value
     verdict = diagnose.verdict_of(solved, solved, DEAD_BELOW, WEAK_BELOW)
-    row: dict[str, Any] = {name: result.tier_share(tiers) for name, tiers in tier_groups(result).items()}
+    row: dict[str, Any] = {
+        name: result.tier_share(tiers) for name, tiers in tier_groups(result).items()
+    }
     row |= dict(
         frac_zero_std_groups=signal.frac_zero_std_groups,
         effective_groups=signal.effective_groups,
@@ -97,18 +101,28 @@ def _report(result: TaskResult, row: Mapping[str, Any]) -> list[str]:
 
 
 def choose(rows: Sequence[Mapping[str, Any]], window: tuple[float, ...]) -> tuple[list[str], str]:
-    """The ids of problems to keep, and what was kept and why, for people. rows: of per_problem.jsonl."""
+    """The ids of problems to keep, and what was kept and why, for people. rows: of
+    per_problem.jsonl."""
     low, high = window
     rates = {row["id"]: row["c"] / row["n"] for row in rows}
     kept = [id for id, rate in rates.items() if low <= rate <= high]
     why = f"kept {len(kept)}"
     if not kept:
-        kept = [row["id"] for row in rows if row["reward_mean"] >= MIN_TIERED and rates[row["id"]] < low]
+        kept = [
+            row["id"] for row in rows if row["reward_mean"] >= MIN_TIERED and rates[row["id"]] < low
+        ]
         enough = f"with a mean tiered reward of at least {MIN_TIERED:g}: train with reward=tiered"
-        why = f"the window is empty; kept {len(kept)} {enough}" if kept else "nothing is left to train on"
+        why = (
+            f"the window is empty; kept {len(kept)} {enough}"
+            if kept
+            else "nothing is left to train on"
+        )
     never = sum(rate < low for rate in rates.values())
     always = sum(rate > high for rate in rates.values())
-    counts = f"{never} below a pass rate of {low:g}, {always} above {high:g}, {len(rows) - never - always} between"
+    counts = (
+        f"{never} below a pass rate of {low:g}, {always} above {high:g}, "
+        f"{len(rows) - never - always} between"
+    )
     return kept, f"{len(rows)} problems: {counts}\n{why}"
 
 
@@ -119,18 +133,26 @@ def filter_problems(cfg: FilterConfig) -> dict[str, int]:
     rows = read_per_problem(run)
     if {row["split"] for row in rows} != {"train"}:
         raise ConfigError(f"run {run.name} tried another split; run passk with --split train")
-    kept, words = choose([row for row in rows if row["sampling"] == rows[0]["sampling"]], cfg.window)
+    kept, words = choose(
+        [row for row in rows if row["sampling"] == rows[0]["sampling"]], cfg.window
+    )
     print(words)
-    task: Any = tasks.load(tried["task"], source=tried["data_dir"], reward="tiered")  # with splits and worked examples
+    task: Any = tasks.load(
+        tried["task"], source=tried["data_dir"], reward="tiered"
+    )  # with splits and worked examples
     by_id = {p.id: p for p in task.problems("train", limit=tried["limit"], seed=tried["seed"])}
     lost = [id for id in kept if id not in by_id]
     if lost:
-        raise DataError(f"{len(lost)} problems of run {run.name} (such as {lost[0]}) are gone; run passk again")
+        raise DataError(
+            f"{len(lost)} problems of run {run.name} (such as {lost[0]}) are gone; run passk again"
+        )
     files = {split: task.problems(split) for split in task.splits} | {"prompt": task.worked}
     files["train"] = [by_id[id] for id in kept]
     out = Path(cfg.out)
     if tried["data_dir"] and out.resolve() == Path(tried["data_dir"]).resolve():
-        raise ConfigError(f"--out {cfg.out} holds the problems that are filtered; choose another --out")
+        raise ConfigError(
+            f"--out {cfg.out} holds the problems that are filtered; choose another --out"
+        )
     with written_by_one(out, wait=True):
         (out / f"{task.name}.train.jsonl").unlink(missing_ok=True)
         for split, problems in files.items():

@@ -1,4 +1,5 @@
-"""Results of an evaluation: counts per problem, pass@k with intervals, paired differences between checkpoints."""
+"""Results of an evaluation: counts per problem, pass@k with intervals, paired differences
+between checkpoints."""
 
 import math
 from collections import Counter
@@ -35,9 +36,10 @@ class Group(NamedTuple):
 class TaskResult:
     """One checkpoint on one split. examples: a row for each completion, n of each problem in turn.
 
-    A task may have `formatted` (tiers in the required format), `grouped_by` (a key of a problem's meta), `clustered_by`
-    (a key of it whose values name problems that are not independent), and `classified_by` with `classes` (a key of a
-    score's parts and its values)."""
+    A task may have `formatted` (tiers in the required format), `grouped_by` (a key of a
+    problem's meta), `clustered_by` (a key of it whose values name problems that are not
+    independent), and `classified_by` with `classes` (a key of a score's parts and its
+    values)."""
 
     task: Task
     problems: Sequence[Problem]
@@ -75,7 +77,8 @@ class TaskResult:
 
     @cached_property
     def reward(self) -> Interval:
-        # where settings of a task pay less than 1 for full marks, the range stays 0 to 1: their intervals compare
+        # where settings of a task pay less than 1 for full marks, the range stays 0 to 1: their
+        # intervals compare
         largest = max(1.0, self.task.max_reward)
         return mean_over(self.counts, [p["reward_mean"] for p in self.counts], self.seed, largest)
 
@@ -98,17 +101,22 @@ class TaskResult:
 
     @property
     def samples(self) -> list[Row]:
-        """At most KEPT_SAMPLES rows at equal distances, so that they come from all over the problems."""
+        """At most KEPT_SAMPLES rows at equal distances, so that they come from all over the
+        problems."""
         total = len(self.examples)
         kept = min(total, KEPT_SAMPLES)
         return [_without_parts(self.examples[i * total // kept]) for i in range(kept)]
 
     def settings(self, problems: int | None = None) -> str:
         """n, N and temperature, without which no pass@k is printed."""
-        return f"n={self.n}, N={self.N if problems is None else problems}, temperature={self.temperature:g}"
+        return (
+            f"n={self.n}, N={self.N if problems is None else problems}, "
+            f"temperature={self.temperature:g}"
+        )
 
     def groups(self, by: str = "") -> dict[str, Group]:
-        """The groups by name; empty where the task has none. by: a key of a problem's meta instead of the task's."""
+        """The groups by name; empty where the task has none. by: a key of a problem's meta
+        instead of the task's."""
         by = by or self.of_task("grouped_by")
         members: dict[str, list[Row]] = {}
         for problem, row in zip(self.problems, self.counts) if by else ():
@@ -116,13 +124,16 @@ class TaskResult:
         return {name: Group(pass_at_1(rows), len(rows)) for name, rows in sorted(members.items())}
 
     def class_shares(self) -> dict[str, dict[str, float]]:
-        """Group -> class -> share of its completions; one group "" where the task has none. Empty without classes."""
+        """Group -> class -> share of its completions; one group "" where the task has none.
+        Empty without classes."""
         by = self.of_task("grouped_by")
         classes = self.of_task("classes")
         counts: dict[str, Counter[str]] = {}
         for i, example in enumerate(self.examples if classes else ()):
             group = str(self.problems[i // self.n].meta.get(by, "other")) if by else ""
-            counts.setdefault(group, Counter())[example["parts"].get(self.of_task("classified_by"), "")] += 1
+            counts.setdefault(group, Counter())[
+                example["parts"].get(self.of_task("classified_by"), "")
+            ] += 1
         return {name: _shares(counts[name], classes) for name in sorted(counts)}
 
     def row(self) -> dict[str, float]:
@@ -138,7 +149,9 @@ class TaskResult:
             row["format_rate"] = self.tier_share(formatted)
         groups = self.groups()
         if groups:
-            row["mean_of_groups"] = sum(group.passes.value for group in groups.values()) / len(groups)
+            row["mean_of_groups"] = sum(group.passes.value for group in groups.values()) / len(
+                groups
+            )
         for name, group in groups.items():
             row |= group.passes.row(f"{name}/pass@1")
             row[f"{name}/n"] = group.n
@@ -160,12 +173,15 @@ class TaskResult:
         return sum(e["stop"] in CUT_OFF for e in self.examples)
 
     def report(self, title: str) -> str:
-        """For people: pass@k, tiers, groups. A completion that was cut off also counts under its tier."""
+        """For people: pass@k, tiers, groups. A completion that was cut off also counts under
+        its tier."""
         row = self.row()
         layout = f", format rate {row['format_rate']:.3f}" if "format_rate" in row else ""
         tiers = ", ".join(f"{tier} {self.tiers[tier]}" for tier in reversed(self.task.tiers))
         long = sum(e["stop"] == "context" and not e["tokens"] for e in self.examples)
-        not_begun = f", of these {long} not begun (the prompt fills the model's block)" if long else ""
+        not_begun = (
+            f", of these {long} not begun (the prompt fills the model's block)" if long else ""
+        )
         lines = [
             f"{title}: {self}",
             f"  accuracy {row['exact_match']:.3f}{layout}; of {self.total} completions: {tiers}; "
@@ -175,7 +191,11 @@ class TaskResult:
         classes = self.class_shares()
         by = self.of_task("grouped_by")
         for name, group in groups.items():
-            shares = ", ".join(f"{c} {share:.2f}" for c, share in classes[name].items()) if classes else ""
+            shares = (
+                ", ".join(f"{c} {share:.2f}" for c, share in classes[name].items())
+                if classes
+                else ""
+            )
             passes = f"pass@1 = {group.passes} ({self.settings(group.n)})"
             lines.append(f"  {by} {name}: {passes}" + (f"; {shares}" if classes else ""))
         if groups:
@@ -203,7 +223,8 @@ def mean_over(
     seed: int = 0,
     largest: float = 1.0,
 ) -> Interval:
-    """The mean of a value of each problem, from 0 to `largest`, with the interval over clusters or problems."""
+    """The mean of a value of each problem, from 0 to `largest`, with the interval over clusters
+    or problems."""
     clusters = _clusters(counts, [p["id"] for p in counts])
     bounds = (0.0, largest)
     if clusters is None:
@@ -225,13 +246,18 @@ def paired_difference(a: Sequence[Row], b: Sequence[Row], *, k: int = 1, seed: i
     pairs = _pairs(a, b, k)
     clusters = _clusters([*a, *b], list(pairs))
     if clusters:
-        return hierarchical_interval([[pair.gain for pair in pairs.values()]], clusters=clusters, seed=seed)
+        return hierarchical_interval(
+            [[pair.gain for pair in pairs.values()]], clusters=clusters, seed=seed
+        )
     before, after = zip(*pairs.values(), strict=True)
     return paired_bootstrap(before, after, seed)
 
 
-def difference_over_seeds(seeds: Sequence[tuple[Sequence[Row], Sequence[Row]]], *, k: int = 1) -> Interval:
-    """The same over several seeds, each with its rows (a, b). The seeds' problems may differ in part."""
+def difference_over_seeds(
+    seeds: Sequence[tuple[Sequence[Row], Sequence[Row]]], *, k: int = 1
+) -> Interval:
+    """The same over several seeds, each with its rows (a, b). The seeds' problems may differ in
+    part."""
     pairs = [_pairs(a, b, k) for a, b in seeds]
     ids = sorted(set().union(*pairs))
     clusters = _clusters((row for pair in seeds for rows in pair for row in rows), ids)
@@ -255,8 +281,13 @@ def _gains(pairs: Mapping[str, _Pair], ids: Sequence[str]) -> list[float]:
 
 
 def _clusters(rows: Iterable[Mapping[str, Any]], ids: Sequence[str]) -> list[str] | None:
-    """The cluster of each problem, or its id if it has none; none if no row names a cluster (in a table, nan)."""
-    named = {row["id"]: row["cluster"] for row in rows if isinstance(row.get("cluster"), str) and row["cluster"]}
+    """The cluster of each problem, or its id if it has none; none if no row names a cluster (in
+    a table, nan)."""
+    named = {
+        row["id"]: row["cluster"]
+        for row in rows
+        if isinstance(row.get("cluster"), str) and row["cluster"]
+    }
     return [named.get(id, id) for id in ids] if named else None
 
 
@@ -264,13 +295,16 @@ def _pairs(a: Sequence[Row], b: Sequence[Row], k: int) -> dict[str, _Pair]:
     """{problem: its pass@k in a and in b}, in the order of b."""
     ids = {row["id"] for row in a}
     if len(ids) != len(a) or ids != {row["id"] for row in b} or len(a) != len(b):
-        raise DataError(f"{len(a)} and {len(b)} problems; a paired difference needs the same ids, each once")
+        raise DataError(
+            f"{len(a)} and {len(b)} problems; a paired difference needs the same ids, each once"
+        )
     before = dict(zip((row["id"] for row in a), _passed(a, k)))
     return {row["id"]: _Pair(before[row["id"]], after) for row, after in zip(b, _passed(b, k))}
 
 
 def clean_and_exposed(result: TaskResult, exposed: Collection[str]) -> dict[str, float]:
-    """pass@1 of the clean and of the exposed problems, as metrics, and printed if any problem is exposed."""
+    """pass@1 of the clean and of the exposed problems, as metrics, and printed if any problem
+    is exposed."""
     is_exposed = [problem.id in exposed for problem in result.problems]
     row: dict[str, float] = {"exposed_n": sum(is_exposed)}
     if not row["exposed_n"]:
@@ -285,7 +319,8 @@ def clean_and_exposed(result: TaskResult, exposed: Collection[str]) -> dict[str,
 
 
 def read_per_problem(run: Run) -> list[Row]:
-    """Rows of an evaluation's per_problem.jsonl: checkpoint, split, sampling and those of `TaskResult.counts`."""
+    """Rows of an evaluation's per_problem.jsonl: checkpoint, split, sampling and those of
+    `TaskResult.counts`."""
     path = run.path / "per_problem.jsonl"
     if not path.exists():
         raise MissingFile(f"{path} does not exist; `codechat evaluate` writes it")

@@ -1,7 +1,7 @@
 """Sample completions of a task's problems and score them with the task's own `score`.
 
-Draws depend on a problem's id and not on the problems beside it, so two checkpoints are compared with common random
-numbers, and the ranks of torchrun can share the problems."""
+Draws depend on a problem's id and not on the problems beside it, so two checkpoints are
+compared with common random numbers, and the ranks of torchrun can share the problems."""
 
 from __future__ import annotations
 
@@ -49,24 +49,32 @@ def evaluate_task(
     progress: str | None = None,
     collect: Collect | None = None,
 ) -> TaskResult:
-    """Sample n completions of every problem and score them with the task's own `score`. A collective.
+    """Sample n completions of every problem and score them with the task's own `score`. A
+    collective.
 
-    begin: ids with which every completion begins, such as the call tag. constrain: makes the grammar that a prompt's
-    completions follow. A prompt that fills the model's block counts as failed. model, tokenizer and tags are None for a
+    begin: ids with which every completion begins, such as the call tag. constrain: makes the
+    grammar that a prompt's completions follow. A prompt that fills the model's block counts as
+    failed. model, tokenizer and tags are None for a
     `collect` that needs none of them; the default is `rollout.collect`."""
     draw: Collect = collect or rollout.collect
     if constrain and episodes.has_environment(task):
-        raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
+        raise ConfigError(
+            f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain"
+        )
     _check_problems(task, problems)
     mine = problems[dist.rank() :: dist.world_size()]
     per_chunk = max(1, CHUNK_ROWS // n)
     my_rows: list[Row] = []
-    with tqdm(total=len(mine), desc=progress, unit="problem", disable=not (progress and dist.is_main())) as bar:
+    with tqdm(
+        total=len(mine), desc=progress, unit="problem", disable=not (progress and dist.is_main())
+    ) as bar:
         for at in range(0, len(mine), per_chunk):
             chunk = mine[at : at + per_chunk]
             grammars = None
             if constrain:
-                assert tokenizer is not None and tags is not None, "only a checkpoint's completions can be constrained"
+                assert tokenizer is not None and tags is not None, (
+                    "only a checkpoint's completions can be constrained"
+                )
                 grammars = [constrain(task.prompt(problem), tokenizer, tags) for problem in chunk]
             with dist.autocast(model.wte.weight.device) if model else nullcontext():
                 batch = draw(
@@ -90,8 +98,8 @@ def evaluate_task(
 
 
 def problems_once(task: Task, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-    """Problems of a split to evaluate on, each once; a line on stderr counts repeated ones. DataError where different
-    problems share an id, since results are kept by it."""
+    """Problems of a split to evaluate on, each once; a line on stderr counts repeated ones.
+    DataError where different problems share an id, since results are kept by it."""
     found: dict[str, Problem] = {}
     repeated = Counter[str]()
     for problem in task.problems(split, limit=limit, seed=seed):
@@ -99,7 +107,10 @@ def problems_once(task: Task, split: str, limit: int | None = None, seed: int = 
             found[problem.id] = problem
             continue
         if hash_problems([found[problem.id]]) != hash_problems([problem]):
-            got = f"task {task.name}, split {split}: two different problems have the id {problem.id!r}"
+            got = (
+                f"task {task.name}, split {split}: two different "
+                f"problems have the id {problem.id!r}"
+            )
             raise DataError(f"{got}; results are kept by the id; give each problem its own")
         repeated[problem.id] += 1
     if repeated and dist.is_main():
@@ -110,12 +121,17 @@ def problems_once(task: Task, split: str, limit: int | None = None, seed: int = 
 
 
 def _check_problems(task: Task, problems: Sequence[Problem]) -> None:
-    """DataError for no problems, and for two of one id: draws depend on the id, and results are kept by it."""
+    """DataError for no problems, and for two of one id: draws depend on the id, and results are
+    kept by it."""
     if not problems:
-        raise DataError(f"no problems of task {task.name} to evaluate; check the split and the limit")
+        raise DataError(
+            f"no problems of task {task.name} to evaluate; check the split and the limit"
+        )
     id, times = Counter(problem.id for problem in problems).most_common(1)[0]
     if times > 1:
-        raise DataError(f"problem {id!r} of task {task.name} is given {times} times; take `problems_once`")
+        raise DataError(
+            f"problem {id!r} of task {task.name} is given {times} times; take `problems_once`"
+        )
 
 
 def _sample_after(
@@ -127,9 +143,11 @@ def _sample_after(
     max_new_tokens: int,
     **sampling: Any,
 ) -> list[generate.Completion]:
-    """Completions that start with `begin`, empty for a prompt that leaves no room in the block. sampling: further
-    settings of `generate.sample`."""
-    sampling["on_overflow"] = "empty"  # such a prompt is counted as failed instead of ending the evaluation
+    """Completions that start with `begin`, empty for a prompt that leaves no room in the block.
+    sampling: further settings of `generate.sample`."""
+    sampling["on_overflow"] = (
+        "empty"  # such a prompt is counted as failed instead of ending the evaluation
+    )
     sampled = generate.sample(
         model,
         [[*ids, *begin] for ids in prompts],
@@ -138,7 +156,9 @@ def _sample_after(
         **sampling,
     )
     given = [0.0] * len(begin)  # log-probabilities of ids that were not sampled
-    return [replace(c, ids=begin + c.ids, logprobs=given + c.logprobs) if c.ids else c for c in sampled]
+    return [
+        replace(c, ids=begin + c.ids, logprobs=given + c.logprobs) if c.ids else c for c in sampled
+    ]
 
 
 def _example(task: Task, batch: rollout.RolloutBatch, i: int) -> Row:
@@ -146,7 +166,9 @@ def _example(task: Task, batch: rollout.RolloutBatch, i: int) -> Row:
     problem = batch.problems[i // batch.group_size]
     completion = batch.completions[i]
     score = batch.scores[i]
-    if completion.stop == "context" and not completion.ids:  # silence may be a correct answer, but there was none
+    if (
+        completion.stop == "context" and not completion.ids
+    ):  # silence may be a correct answer, but there was none
         score = Score(0.0, task.tiers[0], score.parts, False, dict.fromkeys(score.terms, 0.0))
     row = dict(
         problem=problem.id,
@@ -167,7 +189,8 @@ def _example(task: Task, batch: rollout.RolloutBatch, i: int) -> Row:
 
 
 def _in_order(parts: Sequence[Sequence[Row]], n_problems: int, n: int) -> list[Row]:
-    """The n rows of each problem, in the order of the problems; rank r had the problems r, r + R, r + 2R, ..."""
+    """The n rows of each problem, in the order of the problems; rank r had the problems r, r +
+    R, r + 2R, ..."""
     rows: list[Row] = []
     for i in range(n_problems):
         number, rank = divmod(i, len(parts))

@@ -18,7 +18,9 @@ class SamplingSettings(Settings):
     """The run to write, and how completions are sampled."""
 
     run_name: str = opt("evaluate", "name of the run directory under runs/", identity=False)
-    overwrite: bool = opt(False, "replace the run of this name: it is deleted once this one has begun", identity=False)
+    overwrite: bool = opt(
+        False, "replace the run of this name: it is deleted once this one has begun", identity=False
+    )
     temperature: float = opt(1.0, "sampling temperature; 0 = greedy, one completion", least=0)
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
@@ -31,11 +33,14 @@ class TaskSettings(SamplingSettings):
 
     task: str = opt(
         REQUIRED,
-        f"task: {', '.join(tasks.NAMES)}, FILE.py:CLASS, or PACKAGE.MODULE:CLASS; with options NAME:OPTION=VALUE",
+        f"task: {', '.join(tasks.NAMES)}, FILE.py:CLASS, or "
+        "PACKAGE.MODULE:CLASS; with options NAME:OPTION=VALUE",
         reads="path",
     )
     data_dir: str | None = opt(
-        None, "directory with TASK.SPLIT.jsonl problems and probes; none = the task's own problems", reads="path"
+        None,
+        "directory with TASK.SPLIT.jsonl problems and probes; none = the task's own problems",
+        reads="path",
     )
     tags: Literal["raw", "template", "native"] | None = opt(
         None,
@@ -44,7 +49,9 @@ class TaskSettings(SamplingSettings):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "task", tasks.name_of(self.task))  # an object or a class of a notebook, by its name
+        object.__setattr__(
+            self, "task", tasks.name_of(self.task)
+        )  # an object or a class of a notebook, by its name
         super().__post_init__()
 
 
@@ -55,7 +62,9 @@ class EvaluateConfig(TaskSettings):
     ckpt: tuple[str, ...] = opt(
         (), "checkpoints: run name, run@best, run@STEP, run directory or checkpoint", reads="run"
     )
-    endpoint: str = opt("", "URL of an OpenAI-compatible server, evaluated after the checkpoints, if any")
+    endpoint: str = opt(
+        "", "URL of an OpenAI-compatible server, evaluated after the checkpoints, if any"
+    )
     model: str = opt("", "the endpoint's name of the model; empty = the first that it lists")
     api_key_file: Path | None = opt(
         None,
@@ -63,40 +72,79 @@ class EvaluateConfig(TaskSettings):
         identity=False,
         reads="path",
     )
-    contamination: bool = opt(True, "search what the checkpoint was trained on for the problems first", identity=False)
+    contamination: bool = opt(
+        True, "search what the checkpoint was trained on for the problems first", identity=False
+    )
     split: tuple[Literal["train", "select", "test", "test_hard"], ...] = opt(
         ("test",), "splits; validation = select: choose checkpoints on it, report on test"
     )
     limit: int | None = opt(None, "problems per split; none = all", least=0)
-    skip_failing_references: bool = opt(False, "leave out problems whose own reference solution fails, by name")
-    all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
+    skip_failing_references: bool = opt(
+        False, "leave out problems whose own reference solution fails, by name"
+    )
+    all_checkpoints: bool = opt(
+        False, "evaluate every checkpoint of the run on select and write checkpoints/best"
+    )
     score: Literal["sampled", "loglik"] = opt(
         "sampled", "sampled completions, or the likeliest choice of a task that has choices"
     )
     n: int = opt(8, "completions per problem")
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
-    temperatures: tuple[float, ...] = opt((), "more temperatures, each with its own row; 0 = greedy, one completion")
-    forced_call: bool = opt(False, "add a row with the call tag given: is a gain more than calling more often?")
-    constrain: bool = opt(False, "add a row with calls constrained to the schemas of the offered functions")
-    probe_examples: int = opt(32, "behaviour probes per cell, if data_dir holds probes; 0 = none", least=0)
-    heldout_examples: int = opt(0, "held-out conversations per domain of data_dir for the loss; 0 = none", least=0)
+    temperatures: tuple[float, ...] = opt(
+        (), "more temperatures, each with its own row; 0 = greedy, one completion"
+    )
+    forced_call: bool = opt(
+        False, "add a row with the call tag given: is a gain more than calling more often?"
+    )
+    constrain: bool = opt(
+        False, "add a row with calls constrained to the schemas of the offered functions"
+    )
+    probe_examples: int = opt(
+        32, "behaviour probes per cell, if data_dir holds probes; 0 = none", least=0
+    )
+    heldout_examples: int = opt(
+        0, "held-out conversations per domain of data_dir for the loss; 0 = none", least=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.ckpt or self.endpoint) or not self.split:
-            raise ConfigError("no --ckpt or --endpoint, or no --split; at least one of each is required")
-        if 1 not in self.ks or not 1 <= min(self.ks) <= max(self.ks) <= self.n:  # pass@1 ranks checkpoints
-            raise ConfigError(f"ks {list(self.ks)}, n {self.n}; each k must be from 1 to n, and one of them 1")
+            raise ConfigError(
+                "no --ckpt or --endpoint, or no --split; at least one of each is required"
+            )
+        if (
+            1 not in self.ks or not 1 <= min(self.ks) <= max(self.ks) <= self.n
+        ):  # pass@1 ranks checkpoints
+            raise ConfigError(
+                f"ks {list(self.ks)}, n {self.n}; each k must be from 1 to n, and one of them 1"
+            )
         if self.temperature == 0 and self.n > 1:
-            raise ConfigError(f"temperature 0 with n={self.n}: all samples are the same; set --n 1 --ks 1")
+            raise ConfigError(
+                f"temperature 0 with n={self.n}: all samples are the same; set --n 1 --ks 1"
+            )
         if self.score == "loglik" and (self.temperatures or self.forced_call or self.constrain):
-            raise ConfigError("--score loglik samples nothing; leave out --temperatures, --forced-call and --constrain")
-        if self.endpoint and (self.score != "sampled" or self.forced_call or self.constrain or self.heldout_examples):
-            raise ConfigError("--endpoint excludes --score loglik, --forced-call, --constrain and --heldout-examples")
+            raise ConfigError(
+                "--score loglik samples nothing; leave out "
+                "--temperatures, --forced-call and --constrain"
+            )
+        if self.endpoint and (
+            self.score != "sampled" or self.forced_call or self.constrain or self.heldout_examples
+        ):
+            raise ConfigError(
+                "--endpoint excludes --score loglik, "
+                "--forced-call, --constrain and --heldout-examples"
+            )
         if self.heldout_examples and (not self.data_dir or "test_hard" in self.split):
-            raise ConfigError("heldout_examples needs a --data-dir with conversations, and split select or test")
-        if self.all_checkpoints and (len(self.ckpt) != 1 or self.endpoint or self.split != ("select",)):
-            raise ConfigError("--all-checkpoints chooses a checkpoint of one run; set one --ckpt and --split select")
+            raise ConfigError(
+                "heldout_examples needs a --data-dir with conversations, and split select or test"
+            )
+        if self.all_checkpoints and (
+            len(self.ckpt) != 1 or self.endpoint or self.split != ("select",)
+        ):
+            raise ConfigError(
+                "--all-checkpoints chooses a checkpoint of one "
+                "run; set one --ckpt and --split select"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +152,21 @@ class DiagnoseConfig(TaskSettings):
     """What to judge, and from how many samples."""
 
     run_name: str = "diagnose"
-    ckpt: str = opt(REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint", reads="run")
+    ckpt: str = opt(
+        REQUIRED,
+        "checkpoint: run name, run@best, run@STEP, run directory or checkpoint",
+        reads="run",
+    )
     groups: int = opt(64, "training problems to sample", least=MIN_GROUPS)
     group_size: int = opt(8, "completions per problem", least=2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.temperature <= 0:
-            raise ConfigError(f"temperature {self.temperature}; it must be above 0: greedy groups have no variance")
+            raise ConfigError(
+                f"temperature {self.temperature}; it must be "
+                "above 0: greedy groups have no variance"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +177,12 @@ class PasskConfig(EvaluateConfig):
     split: tuple[Literal["train", "select", "test", "test_hard"], ...] = ("train",)
     max_new_tokens: int = 128
     n: int = opt(8, "completions per problem", least=2)
-    gate_parseable: float = opt(0.0, "share of completions that must be Python before RL; 0 = no gate", least=0, most=1)
-    gate_pass_at_k: float = opt(0.0, "pass@k that must be reached before RL; 0 = no gate", least=0, most=1)
+    gate_parseable: float = opt(
+        0.0, "share of completions that must be Python before RL; 0 = no gate", least=0, most=1
+    )
+    gate_pass_at_k: float = opt(
+        0.0, "pass@k that must be reached before RL; 0 = no gate", least=0, most=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +191,15 @@ class FilterConfig(Settings):
 
     rates: str = opt(REQUIRED, "run of codechat passk, on split train", reads="run")
     window: tuple[float, ...] = opt((0.05, 0.95), "smallest and largest pass rate to keep")
-    out: str = opt(REQUIRED, "directory to write TASK.SPLIT.jsonl to; without training problems if none is kept")
+    out: str = opt(
+        REQUIRED,
+        "directory to write TASK.SPLIT.jsonl to; without training problems if none is kept",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.window) != 2 or not 0 <= self.window[0] <= self.window[1] <= 1:
-            raise ConfigError(f"window {list(self.window)}; required two shares, the smaller first: --window 0.05 0.95")
+            raise ConfigError(
+                f"window {list(self.window)}; required two shares, "
+                "the smaller first: --window 0.05 0.95"
+            )

@@ -1,17 +1,20 @@
-"""`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, a file for
-llama.cpp, or a run to give away. `codechat import`: weights trained elsewhere as a run (docs/commands.md, "Out and
-in").
+"""`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code
+of ours, a file for llama.cpp, or a run to give away. `codechat import`: weights trained
+elsewhere as a run (docs/commands.md, "Out and in").
 
     codechat export --ckpt nano/rl --out nano-rl-hf
     codechat export --ckpt nano/sft --out my-model --format run
     codechat export --ckpt smollm2/sft --out tools --format gguf --dtype q8_0
-    codechat export --ckpt smollm2/sft --out tools --format adapter    what it adds to the pretrained model
-    codechat import qwen --run-name qwen    after `codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen`
+    codechat export --ckpt smollm2/sft --out tools --format adapter    what it adds to the
+    pretrained model
+    codechat import qwen --run-name qwen    after `codechat download Qwen/Qwen2.5-0.5B-Instruct
+                                            --out qwen`
     codechat import old/latest.pt --run-name old
     vllm serve nano-rl-hf --model-impl transformers
 
-Squared ReLU with QK-norm becomes Qwen3 with hidden_act relu; its gate projection repeats the up projection, which
-import drops. Weights become float32. An imported model keeps its tokenizer and chat template (tags "template");
+Squared ReLU with QK-norm becomes Qwen3 with hidden_act relu; its gate projection repeats the up
+projection, which import drops. Weights become float32. An imported model keeps its tokenizer
+and chat template (tags "template");
 --tags text, reserved and raw replace it."""
 
 from __future__ import annotations
@@ -39,7 +42,11 @@ if TYPE_CHECKING:
     from codechat.runs.run import Run
 
 SMOLLM2 = "smollm2"  # what `codechat download` knows by this name
-FORMAT_OF_DTYPE = {"float16": "gguf", "q8_0": "gguf", "float8_e4m3fn": "adapter"}  # the others fit every format
+FORMAT_OF_DTYPE = {
+    "float16": "gguf",
+    "q8_0": "gguf",
+    "float8_e4m3fn": "adapter",
+}  # the others fit every format
 OF_THE_MACHINE = {"argv", "cwd", "host", "launch", "parent", "resumed"}  # entries of env.json
 
 
@@ -50,7 +57,9 @@ class ExportConfig:
     ckpt: str = opt(REQUIRED, "checkpoint: a run, RUN@best, RUN@STEP or its directory", reads="run")
     out: Path = opt(REQUIRED, "directory to make")
     dtype: Literal["bfloat16", "float32", "float16", "q8_0", "float8_e4m3fn"] = opt(
-        "bfloat16", "type of the weights; float32 is exact; float16 and q8_0 for gguf, float8_e4m3fn for adapters"
+        "bfloat16",
+        "type of the weights; float32 is exact; float16 and "
+        "q8_0 for gguf, float8_e4m3fn for adapters",
     )
     format: Literal["huggingface", "run", "adapter", "gguf"] = opt(
         "huggingface",
@@ -69,22 +78,32 @@ class Written(NamedTuple):
 
 
 def export(cfg: ExportConfig) -> str:
-    """Write the directory; returns what it holds. ConfigError where no Hugging Face class fits or --out is in use."""
+    """Write the directory; returns what it holds. ConfigError where no Hugging Face class fits
+    or --out is in use."""
     from codechat.runs import checkpoint  # imports torch, which --help does not need
 
     out = cfg.out.resolve()
     if not _may_be_written(out, cfg.overwrite):
-        raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export and --overwrite")
+        raise ConfigError(
+            f"--out {out} exists; required is a free name, or an earlier export and --overwrite"
+        )
     needed = FORMAT_OF_DTYPE.get(cfg.dtype, cfg.format)
     if cfg.format != needed:
-        raise ConfigError(f"--dtype {cfg.dtype} is for --format {needed}; required here is bfloat16 or float32")
+        raise ConfigError(
+            f"--dtype {cfg.dtype} is for --format {needed}; required here is bfloat16 or float32"
+        )
     ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
     if ckpt.path.resolve().is_relative_to(out):
-        raise ConfigError(f"--out {out} holds the checkpoint that --ckpt {cfg.ckpt} reads; choose another --out")
+        raise ConfigError(
+            f"--out {out} holds the checkpoint that --ckpt {cfg.ckpt} reads; choose another --out"
+        )
     write = {"run": _write_run, "adapter": _write_adapter}.get(cfg.format, _write_model)
     with atomic_directory(out) as folder:
         written = write(cfg, ckpt, folder)
-    return f"{cfg.out}: {written.about}, {written.size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
+    return (
+        f"{cfg.out}: {written.about}, {written.size / 2**20:.1f} "
+        f"MiB of {cfg.dtype}, from {ckpt.path}"
+    )
 
 
 def _may_be_written(out: Path, overwrite: bool) -> bool:
@@ -116,12 +135,20 @@ def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written:
         bos_id=tok.eot_id,
         eos_ids=exported_tokenizer.end_ids(tok, tags),
     )
-    about = f"{family.architecture} with {family.act}, {sum(t.numel() for t in tensors.values()):,} parameters"
+    about = (
+        f"{family.architecture} with {family.act}, {sum(t.numel() for t in tensors.values()):,} "
+        "parameters"
+    )
     if family.act == "relu":
-        about += f" ({shape.n_params:,} here; the gate projection repeats the up projection; not for llama.cpp)"
+        about += (
+            f" ({shape.n_params:,} here; the gate projection "
+            "repeats the up projection; not for llama.cpp)"
+        )
     if cfg.format == "gguf" and (not isinstance(tok, ImportedTokenizer) or tags == "reserved"):
         got = f"tokenizer {tok.spec} with tags {tags}"
-        raise ConfigError(f"{got}; --format gguf takes an imported model with tags native, template, text or raw")
+        raise ConfigError(
+            f"{got}; --format gguf takes an imported model with tags native, template, text or raw"
+        )
     files = exported_tokenizer.tokenizer_files(
         tok,
         tags,
@@ -132,7 +159,9 @@ def _write_model(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written:
     if cfg.format == "gguf":
         path = folder / gguf_format.FILE
         template = files["chat_template.jinja"]
-        return Written(about, gguf_format.write(path, config, tensors, tok.to_dict(), cfg.dtype, template))
+        return Written(
+            about, gguf_format.write(path, config, tensors, tok.to_dict(), cfg.dtype, template)
+        )
     files = {"config.json": exported_tokenizer.json_text(config)} | files
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -157,10 +186,15 @@ def _write_adapter(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written
 
     first = ckpt.meta["lineage"][0]
     if (first["kind"], first.get("source")) != ("import", SMOLLM2):
-        raise ConfigError(f"{ckpt.path} began as {first['run']}; --format adapter takes what began as {SMOLLM2}")
+        raise ConfigError(
+            f"{ckpt.path} began as {first['run']}; --format adapter takes what began as {SMOLLM2}"
+        )
     base = checkpoint.load(first["run"], optimizer=False, mmap=True)
     if base.path.resolve().is_relative_to(cfg.out.resolve()):
-        raise ConfigError(f"--out {cfg.out} holds {first['run']}, which the adapter is made from; choose another --out")
+        raise ConfigError(
+            f"--out {cfg.out} holds {first['run']}, which the "
+            "adapter is made from; choose another --out"
+        )
     tensors, lost = lora.low_rank(base.model_state, ckpt.model_state, cfg.rank)
     about = f"rank {cfg.rank} of {_parameters(ckpt)}; {lost:.2%} of the squared change is lost"
     wider = [name for name, tensor in tensors.items() if not hf_format.holds(tensor, cfg.dtype)]
@@ -186,17 +220,26 @@ def _checkpoint_path(folder: Path, ckpt: Checkpoint, name: str) -> Path:
 
 
 def _describe_run(folder: Path, ckpt: Checkpoint, weights: Path, adapter: dict[str, Any]) -> None:
-    """The files beside the weights: those of the run without what is of one machine. adapter: entries of meta.json."""
-    changed = adapter | dict(optimizers=[], sharded=False, files={weights.name: file_record(weights)})
+    """The files beside the weights: those of the run without what is of one machine. adapter:
+    entries of meta.json."""
+    changed = adapter | dict(
+        optimizers=[], sharded=False, files={weights.name: file_record(weights)}
+    )
     write_json(weights.with_name("meta.json"), ckpt.meta | changed)
     run = ckpt.path.parent.parent
     write_json(folder / "config.json", read_json(run / "config.json"))
-    env = {key: value for key, value in read_json(run / "env.json").items() if key not in OF_THE_MACHINE}
+    env = {
+        key: value
+        for key, value in read_json(run / "env.json").items()
+        if key not in OF_THE_MACHINE
+    }
     env.get("hardware", {}).pop("system", None)
     write_json(folder / "env.json", env)
     status = read_json(run / "status.json")
     ended = dict(kind=status.get("kind"), ended=status.get("ended"))
-    write_json(folder / "status.json", ended | dict(status="finished", reason=None, summary={}, pid=None))
+    write_json(
+        folder / "status.json", ended | dict(status="finished", reason=None, summary={}, pid=None)
+    )
 
 
 def main(cfg: ExportConfig) -> None:
@@ -218,7 +261,9 @@ class ImportConfig(Settings):
         reads="path",
     )
     run_name: str = opt(REQUIRED, "name of the run to make", identity=False)
-    tokenizer: str | None = opt(None, "tokenizer; none = the model's own, gpt2 for a .pt file", reads="path")
+    tokenizer: str | None = opt(
+        None, "tokenizer; none = the model's own, gpt2 for a .pt file", reads="path"
+    )
     tags: Literal["native", "template", "reserved", "text", "raw"] | None = opt(
         None,
         "turns: the model's chat template, with tools in its own words (native) or in the system message (template), "
@@ -233,7 +278,8 @@ class ImportConfig(Settings):
 
 
 def _tags_of(tok: Tokenizer) -> str:
-    """The form of turns that its template writes; an export of ours with tags text or raw says so by its template."""
+    """The form of turns that its template writes; an export of ours with tags text or raw says
+    so by its template."""
     template = getattr(tok, "template", None) or ""
     if template.endswith(own_template(chat.RAW)):  # the beginning of the text may stand before it
         return chat.RAW
@@ -250,8 +296,8 @@ class ChatForm(NamedTuple):
 
 
 def _chat_form(cfg: ImportConfig, tok: Tokenizer, exported: bool) -> ChatForm:
-    """exported: its template is an export of ours, which says how tools were listed in training. ConfigError for
-    settings that contradict one another."""
+    """exported: its template is an export of ours, which says how tools were listed in
+    training. ConfigError for settings that contradict one another."""
     native = [given == chat.NATIVE for given in (cfg.tags, cfg.tools_form) if given]
     if any(native):
         if not all(native):
@@ -269,8 +315,8 @@ def _chat_form(cfg: ImportConfig, tok: Tokenizer, exported: bool) -> ChatForm:
 
 
 class Source(NamedTuple):
-    """What is read of weights trained elsewhere, before their run is made. config and weights are None for a .pt file
-    of the original system, whose shape is known only with the tags."""
+    """What is read of weights trained elsewhere, before their run is made. config and weights
+    are None for a .pt file of the original system, whose shape is known only with the tags."""
 
     tokenizer: Tokenizer
     config: dict[str, Any] | None  # of a config.json
@@ -280,11 +326,16 @@ class Source(NamedTuple):
 
 def _read_source(cfg: ImportConfig) -> Source:
     """MissingFile where there is nothing; what the readers of the formats raise."""
-    from codechat.formats import gguf_format, hf_format  # these import torch, which --help does not need
+    from codechat.formats import (
+        gguf_format,
+        hf_format,
+    )  # these import torch, which --help does not need
 
     source = cfg.source
     if not source.exists():
-        raise MissingFile(f"no {source}; give a directory or a .pt file; `codechat download MODEL` fetches one")
+        raise MissingFile(
+            f"no {source}; give a directory or a .pt file; `codechat download MODEL` fetches one"
+        )
     gguf = gguf_format.file_in(source)
     if gguf:
         file = gguf_format.read(gguf)
@@ -308,12 +359,15 @@ def _read_model(read: Source, tok: Tokenizer, tags: str, path: Path) -> tuple[GP
         shape = hf_format.from_hf(read.config, vocab_size=tok.n_vocab, n_tags=n_tags)
         return hf_format.read_model(shape, read.weights), 0
     if tags not in ("text", chat.RAW):
-        raise ConfigError(f"--tags {tags} with a .pt file; required is text or raw; leave --tags out")
+        raise ConfigError(
+            f"--tags {tags} with a .pt file; required is text or raw; leave --tags out"
+        )
     return original_format.read(path, tok.n_vocab)
 
 
 def import_model(cfg: ImportConfig) -> Run:
-    """The finished run, whose one checkpoint holds the weights. Everything is read before the run is made."""
+    """The finished run, whose one checkpoint holds the weights. Everything is read before the
+    run is made."""
     from codechat.runs import checkpoint, run
 
     read = _read_source(cfg)
@@ -324,7 +378,9 @@ def import_model(cfg: ImportConfig) -> Run:
         exported = theirs != tok.template
         tok = tokenizer.from_dict(tok.to_dict() | {"template": theirs})
     form = _chat_form(cfg, tok, exported)
-    chat.stop_sequences(tok, form.tags)  # a template that cannot be masked fails here rather than in training
+    chat.stop_sequences(
+        tok, form.tags
+    )  # a template that cannot be masked fails here rather than in training
     model, step = _read_model(read, tok, form.tags, cfg.source)
     origin = dict(run=cfg.run_name, kind="import", source=cfg.source.resolve().name)
     if form.tools_style != "compact":

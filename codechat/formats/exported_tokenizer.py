@@ -1,5 +1,5 @@
-"""The tokenizer's files of an export: tokenizer.json, its chat template and configurations, for transformers, vLLM and
-llama.cpp."""
+"""The tokenizer's files of an export: tokenizer.json, its chat template and configurations, for
+transformers, vLLM and llama.cpp."""
 
 import json
 import re
@@ -16,8 +16,11 @@ from codechat.text.tool_lists import WITH_TOOLS
 
 CUT = "\ufdd0\ufdd1"  # two Unicode noncharacters, which occur in no text
 SPLIT_AT_CUTS = dict(type="Split", pattern=dict(String=CUT), behavior="Removed", invert=False)
-MESSAGES = "messages.jinja"  # turns OpenAI's messages and tools into messages that are text, as `codechat serve` does
-_MESSAGES = re.compile(r"\{#- messages as text, by CodeChat #\}.*?\{#- end of messages as text #\}\n", re.DOTALL)
+# turns OpenAI's messages and tools into messages that are text, as `codechat serve` does
+MESSAGES = "messages.jinja"
+_MESSAGES = re.compile(
+    r"\{#- messages as text, by CodeChat #\}.*?\{#- end of messages as text #\}\n", re.DOTALL
+)
 
 
 def chat_template(
@@ -26,9 +29,9 @@ def chat_template(
     theirs: str | None = None,
     beginning: str = "",
 ) -> str:
-    """The jinja template of what `codechat serve` renders: conversations with tools, calls and results. theirs: the
-    template of an imported model, for tags template. beginning: what stands before raw text. It raises for what it
-    cannot render so."""
+    """The jinja template of what `codechat serve` renders: conversations with tools, calls and
+    results. theirs: the template of an imported model, for tags template. beginning: what
+    stands before raw text. It raises for what it cannot render so."""
     if tags == chat.NATIVE:
         return without_messages(theirs or "")  # it lists tools and writes calls itself
     written = {
@@ -53,7 +56,8 @@ def without_messages(template: str) -> str:
 
 
 def own_template(tags: str) -> str:
-    """The jinja template of `chat`'s layout for messages of text: one for both tag modes; of raw text without tags."""
+    """The jinja template of `chat`'s layout for messages of text: one for both tag modes; of
+    raw text without tags."""
     if tags == chat.RAW:
         return _filled("raw_template.jinja", {})
     written = {
@@ -89,14 +93,17 @@ def tokenizer_files(
     rows: int,
     tools_style: str = "compact",
 ) -> dict[str, str]:
-    """{file name: text} of tokenizer and conversations. rows: of the embedding; rows without an id are never generated.
+    """{file name: text} of tokenizer and conversations. rows: of the embedding; rows without an
+    id are never generated.
 
-    The ids equal those of `tok.encode`, `chat.render` and `chat.prompt`, which tokenise tags, line ends and
-    contents apart, while a template yields one text. So the normaliser puts the mark `CUT` where `chat` begins a
-    new piece, and the pre-tokeniser splits there and drops the mark; not in raw text of several turns, where
-    nothing marks the places, so a token may hold the end of one turn and the beginning of the next. The template
-    raises where one text is ambiguous: content that spells a turn tag or, outside assistant turns, <functioncall>.
-    In text mode <|end|> is several tokens: `generate` needs stop_strings=["<|end|>"] and its tokenizer."""
+    The ids equal those of `tok.encode`, `chat.render` and `chat.prompt`, which tokenise tags,
+    line ends and contents apart, while a template yields one text. So the normaliser puts the
+    mark `CUT` where `chat` begins a new piece, and the pre-tokeniser splits there and drops the
+    mark; not in raw text of several turns, where nothing marks the places, so a token may hold
+    the end of one turn and the beginning of the next. The template
+    raises where one text is ambiguous: content that spells a turn tag or, outside assistant
+    turns, <functioncall>. In text mode <|end|> is several tokens: `generate` needs
+    stop_strings=["<|end|>"] and its tokenizer."""
     reserved = tags == "reserved"
     template = None
     special = dict(
@@ -106,7 +113,9 @@ def tokenizer_files(
     )
     if isinstance(tok, ImportedTokenizer):
         if reserved:  # its ids keep their meaning only with its own template, or with tags as text
-            raise ConfigError(f"tags reserved with the imported {tok.spec}; required are tags template or text")
+            raise ConfigError(
+                f"tags reserved with the imported {tok.spec}; required are tags template or text"
+            )
         file = _with_cuts(tok.saved["json"], tags)
         special = tok.saved["special"]
         template = tok.template
@@ -118,7 +127,9 @@ def tokenizer_files(
         add_bos_token=False,
         clean_up_tokenization_spaces=False,
     )
-    generation = dict(bos_token_id=tok.eot_id, eos_token_id=end_ids(tok, tags), pad_token_id=tok.eot_id)
+    generation = dict(
+        bos_token_id=tok.eot_id, eos_token_id=end_ids(tok, tags), pad_token_id=tok.eot_id
+    )
     unnamed = list(range(tok.n_vocab + (len(TAGS) if reserved else 0), rows))
     if unnamed:
         generation["suppress_tokens"] = unnamed
@@ -143,7 +154,9 @@ def tokenizer_json(tok: Tokenizer, tags: str) -> dict[str, Any]:
         by_bytes = tok.alphabet is None
         letters = list(tok.alphabet or tokenizer.byte_letters())
     else:
-        raise ConfigError(f"tokenizer {tok.spec} has no tokenizer.json; gpt2, gpt2:N, python:N, chars, bytes do")
+        raise ConfigError(
+            f"tokenizer {tok.spec} has no tokenizer.json; gpt2, gpt2:N, python:N, chars, bytes do"
+        )
     tokens = [*letters, *(merge.replace(" ", "") for merge in merges)]
     tag_ids = enumerate(TAGS, tok.n_vocab) if tags == "reserved" else ()
     # normalized: matched after the normaliser ran, which looks for tags beside line ends
@@ -157,7 +170,9 @@ def tokenizer_json(tok: Tokenizer, tags: str) -> dict[str, Any]:
     splits = [SPLIT_AT_CUTS, byte_level] if by_bytes else [SPLIT_AT_CUTS]
     return dict(
         version="1.0",
-        added_tokens=[dict(id=i, content=text) | flags for i, text in ((tok.eot_id, END_OF_TEXT), *tag_ids)],
+        added_tokens=[
+            dict(id=i, content=text) | flags for i, text in ((tok.eot_id, END_OF_TEXT), *tag_ids)
+        ],
         normalizer=dict(type="Sequence", normalizers=_marks(tags)),
         pre_tokenizer=dict(type="Sequence", pretokenizers=splits),
         decoder=byte_level if by_bytes else dict(type="Fuse"),
@@ -166,8 +181,9 @@ def tokenizer_json(tok: Tokenizer, tags: str) -> dict[str, Any]:
 
 
 def _with_cuts(text: str, tags: str) -> str:
-    """An imported tokenizer.json that splits where `chat` does. Without it a token may hold the end of a content
-    and the line end behind it, as Qwen's `.\\n` does. Where a blank stands before each piece it stays as it is."""
+    """An imported tokenizer.json that splits where `chat` does. Without it a token may hold the
+    end of a content and the line end behind it, as Qwen's `.\\n` does. Where a blank stands
+    before each piece it stays as it is."""
     about = json.loads(text)
     if tags != "text" or '"add_prefix_space": true' in json.dumps(about["pre_tokenizer"]):
         return text
@@ -190,7 +206,10 @@ def _marks(tags: str) -> list[dict[str, Any]]:
         cuts |= {f"{tag}\n": f"{CUT}{tag}{CUT}\n{CUT}" for tag in TAG_OF.values()}
         cuts[f"\n{END_TAG}"] = f"{CUT}\n{CUT}{END_TAG}{CUT}"
         cuts[CALL_TAG] = f"{CUT}{CALL_TAG}{CUT}"
-    return [dict(type="Replace", pattern=dict(String=text), content=marked) for text, marked in cuts.items()]
+    return [
+        dict(type="Replace", pattern=dict(String=text), content=marked)
+        for text, marked in cuts.items()
+    ]
 
 
 def json_text(value: Any) -> str:

@@ -1,9 +1,11 @@
-"""GGUF files (llama.cpp) of the Llama, Qwen2 and Qwen3 families: read into the names of Hugging Face, and written.
+"""GGUF files (llama.cpp) of the Llama, Qwen2 and Qwen3 families: read into the names of Hugging
+Face, and written.
 
-A file holds weights in F32, F16, BF16 or quantized blocks, the architecture, the tokenizer and the chat template. The
-`gguf` package reads its layout and its quantizations. The rows of Llama's query and key projections are in the order of
-interleaved rotary positions. Tokenizers are byte-level ("gpt2"); SentencePiece ones ("llama") are not read.
-"""
+A file holds weights in F32, F16, BF16 or quantized blocks, the architecture, the tokenizer and
+the chat template. The
+`gguf` package reads its layout and its quantizations. The rows of Llama's query and key
+projections are in the order of interleaved rotary positions. Tokenizers are byte-level
+("gpt2"); SentencePiece ones ("llama") are not read."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -52,26 +54,46 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
-HEAD_WIDTHS = ("attention.value_length", "rope.dimension_count")  # further names of the width of a head
+HEAD_WIDTHS = (
+    "attention.value_length",
+    "rope.dimension_count",
+)  # further names of the width of a head
 LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}  # the scale of a block is in float16
-WRITTEN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}  # our names of theirs
-# Of the architecture's keys: those that change nothing, whatever they say, and the values of others that change
-# nothing. One that stands in no table and is set would be a computation that our model does not have.
+WRITTEN = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "q8_0": "Q8_0",
+}  # our names of theirs
+# Of the architecture's keys: those that change nothing, whatever they say, and the values of
+# others that change nothing. One that stands in no table and is set would be a computation that
+# our model does not have.
 HARMLESS = {"vocab_size", "rope.scaling.original_context_length", "rope.scaling.finetuned"}
 HARMLESS_VALUES = {"attention.causal": (True,), "rope.scaling.type": ("none",)} | dict.fromkeys(
-    ("rope.scaling.factor", "rope.scaling.attn_factor", "logit_scale", "residual_scale", "embedding_scale"), (0.0, 1.0)
+    (
+        "rope.scaling.factor",
+        "rope.scaling.attn_factor",
+        "logit_scale",
+        "residual_scale",
+        "embedding_scale",
+    ),
+    (0.0, 1.0),
 )
 
 
 def file_in(source: Path) -> Path | None:
-    """The GGUF file that `source` is, or the one of a directory without config.json; None where there is none.
-    ConfigError where there are several."""
+    """The GGUF file that `source` is, or the one of a directory without config.json; None where
+    there is none. ConfigError where there are several."""
     if source.is_dir() and (source / "config.json").exists():
         return None
-    inside = [source] if source.suffix == ".gguf" and source.is_file() else sorted(source.glob("*.gguf"))
+    inside = (
+        [source] if source.suffix == ".gguf" and source.is_file() else sorted(source.glob("*.gguf"))
+    )
     if len(inside) > 1:
         names = ", ".join(path.name for path in inside[:4])
-        raise ConfigError(f"{source} has {len(inside)} GGUF files ({names}); required is one; give its path")
+        raise ConfigError(
+            f"{source} has {len(inside)} GGUF files ({names}); required is one; give its path"
+        )
     return next(iter(inside), None)
 
 
@@ -100,14 +122,17 @@ def _values(gguf: Any, tensor: Any, rows: slice = slice(None)) -> np.ndarray:
 
 def _bits(kind: Any) -> int:
     """Of a number's precision in a type of tensor: Q5_0 has 5, IQ3_XXS 3."""
-    return FLOAT_BITS.get(kind.name) or int(next(letter for letter in kind.name if letter.isdigit()))
+    return FLOAT_BITS.get(kind.name) or int(
+        next(letter for letter in kind.name if letter.isdigit())
+    )
 
 
 def _same(gguf: Any, head: Any, embedding: Any) -> bool:
     """Whether two matrices are one that was quantized twice.
 
-    An unbiased quantizer to b bits is off by 1 to 2 parts in 2^b of the root mean square, and by less than 4 in a
-    row of few numbers; two matrices that were trained apart differ by more than they are large."""
+    An unbiased quantizer to b bits is off by 1 to 2 parts in 2^b of the root mean square, and
+    by less than 4 in a row of few numbers; two matrices that were trained apart differ by more
+    than they are large."""
     kinds = {head.tensor_type, embedding.tensor_type}
     if list(head.shape) != list(embedding.shape):
         return False
@@ -131,23 +156,36 @@ def _same(gguf: Any, head: Any, embedding: Any) -> bool:
 
 def _names(about: Mapping[str, Any]) -> dict[str, str]:
     """Hugging Face's name of each tensor that a file of this config.json may hold."""
-    stems = {a.format(i): b.format(i) for a, b in NAMES.items() for i in range(about["num_hidden_layers"])}
-    return {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in stems.items() for kind in ("weight", "bias")}
+    stems = {
+        a.format(i): b.format(i)
+        for a, b in NAMES.items()
+        for i in range(about["num_hidden_layers"])
+    }
+    return {
+        f"{theirs}.{kind}": f"{ours}.{kind}"
+        for theirs, ours in stems.items()
+        for kind in ("weight", "bias")
+    }
 
 
-def _reordered(name: str, weight: Tensor, about: Mapping[str, Any], order: tuple[int, int]) -> Tensor:
-    """A tensor of Hugging Face's name with the rows of a Llama's query and key heads in the other order: 2 x half in
-    Hugging Face's files, half x 2 in llama.cpp's. order: the one that it has."""
+def _reordered(
+    name: str, weight: Tensor, about: Mapping[str, Any], order: tuple[int, int]
+) -> Tensor:
+    """A tensor of Hugging Face's name with the rows of a Llama's query and key heads in the
+    other order: 2 x half in Hugging Face's files, half x 2 in llama.cpp's. order: the one that
+    it has."""
     queries = about["num_attention_heads"]
-    heads = {"q_proj": queries, "k_proj": about.get("num_key_value_heads", queries)}.get(name.split(".")[-2])
+    heads = {"q_proj": queries, "k_proj": about.get("num_key_value_heads", queries)}.get(
+        name.split(".")[-2]
+    )
     if about["model_type"] != "llama" or heads is None:
         return weight
     return weight.view(heads, *order, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
 class File(NamedTuple):
-    """What a file holds: config.json, tensors in float32 by Hugging Face's names, `saved` of an ImportedTokenizer, and
-    what to say of them."""
+    """What a file holds: config.json, tensors in float32 by Hugging Face's names, `saved` of an
+    ImportedTokenizer, and what to say of them."""
 
     about: dict[str, Any]
     weights: Iterator[tuple[str, Tensor]]
@@ -156,11 +194,12 @@ class File(NamedTuple):
 
 
 def read(path: Path) -> File:
-    """The model of a file. The head and the embedding become one matrix, the finer one, where they are the same up to
-    quantization, as in all three families' small models, unless a config.json beside the file has it otherwise.
+    """The model of a file. The head and the embedding become one matrix, the finer one, where
+    they are the same up to quantization, as in all three families' small models, unless a
+    config.json beside the file has it otherwise.
 
-    MissingFile without the file or the `gguf` package, CheckpointError for a file that is not whole, ConfigError for
-    another architecture, quantization or vocabulary."""
+    MissingFile without the file or the `gguf` package, CheckpointError for a file that is not
+    whole, ConfigError for another architecture, quantization or vocabulary."""
     gguf = _package()
     try:
         reader = gguf.GGUFReader(path)
@@ -170,19 +209,29 @@ def read(path: Path) -> File:
         about = _config(path, fields["general.architecture"], fields)
         has_head = "output.weight" in tensors
         about["tie_word_embeddings"] = _tie(gguf, path, tensors)
-        about["vocab_size"] = int(tensors["token_embd.weight"].shape[1])  # rows beyond the tokens are padding
+        about["vocab_size"] = int(
+            tensors["token_embd.weight"].shape[1]
+        )  # rows beyond the tokens are padding
         names = _names(about)
         saved = gguf_tokenizer.read(path, fields.get("tokenizer.ggml.pre", "default"), fields)
     except ConfigError:
         raise
     except (ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
-        raise CheckpointError(f"{path} is no whole GGUF file ({str(error)[:120]}); download it again") from None
+        raise CheckpointError(
+            f"{path} is no whole GGUF file ({str(error)[:120]}); download it again"
+        ) from None
     merged = has_head and about["tie_word_embeddings"]
-    note = "output.weight is token_embd.weight up to quantization: one tied matrix, the finer one" if merged else ""
+    note = (
+        "output.weight is token_embd.weight up to quantization: one tied matrix, the finer one"
+        if merged
+        else ""
+    )
     return File(about, _weights(gguf, tensors, names, about), saved, note)
 
 
-def _check_readable(gguf: Any, path: Path, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+def _check_readable(
+    gguf: Any, path: Path, fields: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> None:
     """ConfigError for a kind of file, of tokenizer or of numbers that is not read."""
     family = fields["general.architecture"]
     scaled = fields.get(f"{family}.rope.scaling.type", "none")
@@ -192,15 +241,23 @@ def _check_readable(gguf: Any, path: Path, fields: Mapping[str, Any], tensors: M
         ("architecture", family, FAMILIES),
         ("position scaling", scaled, ("none",)),
         ("tokenizer", fields["tokenizer.ggml.model"], ("gpt2",)),
-        ("tokenizer.ggml.pre", fields.get("tokenizer.ggml.pre", "default"), gguf_tokenizer.SPLIT_OF),
+        (
+            "tokenizer.ggml.pre",
+            fields.get("tokenizer.ggml.pre", "default"),
+            gguf_tokenizer.SPLIT_OF,
+        ),
         ("files in all", str(fields.get("split.count", 1) or 1), ("1",)),
     ):
         if found not in known:
             raise ConfigError(f"{path} has {what} {found}; required: {', '.join(known)}")
     unread = {t.tensor_type.name for t in tensors.values() if not _dequantizes(gguf, t.tensor_type)}
     if unread:
-        readable = ", ".join(kind.name for kind in gguf.GGMLQuantizationType if _dequantizes(gguf, kind))
-        raise ConfigError(f"{path} has tensors in {', '.join(sorted(unread))}; required: {readable}")
+        readable = ", ".join(
+            kind.name for kind in gguf.GGMLQuantizationType if _dequantizes(gguf, kind)
+        )
+        raise ConfigError(
+            f"{path} has tensors in {', '.join(sorted(unread))}; required: {readable}"
+        )
 
 
 def _weights(
@@ -214,10 +271,17 @@ def _weights(
 
 
 def _config(path: Path, family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json without what the tensors say. ConfigError for a key that our model does not compute."""
-    keys = {key.removeprefix(f"{family}."): value for key, value in fields.items() if key.startswith(f"{family}.")}
+    """config.json without what the tensors say. ConfigError for a key that our model does not
+    compute."""
+    keys = {
+        key.removeprefix(f"{family}."): value
+        for key, value in fields.items()
+        if key.startswith(f"{family}.")
+    }
     width = keys["embedding_length"] // keys["attention.head_count"]
-    keys.setdefault("attention.key_length", width)  # llama.cpp's default, which is not Qwen3's in Hugging Face
+    keys.setdefault(
+        "attention.key_length", width
+    )  # llama.cpp's default, which is not Qwen3's in Hugging Face
     harmless = HARMLESS_VALUES | dict.fromkeys(HEAD_WIDTHS, (keys["attention.key_length"],))
     for key, value in keys.items():
         if key not in KEYS and key not in HARMLESS and value not in harmless.get(key, (0, "")):
@@ -225,7 +289,9 @@ def _config(path: Path, family: str, fields: Mapping[str, Any]) -> dict[str, Any
             raise ConfigError(f"{got}, which our model does not compute; choose another model")
     about = {ours: keys[key] for key, ours in KEYS.items() if key in keys} | {"model_type": family}
     # 1e-6, not 9.99999997e-07
-    return {name: float(str(np.float32(x))) if isinstance(x, float) else x for name, x in about.items()}
+    return {
+        name: float(str(np.float32(x))) if isinstance(x, float) else x for name, x in about.items()
+    }
 
 
 def _tie(gguf: Any, path: Path, tensors: dict[str, Any]) -> bool:
@@ -255,15 +321,18 @@ def write(
     dtype: str,
     template: str,
 ) -> int:
-    """A file of config.json's contents, tensors by Hugging Face's names, `saved` of an ImportedTokenizer and the chat
-    template of the conversations that were trained ("" = none); returns its bytes. Matrices are in `dtype` (a key of
-    WRITTEN), vectors in float32. ConfigError for what no such file can hold."""
+    """A file of config.json's contents, tensors by Hugging Face's names, `saved` of an
+    ImportedTokenizer and the chat template of the conversations that were trained ("" = none);
+    returns its bytes. Matrices are in `dtype` (a key of WRITTEN), vectors in float32.
+    ConfigError for what no such file can hold."""
     gguf = _package()
     family = about["model_type"]
     scaling = about.get("rope_scaling")
     if family not in FAMILIES or about["hidden_act"] != "silu" or scaling:
         got = f"{family} with {about['hidden_act']} and rope_scaling {scaling}"
-        raise ConfigError(f"this model is {got}; required: {', '.join(FAMILIES)} with silu, without rope_scaling")
+        raise ConfigError(
+            f"this model is {got}; required: {', '.join(FAMILIES)} with silu, without rope_scaling"
+        )
     writer = gguf.GGUFWriter(path, family)
     writer.add_name(saved["spec"].removeprefix("hf:"))
     for key, name in (KEYS | dict.fromkeys(HEAD_WIDTHS, "head_dim")).items():
@@ -285,14 +354,19 @@ def write(
 
 
 def _quantized(gguf: Any, name: str, weight: Tensor, kind: Any) -> np.ndarray:
-    """The bytes of a tensor in a type. ConfigError for one that the type cannot hold, CheckpointError for NaN."""
+    """The bytes of a tensor in a type. ConfigError for one that the type cannot hold,
+    CheckpointError for NaN."""
     hf_format.check_finite(name, weight)
     largest = weight.abs().max()
     if largest > LARGEST.get(kind.name, math.inf):
-        raise ConfigError(f"{name} reaches {largest:.3g}, more than {kind.name} holds; set --dtype bfloat16")
+        raise ConfigError(
+            f"{name} reaches {largest:.3g}, more than {kind.name} holds; set --dtype bfloat16"
+        )
     numbers = weight.float().cpu().contiguous().numpy()
     try:
         quantized: np.ndarray = gguf.quants.quantize(numbers, kind)
     except gguf.quants.QuantError as error:
-        raise ConfigError(f"{name} does not fit {kind.name} ({error}); set --dtype float16") from None
+        raise ConfigError(
+            f"{name} does not fit {kind.name} ({error}); set --dtype float16"
+        ) from None
     return quantized

@@ -1,5 +1,5 @@
-"""The tokenizer of a GGUF file, read as a tokenizer.json and written. Tokenizers are byte-level ("gpt2");
-SentencePiece ones ("llama") are not read."""
+"""The tokenizer of a GGUF file, read as a tokenizer.json and written. Tokenizers are byte-level
+("gpt2"); SentencePiece ones ("llama") are not read."""
 
 import json
 from collections.abc import Mapping
@@ -27,10 +27,11 @@ TEKKEN = (
 
 
 class Split(NamedTuple):
-    """What `tokenizer.ggml.pre` stands for, in llama.cpp's llama-vocab.cpp: regular expressions, each of which splits
-    the pieces of the one before; names, of which the first is written; whether the vocabulary's tokens come before its
-    merges, and the bos token before a text where `add_bos_token` is absent. nfc: of the models' own tokenizer, which
-    llama.cpp leaves out."""
+    """What `tokenizer.ggml.pre` stands for, in llama.cpp's llama-vocab.cpp: regular
+    expressions, each of which splits the pieces of the one before; names, of which the first is
+    written; whether the vocabulary's tokens come before its merges, and the bos token before a
+    text where `add_bos_token` is absent. nfc: of the models' own tokenizer, which llama.cpp
+    leaves out."""
 
     patterns: tuple[str, ...]
     names: tuple[str, ...]
@@ -40,10 +41,30 @@ class Split(NamedTuple):
 
 
 SPLITS = (
-    Split((GPT2,), ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "gigachat", "exaone4", "a.x-4.0", "mellum")),
-    Split((r"\p{N}", GPT2), ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")),
+    Split(
+        (GPT2,),
+        (
+            "gpt-2",
+            "phi-2",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "gigachat",
+            "exaone4",
+            "a.x-4.0",
+            "mellum",
+        ),
+    ),
+    Split(
+        (r"\p{N}", GPT2),
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
+    ),
     Split((QWEN2,), ("qwen2",), nfc=True),
-    Split((QWEN2,), ("stablelm2", "deepseek-r1-qwen", "megrez", "kormo", "hunyuan", "solar-open", "grok-2")),
+    Split(
+        (QWEN2,),
+        ("stablelm2", "deepseek-r1-qwen", "megrez", "kormo", "hunyuan", "solar-open", "grok-2"),
+    ),
     Split(
         (LLAMA3,),
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
@@ -64,31 +85,43 @@ def _splitter(split: Split) -> Any:
 
 
 def read(path: Path, pre: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`saved` of an ImportedTokenizer: a tokenizer.json made of the vocabulary, special tokens and the template."""
+    """`saved` of an ImportedTokenizer: a tokenizer.json made of the vocabulary, special tokens
+    and the template."""
     parts = {key.removeprefix("tokenizer.ggml."): value for key, value in fields.items()}
     tokens = parts["tokens"]
     split = SPLIT_OF[pre]
     kinds = parts.get("token_type") or [1] * len(tokens)
     if len(set(tokens)) < len(tokens):
         twice = next(token for i, token in enumerate(tokens) if token in tokens[:i])
-        raise ConfigError(f"{path} has the token {twice!r} twice; required are tokens that differ; choose another file")
+        raise ConfigError(
+            f"{path} has the token {twice!r} twice; required are "
+            "tokens that differ; choose another file"
+        )
     vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
     merges = [tuple(merge.split(" ")) for merge in parts["merges"]]
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, ignore_merges=split.ignore_merges))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocabulary, merges, ignore_merges=split.ignore_merges)
+    )
     made.pre_tokenizer = _splitter(split)
     made.decoder = tokenizers.decoders.ByteLevel()
     if split.nfc:
         made.normalizer = tokenizers.normalizers.NFC()
     added = [(token, kind) for token, kind in zip(tokens, kinds) if kind in (CONTROL, USER_DEFINED)]
-    made.add_tokens([tokenizers.AddedToken(t, normalized=False, special=kind == CONTROL) for t, kind in added])
+    made.add_tokens(
+        [tokenizers.AddedToken(t, normalized=False, special=kind == CONTROL) for t, kind in added]
+    )
     ids = {key: parts.get(f"{theirs}_token_id") for key, theirs in SPECIAL.items()}
     special = {key: tokens[i] for key, i in ids.items() if i is not None}
-    set_flags = dict(bos_token=parts.get("add_bos_token", split.begins), eos_token=parts.get("add_eos_token"))
+    set_flags = dict(
+        bos_token=parts.get("add_bos_token", split.begins), eos_token=parts.get("add_eos_token")
+    )
     around = [key for key, on in set_flags.items() if on]
     absent = [key for key in around if key not in special]
     if absent:
         got = f"{path} puts a {absent[0]} around every text and has none"
-        raise ConfigError(f"{got}; required is tokenizer.ggml.{SPECIAL[absent[0]]}_token_id; choose another file")
+        raise ConfigError(
+            f"{got}; required is tokenizer.ggml.{SPECIAL[absent[0]]}_token_id; choose another file"
+        )
     if around:
         first, last = ([special[key]] if on else [] for key, on in set_flags.items())
         made.post_processor = tokenizers.processors.TemplateProcessing(
@@ -101,8 +134,8 @@ def read(path: Path, pre: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
-    """Tokens, their kinds, merges, the tokens around a text, and the name of the way texts are split. llama.cpp
-    wants as many tokens as the embedding has rows."""
+    """Tokens, their kinds, merges, the tokens around a text, and the name of the way texts are
+    split. llama.cpp wants as many tokens as the embedding has rows."""
     file = json.loads(saved["json"])
     made = tokenizer_files.parsed(saved["spec"], saved["json"])
     model = file["model"]
@@ -117,35 +150,54 @@ def add(writer: Any, saved: Mapping[str, Any], rows: int) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types([kinds.get(token, UNUSED) for token in tokens])
     writer.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in model["merges"]])
-    special = {name: ids[token] for name, token in saved["special"].items() if name in SPECIAL and token in ids}
+    special = {
+        name: ids[token]
+        for name, token in saved["special"].items()
+        if name in SPECIAL and token in ids
+    }
     first, last = tokenizer_files.around(made)
     for name, found, set_flag in (
         ("bos_token", first, writer.add_add_bos_token),
         ("eos_token", last, writer.add_add_eos_token),
     ):
         if found and found != [special.setdefault(name, found[0])]:
-            raise ConfigError(f"{saved['spec']} puts tokens {found} around a text; a GGUF file holds the {name} alone")
+            raise ConfigError(
+                f"{saved['spec']} puts tokens {found} around a "
+                f"text; a GGUF file holds the {name} alone"
+            )
         set_flag(bool(found))
     for name, i in special.items():
         writer.add_uint32(f"tokenizer.ggml.{SPECIAL[name]}_token_id", i)
 
 
 def _split_name(spec: str, file: Mapping[str, Any], made: Any) -> str:
-    """The name under which a reader finds these ids again, by trying the known ones. ConfigError where there is
-    none."""
-    probe = "it's  WE'LL don'T aBcD\u00c9e 12345 x=1.0/2 <=>$+\n\n\t caf\u00e9/\n \u6f22\u5b57 e\u0301 \r\n"
+    """The name under which a reader finds these ids again, by trying the known ones.
+    ConfigError where there is none."""
+    probe = (
+        "it's  WE'LL don'T aBcD\u00c9e 12345 x=1.0/2 "
+        "<=>$+\n\n\t caf\u00e9/\n \u6f22\u5b57 e\u0301 \r\n"
+    )
     model = file["model"]
     normalizer = file.get("normalizer") or {}
-    steps = [step["type"] for step in normalizer.get("normalizers", [normalizer] if normalizer else [])]
+    steps = [
+        step["type"] for step in normalizer.get("normalizers", [normalizer] if normalizer else [])
+    ]
     pieces = made.pre_tokenizer and made.pre_tokenizer.pre_tokenize_str(probe)
-    odd = [t["content"] for t in file["added_tokens"] if t["lstrip"] or t["rstrip"] or t["single_word"]]
+    odd = [
+        t["content"] for t in file["added_tokens"] if t["lstrip"] or t["rstrip"] or t["single_word"]
+    ]
     if odd:
         got = f"{spec} has the token {odd[0]!r}, which takes in blanks beside it"
         raise ConfigError(f"{got}; no GGUF file says so; export it with --format huggingface")
     for split in SPLITS:
         same_merges = bool(model.get("ignore_merges")) == split.ignore_merges
         same_text = steps == (["NFC"] if split.nfc else [])
-        if model["type"] == "BPE" and same_merges and same_text and _splitter(split).pre_tokenize_str(probe) == pieces:
+        if (
+            model["type"] == "BPE"
+            and same_merges
+            and same_text
+            and _splitter(split).pre_tokenize_str(probe) == pieces
+        ):
             return split.names[0]
     got = f"{spec} splits text (normalizer {steps or 'none'}) in no way that GGUF has a name for"
     known = ", ".join(split.names[0] for split in SPLITS)

@@ -31,16 +31,28 @@ PART = re.compile("|".join(map(re.escape, OURS)))
 
 
 def read(path: Path, n_vocab: int) -> tuple[GPT, int]:
-    """The model of {"model": state, "cfg": {...}, "step": n}, with learned positions and GELU, and its step; no code in
+    """The model of {"model": state, "cfg": {...}, "step": n}, with learned positions and GELU,
+    and its step; no code in
     the file is executed. n_vocab: ids of its tokenizer."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         model, tied = _model_of(saved, n_vocab)
         step = int(saved.get("step") or 0)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        RuntimeError,
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         why = " ".join(str(error)[:200].split())
         got = f"{path} is no checkpoint of the original system with this --tokenizer ({why})"
-        needed = f"{{'model': state, 'cfg': {{{', '.join(SIZES)}}}, 'step': int}} of tensors and plain values"
+        needed = (
+            f"{{'model': state, 'cfg': {{{', '.join(SIZES)}}}, "
+            "'step': int} of tensors and plain values"
+        )
         raise CheckpointError(f"{got}; required is {needed}") from None
     if not tied:
         raise CheckpointError(f"{path}: head and embedding differ; the original's are one tensor")
@@ -53,14 +65,19 @@ def _model_of(saved: dict[str, Any], n_vocab: int) -> tuple[GPT, bool]:
     """The model, and whether its head is its embedding."""
     sizes: dict[str, Any] = {key: int(saved["cfg"][key]) for key in SIZES}
     rows = sizes.pop("vocab_size")
-    weights = {PART.sub(lambda part: OURS[part[0]], name): weight for name, weight in saved["model"].items()}
+    weights = {
+        PART.sub(lambda part: OURS[part[0]], name): weight
+        for name, weight in saved["model"].items()
+    }
     model = GPT(
         GPTConfig(
             **sizes,
             vocab_size=n_vocab,
             n_tags=0,
             rows=rows if rows != n_vocab else None,
-            norm_eps=torch.finfo(torch.float32).eps,  # of nn.RMSNorm(width), in whatever dtype it runs
+            norm_eps=torch.finfo(
+                torch.float32
+            ).eps,  # of nn.RMSNorm(width), in whatever dtype it runs
             mlp="gelu",
             pos="learned",
         )

@@ -1,5 +1,5 @@
-"""PEFT's files of LoRA adapters (`models.lora`): our fused query-key-value matrix becomes three adapters that share
-A."""
+"""PEFT's files of LoRA adapters (`models.lora`): our fused query-key-value matrix becomes three
+adapters that share A."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,16 +20,22 @@ from codechat.runs import checkpoint
 ADVICE = "train with --lora-rank 8, or export the whole model with codechat export"
 ADAPTER = "adapter_model.safetensors"
 ABOUT = "adapter_config.json"
-# Settings of adapter_config.json that a reader of the factors needs not know; any other one must be off, or PLAIN.
+# Settings of adapter_config.json that a reader of the factors needs not know; any other one
+# must be off, or PLAIN.
 HARMLESS = (
     "r lora_alpha use_rslora lora_dropout target_modules exclude_modules task_type base_model_name_or_path revision"
     " inference_mode auto_mapping peft_version layers_to_transform layers_pattern megatron_core qalora_group_size"
 ).split()
-PLAIN = {"peft_type": ("LORA",), "init_lora_weights": (True, "gaussian", "orthogonal"), "bias": ("none",)}
+PLAIN = {
+    "peft_type": ("LORA",),
+    "init_lora_weights": (True, "gaussian", "orthogonal"),
+    "bias": ("none",),
+}
 
 
 def of_checkpoint(ref: str | Path) -> tuple[dict[str, Tensor], GPTConfig, float]:
-    """`lora.adapters`, architecture and alpha of a run with adapters, for `save`; CheckpointError without."""
+    """`lora.adapters`, architecture and alpha of a run with adapters, for `save`;
+    CheckpointError without."""
     ckpt = checkpoint.load(ref, optimizer=False, mmap=True)
     if not ckpt.extra.get("lora"):
         raise CheckpointError(f"{ckpt.path} holds no adapters; {ADVICE}")
@@ -49,8 +55,11 @@ def save(
     directory: str | Path,
     base: str | None = None,
 ) -> None:
-    """Write `lora.adapters` for `PeftModel.from_pretrained(exported base, directory)`; base: the name of that model."""
-    hf_format.family_of(cfg, imported=True)  # else adapters of some matrices would have no name of theirs
+    """Write `lora.adapters` for `PeftModel.from_pretrained(exported base, directory)`; base:
+    the name of that model."""
+    hf_format.family_of(
+        cfg, imported=True
+    )  # else adapters of some matrices would have no name of theirs
     directory = Path(directory)
     tensors = dict[str, Tensor]()
     for theirs, ours, start, stop in hf_format.pieces(cfg):
@@ -79,18 +88,23 @@ def save(
 
 @torch.no_grad()
 def load(model: GPT, directory: str | Path) -> GPT:
-    """Add the adapters of a directory in PEFT's format into the weights of a plain model, in place; returns it.
+    """Add the adapters of a directory in PEFT's format into the weights of a plain model, in
+    place; returns it.
 
-    CheckpointError for an adapter that is no plain LoRA or fits no matrix. Copies of one matrix (the gate projection
-    that repeats the up projection) need equal adapters."""
+    CheckpointError for an adapter that is no plain LoRA or fits no matrix. Copies of one matrix
+    (the gate projection that repeats the up projection) need equal adapters."""
     about = read_json(Path(directory) / ABOUT)
     factors = load_file(Path(directory) / ADAPTER)
     odd = {k: v for k, v in about.items() if v and k not in HARMLESS and v not in PLAIN.get(k, ())}
-    hf_format.family_of(model.cfg, imported=True)  # else some of our weights would have no name of theirs
+    hf_format.family_of(
+        model.cfg, imported=True
+    )  # else some of our weights would have no name of theirs
     weights = hf_format.tensors(model.cfg, model.state_dict())
     try:
         rank = about["r"]
-        scale = about["lora_alpha"] / (rank**0.5 if about.get("use_rslora") else rank)  # arXiv:2312.03732
+        scale = about["lora_alpha"] / (
+            rank**0.5 if about.get("use_rslora") else rank
+        )  # arXiv:2312.03732
         for name, weight in weights.items():
             names = [f"{_stem(name)}.lora_{part}.weight" for part in "AB"]
             a, b = map(factors.get, names)
@@ -103,7 +117,8 @@ def load(model: GPT, directory: str | Path) -> GPT:
     if odd or factors:
         got = f"{directory} has {odd or min(factors)}"
         raise CheckpointError(
-            f"{got}; required is plain LoRA of this base model; merge it in peft and import the model"
+            f"{got}; required is plain LoRA of this base "
+            "model; merge it in peft and import the model"
         )
     model.load_state_dict(hf_format.read_model(model.cfg, weights.items()).state_dict())
     return model

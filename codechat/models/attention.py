@@ -29,29 +29,35 @@ def attend(
     causal: bool,
     products: bool = False,
 ) -> Tensor:
-    """Attention (B, H, T, E) of q over k and v (B, K, T, E), as in arXiv:1706.03762, equation 1; each key head serves
-    H / K query heads (arXiv:2305.13245).
+    """Attention (B, H, T, E) of q over k and v (B, K, T, E), as in arXiv:1706.03762, equation
+    1; each key head serves H / K query heads (arXiv:2305.13245).
 
-    mask: that of `fast.attention.packed_mask`, or `Documents`, or bool (B, 1, T, T); none = causal, or everything.
+    mask: that of `fast.attention.packed_mask`, or `Documents`, or bool (B, 1, T, T); none =
+    causal, or everything.
     products: on a CPU in bfloat16, causal attention as matrix products."""
     faster = fast.attend(q, k, v, mask, causal=causal, products=products)
     if faster is not None:
         return faster
-    dense: Any = mask.mask if isinstance(mask, Documents) else mask  # no block mask: those are flex attention's
+    dense: Any = (
+        mask.mask if isinstance(mask, Documents) else mask
+    )  # no block mask: those are flex attention's
     return _sdpa(q, k, v, dense, mask is None and causal)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """torch's own attention."""
     grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped
+    )
 
 
 class KVCache:
     """Keys and values of the tokens that a batch has seen, one row per sequence.
 
-    All rows store their next token in the same column. A row whose prompt was padded keeps a hole, which `mask` hides;
-    its positions continue from its own length. A class, not a list: FSDP's mixed precision would copy a list."""
+    All rows store their next token in the same column. A row whose prompt was padded keeps a
+    hole, which `mask` hides; its positions continue from its own length. A class, not a list:
+    FSDP's mixed precision would copy a list."""
 
     def __init__(
         self,
@@ -63,11 +69,15 @@ class KVCache:
     ) -> None:
         self.cfg = cfg
         parts, heads, width = cfg.cached
-        # (depth, 2, B, K, S, E) keys, then values; with mla (depth, 1, B, 1, S, L + R) latents, of which values are
-        # a part
-        self.kv = torch.zeros(cfg.depth, parts, batch, heads, length, width, device=device, dtype=dtype)
+        # (depth, 2, B, K, S, E) keys, then values; with mla (depth, 1, B, 1, S, L + R) latents,
+        # of which values are a part
+        self.kv = torch.zeros(
+            cfg.depth, parts, batch, heads, length, width, device=device, dtype=dtype
+        )
         self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,) real tokens
-        self.real = torch.ones(batch, length, device=device, dtype=torch.bool)  # (B, S) false = padding
+        self.real = torch.ones(
+            batch, length, device=device, dtype=torch.bool
+        )  # (B, S) false = padding
         self.padded = False
         self.extent = 0  # columns in use; on the host, so no step waits for the device
 
@@ -80,27 +90,32 @@ class KVCache:
         return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
 
     def mask(self, new: int) -> Tensor | None:
-        """bool (B|1, 1, new, S): what the next `new` tokens may attend to; none = all, in an empty cache causally."""
+        """bool (B|1, 1, new, S): what the next `new` tokens may attend to; none = all, in an
+        empty cache causally."""
         if self.empty:
             return None  # padding is on the right, where no real token looks
         end = self.extent + new
         holes = self.real[:, None, None, :end] if self.padded else None
         if new == 1:
             return holes
-        causal = torch.ones(new, end, dtype=torch.bool, device=self.real.device).tril(self.extent)[None, None]
+        causal = torch.ones(new, end, dtype=torch.bool, device=self.real.device).tril(self.extent)[
+            None, None
+        ]
         return causal if holes is None else causal & holes
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, K, T, E) of T new tokens; return those of all tokens so far."""
         end = self.extent + k.shape[2]
-        assert end <= self.kv.shape[4], "the cache is too short, and a slice would drop the token silently"
+        assert end <= self.kv.shape[4], (
+            "the cache is too short, and a slice would drop the token silently"
+        )
         for kept, new in zip(self.kv[layer], (k, v)):
             kept[:, :, self.extent : end] = new
         return keys_and_values(self.kv[layer, :, :, :, :end], self.cfg)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over all tokens of its
-        row."""
+        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q
+        over all tokens of its row."""
         k, v = self.store(layer, k, v)
         faster = fast.attend_masked(q, k, v, mask)
         if faster is not None:
@@ -111,13 +126,16 @@ class KVCache:
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         """Count `new` stored tokens, of which only the first n_new (B,) of each row are real."""
         if n_new is not None:
-            self.real[:, self.extent : self.extent + new] = torch.arange(new, device=n_new.device) < n_new[:, None]
+            self.real[:, self.extent : self.extent + new] = (
+                torch.arange(new, device=n_new.device) < n_new[:, None]
+            )
             self.padded = self.padded or bool((n_new < new).any())
         self.lengths = self.lengths + (new if n_new is None else n_new)
         self.extent += new
 
     def select(self, rows: Tensor | slice) -> Self:
-        """A new cache of `rows` (repeats allowed); of a slice a view, to be filled before this one is advanced."""
+        """A new cache of `rows` (repeats allowed); of a slice a view, to be filled before this
+        one is advanced."""
         out = copy(self)
         out.kv = self.kv[:, :, rows]
         out.lengths = self.lengths[rows]

@@ -1,4 +1,5 @@
-"""The architecture as a configuration, and its named sizes. No torch: `--help`, the planner and recipes read it too."""
+"""The architecture as a configuration, and its named sizes. No torch: `--help`, the planner and
+recipes read it too."""
 
 import json
 import math
@@ -12,7 +13,9 @@ from codechat.core.errors import ConfigError
 
 Schedule = Literal["constant", "cosine", "wsd"]  # of the learning rate: `optim.lr_scale`
 # d12 and d20 are points of `by_depth`
-PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("presets.json").read_text())
+PRESETS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("presets.json").read_text()
+)
 
 
 LORA_TARGETS = ("qkv", "out", "gate", "up", "down")
@@ -36,30 +39,46 @@ NEUTRAL_OF_LATENTS = {"kv_rank": None, "q_rank": None, "rope_width": None}
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig(Settings):
-    """Architecture: every number that decides the shape of a weight. `PRESETS` holds the named sizes."""
+    """Architecture: every number that decides the shape of a weight. `PRESETS` holds the named
+    sizes."""
 
     depth: int = opt(4, "transformer blocks", least=1)
     n_embd: int = opt(256, "model width", least=1)
     n_head: int = opt(4, "attention heads", least=1)
-    n_kv_head: int | None = opt(None, "key-value heads; none = as many as heads (fewer: grouped queries)", least=1)
+    n_kv_head: int | None = opt(
+        None, "key-value heads; none = as many as heads (fewer: grouped queries)", least=1
+    )
     attention: Literal["mha", "mla"] = opt(
         "mha",
-        "mha = keys and values of each head; mla = all from one compressed vector per token, which sampling keeps",
+        "mha = keys and values of each head; mla = all from one "
+        "compressed vector per token, which sampling keeps",
     )
     kv_rank: int | None = opt(None, "mla: width of that vector; none = 4 x head width", least=1)
-    q_rank: int | None = opt(None, "mla: width of compressed queries; none = queries are not compressed", least=1)
-    rope_width: int | None = opt(None, "mla: rotated part of queries and keys; none = half a head's width", least=2)
+    q_rank: int | None = opt(
+        None, "mla: width of compressed queries; none = queries are not compressed", least=1
+    )
+    rope_width: int | None = opt(
+        None, "mla: rotated part of queries and keys; none = half a head's width", least=2
+    )
     block_size: int = opt(512, "longest sequence, tokens", least=1)
     vocab_size: int = opt(50257, "tokens of the tokenizer, end of text included", least=1)
-    n_tags: int = opt(6, "reserved rows for chat tags, after the vocabulary; 0 where tags are plain text", least=0)
+    n_tags: int = opt(
+        6, "reserved rows for chat tags, after the vocabulary; 0 where tags are plain text", least=0
+    )
     mlp: Literal["relu2", "gelu", "swiglu"] = opt("relu2", "feed-forward kind; swiglu is gated")
     mlp_width: int | None = opt(None, "feed-forward width; none = 4 x n_embd", least=1)
     head_width: int | None = opt(None, "width of one head; none = n_embd / n_head", least=1)
-    rows: int | None = opt(None, "embedding rows; none = tokens and tags up to a multiple of 64", least=1)
-    pos: Literal["rope", "learned"] = opt("rope", "positions: rotary, or a learned table as in GPT-2")
+    rows: int | None = opt(
+        None, "embedding rows; none = tokens and tags up to a multiple of 64", least=1
+    )
+    pos: Literal["rope", "learned"] = opt(
+        "rope", "positions: rotary, or a learned table as in GPT-2"
+    )
     rope_theta: float = opt(10000.0, "base of the rotary frequencies", least=0)
     rope_scaling: tuple[float, float, float, float] | None = opt(
-        None, "Llama 3.1's longer context: factor, low and high frequency factor, original context in tokens"
+        None,
+        "Llama 3.1's longer context: factor, low and high "
+        "frequency factor, original context in tokens",
     )
     qk_norm: bool = opt(False, "RMSNorm on each head's query and key (Qwen3)")
     qkv_bias: bool = opt(False, "bias on query, key and value (Qwen2)")
@@ -67,20 +86,30 @@ class GPTConfig(Settings):
     norm_eps: float = opt(1e-5, "epsilon of RMSNorm", least=0)
     causal: bool = opt(True, "attend to earlier tokens only")
     recompute: Literal["nothing", "blocks"] = opt(
-        "nothing", "recompute in the backward pass; blocks = each block: less memory, about a third more compute"
+        "nothing",
+        "recompute in the backward pass; blocks = each block: "
+        "less memory, about a third more compute",
     )
-    bf16_residual: bool = opt(False, "keep the residual stream in bfloat16 where products are: half its memory")
+    bf16_residual: bool = opt(
+        False, "keep the residual stream in bfloat16 where products are: half its memory"
+    )
     attention_products: bool = opt(
-        False, "on a CPU in bfloat16, attention as matrix products: twice as fast as the fused kernel, more memory"
+        False,
+        "on a CPU in bfloat16, attention as matrix products: "
+        "twice as fast as the fused kernel, more memory",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_head % self.kv_heads or not (self.head_width or self.n_embd % self.n_head == 0):
             got = f"n_embd {self.n_embd}, n_head {self.n_head}, n_kv_head {self.kv_heads}"
-            raise ConfigError(f"got {got}; expected each to divide the one before; change one of them")
+            raise ConfigError(
+                f"got {got}; expected each to divide the one before; change one of them"
+            )
         if self.head_dim % 2:
-            raise ConfigError(f"got head width {self.head_dim}; expected an even one; set --model.head-width")
+            raise ConfigError(
+                f"got head width {self.head_dim}; expected an even one; set --model.head-width"
+            )
         foreign = self._foreign()
         if foreign and self.attention == "mla":
             raise ConfigError(
@@ -88,12 +117,18 @@ class GPTConfig(Settings):
                 "expected qk_norm and qkv_bias off, n_kv_head none, pos rope; remove them"
             )
         if foreign:
-            raise ConfigError(f"got attention mha with {foreign}; expected none of them; set --model.attention mla")
+            raise ConfigError(
+                f"got attention mha with {foreign}; expected "
+                "none of them; set --model.attention mla"
+            )
         if self.rotary_width % 2:
-            raise ConfigError(f"got rope_width {self.rotary_width}; expected an even one; set --model.rope-width")
+            raise ConfigError(
+                f"got rope_width {self.rotary_width}; expected an even one; set --model.rope-width"
+            )
         if self.padded_vocab < self.n_ids:
             raise ConfigError(
-                f"got rows {self.rows}; expected at least vocab_size + n_tags = {self.n_ids}; leave it out"
+                f"got rows {self.rows}; expected at least "
+                f"vocab_size + n_tags = {self.n_ids}; leave it out"
             )
         if self.rope_scaling is not None:
             factor, low, high, context = self.rope_scaling
@@ -107,7 +142,9 @@ class GPTConfig(Settings):
         """The settings that are set and that belong to the other kind of attention."""
         neutral = NEUTRAL_OF_HEADS if self.attention == "mla" else NEUTRAL_OF_LATENTS
         values = {name: getattr(self, name) for name in neutral}
-        return ", ".join(f"{name} {value}" for name, value in values.items() if value != neutral[name])
+        return ", ".join(
+            f"{name} {value}" for name, value in values.items() if value != neutral[name]
+        )
 
     @property
     def kv_heads(self) -> int:
@@ -138,8 +175,8 @@ class GPTConfig(Settings):
 
     @property
     def cached(self) -> tuple[int, int, int]:
-        """What sampling keeps of a token and block: tensors (keys, and values unless they are a part of the keys),
-        heads, width of each."""
+        """What sampling keeps of a token and block: tensors (keys, and values unless they are a
+        part of the keys), heads, width of each."""
         if self.attention == "mla":
             return 1, 1, self.latent_width + self.rotary_width
         return 2, self.kv_heads, self.head_dim
@@ -181,11 +218,16 @@ class GPTConfig(Settings):
     def lora_params(self, rank: int, targets: Sequence[str]) -> int:
         """Parameters of low-rank updates: rank x (in + out) of every target matrix."""
         chosen = lora_matrices(targets)
-        return self.depth * rank * sum(sum(sizes) for name, sizes in self.matrices.items() if name in chosen)
+        return (
+            self.depth
+            * rank
+            * sum(sum(sizes) for name, sizes in self.matrices.items() if name in chosen)
+        )
 
     @property
     def n_ids(self) -> int:
-        """Embedding rows of tokens and tags, without unused padding rows; only these can be sampled."""
+        """Embedding rows of tokens and tags, without unused padding rows; only these can be
+        sampled."""
         return self.vocab_size + self.n_tags
 
     @property
@@ -207,30 +249,36 @@ class GPTConfig(Settings):
         """All parameters; a tied head counts once."""
         embeddings = self.padded_vocab * self.n_embd * (1 if self.tied else 2)
         embeddings += self.block_size * self.n_embd if self.pos == "learned" else 0
-        gains = self.n_embd * (2 * self.depth + 1) + (2 * self.head_dim * self.depth if self.qk_norm else 0)
+        gains = self.n_embd * (2 * self.depth + 1) + (
+            2 * self.head_dim * self.depth if self.qk_norm else 0
+        )
         if self.attention == "mla":
             gains += self.depth * (self.latent_width + (self.q_rank or 0))
-        biases = self.depth * (self.n_head + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
+        biases = (
+            self.depth * (self.n_head + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
+        )
         return embeddings + self.depth * self.block_matmul_params + gains + biases
 
     def flops_per_token(self, length: int) -> int:
-        """Forward and backward FLOPs per token at sequence length `length`: 6 per matrix weight (the head included, the
-        embedding look-up not) plus 12 x depth x heads x head width x length for attention, uncut by
-        causality (PaLM, arXiv:2204.02311, appendix B); with mla, of query and value widths apart."""
+        """Forward and backward FLOPs per token at sequence length `length`: 6 per matrix weight
+        (the head included, the embedding look-up not) plus 12 x depth x heads x head width x
+        length for attention, uncut by causality (PaLM, arXiv:2204.02311, appendix B); with mla,
+        of query and value widths apart."""
         scores_and_values = self.n_head * (self.query_width + self.head_dim)
         return 6 * self.matmul_params + 6 * self.depth * scores_and_values * length
 
 
 def by_depth(depth: int, build: Callable[..., Any], ranks: int = 1) -> Any:
-    """A run from scratch by one number, as `config.Dials`; nanochat's rule (scripts/base_train.py), with heads and
-    context for small models too.
+    """A run from scratch by one number, as `config.Dials`; nanochat's rule
+    (scripts/base_train.py), with heads and context for small models too.
 
-    Width 64 x depth, up to a multiple of the head width: 64, from depth 12 on 128. Context 128 x depth tokens, down
-    to a power of two, at most 2048. 12 tokens per weight of a matrix product, the head included (Chinchilla: 20 per
-    parameter, arXiv:2203.15556), in steps of 2^19 (tokens / those of depth 12)^0.383 tokens (arXiv:2505.13738), to
-    a power of two; grad_accum is what rows, length and ranks leave of a step. AdamW at 3e-3 (width / 768)^-0.5 and
-    Muon, whose update does not depend on the shape, at 0.02: not tuned here. The recipes nano and mini have about
-    four times this AdamW rate and hundredths of these tokens."""
+    Width 64 x depth, up to a multiple of the head width: 64, from depth 12 on 128. Context 128
+    x depth tokens, down to a power of two, at most 2048. 12 tokens per weight of a matrix
+    product, the head included (Chinchilla: 20 per parameter, arXiv:2203.15556), in steps of
+    2^19 (tokens / those of depth 12)^0.383 tokens (arXiv:2505.13738), to a power of two;
+    grad_accum is what rows, length and ranks leave of a step. AdamW at 3e-3 (width / 768)^-0.5
+    and Muon, whose update does not depend on the shape, at 0.02: not tuned here. The recipes
+    nano and mini have about four times this AdamW rate and hundredths of these tokens."""
     head = 64 if depth < 12 else 128
     width = -(-64 * depth // head) * head
     context = min(2048, 2 ** ((128 * depth).bit_length() - 1))

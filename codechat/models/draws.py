@@ -1,5 +1,6 @@
-"""Draws: a truncated distribution, one token of it per row, the random numbers that decide, and what the rows of a
-batch have sampled. The numbers are hashes of (seed, prompt key, sample, position), so that a row's tokens do not
+"""Draws: a truncated distribution, one token of it per row, the random numbers that decide, and
+what the rows of a batch have sampled. The numbers are hashes of (seed, prompt key, sample,
+position), so that a row's tokens do not
 depend on its neighbours. Shapes: B rows, V ids.
 """
 
@@ -34,8 +35,8 @@ class GrammarState(Protocol):
 
 
 class Grammar(Protocol):
-    """What the completions of a prompt must follow, such as calls of the offered functions. The sampler knows masks
-    over the ids, not why they are so."""
+    """What the completions of a prompt must follow, such as calls of the offered functions. The
+    sampler knows masks over the ids, not why they are so."""
 
     def begin(self) -> GrammarState:
         """The state of a new completion."""
@@ -47,7 +48,9 @@ BLOCK = 64  # our padded vocabulary is a multiple of it
 # in place of a stop sequence's id: every token matches; none does
 ANY = -2
 NEVER = -3
-COLDEST = torch.finfo(torch.float32).tiny  # a smaller temperature may be 0 in float32, and 0 / 0 is NaN
+COLDEST = torch.finfo(
+    torch.float32
+).tiny  # a smaller temperature may be 0 in float32, and 0 / 0 is NaN
 
 
 class Ended(NamedTuple):
@@ -61,8 +64,8 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Truncation:
-    """The distribution sampled from: logits / temperature; of these the top_k largest; of these the smallest set of the
-    largest with a total probability of top_p."""
+    """The distribution sampled from: logits / temperature; of these the top_k largest; of these
+    the smallest set of the largest with a total probability of top_p."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -74,7 +77,8 @@ class Truncation:
         p_fits = self.top_p is None or 0 < self.top_p <= 1
         if not (finite and k_fits and p_fits):
             raise ConfigError(
-                f"got {self}; expected a temperature from 0, a top_k from 1, a top_p above 0 and up to 1; change it"
+                f"got {self}; expected a temperature from 0, a top_k "
+                "from 1, a top_p above 0 and up to 1; change it"
             )
 
     def width(self, n_ids: int) -> int:
@@ -84,14 +88,17 @@ class Truncation:
         return min(self.top_k or n_ids, n_ids)
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut, and their ids; none:
-        K = V."""
+        """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut,
+        and their ids; none: K = V."""
         if self.temperature != 1:
-            # the largest becomes 0 first: a tiny temperature would make it infinite, and inf - inf is NaN
+            # the largest becomes 0 first: a tiny temperature would make it infinite, and inf -
+            # inf is NaN
             logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(max(self.temperature, COLDEST))
         if self.top_k is None and (self.top_p is None or self.top_p == 1):
             return logits, None
-        best, ids = logits.topk(min(self.top_k or logits.shape[1], logits.shape[1]))  # (B, K), largest first
+        best, ids = logits.topk(
+            min(self.top_k or logits.shape[1], logits.shape[1])
+        )  # (B, K), largest first
         if self.top_p is not None:
             p = best.softmax(-1)
             best = best.masked_fill(p.cumsum(-1) - p >= self.top_p, -math.inf)
@@ -99,9 +106,11 @@ class Truncation:
 
 
 def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
-    """One token per row of (B, V) float32 logits, which are overwritten, by (B,) uniforms: (ids, logprobs), (B,) each.
+    """One token per row of (B, V) float32 logits, which are overwritten, by (B,) uniforms:
+    (ids, logprobs), (B,) each.
 
-    Inverts the cumulative distribution by blocks of the vocabulary. Sums are float64: float32 would lose the tail."""
+    Inverts the cumulative distribution by blocks of the vocabulary. Sums are float64: float32
+    would lose the tail."""
     ids, logprobs, _ = draw_and_note(logits, how, u, 0)
     return ids, logprobs
 
@@ -112,30 +121,34 @@ def draw_and_note(
     u: Tensor,
     width: int,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`draw`, and the ids that could have been drawn, (B, width) int32 with -1 where there are fewer; none if width
-    is 0.
+    """`draw`, and the ids that could have been drawn, (B, width) int32 with -1 where there are
+    fewer; none if width is 0.
 
-    width: of `how.width`. Who trains on the draws needs these ids: their log-probabilities are of the distribution
-    over them."""
+    width: of `how.width`. Who trains on the draws needs these ids: their log-probabilities are
+    of the distribution over them."""
     if how.temperature == 0:
         ids = logits.argmax(-1)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0], None
     logits, known = how.candidates(logits)
     kept = None
     if width and known is not None:
-        # an id of logit -inf is padding of the vocabulary, or was cut by top_p; the largest come first
+        # an id of logit -inf is padding of the vocabulary, or was cut by top_p; the largest
+        # come first
         kept = known.masked_fill(logits == -math.inf, -1)[:, :width].int()
     return *_draw_among(logits, known, u), kept
 
 
 def _draw_among(logits: Tensor, known: Tensor | None, u: Tensor) -> tuple[Tensor, Tensor]:
     """`draw` from logits (B, K), overwritten, of the ids `known` (B, K); none: of all."""
-    # in place: at hundreds of rows and thousands of ids a fresh tensor costs more than the arithmetic
+    # in place: at hundreds of rows and thousands of ids a fresh tensor costs more than the
+    # arithmetic
     mass = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
     if known is not None:
         cumulative = mass.double().cumsum(-1)
         place, _ = invert_cumulative(cumulative, u[:, None])  # (B, 1)
-        return known.gather(1, place)[:, 0], (mass.gather(1, place).log() - cumulative[:, -1:].log())[:, 0].float()
+        return known.gather(1, place)[:, 0], (
+            mass.gather(1, place).log() - cumulative[:, -1:].log()
+        )[:, 0].float()
     if mass.shape[1] % BLOCK:  # imported models
         mass = F.pad(mass, (0, -mass.shape[1] % BLOCK))
     grid = mass.unflatten(1, (-1, BLOCK))
@@ -148,7 +161,8 @@ def _draw_among(logits: Tensor, known: Tensor | None, u: Tensor) -> tuple[Tensor
 
 
 def invert_cumulative(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Where u (B, 1) in [0, 1) falls in cumulative masses (B, N): the index, and the fraction of its mass below u."""
+    """Where u (B, 1) in [0, 1) falls in cumulative masses (B, N): the index, and the fraction
+    of its mass below u."""
     target = u * mass[:, -1:]  # below the total, so the place exists and has a mass above 0
     # N where logits are NaN: token 0 with a log-probability of NaN, which `RLSession.draw` reports
     place = torch.searchsorted(mass, target, right=True) % mass.shape[1]
@@ -162,7 +176,8 @@ def invert_cumulative(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def apply_grammars(logits: Tensor, states: States, room: Sequence[int]) -> None:
-    """-inf for what the grammars of the rows do not allow next; (B, V), in place. room: tokens that may follow."""
+    """-inf for what the grammars of the rows do not allow next; (B, V), in place. room: tokens
+    that may follow."""
     allowed = torch.ones(logits.shape, dtype=torch.bool)
     for row, state in enumerate(states):
         mask = None if state is None else state.mask(room[row])
@@ -180,19 +195,25 @@ def take_allowed(
 ) -> tuple[Tensor, Tensor]:
     """The ids that count (B,), and their log-probabilities: 0 where the grammar decided."""
     drawn = ids.tolist()
-    taken = [t if state is None else state.take(t, left) for t, state, left in zip(drawn, states, room)]
+    taken = [
+        t if state is None else state.take(t, left) for t, state, left in zip(drawn, states, room)
+    ]
     same = torch.tensor([a == b for a, b in zip(drawn, taken)], device=ids.device)
     return torch.tensor(taken, device=ids.device), logprobs * same
 
 
 # constants of SplitMix64 as int64
-GOLDEN, MIX_1, MIX_2 = (x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+GOLDEN, MIX_1, MIX_2 = (
+    x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 
 def uniform(keys: Tensor, position: Tensor) -> Tensor:
-    """(B,) float64 in [0, 1): a function of the row's key and the position in the completion, (1,) or (B,).
+    """(B,) float64 in [0, 1): a function of the row's key and the position in the completion,
+    (1,) or (B,).
 
-    SplitMix64 (Steele, Lea & Flood, 2014) with the position as its counter; the top 53 bits are kept."""
+    SplitMix64 (Steele, Lea & Flood, 2014) with the position as its counter; the top 53 bits are
+    kept."""
     x = keys + (position + 1) * GOLDEN
     x = (x ^ _shift(x, 30)) * MIX_1
     x = (x ^ _shift(x, 27)) * MIX_2
@@ -229,11 +250,23 @@ class Batch:
 
 
 class Rows:
-    """What a batch has sampled: tensors that every token changes in place, so that a GPU can replay it as a graph.
+    """What a batch has sampled: tensors that every token changes in place, so that a GPU can
+    replay it as a graph.
 
     `size` rows: those of the batch, then padding, which is done from the start."""
 
-    KEPT = ["row", "keys", "budget", "tail", "done", "stopped", "ends", "ids", "logprobs", "kept"]  # one value per row
+    KEPT = [
+        "row",
+        "keys",
+        "budget",
+        "tail",
+        "done",
+        "stopped",
+        "ends",
+        "ids",
+        "logprobs",
+        "kept",
+    ]  # one value per row
 
     def __init__(self, batch: Batch, size: int, device: Any) -> None:
         most = max(batch.budgets)
@@ -245,7 +278,9 @@ class Rows:
         padding = (0, size - len(batch.draws))
         self.keys = F.pad(torch.tensor(batch.draws, device=device), padding)
         self.budget = F.pad(torch.tensor(batch.budgets, device=device), padding)
-        self.tail = torch.full((size, longest), -1, device=device)  # (B, L) last tokens; -1 = none yet
+        self.tail = torch.full(
+            (size, longest), -1, device=device
+        )  # (B, L) last tokens; -1 = none yet
         self.done = self.budget == 0
         self.stopped = torch.zeros_like(self.done)  # by a stop sequence
         self.ends = self.budget.clone()  # tokens of the completion
@@ -261,11 +296,13 @@ class Rows:
         states: States | None = None,
         kept: Tensor | None = None,
     ) -> None:
-        """Append a token to every row (B,), and note which end with it. What is done stays as it is. kept (B, K): the
-        ids that could have been drawn, where the batch notes them."""
+        """Append a token to every row (B,), and note which end with it. What is done stays as
+        it is. kept (B, K): the ids that could have been drawn, where the batch notes them."""
         self.tail.copy_(torch.cat((self.tail[:, 1:], ids[:, None]), dim=1))
         hit = ((self.tail[:, None] == self.endings) | (self.endings == ANY)).all(-1).any(-1)
-        if states is not None:  # a stop sequence inside a call is part of it, and the end of a grammar is an end
+        if (
+            states is not None
+        ):  # a stop sequence inside a call is part of it, and the end of a grammar is an end
             inside = torch.tensor([s is not None and s.inside for s in states], device=hit.device)
             ended = torch.tensor([s is not None and s.ended for s in states], device=hit.device)
             hit = (hit & ~inside) | ended
@@ -291,7 +328,9 @@ class Rows:
         return self.out
 
     def _read(self, rows: Tensor | slice) -> None:
-        columns = [x[rows].tolist() for x in (self.row, self.ends, self.stopped, self.ids, self.logprobs)]
+        columns = [
+            x[rows].tolist() for x in (self.row, self.ends, self.stopped, self.ids, self.logprobs)
+        ]
         noted = self.kept[rows].cpu() if self.kept.shape[2] else None
         for i, (row, n, hit, ids, logprobs) in enumerate(zip(*columns)):
             if row < len(self.out):

@@ -1,9 +1,10 @@
-"""Sampling: prompts of different lengths in one batch, a key-value cache, log-probabilities of the sampled tokens.
+"""Sampling: prompts of different lengths in one batch, a key-value cache, log-probabilities of
+the sampled tokens.
 
-Each distinct prompt of a batch is run once, its samples share its cache, and finished rows leave. A row's tokens do not
-depend on the other rows, their order, or the batch size, but for rounding (`draws`). On a GPU a batch takes what memory
-is free and runs as one graph (`fast.decode_graph`). Sampling runs in the caller's autocast and leaves the model in its
-mode.
+Each distinct prompt of a batch is run once, its samples share its cache, and finished rows
+leave. A row's tokens do not depend on the other rows, their order, or the batch size, but for
+rounding (`draws`). On a GPU a batch takes what memory is free and runs as one graph
+(`fast.decode_graph`). Sampling runs in the caller's autocast and leaves the model in its mode.
 
 Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 """
@@ -41,7 +42,9 @@ from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.gpt import GPT
 
-COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache costs less than idle rows
+COMPACT_BELOW = (
+    0.75  # share of unfinished rows under which copying the cache costs less than idle rows
+)
 
 StopReason = Literal["stop", "length", "context", "turns"]
 
@@ -50,9 +53,10 @@ StopReason = Literal["stop", "length", "context", "turns"]
 class Completion:
     """Sampled ids (a stop sequence included), their log-probabilities in nats, and why it ended.
 
-    In an episode (`rl.episodes`) ids also hold the environment's text: mask is False there, the log-probability 0.
-    kept (n, K) int32: of each token the ids that it could have been, -1 where there are fewer than K and where an
-    environment spoke; none = any id, or `sample` was not told to note them."""
+    In an episode (`rl.episodes`) ids also hold the environment's text: mask is False there, the
+    log-probability 0. kept (n, K) int32: of each token the ids that it could have been, -1
+    where there are fewer than K and where an environment spoke; none = any id, or `sample` was
+    not told to note them."""
 
     ids: list[int]
     logprobs: list[float]
@@ -72,8 +76,8 @@ class Completion:
 
 
 def joined_kept(parts: Sequence[tuple[int, Tensor | None]]) -> Tensor | None:
-    """(N, K) int32: `Completion.kept` of consecutive parts of n tokens each, -1 for a part that has none; none if no
-    part has any."""
+    """(N, K) int32: `Completion.kept` of consecutive parts of n tokens each, -1 for a part that
+    has none; none if no part has any."""
     noted = [kept for _, kept in parts if kept is not None]
     if not noted:
         return None
@@ -101,20 +105,27 @@ def sample(
     grammars: Sequence[Grammar | None] | None = None,
     note_kept: bool = False,
 ) -> list[Completion]:
-    """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1 ...
+    """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt
+    0 sample 1 ...
 
-    temperature: 0 takes the most likely token; its log-probability is the model's own at temperature 1. Otherwise
-    log-probabilities are of the distribution sampled from, after temperature and truncation (and under a grammar).
-    stop: token sequences, each matched whole at the end of the completion (never the prompt) and kept in it.
+    temperature: 0 takes the most likely token; its log-probability is the model's own at
+    temperature 1. Otherwise log-probabilities are of the distribution sampled from, after
+    temperature and truncation (and under a grammar).
+    stop: token sequences, each matched whole at the end of the completion (never the prompt)
+    and kept in it.
     seed: none takes one from torch's global generator.
-    keys: one per prompt, part of its sampling seed: with a problem's id, samples do not depend on the other prompts.
+    keys: one per prompt, part of its sampling seed: with a problem's id, samples do not depend
+    on the other prompts.
     Default: the index, so equal prompts differ; equal keys give equal samples.
-    prefix_tokens: one per prompt; prompts that share this many first tokens run them once (speed only).
-    on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context"; "empty":
-    the same, and a prompt that is longer itself has an empty completion.
+    prefix_tokens: one per prompt; prompts that share this many first tokens run them once
+    (speed only).
+    on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with
+    reason "context"; "empty": the same, and a prompt that is longer itself has an empty
+    completion.
     graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
     grammars: one per prompt, which its completions follow, or none.
-    note_kept: where top_k or top_p cut, each completion says which ids it could have drawn from; no grammars then."""
+    note_kept: where top_k or top_p cut, each completion says which ids it could have drawn
+    from; no grammars then."""
     how = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
     n_kept = how.width(model.cfg.n_ids) if note_kept else 0
     assert not (n_kept and grammars), (
@@ -124,12 +135,17 @@ def sample(
     cuts = [len(p) for p in prompts] if prefix_tokens is None else prefix_tokens
     names = range(len(prompts)) if keys is None else keys
     seed = int(torch.randint(2**62, ())) if seed is None else seed
-    rows = [(i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)]  # prompt, sample
+    rows = [
+        (i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)
+    ]  # prompt, sample
     done = {row: Completion([], [], "context") for row in rows if not budgets[row[0]]}
     if len(done) == len(rows):
         return [*done.values()]
     # similar lengths together need little padding
-    order = sorted((r for r in rows if r not in done), key=lambda row: (cuts[row[0]], len(prompts[row[0]]), row))
+    order = sorted(
+        (r for r in rows if r not in done),
+        key=lambda row: (cuts[row[0]], len(prompts[row[0]]), row),
+    )
     width = memory.rows_at_once(model, prompts, max(budgets), samples_per_prompt, n_kept)
     reader = reader_of(model, graph if grammars is None else False)
     for start in range(0, len(order), width):
@@ -183,7 +199,8 @@ def stream(
     grammar: Grammar | None = None,
     kept: Conversation | None = None,
 ) -> Iterator[int]:
-    """Each token as it is sampled, equal to `sample` for this prompt and key but for rounding; arguments as there.
+    """Each token as it is sampled, equal to `sample` for this prompt and key but for rounding;
+    arguments as there.
 
     kept: of this model and this conversation; what it has seen of the prompt is not run again."""
     budget = _budget(model, prompt, max_new_tokens, "raise")
@@ -204,7 +221,8 @@ def stream(
 
 
 class Conversation:
-    """Weights copied once, and the cache of the ids seen last, for prompts that continue each other (`stream`)."""
+    """Weights copied once, and the cache of the ids seen last, for prompts that continue each
+    other (`stream`)."""
 
     def __init__(self, model: GPT) -> None:
         weight = model.wte.weight
@@ -218,7 +236,9 @@ class Conversation:
         same = min(same, self.cache.extent, len(prompt) - 1)
         kv = self.cache.kv
         if kv.shape[4] < len(prompt) + room:
-            self.cache = KVCache(self.reader.model.cfg, 1, 2 * (len(prompt) + room), kv.device, kv.dtype)
+            self.cache = KVCache(
+                self.reader.model.cfg, 1, 2 * (len(prompt) + room), kv.device, kv.dtype
+            )
             self.cache.kv[..., :same, :] = kv[..., :same, :]
         self.ids = list(prompt)
         self.cache.extent = same
@@ -227,14 +247,18 @@ class Conversation:
         return self.cache, self.reader.model.hidden(new, cache=self.cache)[:, -1]
 
 
-def _steps(reader: Reader, batch: Batch, begun: tuple[KVCache, Tensor] | None = None) -> Iterator[Rows]:
-    """The rows after each new token, until all have ended. Rows that have ended stay until they are many. begun: of
+def _steps(
+    reader: Reader, batch: Batch, begun: tuple[KVCache, Tensor] | None = None
+) -> Iterator[Rows]:
+    """The rows after each new token, until all have ended. Rows that have ended stay until they
+    are many. begun: of
     `prefill`."""
     model = reader.model
     states = batch.states
     cache, hidden = prefill(model, batch, max(batch.budgets)) if begun is None else begun
     rows = Rows(batch, len(batch.prompts), hidden.device)
-    # a row that has filled the model's block must leave at once: it has no position for another token
+    # a row that has filled the model's block must leave at once: it has no position for another
+    # token
     full = set(batch.budgets)
     for t in range(1, max(batch.budgets) + 1):
         logits = reader.logits_of(hidden).float()
@@ -242,7 +266,9 @@ def _steps(reader: Reader, batch: Batch, begun: tuple[KVCache, Tensor] | None = 
         room = (rows.budget - t).tolist() if states else []
         if states:
             apply_grammars(logits, states, room)
-        ids, logprobs, kept = draw_and_note(logits, batch.how, uniform(rows.keys, rows.t), batch.kept)
+        ids, logprobs, kept = draw_and_note(
+            logits, batch.how, uniform(rows.keys, rows.t), batch.kept
+        )
         if states:
             ids, logprobs = take_allowed(states, ids, logprobs, room)
         rows.add(ids, logprobs, states, kept)
@@ -259,8 +285,8 @@ def _steps(reader: Reader, batch: Batch, begun: tuple[KVCache, Tensor] | None = 
 
 
 def prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
-    """Run each distinct beginning once, then the rest of each prompt: the cache of all rows with room for more tokens
-    (0 = the caller keeps them elsewhere), and last states (B, D)."""
+    """Run each distinct beginning once, then the rest of each prompt: the cache of all rows
+    with room for more tokens (0 = the caller keeps them elsewhere), and last states (B, D)."""
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
     if len(set(heads)) == len(heads):  # nothing is shared
         heads = [tuple(p) for p in batch.prompts]
@@ -301,7 +327,8 @@ def _prefill_distinct(
 
 
 def _few_tokens(lengths: list[int], most: int) -> Iterator[slice]:
-    """Neighbouring rows that, padded to the longest of them, hold at most so many tokens; at least one row each."""
+    """Neighbouring rows that, padded to the longest of them, hold at most so many tokens; at
+    least one row each."""
     start = 0
     for i in range(1, len(lengths)):
         if (i + 1 - start) * max(lengths[start : i + 1]) > most:
@@ -312,7 +339,9 @@ def _few_tokens(lengths: list[int], most: int) -> Iterator[slice]:
 
 def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids (B, T), padded on the right, and how many of each row are real (B,)."""
-    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
+    ids = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True
+    )
     return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
 
 
@@ -327,8 +356,12 @@ def _budget(model: GPT, prompt: Sequence[int], max_new_tokens: int, on_overflow:
     room = cfg.block_size - len(prompt)
     got = f"got a prompt of {len(prompt)} tokens, max_new_tokens {max_new_tokens}"
     if max_new_tokens < 1 or not prompt or not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
-        raise ConfigError(f"{got}; expected at least 1 of each, and ids in 0..{cfg.n_ids - 1}; mend the request")
+        raise ConfigError(
+            f"{got}; expected at least 1 of each, and ids in 0..{cfg.n_ids - 1}; mend the request"
+        )
     too_long = room < 0 and on_overflow != "empty"
     if too_long or (room < max_new_tokens and on_overflow == "raise"):
-        raise ConfigError(f"{got}; expected both to fit the block_size {cfg.block_size}; shorten one of them")
+        raise ConfigError(
+            f"{got}; expected both to fit the block_size {cfg.block_size}; shorten one of them"
+        )
     return max(0, min(room, max_new_tokens))

@@ -1,11 +1,14 @@
-"""The model: a decoder-only transformer with pre-norm RMSNorm, rotary positions, causal attention, a non-gated 4x MLP
-with squared ReLU, no biases and a tied head; or one of its options.
+"""The model: a decoder-only transformer with pre-norm RMSNorm, rotary positions, causal
+attention, a non-gated 4x MLP with squared ReLU, no biases and a tied head; or one of its
+options.
 
-The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to a multiple of 64, which
-`token_logprobs` and sampling exclude. Weights are float32; `dist.autocast` decides the dtype of matrix products.
+The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to
+a multiple of 64, which
+`token_logprobs` and sampling exclude. Weights are float32; `dist.autocast` decides the dtype of
+matrix products.
 
-Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head width, V padded vocabulary.
-"""
+Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head
+width, V padded vocabulary."""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
     from codechat.models.masks import Mask
 
 Rope = tuple[Tensor, Tensor] | None  # of `rope_table`
-# Attention of new tokens to those that a cache keeps, `KVCache.attend` of one block: (q, k, v, mask) -> (B, H, T, E).
+# Attention of new tokens to those that a cache keeps, `KVCache.attend` of one block: (q, k, v,
+# mask) -> (B, H, T, E).
 CachedAttention = Callable[..., Tensor]
 
 
@@ -49,11 +53,13 @@ class RMSNorm(nn.Module):
 
 
 def rope_table(cfg: GPTConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (1|B, 1, T, E) of rotary positions (1|B, T) (RoFormer, arXiv:2104.09864, eq. 34) for `rotate`:
-    both halves of E are equal except for the sine's sign.
+    """Cosines and sines (1|B, 1, T, E) of rotary positions (1|B, T) (RoFormer,
+    arXiv:2104.09864, eq. 34) for `rotate`: both halves of E are equal except for the sine's
+    sign.
 
-    With rope_scaling as `apply_scaling` of Llama 3.1: a wave that turns n times within the original context keeps its
-    angle for n >= high, is slowed by the factor for n <= low, and mixed between."""
+    With rope_scaling as `apply_scaling` of Llama 3.1: a wave that turns n times within the
+    original context keeps its angle for n >= high, is slowed by the factor for n <= low, and
+    mixed between."""
     half = torch.arange(0, cfg.rotary_width, 2, device=positions.device, dtype=torch.float32)
     frequency = 1.0 / cfg.rope_theta ** (half / cfg.rotary_width)  # (E/2,) angles per token
     if cfg.rope_scaling is not None:
@@ -67,27 +73,35 @@ def rope_table(cfg: GPTConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate (B, H, T, E), the halves (a, b) of E, by each position's angles: (a cos - b sin, b cos + a sin)."""
+    """Rotate (B, H, T, E), the halves (a, b) of E, by each position's angles: (a cos - b sin, b
+    cos + a sin)."""
     wide = x.float()
     return torch.addcmul(wide * cos, wide.roll(wide.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions; rotation in halves, as in Hugging Face's Llama family."""
+    """Causal self-attention with rotary positions; rotation in halves, as in Hugging Face's
+    Llama family."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.qkv = nn.Linear(cfg.n_embd, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim, bias=cfg.qkv_bias)
+        self.qkv = nn.Linear(
+            cfg.n_embd, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim, bias=cfg.qkv_bias
+        )
         self.out = nn.Linear(cfg.n_head * cfg.head_dim, cfg.n_embd, bias=False)
         self.q_norm = RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm else None
         self.k_norm = RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm else None
 
-    def forward(self, x: Tensor, rope: Rope, mask: Mask | None, cached: CachedAttention | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Rope, mask: Mask | None, cached: CachedAttention | None
+    ) -> Tensor:
         cfg = self.cfg
         B, T, _ = x.shape
         heads = self.qkv(x).view(B, T, cfg.n_head + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
-        qk, v = heads.split((cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1)  # (B, H + K, T, E), (B, K, T, E)
+        qk, v = heads.split(
+            (cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1
+        )  # (B, H + K, T, E), (B, K, T, E)
         if self.q_norm is not None and self.k_norm is not None:
             q_gain = self.q_norm.weight.expand(cfg.n_head, 1, -1)
             k_gain = self.k_norm.weight.expand(cfg.kv_heads, 1, -1)
@@ -105,12 +119,13 @@ class Attention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads are
-    made of one latent vector per token (L), and all heads share one rotated key (R). Sampling keeps these two.
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values
+    of all heads are made of one latent vector per token (L), and all heads share one rotated
+    key (R). Sampling keeps these two.
 
-    With a cache the matrices that make keys and values are absorbed: q (W c) = (W' q) c, and the weighted sum of
-    latents is multiplied by the values' matrix once. So the latents are attended to as the keys and values of a
-    single key head."""
+    With a cache the matrices that make keys and values are absorbed: q (W c) = (W' q) c, and
+    the weighted sum of latents is multiplied by the values' matrix once. So the latents are
+    attended to as the keys and values of a single key head."""
 
     q: nn.Linear  # or, with compressed queries, the next two
     q_a: nn.Linear
@@ -128,7 +143,9 @@ class LatentAttention(nn.Module):
         self.q_norm = RMSNorm(cfg.q_rank, cfg.norm_eps) if cfg.q_rank else None
         self.kv_norm = RMSNorm(cfg.latent_width, cfg.norm_eps)
 
-    def forward(self, x: Tensor, rope: Rope, mask: Mask | None, cached: CachedAttention | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Rope, mask: Mask | None, cached: CachedAttention | None
+    ) -> Tensor:
         cfg = self.cfg
         B, T, _ = x.shape
         assert rope is not None, "GPTConfig refuses learned positions"
@@ -169,7 +186,9 @@ class MLP(nn.Module):
         super().__init__()
         self.kind = cfg.mlp
         self.up = nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False)
-        self.gate = nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False) if cfg.mlp == "swiglu" else None
+        self.gate = (
+            nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False) if cfg.mlp == "swiglu" else None
+        )
         self.down = nn.Linear(cfg.hidden_width, cfg.n_embd, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -205,12 +224,14 @@ class Block(nn.Module):
 
 
 def _table(rows: int, width: int) -> nn.Embedding:
-    """Without weights: to draw some on the meta device, `nn.Embedding` imports torch's compiler, a second or two."""
+    """Without weights: to draw some on the meta device, `nn.Embedding` imports torch's
+    compiler, a second or two."""
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 class GPT(nn.Module):
-    """The language model, initialised from `seed`; on the meta device call `to_empty` and `init_weights`."""
+    """The language model, initialised from `seed`; on the meta device call `to_empty` and
+    `init_weights`."""
 
     def __init__(self, cfg: GPTConfig, seed: int = 0) -> None:
         super().__init__()
@@ -219,16 +240,19 @@ class GPT(nn.Module):
         self.wpe = _table(cfg.block_size, cfg.n_embd) if cfg.pos == "learned" else None
         self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.depth))
         self.norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
-        # no head module when tied: to_empty() would silently untie it and FSDP groups could not share it
+        # no head module when tied: to_empty() would silently untie it and FSDP groups could not
+        # share it
         self.head = None if cfg.tied else nn.Linear(cfg.n_embd, cfg.padded_vocab, bias=False)
         if not self.wte.weight.is_meta:
             self.init_weights(seed)
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> None:
-        """Fill every parameter from a generator seeded by (seed, its name): sharding does not change the weights.
+        """Fill every parameter from a generator seeded by (seed, its name): sharding does not
+        change the weights.
 
-        Projections that write into the residual stream are zero: the model starts as a bigram of its embedding."""
+        Projections that write into the residual stream are zero: the model starts as a bigram
+        of its embedding."""
         for name, p in self.named_parameters():
             rng = torch.Generator().manual_seed(seed * 1_000_003 + crc32(name.encode()))
             if name.endswith("norm.weight"):
@@ -244,8 +268,8 @@ class GPT(nn.Module):
         return self.wte.weight if self.head is None else self.head.weight
 
     def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """(B, T) ids at positions (1|B, T) -> (B, T, D), in the dtype of the sum that blocks add to: float32, or with
-        bf16_residual that of matrix products."""
+        """(B, T) ids at positions (1|B, T) -> (B, T, D), in the dtype of the sum that blocks
+        add to: float32, or with bf16_residual that of matrix products."""
         x = self.wte(ids)
         if self.wpe is not None:
             x = x + self.wpe(positions)
@@ -261,21 +285,28 @@ class GPT(nn.Module):
         n_new: Tensor | None = None,
         places: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) ids -> (B, T, D) after the last norm; with places (N,), indices into the B T tokens, of these (N, D).
+        """(B, T) ids -> (B, T, D) after the last norm; with places (N,), indices into the B T
+        tokens, of these (N, D).
 
-        positions: (B, T), default 0..T-1 or continuing the cache. mask: of `attention.attend`, default causal.
-        cache: tokens are appended to it; n_new (B,): how many of each right-padded row are real (default all)."""
+        positions: (B, T), default 0..T-1 or continuing the cache. mask: of `attention.attend`,
+        default causal.
+        cache: tokens are appended to it; n_new (B,): how many of each right-padded row are real
+        (default all)."""
         cfg = self.cfg
         T = ids.shape[1]
         if cache is not None:
             if not cfg.causal:
-                raise ConfigError("got a cache with causal False; expected True; take an objective without a cache")
+                raise ConfigError(
+                    "got a cache with causal False; expected True; "
+                    "take an objective without a cache"
+                )
             positions = cache.positions(T)
             mask = cache.mask(T)
         elif positions is None:
             if T > cfg.block_size:
                 raise ConfigError(
-                    f"got a sequence of {T} tokens; expected at most block_size {cfg.block_size}; shorten it"
+                    f"got a sequence of {T} tokens; expected at most "
+                    f"block_size {cfg.block_size}; shorten it"
                 )
             positions = torch.arange(T, device=ids.device)[None]
         x = self.embedded(ids, positions)
@@ -289,7 +320,11 @@ class GPT(nn.Module):
                 None if cache is None else partial(cache.attend, layer),
                 early_places(places, x.device) if last else None,
             )
-            x = checkpoint(block, x, *context, use_reentrant=False) if recomputes else block(x, *context)
+            x = (
+                checkpoint(block, x, *context, use_reentrant=False)
+                if recomputes
+                else block(x, *context)
+            )
         if cache is not None:
             cache.advance(T, n_new)
         if places is not None and x.ndim == 3:  # the last block has not chosen them yet
@@ -303,7 +338,8 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        """(B, T) ids -> (B, T, V) logits; arguments of `hidden`. Never sample padding rows, from cfg.n_ids on."""
+        """(B, T) ids -> (B, T, V) logits; arguments of `hidden`. Never sample padding rows,
+        from cfg.n_ids on."""
         return F.linear(self.hidden(ids, positions=positions, mask=mask), self.head_weight())
 
     def loss(
@@ -317,17 +353,23 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T).
+        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100:
+        0). "none" gives (B, T).
 
-        every: no target is -100. places: indices of the others into (B T), which a GPU would have to be waited for.
+        every: no target is -100. places: indices of the others into (B T), which a GPU would
+        have to be waited for.
         positions, mask: of `hidden`."""
         flat = targets.flatten()
-        if not every or reduction == "none":  # the last block and the head skip tokens without a target
+        if (
+            not every or reduction == "none"
+        ):  # the last block and the head skip tokens without a target
             places = (flat >= 0).nonzero()[:, 0] if places is None else places
             flat = flat[places]
         hidden = self.hidden(ids, positions=positions, mask=mask, places=places).flatten(0, -2)
         if places is not None and reduction == "none":
-            logprobs, _ = head.logprobs(hidden, self.head_weight(), flat, n_ids=self.cfg.padded_vocab)
+            logprobs, _ = head.logprobs(
+                hidden, self.head_weight(), flat, n_ids=self.cfg.padded_vocab
+            )
             return _spread(-logprobs, places, targets)
         total = head.cross_entropy(hidden, self.head_weight(), flat)
         return total if reduction == "sum" else total / max(1, len(flat))
@@ -346,17 +388,22 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         mask: Mask | None = None,
     ) -> tuple[Tensor, ...]:
-        """Log-probability of `targets` (B, T) given ids, and entropy of each distribution (B, T), in nats, of what
-        `generate.sample` draws from without truncation; 0 where the target is -100. places, positions, mask: as of
-        `loss`. kept (targets, K): the ids among which each target was drawn, -1 = none; then both are of the
-        distribution over them.
+        """Log-probability of `targets` (B, T) given ids, and entropy of each distribution (B,
+        T), in nats, of what
+        `generate.sample` draws from without truncation; 0 where the target is -100. places,
+        positions, mask: as of
+        `loss`. kept (targets, K): the ids among which each target was drawn, -1 = none; then
+        both are of the distribution over them.
 
-        The entropy carries gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed. states:
-        return it too, (B, T, D): where the model is sharded, one method must compute both."""
+        The entropy carries gradient only with entropy_grad. hidden: `self.hidden(ids)`, if
+        already computed. states: return it too, (B, T, D): where the model is sharded, one
+        method must compute both."""
         flat = targets.flatten()
         places = (flat >= 0).nonzero()[:, 0] if places is None else places
         if hidden is None:
-            hidden = self.hidden(ids, positions=positions, mask=mask, places=None if states else places)
+            hidden = self.hidden(
+                ids, positions=positions, mask=mask, places=None if states else places
+            )
         logprobs, entropy = head.logprobs(
             hidden if hidden.ndim == 2 else hidden.flatten(0, 1)[places],
             self.head_weight(),

@@ -37,7 +37,8 @@ class LoadedModel:
 
 
 def tools_style(meta: dict[str, Any]) -> str:
-    """How system prompts list tools for a checkpoint (`chat.tools_prompt`): as when it was last fine-tuned, else as
+    """How system prompts list tools for a checkpoint (`chat.tools_prompt`): as when it was last
+    fine-tuned, else as
     `import` was told. A native template gets whole schemas."""
     if meta.get("tags") == chat.NATIVE:
         return "json"
@@ -46,16 +47,24 @@ def tools_style(meta: dict[str, Any]) -> str:
 
 
 def describe(path: Path, meta: dict[str, Any]) -> tuple[GPTConfig, Tokenizer, str]:
-    """Architecture, tokenizer and kind of tags of a checkpoint. CheckpointError where it holds no language model."""
+    """Architecture, tokenizer and kind of tags of a checkpoint. CheckpointError where it holds
+    no language model."""
     if not meta.get("model_config") or not meta.get("tokenizer"):
-        raise CheckpointError(f"{path} holds a {meta.get('model')} without tokenizer; give a language model")
+        raise CheckpointError(
+            f"{path} holds a {meta.get('model')} without tokenizer; give a language model"
+        )
     shape = config.from_dict(GPTConfig, meta["model_config"], where=str(path / "meta.json"))
     return shape, tokenizer.from_dict(meta["tokenizer"]), meta.get("tags", "reserved")
 
 
-def load_model(ref: str | Path, device: str | torch.device = "cpu", tags: str | None = None) -> LoadedModel:
-    """The model of a checkpoint: a run, RUN@best, RUN@STEP or a directory. tags: none = those it was trained with."""
-    ckpt = checkpoint.load(ref, optimizer=False, mmap=True)  # no second copy in host memory, whatever the device
+def load_model(
+    ref: str | Path, device: str | torch.device = "cpu", tags: str | None = None
+) -> LoadedModel:
+    """The model of a checkpoint: a run, RUN@best, RUN@STEP or a directory. tags: none = those
+    it was trained with."""
+    ckpt = checkpoint.load(
+        ref, optimizer=False, mmap=True
+    )  # no second copy in host memory, whatever the device
     shape, tok, trained_with = describe(ckpt.path, ckpt.meta)
     with torch.device("meta"):  # random weights would be overwritten
         model = GPT(shape)

@@ -1,10 +1,10 @@
 """LoRA: low-rank updates of frozen matrices, for any loop (arXiv:2106.09685).
 
-    h = W x + (alpha / rank) B A x,   A (rank, in) random, B (out, rank) zero: training starts from the unchanged model
+    h = W x + (alpha / rank) B A x,   A (rank, in) random, B (out, rank) zero: training starts from
+                                      the unchanged model
 
-After `attach` only A and B are trained. A checkpoint holds the merged model, which loads like any other, and also A and
-B. `formats.peft_format` writes PEFT's files.
-"""
+After `attach` only A and B are trained. A checkpoint holds the merged model, which loads like
+any other, and also A and B. `formats.peft_format` writes PEFT's files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -26,11 +26,15 @@ class LoRALinear(nn.Module):
         self.scale = alpha / rank
         device = base.weight.device
         bound = base.in_features**-0.5  # kaiming_uniform(a=sqrt 5), as peft initialises A
-        self.a = nn.Parameter(((torch.rand(rank, base.in_features, generator=rng) * 2 - 1) * bound).to(device))
+        self.a = nn.Parameter(
+            ((torch.rand(rank, base.in_features, generator=rng) * 2 - 1) * bound).to(device)
+        )
         self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + nn.functional.linear(self.scale * nn.functional.linear(x, self.a), self.b)
+        return self.base(x) + nn.functional.linear(
+            self.scale * nn.functional.linear(x, self.a), self.b
+        )
 
     @property
     @torch.no_grad()
@@ -50,11 +54,14 @@ def attach(
     targets: Sequence[str] = LORA_CHOSEN,
     seed: int = 0,
 ) -> GPT:
-    """Freeze `model` and give the target matrices of every block an adapter, in place; rank 0 changes nothing."""
+    """Freeze `model` and give the target matrices of every block an adapter, in place; rank 0
+    changes nothing."""
     if not rank:
         return model
     if sharding.is_sharded(model):
-        raise ConfigError(f"lora_rank {rank} with sharded weights; set --no-shard, or --lora-rank 0")
+        raise ConfigError(
+            f"lora_rank {rank} with sharded weights; set --no-shard, or --lora-rank 0"
+        )
     model.requires_grad_(False)
     rng = torch.Generator().manual_seed(seed)
     names = lora_matrices(targets)
@@ -78,7 +85,8 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
 
 
 def merged(model: GPT) -> GPT:
-    """The same function as a plain GPT, which shares every weight without an adapter; the model itself without any."""
+    """The same function as a plain GPT, which shares every weight without an adapter; the model
+    itself without any."""
     layers = {f"{name}.weight": layer.weight for name, layer in adapted(model)}
     if not layers:
         return model
@@ -98,22 +106,31 @@ def _factors(model: GPT) -> dict[str, Tensor]:
 
 def adapters(model: GPT) -> dict[str, Tensor]:
     """Copies of A and B of every adapter, by name, for a checkpoint; empty without adapters."""
-    return {name: tensor.clone() for name, tensor in _factors(model).items()}  # training may continue meanwhile
+    return {
+        name: tensor.clone() for name, tensor in _factors(model).items()
+    }  # training may continue meanwhile
 
 
 def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
     """Restore `adapters`. CheckpointError where they are not those of this model."""
     live = _factors(model)
-    fits = live.keys() == saved.keys() and all(live[name].shape == saved[name].shape for name in live)
+    fits = live.keys() == saved.keys() and all(
+        live[name].shape == saved[name].shape for name in live
+    )
     if not fits:
-        raise CheckpointError("the checkpoint's adapters do not fit; set its --lora-rank and --lora-targets")
+        raise CheckpointError(
+            "the checkpoint's adapters do not fit; set its --lora-rank and --lora-targets"
+        )
     for name, tensor in live.items():
         tensor.copy_(saved[name])
 
 
-def low_rank(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tensor], float]:
-    """What training changed, for `checkpoint.load`: NAME.b (out, rank) and NAME.a (rank, in) of each changed matrix,
-    the nearest in squared error (Eckart and Young, 1936); other changes whole. And the share of the squared change
+def low_rank(
+    base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int
+) -> tuple[dict[str, Tensor], float]:
+    """What training changed, for `checkpoint.load`: NAME.b (out, rank) and NAME.a (rank, in) of
+    each changed matrix, the nearest in squared error (Eckart and Young, 1936); other changes
+    whole. And the share of the squared change
     that is lost: 0 where LoRA of this rank trained."""
     factors = dict[str, Tensor]()
     lost = 0.0

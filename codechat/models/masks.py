@@ -9,7 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """A token attends to earlier tokens of its document and, with branches, of these to branch 0 and its own branch.
+    """A token attends to earlier tokens of its document and, with branches, of these to branch
+    0 and its own branch.
 
     docs, branches: (B, T) numbers; a document below 0 is padding."""
 
@@ -18,7 +19,8 @@ class Documents:
 
     @property
     def mask(self) -> Tensor:
-        """The same as bool (B, 1, T, T), true = attend. Padding attends to itself: a softmax without keys is NaN."""
+        """The same as bool (B, 1, T, T), true = attend. Padding attends to itself: a softmax
+        without keys is NaN."""
         return self.sees(0, self.docs.shape[1])[:, None]
 
     def sees(self, at: int, end: int) -> Tensor:
@@ -37,4 +39,6 @@ class Documents:
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-    Mask = Tensor | Documents | BlockMask  # of `attention.attend`; a tensor is bool (B, 1, T, T), true = attend
+    Mask = (
+        Tensor | Documents | BlockMask
+    )  # of `attention.attend`; a tensor is bool (B, 1, T, T), true = attend

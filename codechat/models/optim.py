@@ -1,4 +1,5 @@
-"""Optimizers and learning-rate schedules, which are pure functions of the step: resuming needs no scheduler state."""
+"""Optimizers and learning-rate schedules, which are pure functions of the step: resuming needs
+no scheduler state."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -28,8 +29,9 @@ def lr_scale(
 ) -> float:
     """Factor on the base learning rate at `step` (0-based), in [final, 1].
 
-    Linear warm-up over `warmup_steps`; then constant, half a cosine down to `final` at `max_steps`, or
-    warmup-stable-decay: constant, then linear to `final` over the last 40 % of the steps (arXiv:2405.18392)."""
+    Linear warm-up over `warmup_steps`; then constant, half a cosine down to `final` at
+    `max_steps`, or warmup-stable-decay: constant, then linear to `final` over the last 40 % of
+    the steps (arXiv:2405.18392)."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if schedule == "constant":
@@ -55,7 +57,8 @@ def build(
     muon_lr: float = 0.02,
     weight_decay: float = 0.1,
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers of a model. Tensors of two or more dimensions have weight decay; gains and biases have none.
+    """The optimizers of a model. Tensors of two or more dimensions have weight decay; gains and
+    biases have none.
 
     With "muon" the block matrices take Muon at `muon_lr`; `lr` drives AdamW for the rest."""
     matrices: list[Tensor] = []
@@ -75,7 +78,9 @@ def build(
         if params:
             groups.append({"params": params, "weight_decay": decay, "base_lr": lr})
     optimizers: list[torch.optim.Optimizer] = []
-    if groups:  # none where Muon has all that is trained, as it does with adapters: each lies in a block
+    if (
+        groups
+    ):  # none where Muon has all that is trained, as it does with adapters: each lies in a block
         optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True))
     if matrices:
         optimizers.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
@@ -83,13 +88,16 @@ def build(
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised by Newton-Schulz, for weight matrices (Keller Jordan et al., 2024; decay as in
-    arXiv:2502.16982).
+    """Momentum, orthogonalised by Newton-Schulz, for weight matrices (Keller Jordan et al.,
+    2024; decay as in arXiv:2502.16982).
 
-    The update of an (m, n) matrix has singular values near 1 and is scaled by sqrt(max(1, m / n)), so that `lr` means
-    the same for every shape. Matrices of one shape are orthogonalised as one batch."""
+    The update of an (m, n) matrix has singular values near 1 and is scaled by sqrt(max(1, m /
+    n)), so that `lr` means the same for every shape. Matrices of one shape are orthogonalised
+    as one batch."""
 
-    def __init__(self, params: Iterable[Tensor], *, lr: float = 0.02, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, params: Iterable[Tensor], *, lr: float = 0.02, weight_decay: float = 0.0
+    ) -> None:
         super().__init__(params, dict(lr=lr, base_lr=lr, momentum=0.95, weight_decay=weight_decay))
 
     @torch.no_grad()
@@ -135,14 +143,16 @@ def _orthogonalise_replicated(matrices: list[Tensor]) -> list[Tensor]:
     if mine:
         done[: len(mine)] = orthogonalise(torch.stack(mine))
     every = done.new_empty(ranks * share, *first.shape)
-    gather = getattr(td, "all_gather_single", None) or td.all_gather_into_tensor  # torch 2.13 renames it
+    gather = (
+        getattr(td, "all_gather_single", None) or td.all_gather_into_tensor
+    )  # torch 2.13 renames it
     gather(every, done)
     return list(every[: len(matrices)])
 
 
 def _orthogonalise_sharded(matrices: list[DTensor]) -> list[Tensor]:
-    """Every rank has some rows of each matrix. Two all-to-alls: it receives all rows of its share of the matrices, and
-    returns them orthogonalised."""
+    """Every rank has some rows of each matrix. Two all-to-alls: it receives all rows of its
+    share of the matrices, and returns them orthogonalised."""
     first = matrices[0]
     group = first.device_mesh.get_group("shard")
     ranks = td.get_world_size(group)
@@ -154,9 +164,13 @@ def _orthogonalise_sharded(matrices: list[DTensor]) -> list[Tensor]:
         to[: len(g.to_local())] = g.to_local()
     received = torch.empty_like(sent)  # rank-major: the rows that each rank has of my S matrices
     td.all_to_all_single(received, sent, group=group)
-    whole = received.view(ranks, share, rows, n).transpose(0, 1).reshape(share, ranks * rows, n)[:, :m]
+    whole = (
+        received.view(ranks, share, rows, n).transpose(0, 1).reshape(share, ranks * rows, n)[:, :m]
+    )
     done = F.pad(orthogonalise(whole).to(sent.dtype), (0, 0, 0, ranks * rows - m))
-    td.all_to_all_single(received, done.view(share, ranks, rows, n).transpose(0, 1).contiguous(), group=group)
+    td.all_to_all_single(
+        received, done.view(share, ranks, rows, n).transpose(0, 1).contiguous(), group=group
+    )
     return [
         DTensor.from_local(
             part[: len(g.to_local())],
@@ -170,11 +184,12 @@ def _orthogonalise_sharded(matrices: list[DTensor]) -> list[Tensor]:
 
 
 def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
-    """(N, m, n) -> matrices of the same singular vectors and singular values in about [0.7, 1.2]: Muon's quintic
-    Newton-Schulz iteration.
+    """(N, m, n) -> matrices of the same singular vectors and singular values in about [0.7,
+    1.2]: Muon's quintic Newton-Schulz iteration.
 
-    Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. Where x is wide and float32, steps are
-    taken on the small s. The rounding of s grows a^2 = 12 times a step, so it is computed anew after three."""
+    Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. Where x is wide
+    and float32, steps are taken on the small s. The rounding of s grows a^2 = 12 times a step,
+    so it is computed anew after three."""
     a, b, c = QUINTIC
     x = g.to(dist.compute_dtype(g.device))  # bfloat16 suffices (Keller Jordan et al., 2024)
     if g.shape[-2] > g.shape[-1]:

@@ -46,14 +46,16 @@ class PackingSettings(Protocol):
 def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 1e-6) -> Tensor:
     """Advantages (P, G) of rewards (P, G).
 
-    none: the reward itself. mean: minus the group's mean (Dr. GRPO, arXiv:2503.20783). leave_one_out: minus the mean of
-    the others (RLOO, arXiv:2402.14740), equal to mean x G / (G - 1). zscore: mean over the group's standard deviation
-    (n - 1) + eps (GRPO, arXiv:2402.03300, section 4.1.2). All but none give a group of equal rewards exactly 0."""
+    none: the reward itself. mean: minus the group's mean (Dr. GRPO, arXiv:2503.20783).
+    leave_one_out: minus the mean of the others (RLOO, arXiv:2402.14740), equal to mean x G / (G
+    - 1). zscore: mean over the group's standard deviation (n - 1) + eps (GRPO,
+    arXiv:2402.03300, section 4.1.2). All but none give a group of equal rewards exactly 0."""
     if baseline == "none":
         return rewards.clone()
     group = rewards.shape[1]
     centred = rewards - rewards.mean(dim=1, keepdim=True)
-    # rounding of the mean must not give a group without signal a tiny one, which zscore would blow up
+    # rounding of the mean must not give a group without signal a tiny one, which zscore would
+    # blow up
     centred = torch.where(zero_variance(rewards)[:, None], torch.zeros_like(centred), centred)
     if baseline == "mean":
         return centred
@@ -63,13 +65,14 @@ def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 
 
 
 def zero_variance(rewards: Tensor) -> Tensor:
-    """(P,) bool: groups of rewards (P, G) that are all equal, which carry no gradient under any group baseline."""
+    """(P,) bool: groups of rewards (P, G) that are all equal, which carry no gradient under any
+    group baseline."""
     return (rewards == rewards[:, :1]).all(dim=1)
 
 
 def equal_groups(ranks: Sequence[Tensor]) -> Tensor:
-    """(P,) bool: whether the rewards of a group are all equal, of each group of all ranks. Groups of one completion are
-    one group together."""
+    """(P,) bool: whether the rewards of a group are all equal, of each group of all ranks.
+    Groups of one completion are one group together."""
     rewards = torch.cat(list(ranks))
     return zero_variance(rewards if rewards.shape[1] > 1 else rewards.T)
 
@@ -89,9 +92,9 @@ def estimate_gae(
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns (B, T) by generalised advantage estimation (arXiv:1506.02438, eq. 16).
 
-    rewards, values (B, T) belong to the state before each token. mask (B, T): tokens that the policy wrote; those of an
-    environment are skipped, and the end of a sequence has value 0. lam 1: Monte Carlo return minus value; 0: one step
-    ahead."""
+    rewards, values (B, T) belong to the state before each token. mask (B, T): tokens that the
+    policy wrote; those of an environment are skipped, and the end of a sequence has value 0.
+    lam 1: Monte Carlo return minus value; 0: one step ahead."""
     on = mask.bool()
     rewards = torch.where(on, rewards, torch.zeros_like(rewards))
     values = torch.where(on, values, torch.zeros_like(values))
@@ -113,11 +116,14 @@ def credit(
     old: Tensor,
     ref: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """GRPO's (P, G) advantages of the rewards within their group, and a (P, G) mask of those that differ from 0. With
+    """GRPO's (P, G) advantages of the rewards within their group, and a (P, G) mask of those
+    that differ from 0. With
     --kl-in reward each advantage is reduced by the completion's KL divergence from the reference.
 
-    The penalty is centred as the reward is, but not divided by its standard deviation, which is tiny where penalties
-    agree. It is not in the mask: rounding alone gives completions of equal reward penalties that differ."""
+    The penalty is centred as the reward is, but not divided by its standard deviation, which is
+    tiny where penalties
+    agree. It is not in the mask: rounding alone gives completions of equal reward penalties
+    that differ."""
     advantage = group_advantages(batch.rewards, baseline)
     live = advantage != 0
     if ref is None or cfg.kl_in == "loss":
@@ -128,9 +134,11 @@ def credit(
 
 
 def token_rewards(cfg: KLSettings, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> Tensor:
-    """PPO's (N, C) reward of each token: the task's at the last one, less the KL penalty of each (arXiv:2203.02155,
-    eq. 2)."""
-    rows = batch.lengths().nonzero()[:, 0]  # a prompt that fills the block leaves an empty completion
+    """PPO's (N, C) reward of each token: the task's at the last one, less the KL penalty of
+    each (arXiv:2203.02155, eq. 2)."""
+    rows = batch.lengths().nonzero()[
+        :, 0
+    ]  # a prompt that fills the block leaves an empty completion
     rewards = torch.zeros(old.shape)
     rewards[rows, batch.lengths()[rows] - 1] = batch.rewards.flatten()[rows]
     rewards = dist.send(rewards, old.device)
@@ -138,8 +146,8 @@ def token_rewards(cfg: KLSettings, batch: RolloutBatch, old: Tensor, ref: Tensor
 
 
 def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:
-    """(P, G) bool. correct: exact matches. best: the completions of the largest reward in each group whose rewards
-    differ."""
+    """(P, G) bool. correct: exact matches. best: the completions of the largest reward in each
+    group whose rewards differ."""
     if keep == "correct":
         return batch.correct
     best = batch.rewards == batch.rewards.amax(1, keepdim=True)
@@ -150,8 +158,8 @@ def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:
 
 
 class ValueHead(nn.Linear):
-    """(..., D) states -> (...) values. It starts at 0. It computes in float32 also under autocast, since the rounding
-    error of a bfloat16 value would count as an advantage."""
+    """(..., D) states -> (...) values. It starts at 0. It computes in float32 also under
+    autocast, since the rounding error of a bfloat16 value would count as an advantage."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 1)
@@ -170,8 +178,8 @@ class ValueHead(nn.Linear):
 
 @torch.no_grad()
 def values_of(cfg: PackingSettings, model: GPT, head: ValueHead, batch: RolloutBatch) -> Tensor:
-    """(N, C): the value before each sampled token, 0 behind a completion's end. A collective where the model is
-    sharded."""
+    """(N, C): the value before each sampled token, 0 behind a completion's end. A collective
+    where the model is sharded."""
     device = dist.device()
     with sharding.whole(model) as reader:
 
@@ -186,9 +194,12 @@ def values_of(cfg: PackingSettings, model: GPT, head: ValueHead, batch: RolloutB
 
 
 def explained_variance(returns: Tensor, values: Tensor) -> float:
-    """Share of the variance of the returns that the values predict, over all ranks; 0 if the returns do not vary. A
-    collective."""
-    sums = [x.double().sum() for x in (torch.ones_like(returns), returns, returns**2, (returns - values) ** 2)]
+    """Share of the variance of the returns that the values predict, over all ranks; 0 if the
+    returns do not vary. A collective."""
+    sums = [
+        x.double().sum()
+        for x in (torch.ones_like(returns), returns, returns**2, (returns - values) ** 2)
+    ]
     n, r1, r2, unexplained = dist.sum_(torch.stack(sums).cpu()).tolist()
     variance = r2 - r1**2 / max(1.0, n)  # all completions may be empty
     return 1 - unexplained / variance if variance > 0 else 0.0

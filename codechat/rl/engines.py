@@ -1,13 +1,17 @@
-"""The engine that samples rollouts: this process, or a server that gets new weights after each step.
+"""The engine that samples rollouts: this process, or a server that gets new weights after each
+step.
 
     local   `generate.sample` on the policy itself
-    http    `codechat serve --reload-from DIR`; draws the tokens of `local`: seed and keys travel with each request
-    vllm    vLLM's OpenAI server on GPUs; its own random generator: another curve of the same distribution
+    http    `codechat serve --reload-from DIR`; draws the tokens of `local`: seed and keys travel
+            with each request
+    vllm    vLLM's OpenAI server on GPUs; its own random generator: another curve of the same
+            distribution
 
-Weights travel through --engine-dir, which trainer and server both see. Our server reports with every completion which
-weights sampled it; completions of other weights, as after a restart, are discarded, and weights and request are sent
-again. While no server answers, the rest of a batch is retried for --engine-patience-s; then EngineLost is raised, on
-which a loop saves and stops. docs/engines.md has the commands.
+Weights travel through --engine-dir, which trainer and server both see. Our server reports with
+every completion which weights sampled it; completions of other weights, as after a restart, are
+discarded, and weights and request are sent again. While no server answers, the rest of a batch
+is retried for --engine-patience-s; then EngineLost is raised, on which a loop saves and stops.
+docs/engines.md has the commands.
 
 `RolloutSampler` takes the rollouts of a step from an engine."""
 
@@ -55,15 +59,19 @@ class Engine:
 
     @contextmanager
     def policy(self, model: GPT) -> Iterator[Any]:
-        """The policy to pass to `sample`. A UserError inside on one rank is raised on all. Collectives at both ends."""
+        """The policy to pass to `sample`. A UserError inside on one rank is raised on all.
+        Collectives at both ends."""
         with sharding.whole(model) as policy, torch.no_grad(), dist.autocast():
             yield policy
 
     def push(self, model: GPT, step: int) -> None:
         """Send the weights of `step`. A collective."""
 
-    def sample(self, policy: GPT, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[Completion]:
-        """Completions in the order of `generate.sample`, whose arguments it takes. No collective."""
+    def sample(
+        self, policy: GPT, prompts: Sequence[Sequence[int]], **sampling: Any
+    ) -> list[Completion]:
+        """Completions in the order of `generate.sample`, whose arguments it takes. No
+        collective."""
         return generate.sample(policy, prompts, **sampling)
 
     def metrics(self) -> dict[str, float]:
@@ -124,7 +132,9 @@ class Http(Engine):
 
     def push(self, model: GPT, step: int) -> None:
         began = time.perf_counter()
-        self.path = checkpoint.save(self.folder / self.cfg.run_name, step, model=lora.merged(model), meta=self.meta)
+        self.path = checkpoint.save(
+            self.folder / self.cfg.run_name, step, model=lora.merged(model), meta=self.meta
+        )
         self.version = checkpoint.fingerprint(checkpoint.read_meta(self.path))
         self._lost.clear()
         with dist.together():
@@ -160,13 +170,20 @@ class Http(Engine):
             room = min(self.shape.block_size - len(prompt), max_new_tokens)
             if room < 1:
                 return [Completion([], [], "context")] * samples_per_prompt
-            body = common | self._draws(stop, top_k, seed, key) | {"prompt": list(prompt), "max_tokens": room}
+            body = (
+                common
+                | self._draws(stop, top_k, seed, key)
+                | {"prompt": list(prompt), "max_tokens": room}
+            )
             choices = self._retried(lambda: self._choices(body))
             return [self._completion(choice, prompt, max_new_tokens) for choice in choices]
 
         names = range(len(prompts)) if keys is None else keys
         with ThreadPoolExecutor(PARALLEL) as pool:
-            requests = [pool.submit(completions, prompt, key) for prompt, key in zip(prompts, names, strict=True)]
+            requests = [
+                pool.submit(completions, prompt, key)
+                for prompt, key in zip(prompts, names, strict=True)
+            ]
             try:
                 return [completion for request in requests for completion in request.result()]
             except BaseException:  # also an interrupt must not wait for the other requests
@@ -195,12 +212,17 @@ class Http(Engine):
     def _load_weights(self) -> None:
         """Make the server load the weights at `self.path`."""
         try:
-            answer = self.link.ask("/admin/weights", {"path": self.path.relative_to(self.folder).as_posix()})
+            answer = self.link.ask(
+                "/admin/weights", {"path": self.path.relative_to(self.folder).as_posix()}
+            )
         except Refused as error:
             remedy = "serve the same model with --reload-from, the --engine-dir here"
             raise Refused(f"{error}; {remedy}", error.status) from None
         if answer["version"] != self.version:
-            raise self._wrong(f"loaded {answer['version']}, not {self.version}; its --reload-from must be --engine-dir")
+            raise self._wrong(
+                f"loaded {answer['version']}, not {self.version}; "
+                "its --reload-from must be --engine-dir"
+            )
 
     def _choices(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The choices of one request, all sampled from the weights that were pushed last."""
@@ -211,7 +233,10 @@ class Http(Engine):
                 if self.link.ask("/health")["version"] != self.version:
                     self._load_weights()
             named = ", ".join(sorted(others))
-            raise NoAnswer(f"{self.link.url} sampled from {named}, not {self.version}; does another run use it?")
+            raise NoAnswer(
+                f"{self.link.url} sampled from {named}, not {self.version}; "
+                "does another run use it?"
+            )
         return choices
 
     def _complete(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -228,13 +253,26 @@ class Http(Engine):
         """A checked choice: training needs exactly the ids that were sampled."""
         ids = choice.get("token_ids")
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
-        if not ids or not logprobs or len(ids) != len(logprobs) or not all(map(math.isfinite, logprobs)):
-            raise self._wrong("answers without token_ids or logprobs; it must support return_token_ids and logprobs")
+        if (
+            not ids
+            or not logprobs
+            or len(ids) != len(logprobs)
+            or not all(map(math.isfinite, logprobs))
+        ):
+            raise self._wrong(
+                "answers without token_ids or logprobs; it must "
+                "support return_token_ids and logprobs"
+            )
         if list(choice.get("prompt_token_ids") or prompt) != list(prompt):
             raise self._wrong("changed prompt_token_ids; rollouts need them unchanged")
         if not 0 <= min(ids) <= max(ids) < self.shape.n_ids or len(ids) > max_new_tokens:
-            limits = f"the policy has ids 0..{self.shape.n_ids - 1}, and max_new_tokens is {max_new_tokens}"
-            raise self._wrong(f"sampled ids up to {max(ids)} in {len(ids)} tokens; {limits}; serve the same model")
+            limits = (
+                f"the policy has ids 0..{self.shape.n_ids - 1}, "
+                f"and max_new_tokens is {max_new_tokens}"
+            )
+            raise self._wrong(
+                f"sampled ids up to {max(ids)} in {len(ids)} tokens; {limits}; serve the same model"
+            )
         stop: generate.StopReason = "length" if len(ids) == max_new_tokens else "context"
         if choice.get("finish_reason") == "stop":
             stop = "stop"
@@ -254,10 +292,17 @@ class Http(Engine):
                 if isinstance(error, Refused) and error.status not in self.busy:
                     raise
                 if not self.retries:
-                    print(f"{error}; trying again for {self.cfg.engine_patience_s:.0f} s", file=sys.stderr)
+                    print(
+                        f"{error}; trying again for {self.cfg.engine_patience_s:.0f} s",
+                        file=sys.stderr,
+                    )
                 self.model = ""  # a restarted server may serve it under another name
                 waited = time.monotonic() - began
-                if self._lost.is_set() or processes.stop.is_set() or waited > self.cfg.engine_patience_s:
+                if (
+                    self._lost.is_set()
+                    or processes.stop.is_set()
+                    or waited > self.cfg.engine_patience_s
+                ):
                     raise EngineLost(f"{error}; waited {waited:.0f} s for it") from None
             self.retries += 1
             time.sleep(pause)
@@ -278,7 +323,9 @@ class VLLM(Http):
         key: int | str,
     ) -> dict[str, Any]:
         single = [s[0] for s in stop if len(s) == 1]
-        if stop and not single:  # endings of more tokens only save time: completions are cut at stop texts
+        if (
+            stop and not single
+        ):  # endings of more tokens only save time: completions are cut at stop texts
             problem = "vLLM stops at single ids, but a turn of this model ends with several"
             raise ConfigError(f"{problem}; use --tags reserved, or --engine http")
         bias = {str(i): BANNED for i in range(self.shape.n_ids, self.shape.padded_vocab)} or None
@@ -286,7 +333,9 @@ class VLLM(Http):
         return {"stop_token_ids": single, "top_k": top_k or -1, "logit_bias": bias, "seed": seed}
 
     def _load_weights(self) -> None:
-        dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")  # one of the names that an export takes
+        dtype: Any = str(dist.compute_dtype()).removeprefix(
+            "torch."
+        )  # one of the names that an export takes
         exchange.export(
             exchange.ExportConfig(
                 ckpt=str(self.path),
@@ -326,13 +375,14 @@ class RolloutSettings(Protocol):
 
 
 def step_seed(seed: int, step: int) -> int:
-    """Seed of a step's draws. It differs from those of new weights (seed) and of the diagnosis (seed + 1)."""
+    """Seed of a step's draws. It differs from those of new weights (seed) and of the diagnosis
+    (seed + 1)."""
     return seed * 1_000_003 + step + 2
 
 
 class RolloutSampler:
-    """Samples and scores groups of a task's problems. The seed and each group's key decide the draws: a resumed run and
-    another number of ranks draw the same."""
+    """Samples and scores groups of a task's problems. The seed and each group's key decide the
+    draws: a resumed run and another number of ranks draw the same."""
 
     def __init__(
         self,
@@ -358,10 +408,13 @@ class RolloutSampler:
         key: int = 0,
         group_size: int | None = None,
     ) -> RolloutBatch:
-        """Rollouts of n problems from number `at` on, wrapping around. key: the first group's number within its step
-        over all ranks. One part is judged while the next one is sampled. A collective."""
+        """Rollouts of n problems from number `at` on, wrapping around. key: the first group's
+        number within its step over all ranks. One part is judged while the next one is sampled.
+        A collective."""
         cfg = self.cfg
-        part = cfg.device_batch_size if cfg.grad_accum > 1 else max(n, 1)  # problems sampled together
+        part = (
+            cfg.device_batch_size if cfg.grad_accum > 1 else max(n, 1)
+        )  # problems sampled together
 
         def sample(numbers: range) -> RolloutBatch:
             return rollout.draw(
@@ -376,21 +429,26 @@ class RolloutSampler:
                 max_new_tokens=cfg.max_new_tokens,
                 temperature=cfg.temperature,
                 top_k=cfg.top_k,
-                note_kept=cfg.top_k is not None,  # the trainer's log-probabilities are then of the ids kept
+                note_kept=cfg.top_k
+                is not None,  # the trainer's log-probabilities are then of the ids kept
                 sampler=self.engine.sample,
             )
 
         with self.engine.policy(self.model) as policy, ThreadPoolExecutor(1, "judging") as judging:
-            drawn = (sample(range(first, min(first + part, n))) for first in range(0, max(n, 1), part))
+            drawn = (
+                sample(range(first, min(first + part, n))) for first in range(0, max(n, 1), part)
+            )
             waiting = [judging.submit(rollout.judged, self.task, batch) for batch in drawn]
             batch = rollout.join([batch.result() for batch in waiting])
         return replace(batch, longest_row=self.longest_row)
 
     @cached_property
     def longest_row(self) -> int:
-        """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose rows need no common shape,
-        and for episodes, whose length is not known in advance."""
+        """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose
+        rows need no common shape, and for episodes, whose length is not known in advance."""
         if on_cpu(dist.device()) or episodes.has_environment(self.task):
             return 0
-        prompts = (chat.prompt(self.task.prompt(p), self.tok, self.cfg.chosen_tags) for p in self.problems)
+        prompts = (
+            chat.prompt(self.task.prompt(p), self.tok, self.cfg.chosen_tags) for p in self.problems
+        )
         return min(max(map(len, prompts)) - 1 + self.cfg.max_new_tokens, self.model.cfg.block_size)

@@ -1,12 +1,13 @@
 """Episodes: a policy and an environment take turns, as token ids.
 
-A completion is the whole continuation of the prompt: what the policy sampled and, between its turns, what the
-environment said, with a mask that separates the two. Earlier turns are never tokenised again. All running episodes of a
-batch sample their next turn together. Sampling depends on seed, problem, sample, turn and position alone.
+A completion is the whole continuation of the prompt: what the policy sampled and, between its
+turns, what the environment said, with a mask that separates the two. Earlier turns are never
+tokenised again. All running episodes of a batch sample their next turn together. Sampling
+depends on seed, problem, sample, turn and position alone.
 
-An episode ends when its environment ends it ("stop"), after `task.max_turns` answers ("turns"), when an answer was cut
-("length"), and when the model's block has no room for one more token ("context"); always with what the policy wrote.
-"""
+An episode ends when its environment ends it ("stop"), after `task.max_turns` answers ("turns"),
+when an answer was cut ("length"), and when the model's block has no room for one more token
+("context"); always with what the policy wrote."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ Sampler = Callable[..., list[generate.Completion]]  # `generate.sample`, or that
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer: ids [start, end) of the completion, its text, the reward it gained, the environment's reply, and what
-    the episode has changed so far."""
+    """One answer: ids [start, end) of the completion, its text, the reward it gained, the
+    environment's reply, and what the episode has changed so far."""
 
     start: int
     end: int
@@ -47,8 +48,8 @@ class Turn:
 
 
 class Episode:
-    """A policy's answers and an environment's replies. `finished` adds the completion, its text with tags, and the
-    score."""
+    """A policy's answers and an environment's replies. `finished` adds the completion, its text
+    with tags, and the score."""
 
     completion: generate.Completion
     text: str
@@ -72,7 +73,9 @@ class Episode:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.mask: list[bool] = []
-        self.kept: list[tuple[int, Tensor | None]] = []  # tokens of each part, and their `Completion.kept`
+        self.kept: list[
+            tuple[int, Tensor | None]
+        ] = []  # tokens of each part, and their `Completion.kept`
         self.turns: list[Turn] = []
         self.stop: generate.StopReason | None = None  # none = it goes on
 
@@ -89,7 +92,8 @@ class Episode:
         self.mask += [written] * len(ids)
 
     def take(self, answer: generate.Completion, *, last: bool, room: int) -> None:
-        """Carry out an answer and append it; append the environment's reply too if the episode goes on."""
+        """Carry out an answer and append it; append the environment's reply too if the episode
+        goes on."""
         start = len(self.ids)
         self._append(answer.ids, answer.logprobs, True, answer.kept)
         text = chat.completion_text(answer.ids, self.tokenizer, self.tags)
@@ -105,11 +109,15 @@ class Episode:
         if len(self.prompt) + len(self.ids) + len(reply) >= room:
             self.stop = "context"
             return
-        self._append(reply, [0.0] * len(reply), False)  # the environment's text is input, never a target
+        self._append(
+            reply, [0.0] * len(reply), False
+        )  # the environment's text is input, never a target
 
     def finished(self) -> Self:
         kept = generate.joined_kept(self.kept)
-        self.completion = generate.Completion(self.ids, self.logprobs, self.stop or "turns", self.mask, kept)
+        self.completion = generate.Completion(
+            self.ids, self.logprobs, self.stop or "turns", self.mask, kept
+        )
         self.text = chat.transcript(self.ids, self.tokenizer, self.tags)
         self.score = self.world.score()
         return self
@@ -121,13 +129,15 @@ def has_environment(task: Task) -> bool:
 
 
 def stop_texts(task: Any, tags: str) -> tuple[str, ...]:
-    """Texts behind which a completion is cut if its tags are raw: a base model writes on after its answer."""
+    """Texts behind which a completion is cut if its tags are raw: a base model writes on after
+    its answer."""
     return tuple(getattr(task, "stop_texts", ())) if tags == chat.RAW else ()
 
 
 def stop_sequences(task: Any, tokenizer: Tokenizer, tags: str) -> Sequence[Sequence[int]]:
-    """Ids that end an answer; none for a task with `no_stop`. A stop text can be spelled by many token sequences: these
-    are its likeliest, so that sampling ends early, and `rollout.draw` cuts at every other."""
+    """Ids that end an answer; none for a task with `no_stop`. A stop text can be spelled by
+    many token sequences: these are its likeliest, so that sampling ends early, and
+    `rollout.draw` cuts at every other."""
     if getattr(task, "no_stop", False):
         return ()
     spelled = [space + text for text in stop_texts(task, tags) for space in ("", " ", "\n")]
@@ -149,9 +159,9 @@ def play(
     sampler: Sampler = generate.sample,
     **sampling: Any,
 ) -> list[Episode]:
-    """`group_size` episodes of every problem, problem-major. max_new_tokens: of one answer. sampling: further settings
-    of the sampler. A task whose environments are expensive to hold limits how many play at a time
-    (`episodes_at_once`)."""
+    """`group_size` episodes of every problem, problem-major. max_new_tokens: of one answer.
+    sampling: further settings of the sampler. A task whose environments are expensive to hold
+    limits how many play at a time (`episodes_at_once`)."""
     sampling |= dict(
         max_new_tokens=max_new_tokens,
         stop=stop_sequences(task, tokenizer, tags),
@@ -159,7 +169,9 @@ def play(
         on_overflow="stop",
     )
     groups = list(zip(problems, range(len(problems)) if keys is None else keys, strict=True))
-    at_once = max(1, getattr(task, "episodes_at_once", len(problems) * group_size) // group_size)  # groups
+    at_once = max(
+        1, getattr(task, "episodes_at_once", len(problems) * group_size) // group_size
+    )  # groups
     played: list[Episode] = []
     for at in range(0, len(groups), at_once):
         part = groups[at : at + at_once]
@@ -203,8 +215,8 @@ def replay(
     *,
     block_size: int = 2**30,
 ) -> Episode:
-    """The episode in which the policy gives these answers, one per turn, with log-probabilities 0. Answers after its
-    end are ignored."""
+    """The episode in which the policy gives these answers, one per turn, with log-probabilities
+    0. Answers after its end are ignored."""
     running = Episode(task, problem, 0, "replay", tokenizer, tags)
     for number, text in enumerate(answers, 1):
         if running.stop is None:

@@ -1,11 +1,12 @@
-"""Losses over preferences: DPO, IPO, CPO, SimPO and ORPO over pairs, KTO over single completions with a label.
+"""Losses over preferences: DPO, IPO, CPO, SimPO and ORPO over pairs, KTO over single
+completions with a label.
 
-Each pair loss is a function of a margin between the chosen and the rejected completion. They differ in the reference of
-the margin (a model, or none), in dividing by length, and in an SFT term for the chosen completion.
+Each pair loss is a function of a margin between the chosen and the rejected completion. They
+differ in the reference of the margin (a model, or none), in dividing by length, and in an SFT
+term for the chosen completion.
 
-Shapes: B pairs. chosen, rejected (B,): summed log-probabilities of a completion in nats; ref_*: under the reference
-model; *_lengths (B,): tokens.
-"""
+Shapes: B pairs. chosen, rejected (B,): summed log-probabilities of a completion in nats; ref_*:
+under the reference model; *_lengths (B,): tokens."""
 
 from typing import Literal, NamedTuple
 
@@ -19,7 +20,8 @@ BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "cpo": 0.1, "simpo": 2.0, "orpo": 0.
 
 
 class Losses(NamedTuple):
-    """losses (B,) with gradient; the implicit rewards (B,), whose difference is the margin, without."""
+    """losses (B,) with gradient; the implicit rewards (B,), whose difference is the margin,
+    without."""
 
     losses: Tensor
     chosen_rewards: Tensor
@@ -33,7 +35,8 @@ def dpo_loss(
     ref_rejected: Tensor,
     beta: float = 0.1,
 ) -> Losses:
-    """-log sigmoid(beta [(log pi - log ref)(chosen) - (log pi - log ref)(rejected)]) (DPO, arXiv:2305.18290, eq. 7)."""
+    """-log sigmoid(beta [(log pi - log ref)(chosen) - (log pi - log ref)(rejected)]) (DPO,
+    arXiv:2305.18290, eq. 7)."""
     good = beta * (chosen - ref_chosen)
     bad = beta * (rejected - ref_rejected)
     return Losses(-F.logsigmoid(good - bad), good.detach(), bad.detach())
@@ -46,7 +49,8 @@ def ipo_loss(
     ref_rejected: Tensor,
     beta: float = 0.1,
 ) -> Losses:
-    """(h - 1 / (2 beta))^2 with h DPO's difference of log-ratios (IPO, arXiv:2310.12036, eq. 17; its tau is our beta).
+    """(h - 1 / (2 beta))^2 with h DPO's difference of log-ratios (IPO, arXiv:2310.12036, eq.
+    17; its tau is our beta).
 
     The margin has a target: pairs beyond it are pulled back. h is over sums, as in the paper."""
     good = chosen - ref_chosen
@@ -55,10 +59,14 @@ def ipo_loss(
 
 
 def cpo_loss(chosen: Tensor, rejected: Tensor, beta: float = 0.1) -> Losses:
-    """-log sigmoid(beta [log pi(chosen) - log pi(rejected)]) (CPO, arXiv:2401.08417, eq. 3): DPO, uniform reference.
+    """-log sigmoid(beta [log pi(chosen) - log pi(rejected)]) (CPO, arXiv:2401.08417, eq. 3):
+    DPO, uniform reference.
 
-    `pair_loss` adds its behaviour-cloning term, per token where the paper sums over the sequence."""
-    return Losses(-F.logsigmoid(beta * (chosen - rejected)), beta * chosen.detach(), beta * rejected.detach())
+    `pair_loss` adds its behaviour-cloning term, per token where the paper sums over the
+    sequence."""
+    return Losses(
+        -F.logsigmoid(beta * (chosen - rejected)), beta * chosen.detach(), beta * rejected.detach()
+    )
 
 
 def simpo_loss(
@@ -69,8 +77,8 @@ def simpo_loss(
     beta: float = 2.0,
     margin: float = 1.0,
 ) -> Losses:
-    """-log sigmoid(beta / |chosen| log pi(chosen) - beta / |rejected| log pi(rejected) - margin) (SimPO,
-    arXiv:2405.14734, eq. 6; its gamma is our margin)."""
+    """-log sigmoid(beta / |chosen| log pi(chosen) - beta / |rejected| log pi(rejected) -
+    margin) (SimPO, arXiv:2405.14734, eq. 6; its gamma is our margin)."""
     good = beta * chosen / chosen_lengths
     bad = beta * rejected / rejected_lengths
     return Losses(-F.logsigmoid(good - bad - margin), good.detach(), bad.detach())
@@ -83,8 +91,9 @@ def orpo_loss(
     rejected_lengths: Tensor,
     beta: float = 0.1,
 ) -> Losses:
-    """-beta log sigmoid(log odds(chosen) - log odds(rejected)), odds = p / (1 - p), p the geometric mean of token
-    probabilities (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). `pair_loss` adds its SFT term."""
+    """-beta log sigmoid(log odds(chosen) - log odds(rejected)), odds = p / (1 - p), p the
+    geometric mean of token probabilities (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is
+    our beta). `pair_loss` adds its SFT term."""
     good = _log_odds(chosen / chosen_lengths)
     bad = _log_odds(rejected / rejected_lengths)
     return Losses(-beta * F.logsigmoid(good - bad), beta * good.detach(), beta * bad.detach())
@@ -103,10 +112,12 @@ def kto_loss(
     kl: Tensor | float,
     beta: float = 0.1,
 ) -> tuple[Tensor, Tensor]:
-    """Losses and implicit rewards of completions, both (B,): 1 - sigmoid(beta (r - kl)) if liked (B,) bool, else
-    1 - sigmoid(beta (kl - r)), r = log pi - log ref (KTO, arXiv:2402.01306, eq. 8, without lambda_y).
+    """Losses and implicit rewards of completions, both (B,): 1 - sigmoid(beta (r - kl)) if
+    liked (B,) bool, else 1 - sigmoid(beta (kl - r)), r = log pi - log ref (KTO,
+    arXiv:2402.01306, eq. 8, without lambda_y).
 
-    kl: KTO's z_0, an estimate of KL(policy || reference) from completions of *other* prompts, no gradient."""
+    kl: KTO's z_0, an estimate of KL(policy || reference) from completions of *other* prompts,
+    no gradient."""
     reward = logprobs - ref_logprobs
     kl = torch.as_tensor(kl, device=reward.device).detach()
     signed = torch.where(liked, reward - kl, kl - reward)
@@ -124,10 +135,12 @@ def pair_loss(
     ref_chosen: Tensor | None = None,
     ref_rejected: Tensor | None = None,
 ) -> Losses:
-    """The loss called `kind`; CPO's and ORPO's with their SFT term, the mean negative log-probability per token of the
-    chosen completion."""
+    """The loss called `kind`; CPO's and ORPO's with their SFT term, the mean negative
+    log-probability per token of the chosen completion."""
     if kind in NEEDS_REFERENCE:
-        assert ref_chosen is not None and ref_rejected is not None, f"{kind} compares with a reference model"
+        assert ref_chosen is not None and ref_rejected is not None, (
+            f"{kind} compares with a reference model"
+        )
         with_reference = dpo_loss if kind == "dpo" else ipo_loss
         return with_reference(chosen, rejected, ref_chosen, ref_rejected, beta)
     if kind == "simpo":

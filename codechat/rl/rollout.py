@@ -1,11 +1,13 @@
-"""From a policy and problems to a scored batch of rollouts, and from that batch to packed rows for training.
+"""From a policy and problems to a scored batch of rollouts, and from that batch to packed rows
+for training.
 
-A completion is trained on exactly the ids that were sampled; its text is for the reward and for people. A packed row
-holds a group's prompt once, and each of its G completions as a branch that sees only the prompt and itself: P + G x C
-tokens per group instead of G x (P + C). The environment's part of an episode (`episodes`) is input, never a target.
+A completion is trained on exactly the ids that were sampled; its text is for the reward and for
+people. A packed row holds a group's prompt once, and each of its G completions as a branch that
+sees only the prompt and itself: P + G x C tokens per group instead of G x (P + C). The
+environment's part of an episode (`episodes`) is input, never a target.
 
-Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; C tokens of the longest completion; R
-rows of T tokens."""
+Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; C tokens of
+the longest completion; R rows of T tokens."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +37,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """N = P x G completions. prompts: P id lists. completions, texts, scores: N each; no scores before `judged`. turns:
-    N lists of an episode's turns, empty without environments. longest_row: tokens of the longest training row that this
-    run can need; 0 = unknown."""
+    """N = P x G completions. prompts: P id lists. completions, texts, scores: N each; no scores
+    before `judged`. turns: N lists of an episode's turns, empty without environments.
+    longest_row: tokens of the longest training row that this run can need; 0 = unknown."""
 
     problems: list[Problem]
     prompts: list[list[int]]
@@ -51,7 +53,9 @@ class RolloutBatch:
     @cached_property
     def rewards(self) -> Tensor:
         """(P, G) float32."""
-        return torch.tensor([s.reward for s in self.scores], dtype=torch.float32).view(-1, self.group_size)
+        return torch.tensor([s.reward for s in self.scores], dtype=torch.float32).view(
+            -1, self.group_size
+        )
 
     @property
     def correct(self) -> Tensor:
@@ -69,23 +73,35 @@ class RolloutBatch:
 
     def mask(self) -> Tensor:
         """(N, C) bool: the tokens of each completion that the policy wrote."""
-        return pad_sequence([torch.tensor(c.written, dtype=torch.bool) for c in self.completions], batch_first=True)
+        return pad_sequence(
+            [torch.tensor(c.written, dtype=torch.bool) for c in self.completions], batch_first=True
+        )
 
     def logprobs(self) -> Tensor:
-        """(N, C) float32: log-probabilities under the sampler, in nats; 0 where the policy wrote nothing."""
-        return pad_sequence([torch.tensor(c.logprobs, dtype=torch.float32) for c in self.completions], batch_first=True)
+        """(N, C) float32: log-probabilities under the sampler, in nats; 0 where the policy
+        wrote nothing."""
+        return pad_sequence(
+            [torch.tensor(c.logprobs, dtype=torch.float32) for c in self.completions],
+            batch_first=True,
+        )
 
     @cached_property
     def kept(self) -> Tensor | None:
-        """(tokens of all completions, K) int32: the ids that each token could have been, `Completion.kept`; none where
-        the sampler drew from the whole distribution."""
+        """(tokens of all completions, K) int32: the ids that each token could have been,
+        `Completion.kept`; none where the sampler drew from the whole distribution."""
         table = generate.joined_kept([(len(c.ids), c.kept) for c in self.completions])
         if table is None:
             return None
-        drawn = torch.tensor([token for c in self.completions for token in c.ids], dtype=table.dtype)
-        written = torch.tensor([mine for c in self.completions for mine in c.written], dtype=torch.bool)
+        drawn = torch.tensor(
+            [token for c in self.completions for token in c.ids], dtype=table.dtype
+        )
+        written = torch.tensor(
+            [mine for c in self.completions for mine in c.written], dtype=torch.bool
+        )
         among = (table == drawn[:, None]).any(1)
-        assert bool((among | ~written).all()), "a sampled token is not among the ids that its sampler kept"
+        assert bool((among | ~written).all()), (
+            "a sampled token is not among the ids that its sampler kept"
+        )
         return table
 
     def cut_off(self) -> Tensor:
@@ -94,7 +110,9 @@ class RolloutBatch:
 
     def without_cut_off(self) -> Self:
         """The batch in which no token of a completion that was cut off is learned, or counted."""
-        silent = [replace(c, mask=[False] * len(c.ids)) if c.cut_off else c for c in self.completions]
+        silent = [
+            replace(c, mask=[False] * len(c.ids)) if c.cut_off else c for c in self.completions
+        ]
         return replace(self, completions=silent)
 
     def numbers(self, groups: Sequence[int]) -> list[int]:
@@ -120,8 +138,8 @@ class RolloutBatch:
         return join([self, other]).take([place.get(p, p) for p in range(len(self.problems))])
 
     def flops(self, shape: GPTConfig, trained: int) -> float:
-        """Model FLOPs of a forward pass of each prompt and completion token, and forward and backward of `trained`
-        tokens, at the mean length."""
+        """Model FLOPs of a forward pass of each prompt and completion token, and forward and
+        backward of `trained` tokens, at the mean length."""
         n_prompt = sum(map(len, self.prompts))
         n_completion = int(self.lengths().sum())
         mean_length = n_prompt // len(self.prompts) + n_completion // len(self.completions)
@@ -129,11 +147,15 @@ class RolloutBatch:
         return shape.flops_per_token(mean_length) * ((n_prompt + n_completion) / 3 + trained)
 
     def tier_shares(self, tiers: Sequence[str]) -> dict[str, float]:
-        """tier/NAME: share of rollouts on each tier. reward/NAME: mean of each term of the reward."""
+        """tier/NAME: share of rollouts on each tier. reward/NAME: mean of each term of the
+        reward."""
         n = len(self.scores)
         counts = Counter(score.tier for score in self.scores)
         shares = {f"tier/{tier}": counts[tier] / n for tier in tiers}
-        terms = {f"reward/{name}": sum(s.terms[name] for s in self.scores) / n for name in self.scores[0].terms}
+        terms = {
+            f"reward/{name}": sum(s.terms[name] for s in self.scores) / n
+            for name in self.scores[0].terms
+        }
         return shares | terms
 
     def best_and_worst(self, groups: int) -> list[dict[str, object]]:
@@ -193,11 +215,12 @@ def draw(
     sampler: episodes.Sampler = generate.sample,
     **sampling: Any,
 ) -> RolloutBatch:
-    """`group_size` completions of every problem, not yet judged; whole episodes, with their scores, if the task has
-    environments.
+    """`group_size` completions of every problem, not yet judged; whole episodes, with their
+    scores, if the task has environments.
 
-    sampling: max_new_tokens (of a completion, or of one turn), temperature, top_k, note_kept, seed and keys, one per
-    problem (default: its index), on which the draws depend. sampler: `generate.sample`, or that of an engine."""
+    sampling: max_new_tokens (of a completion, or of one turn), temperature, top_k, note_kept,
+    seed and keys, one per problem (default: its index), on which the draws depend. sampler:
+    `generate.sample`, or that of an engine."""
     if episodes.has_environment(task):
         played = episodes.play(
             policy,
@@ -242,12 +265,16 @@ def draw(
 
 
 def _beginning(c: Completion, n: int) -> Completion:
-    """Its first n tokens, ended by a stop text. What follows was sampled last: these keep their log-probabilities."""
-    return Completion(c.ids[:n], c.logprobs[:n], "stop", kept=None if c.kept is None else c.kept[:n])
+    """Its first n tokens, ended by a stop text. What follows was sampled last: these keep their
+    log-probabilities."""
+    return Completion(
+        c.ids[:n], c.logprobs[:n], "stop", kept=None if c.kept is None else c.kept[:n]
+    )
 
 
 def judged(task: Task, batch: RolloutBatch) -> RolloutBatch:
-    """The batch with the task's scores. RunError for a reward that is not finite: the weights would become so too."""
+    """The batch with the task's scores. RunError for a reward that is not finite: the weights
+    would become so too."""
     if not batch.scores:
         problems = [problem for problem in batch.problems for _ in range(batch.group_size)]
         batch = replace(batch, scores=list(score_all(task, problems, batch.texts)))
@@ -262,7 +289,12 @@ def judged(task: Task, batch: RolloutBatch) -> RolloutBatch:
 
 
 def collect(
-    policy: GPT, task: Task, problems: Sequence[Problem], tokenizer: Tokenizer, tags: str, **sampling: Any
+    policy: GPT,
+    task: Task,
+    problems: Sequence[Problem],
+    tokenizer: Tokenizer,
+    tags: str,
+    **sampling: Any,
 ) -> RolloutBatch:
     """`draw`, then `judged`; sampling: as `draw` takes it."""
     return judged(task, draw(policy, task, problems, tokenizer, tags, **sampling))
@@ -275,7 +307,8 @@ IGNORED = -100  # the target of a token from which nothing is learned
 
 @dataclass(frozen=True)
 class Packed:
-    """R rows of T tokens that hold B completions of a batch with K targets, computed on the host."""
+    """R rows of T tokens that hold B completions of a batch with K targets, computed on the
+    host."""
 
     ids: Tensor  # (R, T)
     targets: Tensor  # (R, T), IGNORED where nothing is learned
@@ -291,17 +324,20 @@ class Packed:
     kept: Tensor | None = None  # (K, k) int32: the ids that each target could have been; none = any
 
     def unpack(self, x: Tensor) -> Tensor:
-        """Values (R, T) at the targets as (B, C), differentiable: one row per completion in the order of `numbers`, 0
-        behind its end."""
-        return x.new_zeros(len(self.numbers), self.longest).index_put((self.row, self.offset), x.flatten()[self.flat])
+        """Values (R, T) at the targets as (B, C), differentiable: one row per completion in the
+        order of `numbers`, 0 behind its end."""
+        return x.new_zeros(len(self.numbers), self.longest).index_put(
+            (self.row, self.offset), x.flatten()[self.flat]
+        )
 
     def mask(self) -> Tensor:
         """(B, C) bool: where `unpack` has values."""
         return self.unpack(torch.ones_like(self.targets, dtype=torch.bool))
 
     def where(self) -> dict[str, Any]:
-        """Positions, attention mask, targets' places and the ids kept there, as `GPT.token_logprobs` takes them. A
-        token sees earlier tokens of its group's prompt and of its branch."""
+        """Positions, attention mask, targets' places and the ids kept there, as
+        `GPT.token_logprobs` takes them. A token sees earlier tokens of its group's prompt and
+        of its branch."""
         mask = attention.packed_mask(self.docs, self.branches)
         where = dict(positions=self.positions, mask=mask, places=self.flat)
         if self.kept is not None:
@@ -309,7 +345,9 @@ class Packed:
         return where
 
     def to(self, device: torch.device) -> Self:
-        sent: dict[str, Any] = {n: dist.send(x, device) for n, x in vars(self).items() if isinstance(x, Tensor)}
+        sent: dict[str, Any] = {
+            n: dist.send(x, device) for n, x in vars(self).items() if isinstance(x, Tensor)
+        }
         return replace(self, **sent)
 
 
@@ -369,14 +407,20 @@ def pack(
     rows: int,
     fixed: bool = False,
 ) -> Iterator[Packed]:
-    """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not fit is split, its prompt
-    repeated. fixed: of exactly `rows` rows of row_tokens, or of a multiple of it where a row is longer, so that
-    compiled code meets one shape.
+    """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not
+    fit is split, its prompt
+    repeated. fixed: of exactly `rows` rows of row_tokens, or of a multiple of it where a row is
+    longer, so that compiled code meets one shape.
 
-    keep: (P, G) bool, completions to pack; default all. Completions of advantage 0 add exactly 0 to a policy gradient
-    and may be left out, so counts that normalise the loss must come from the batch, not from what is packed."""
+    keep: (P, G) bool, completions to pack; default all. Completions of advantage 0 add exactly
+    0 to a policy gradient and may be left out, so counts that normalise the loss must come from
+    the batch, not from what is packed."""
     wanted = [True] * len(batch.completions) if keep is None else keep.flatten().tolist()
-    chunks = [chunk for p in range(len(batch.problems)) for chunk in _group_chunks(batch, wanted, p, row_tokens)]
+    chunks = [
+        chunk
+        for p in range(len(batch.problems))
+        for chunk in _group_chunks(batch, wanted, p, row_tokens)
+    ]
     bins: list[Row] = []
     for chunk in sorted(chunks, key=len, reverse=True):  # first fit, longest first
         row = next((row for row in bins if len(row) + len(chunk) <= row_tokens), None)
@@ -386,32 +430,44 @@ def pack(
         row.extend(chunk)
     bins.sort(key=len, reverse=True)
     length = -(-len(bins[0]) // row_tokens) * row_tokens if bins and fixed else 0
-    first = batch.lengths().cumsum(0) - batch.lengths()  # (N,) row of `batch.kept` of each completion's first token
+    first = (
+        batch.lengths().cumsum(0) - batch.lengths()
+    )  # (N,) row of `batch.kept` of each completion's first token
     for at in range(0, len(bins), rows):
         packed = _pad(bins[at : at + rows], length, rows if fixed else 0)
         if batch.kept is not None:
-            packed = replace(packed, kept=batch.kept[first[packed.numbers[packed.row]] + packed.offset])
+            packed = replace(
+                packed, kept=batch.kept[first[packed.numbers[packed.row]] + packed.offset]
+            )
         yield packed
 
 
-def _group_chunks(batch: RolloutBatch, wanted: Sequence[bool], p: int, row_tokens: int) -> Iterator[Row]:
-    """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its
-    first."""
+def _group_chunks(
+    batch: RolloutBatch, wanted: Sequence[bool], p: int, row_tokens: int
+) -> Iterator[Row]:
+    """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last
+    token, which predicts its first."""
     prompt = batch.prompts[p]
     chunk = _opening(prompt)
     branch = 0  # completions in the chunk
     for number in batch.numbers([p]):
         ids = batch.completions[number].ids
         written = batch.completions[number].written
-        if not wanted[number] or not any(written):  # of tokens that are no targets there is nothing to learn
+        if not wanted[number] or not any(
+            written
+        ):  # of tokens that are no targets there is nothing to learn
             continue
-        if branch and len(chunk) + len(ids) > row_tokens:  # a single branch stays whole, in a row that is longer
+        if (
+            branch and len(chunk) + len(ids) > row_tokens
+        ):  # a single branch stays whole, in a row that is longer
             yield chunk
             chunk = _opening(prompt)
             branch = 0
         branch += 1
         chunk.ids += [prompt[-1], *ids[:-1]]
-        chunk.targets += [token if mine else IGNORED for token, mine in zip(ids, written, strict=True)]
+        chunk.targets += [
+            token if mine else IGNORED for token, mine in zip(ids, written, strict=True)
+        ]
         chunk.positions += range(len(prompt) - 1, len(prompt) - 1 + len(ids))
         chunk.branches += [branch] * len(ids)
         chunk.completion += [number if mine else -1 for mine in written]
@@ -421,21 +477,23 @@ def _group_chunks(batch: RolloutBatch, wanted: Sequence[bool], p: int, row_token
 
 
 def row_length(row_tokens: int, longest_row: int) -> int:
-    """Tokens of a row where all rows of a run have one shape: as set, or what the longest prompt and completion take,
-    in whole blocks of flex attention."""
+    """Tokens of a row where all rows of a run have one shape: as set, or what the longest
+    prompt and completion take, in whole blocks of flex attention."""
     block = attention.BLOCK
     return max(row_tokens, -(-longest_row // block) * block)
 
 
 def row_shapes(batch: RolloutBatch, row_tokens: int, rows: int, device: torch.device) -> RowShapes:
-    """How `pack` packs for this device: on a GPU rows of one shape in the whole run, for compiled code."""
+    """How `pack` packs for this device: on a GPU rows of one shape in the whole run, for
+    compiled code."""
     if on_cpu(device):
         return RowShapes(row_tokens=row_tokens, rows=rows, fixed=False)
     return RowShapes(row_tokens=row_length(row_tokens, batch.longest_row), rows=rows, fixed=True)
 
 
 def idle(row_tokens: int = 1, rows: int = 1) -> Packed:
-    """Padding only: a microbatch that adds exactly 0, for a rank with fewer microbatches than the others."""
+    """Padding only: a microbatch that adds exactly 0, for a rank with fewer microbatches than
+    the others."""
     return _pad([Row()], row_tokens, rows)
 
 
@@ -475,8 +533,8 @@ def table_of(
     device: torch.device,
     shapes: RowShapes,
 ) -> Tensor:
-    """(N, C) what `value`, which returns (R, T), gives at each token of the completions; 0 behind a completion's
-    end."""
+    """(N, C) what `value`, which returns (R, T), gives at each token of the completions; 0
+    behind a completion's end."""
     table = torch.zeros(len(batch.completions), int(batch.lengths().max()), device=device)
     for packed in pack(batch, **shapes):
         packed = packed.to(device)
@@ -493,11 +551,13 @@ def score_logprobs(
     row_tokens: int,
     rows: int,
 ) -> Tensor:
-    """(N, C) log-probabilities in nats of the sampled ids under `model`, 0 behind a completion's end; in the caller's
-    autocast, on the model's device."""
+    """(N, C) log-probabilities in nats of the sampled ids under `model`, 0 behind a
+    completion's end; in the caller's autocast, on the model's device."""
     device = model.wte.weight.device
 
     def logprobs(packed: Packed) -> Tensor:
-        return model.token_logprobs(packed.ids, packed.targets, temperature=temperature, **packed.where())[0]
+        return model.token_logprobs(
+            packed.ids, packed.targets, temperature=temperature, **packed.where()
+        )[0]
 
     return table_of(batch, logprobs, device, row_shapes(batch, row_tokens, rows, device))

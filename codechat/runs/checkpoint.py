@@ -1,17 +1,21 @@
-"""Checkpoints: everything a run needs to continue on the same curve, in a directory that is complete or absent.
+"""Checkpoints: everything a run needs to continue on the same curve, in a directory that is
+complete or absent.
 
     checkpoints/step_000120/model.pt   weights, float32
                             optim.pt   optimizer states
                             ranks.pt   random states, and the `extra` of each rank
-                            meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the files
-    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`formats.exchange`); or
-                            adapter.safetensors  what it adds to a pretrained model, which is fetched on first use
+                            meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the
+                                       files
+    checkpoints/step_001000/model.safetensors   all of a released one but meta.json
+                                                (`formats.exchange`); or
+                            adapter.safetensors  what it adds to a pretrained model, which is
+                            fetched on first use
     checkpoints/latest, best           text: the name of a step
 
-A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`). Either kind is read into
-a whole or a sharded model, by any number of ranks. Files are read without executing what they hold (`weights_only`),
-after their hashes are verified. `meta["lineage"]` lists the runs behind the weights, oldest first.
-"""
+A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`).
+Either kind is read into a whole or a sharded model, by any number of ranks. Files are read
+without executing what they hold (`weights_only`), after their hashes are verified.
+`meta["lineage"]` lists the runs behind the weights, oldest first."""
 
 import contextlib
 import hashlib
@@ -38,10 +42,23 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from codechat.core import config
-from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_atomic, write_json
+from codechat.core.atomic_files import (
+    atomic_directory,
+    file_record,
+    read_json,
+    write_atomic,
+    write_json,
+)
 from codechat.core.errors import CheckpointError, MissingFile
 from codechat.distributed import dist, sharding
-from codechat.runs.paths import checkpoint_paths, find_checkpoint, latest_step, name_of, pointed_step, runs_dir
+from codechat.runs.paths import (
+    checkpoint_paths,
+    find_checkpoint,
+    latest_step,
+    name_of,
+    pointed_step,
+    runs_dir,
+)
 
 FORMAT = 1
 RELEASED_WEIGHTS = "model.safetensors"
@@ -51,8 +68,8 @@ resolve = find_checkpoint
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `load` read. `optim_state` is None where it was not requested; `rng` is None where the number of ranks
-    changed."""
+    """What `load` read. `optim_state` is None where it was not requested; `rng` is None where
+    the number of ranks changed."""
 
     path: Path
     step: int
@@ -101,7 +118,8 @@ def on_host(value: Any) -> Any:
 def _parameters(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, tuple[torch.optim.Optimizer, Tensor]]:
-    """{name: (its optimizer, parameter)}; those that the model does not have, such as a value head's, are numbered."""
+    """{name: (its optimizer, parameter)}; those that the model does not have, such as a value
+    head's, are numbered."""
     names = {p: name for name, p in model.named_parameters()}
     beside = itertools.count()
     found = {}
@@ -113,9 +131,11 @@ def _parameters(
     return found
 
 
-def optimizer_states(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The tensors of the optimizers as NAME.KEY: reading depends neither on the sharding nor on the order of
-    parameters."""
+def optimizer_states(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, Tensor]:
+    """The tensors of the optimizers as NAME.KEY: reading depends neither on the sharding nor on
+    the order of parameters."""
     found = {}
     for name, (optimizer, p) in _parameters(model, optimizers).items():
         for key, value in optimizer.state.get(p, {}).items():
@@ -150,12 +170,14 @@ def _describe(
 
 
 def fingerprint(meta: Mapping[str, Any]) -> str:
-    """Which weights these are, from a checkpoint's meta.json: RUN@STEP and a hash of the files' hashes; "" without
-    files."""
+    """Which weights these are, from a checkpoint's meta.json: RUN@STEP and a hash of the files'
+    hashes; "" without files."""
     files = meta.get("files")
     if not files:
         return ""
-    digest = hashlib.sha256("".join(f"{name}{files[name]['sha256']}" for name in sorted(files)).encode()).hexdigest()
+    digest = hashlib.sha256(
+        "".join(f"{name}{files[name]['sha256']}" for name in sorted(files)).encode()
+    ).hexdigest()
     return f"{meta['run']}@{meta['step']}-{digest[:12]}"
 
 
@@ -174,7 +196,8 @@ def write_step(
 ) -> None:
     """Create the directory `final` of a step, complete or not at all, and point `latest` at it.
 
-    contents: {file: value}. shards: {file: record} of the files that are in its temporary directory already."""
+    contents: {file: value}. shards: {file: record} of the files that are in its temporary
+    directory already."""
     records = dict(shards)
     with atomic_directory(final, _temporary(final)) as fresh:
         for name, value in contents.items():
@@ -188,12 +211,17 @@ def write_step(
 
 
 def prune(run_path: Path, step: int, keep_last: int) -> None:
-    """Remove the steps that no rule keeps, and what a kill left; a step is renamed first, so that it is never
-    partial."""
+    """Remove the steps that no rule keeps, and what a kill left; a step is renamed first, so
+    that it is never partial."""
     paths = checkpoint_paths(run_path)
     for left in {*(run_path / "checkpoints").glob(".step_*")} - {*paths.values()}:
         shutil.rmtree(left)
-    kept = {*list(paths)[-keep_last:], step, pointed_step(run_path, "latest"), pointed_step(run_path, "best")}
+    kept = {
+        *list(paths)[-keep_last:],
+        step,
+        pointed_step(run_path, "latest"),
+        pointed_step(run_path, "best"),
+    }
     for old, path in paths.items():
         if keep_last > 0 and old not in kept:
             os.rename(path, _temporary(path))
@@ -201,19 +229,24 @@ def prune(run_path: Path, step: int, keep_last: int) -> None:
 
 
 def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> None:
-    """CheckpointError, on every rank, where a file is missing or damaged. Each rank hashes its share. A collective."""
+    """CheckpointError, on every rank, where a file is missing or damaged. Each rank hashes its
+    share. A collective."""
     with dist.together():
         for i, name in enumerate(names):
             path = folder / name
             mine = i % dist.world_size() == dist.rank()
             whole = path.is_file() and path.stat().st_size == files[name]["bytes"]
             if not whole or (mine and file_record(path)["sha256"] != files[name]["sha256"]):
-                remedy = f"use another step, RUN@STEP; to continue from there, delete {folder}, then set --resume"
+                remedy = (
+                    "use another step, RUN@STEP; to continue from "
+                    f"there, delete {folder}, then set --resume"
+                )
                 raise CheckpointError(f"{path} is missing or damaged; {remedy}")
 
 
 def _read_file(path: Path, mmap: bool = False) -> Any:
-    """The content, on the CPU, of a verified file; executes nothing in it. Released weights as float32."""
+    """The content, on the CPU, of a verified file; executes nothing in it. Released weights as
+    float32."""
     try:
         if path.name in (RELEASED_WEIGHTS, ADAPTER):
             return {name: tensor.float() for name, tensor in load_file(path).items()}
@@ -226,7 +259,8 @@ def _read_file(path: Path, mmap: bool = False) -> Any:
 
 
 def _low_priority() -> None:
-    """Linux sets the priority of a thread: hashing must not take a core from the steps of a CPU run."""
+    """Linux sets the priority of a thread: hashing must not take a core from the steps of a CPU
+    run."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
 
@@ -236,7 +270,8 @@ _under_way: futures.Future[None] | None = None
 
 
 def settle() -> None:
-    """Wait for the checkpoint that is being written, if any; raise on every rank what went wrong. A collective."""
+    """Wait for the checkpoint that is being written, if any; raise on every rank what went
+    wrong. A collective."""
     global _under_way
     write = _under_way
     _under_way = None
@@ -276,15 +311,19 @@ def save(
 ) -> Path:
     """Write checkpoints/step_<step> and point `latest` at it; returns its directory. A collective.
 
-    extra: this rank's own state (data cursor, ...). meta: json about the model (tokenizer, tags, lineage). wait: False
-    lets a thread write a copy in host memory; its errors are raised by the next `save` or by `settle`. Kept: the newest
-    `keep_last` (0 = all), best and latest. CheckpointError where the disk fails; the former ones are untouched."""
+    extra: this rank's own state (data cursor, ...). meta: json about the model (tokenizer,
+    tags, lineage). wait: False lets a thread write a copy in host memory; its errors are raised
+    by the next `save` or by `settle`. Kept: the newest
+    `keep_last` (0 = all), best and latest. CheckpointError where the disk fails; the former
+    ones are untouched."""
     global _under_way
     settle()
     final = Path(run_path) / "checkpoints" / f"step_{step:06d}"
     ranks = dist.gather({"extra": dict(extra or {}), "rng": rng_state()})
     about = _describe(Path(run_path), step, model, optimizers, meta or {})
-    states = {"model": model.state_dict()} | ({"optim": optimizer_states(model, optimizers)} if optimizers else {})
+    states = {"model": model.state_dict()} | (
+        {"optim": optimizer_states(model, optimizers)} if optimizers else {}
+    )
     sharded = sharding.is_sharded(model)
     if sharded:
         from codechat.runs import sharded_checkpoint
@@ -328,7 +367,9 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     path = find_checkpoint(ref) / "meta.json"
     meta = read_json(path)
     if meta.get("format") != FORMAT or not {"step", "run", "files"} <= meta.keys():
-        raise CheckpointError(f"{path} has format {meta.get('format')!r}; this version reads format {FORMAT}")
+        raise CheckpointError(
+            f"{path} has format {meta.get('format')!r}; this version reads format {FORMAT}"
+        )
     return meta
 
 
@@ -340,8 +381,9 @@ def check(ref: str | Path) -> None:
 
 
 def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Checkpoint:
-    """Read a checkpoint from its reference (`runs.paths`). A collective. mmap leaves the weights in their file; the
-    tensors of a sharded checkpoint are read when they are accessed."""
+    """Read a checkpoint from its reference (`runs.paths`). A collective. mmap leaves the
+    weights in their file; the tensors of a sharded checkpoint are read when they are
+    accessed."""
     settle()
     path = find_checkpoint(ref)
     meta = read_meta(path)
@@ -373,13 +415,18 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
 
 
 def _base_weights(meta: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Weights of the run base/NAME that an adapter belongs to. MissingFile without it: reading a checkpoint never
-    reaches a network."""
+    """Weights of the run base/NAME that an adapter belongs to. MissingFile without it: reading
+    a checkpoint never reaches a network."""
     name = meta["base"]
     run = f"base/{name}"
     if latest_step(runs_dir() / run) is None:
-        remedy = f"run `codechat download {name}`, then `codechat import data/hub/{name} --run-name {run}`"
-        raise MissingFile(f"{meta['run']} is an adapter of {name}, and run {run} does not exist; {remedy}")
+        remedy = (
+            f"run `codechat download {name}`, then `codechat "
+            f"import data/hub/{name} --run-name {run}`"
+        )
+        raise MissingFile(
+            f"{meta['run']} is an adapter of {name}, and run {run} does not exist; {remedy}"
+        )
     return load(run, optimizer=False, mmap=True).model_state
 
 
@@ -404,8 +451,11 @@ def _fill(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
         sharding.fill(target, saved[name])
 
 
-def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """The state of each parameter by its name, sharded as the parameter is; none before the first update."""
+def _restore_optimizers(
+    ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """The state of each parameter by its name, sharded as the parameter is; none before the
+    first update."""
     names = ckpt.meta["optimizers"]
     params = _parameters(model, optimizers)
     saved = ckpt.optim_state
@@ -417,7 +467,9 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
     for key, tensor in getattr(saved, "about", saved).items():
         name, _, kind = key.rpartition(".")
         if name not in params:
-            raise CheckpointError(f"{ckpt.path}: the state of {' and '.join(names)} does not fit: no parameter {name}")
+            raise CheckpointError(
+                f"{ckpt.path}: the state of {' and '.join(names)} does not fit: no parameter {name}"
+            )
         optimizer, p = params[name]
         if tensor.shape == p.shape:
             targets[key] = torch.zeros_like(p, dtype=tensor.dtype, device=p.device)
@@ -431,18 +483,24 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def restore(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
-    """Put the saved state into `model`; with optimizers, also into them and the global random states.
-    CheckpointError, with both shapes, where they do not fit."""
+def restore(
+    ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
+) -> None:
+    """Put the saved state into `model`; with optimizers, also into them and the global random
+    states. CheckpointError, with both shapes, where they do not fit."""
     saved = ckpt.model_state
     targets = model.state_dict()
     there = _shapes(getattr(saved, "about", saved))
     here = _shapes(targets)
     differ = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     if differ:
-        listed = "; ".join(f"{name} is {there.get(name)} there and {here.get(name)} here" for name in differ[:3])
+        listed = "; ".join(
+            f"{name} is {there.get(name)} there and {here.get(name)} here" for name in differ[:3]
+        )
         remedy = "use the settings of the run that saved it"
-        raise CheckpointError(f"{ckpt.path} does not fit the model in {len(differ)} tensors: {listed}; {remedy}")
+        raise CheckpointError(
+            f"{ckpt.path} does not fit the model in {len(differ)} tensors: {listed}; {remedy}"
+        )
     _fill(targets, saved)
     if optimizers:
         _restore_optimizers(ckpt, model, optimizers)

@@ -26,7 +26,9 @@ class RunsConfig:
 
     def __post_init__(self) -> None:
         if len(self.runs) != N_RUNS[self.action]:
-            raise ConfigError(f"{self.action} got {len(self.runs)} runs; it takes {N_RUNS[self.action]}")
+            raise ConfigError(
+                f"{self.action} got {len(self.runs)} runs; it takes {N_RUNS[self.action]}"
+            )
 
 
 def show_list() -> None:
@@ -40,7 +42,8 @@ def show_list() -> None:
 
 
 def show_run(ref: str) -> None:
-    """Status, origin, settings, the last value of each metric with its unit, and the evaluations."""
+    """Status, origin, settings, the last value of each metric with its unit, and the
+    evaluations."""
     run = Run.open(ref)
     status = run.status
     env = run.env
@@ -64,7 +67,10 @@ def show_run(ref: str) -> None:
     _section("metrics (last value)", texts)
     for row in read_rows(run.path / "eval.jsonl"):
         where = " ".join(str(row[key]) for key in ("checkpoint", "task", "split") if key in row)
-        _section(f"evaluation at step {row['step']} {where}", {k: v for k, v in row.items() if declared(k)})
+        _section(
+            f"evaluation at step {row['step']} {where}",
+            {k: v for k, v in row.items() if declared(k)},
+        )
 
 
 def _section(title: str, rows: Mapping[str, Any]) -> None:

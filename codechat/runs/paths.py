@@ -1,17 +1,20 @@
 """Paths, names and states of run directories, and their creation. `run.Run` writes what is in them.
 
-A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run directory, a checkpoint, or a
-file inside. released/NAME is a run that came with the package. All are below runs/ of the folder in which a command is
-called (`codechat --root DIR` for another one), or of the checkout where it is called inside of that.
+A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run
+directory, a checkpoint, or a file inside. released/NAME is a run that came with the package.
+All are below runs/ of the folder in which a command is called (`codechat --root DIR` for
+another one), or of the checkout where it is called inside of that.
 
-A run may be planned: `launch` writes its directory, torchrun starts the loop later and takes the directory over.
+A run may be planned: `launch` writes its directory, torchrun starts the loop later and takes
+the directory over.
 
-Who writes a run holds the lock .NAME.lock beside it, from before the directory is there until the run ends: one
-process at a time has a name, and a running run whose lock is free was killed, whatever host name its status has
-(`core.processes` says on which file systems).
+Who writes a run holds the lock .NAME.lock beside it, from before the directory is there until
+the run ends: one process at a time has a name, and a running run whose lock is free was killed,
+whatever host name its status has (`core.processes` says on which file systems).
 
-A run that --overwrite replaces lies in .NAME.old until the new one has begun: a row of metrics, a checkpoint, its
-end. If the new one fails or is killed before that, the former run comes back."""
+A run that --overwrite replaces lies in .NAME.old until the new one has begun: a row of metrics,
+a checkpoint, its end. If the new one fails or is killed before that, the former run comes
+back."""
 
 import contextlib
 import dataclasses
@@ -32,13 +35,20 @@ import codechat
 from codechat.core import config as configs
 from codechat.core import provenance
 from codechat.core.atomic_files import atomic_directory, read_json, write_atomic, write_json
-from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, UserError, nearest
+from codechat.core.errors import (
+    CheckpointError,
+    ConfigError,
+    MissingFile,
+    RunError,
+    UserError,
+    nearest,
+)
 from codechat.core.processes import holder, lock, process_start, unlock
 
 _PACKAGE = Path(codechat.__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
-# runs/, data/ and reports/ of this process are below it: its folder, or the checkout of this package where that
-# lies inside
+# runs/, data/ and reports/ of this process are below it: its folder, or the checkout of this
+# package where that lies inside
 ROOT = _CHECKOUT if _CHECKOUT and Path.cwd().is_relative_to(_CHECKOUT) else Path.cwd()
 RELEASED = "released"  # released/NAME: runs that come with an installed package
 RELEASED_GROUP = "codechat.released"  # of the entry points: packages whose folders are such runs
@@ -57,11 +67,14 @@ def is_run(path: Path) -> bool:
 
 
 def run_paths() -> list[Path]:
-    """The directories of all runs, sorted. A former run that a kill left aside is put back first."""
+    """The directories of all runs, sorted. A former run that a kill left aside is put back
+    first."""
     root = runs_dir()
     for old in (*root.glob(".*.old"), *root.glob("*/.*.old")):
         recover(old.with_name(old.name[1:].removesuffix(".old")))
-    paths = [status.parent for status in (*root.glob("*/status.json"), *root.glob("*/*/status.json"))]
+    paths = [
+        status.parent for status in (*root.glob("*/status.json"), *root.glob("*/*/status.json"))
+    ]
     return sorted(path for path in paths if is_run(path) and not _hidden(path.relative_to(root)))
 
 
@@ -73,7 +86,12 @@ def _hidden(path: Path) -> bool:
 def released_folders() -> tuple[Path, ...]:
     """The folders of released runs that installed packages bring."""
     specs = [find_spec(point.value) for point in entry_points(group=RELEASED_GROUP)]
-    return tuple(Path(folder).resolve() for spec in specs if spec for folder in spec.submodule_search_locations or ())
+    return tuple(
+        Path(folder).resolve()
+        for spec in specs
+        if spec
+        for folder in spec.submodule_search_locations or ()
+    )
 
 
 def name_of(path: Path) -> str:
@@ -97,7 +115,8 @@ def no_such_run(ref: str | Path) -> MissingFile:
     released = [status for folder in released_folders() for status in folder.glob("*/status.json")]
     names = [name_of(p.resolve()) for p in (*run_paths(), *(status.parent for status in released))]
     return MissingFile(
-        f"no run {str(ref)!r}" + (nearest(str(ref), names) if names else f"; there are no runs in {runs_dir()}")
+        f"no run {str(ref)!r}"
+        + (nearest(str(ref), names) if names else f"; there are no runs in {runs_dir()}")
     )
 
 
@@ -107,7 +126,8 @@ def _run_around(path: Path) -> Path | None:
 
 
 def find_run(ref: str | Path) -> Path:
-    """The directory of a run from its name, itself, or anything inside; MissingFile names what exists."""
+    """The directory of a run from its name, itself, or anything inside; MissingFile names what
+    exists."""
     place = _place(ref)
     if place is None:
         raise no_such_run(ref)
@@ -122,7 +142,8 @@ def check_outside(out: str | Path) -> None:
     run = _run_around(Path(out).resolve())
     if run is not None:
         raise ConfigError(
-            f"got --out {out}, within run {name_of(run)}; expected no folder of a run; choose another --out"
+            f"got --out {out}, within run {name_of(run)}; "
+            "expected no folder of a run; choose another --out"
         )
 
 
@@ -133,8 +154,8 @@ def exists(name: str) -> bool:
 
 
 def checkpoint_paths(run_path: Path) -> dict[int, Path]:
-    """step -> directory, ascending. A step whose replacement was killed between two renames is read from
-    .step_N.old."""
+    """step -> directory, ascending. A step whose replacement was killed between two renames is
+    read from .step_N.old."""
     folder = run_path / "checkpoints"
     steps: dict[int, Path] = {}
     for path in (*folder.glob("step_*"), *folder.glob(".step_*.old")):
@@ -152,7 +173,8 @@ def pointed_step(run_path: Path, which: str) -> int | None:
 
 
 def latest_step(run_path: Path) -> int | None:
-    """The step that checkpoints/latest names or, where that was deleted, the last one that is there."""
+    """The step that checkpoints/latest names or, where that was deleted, the last one that is
+    there."""
     steps = checkpoint_paths(run_path)
     named = pointed_step(run_path, "latest")
     return named if named in steps else max(steps, default=None)
@@ -163,9 +185,16 @@ def _checkpoint_of(run_path: Path, which: str) -> Path:
     steps = checkpoint_paths(run_path)
     if not steps:
         state = read_status(run_path)["status"]
-        raise MissingFile(f"run {name} ({state}) has no checkpoint yet; train it first, or continue it with --resume")
+        raise MissingFile(
+            f"run {name} ({state}) has no checkpoint yet; train "
+            "it first, or continue it with --resume"
+        )
     best = pointed_step(run_path, "best")
-    step = int(which) if which.isdecimal() else {"latest": latest_step(run_path), "best": best}.get(which)
+    step = (
+        int(which)
+        if which.isdecimal()
+        else {"latest": latest_step(run_path), "best": best}.get(which)
+    )
     if step not in steps:
         there = ", ".join(map(str, [*steps, "latest", *(["best"] if best is not None else [])]))
         remedy = f"`codechat evaluate --ckpt {name} --all-checkpoints` chooses the best"
@@ -190,14 +219,16 @@ def find_checkpoint(ref: str | Path) -> Path:
         return _checkpoint_of(run_path, which)
     foreign = place.is_file() or (place / "config.json").is_file()
     remedy = (
-        f"`codechat import {ref} --run-name NAME` makes a run of weights from elsewhere" if foreign else "name a run"
+        f"`codechat import {ref} --run-name NAME` makes a run of weights from elsewhere"
+        if foreign
+        else "name a run"
     )
     raise CheckpointError(f"{ref} is not a CodeChat checkpoint: no meta.json in {folder}; {remedy}")
 
 
 def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:
-    """`find_checkpoint`, but a run without a step means the checkpoint that evaluation chose; and which of several
-    it is."""
+    """`find_checkpoint`, but a run without a step means the checkpoint that evaluation chose;
+    and which of several it is."""
     path = find_checkpoint(ref)
     place = _place(ref)
     run_path = path.parent.parent
@@ -209,7 +240,9 @@ def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:
     latest = latest_step(run_path)
     if best not in steps:
         return path, f"{name} = step {latest} (the latest; no evaluation chose one)"
-    return steps[best], f"{name} = step {best} (@best, which evaluation chose; the latest is step {latest})"
+    return steps[
+        best
+    ], f"{name} = step {best} (@best, which evaluation chose; the latest is step {latest})"
 
 
 # ---- status
@@ -232,18 +265,29 @@ def read_status(run_path: Path) -> dict[str, Any]:
 def check_name(name: str) -> None:
     """ConfigError or RunError where no run can have this name."""
     if not NAME.fullmatch(name):
-        raise ConfigError(f"run name {name!r}; it takes letters, digits and . _ -, with at most one / (as in nano/sft)")
+        raise ConfigError(
+            f"run name {name!r}; it takes letters, digits and . "
+            "_ -, with at most one / (as in nano/sft)"
+        )
     if name.partition("/")[0] == RELEASED:
-        raise ConfigError(f"run name {name!r}; {RELEASED}/ is for the runs that come with the package; choose another")
+        raise ConfigError(
+            f"run name {name!r}; {RELEASED}/ is for the runs "
+            "that come with the package; choose another"
+        )
     path = runs_dir() / name
     if is_run(path.parent):
-        raise ConfigError(f"run name {name!r} is inside run {path.parent.name!r}; choose another --run-name")
+        raise ConfigError(
+            f"run name {name!r} is inside run {path.parent.name!r}; choose another --run-name"
+        )
     if path.exists() and not is_run(path) and any(path.iterdir()):
-        raise RunError(f"{path} exists and is not a run; choose another --run-name, or move it away")
+        raise RunError(
+            f"{path} exists and is not a run; choose another --run-name, or move it away"
+        )
 
 
 def _beside(run_path: Path, kind: str) -> Path:
-    """.NAME.KIND beside a run, which no run can be called; where the run is a link, beside what it links to."""
+    """.NAME.KIND beside a run, which no run can be called; where the run is a link, beside what
+    it links to."""
     real = run_path.resolve()
     return real.with_name(f".{real.name}.{kind}")
 
@@ -260,7 +304,8 @@ def hold(run_path: Path) -> None:
         pid = holder(place)
         who = f"process {pid}" if pid else "another process"
         raise RunError(
-            f"run {name_of(run_path.resolve())} is being written by {who}; stop it, or choose another --run-name"
+            f"run {name_of(run_path.resolve())} is being written by {who}; "
+            "stop it, or choose another --run-name"
         )
 
 
@@ -268,18 +313,21 @@ def hold(run_path: Path) -> None:
 
 
 def has_begun(run_path: Path) -> bool:
-    """Whether a run holds something that took time: a row of metrics, a checkpoint, or a finished result."""
+    """Whether a run holds something that took time: a row of metrics, a checkpoint, or a
+    finished result."""
     if (run_path / "metrics.jsonl").exists() or checkpoint_paths(run_path):
         return True
     return is_run(run_path) and read_json(run_path / "status.json").get("status") == "finished"
 
 
 def recover(run_path: Path) -> None:
-    """Where a kill left a former run in .NAME.old: put it back, unless the run in its place has begun or was
-    launched and still may.
+    """Where a kill left a former run in .NAME.old: put it back, unless the run in its place has
+    begun or was launched and still may.
 
     Nothing where the name is being written, or no former run is there."""
-    with contextlib.suppress(OSError, ValueError, RunError):  # only readable; a text that is no path; a damaged run
+    with contextlib.suppress(
+        OSError, ValueError, RunError
+    ):  # only readable; a text that is no path; a damaged run
         place = lock_of(run_path)
         if is_run(_beside(run_path, "old")) and holder(place) is None and lock(place):
             settle_former(run_path)
@@ -287,10 +335,11 @@ def recover(run_path: Path) -> None:
 
 
 def settle_former(run_path: Path) -> bool:
-    """For who holds the lock: delete the former run where the new one has begun, else put it back; whether it was
-    put back.
+    """For who holds the lock: delete the former run where the new one has begun, else put it
+    back; whether it was put back.
 
-    It stays aside while a launched run is in its place, which has its log there and may be started again."""
+    It stays aside while a launched run is in its place, which has its log there and may be
+    started again."""
     real = run_path.resolve()
     old = _beside(run_path, "old")
     if not old.exists():
@@ -312,7 +361,8 @@ def drop_former(run_path: Path) -> None:
 
 
 def _places_read(config: Any, parent: str | Path | None) -> Iterator[tuple[str, Path]]:
-    """(flag, place) of all that a configuration reads: directories of runs and checkpoints, data, files."""
+    """(flag, place) of all that a configuration reads: directories of runs and checkpoints,
+    data, files."""
     if not dataclasses.is_dataclass(config):
         config = None
     refs = configs.read_by(config, "run") if config else []
@@ -353,7 +403,9 @@ def check_not_read(
     real = (runs_dir() / name).resolve()
     for flag, place in _places_read(config, parent):
         if place.is_relative_to(real):
-            raise ConfigError(f"{what} run {name}, which holds what {flag} reads; choose another --run-name")
+            raise ConfigError(
+                f"{what} run {name}, which holds what {flag} reads; choose another --run-name"
+            )
 
 
 # ---- resumed runs
@@ -364,8 +416,8 @@ def _ranks() -> int:
 
 
 def check_same(name: str, config: Any) -> None:
-    """RunError where a resumed run would compute something else than its config.json says; ranks may share a step
-    anew."""
+    """RunError where a resumed run would compute something else than its config.json says;
+    ranks may share a step anew."""
     path = runs_dir() / name
     stored = read_json(path / "config.json")
     now = configs.identity(config) if dataclasses.is_dataclass(config) else dict(config)
@@ -377,7 +429,8 @@ def check_same(name: str, config: Any) -> None:
     if changes:
         listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in changes.items())
         raise RunError(
-            f"run {name} was begun with other settings: {listed}; use the same, or choose another --run-name"
+            f"run {name} was begun with other settings: {listed}; "
+            "use the same, or choose another --run-name"
         )
 
 
@@ -388,7 +441,8 @@ def _join_batch(settings: dict[str, Any], ranks: int) -> None:
 
 
 def same_launch(name: str) -> bool:
-    """Whether the run of this name was begun, or last resumed, under the torchrun of this process."""
+    """Whether the run of this name was begun, or last resumed, under the torchrun of this
+    process."""
     if not exists(name):
         return False
     env = read_json(runs_dir() / name / "env.json")
@@ -404,7 +458,11 @@ def _parent_record(ref: str | Path | None) -> dict[str, Any] | None:
     path = find_checkpoint(ref)
     owner = path.parent.parent
     m = STEP.fullmatch(path.name)
-    return {"ref": str(ref), "run": name_of(owner) if is_run(owner) else None, "step": int(m[1]) if m else None}
+    return {
+        "ref": str(ref),
+        "run": name_of(owner) if is_run(owner) else None,
+        "step": int(m[1]) if m else None,
+    }
 
 
 _preparing = threading.RLock()  # the threads of a process share its locks
@@ -412,8 +470,8 @@ _preparing = threading.RLock()  # the threads of a process share its locks
 
 @contextlib.contextmanager
 def _claimed(path: Path, for_good: bool) -> Iterator[bool]:
-    """Hold the name of a run within the block, `for_good` also after it unless it fails; whether this process had
-    it before."""
+    """Hold the name of a run within the block, `for_good` also after it unless it fails;
+    whether this process had it before."""
     with _preparing:
         before = holder(lock_of(path)) == os.getpid()
         hold(path)
@@ -435,8 +493,9 @@ def prepare(
     overwrite: bool = False,
     plan: Mapping[str, str] | None = None,
 ) -> Path:
-    """Create the directory of a run, complete or not at all, or take over that of a resumed or planned one. plan: text
-    files of a run that is only planned, whose ranks will lock it. The name is claimed before anything is written."""
+    """Create the directory of a run, complete or not at all, or take over that of a resumed or
+    planned one. plan: text files of a run that is only planned, whose ranks will lock it. The
+    name is claimed before anything is written."""
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; keep one")
     check_name(name)
@@ -459,11 +518,21 @@ def prepare(
         if there and overwrite:
             check_not_read(name, config, parent)
         origin = _parent_record(parent)
-        here = {"kind": kind, "config_hash": configs.config_hash(config), **provenance.snapshot(SHIPPED)}
+        here = {
+            "kind": kind,
+            "config_hash": configs.config_hash(config),
+            **provenance.snapshot(SHIPPED),
+        }
         here |= {"world_size": _ranks(), "launch": os.environ.get("TORCHELASTIC_RUN_ID")}
         status = _first_status(kind, planned=plan is not None)
-        files = {"config.json": configs.plain(config), "env.json": here | {"parent": origin}, "status.json": status}
-        if plan is None and (planned or resume):  # in place: launch.sh and its log stay where they are
+        files = {
+            "config.json": configs.plain(config),
+            "env.json": here | {"parent": origin},
+            "status.json": status,
+        }
+        if plan is None and (
+            planned or resume
+        ):  # in place: launch.sh and its log stay where they are
             if not planned:
                 check_same(name, config)
                 env = read_json(path / "env.json")
@@ -475,7 +544,8 @@ def prepare(
             return path
         new = _beside(path, "new")
         shutil.rmtree(new, ignore_errors=True)  # a kill left it
-        # the former run stays aside; a plan that another plan replaces need not, unless a run waits there already
+        # the former run stays aside; a plan that another plan replaces need not, unless a run
+        # waits there already
         keep_old = state != PLANNED or _beside(path, "old").exists()
         with atomic_directory(path.resolve(), new, keep_old=keep_old) as fresh:
             (fresh / "checkpoints").mkdir()
@@ -506,8 +576,8 @@ def _first_status(kind: str, planned: bool) -> dict[str, Any]:
 
 
 def move_away(name: str) -> Path:
-    """Rename a run that has ended to NAME.1, or the next number that is free; its new directory. RunError where it
-    is being written."""
+    """Rename a run that has ended to NAME.1, or the next number that is free; its new
+    directory. RunError where it is being written."""
     path = runs_dir() / name
     with _claimed(path, for_good=False):
         numbered = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))

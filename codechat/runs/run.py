@@ -9,16 +9,16 @@
     tb/            TensorBoard, the same names; those of evaluations are eval/SPLIT/NAME
     checkpoints/   see checkpoint.py
 
-A step's number counts the optimizer updates done: the row of the first update is step 1, and checkpoint 120 holds what
-the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are flushed one by one; a line
-cut by a kill is not read. With several ranks only the first writes.
+A step's number counts the optimizer updates done: the row of the first update is step 1, and
+checkpoint 120 holds what the rows up to 120 led to. A resumed run drops later rows when it
+writes its first. Rows are flushed one by one; a line cut by a kill is not read. With several
+ranks only the first writes.
 
-A metric with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not finite is written as
-null.
+A metric with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not
+finite is written as null.
 
-A configuration with wandb=True also sends rows and samples to Weights & Biases, under the run's name as id; `wandb
-sync runs/NAME/tb` sends the rows of another run.
-"""
+A configuration with wandb=True also sends rows and samples to Weights & Biases, under the run's
+name as id; `wandb sync runs/NAME/tb` sends the rows of another run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from codechat.core import provenance
-from codechat.core.atomic_files import append_rows, drop_rows_after, read_json, read_rows, write_json
+from codechat.core.atomic_files import (
+    append_rows,
+    drop_rows_after,
+    read_json,
+    read_rows,
+    write_json,
+)
 from codechat.core.errors import RunError, UserError, nearest
 from codechat.core.processes import unlock
 from codechat.runs import paths
@@ -59,8 +65,11 @@ with Path(__file__).with_name("metrics.csv").open(encoding="utf-8", newline="") 
 
 @cache
 def declared(name: str) -> str | None:
-    """The name that declares a metric, the metric's or its family's with a *; None where there is none."""
-    families = (f for f in METRICS if f.endswith("*") and name.startswith(f[:-1]) and len(name) >= len(f))
+    """The name that declares a metric, the metric's or its family's with a *; None where there
+    is none."""
+    families = (
+        f for f in METRICS if f.endswith("*") and name.startswith(f[:-1]) and len(name) >= len(f)
+    )
     return name if name in METRICS else next(families, None)
 
 
@@ -73,7 +82,8 @@ def unit_of(name: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """`value` as json: numpy and torch scalars as numbers, tuples as lists; a number that is not finite as None."""
+    """`value` as json: numpy and torch scalars as numbers, tuples as lists; a number that is
+    not finite as None."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -94,7 +104,8 @@ def plain_row(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ranks() -> Any:
-    """`distributed.dist`, imported when it is first used: reading and listing runs needs no torch."""
+    """`distributed.dist`, imported when it is first used: reading and listing runs needs no
+    torch."""
     from codechat.distributed import dist
 
     return dist
@@ -108,14 +119,21 @@ def _restarted(name: str) -> bool:
 
 
 def list_runs() -> pd.DataFrame:
-    """One row per run: run, kind, status, step (last checkpoint), started, parent, commit, reason; only the name of
-    a damaged one."""
+    """One row per run: run, kind, status, step (last checkpoint), started, parent, commit,
+    reason; only the name of a damaged one."""
     import pandas as pd
 
     rows = []
     for path in paths.run_paths():
-        row = {"run": paths.name_of(path.resolve()), "kind": None, "status": "damaged", "step": None}
-        with contextlib.suppress(RunError, AttributeError, KeyError, TypeError):  # a damaged file holds anything
+        row = {
+            "run": paths.name_of(path.resolve()),
+            "kind": None,
+            "status": "damaged",
+            "step": None,
+        }
+        with contextlib.suppress(
+            RunError, AttributeError, KeyError, TypeError
+        ):  # a damaged file holds anything
             status = paths.read_status(path)
             env = read_json(path / "env.json")
             row |= {name: status[name] for name in ("kind", "status", "started", "reason")} | {
@@ -130,7 +148,9 @@ def list_runs() -> pd.DataFrame:
 def _frame(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.DataFrame([*read_rows(path)] or {"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
+    return pd.DataFrame(
+        [*read_rows(path)] or {"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)}
+    )
 
 
 def _quiet_about_disks(failed: threading.ExceptHookArgs) -> None:
@@ -140,8 +160,9 @@ def _quiet_about_disks(failed: threading.ExceptHookArgs) -> None:
 
 
 class Run:
-    """A run directory. `Run.create` to write one, `Run.open` to read one (or to add evaluations to it). `with run:`
-    marks it finished at the end of the block, stopped on Ctrl-C, failed on any other exception."""
+    """A run directory. `Run.create` to write one, `Run.open` to read one (or to add evaluations
+    to it). `with run:` marks it finished at the end of the block, stopped on Ctrl-C, failed on
+    any other exception."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -152,7 +173,9 @@ class Run:
         self._ended: dict[str, Any] | None = None  # the status of a run that gave its place back
         self._begins: int | None = None  # step from which a resumed run continues
         self._rewind = False  # whether the next row drops those behind that step
-        self._curves: dict[str, tuple[str, str]] = {}  # split -> checkpoint's run and sampling of its first evaluation
+        self._curves: dict[
+            str, tuple[str, str]
+        ] = {}  # split -> checkpoint's run and sampling of its first evaluation
         self._board: Any = None
         self._tracked: Any = None  # the run of wandb
 
@@ -167,10 +190,12 @@ class Run:
         resume: bool = False,
         overwrite: bool = False,
     ) -> Run:
-        """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it starts from.
+        """A new run, or with `resume` the run of that name. `parent` is a reference to the
+        checkpoint it starts from.
 
-        A run whose ranks torchrun restarted (--max-restarts) is resumed. RunError where the name is in use, another
-        process writes the run, or (resume) its configuration differs. A collective: every rank raises."""
+        A run whose ranks torchrun restarted (--max-restarts) is resumed. RunError where the
+        name is in use, another process writes the run, or (resume) its configuration differs. A
+        collective: every rank raises."""
         if _restarted(name):
             resume, overwrite = True, False
         run = cls(runs_dir() / name)
@@ -187,7 +212,9 @@ class Run:
                             run.fail(str(failed))
                             raise
                 except ModuleNotFoundError:
-                    raise RunError("wandb is not installed; pip install wandb (or pip install -e '.[wandb]')") from None
+                    raise RunError(
+                        "wandb is not installed; pip install wandb (or pip install -e '.[wandb]')"
+                    ) from None
                 except UserError:  # of which MissingFile is an OSError too
                     raise
                 except OSError as e:
@@ -217,8 +244,8 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """{status, reason, kind, started, ended, summary, ...}; status: planned, running, finished, stopped, failed
-        or killed."""
+        """{status, reason, kind, started, ended, summary, ...}; status: planned, running,
+        finished, stopped, failed or killed."""
         return self._ended or paths.read_status(self.path)
 
     def checkpoints(self) -> list[int]:
@@ -239,7 +266,8 @@ class Run:
     # writing
 
     def log(self, step: int, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
-        """Append one row of declared metrics (scalars); ValueError for a name that METRICS does not hold."""
+        """Append one row of declared metrics (scalars); ValueError for a name that METRICS does
+        not hold."""
         row = plain_row(step, {**(values or {}), **metrics})
         for name in row.keys() - {"step", "time"}:
             unit_of(name)
@@ -249,8 +277,8 @@ class Run:
             self._show(row)
 
     def log_eval(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append one evaluation of the weights after `step` updates: metrics, and what they were measured on (n,
-        split, ...)."""
+        """Append one evaluation of the weights after `step` updates: metrics, and what they
+        were measured on (n, split, ...)."""
         row = plain_row(step, values)
         if _ranks().is_main():
             self._append("eval.jsonl", [row])
@@ -258,9 +286,9 @@ class Run:
             self._show(shown, self._curve(row))
 
     def _curve(self, row: Mapping[str, Any]) -> str:
-        """Where the values of an evaluation are shown: eval/ or eval/SPLIT/. Rows of another run's checkpoint, or
-        sampled otherwise, than the first ones of the split have these in the name too, so that no curve has two
-        values at one step."""
+        """Where the values of an evaluation are shown: eval/ or eval/SPLIT/. Rows of another
+        run's checkpoint, or sampled otherwise, than the first ones of the split have these in
+        the name too, so that no curve has two values at one step."""
         split = str(row.get("split", ""))
         run = str(row.get("checkpoint", "")).partition("@")[0]
         source = (run, str(row.get("sampling", "")))
@@ -269,8 +297,8 @@ class Run:
         return "".join(f"{part}/" for part in ("eval", split, *differing) if part)
 
     def keep(self) -> None:
-        """What this run replaces (--overwrite) is deleted. `log` and the end of a run call it: until then a failure
-        brings the former run back."""
+        """What this run replaces (--overwrite) is deleted. `log` and the end of a run call it:
+        until then a failure brings the former run back."""
         if self._writing and not self._alone and _ranks().is_main():
             paths.drop_former(self.path)
             self._alone = True
@@ -281,7 +309,9 @@ class Run:
             shown = [plain_row(step, row) for row in rows]
             self._append("samples.jsonl", shown)
             if self._tracked:
-                text = "\n\n".join("\n".join(f"{name}: {value}" for name, value in row.items()) for row in shown)
+                text = "\n\n".join(
+                    "\n".join(f"{name}: {value}" for name, value in row.items()) for row in shown
+                )
                 page = importlib.import_module("wandb").Html(f"<pre>{html.escape(text)}</pre>")
                 self._tracked.log({"step": int(step), "samples": page})
 
@@ -319,7 +349,10 @@ class Run:
                 self._board.add_scalar(where + name, float(value), row["step"], row["time"])
 
     def _unwritable(self, file: str, problem: OSError) -> RunError:
-        return RunError(f"{self.path / file} cannot be written ({problem}); free space, then continue with --resume")
+        return RunError(
+            f"{self.path / file} cannot be written ({problem}); "
+            "free space, then continue with --resume"
+        )
 
     def _append(self, file: str, rows: Iterable[Mapping[str, Any]]) -> None:
         try:
@@ -360,7 +393,10 @@ class Run:
                 write_json(self.path / "status.json", status)
                 if paths.settle_former(self.path):
                     self._ended = status
-                    print(f"run {self.name}: {state} before its first step; the former run is kept", file=sys.stderr)
+                    print(
+                        f"run {self.name}: {state} before its first step; the former run is kept",
+                        file=sys.stderr,
+                    )
             except OSError as e:
                 raise self._unwritable("status.json", e) from e
             finally:
@@ -380,7 +416,9 @@ class Run:
         if e is None:
             self.finish()
             return
-        with contextlib.suppress(RunError):  # the disk fails: the block's own error is the one to show
+        with contextlib.suppress(
+            RunError
+        ):  # the disk fails: the block's own error is the one to show
             if isinstance(e, KeyboardInterrupt):
                 self.stop("interrupted")
             else:

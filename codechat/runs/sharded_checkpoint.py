@@ -1,12 +1,12 @@
-"""Checkpoints of sharded models, by torch.distributed.checkpoint: each rank writes its shard, any number of ranks
-reads them.
+"""Checkpoints of sharded models, by torch.distributed.checkpoint: each rank writes its shard,
+any number of ranks reads them.
 
     step_000120/shards/.metadata       which part of which tensor is in which file
                        __R_0.distcp    written by rank R
 
-Tensors are named `model.NAME` and `optim.NAME.KEY` (NAME as in `model.named_parameters()`), so that reading does not
-depend on the sharding, the number of ranks or the order of parameters. All ranks must see the same file system.
-"""
+Tensors are named `model.NAME` and `optim.NAME.KEY` (NAME as in `model.named_parameters()`), so
+that reading does not depend on the sharding, the number of ranks or the order of parameters.
+All ranks must see the same file system."""
 
 import pickle
 import shutil
@@ -31,8 +31,11 @@ FOLDER = "shards"
 # ---- writing
 
 
-def write(temp: Path, states: Mapping[str, Mapping[str, Tensor]], group: td.ProcessGroup) -> dict[str, Any]:
-    """Write this rank's shard of {model, optim: {name: tensor}}; {file: record} of all ranks' files. A collective over
+def write(
+    temp: Path, states: Mapping[str, Mapping[str, Tensor]], group: td.ProcessGroup
+) -> dict[str, Any]:
+    """Write this rank's shard of {model, optim: {name: tensor}}; {file: record} of all ranks'
+    files. A collective over
     `group`. OSError, on every rank, where a disk fails; the temporary directory is then removed."""
     td.barrier(group)
     problem = None
@@ -44,7 +47,9 @@ def write(temp: Path, states: Mapping[str, Mapping[str, Tensor]], group: td.Proc
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one about its own use of a deprecated function
-            dcp.save(tensors, storage_writer=dcp.FileSystemWriter(temp / FOLDER), process_group=group)
+            dcp.save(
+                tensors, storage_writer=dcp.FileSystemWriter(temp / FOLDER), process_group=group
+            )
         paths = list((temp / FOLDER).glob(f"__{dist.rank()}_*.distcp"))
         if dist.is_main():
             paths.append(temp / FOLDER / ".metadata")
@@ -81,13 +86,17 @@ _ALLOWED = {
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
-    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
+    "torch": {
+        "Size",
+        *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
+    },
     "pathlib": {"PosixPath", "Path"},
 }
 
 
 class _Metadata(pickle.Unpickler):
-    """Reads .metadata, which is a pickle, and constructs nothing but the tables of torch's format."""
+    """Reads .metadata, which is a pickle, and constructs nothing but the tables of torch's
+    format."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _ALLOWED.get(module, ()):
@@ -102,22 +111,26 @@ class _Reader(dcp.FileSystemReader):
             with open(path, "rb") as file:
                 metadata = _Metadata(file).load()
         except (pickle.UnpicklingError, EOFError, AttributeError) as e:
-            raise CheckpointError(f"{path} cannot be read by torch {torch.__version__} ({e})") from e
+            raise CheckpointError(
+                f"{path} cannot be read by torch {torch.__version__} ({e})"
+            ) from e
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
 
 class Shards(Mapping[str, Tensor]):
-    """The tensors of a sharded checkpoint whose names begin with `prefix`, which is cut off; each is read, whole,
-    on access."""
+    """The tensors of a sharded checkpoint whose names begin with `prefix`, which is cut off;
+    each is read, whole, on access."""
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder = folder / FOLDER
         self.prefix = prefix
         table = _Reader(self.folder).read_metadata().state_dict_metadata
         self.about = {  # shapes and dtypes
-            name.removeprefix(prefix): torch.empty(about.size, dtype=about.properties.dtype, device="meta")
+            name.removeprefix(prefix): torch.empty(
+                about.size, dtype=about.properties.dtype, device="meta"
+            )
             for name, about in table.items()
             if name.startswith(prefix) and isinstance(about, TensorStorageMetadata)
         }
@@ -134,7 +147,8 @@ class Shards(Mapping[str, Tensor]):
         return len(self.about)
 
     def read_into(self, targets: Mapping[str, Tensor]) -> None:
-        """Fill the targets, whole or sharded tensors, in place; a rank reads its own shard. No communication."""
+        """Fill the targets, whole or sharded tensors, in place; a rank reads its own shard. No
+        communication."""
         tensors = {self.prefix + name: target.detach() for name, target in targets.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,7 +1,8 @@
 """Problems with their own reward, by name.
 
-The library has one task of its own, `toy`, and reads rows of one's own (`custom`). Every other task is a class of a
-file or module, or of an installed package that names it in its entry points `codechat.tasks`, as the laboratory does.
+The library has one task of its own, `toy`, and reads rows of one's own (`custom`). Every other
+task is a class of a file or module, or of an installed package that names it in its entry
+points `codechat.tasks`, as the laboratory does.
 `load` imports a task's module at that moment, so names and help texts cost nothing.
 """
 
@@ -48,14 +49,16 @@ TASKS: dict[str, Callable[..., Task]] = {"toy": ToyTask}
 OWN = tuple(TASKS)  # of the library itself
 NAMES = tuple(sorted({*TASKS, *entry_points(group=GROUP).names}))
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
-_MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+):(?P<cls>[A-Za-z_]\w*)(?::(?P<options>.*))?")
+_MODULE = re.compile(
+    r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+):(?P<cls>[A-Za-z_]\w*)(?::(?P<options>.*))?"
+)
 _SEPARATOR = re.compile(r",(?![^\[]*\])")  # a comma inside brackets is no separator
 
 
 def find_installed(name: str) -> Callable[..., Task] | None:
-    """The class that an installed distribution declares under this name in its entry points; None if there is none.
-    ConfigError if the name belongs to this package too, or to two distributions; DataError if the class cannot be
-    imported."""
+    """The class that an installed distribution declares under this name in its entry points;
+    None if there is none. ConfigError if the name belongs to this package too, or to two
+    distributions; DataError if the class cannot be imported."""
     points = list(entry_points(group=GROUP, name=name))
     if not points:
         return None
@@ -63,7 +66,9 @@ def find_installed(name: str) -> Callable[..., Task] | None:
     if name in OWN:
         owners.insert(0, "codechat")
     if len(owners) > 1:
-        raise ConfigError(f"task {name!r} is declared by {' and '.join(owners)}; uninstall or rename one of them")
+        raise ConfigError(
+            f"task {name!r} is declared by {' and '.join(owners)}; uninstall or rename one of them"
+        )
     return _load_class(points[0], owners[0])
 
 
@@ -75,20 +80,35 @@ def _load_class(point: EntryPoint, owner: str) -> Callable[..., Task]:
             raise TypeError(f"{point.value} is no task")
     except (Exception, SystemExit) as error:  # the package is the user's and may raise anything
         remedy = "correct it, or install its package"
-        raise DataError(f"task {point.name!r} of {owner}: {type(error).__name__}: {error}; {remedy}") from error
+        raise DataError(
+            f"task {point.name!r} of {owner}: {type(error).__name__}: {error}; {remedy}"
+        ) from error
     return made
 
 
 def find_class(name: str) -> tuple[Callable[..., Task], str]:
-    """(class of the task called NAME:OPTIONS, FILE.py:CLASS:OPTIONS or PACKAGE.MODULE:CLASS:OPTIONS, the options);
-    without CLASS the only task of the file. NAME is of this package or of an installed one.
+    """(class of the task called NAME:OPTIONS, FILE.py:CLASS:OPTIONS or
+    PACKAGE.MODULE:CLASS:OPTIONS, the options); without CLASS the only task of the file. NAME is
+    of this package or of an installed one.
 
     MissingFile, DataError (the file or package fails); ConfigError names the nearest known task."""
     match = _FILE.fullmatch(name)
     if match:
-        module = run_file(Path(match["path"]), "task", "--task takes a file and a class, such as my_task.py:MyTask")
-        own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-        tasks = {value.__name__: value for value in own if isinstance(value, type) and isinstance(value, Task)}
+        module = run_file(
+            Path(match["path"]),
+            "task",
+            "--task takes a file and a class, such as my_task.py:MyTask",
+        )
+        own = [
+            value
+            for value in vars(module).values()
+            if getattr(value, "__module__", "") == module.__name__
+        ]
+        tasks = {
+            value.__name__: value
+            for value in own
+            if isinstance(value, type) and isinstance(value, Task)
+        }
         cls = match["cls"] or (next(iter(tasks)) if len(tasks) == 1 else "")
         check_choice(f"{match['path']}: task class", cls, tasks)
         return tasks[cls], match["options"] or ""
@@ -105,8 +125,9 @@ def find_class(name: str) -> tuple[Callable[..., Task], str]:
 
 
 def load(name: str, *, source: Any = None, **options: Any) -> Task:
-    """The task called `name`, with options in the name or as keywords: "sums:digits=3,timeout_s=2". A task of a file is
-    "my_task.py:MyTask" or "my_task.py:MyTask:level=2", one of a module "my_package.my_task:MyTask". source: where its
+    """The task called `name`, with options in the name or as keywords:
+    "sums:digits=3,timeout_s=2". A task of a file is "my_task.py:MyTask" or
+    "my_task.py:MyTask:level=2", one of a module "my_package.my_task:MyTask". source: where its
     problems are; none = the task's own.
 
     ConfigError for an unknown name or option, and for a value of the wrong type."""
@@ -118,12 +139,14 @@ def load(name: str, *, source: Any = None, **options: Any) -> Task:
         raise
     except (TypeError, ValueError) as error:
         known = ", ".join(inspect.signature(make).parameters) or "none"
-        raise ConfigError(f"task {name!r} does not accept {options} ({error}); its options: {known}") from None
+        raise ConfigError(
+            f"task {name!r} does not accept {options} ({error}); its options: {known}"
+        ) from None
 
 
 def name_of(task: str | Task | type) -> str:
-    """The name under which `load` finds a task: itself, or that of an object or a class, which is registered for
-    this process.
+    """The name under which `load` finds a task: itself, or that of an object or a class, which
+    is registered for this process.
 
     ConfigError for what is no task, and for a name that this package uses."""
     if isinstance(task, str):
@@ -131,11 +154,14 @@ def name_of(task: str | Task | type) -> str:
     instance = task() if isinstance(task, type) else task
     if not isinstance(instance, Task):
         needed = (
-            "a task, its name, or FILE.py:CLASS; a task has name, tiers, max_reward, problems, prompt, score and gold"
+            "a task, its name, or FILE.py:CLASS; a task has name, tiers, "
+            "max_reward, problems, prompt, score and gold"
         )
         raise ConfigError(f"{type(instance).__name__} is no task; give {needed}")
     if instance.name in NAMES:
-        raise ConfigError(f"task name {instance.name!r} is taken; set another `name` in {type(instance).__name__}")
+        raise ConfigError(
+            f"task name {instance.name!r} is taken; set another `name` in {type(instance).__name__}"
+        )
     TASKS[instance.name] = lambda: instance
     return instance.name
 
@@ -146,7 +172,9 @@ def _options(words: str) -> dict[str, Any]:
     for word in _SEPARATOR.split(words) if words else ():
         option, equals, value = word.partition("=")
         if not equals:
-            raise ConfigError(f"task option {word!r}; options are written NAME:option=value,option=value")
+            raise ConfigError(
+                f"task option {word!r}; options are written NAME:option=value,option=value"
+            )
         try:
             options[option] = json.loads(value)
         except ValueError:

@@ -1,9 +1,9 @@
 """What a task is: problems, a prompt for each, and one `score` that training and evaluation share.
 
-`Score.reward` may be shaped; `Score.correct` never is. A task must score each of its own reference solutions as correct
-and at its maximum reward; `check_reference_solutions` tests that, and `check_reward` that no text earns it without
-solving a problem. A task of several turns also makes environments.
-"""
+`Score.reward` may be shaped; `Score.correct` never is. A task must score each of its own
+reference solutions as correct and at its maximum reward; `check_reference_solutions` tests
+that, and `check_reward` that no text earns it without solving a problem. A task of several
+turns also makes environments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ SPLITS = ("train", "select", "test", "test_hard")
 
 @dataclass(frozen=True)
 class Problem:
-    """One task item. messages: what the policy is shown. gold: JSON data that `Task.score` compares with."""
+    """One task item. messages: what the policy is shown. gold: JSON data that `Task.score`
+    compares with."""
 
     id: str
     messages: list[Message]
@@ -37,9 +38,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Score:
-    """reward: in [0, max_reward], may be shaped. tier: a rung of the task. parts: counts behind the reward. correct:
-    the exact answer. terms: the addends of a reward that is a sum, logged one by one; every score of a task has the
-    same names."""
+    """reward: in [0, max_reward], may be shaped. tier: a rung of the task. parts: counts behind
+    the reward. correct:
+    the exact answer. terms: the addends of a reward that is a sum, logged one by one; every
+    score of a task has the same names."""
 
     reward: float
     tier: str
@@ -55,16 +57,17 @@ class Score:
 
 @runtime_checkable
 class Task(Protocol):
-    """tiers: from worst to best. max_reward: what a reference solution must score. Optional `tier_groups`: {metric:
-    tiers}, whose shares `codechat passk` reports. Optional `stop_texts`: without turns (tags "raw"), a completion is
-    cut behind the first of them."""
+    """tiers: from worst to best. max_reward: what a reference solution must score. Optional
+    `tier_groups`: {metric: tiers}, whose shares `codechat passk` reports. Optional
+    `stop_texts`: without turns (tags "raw"), a completion is cut behind the first of them."""
 
     name: str
     tiers: tuple[str, ...]
     max_reward: float
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems, the same ones for the same seed. ConfigError for an unknown split."""
+        """At most `limit` problems, the same ones for the same seed. ConfigError for an unknown
+        split."""
 
     def prompt(self, problem: Problem) -> list[Message]:
         """The messages before the completion."""
@@ -78,16 +81,18 @@ class Task(Protocol):
 
 @runtime_checkable
 class Environment(Protocol):
-    """A world with state over the turns of one episode. A task that makes environments has `environment() ->
-    Environment`, `max_turns` (most answers of an episode), and `episodes_at_once` if the number of worlds is limited."""
+    """A world with state over the turns of one episode. A task that makes environments has
+    `environment() -> Environment`, `max_turns` (most answers of an episode), and
+    `episodes_at_once` if the number of worlds is limited."""
 
     def reset(self, problem: Problem, seed: int) -> list[Message]:
-        """Start an episode. Returns the messages before the first answer, the same ones for the same problem and
-        seed."""
+        """Start an episode. Returns the messages before the first answer, the same ones for the
+        same problem and seed."""
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        """Take one answer. Returns the world's messages, the reward gained, and whether the episode has ended. Never
-        raises, whatever the answer holds. The rewards of an episode add up to `score().reward`."""
+        """Take one answer. Returns the world's messages, the reward gained, and whether the
+        episode has ended. Never raises, whatever the answer holds. The rewards of an episode
+        add up to `score().reward`."""
 
     def state_diff(self) -> list[Any]:
         """What the episode has changed since its reset, as JSON data."""
@@ -97,27 +102,34 @@ class Environment(Protocol):
 
 
 class BaseTask:
-    """What most tasks share. A subclass has `name`, `tiers`, `gold`, `score`, and `rows` or `read`."""
+    """What most tasks share. A subclass has `name`, `tiers`, `gold`, `score`, and `rows` or
+    `read`."""
 
     name: str
     rows: Any  # problems of all splits
     max_reward = 1.0
     splits: tuple[str, ...] = SPLITS
-    tools_style = "compact"  # how its prompts list tools; an evaluation sets what the checkpoint has learned
+    tools_style = (
+        "compact"  # how its prompts list tools; an evaluation sets what the checkpoint has learned
+    )
 
     def read(self, split: str) -> Iterable[Problem]:
         """Every problem of a split."""
         return (problem for problem in self.rows if problem.split == split)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order. ConfigError for a split that the task does not have."""
+        """At most `limit` problems in the seed's order. ConfigError for a split that the task
+        does not have."""
         check_split(split, self.splits, f"task {self.name}")
         return shuffled(self.read(split), limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:
         if self.tools_style != "described":
             return problem.messages
-        return [m | {"content": described(m["content"])} if m["role"] == "system" else m for m in problem.messages]
+        return [
+            m | {"content": described(m["content"])} if m["role"] == "system" else m
+            for m in problem.messages
+        ]
 
 
 def play(world: Environment, problem: Problem, completion: str) -> Score:
@@ -132,7 +144,9 @@ def score_all(task: Task, problems: Sequence[Problem], texts: Sequence[str]) -> 
     if hasattr(task, "scores"):
         yield from task.scores(list(zip(problems, texts, strict=True)))
     else:
-        yield from (task.score(problem, text) for problem, text in zip(problems, texts, strict=True))
+        yield from (
+            task.score(problem, text) for problem, text in zip(problems, texts, strict=True)
+        )
 
 
 def check_split(split: str, splits: Sequence[str] = SPLITS, owner: str = "") -> None:
@@ -150,7 +164,11 @@ def shuffled(problems: Iterable[Problem], limit: int | None, seed: int) -> list[
 def row_of(problem: Problem) -> dict[str, Any]:
     """The row of a problem in a jsonl file; `problem_of` reads it."""
     return dict(
-        id=problem.id, messages=problem.messages, gold=problem.gold, split=problem.split, meta=dict(problem.meta)
+        id=problem.id,
+        messages=problem.messages,
+        gold=problem.gold,
+        split=problem.split,
+        meta=dict(problem.meta),
     )
 
 
@@ -166,17 +184,22 @@ def problem_of(
     meta: Collection[str] = (),
     splits: Sequence[str] = SPLITS,
 ) -> Problem:
-    """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError,
-    beginning with `where`, if one is missing."""
+    """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these
+    must have. DataError, beginning with `where`, if one is missing."""
     answer = row.get("gold")
     about = row.get("meta") or {}
     split = row.get("split")
     known = {"id", "messages"} <= row.keys() and split in splits
     if known and isinstance(answer, Mapping) and isinstance(about, Mapping):
         if set(gold) <= answer.keys() and set(meta) <= about.keys():
-            return Problem(str(row["id"]), list(row["messages"]), dict(answer), row["split"], dict(about))
+            return Problem(
+                str(row["id"]), list(row["messages"]), dict(answer), row["split"], dict(about)
+            )
     got = f"problem {row.get('id')!r} has split {split!r}, gold {str(answer)[:60]!r}"
-    needed = f"id, messages, split one of {', '.join(splits)}, gold with {', '.join(gold)}, meta with {list(meta)}"
+    needed = (
+        f"id, messages, split one of {', '.join(splits)}, gold "
+        f"with {', '.join(gold)}, meta with {list(meta)}"
+    )
     raise DataError(f"{where}: {got}; required: {needed}; make the file again")
 
 
@@ -184,7 +207,8 @@ def problem_of(
 class ReferenceCheck:
     """How many of n reference solutions are correct at the task's maximum reward.
 
-    failed: id of a problem -> why it failed. unknown: why the task has no reference solutions; then none is scored.
+    failed: id of a problem -> why it failed. unknown: why the task has no reference solutions;
+    then none is scored.
     reasons: id -> what the score reports of a failed one, such as the program's exception."""
 
     task: str
@@ -198,11 +222,14 @@ class ReferenceCheck:
         return self.n - len(self.failed)
 
     def require(self) -> ReferenceCheck:
-        """This check, if at least one was checked and all passed; otherwise DataError with the counts by reason."""
+        """This check, if at least one was checked and all passed; otherwise DataError with the
+        counts by reason."""
         if self.unknown or (self.n and not self.failed):
             return self
         if not self.n:
-            raise DataError(f"task {self.task} has no problem to check; check --split, --limit and --data-dir")
+            raise DataError(
+                f"task {self.task} has no problem to check; check --split, --limit and --data-dir"
+            )
         first = {why: id for id, why in reversed(self.failed.items())}
         kinds = []
         for why, n in Counter(self.failed.values()).most_common():
@@ -210,15 +237,22 @@ class ReferenceCheck:
             if self.reasons.get(example):
                 example = f"{example}: {self.reasons[example]}"
             kinds.append(f"({why}: {n}, such as {example})")
-        got = f"{len(self.failed)} of {self.n} reference solutions of task {self.task} do not score the maximum"
-        remedy = "correct the task's reader or reward, or leave these out with --skip-failing-references"
+        got = (
+            f"{len(self.failed)} of {self.n} reference solutions "
+            f"of task {self.task} do not score the maximum"
+        )
+        remedy = (
+            "correct the task's reader or reward, or leave these out with --skip-failing-references"
+        )
         raise DataError(f"{got} {', '.join(kinds)}; check split and limit, {remedy}")
 
 
 def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> ReferenceCheck:
-    """Score the reference solution of every problem. A failure counts under the tier that it reached.
+    """Score the reference solution of every problem. A failure counts under the tier that it
+    reached.
 
-    A task without reference solutions gives the reason in `no_references`. A task with `hollow(problem)` gives texts
+    A task without reference solutions gives the reason in `no_references`. A task with
+    `hollow(problem)` gives texts
     that do nothing: if all of them earn the maximum too, the problem has failed."""
     problems = list(problems)
     unknown = getattr(task, "no_references", "")
@@ -226,14 +260,18 @@ def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> Refere
         return ReferenceCheck(task.name, 0, {}, unknown)
     failed = {}
     reasons = {}
-    for problem, score in zip(problems, score_all(task, problems, [task.gold(p) for p in problems]), strict=True):
+    for problem, score in zip(
+        problems, score_all(task, problems, [task.gold(p) for p in problems]), strict=True
+    ):
         if score.reward < task.max_reward:
             failed[problem.id] = f"{score.tier} {score.parts.get('error', '')}".strip()
             reasons[problem.id] = str(score.parts.get("reason", ""))
         elif not score.correct or score.reward > task.max_reward:
             failed[problem.id] = "maximum reward but not correct"
     if hasattr(task, "hollow"):
-        failed |= dict.fromkeys(_won_by_nothing(task, problems), "programs that do nothing pass its tests")
+        failed |= dict.fromkeys(
+            _won_by_nothing(task, problems), "programs that do nothing pass its tests"
+        )
     return ReferenceCheck(task.name, len(problems), failed, reasons=reasons)
 
 
@@ -241,12 +279,18 @@ def _won_by_nothing(task: Any, problems: Sequence[Problem]) -> list[str]:
     """Ids of the problems on which every text of `task.hollow` earns the maximum."""
     pairs = [(problem, text) for problem in problems for text in task.hollow(problem)]
     scores = score_all(task, [problem for problem, _ in pairs], [text for _, text in pairs])
-    resisted = {problem.id for (problem, _), score in zip(pairs, scores, strict=True) if score.reward < task.max_reward}
+    resisted = {
+        problem.id
+        for (problem, _), score in zip(pairs, scores, strict=True)
+        if score.reward < task.max_reward
+    }
     return [problem.id for problem in problems if problem.id not in resisted]
 
 
 RED_TEAM_PROBLEMS = 16
-SHORTCUT = 0.5  # share of problems above which a text that solves nothing may not earn the full reward
+SHORTCUT = (
+    0.5  # share of problems above which a text that solves nothing may not earn the full reward
+)
 ATTACKS = {  # beside the prompt, and all answers at once
     "nothing": "",
     "white space": " \n\t\n",
@@ -264,15 +308,20 @@ ATTACKS = {  # beside the prompt, and all answers at once
 
 
 def check_reward(task: Task, problems: Iterable[Problem]) -> dict[str, float]:
-    """Red team: score texts that solve nothing, on the first problems. Shortcut -> share of problems on which it earns
-    the full reward, although their answers differ.
+    """Red team: score texts that solve nothing, on the first problems. Shortcut -> share of
+    problems on which it earns the full reward, although their answers differ.
 
-    DataError if the reward raises, is not finite and from 0 to the maximum, or has an unknown tier."""
+    DataError if the reward raises, is not finite and from 0 to the maximum, or has an unknown
+    tier."""
     problems = list(problems)[:RED_TEAM_PROBLEMS]
-    golds = [] if getattr(task, "no_references", "") else [task.gold(problem) for problem in problems]
+    golds = (
+        [] if getattr(task, "no_references", "") else [task.gold(problem) for problem in problems]
+    )
     paid = Counter[str]()
     for i, problem in enumerate(problems):
-        answers = dict.fromkeys([*golds[i : i + 1], *golds])  # its own first; if all are equal, that one solves it
+        answers = dict.fromkeys(
+            [*golds[i : i + 1], *golds]
+        )  # its own first; if all are equal, that one solves it
         attacks = ATTACKS | {
             "the prompt": "\n".join(message["content"] for message in task.prompt(problem)),
             "all answers": "\n".join(answers) if len(answers) > 1 else "",
@@ -297,14 +346,17 @@ def _attacked(task: Task, problem: Problem, attack: str, text: str) -> Score:
         fault = f"{type(error).__name__}: {error}"
     if fault:
         got = f"the reward of task {task.name} fails on {attack} ({problem.id}): {fault}"
-        needed = f"any text must get a reward from 0 to {task.max_reward} and a tier of {', '.join(task.tiers)}"
+        needed = (
+            f"any text must get a reward from 0 to {task.max_reward} "
+            f"and a tier of {', '.join(task.tiers)}"
+        )
         raise DataError(f"{got}; {needed}; correct it before training")
     return score
 
 
 def warn_of_shortcuts(task: Task, problems: Iterable[Problem]) -> None:
-    """`check_reward` of a user's task, with a line on stderr for each shortcut. Tests check the tasks of this
-    distribution."""
+    """`check_reward` of a user's task, with a line on stderr for each shortcut. Tests check the
+    tasks of this distribution."""
     if not type(task).__module__.startswith(("codechat.", "codechat_lab.")):
         for name, share in check_reward(task, problems).items():
             how = f"{name} earns the full reward on {share:.0%} of problems; RL will find it"

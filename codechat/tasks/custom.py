@@ -1,14 +1,17 @@
-"""Custom tasks: rows and reward functions, in a Python file given to --task, or as an object in a notebook.
+"""Custom tasks: rows and reward functions, in a Python file given to --task, or as an object in
+a notebook.
 
     class Capitals(RowsTask):
         rows = "capitals.jsonl"               # {"prompt", "gold"} a line; or a list of such rows
-        rewards = {exact: 1.0, short: 0.0}    # functions of (completion, problem); weight 0: logged, not trained
+        rewards = {exact: 1.0, short: 0.0}    # functions of (completion, problem); weight 0:
+                                              logged, not trained
 
-A reward function returns a number in [0, 1], or a mapping of such numbers: each is logged, and the mean counts. TRL's
-form (prompts, completions, **columns) -> list of numbers works too. Any class with the methods of `tasks.base.Task` is
-a task.
+A reward function returns a number in [0, 1], or a mapping of such numbers: each is logged, and
+the mean counts. TRL's form (prompts, completions, **columns) -> list of numbers works too. Any
+class with the methods of `tasks.base.Task` is a task.
 
-    codechat new task capitals                 a start: capitals.py, test_capitals.py and capitals.jsonl in this folder
+    codechat new task capitals                 a start: capitals.py, test_capitals.py and
+                                               capitals.jsonl in this folder
     codechat grpo --task capitals.py:Capitals --init-from nano/sft --run-name capitals
     codechat new package capitals              the same in capitals/, with a pyproject.toml
     pip install ./capitals                     then: codechat grpo --task capitals
@@ -48,16 +51,25 @@ class Reward(NamedTuple):
 
 
 class RowsTask(BaseTask):
-    """A task of rows {"prompt" (text or messages), "gold", "split"?, "reference"?, ...} and weighted reward functions.
+    """A task of rows {"prompt" (text or messages), "gold", "split"?, "reference"?, ...} and
+    weighted reward functions.
 
-    rows: a list, or a .jsonl, .json or .parquet file beside the class's own file; `source` (--data-dir) replaces it.
-    Without "split" the hash of the prompt decides. "reference" is a completion that must earn the full reward; without
-    it, the gold must. Other fields are the problem's `meta`. A completion is correct if its reward is full."""
+    rows: a list, or a .jsonl, .json or .parquet file beside the class's own file; `source`
+    (--data-dir) replaces it. Without "split" the hash of the prompt decides. "reference" is a
+    completion that must earn the full reward; without it, the gold must. Other fields are the
+    problem's `meta`. A completion is correct if its reward is full."""
 
     name: str = ""
-    tiers = ("none", "error", "some", "full")  # error: a reward function failed; its message is in Score.parts
+    tiers = (
+        "none",
+        "error",
+        "some",
+        "full",
+    )  # error: a reward function failed; its message is in Score.parts
     rows: Any = ()  # as given; of an object the problems
-    rewards: ClassVar[Mapping[Function, float] | Sequence[Function]] = {}  # function -> weight; in a list all weigh 1
+    rewards: ClassVar[
+        Mapping[Function, float] | Sequence[Function]
+    ] = {}  # function -> weight; in a list all weigh 1
 
     def __init_subclass__(cls) -> None:
         cls.name = vars(cls).get("name") or cls.__name__.lower()
@@ -66,15 +78,21 @@ class RowsTask(BaseTask):
         self._rewards = self._named_rewards()
         self._rows: dict[str, Row] = {}  # by the id of the problem
         self.rows = self._problems(self._read_rows(source))
-        self._terms: list[str] = []  # names of the terms of a reference solution; every score must have the same
+        self._terms: list[
+            str
+        ] = []  # names of the terms of a reference solution; every score must have the same
         self._shown = False
 
     def _named_rewards(self) -> list[Reward]:
         """The reward functions under different names. ConfigError for weights without a mean."""
-        weighted = self.rewards if isinstance(self.rewards, Mapping) else dict.fromkeys(self.rewards, 1.0)
+        weighted = (
+            self.rewards if isinstance(self.rewards, Mapping) else dict.fromkeys(self.rewards, 1.0)
+        )
         weights = list(weighted.values())
         if not weights or not all(0 <= w < math.inf for w in weights) or sum(weights) == 0:
-            raise ConfigError(f"task {self.name} has the reward weights {weights}; expected 0 or more, not all 0")
+            raise ConfigError(
+                f"task {self.name} has the reward weights {weights}; expected 0 or more, not all 0"
+            )
         named: list[Reward] = []
         for function, weight in weighted.items():
             inner = getattr(function, "func", function)  # of a partial
@@ -86,7 +104,8 @@ class RowsTask(BaseTask):
         return named
 
     def _read_rows(self, source: str | None) -> Iterable[Row]:
-        """The rows of the source, or those of the class, whose file is found from any working directory."""
+        """The rows of the source, or those of the class, whose file is found from any working
+        directory."""
         if source is not None:
             return local_rows(Path(source))
         if isinstance(self.rows, str | Path):
@@ -94,8 +113,9 @@ class RowsTask(BaseTask):
         return self.rows
 
     def _problems(self, rows: Iterable[Row]) -> list[Problem]:
-        """The problems of the rows, each row once. Rows with the same prompt are problems of one split, unless they
-        name others. Repeated rows, and prompts in several splits, are counted on stderr."""
+        """The problems of the rows, each row once. Rows with the same prompt are problems of
+        one split, unless they name others. Repeated rows, and prompts in several splits, are
+        counted on stderr."""
         problems: dict[str, Problem] = {}  # by id
         same: dict[str, list[str]] = {}  # hash of a prompt -> ids of the problems with it
         known: set[str] = set()
@@ -103,7 +123,11 @@ class RowsTask(BaseTask):
         for number, row in enumerate(rows, 1):
             messages = self._messages_of(row, number)
             hashed = digest(json.dumps(messages))
-            meta = {name: value for name, value in row.items() if name not in ("prompt", "gold", "split")}
+            meta = {
+                name: value
+                for name, value in row.items()
+                if name not in ("prompt", "gold", "split")
+            }
             content = hash_rows([messages, row["gold"], meta])
             if content in known:
                 repeated += 1
@@ -117,7 +141,8 @@ class RowsTask(BaseTask):
             split = row.get("split") or split_of(hashed)
             problems[id] = Problem(id, messages, row["gold"], split, meta)
             self._rows[id] = row
-        # A small file may leave a split empty by chance; splits that the rows name are the user's choice.
+        # A small file may leave a split empty by chance; splits that the rows name are the
+        # user's choice.
         if not any("split" in row for row in self._rows.values()):
             problems = _spread(problems, same)
         self._say(repeated, "rows repeat another one and are left out")
@@ -142,7 +167,10 @@ class RowsTask(BaseTask):
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         problems = super().problems(split, limit, seed)
         if not problems:
-            raise DataError(f"task {self.name} has no row in split {split!r}; give 10 rows or more, or set their split")
+            raise DataError(
+                f"task {self.name} has no row in split {split!r}; "
+                "give 10 rows or more, or set their split"
+            )
         return problems
 
     def gold(self, problem: Problem) -> str:
@@ -151,19 +179,25 @@ class RowsTask(BaseTask):
         return gold if isinstance(gold, str) else json.dumps(gold, ensure_ascii=False)
 
     def score(self, problem: Problem, completion: str) -> Score:
-        """The weighted mean of the rewards; tier "error" and 0 if a function fails. The first failure is printed."""
+        """The weighted mean of the rewards; tier "error" and 0 if a function fails. The first
+        failure is printed."""
         try:
             # Logged terms must be the same for all completions, also if a function fails.
             if not self._terms:
                 self._terms = list(self._terms_of(self.gold(problem), problem).values)
             terms = self._terms_of(completion, problem)
             if list(terms.values) != self._terms:
-                raise ValueError(f"the rewards are {list(terms.values)}; of a reference solution {self._terms}")
+                raise ValueError(
+                    f"the rewards are {list(terms.values)}; of a reference solution {self._terms}"
+                )
         except Exception as error:  # the functions are the user's and may raise anything
             message = f"{type(error).__name__}: {error}"[:300]
             if not self._shown:
                 asked = str(problem.messages[-1]["content"])[:60]
-                print(f"task {self.name}, row {asked!r}, completion {completion[:60]!r}: {message}", file=sys.stderr)
+                print(
+                    f"task {self.name}, row {asked!r}, completion {completion[:60]!r}: {message}",
+                    file=sys.stderr,
+                )
             self._shown = True
             names = self._terms or [reward.name for reward in self._rewards]
             return Score(
@@ -188,10 +222,15 @@ class RowsTask(BaseTask):
         total = 0.0
         for reward in self._rewards:
             given = self._given(reward, completion, problem)
-            parts = {key: math.nan if isinstance(part, str) else float(part) for key, part in given.items()}
+            parts = {
+                key: math.nan if isinstance(part, str) else float(part)
+                for key, part in given.items()
+            }
             wrong = [key for key, part in parts.items() if not 0 <= part <= 1]
             if wrong:
-                raise ValueError(f"{wrong[0]} is {given[wrong[0]]!r}; a reward is a number from 0 to 1")
+                raise ValueError(
+                    f"{wrong[0]} is {given[wrong[0]]!r}; a reward is a number from 0 to 1"
+                )
             terms |= parts
             total += reward.weight * sum(parts.values()) / max(len(parts), 1)
         return Terms(terms, total / sum(reward.weight for reward in self._rewards))
@@ -208,7 +247,8 @@ class RowsTask(BaseTask):
 
 
 def _spread(problems: Mapping[str, Problem], same: Mapping[str, list[str]]) -> dict[str, Problem]:
-    """The problems, some of them moved into a split that is empty. same: hash of a prompt -> ids of its problems."""
+    """The problems, some of them moved into a split that is empty. same: hash of a prompt ->
+    ids of its problems."""
     prompts = {id: hashed for hashed, ids in same.items() for id in ids}
     rows = [{"id": id, "meta": {"split": problem.split}} for id, problem in problems.items()]
     spread_rows = spread(rows, lambda row: prompts[row["id"]])
@@ -217,9 +257,13 @@ def _spread(problems: Mapping[str, Problem], same: Mapping[str, list[str]]) -> d
 
 
 def _call_of_batch(function: Function, row: Row, completion: str) -> Any:
-    """The value of a function of TRL's form for one row, given as lists of one. Where the row's prompt is messages, the
-    completion is too. None counts as 0."""
-    answer = completion if isinstance(row["prompt"], str) else [{"role": "assistant", "content": completion}]
+    """The value of a function of TRL's form for one row, given as lists of one. Where the row's
+    prompt is messages, the completion is too. None counts as 0."""
+    answer = (
+        completion
+        if isinstance(row["prompt"], str)
+        else [{"role": "assistant", "content": completion}]
+    )
     given = {"completions": [answer]}
     given |= {"prompts" if name == "prompt" else name: [value] for name, value in row.items()}
     parameters = inspect.signature(function).parameters

@@ -1,8 +1,9 @@
-"""A task that a tiny model learns from scratch in under a minute: write bytes of the class that the prompt names.
+"""A task that a tiny model learns from scratch in under a minute: write bytes of the class that
+the prompt names.
 
-The reward is the share of a completion's eight characters in the class. An untrained policy over the `bytes` tokenizer
-scores about 0.1; a policy that ignores its prompt cannot pass 0.25. Every split holds the same four prompts.
-"""
+The reward is the share of a completion's eight characters in the class. An untrained policy
+over the `bytes` tokenizer scores about 0.1; a policy that ignores its prompt cannot pass 0.25.
+Every split holds the same four prompts."""
 
 import re
 import string
@@ -20,7 +21,8 @@ CLASSES = {
     "punct": string.punctuation,
     "digit": string.digits,
 }
-# A tag is one token and counts as one miss. Spelled out, its letters would be an easy reward for `lower`.
+# A tag is one token and counts as one miss. Spelled out, its letters would be an easy reward
+# for `lower`.
 _TAG = re.compile("|".join(map(re.escape, (*chat.TAGS, END_OF_TEXT))))
 
 
@@ -32,17 +34,21 @@ class ToyTask(BaseTask):
     no_stop = True
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """`limit` problems (4 by default), the classes in turn. seed: only decides which class comes first."""
+        """`limit` problems (4 by default), the classes in turn. seed: only decides which class
+        comes first."""
         check_split(split)
         names = list(CLASSES)
         problems = []
         for i in range(len(names) if limit is None else limit):
             name = names[(i + seed) % len(names)]
-            problems.append(Problem(f"toy-{split}-{i}", [{"role": "user", "content": name}], name, split))
+            problems.append(
+                Problem(f"toy-{split}-{i}", [{"role": "user", "content": name}], name, split)
+            )
         return problems
 
     def score(self, problem: Problem, completion: str) -> Score:
-        """The share of characters in the class. A text shorter than COMPLETION_LENGTH is filled up with misses."""
+        """The share of characters in the class. A text shorter than COMPLETION_LENGTH is filled
+        up with misses."""
         characters = _TAG.sub("\0", completion)
         fitting = sum(c in CLASSES[problem.gold] for c in characters)
         share = fitting / max(COMPLETION_LENGTH, len(characters))

@@ -1,2 +1,2 @@
-"""Text to token ids and back: tokenizers, the chat format and its loss mask, tool calls and their schemas. Knows no
-model."""
+"""Text to token ids and back: tokenizers, the chat format and its loss mask, tool calls and
+their schemas. Knows no model."""

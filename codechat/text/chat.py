@@ -1,17 +1,23 @@
 """The chat format: messages <-> token ids, the loss mask, and where a completion ends.
 
-A message is {"role": "system" | "user" | "assistant" | "function", "content": str}. Five modes turn it into ids:
+A message is {"role": "system" | "user" | "assistant" | "function", "content": str}. Five modes
+turn it into ids:
 
-    reserved    {tag}\\n{content}\\n<|end|>\\n; a tag is one id, n_vocab + its index in TAGS: no text forges a turn
+    reserved    {tag}\\n{content}\\n<|end|>\\n; a tag is one id, n_vocab + its index in TAGS: no
+                text forges a turn
     text        the same in ordinary tokens; content that holds a tag raises
     template    an imported model's own jinja template, see `chat_template`
-    native      the same, and the template also lists the tools and writes the calls, see `native_template`
-    raw         contents alone, for base models: a begin-of-text token if there is one, an empty line before a content
+    native      the same, and the template also lists the tools and writes the calls, see
+                `native_template`
+    raw         contents alone, for base models: a begin-of-text token if there is one, an empty
+                line before a content
                 unless it follows or is an answer, the end of text after an answer
 
-In reserved and text mode <functioncall> is a tag too, in assistant turns only. Tags, line ends and contents are
-tokenised separately, so a prompt's ids are a prefix of the conversation's. A stop is a sequence of ids: code may hold
-`<`, `|`, `end` and `>`. Only what the assistant writes carries loss: content, the line end after it and <|end|>."""
+In reserved and text mode <functioncall> is a tag too, in assistant turns only. Tags, line ends
+and contents are tokenised separately, so a prompt's ids are a prefix of the conversation's. A
+stop is a sequence of ids: code may hold
+`<`, `|`, `end` and `>`. Only what the assistant writes carries loss: content, the line end
+after it and <|end|>."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -113,18 +119,20 @@ def _template_layout(template: ChatTemplate) -> Layout:
 
 
 def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
-    """The id sequences that end a completion: that of <|end|>, of what closes an answer in the model's own template, or
-    of the end of text."""
+    """The id sequences that end a completion: that of <|end|>, of what closes an answer in the
+    model's own template, or of the end of text."""
     return (layout(tokenizer, tags).stop,)
 
 
 def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> Rendered:
-    """A conversation to train on. DataError for messages that have no rendering, or no assistant turn; ConfigError for
-    an unknown mode."""
+    """A conversation to train on. DataError for messages that have no rendering, or no
+    assistant turn; ConfigError for an unknown mode."""
     turns, tail = _turns(messages, tokenizer, tags)
     if not any(message["role"] == "assistant" for message in messages):
         roles = ", ".join(message["role"] for message in messages)
-        raise DataError(f"a conversation of {roles} has no assistant turn; add one or drop the conversation")
+        raise DataError(
+            f"a conversation of {roles} has no assistant turn; add one or drop the conversation"
+        )
     rendered = Rendered([], [], [])
     for message, turn in zip(messages, turns):
         role = message["role"]
@@ -143,10 +151,13 @@ def _add(rendered: Rendered, ids: list[int], role: str, loss: int) -> None:
 
 
 def prompt(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
-    """Ids up to where the assistant begins to write. The last message must not be the assistant's."""
+    """Ids up to where the assistant begins to write. The last message must not be the
+    assistant's."""
     turns, tail = _turns(messages, tokenizer, tags, prompt=True)
     if messages[-1]["role"] == "assistant":
-        raise DataError("the last message has the role assistant; a prompt ends with another role; remove it")
+        raise DataError(
+            "the last message has the role assistant; a prompt ends with another role; remove it"
+        )
     return _joined(turns) + tail
 
 
@@ -156,12 +167,16 @@ def between_turns(
     tags: str = "reserved",
     answer: str = "y",
 ) -> list[int]:
-    """Ids from after a sampled answer's closing tag to where the next answer begins, with `messages` in between.
+    """Ids from after a sampled answer's closing tag to where the next answer begins, with
+    `messages` in between.
 
-    `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is tokenised again. answer:
-    what was sampled; its calls matter in native mode, where a template may write their names beside their results."""
+    `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is
+    tokenised again. answer: what was sampled; its calls matter in native mode, where a template
+    may write their names beside their results."""
     # any exchange will do but for the calls: what follows an answer does not depend on its words
-    readable = [call for call in parse_calls(answer) if call.form in READABLE] if tags == NATIVE else []
+    readable = (
+        [call for call in parse_calls(answer) if call.form in READABLE] if tags == NATIVE else []
+    )
     called = "\n".join(format_call(call.name, call.arguments) for call in readable)
     talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": called or "y"}]
     turns, tail = _turns([*talk, *messages], tokenizer, tags, prompt=True)
@@ -169,17 +184,25 @@ def between_turns(
 
 
 def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
-    """The ids that a policy would sample for this assistant content: `prompt` + these + what follows = `render`."""
+    """The ids that a policy would sample for this assistant content: `prompt` + these + what
+    follows = `render`."""
     message = {"role": "assistant", "content": content}
     _check([message], tokenizer, tags)
-    turn = _template(tokenizer, tags).answer(content) if tags in TEMPLATES else _turn(message, tokenizer, tags)
+    turn = (
+        _template(tokenizer, tags).answer(content)
+        if tags in TEMPLATES
+        else _turn(message, tokenizer, tags)
+    )
     return turn.written
 
 
 def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """Text of ids in any mode, every blank of it, reserved ids spelled as their tags. DataError for ids beyond them."""
+    """Text of ids in any mode, every blank of it, reserved ids spelled as their tags. DataError
+    for ids beyond them."""
     pieces: list[str] = []
-    run: list[int] = []  # ids since the last tag; a character may take several, so they are decoded together
+    run: list[
+        int
+    ] = []  # ids since the last tag; a character may take several, so they are decoded together
     for token in map(int, ids):
         if token < tokenizer.n_vocab:
             run.append(token)
@@ -187,7 +210,9 @@ def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
             pieces += [tokenizer.decode_inside(run), TAGS[token - tokenizer.n_vocab]]
             run = []
         else:
-            raise DataError(f"id {token}; {tokenizer.spec} and the tags have {tokenizer.n_vocab + N_TAGS} ids")
+            raise DataError(
+                f"id {token}; {tokenizer.spec} and the tags have {tokenizer.n_vocab + N_TAGS} ids"
+            )
     pieces.append(tokenizer.decode_inside(run))
     return "".join(pieces)
 
@@ -199,8 +224,8 @@ def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reser
 
 
 def transcript(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
-    """A sampled completion as it was written, without what it opens with, the closing tag and what stands before
-    that."""
+    """A sampled completion as it was written, without what it opens with, the closing tag and
+    what stands before that."""
     form = layout(tokenizer, tags)
     ids = list(map(int, ids))
     n_stop = len(form.stop)
@@ -215,9 +240,11 @@ def transcript(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved")
     return text.removesuffix(form.closing) if ended else text
 
 
-def cut_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) -> tuple[int, str] | None:
-    """(how many ids reach the end of the first of these strings, the text up to there), however tokens cut it; None
-    where none occurs."""
+def cut_after(
+    ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer
+) -> tuple[int, str] | None:
+    """(how many ids reach the end of the first of these strings, the text up to there), however
+    tokens cut it; None where none occurs."""
     text = decode(ids, tokenizer)
     ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
     if not ends:
@@ -238,22 +265,33 @@ def _turns(
     tags: str,
     prompt: bool = False,
 ) -> tuple[list[TurnIds], list[int]]:
-    """The ids of each message in every mode, and those after the last: where the assistant begins to write, if a prompt
-    is asked for."""
+    """The ids of each message in every mode, and those after the last: where the assistant
+    begins to write, if a prompt is asked for."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError(f"got {str(messages)[:80]!r}; expected a list of at least one message")
     _check(messages, tokenizer, tags)
     if tags in TEMPLATES:
         return _template(tokenizer, tags).turns(messages, prompt)
-    roles_before = ["assistant", *(message["role"] for message in messages)]  # as if an answer stood before raw text
-    turns = [_turn(message, tokenizer, tags, before) for message, before in zip(messages, roles_before)]
+    roles_before = [
+        "assistant",
+        *(message["role"] for message in messages),
+    ]  # as if an answer stood before raw text
+    turns = [
+        _turn(message, tokenizer, tags, before) for message, before in zip(messages, roles_before)
+    ]
     # the first text is tokenised as the beginning: some tokenizers write a blank before it
     first = messages[0]
     if tags == RAW:
-        turns[0] = turns[0]._replace(body=[*tokenizer.beginning, *tokenizer.encode(first["content"])])
+        turns[0] = turns[0]._replace(
+            body=[*tokenizer.beginning, *tokenizer.encode(first["content"])]
+        )
     elif tags == "text":
-        turns[0] = turns[0]._replace(head=tokenizer.encode(TAG_OF[first["role"]]) + layout(tokenizer, tags).ids["\n"])
-    return turns, _turn({"role": "assistant", "content": ""}, tokenizer, tags).head if prompt else []
+        turns[0] = turns[0]._replace(
+            head=tokenizer.encode(TAG_OF[first["role"]]) + layout(tokenizer, tags).ids["\n"]
+        )
+    return turns, _turn(
+        {"role": "assistant", "content": ""}, tokenizer, tags
+    ).head if prompt else []
 
 
 def _turn(message: Message, tokenizer: Tokenizer, tags: str, role_before: str = "") -> TurnIds:
@@ -293,14 +331,21 @@ def _check(messages: Sequence[Message], tokenizer: Tokenizer, tags: str) -> None
     for number, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, str):
-            raise DataError(f"message {number} is {str(message)[:80]!r}; expected a role and a content, a string")
+            raise DataError(
+                f"message {number} is {str(message)[:80]!r}; "
+                "expected a role and a content, a string"
+            )
         role = message.get("role")
         if role not in ROLES:
-            raise DataError(f"message {number} has the role {role!r}; expected one of {', '.join(ROLES)}")
+            raise DataError(
+                f"message {number} has the role {role!r}; expected one of {', '.join(ROLES)}"
+            )
         forged = _forged(content, role, tokenizer, tags)
         if forged:
             remedy = "remove it" if tags in TEMPLATES else 'remove it or use tags="reserved"'
-            raise DataError(f"message {number} ({role}) holds {forged[0]}, which forges a turn; {remedy}")
+            raise DataError(
+                f"message {number} ({role}) holds {forged[0]}, which forges a turn; {remedy}"
+            )
 
 
 def _forged(content: str, role: str, tokenizer: Tokenizer, tags: str) -> list[str]:

@@ -1,9 +1,10 @@
 """The chat template of an imported model: each answer is trained exactly where it would be sampled.
 
-An answer is rendered and tokenised behind its own generation prompt, as in sampling. DataError for a template or
-conversation in which that is impossible: the next prompt must go on from the answer, and contents may be trimmed only.
-A template is somebody else's program: it runs in jinja's sandbox and may raise anything.
-"""
+An answer is rendered and tokenised behind its own generation prompt, as in sampling. DataError
+for a template or
+conversation in which that is impossible: the next prompt must go on from the answer, and
+contents may be trimmed only. A template is somebody else's program: it runs in jinja's sandbox
+and may raise anything."""
 
 import json
 import re
@@ -16,14 +17,18 @@ from typing import Any, NamedTuple
 from codechat.core.errors import ConfigError, DataError
 from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 
-Message = Mapping[str, Any]  # role and content, both strings; `weight` 0 for an answer that carries no loss
+Message = Mapping[
+    str, Any
+]  # role and content, both strings; `weight` 0 for an answer that carries no loss
 
 # Contents of the private use area, which no template treats specially.
 USER = {"role": "user", "content": "\ue0000\ue001"}
 ANSWER = {"role": "assistant", "content": "\ue0001\ue001"}
 # transformers' marks around what an answer holds, for loss masks; they write nothing
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
-_CHANGED = "changes contents of this conversation; remove what it treats specially, such as reasoning"
+_CHANGED = (
+    "changes contents of this conversation; remove what it treats specially, such as reasoning"
+)
 
 
 class TurnIds(NamedTuple):
@@ -73,7 +78,9 @@ class AnswerForm(NamedTuple):
 def template_of(tokenizer: Tokenizer) -> "ChatTemplate":
     """The chat template of an imported tokenizer. ConfigError for a tokenizer without one."""
     if not isinstance(tokenizer, ImportedTokenizer) or not tokenizer.template:
-        raise ConfigError(f'tags "template" with {tokenizer.spec}, which has none; use tags "reserved" or "text"')
+        raise ConfigError(
+            f'tags "template" with {tokenizer.spec}, which has none; use tags "reserved" or "text"'
+        )
     return ChatTemplate(tokenizer)
 
 
@@ -92,23 +99,32 @@ class ChatTemplate:
 
     @cached_property
     def form(self) -> AnswerForm:
-        """The form of answers. DataError for a template in which they cannot be trained as they are sampled."""
+        """The form of answers. DataError for a template in which they cannot be trained as they
+        are sampled."""
         asked = self._fill([USER], prompt=True)
         last = self._fill([USER, ANSWER], prompt=False)
         among = self._fill([USER, ANSWER, USER], prompt=True)
         opening, content, rest = among.removeprefix(asked).partition(ANSWER["content"])
         if not content or not among.startswith(asked):
-            raise self._fault("writes no answer behind its generation prompt, where it is sampled; use --tags text")
+            raise self._fault(
+                "writes no answer behind its generation prompt, "
+                "where it is sampled; use --tags text"
+            )
         tail = last.rpartition(ANSWER["content"])[2]
         stop = self.specials.search(tail)
         if not stop:
             raise self._fault("ends an answer without special token; use --tags text")
         closing = tail[: stop.end()]
         if not rest.startswith(closing):
-            raise self._fault(f"ends the last answer with {closing!r}, others with {rest[:40]!r}; use --tags text")
-        # merges do not cross a special token, so the rest of the prompt has no influence on an answer's ids
+            raise self._fault(
+                f"ends the last answer with {closing!r}, others with {rest[:40]!r}; use --tags text"
+            )
+        # merges do not cross a special token, so the rest of the prompt has no influence on an
+        # answer's ids
         before = asked.rpartition(USER["content"])[2]
-        last_special = max((special.start() for special in self.specials.finditer(before)), default=0)
+        last_special = max(
+            (special.start() for special in self.specials.finditer(before)), default=0
+        )
         before = before[last_special:]
         return AnswerForm(
             asked=asked,
@@ -122,10 +138,13 @@ class ChatTemplate:
         )
 
     def turns(self, messages: Sequence[Message], prompt: bool) -> tuple[list[TurnIds], list[int]]:
-        """The ids of each message, and those after the last; prompt: up to where the assistant begins to write."""
+        """The ids of each message, and those after the last; prompt: up to where the assistant
+        begins to write."""
         turns, tail = self._texts(messages, prompt)
         parts: list[list[int]] = []  # the ids of every part of every turn, in order
-        waiting: list[str] = []  # what stands between two answers is tokenised together, behind the first one
+        waiting: list[
+            str
+        ] = []  # what stands between two answers is tokenised together, behind the first one
         before = ""
         for message, turn in zip(messages, turns):
             if message["role"] == "assistant":
@@ -138,7 +157,9 @@ class ChatTemplate:
         parts += self._encoded([*waiting, tail], before)
         tail_ids = parts.pop()
         n_parts = len(TurnIds._fields)
-        return [TurnIds(*parts[at : at + n_parts]) for at in range(0, len(parts), n_parts)], tail_ids
+        return [
+            TurnIds(*parts[at : at + n_parts]) for at in range(0, len(parts), n_parts)
+        ], tail_ids
 
     def answer(self, content: str) -> TurnIds:
         """The ids of an answer behind its generation prompt."""
@@ -146,10 +167,13 @@ class ChatTemplate:
         return TurnIds([], opening, body, closing, [])
 
     def _answer_parts(self, answer: TurnTexts) -> list[list[int]]:
-        return self._encoded([answer.opening, answer.body, answer.closing], self.form.before, loses=False)
+        return self._encoded(
+            [answer.opening, answer.body, answer.closing], self.form.before, loses=False
+        )
 
     def _encoded(self, pieces: Sequence[str], before: str, loses: bool = True) -> list[list[int]]:
-        """The ids of pieces of a text that stands behind `before`; a token belongs to the piece in which it begins."""
+        """The ids of pieces of a text that stands behind `before`; a token belongs to the piece
+        in which it begins."""
         ids, starts = self.tokenizer.encode_behind(before, "".join(pieces), loses=loses)
         inner = [bisect_left(starts, at) for at in accumulate(map(len, pieces[:-1]))]
         return [ids[start:end] for start, end in zip([0, *inner], [*inner, len(ids)])]
@@ -183,8 +207,8 @@ class ChatTemplate:
         number: int,
         n_known: int,
     ) -> TurnTexts:
-        """The texts of answer `number`, which must stand behind its generation prompt. text: of the first `n_known`
-        messages; at: the end of the turn before."""
+        """The texts of answer `number`, which must stand behind its generation prompt. text: of
+        the first `n_known` messages; at: the end of the turn before."""
         answer = self._answer(messages[number]["content"])
         wholes: Iterable[str] = [text]
         if number == n_known:
@@ -213,14 +237,17 @@ class ChatTemplate:
         return TurnTexts(text[at:start], "", written, "", end[0] if end else "")
 
     def _answer(self, content: str) -> TurnTexts:
-        """The texts of an answer as the template writes it: among others, else as the last one (with its reasoning)."""
+        """The texts of an answer as the template writes it: among others, else as the last one
+        (with its reasoning)."""
         form = self.form
         message = {"role": "assistant", "content": content}
         among = self._fill([USER, message, USER], prompt=True)
         written = _written_between(among, form.asked + form.opening, form.next, content)
         if written is None:
             last = self._fill([USER, message], prompt=False)
-            written = _written_between(last, form.asked + form.opening, form.closing + form.after, content)
+            written = _written_between(
+                last, form.asked + form.opening, form.closing + form.after, content
+            )
         if written is None:
             raise self._fault(_CHANGED)
         return TurnTexts("", form.opening, written, form.closing, form.after)
@@ -245,12 +272,16 @@ class ChatTemplate:
     def _fill(self, messages: Sequence[Message], prompt: bool) -> str:
         """The text of messages; no tools."""
         names = {"function": "tool"}  # as templates call it
-        renamed = [{**message, "role": names.get(message["role"], message["role"])} for message in messages]
+        renamed = [
+            {**message, "role": names.get(message["role"], message["role"])} for message in messages
+        ]
         return self._render(renamed, None, prompt)
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool) -> str:
-        """The template's text. No documents, which transformers passes as None, and no `strftime_now`: a prompt must
-        not depend on the day."""
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool
+    ) -> str:
+        """The template's text. No documents, which transformers passes as None, and no
+        `strftime_now`: a prompt must not depend on the day."""
         try:
             return self._compiled.render(
                 messages=messages,
@@ -260,7 +291,9 @@ class ChatTemplate:
                 **self.tokenizer.saved["special"],
             )
         except Exception as error:  # a template is the model's own program and may raise anything
-            raise self._fault(f"cannot render the conversation ({error}); use --tags text") from None
+            raise self._fault(
+                f"cannot render the conversation ({error}); use --tags text"
+            ) from None
 
     def _fault(self, fault: str) -> DataError:
         return DataError(f"the chat template of {self.tokenizer.spec} {fault}")

@@ -1,19 +1,22 @@
 """Tool calls in the words of other models, read as calls of our chat format.
 
-    <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>         Hermes, Qwen, SmolLM3, Granite 4
-    [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]                 Mistral; also [TOOL_CALLS]f[ARGS]{"a": 1}
+    <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>         Hermes, Qwen, SmolLM3,
+    Granite 4
+    [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]                 Mistral; also
+    [TOOL_CALLS]f[ARGS]{"a": 1}
     <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                 Granite 3, Phi-4-mini
     <|tool_call_start|>[f(a=1)]<|tool_call_end|>                        LFM2
-    {"name": "f", "parameters": {"a": 1}}                               Llama 3, also behind <|python_tag|>
+    {"name": "f", "parameters": {"a": 1}}                               Llama 3, also behind
+    <|python_tag|>
     <tool_call><function=f><parameter=a>1</parameter></function></tool_call>           Qwen3-Coder
     <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>               GLM
     <｜tool▁call▁begin｜>function<｜tool▁sep｜>f ... ```json {"a": 1} ```              DeepSeek
 
-A model also writes calls that its template does not ask for: in a Markdown fence, or bare, one object, a list of
-objects, or an object on each line. `read` takes all of these and says which it was. Reasoning in tags before the answer
-is prose. What follows the last call, or stands between two, is kept as text. Nothing here raises: a model is rewarded
-for what it writes. `settled` is what a stream may show before the end is known.
-"""
+A model also writes calls that its template does not ask for: in a Markdown fence, or bare, one
+object, a list of objects, or an object on each line. `read` takes all of these and says which
+it was. Reasoning in tags before the answer is prose. What follows the last call, or stands
+between two, is kept as text. Nothing here raises: a model is rewarded for what it writes.
+`settled` is what a stream may show before the end is known."""
 
 import ast
 import json
@@ -40,7 +43,9 @@ MARKS = {
 }
 _OPENS = re.compile("|".join(map(re.escape, (*MARKS, "<function="))))
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>\s*", re.DOTALL)
-_FENCE = re.compile(r"```(?:json|python|tool_call|tool_code)?[ \t]*\n(.*?)(?:\n?[ \t]*```|\Z)", re.DOTALL)
+_FENCE = re.compile(
+    r"```(?:json|python|tool_call|tool_code)?[ \t]*\n(.*?)(?:\n?[ \t]*```|\Z)", re.DOTALL
+)
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _GLM_NAME = re.compile(r"\s*([^\s<{\[]+)\s*(?=<arg_key>|\Z)")
@@ -96,33 +101,47 @@ def read(text: str) -> Written:
 
 
 def canonical(text: str) -> str:
-    """An answer in our chat format: what it says, then each call behind our tag. An answer without a call is
-    unchanged; a call that cannot be read stays as it is, behind our tag."""
+    """An answer in our chat format: what it says, then each call behind our tag. An answer
+    without a call is unchanged; a call that cannot be read stays as it is, behind our tag."""
     written = read(text)
     if written.surface == "none":
         return text
     lines = [written.prose] if written.prose else []
     for call in written.calls:
         readable = bool(call.name and call.name.strip()) and call.arguments is not None
-        lines.append(tool_calls.format_call(call.name, call.arguments) if readable else f"{CALL_TAG} {call.after}")
+        lines.append(
+            tool_calls.format_call(call.name, call.arguments)
+            if readable
+            else f"{CALL_TAG} {call.after}"
+        )
     return "\n".join(lines)
 
 
 def settled(text: str) -> str:
-    """The beginning of an unfinished answer that stays as it is whatever follows: all before a mark, an object or a
-    fence that may hold calls, or the beginning of such. `canonical` of the finished answer begins with it."""
+    """The beginning of an unfinished answer that stays as it is whatever follows: all before a
+    mark, an object or a fence that may hold calls, or the beginning of such. `canonical` of the
+    finished answer begins with it."""
     thought = _THOUGHT.match(text)
     begin = thought.end() if thought else 0
     if not text[begin:].strip() or text[begin:].lstrip().startswith(("{", "[")):
         return text[:begin].rstrip()
     ends = [len(text) - _begun(text)]
-    ends += [found.start() for found in (_OPENS.search(text, begin), _OBJECT.search(text, begin)) if found]
-    ends += [fence.start() for fence in _FENCE.finditer(text, begin) if not _is_closed(fence[0]) or _whole(fence[1])]
+    ends += [
+        found.start()
+        for found in (_OPENS.search(text, begin), _OBJECT.search(text, begin))
+        if found
+    ]
+    ends += [
+        fence.start()
+        for fence in _FENCE.finditer(text, begin)
+        if not _is_closed(fence[0]) or _whole(fence[1])
+    ]
     return text[: min(ends)].rstrip()
 
 
 def _begun(text: str) -> int:
-    """How many characters at the end of a text may be the beginning of a mark, a fence or an object."""
+    """How many characters at the end of a text may be the beginning of a mark, a fence or an
+    object."""
     starts = (*MARKS, "<function=")
     sizes = range(min(max(map(len, starts)), len(text)), 0, -1)
     mark = next((n for n in sizes if any(start.startswith(text[-n:]) for start in starts)), 0)
@@ -199,7 +218,8 @@ def _inside(text: str, at: int, closing: str) -> Values | None:
 
 
 def _json_values(text: str, at: int, closing: str) -> Values | None:
-    """Objects or lists of them, one after the other, with or without commas, up to the first that is no call."""
+    """Objects or lists of them, one after the other, with or without commas, up to the first
+    that is no call."""
     calls: list[Call] = []
     end = at
     while True:
@@ -294,7 +314,8 @@ def _python(text: str, at: int, closing: str) -> Values | None:
 
 
 def _python_calls(text: str) -> list[Call]:
-    """The calls of a Python list of calls with literal arguments by name; none for anything else."""
+    """The calls of a Python list of calls with literal arguments by name; none for anything
+    else."""
     if not text.startswith("[") or not text.endswith("]"):
         return []
     try:
@@ -308,7 +329,11 @@ def _python_calls(text: str) -> list[Call]:
 
 
 def _python_call(node: ast.expr) -> Call | None:
-    if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
+    if (
+        not isinstance(node, ast.Call)
+        or node.args
+        or any(keyword.arg is None for keyword in node.keywords)
+    ):
         return None
     try:
         arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
@@ -319,7 +344,8 @@ def _python_call(node: ast.expr) -> Call | None:
 
 
 def _whole(text: str) -> list[Call]:
-    """The calls of a text that is nothing else: JSON, objects on lines, or a Python list of calls."""
+    """The calls of a text that is nothing else: JSON, objects on lines, or a Python list of
+    calls."""
     text = text.strip()
     found = _json_values(text, 0, "") if text.startswith(("{", "[")) else None
     if found is not None and not text[found.end :].strip():
@@ -342,8 +368,8 @@ def _beside(text: str, start: int, end: int) -> str:
 
 
 def _calls_of(value: Any) -> list[Call]:
-    """The calls that a JSON value is: an object with a name and arguments and nothing else that matters, or a list of
-    such; none for other data."""
+    """The calls that a JSON value is: an object with a name and arguments and nothing else that
+    matters, or a list of such; none for other data."""
     items = value if isinstance(value, list) else [value]
     calls = [_call_of(item) for item in items]
     return [call for call in calls if call is not None] if calls and all(calls) else []
@@ -366,11 +392,14 @@ def _call_of(item: Any) -> Call | None:
 
 def _object(text: str) -> dict[str, Any] | None:
     value = tool_calls.value_at(text, 0) if text.startswith("{") else None
-    return value[0] if value and isinstance(value[0], dict) and not text[value[1] :].strip() else None
+    return (
+        value[0] if value and isinstance(value[0], dict) and not text[value[1] :].strip() else None
+    )
 
 
 def _value(text: str) -> Any:
-    """An argument between tags: JSON if it is a number, a word of JSON, a list or an object; else its text."""
+    """An argument between tags: JSON if it is a number, a word of JSON, a list or an object;
+    else its text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

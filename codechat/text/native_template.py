@@ -1,12 +1,14 @@
 """Tools in an imported model's own words: its chat template lists them and writes the calls.
 
-Conversations stay as they are everywhere else: the system text lists functions (`tool_lists`), an answer holds calls
-behind our tag (`tool_calls`), a result has the role function. Here they become what the template knows (`tools`,
-`tool_calls`, the role tool), and what a model samples becomes a conversation of ours again (`native_calls`).
+Conversations stay as they are everywhere else: the system text lists functions (`tool_lists`),
+an answer holds calls behind our tag (`tool_calls`), a result has the role function. Here they
+become what the template knows (`tools`,
+`tool_calls`, the role tool), and what a model samples becomes a conversation of ours again
+(`native_calls`).
 
-A template is used only if it is proven to: calls of all kinds are rendered, read again, and compared. One whose calls
-do not come back is refused with the reason; `--tags template` then lists tools in the system message.
-"""
+A template is used only if it is proven to: calls of all kinds are rendered, read again, and
+compared. One whose calls do not come back is refused with the reason; `--tags template` then
+lists tools in the system message."""
 
 import json
 import re
@@ -33,7 +35,8 @@ TOOL = {
         },
     },
 }
-# What every template must write and give back: no call, one, several; quotes, line ends, nesting, other types.
+# What every template must write and give back: no call, one, several; quotes, line ends,
+# nesting, other types.
 PROOFS: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"place": "Oslo"},),
     ({},),
@@ -57,7 +60,8 @@ WORDINGS = (Wording(False, ""), Wording(False, None), Wording(True, ""), Wording
 
 
 class CallForm(NamedTuple):
-    """What a template writes around one call in JSON; both empty where it writes calls otherwise."""
+    """What a template writes around one call in JSON; both empty where it writes calls
+    otherwise."""
 
     opening: str
     closing: str
@@ -67,9 +71,12 @@ class CallForm(NamedTuple):
 
 @lru_cache(maxsize=16)
 def native_template_of(tokenizer: Tokenizer) -> "NativeTemplate":
-    """The proven template of an imported tokenizer. ConfigError with the reason for one that cannot be used."""
+    """The proven template of an imported tokenizer. ConfigError with the reason for one that
+    cannot be used."""
     if not isinstance(tokenizer, ImportedTokenizer) or not tokenizer.template:
-        raise ConfigError(f'tags "native" with {tokenizer.spec}, which has no chat template; use tags "text"')
+        raise ConfigError(
+            f'tags "native" with {tokenizer.spec}, which has no chat template; use tags "text"'
+        )
     template = NativeTemplate(tokenizer)
     template.prove()
     return template
@@ -90,7 +97,8 @@ class NativeTemplate(ChatTemplate):
         self.several = True
 
     def prove(self) -> None:
-        """Find the wording in which calls come back. ConfigError with the reason where there is none."""
+        """Find the wording in which calls come back. ConfigError with the reason where there is
+        none."""
         if not knows_tools(str(self.tokenizer.template)):
             raise self._unusable("knows no tools")
         try:
@@ -110,7 +118,8 @@ class NativeTemplate(ChatTemplate):
         return next((fault for calls in PROOFS if (fault := self._writes(calls))), None)
 
     def _writes(self, calls: Sequence[Mapping[str, Any]]) -> str | None:
-        """None where an answer with these arguments comes back from the template; else what is wrong."""
+        """None where an answer with these arguments comes back from the template; else what is
+        wrong."""
         content = "\n".join(tool_calls.format_call(NAME, arguments) for arguments in calls)
         try:
             self._answer(content)
@@ -143,9 +152,11 @@ class NativeTemplate(ChatTemplate):
         opens = re.search(rf"[{{\[]|{NAME}", written)
         return written[: opens.start()] if opens else ""
 
-    def messages(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Our messages as a template takes them, and the tools that their system texts list. DataError for an answer
-        with a call that cannot be read."""
+    def messages(
+        self, messages: Sequence[Message]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Our messages as a template takes them, and the tools that their system texts list.
+        DataError for an answer with a call that cannot be read."""
         said: list[dict[str, Any]] = []
         tools: list[dict[str, Any]] = []
         waiting: list[dict[str, Any]] = []  # calls whose results come next
@@ -164,14 +175,21 @@ class NativeTemplate(ChatTemplate):
                 waiting = list(answer["tool_calls"])
                 said.append(answer)
             else:
-                said.append({"role": role, "content": tool_calls.in_words(content) if role == "assistant" else content})
+                said.append(
+                    {
+                        "role": role,
+                        "content": tool_calls.in_words(content) if role == "assistant" else content,
+                    }
+                )
         return said, tools
 
     def _calling(self, content: str) -> dict[str, Any]:
         """An answer with calls as a template takes it."""
         calls = tool_calls.parse_calls(content)
         if any(call.form not in tool_calls.READABLE or call.after for call in calls):
-            raise self._fault(f"writes readable calls at the end of an answer only; got {content[:80]!r}")
+            raise self._fault(
+                f"writes readable calls at the end of an answer only; got {content[:80]!r}"
+            )
         prose = content.partition(tool_calls.CALL_TAG)[0].strip()
         return {
             "role": "assistant",
@@ -184,8 +202,9 @@ class NativeTemplate(ChatTemplate):
         if self.wording.as_text:
             arguments = json.dumps(arguments, ensure_ascii=False)
         return {
-            # Mistral's templates want nine letters or digits; the place in the conversation must not matter, so that
-            # what follows a sampled answer is the same within a rollout and in a prompt
+            # Mistral's templates want nine letters or digits; the place in the conversation
+            # must not matter, so that what follows a sampled answer is the same within a
+            # rollout and in a prompt
             "id": f"call{place % 100000:05d}",
             "type": "function",
             "function": {"name": call.name, "arguments": arguments},
@@ -202,7 +221,8 @@ class NativeTemplate(ChatTemplate):
         return self._render(said, tools or None, prompt)
 
     def _answer(self, content: str) -> TurnTexts:
-        """The texts of an answer, its calls as the template writes them. DataError where they do not come back."""
+        """The texts of an answer, its calls as the template writes them. DataError where they
+        do not come back."""
         calls = tool_calls.parse_calls(content)
         if not calls:
             return super()._answer(tool_calls.in_words(content))
@@ -210,7 +230,11 @@ class NativeTemplate(ChatTemplate):
         message = {"role": "assistant", "content": content}
         stop = self.tokenizer.decode_inside([form.stop])
         results = [{"role": "function", "content": "done"} for _ in calls]
-        followers: tuple[tuple[list[dict[str, str]], bool], ...] = ((results, True), ([USER], True), ([], False))
+        followers: tuple[tuple[list[dict[str, str]], bool], ...] = (
+            (results, True),
+            ([USER], True),
+            ([], False),
+        )
         fault = ""
         for following, prompt in followers:
             try:
@@ -228,9 +252,13 @@ class NativeTemplate(ChatTemplate):
         read = native_calls.read(written)
         wanted = tool_calls.parse_calls(content)
         prose = content.partition(tool_calls.CALL_TAG)[0]
-        same = [(call.name, call.arguments) for call in read.calls] == [(call.name, call.arguments) for call in wanted]
+        same = [(call.name, call.arguments) for call in read.calls] == [
+            (call.name, call.arguments) for call in wanted
+        ]
         if not same or _said(read.prose) != _said(prose):
-            raise self._fault(f"writes {content[:200]!r} as {written[:200]!r}, which reads back otherwise")
+            raise self._fault(
+                f"writes {content[:200]!r} as {written[:200]!r}, which reads back otherwise"
+            )
         return TurnTexts("", "", written, self.form.closing, self.form.after)
 
 

@@ -10,7 +10,12 @@ def parsed(source: str) -> ast.Module | None:
         warnings.simplefilter("ignore")
         try:
             return ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deep
+        except (
+            SyntaxError,
+            ValueError,
+            RecursionError,
+            MemoryError,
+        ):  # the last two: nested too deep
             return None
 
 

@@ -1,4 +1,5 @@
-"""The tokenizer files of an imported model: tokenizer.json and, beside it, what transformers reads with it."""
+"""The tokenizer files of an imported model: tokenizer.json and, beside it, what transformers
+reads with it."""
 
 import json
 from collections.abc import Mapping
@@ -15,14 +16,18 @@ ADVICE = "use the files that came with the weights"
 
 
 def parsed(spec: str, text: str) -> Any:
-    """The `tokenizers` package's object of a tokenizer.json. Truncation, padding and dropout of merges, which whoever
-    saved it had set, are off: a text has one list of ids, whole. DataError for a text that is no tokenizer.json."""
+    """The `tokenizers` package's object of a tokenizer.json. Truncation, padding and dropout of
+    merges, which whoever
+    saved it had set, are off: a text has one list of ids, whole. DataError for a text that is
+    no tokenizer.json."""
     import tokenizers  # here: only imported models need it
 
     try:
         made = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the package raises nothing more precise
-        raise DataError(f"{spec}: the package tokenizers cannot read tokenizer.json ({error})") from None
+        raise DataError(
+            f"{spec}: the package tokenizers cannot read tokenizer.json ({error})"
+        ) from None
     made.no_truncation()
     made.no_padding()
     if getattr(made.model, "dropout", None):
@@ -42,11 +47,14 @@ def around(made: Any) -> tuple[list[int], list[int]]:
 
 
 def read(place: Path) -> dict[str, Any]:
-    """`saved` of an ImportedTokenizer: of a directory with tokenizer.json, or of that file; the other files beside it
-    are optional. DataError for files that contradict each other."""
+    """`saved` of an ImportedTokenizer: of a directory with tokenizer.json, or of that file; the
+    other files beside it are optional. DataError for files that contradict each other."""
     path = place / "tokenizer.json" if place.is_dir() else place
     if not path.is_file():
-        raise MissingFile(f"no {path}; give hf:DIR with a tokenizer.json (transformers' save_pretrained writes one)")
+        raise MissingFile(
+            f"no {path}; give hf:DIR with a tokenizer.json "
+            "(transformers' save_pretrained writes one)"
+        )
     spec = f"hf:{place.name}"
     config = _optional(path.with_name("tokenizer_config.json"))
     if "added_tokens_decoder" not in config:  # files older than it
@@ -55,7 +63,9 @@ def read(place: Path) -> dict[str, Any]:
     special = {key: content for key, content in named.items() if content}
     text = _with_all_tokens(spec, path, config, special)
     if "eos_token" not in special:
-        model = _optional(path.with_name("config.json")) | _optional(path.with_name("generation_config.json"))
+        model = _optional(path.with_name("config.json")) | _optional(
+            path.with_name("generation_config.json")
+        )
         eos_id = model.get("eos_token_id")
         if isinstance(eos_id, list):
             eos_id = eos_id[0] if eos_id else None
@@ -82,9 +92,11 @@ def _content(token: Any) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def _with_all_tokens(spec: str, path: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> str:
-    """The text of tokenizer.json with the tokens that only the files beside it name, without truncation, padding and
-    dropout."""
+def _with_all_tokens(
+    spec: str, path: Path, config: Mapping[str, Any], special: Mapping[str, str]
+) -> str:
+    """The text of tokenizer.json with the tokens that only the files beside it name, without
+    truncation, padding and dropout."""
     text = path.read_text(encoding="utf-8")
     made = parsed(spec, text)
     before = made.get_added_tokens_decoder()
@@ -93,7 +105,9 @@ def _with_all_tokens(spec: str, path: Path, config: Mapping[str, Any], special: 
     extra = [content for content in map(_content, more) if content]
     table = config.get("added_tokens_decoder")
     if table is None:
-        table = _older_table(path, {*special.values(), *extra}, {token.content for token in before.values()})
+        table = _older_table(
+            path, {*special.values(), *extra}, {token.content for token in before.values()}
+        )
     _add_listed(made, spec, table)
     listed = {token.content for token in made.get_added_tokens_decoder().values()}
     named = [token for token in special.values() if made.token_to_id(token) is not None]
@@ -106,19 +120,29 @@ def _with_all_tokens(spec: str, path: Path, config: Mapping[str, Any], special: 
 
 
 def _add_listed(made: Any, spec: str, table: Any) -> None:
-    """Add the tokens of an added_tokens_decoder. DataError where one would have another id than there."""
+    """Add the tokens of an added_tokens_decoder. DataError where one would have another id than
+    there."""
     import tokenizers
 
     try:
         ids = {about["content"]: int(i) for i, about in table.items()}
-        tokens = [tokenizers.AddedToken(about["content"], **_flags(about)) for about in table.values()]
+        tokens = [
+            tokenizers.AddedToken(about["content"], **_flags(about)) for about in table.values()
+        ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{spec}: added_tokens_decoder is no table of ids and tokens ({error!r}); {ADVICE}") from None
-    made.add_tokens(sorted(tokens, key=lambda token: ids[token.content]))  # a new token takes the next free id
+        raise DataError(
+            f"{spec}: added_tokens_decoder is no table of ids and tokens ({error!r}); {ADVICE}"
+        ) from None
+    made.add_tokens(
+        sorted(tokens, key=lambda token: ids[token.content])
+    )  # a new token takes the next free id
     for content, i in ids.items():
         found = made.token_to_id(content)
         if found != i:
-            got = f"{spec}: added_tokens_decoder has token {content!r} as {i}, with tokenizer.json it becomes {found}"
+            got = (
+                f"{spec}: added_tokens_decoder has token {content!r} as {i}, "
+                f"with tokenizer.json it becomes {found}"
+            )
             raise DataError(f"{got}; {ADVICE}")
 
 

@@ -1,9 +1,12 @@
-"""Tool calls as text: `<functioncall> {"name": "f", "arguments": {...}}`. `tool_lists` has how tools are listed.
+"""Tool calls as text: `<functioncall> {"name": "f", "arguments": {...}}`. `tool_lists` has how
+tools are listed.
 
-Calls are written in one form (`format_call`) and read in all that real data and half-trained models write
-(`parse_calls`); each names its form (`FORMS`). Reading never raises and takes time linear in the text, since a model is
-rewarded for that text: strict JSON first, then a tolerant reader that never looks past the next tag. JSON that was cut
-off or holds unescaped quotes is not repaired (`bad_json`): a reward must not guess."""
+Calls are written in one form (`format_call`) and read in all that real data and half-trained
+models write (`parse_calls`); each names its form (`FORMS`). Reading never raises and takes time
+linear in the text, since a model is
+rewarded for that text: strict JSON first, then a tolerant reader that never looks past the next
+tag. JSON that was cut off or holds unescaped quotes is not repaired (`bad_json`): a reward must
+not guess."""
 
 import json
 import math
@@ -18,7 +21,8 @@ from codechat.core.errors import DataError
 from codechat.text.tool_lists import NOTHING, split_offer, tools_prompt
 
 CALL_TAG = "<functioncall>"
-# The tags of a conversation; here because the canonical text of a call spells none of them but its own.
+# The tags of a conversation; here because the canonical text of a call spells none of them but
+# its own.
 TAGS = ("<|system|>", "<|user|>", "<|assistant|>", "<|function_response|>", "<|end|>", CALL_TAG)
 # How a readable call was written; where several fit, the first counts.
 READABLE = (
@@ -44,7 +48,9 @@ _TOKEN = re.compile(
 )
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
-_ESCAPED = dict(zip("\n\\'\"abfnrtv", ("", "\\", "'", '"', "\a", "\b", "\f", "\n", "\r", "\t", "\v")))
+_ESCAPED = dict(
+    zip("\n\\'\"abfnrtv", ("", "\\", "'", '"', "\a", "\b", "\f", "\n", "\r", "\t", "\v"))
+)
 
 
 class Call(NamedTuple):
@@ -53,7 +59,8 @@ class Call(NamedTuple):
     name: str | None  # None in "no_name" and "bad_json"
     arguments: dict[str, Any] | None  # may be None in these and in "bad_arguments"
     form: str  # one of FORMS
-    after: str = ""  # the text between its end and the next tag, stripped; "" in "bad_json", which has no end
+    # the text between its end and the next tag, stripped; "" in "bad_json", which has no end
+    after: str = ""
 
 
 class Read(NamedTuple):
@@ -65,26 +72,35 @@ class Read(NamedTuple):
 
 
 def format_call(name: str | None, arguments: Mapping[str, Any] | None) -> str:
-    """The canonical text of a call. A tag inside a string is written with \\u003c for its first character.
+    """The canonical text of a call. A tag inside a string is written with \\u003c for its first
+    character.
 
-    Raises DataError for an empty name and for arguments that JSON cannot hold (NaN and infinities included).
-    """
+    Raises DataError for an empty name and for arguments that JSON cannot hold (NaN and
+    infinities included)."""
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, Mapping):
-        raise DataError(f"got {name!r} and {arguments!r}; expected a name and an object of arguments")
+        raise DataError(
+            f"got {name!r} and {arguments!r}; expected a name and an object of arguments"
+        )
     try:
-        body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False, allow_nan=False)
+        body = json.dumps(
+            {"name": name, "arguments": dict(arguments)}, ensure_ascii=False, allow_nan=False
+        )
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"arguments of {name} are not JSON ({error}); give what JSON holds") from None
+        raise DataError(
+            f"arguments of {name} are not JSON ({error}); give what JSON holds"
+        ) from None
     return f"{CALL_TAG} {escape_tags(body)}"
 
 
 def escape_tags(text: str) -> str:
-    """JSON whose strings spell no tag, so they open no turn where tags are plain text; it reads as the same value."""
+    """JSON whose strings spell no tag, so they open no turn where tags are plain text; it reads
+    as the same value."""
     return _TAG_START.sub(r"\\u003c", escape_surrogates(text))
 
 
 def escape_surrogates(text: str) -> str:
-    """JSON with halves of characters escaped, which no encoding can hold; it reads as the same value."""
+    """JSON with halves of characters escaped, which no encoding can hold; it reads as the same
+    value."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -93,8 +109,8 @@ _DECLINES = re.compile(rf'\s*{CALL_TAG}\s*\{{\s*"name"\s*:\s*"{NOTHING}"')
 
 
 def parse_calls(text: str) -> list[Call]:
-    """Every call of a text, in order: one per tag, several where a list follows the tag. `DECLINE` is none. Never
-    raises."""
+    """Every call of a text, in order: one per tag, several where a list follows the tag.
+    `DECLINE` is none. Never raises."""
     tags = [match.start() for match in re.finditer(CALL_TAG, text)]
     tags.append(len(text))
     calls: list[Call] = []
@@ -110,13 +126,15 @@ def parse_calls(text: str) -> list[Call]:
 
 
 def in_words(text: str) -> str:
-    """An answer as people read it: `DECLINED` instead of calling `NOTHING`; any other text is unchanged."""
+    """An answer as people read it: `DECLINED` instead of calling `NOTHING`; any other text is
+    unchanged."""
     tagged = CALL_TAG in text and _DECLINES.match(text)
     return DECLINED if tagged and not parse_calls(text) else text
 
 
 def _value_after(text: str, tags: list[int], n: int) -> Read:
-    """The value after tag n; "bad_json" where there is none. tags: where they begin, and the end of the text."""
+    """The value after tag n; "bad_json" where there is none. tags: where they begin, and the
+    end of the text."""
     start = after_space(text, tags[n] + len(CALL_TAG))
     bad = Read(None, start, "bad_json")
     if not text.startswith(("{", "["), start):
@@ -127,7 +145,8 @@ def _value_after(text: str, tags: list[int], n: int) -> Read:
             value, used = _JSON.raw_decode(text[start : tags[stop]])
             return Read(value, start + used, "object")
         except json.JSONDecodeError as error:
-            # what cut a string off may be a tag inside it; doubling the text keeps all attempts linear
+            # what cut a string off may be a tag inside it; doubling the text keeps all attempts
+            # linear
             if not error.msg.startswith("Unterminated string") or stop == len(tags) - 1:
                 return _literal(text, start, tags[n + 1]) or bad
             stop = min(n + 2 * (stop - n), len(tags) - 1)
@@ -136,8 +155,8 @@ def _value_after(text: str, tags: list[int], n: int) -> Read:
 
 
 def value_at(text: str, start: int) -> tuple[Any, int] | None:
-    """(value, its end) of the JSON or Python literal that begins at `start`; None where there is none. A tag inside a
-    string is part of the string."""
+    """(value, its end) of the JSON or Python literal that begins at `start`; None where there
+    is none. A tag inside a string is part of the string."""
     token = _TOKEN.match(text, start)
     if not token or token[1] not in (None, "{", "["):
         return None
@@ -150,7 +169,8 @@ def value_at(text: str, start: int) -> tuple[Any, int] | None:
 
 
 def read_call(item: Any, form: str = "object") -> Call:
-    """The call of an object, as data sets hold it in fields; parse_calls reads the same from text."""
+    """The call of an object, as data sets hold it in fields; parse_calls reads the same from
+    text."""
     if not isinstance(item, Mapping):
         return Call(None, None, "bad_json")
     arguments, form = _arguments_of(item, form)
@@ -160,9 +180,14 @@ def read_call(item: Any, form: str = "object") -> Call:
 
 
 def _arguments_of(item: Mapping[str, Any], form: str) -> tuple[dict[str, Any] | None, str]:
-    """(arguments or None, form): what stands under the known keys, where they agree. An object under another key may
-    be the arguments, so a call that holds one is not read as a call without arguments."""
-    given = {key: item[key] for key in ARGUMENT_KEYS if item.get(key) is not None and str(item[key]).strip()}
+    """(arguments or None, form): what stands under the known keys, where they agree. An object
+    under another key may be the arguments, so a call that holds one is not read as a call
+    without arguments."""
+    given = {
+        key: item[key]
+        for key in ARGUMENT_KEYS
+        if item.get(key) is not None and str(item[key]).strip()
+    }
     others = [value for key, value in item.items() if key not in ARGUMENT_KEYS]
     if not given:
         elsewhere = any(_holds_object(value, empty=True) for value in others)
@@ -192,7 +217,11 @@ def _object(value: Any) -> dict[str, Any] | None:
 def _holds_object(value: Any, empty: bool = False) -> bool:
     """Whether a value is, spells or lists an object; empty: one without keys counts too."""
     items = value if isinstance(value, list | tuple) else [value]
-    objects = (_object(item) for item in items if isinstance(item, Mapping) or str(item).lstrip()[:1] == "{")
+    objects = (
+        _object(item)
+        for item in items
+        if isinstance(item, Mapping) or str(item).lstrip()[:1] == "{"
+    )
     return any(item is not None and (empty or item) for item in objects)
 
 
@@ -203,7 +232,8 @@ def _finite(digits: str) -> float:
     return value
 
 
-# line ends in strings are allowed, since models write them; numbers must be finite, since JSON cannot write others back
+# line ends in strings are allowed, since models write them; numbers must be finite, since JSON
+# cannot write others back
 _JSON = json.JSONDecoder(strict=False, parse_constant=_finite, parse_float=_finite)
 
 
@@ -217,7 +247,8 @@ def _strict(text: str, start: int = 0) -> Read | None:
 
 
 def _literal(text: str, start: int, stop: int, quoted: bool = True) -> Read | None:
-    """A Python literal, JSON with commas too many, or a mixture. Equal to `ast.literal_eval` where that reads the text
+    """A Python literal, JSON with commas too many, or a mixture. Equal to `ast.literal_eval`
+    where that reads the text
     too, or nothing. quoted: it is a call, whose arguments may be JSON in single quotes."""
     return _LiteralReader(text, start, stop, quoted).read()
 
@@ -257,7 +288,8 @@ class _LiteralReader:
         return None
 
     def _string(self, string: str, begin: int) -> str | None:
-        """The value of a string that begins at `begin`; of arguments in single quotes, the text of their object."""
+        """The value of a string that begins at `begin`; of arguments in single quotes, the text
+        of their object."""
         value = _unescaped(string[1:-1])
         if string.startswith("'"):
             self._python()
@@ -272,7 +304,11 @@ class _LiteralReader:
 
     def _at_arguments(self) -> bool:
         """Whether the call's own arguments come next."""
-        return self.nesting in ("{", "[{") and self.json[-1] == ":" and self.json[-2] in _ARGUMENT_KEYS_AS_JSON
+        return (
+            self.nesting in ("{", "[{")
+            and self.json[-1] == ":"
+            and self.json[-2] in _ARGUMENT_KEYS_AS_JSON
+        )
 
     def _atom(self, atom: str) -> None:
         if atom in _PYTHON_WORDS:
@@ -297,9 +333,14 @@ _ARGUMENT_KEYS_AS_JSON = [json.dumps(key) for key in ARGUMENT_KEYS]
 
 
 def _quoted_object(text: str, begin: int, end: int, value: str | None) -> tuple[str, int] | None:
-    """(a text that spells an object, its end) for arguments in single quotes from `begin` to `end`: the `value` of a
-    Python string, or JSON as it stands, where an apostrophe does not end it. None for another string."""
-    if value is not None and _object(value) is not None and text.startswith((",", "}"), after_space(text, end)):
+    """(a text that spells an object, its end) for arguments in single quotes from `begin` to
+    `end`: the `value` of a Python string, or JSON as it stands, where an apostrophe does not
+    end it. None for another string."""
+    if (
+        value is not None
+        and _object(value) is not None
+        and text.startswith((",", "}"), after_space(text, end))
+    ):
         return value, end
     raw = _strict(text, after_space(text, begin + 1))
     if raw is None or not isinstance(raw.value, dict):
@@ -309,7 +350,8 @@ def _quoted_object(text: str, begin: int, end: int, value: str | None) -> tuple[
 
 
 def _unescaped(body: str) -> str | None:
-    """The value of a Python string between its quotes; None for what is no string, or half a character."""
+    """The value of a Python string between its quotes; None for what is no string, or half a
+    character."""
     try:
         return _ESCAPE.sub(_escaped, body)
     except ValueError:
@@ -322,7 +364,9 @@ def _escaped(match: re.Match[str]) -> str:
         return _ESCAPED[code]
     if code[0] not in "01234567xuUN\r":
         return match[0]
-    number = int(code, 8) if code[0] in "01234567" else int(code[1:], 16)  # ValueError for what lacks its digits
+    number = (
+        int(code, 8) if code[0] in "01234567" else int(code[1:], 16)
+    )  # ValueError for what lacks its digits
     if number in range(0xD800, 0xE000):  # half a character
         raise ValueError(code)
     return chr(number)
@@ -335,8 +379,11 @@ def after_space(text: str, start: int) -> int:
     return space.end()
 
 
-def as_openai(messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Messages in OpenAI's form, and the `tools` that their system texts list. Calls with results are `tool_calls`."""
+def as_openai(
+    messages: Sequence[Mapping[str, str]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Messages in OpenAI's form, and the `tools` that their system texts list. Calls with
+    results are `tool_calls`."""
     said: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] = []
     waiting: list[str] = []  # ids of calls whose results come next
@@ -350,11 +397,23 @@ def as_openai(messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, Any
             if content:
                 said.append({"role": role, "content": content})
         elif role == "function":
-            said.append({"role": "tool", "content": content, "tool_call_id": waiting.pop(0) if waiting else ""})
+            said.append(
+                {
+                    "role": "tool",
+                    "content": content,
+                    "tool_call_id": waiting.pop(0) if waiting else "",
+                }
+            )
         elif calls:
             waiting = [f"call_{number}_{k}" for k in range(len(calls))]
             called = [_openai_call(id, call) for id, call in zip(waiting, calls)]
-            said.append({"role": role, "content": content.partition(CALL_TAG)[0].strip(), "tool_calls": called})
+            said.append(
+                {
+                    "role": role,
+                    "content": content.partition(CALL_TAG)[0].strip(),
+                    "tool_calls": called,
+                }
+            )
         else:
             said.append({"role": role, "content": content})
     return said, tools
@@ -371,24 +430,32 @@ def _answered_calls(messages: Sequence[Mapping[str, str]], number: int) -> list[
 
 
 def _openai_call(id: str, call: Call) -> dict[str, Any]:
-    return dict(id=id, type="function", function=dict(name=call.name, arguments=json.dumps(call.arguments)))
+    return dict(
+        id=id, type="function", function=dict(name=call.name, arguments=json.dumps(call.arguments))
+    )
 
 
 def answer_text(message: Mapping[str, Any]) -> str:
-    """An answer in OpenAI's form as the text of the chat format: what it says, then its calls as the model wrote them.
+    """An answer in OpenAI's form as the text of the chat format: what it says, then its calls
+    as the model wrote them.
 
-    Other servers' forms of it are read too: content in parts (Mistral), arguments as an object (Ollama), one
+    Other servers' forms of it are read too: content in parts (Mistral), arguments as an object
+    (Ollama), one
     `function_call` (OpenAI's of 2023). Reasoning beside the content is no part of the answer."""
     content = message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        content = "\n".join(str(part["text"]) for part in content if isinstance(part, Mapping) and part.get("text"))
+        content = "\n".join(
+            str(part["text"]) for part in content if isinstance(part, Mapping) and part.get("text")
+        )
     lines = [str(content)] if content else []
     functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     if not functions and message.get("function_call"):
         functions = [message["function_call"]]
     for function in functions:
         arguments = function.get("arguments") or "{}"
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        written = (
+            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        )
         named = f'{{"name": {json.dumps(function.get("name"))}, "arguments": {written}}}'
         lines.append(f"{CALL_TAG} {escape_tags(named)}")
     return "\n".join(lines)
@@ -418,7 +485,8 @@ class Turn:
 
 
 class Unreadable(DataError):
-    """A conversation without messages. reason: for counts of rows; turn: the one at fault; none = the tools are."""
+    """A conversation without messages. reason: for counts of rows; turn: the one at fault; none
+    = the tools are."""
 
     def __init__(self, reason: str, turn: Turn | None = None, message: str = "") -> None:
         super().__init__(message or reason)
@@ -426,8 +494,11 @@ class Unreadable(DataError):
         self.turn = turn
 
 
-def messages_of_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], style: str) -> list[dict[str, Any]]:
-    """Messages, results in the order of their calls, tools listed after the system's own words. Unreadable."""
+def messages_of_turns(
+    turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], style: str
+) -> list[dict[str, Any]]:
+    """Messages, results in the order of their calls, tools listed after the system's own words.
+    Unreadable."""
     turns = list(turns)
     for at, turn in enumerate(turns):
         if turn.role != "function" or at == 0:
@@ -447,8 +518,8 @@ def messages_of_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]],
 
 
 def _in_call_order(turn: Turn, results: list[Turn], goes_on: bool) -> list[Turn]:
-    """The results of a turn in the order of its calls, where they name one. goes_on: other turns follow the results.
-    Unreadable where ids do not match one to one."""
+    """The results of a turn in the order of its calls, where they name one. goes_on: other
+    turns follow the results. Unreadable where ids do not match one to one."""
     if len(set(turn.ids)) < len(turn.ids):
         raise Unreadable("unreadable_call", turn)
     named = [one for one in (turn, *results) if one.result_of is not None]

@@ -4,15 +4,15 @@
     get_weather(city: string, unit?: c|f, days?: integer[]) - Weather of a city
     add_note(note: {text: string, tags?: string[]}, colour?: red|"a|b"|null)
 
-`?` = optional; `a|b` = one of these values or types; `[]` = a list of what stands before it; `{...}` = an object of
-these keys, `...: type` in it = any further keys. A value is written as JSON where its plain text would be read as
-another one. A line reads back as what it was written for, whatever names, values and descriptions hold: each is read
-before it is used.
+`?` = optional; `a|b` = one of these values or types; `[]` = a list of what stands before it;
+`{...}` = an object of
+these keys, `...: type` in it = any further keys. A value is written as JSON where its plain
+text would be read as another one. A line reads back as what it was written for, whatever names,
+values and descriptions hold: each is read before it is used.
 
-Lists keep names, types, enumerations, which arguments are required, and nested objects. References, `anyOf`, `allOf`
-and `const` are written as what they allow. What a list cannot say it leaves open: bounds, patterns, and the inside of a
-recursive model.
-"""
+Lists keep names, types, enumerations, which arguments are required, and nested objects.
+References, `anyOf`, `allOf` and `const` are written as what they allow. What a list cannot say
+it leaves open: bounds, patterns, and the inside of a recursive model."""
 
 import json
 import re
@@ -25,14 +25,20 @@ from codechat.core.errors import DataError, check_choice
 from codechat.text.tool_schemas import TYPES, Schema, kinds_of, tool_schema, type_named
 
 NO_TOOLS = "You are a helpful assistant, with no access to external functions."
-WITH_TOOLS = "You are a helpful assistant with access to the following functions. Use them if required -"
+WITH_TOOLS = (
+    "You are a helpful assistant with access to the following functions. Use them if required -"
+)
 STYLES = ("compact", "described", "json")  # of `tools_prompt`
 # The last entry of a described list: calling it is how a model says that nothing on the list fits.
 NOTHING = "none"
 NOTHING_FITS = f"Nothing fits: {NOTHING}()"
-MOST_REFERENCES = 200  # that one tool's line follows; a further one is written as the type it points to
+MOST_REFERENCES = (
+    200  # that one tool's line follows; a further one is written as the type it points to
+)
 DEEPEST = 20  # levels of a type that are read and written
-PLAIN, VALUES, ALL = range(3)  # what of a line is written as JSON: nothing, values that are no plain words, all
+PLAIN, VALUES, ALL = range(
+    3
+)  # what of a line is written as JSON: nothing, values that are no plain words, all
 FURTHER = "..."  # the name under which an object's further keys stand
 
 # The quantifiers *+ and ++ are possessive, so that no list makes a pattern backtrack.
@@ -40,7 +46,8 @@ _LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
 _KEY = rf"(?:{_STRING}|[^\s,:\"(){{}}?][^\s,:\"{{}}]*?)\??: "
 _ARGUMENT = re.compile(rf"(?P<name>{_STRING}|[^\s,:\"(){{}}?][^\s,:\"{{}}]*?)(?P<optional>\??): ")
-# A value or type as it is: a comma in it does not begin the next argument, a bracket in it is closed.
+# A value or type as it is: a comma in it does not begin the next argument, a bracket in it is
+# closed.
 _BARE = re.compile(rf"[^\s|,(){{}}\[\]\"](?:[^|,(){{}}\[\n]|\([^()|\n]*\)|\[(?!\])|,(?! {_KEY}))*+")
 _LITERAL = re.compile(_STRING)
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -66,13 +73,16 @@ class Line(NamedTuple):
 def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> str:
     """System text that offers tools in any form of `tool_schema`. DataError for what is none.
 
-    compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool. described: `description:
-    name(arg: type)`, and at the end `Nothing fits: none()`; small models learn it sooner, and to decline (`DECLINE`).
+    compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool.
+    described: `description: name(arg: type)`, and at the end `Nothing fits: none()`; small
+    models learn it sooner, and to decline (`DECLINE`).
     json: whole schemas in glaive's wording."""
     check_choice("tools_style", style, STYLES)
     read = [tool_schema(tool, unknown=[]) for tool in tools]
     if any(tool["name"] == NOTHING for tool in read):
-        raise DataError(f"a tool is called {NOTHING}, which is how a model declines; give it another name")
+        raise DataError(
+            f"a tool is called {NOTHING}, which is how a model declines; give it another name"
+        )
     if not read:
         return NO_TOOLS
     if style == "json":
@@ -93,14 +103,17 @@ def _json_text(given: Mapping[str, Any], tool: Schema) -> str:
 def tool_line(tool: Mapping[str, Any], style: str) -> str:
     """The line of a tool of `tool_schema` in a list of style compact or described."""
     description = " ".join(str(tool.get("description") or "").split())
-    return _line(tool["name"], description, json.dumps(tool.get("parameters") or {}), style == "described")
+    return _line(
+        tool["name"], description, json.dumps(tool.get("parameters") or {}), style == "described"
+    )
 
 
 @lru_cache(maxsize=4096)
 def _line(name: str, description: str, parameters: str, described: bool) -> str:
     """The plainest line that reads back."""
     wanted = listed_parameters(json.loads(parameters))
-    # what a reader makes of a name or description cannot be said in advance, so each candidate is read
+    # what a reader makes of a name or description cannot be said in advance, so each candidate
+    # is read
     for line in _candidates(name, description, wanted, described):
         read = read_line(line, described) if "\n" not in line else None
         if read and (read.name, read.description, read.parameters) == (name, description, wanted):
@@ -114,7 +127,9 @@ def _candidates(name: str, description: str, parameters: Schema, described: bool
     if described and description:
         descriptions.append(_json(description))
     for quoted in (PLAIN, VALUES, ALL):
-        signature = f"{_json(name) if quoted == ALL else name}({_arguments_text(parameters, quoted)})"
+        signature = (
+            f"{_json(name) if quoted == ALL else name}({_arguments_text(parameters, quoted)})"
+        )
         turned = described and (quoted == ALL or not re.search(r"\s", name))
         for text in descriptions:
             yield _joined(signature, text, turned)
@@ -131,8 +146,8 @@ def _joined(signature: str, description: str, described: bool) -> str:
 
 
 def described(prompt: str) -> str:
-    """A system text whose compact list has each line as `description: name(arguments)` and ends with `NOTHING_FITS`;
-    other text is unchanged."""
+    """A system text whose compact list has each line as `description: name(arguments)` and ends
+    with `NOTHING_FITS`; other text is unchanged."""
     listed = _LISTED.search(prompt)
     if not listed:
         return prompt
@@ -143,7 +158,8 @@ def described(prompt: str) -> str:
 
 
 def _turned(line: str) -> str:
-    """A line of a compact list as one of a described list. One whose name has spaces stays as it is."""
+    """A line of a compact list as one of a described list. One whose name has spaces stays as
+    it is."""
     compact = _compact(line, _NAME)
     read = compact or read_line(line, described=False)
     if read is None:
@@ -166,7 +182,9 @@ def _arguments_text(schema: Schema, quoted: int) -> str:
         texts.append(f"{written}{optional}: {_type_text(one, quoted)}")
     further = schema.get("additionalProperties")
     if further:
-        texts.append(f"{FURTHER}: {_type_text(further if isinstance(further, dict) else {}, quoted)}")
+        texts.append(
+            f"{FURTHER}: {_type_text(further if isinstance(further, dict) else {}, quoted)}"
+        )
     return ", ".join(texts)
 
 
@@ -193,7 +211,9 @@ def _member_text(schema: Schema, quoted: int, quoted_values: int) -> str:
 
 def _value_text(value: Any, quoted: int) -> str:
     if isinstance(value, str) and value not in _WORDS and not _NUMBER.fullmatch(value):
-        if quoted == PLAIN or (quoted == VALUES and _PLAIN_WORDS.fullmatch(value) and not type_named(value)):
+        if quoted == PLAIN or (
+            quoted == VALUES and _PLAIN_WORDS.fullmatch(value) and not type_named(value)
+        ):
             return value
     return _json(value)
 
@@ -209,12 +229,14 @@ def _split_list(prompt: str, listed: re.Match[str]) -> tuple[list[str], str]:
 
 @lru_cache(maxsize=4096)
 def offered_names(prompt: str) -> frozenset[str]:
-    """Names of the functions that a system text offers in any style of `tools_prompt`; empty where none can be read."""
+    """Names of the functions that a system text offers in any style of `tools_prompt`; empty
+    where none can be read."""
     return frozenset(schema["name"].strip() for schema in offered_schemas(prompt))
 
 
 def offered_schemas(prompt: str) -> list[Schema]:
-    """{"name", "description", "parameters": JSON Schema} of the functions that a system text offers in any style of
+    """{"name", "description", "parameters": JSON Schema} of the functions that a system text
+    offers in any style of
     `tools_prompt`, as far as it says."""
     return split_offer(prompt)[1]
 
@@ -231,7 +253,9 @@ def split_offer(prompt: str) -> tuple[str, list[Schema]]:
     for line in lines:
         read = read_line(line, turned) if line != NOTHING_FITS else None
         if read:
-            tools.append(dict(name=read.name, description=read.description, parameters=read.parameters))
+            tools.append(
+                dict(name=read.name, description=read.description, parameters=read.parameters)
+            )
     return prompt[: listed.start()] + rest, tools
 
 
@@ -254,8 +278,8 @@ def _json_schemas(prompt: str) -> Iterable[Schema]:
 
 
 def read_line(line: str, described: bool) -> Line | None:
-    """A line of a list, or none. described: of a list that ends with `NOTHING_FITS`, whose lines are `description:
-    name(arguments)`, or compact where the name has spaces."""
+    """A line of a list, or none. described: of a list that ends with `NOTHING_FITS`, whose
+    lines are `description: name(arguments)`, or compact where the name has spaces."""
     if described:
         return _described(line) or _compact(line, _NAME) or _compact(line, _SPACED_NAME)
     return _compact(line, _NAME) or _described(line) or _compact(line, _SPACED_NAME)
@@ -315,7 +339,8 @@ class _Reader:
         self.depth = 0
 
     def arguments(self) -> Schema | None:
-        """The schema of the arguments that begin here and end with a bracket; None where these are none."""
+        """The schema of the arguments that begin here and end with a bracket; None where these
+        are none."""
         try:
             return self._object(")")
         except _NoList:
@@ -361,7 +386,8 @@ class _Reader:
         return schema
 
     def _member(self) -> "str | Schema":
-        """The text of a value or type, or the schema of one that is quoted, in brackets or an object."""
+        """The text of a value or type, or the schema of one that is quoted, in brackets or an
+        object."""
         if self._takes("("):
             schema = self._type()
             if not self._takes(")"):
@@ -371,7 +397,10 @@ class _Reader:
             schema = self._object("}")
             if not schema["properties"]:
                 if "additionalProperties" in schema:
-                    return {"type": "object", "additionalProperties": schema["additionalProperties"]}
+                    return {
+                        "type": "object",
+                        "additionalProperties": schema["additionalProperties"],
+                    }
                 return schema | {"additionalProperties": False}
             return schema
         literal = _LITERAL.match(self.text, self.at)
@@ -386,7 +415,8 @@ class _Reader:
 
 
 def _read_union(parts: Sequence[str | Schema]) -> Schema:
-    """The schema of alternatives: where one is a plain word that is no type, words for types are values too."""
+    """The schema of alternatives: where one is a plain word that is no type, words for types
+    are values too."""
     texts = [part for part in parts if isinstance(part, str)]
     words = [text for text in texts if text not in _WORDS and not _NUMBER.fullmatch(text)]
     if len(parts) == 1 and words and words[0] not in TYPES:
@@ -394,7 +424,9 @@ def _read_union(parts: Sequence[str | Schema]) -> Schema:
         return {"enum": words} if named is None else named
     types = all(word in TYPES or word == "any" for word in words)
     members = [_read_member(part, types) for part in parts]
-    if not any("enum" in one for part, one in zip(parts, members) if part != "null"):  # beside values null is one
+    if not any(
+        "enum" in one for part, one in zip(parts, members) if part != "null"
+    ):  # beside values null is one
         members = [{"type": "null"} if part == "null" else one for part, one in zip(parts, members)]
     return union(members)
 
@@ -415,7 +447,8 @@ def _read_member(part: str | Schema, types: bool) -> Schema:
 
 
 def listed_parameters(parameters: Mapping[str, Any]) -> Schema:
-    """{"type", "properties", "required"} of a tool's parameters as far as a list can say it; a union's alternatives are
+    """{"type", "properties", "required"} of a tool's parameters as far as a list can say it; a
+    union's alternatives are
     put together: what is required in all of them is required."""
     schema = _Simplifier(parameters).simple(parameters)
     alternatives = [one for one in schema.get("anyOf", [schema]) if one.get("type") == "object"]
@@ -442,8 +475,8 @@ class _Place(NamedTuple):
 
 
 class _Simplifier:
-    """Writes the schemas of one tool without references and with few keywords. What they allow is allowed after it; it
-    may allow more."""
+    """Writes the schemas of one tool without references and with few keywords. What they allow
+    is allowed after it; it may allow more."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.root = root
@@ -519,28 +552,41 @@ class _Simplifier:
             if isinstance(open_, dict):
                 return {"type": "object", "additionalProperties": open_}
             if further is False and "properties" in schema:
-                return {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+                return {
+                    "type": "object",
+                    "properties": {},
+                    "required": [],
+                    "additionalProperties": False,
+                }
             return {"type": "object"}
         return _object_of(properties, required, open_)
 
 
 def pointed_at(root: Mapping[str, Any], reference: Any) -> Any:
-    """What a reference within a document ("#/$defs/Item") points to; none where it is nothing or elsewhere."""
+    """What a reference within a document ("#/$defs/Item") points to; none where it is nothing
+    or elsewhere."""
     path = path_of(root, reference)
     return None if path is None else at_path(root, path)
 
 
 def path_of(root: Mapping[str, Any], reference: Any) -> list[str] | None:
-    """The keys that lead to what a reference points to: a pointer, or the name or address of a part."""
+    """The keys that lead to what a reference points to: a pointer, or the name or address of a
+    part."""
     if not isinstance(reference, str):
         return None
     if reference in ("#", root.get("$id")):
         return []
     if reference.startswith("#/"):
-        return [unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/")]
+        return [
+            unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/")
+        ]
     for key in ("$defs", "definitions"):
         for name, one in (root.get(key) or {}).items():
-            named = [one.get("$id"), one.get("id"), f"#{one.get('$anchor')}"] if isinstance(one, Mapping) else []
+            named = (
+                [one.get("$id"), one.get("id"), f"#{one.get('$anchor')}"]
+                if isinstance(one, Mapping)
+                else []
+            )
             if reference in named:
                 return [key, name]
     return None
@@ -575,16 +621,21 @@ def is_of(value: Any, kinds: Iterable[str]) -> bool:
 
 
 def _of_values(values: Sequence[Any], kinds: Sequence[str]) -> Schema:
-    """The schema of an enumeration, whose lists and objects are any. kinds: its types, where they are given; values of
-    other types are left out, unless all are."""
+    """The schema of an enumeration, whose lists and objects are any. kinds: its types, where
+    they are given; values of other types are left out, unless all are."""
     plain = [value for value in values if not isinstance(value, list | Mapping)]
-    parts = [{"type": "array" if isinstance(value, list) else "object"} for value in values if value not in plain]
+    parts = [
+        {"type": "array" if isinstance(value, list) else "object"}
+        for value in values
+        if value not in plain
+    ]
     fitting = [value for value in plain if is_of(value, kinds)] if kinds else plain
     return union([*({"enum": [value]} for value in fitting or plain), *parts])
 
 
 def union(schemas: Iterable[Schema]) -> Schema:
-    """The schema of a value that fits one of them: types and values are put together where the first of them stands."""
+    """The schema of a value that fits one of them: types and values are put together where the
+    first of them stands."""
     members: list[Schema] = []
     for schema in schemas:
         for one in schema.get("anyOf", [schema]):
@@ -702,11 +753,14 @@ def _both_objects(a: Schema, b: Schema) -> Schema:
     if not properties:
         return a if "additionalProperties" in a else b
     due = {*a.get("required", ()), *b.get("required", ())}
-    return _object_of(properties, due, a.get("additionalProperties") or b.get("additionalProperties"))
+    return _object_of(
+        properties, due, a.get("additionalProperties") or b.get("additionalProperties")
+    )
 
 
 def _object_of(properties: Schema, due: Container[str], further: Any) -> Schema:
-    """The schema of an object. due: the required names; further: the schema of further keys, or true, or nothing."""
+    """The schema of an object. due: the required names; further: the schema of further keys, or
+    true, or nothing."""
     required = [name for name in properties if name in due]
     out: Schema = {"type": "object", "properties": properties, "required": required}
     if further:

@@ -1,15 +1,19 @@
 """The schema of a tool in any public form -> {"name", "description", "parameters": JSON Schema}.
 
-    OpenAI             {"type": "function", "function": {...}}, {"function": {...}}, or without the object around it
-    MCP, Anthropic     {"name", "description", "inputSchema" or "input_schema"}; Bedrock has toolSpec around it
-    xLAM, Seal-Tools   "parameters": {"city": {"type": "str, optional", ...}}, without the object around the names
+    OpenAI             {"type": "function", "function": {...}}, {"function": {...}}, or without the
+                       object around it
+    MCP, Anthropic     {"name", "description", "inputSchema" or "input_schema"}; Bedrock has
+                       toolSpec around it
+    xLAM, Seal-Tools   "parameters": {"city": {"type": "str, optional", ...}}, without the object
+                       around the names
     lists              "parameters": [{"name": "city", "type": "string", "required": true}]
 
-Words for types of Python, Java, JavaScript, C and OpenAPI become JSON Schema's: `float`, `dict`, `List[int]`,
-`Optional[str]`, `Map<String, Integer>`, `array of strings`, `int, optional`, and `nullable: true`. A word that is not
-known is never read as another one: the value is left unconstrained and the word is named, or it is an error. What is
-JSON Schema already stays as it is.
-"""
+Words for types of Python, Java, JavaScript, C and OpenAPI become JSON Schema's: `float`,
+`dict`, `List[int]`,
+`Optional[str]`, `Map<String, Integer>`, `array of strings`, `int, optional`, and `nullable:
+true`. A word that is not
+known is never read as another one: the value is left unconstrained and the word is named, or it
+is an error. What is JSON Schema already stays as it is."""
 
 import json
 import re
@@ -27,7 +31,10 @@ Schema = dict[str, Any]
 # Words by the type of JSON Schema that they mean, in lower case.
 WORDS = {
     "string": "string str text char character varchar charsequence bytes bytearray",
-    "integer": "integer int long short byte bigint biginteger int8 int16 int32 int64 uint uint8 uint16 uint32 uint64",
+    "integer": (
+        "integer int long short byte bigint biginteger int8 int16 "
+        "int32 int64 uint uint8 uint16 uint32 uint64"
+    ),
     "number": "number float double decimal numeric real float32 float64 bigdecimal",
     "boolean": "boolean bool",
     "array": "array list tuple set frozenset sequence iterable collection queue deque stack vector arraylist linkedlist"
@@ -38,7 +45,8 @@ WORDS = {
 }
 TYPE_OF_WORD = {word: kind for kind, words in WORDS.items() for word in words.split()}
 TYPES = tuple(kind for kind in WORDS if kind != "any")
-# Where a tool has its parameters: usual names, and others that count where none of the usual ones is given.
+# Where a tool has its parameters: usual names, and others that count where none of the usual
+# ones is given.
 USUAL_KEYS = ("parameters", "inputSchema", "input_schema", "parametersJsonSchema")
 PARAMETER_KEYS = (*USUAL_KEYS, "input_parameters", "inputs", "arguments", "args", "args_schema")
 # What holds a list of tools.
@@ -58,10 +66,14 @@ NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dep
 KEYWORDS = (*ONE_SCHEMA, *NAMED_SCHEMAS, "default", "const", "examples", "example")
 # Keywords that say, without a type, that an object is a schema and no table of names.
 COMPOSING = ("$ref", "anyOf", "oneOf", "allOf")
-LONGEST_WORDS = 1000  # characters of a type; what is longer is prose, and patterns must not search all of it
+LONGEST_WORDS = (
+    1000  # characters of a type; what is longer is prose, and patterns must not search all of it
+)
 DEEPEST = 100  # levels of JSON within a tool's parameters; Python cannot follow many more
 _PREFIX = re.compile(r"\b(?:typing|builtins|collections|java\.util|java\.lang)\.")
-_OPTIONAL = re.compile(r"[\s,(]+(?:optional|default)\b(?!\s*\[)[^\[\]<>]*\Z|\A\s*optional[\s,]+", re.IGNORECASE)
+_OPTIONAL = re.compile(
+    r"[\s,(]+(?:optional|default)\b(?!\s*\[)[^\[\]<>]*\Z|\A\s*optional[\s,]+", re.IGNORECASE
+)
 _REQUIRED = re.compile(r"[\s,]+\(?required\)?\s*\Z", re.IGNORECASE)
 _TOKEN = re.compile(
     r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_][\w.]*)|(?P<number>-?\d[\d.]*)"""
@@ -82,18 +94,24 @@ class Report:
     def add(self, where: str, what: str) -> None:
         message = f"tool {self.tool!r}: {where}{' ' if where else ''}{what}"
         if self.strict:
-            raise DataError(f"{message}; expected JSON Schema, such as string, integer, number, boolean, array")
+            raise DataError(
+                f"{message}; expected JSON Schema, such as string, integer, number, boolean, array"
+            )
         if message not in self.unknown:
             self.unknown.append(message)
 
 
 def listed_tools(content: Any) -> list[Any]:
-    """The tools of a list, of an object that holds one (MCP's {"tools": [...]}, Gemini's {"functionDeclarations":
-    [...]}), or of one tool."""
+    """The tools of a list, of an object that holds one (MCP's {"tools": [...]}, Gemini's
+    {"functionDeclarations": [...]}), or of one tool."""
     if isinstance(content, list | tuple):
         return [tool for item in content for tool in listed_tools(item)]
     for key in LIST_KEYS:
-        if isinstance(content, Mapping) and "name" not in content and isinstance(content.get(key), list):
+        if (
+            isinstance(content, Mapping)
+            and "name" not in content
+            and isinstance(content.get(key), list)
+        ):
             return listed_tools(content[key])
     return [content]
 
@@ -101,21 +119,30 @@ def listed_tools(content: Any) -> list[Any]:
 def tool_schema(item: Any, unknown: list[str] | None = None) -> Schema:
     """The tool in OpenAI's form, other keys as they are. What is so already is returned as it is.
 
-    unknown: takes a message for each type that is not known; without it such a type raises DataError, as does a tool
-    without a name or with parameters in no known form."""
+    unknown: takes a message for each type that is not known; without it such a type raises
+    DataError, as does a tool without a name or with parameters in no known form."""
     inner = _unwrapped(item)
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(name, str) or not name.strip():
-        raise DataError(f"tool {str(item)[:80]}; expected an object with name, description and parameters")
+        raise DataError(
+            f"tool {str(item)[:80]}; expected an object with name, description and parameters"
+        )
     report = Report(name, strict=unknown is None)
     given = _parameters_of(inner, name)
     if _is_deeper(given, DEEPEST):
-        raise DataError(f"tool {name!r} has parameters deeper than {DEEPEST} levels; name the inner ones in $defs")
+        raise DataError(
+            f"tool {name!r} has parameters deeper than {DEEPEST} "
+            "levels; name the inner ones in $defs"
+        )
     parameters = _object_schema(given, inner.get("required"), report)
     if unknown is not None:
         unknown += report.unknown
     tool = {"name": name, "description": ""}
-    tool |= {key: value for key, value in inner.items() if key == "parameters" or key not in PARAMETER_KEYS}
+    tool |= {
+        key: value
+        for key, value in inner.items()
+        if key == "parameters" or key not in PARAMETER_KEYS
+    }
     if tool.get("description") is None:
         tool["description"] = ""
     return tool | {"parameters": parameters}
@@ -138,19 +165,30 @@ def _parameters_of(tool: Mapping[str, Any], name: str) -> Any:
         for key, value in tool.items():
             if key not in (*PARAMETER_KEYS, *OTHER_KEYS) and _may_be_parameters(key, value):
                 known = ", ".join(USUAL_KEYS[:3])
-                raise DataError(f"tool {name!r} has a schema under {key!r}; its parameters are read from {known}")
+                raise DataError(
+                    f"tool {name!r} has a schema under {key!r}; "
+                    f"its parameters are read from {known}"
+                )
         return {}
     given = {key: given[key] for key in USUAL_KEYS if key in given} or given
     key, parameters = next(iter(given.items()))
     if any(other != parameters for other in given.values()):
-        raise DataError(f"tool {name!r} has different parameters under {' and '.join(given)}; keep one of them")
+        raise DataError(
+            f"tool {name!r} has different parameters under {' and '.join(given)}; keep one of them"
+        )
     if isinstance(parameters, str):
         try:
             parameters = json.loads(parameters)
         except ValueError:
             text = parameters[:60]
-            raise DataError(f"tool {name!r}: {key} is the text {text!r}; expected JSON Schema") from None
-    if isinstance(parameters, Mapping) and parameters.keys() == {"json"} and isinstance(parameters["json"], Mapping):
+            raise DataError(
+                f"tool {name!r}: {key} is the text {text!r}; expected JSON Schema"
+            ) from None
+    if (
+        isinstance(parameters, Mapping)
+        and parameters.keys() == {"json"}
+        and isinstance(parameters["json"], Mapping)
+    ):
         return parameters["json"]  # Bedrock
     return parameters
 
@@ -172,18 +210,29 @@ def _values_within(value: Any) -> Iterable[Any]:
 
 
 def _may_be_parameters(key: str, value: Any) -> bool:
-    if isinstance(value, Mapping) and (isinstance(value.get("properties"), Mapping) or value.get("type") == "object"):
+    if isinstance(value, Mapping) and (
+        isinstance(value.get("properties"), Mapping) or value.get("type") == "object"
+    ):
         return True
     return bool(value) and isinstance(value, Mapping | list) and "param" in key.lower()
 
 
 def _object_schema(given: Any, required: Any, report: Report) -> Schema:
     """The schema of an object of parameters. required: names that the tool itself lists."""
-    names = [name for name in required if isinstance(name, str)] if isinstance(required, list | tuple) else []
-    if isinstance(given, list) and all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in given):
+    names = (
+        [name for name in required if isinstance(name, str)]
+        if isinstance(required, list | tuple)
+        else []
+    )
+    if isinstance(given, list) and all(
+        isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in given
+    ):
         return _of_names({one["name"]: _without(one, "name") for one in given}, names, report)
     if not isinstance(given, Mapping):
-        raise DataError(f"tool {report.tool!r} has parameters {str(given)[:60]!r}; expected an object: JSON Schema")
+        raise DataError(
+            f"tool {report.tool!r} has parameters {str(given)[:60]!r}; "
+            "expected an object: JSON Schema"
+        )
     properties = given.get("properties")
     due = given.get("required")
     if not _is_schema(given, report):
@@ -192,7 +241,9 @@ def _object_schema(given: Any, required: Any, report: Report) -> Schema:
             names += map(str, due)
         return _of_names(given, names, report)
     if not isinstance(properties or {}, Mapping):
-        raise DataError(f"tool {report.tool!r} has properties {str(properties)[:60]!r}; expected an object")
+        raise DataError(
+            f"tool {report.tool!r} has properties {str(properties)[:60]!r}; expected an object"
+        )
     if not isinstance(due or [], list | tuple):
         raise DataError(f"tool {report.tool!r} has required {str(due)[:60]!r}; expected a list")
     schema = _normal({key: value for key, value in given.items() if value is not None}, "", report)
@@ -206,27 +257,41 @@ def _without(mapping: Mapping[str, Any], key: str) -> Schema:
 
 
 def _is_schema(given: Mapping[str, Any], report: Report) -> bool:
-    """Whether parameters are a schema of an object, not a table of the parameters' names, one of which may be `type`
-    or `properties`. DataError for a type that an object of parameters cannot have."""
+    """Whether parameters are a schema of an object, not a table of the parameters' names, one
+    of which may be `type` or `properties`. DataError for a type that an object of parameters
+    cannot have."""
     properties = given.get("properties")
     kind = given.get("type")
-    named = isinstance(properties, Mapping) and all(isinstance(one, Mapping | bool) for one in properties.values())
+    named = isinstance(properties, Mapping) and all(
+        isinstance(one, Mapping | bool) for one in properties.values()
+    )
     if _may_be_object(given):
-        stray = [k for k, v in given.items() if isinstance(v, Mapping) and "type" in v and k not in KEYWORDS]
+        stray = [
+            k
+            for k, v in given.items()
+            if isinstance(v, Mapping) and "type" in v and k not in KEYWORDS
+        ]
         if stray and properties is None:
-            raise DataError(f"tool {report.tool!r} has {stray[0]!r} beside its type; expected {{'properties': ...}}")
+            raise DataError(
+                f"tool {report.tool!r} has {stray[0]!r} beside "
+                "its type; expected {'properties': ...}"
+            )
         return True
     if isinstance(kind, Mapping):  # a parameter is called `type`; a schema may stand beside it
         return False
     if kind is None:
-        composed = any(isinstance(given.get(key), list) for key in LISTED_SCHEMAS) or isinstance(given.get("$ref"), str)
+        composed = any(isinstance(given.get(key), list) for key in LISTED_SCHEMAS) or isinstance(
+            given.get("$ref"), str
+        )
         rest = _without(given, "required") if isinstance(given.get("required"), list) else given
         return named or composed or not rest or not _names_only(rest)
     if named:
         return True
     if _names_only(_without(given, "type")) and len(given) > 1:
         return False
-    raise DataError(f"tool {report.tool!r} has parameters of type {kind!r}; expected an object: JSON Schema")
+    raise DataError(
+        f"tool {report.tool!r} has parameters of type {kind!r}; expected an object: JSON Schema"
+    )
 
 
 def _may_be_object(given: Mapping[str, Any]) -> bool:
@@ -237,21 +302,40 @@ def _may_be_object(given: Mapping[str, Any]) -> bool:
 
 def _names_only(given: Mapping[str, Any]) -> bool:
     """Whether each value may describe a parameter: a schema, or words for its type."""
-    words = ("description", "title", "$schema", "$id", "additionalProperties", "$defs", "definitions", "strict")
-    return all(isinstance(v, Mapping) or (isinstance(v, str) and k not in words) for k, v in given.items())
+    words = (
+        "description",
+        "title",
+        "$schema",
+        "$id",
+        "additionalProperties",
+        "$defs",
+        "definitions",
+        "strict",
+    )
+    return all(
+        isinstance(v, Mapping) or (isinstance(v, str) and k not in words) for k, v in given.items()
+    )
 
 
 def _of_names(given: Mapping[str, Any], required: Sequence[str], report: Report) -> Schema:
-    """The object of parameters that are given by name. One is required unless its type says `optional`, it has a
-    default, or it says so itself."""
+    """The object of parameters that are given by name. One is required unless its type says
+    `optional`, it has a default, or it says so itself."""
     properties: Schema = {}
     due = []
     for name, value in given.items():
         about = {"type": value} if isinstance(value, str) else value
         if not isinstance(about, Mapping):
-            raise DataError(f"tool {report.tool!r} has parameters {str(dict(given))[:80]!r}; expected JSON Schema")
+            raise DataError(
+                f"tool {report.tool!r} has parameters {str(dict(given))[:80]!r}; "
+                "expected JSON Schema"
+            )
         says = about.get("required")
-        optional = says is False or about.get("optional") is True or "default" in about or _is_optional(about)
+        optional = (
+            says is False
+            or about.get("optional") is True
+            or "default" in about
+            or _is_optional(about)
+        )
         if name in required or says is True or not (required or optional):
             due.append(name)
         properties[name] = _normal(_without(about, "optional"), name, report)
@@ -260,7 +344,9 @@ def _of_names(given: Mapping[str, Any], required: Sequence[str], report: Report)
 
 def _is_optional(about: Mapping[str, Any]) -> bool:
     kind = about.get("type")
-    return isinstance(kind, str) and bool(_OPTIONAL.search(kind) or re.match(r"\s*(?:typing\.)?Optional\[", kind))
+    return isinstance(kind, str) and bool(
+        _OPTIONAL.search(kind) or re.match(r"\s*(?:typing\.)?Optional\[", kind)
+    )
 
 
 def say_unknown(messages: Sequence[str]) -> None:
@@ -298,15 +384,23 @@ def _normal(schema: Any, where: str, report: Report) -> Any:
 
 
 def _keyword(key: str, value: Any, schema: Mapping[str, Any], where: str, report: Report) -> Schema:
-    """What one keyword of `schema` says in JSON Schema of 2020-12; nothing where it has no meaning."""
+    """What one keyword of `schema` says in JSON Schema of 2020-12; nothing where it has no
+    meaning."""
     if key == "type":
         typed = _typed(value, where, report)
         return {part: typed[part] for part in typed if part == "type" or part not in schema}
     if key in NAMED_SCHEMAS and isinstance(value, Mapping):
         inside = where if key == "properties" else f"{where}.{key}".lstrip(".")
-        return {key: {name: _normal(one, f"{inside}.{name}".lstrip("."), report) for name, one in value.items()}}
+        return {
+            key: {
+                name: _normal(one, f"{inside}.{name}".lstrip("."), report)
+                for name, one in value.items()
+            }
+        }
     if key == "items" and isinstance(value, list):  # before 2020-12
-        out: Schema = {"prefixItems": [_normal(one, f"{where}[{i}]", report) for i, one in enumerate(value)]}
+        out: Schema = {
+            "prefixItems": [_normal(one, f"{where}[{i}]", report) for i, one in enumerate(value)]
+        }
         if "additionalItems" in schema:
             out["items"] = _normal(schema["additionalItems"], f"{where}[]", report)
         return out
@@ -332,22 +426,29 @@ def _keyword(key: str, value: Any, schema: Mapping[str, Any], where: str, report
 
 
 def _lifted(out: Schema, schema: Mapping[str, Any]) -> Schema:
-    """The object's schema with the names of properties that say `required: true` themselves, as before draft 4."""
+    """The object's schema with the names of properties that say `required: true` themselves, as
+    before draft 4."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return out
-    due = [name for name, one in properties.items() if isinstance(one, Mapping) and one.get("required") is True]
+    due = [
+        name
+        for name, one in properties.items()
+        if isinstance(one, Mapping) and one.get("required") is True
+    ]
     if due:
         out["required"] = list(dict.fromkeys([*out.get("required", []), *due]))
     return out
 
 
 def _nullable(out: Schema, schema: Mapping[str, Any]) -> Schema:
-    """The schema with null beside its type where it says so, as OpenAPI 3.0 does; an enumeration takes null too where
-    the type has it by such a word."""
+    """The schema with null beside its type where it says so, as OpenAPI 3.0 does; an
+    enumeration takes null too where the type has it by such a word."""
     kinds = out.get("type")
     if "enum" in out and None not in out["enum"]:
-        by_word = isinstance(schema.get("type"), str) and isinstance(kinds, list) and "null" in kinds
+        by_word = (
+            isinstance(schema.get("type"), str) and isinstance(kinds, list) and "null" in kinds
+        )
         if by_word or schema.get("nullable") is True:
             out["enum"] = [*out["enum"], None]
     if not isinstance(schema.get("nullable"), bool):
@@ -359,7 +460,9 @@ def _nullable(out: Schema, schema: Mapping[str, Any]) -> Schema:
         return out | {"type": [kinds, "null"]}
     if any(key in out for key in (*COMPOSING, "const")):
         return {"anyOf": [out, {"type": "null"}]}
-    return out | {"type": [*kinds, "null"]} if isinstance(kinds, list) and "null" not in kinds else out
+    return (
+        out | {"type": [*kinds, "null"]} if isinstance(kinds, list) and "null" not in kinds else out
+    )
 
 
 def _typed(value: Any, where: str, report: Report) -> Schema:
@@ -407,7 +510,8 @@ def type_named(text: str) -> Schema | None:
 
 
 class _Tokens:
-    """The words and marks of a type, taken one after the other; LookupError where another one is required."""
+    """The words and marks of a type, taken one after the other; LookupError where another one
+    is required."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -451,7 +555,11 @@ def _one_type(tokens: _Tokens) -> Schema:
     else:
         schema = _word(tokens)
     while mark := tokens.next_is("[]", "?"):
-        schema = {"type": "array", "items": schema} if mark == "[]" else _union([schema, {"type": "null"}])
+        schema = (
+            {"type": "array", "items": schema}
+            if mark == "[]"
+            else _union([schema, {"type": "null"}])
+        )
     return schema
 
 
@@ -464,7 +572,9 @@ def _word(tokens: _Tokens) -> Schema:
         if not inside:
             raise LookupError(word)
         return _union([*inside, {"type": "null"}] if word == "optional" else inside)
-    kind = TYPE_OF_WORD.get(word) or TYPE_OF_WORD.get(word.removesuffix("s"))  # "strings", but not "short"
+    kind = TYPE_OF_WORD.get(word) or TYPE_OF_WORD.get(
+        word.removesuffix("s")
+    )  # "strings", but not "short"
     if kind is None:
         raise LookupError(word)
     if kind == "any":

@@ -1,4 +1,5 @@
-"""Evaluations on a task while a loop trains: the policy on validation problems, and SFT's --eval-task."""
+"""Evaluations on a task while a loop trains: the policy on validation problems, and SFT's
+--eval-task."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,7 +34,9 @@ def load_task(cfg: RLSettings, tok: Tokenizer) -> TaskData:
     held_out = scoring.problems_once(task, "select", cfg.eval_examples)
     problems = task.problems("train", seed=cfg.seed)
     probes = read_probes(cfg)
-    hashes = task_hash(cfg.task, cfg.data_dir, "train", problems) | probes_hash(cfg.data_dir, probes)
+    hashes = task_hash(cfg.task, cfg.data_dir, "train", problems) | probes_hash(
+        cfg.data_dir, probes
+    )
     hashes |= task_hash(cfg.task, cfg.data_dir, "select", held_out)
     return TaskData(
         task=task,
@@ -61,7 +64,8 @@ def evaluate_policy(
     problems: Sequence[Problem],
     probes: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """A row of eval.jsonl: pass@k and tiers on validation problems, and the behaviour matrix where there are probes."""
+    """A row of eval.jsonl: pass@k and tiers on validation problems, and the behaviour matrix
+    where there are probes."""
     with sharding.whole(model) as policy:
         scores = scoring.evaluate_task(
             policy,

@@ -1,4 +1,5 @@
-"""What SFT is evaluated on: held-out loss of each domain, behaviour probes, and greedy answers to problems of
+"""What SFT is evaluated on: held-out loss of each domain, behaviour probes, and greedy answers
+to problems of
 --eval-task."""
 
 import importlib
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class HeldOut:
-    """The conversations, probes and problems of one run, read once. hashes: their hashes, for --resume."""
+    """The conversations, probes and problems of one run, read once. hashes: their hashes, for
+    --resume."""
 
     def __init__(self, cfg: "SFTConfig", tok: Tokenizer) -> None:
         self.cfg = cfg
@@ -33,12 +35,15 @@ class HeldOut:
         self.probes = read_probes(cfg)
         self.task = _greedy_task(cfg, cfg.eval_task, tok) if cfg.eval_task else None
         hashes = {name: conversations.hash_examples(examples) for name, examples in read.items()}
-        self.hashes = domains_hash(cfg.data_dir, "select", hashes) | probes_hash(cfg.data_dir, self.probes)
+        self.hashes = domains_hash(cfg.data_dir, "select", hashes) | probes_hash(
+            cfg.data_dir, self.probes
+        )
         if self.task:
             self.hashes |= self.task.hashes
 
     def _read_domains(self) -> dict[str, list[conversations.Example]]:
-        """Held-out conversations by domain; none, and a note, where the directory has no such file."""
+        """Held-out conversations by domain; none, and a note, where the directory has no such
+        file."""
         cfg = self.cfg
         try:
             return conversations.load_domains(
@@ -69,13 +74,14 @@ class HeldOut:
 
 
 def _greedy_task(cfg: "SFTConfig", name: str, tok: Tokenizer) -> Any:
-    """The `GreedyTask` of --eval-task. Its module is imported only for such a task: SFT itself needs no tasks."""
+    """The `GreedyTask` of --eval-task. Its module is imported only for such a task: SFT itself
+    needs no tasks."""
     return importlib.import_module("codechat.training.evaluations").GreedyTask(cfg, name, tok)
 
 
 def read_probes(cfg: "SFTConfig | RLSettings") -> list[Any]:
-    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, with a note on stderr, if the directory has
-    no probes."""
+    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, with a note on stderr,
+    if the directory has no probes."""
     if not cfg.probe_examples:
         return []
     try:

@@ -1,5 +1,5 @@
-"""What `preference` trains on and how it is scored: pairs read or sampled, their losses with the reference model's
-log-probabilities, and what is logged.
+"""What `preference` trains on and how it is scored: pairs read or sampled, their losses with
+the reference model's log-probabilities, and what is logged.
 
 Rows of `preferences.SPLIT.jsonl` have the forms of `data.preference_rows`. Pairs are groups of a
 `rollout.RolloutBatch`, so that rollouts and preferences share packing and scoring."""
@@ -40,18 +40,20 @@ SCORED_ROWS = 8  # of a pass without gradients, at most
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """Preferences, and what the starting policy gave them before training. Log-probabilities are sums (P, G) over the
-    tokens of a completion."""
+    """Preferences, and what the starting policy gave them before training. Log-probabilities
+    are sums (P, G) over the tokens of a completion."""
 
     batch: RolloutBatch
     ref_logprobs: Tensor | None = None  # none for losses without a reference model
-    mismatched: RolloutBatch | None = None  # for KTO: every prompt with the completions of another one
+    mismatched: RolloutBatch | None = (
+        None  # for KTO: every prompt with the completions of another one
+    )
     mismatched_refs: Tensor | None = None
 
 
 class PreferenceLoss:
-    """The loss on some of the preferences of a batch. The reference model is the policy before its first step: `scored`
-    takes its log-probabilities, once, before training."""
+    """The loss on some of the preferences of a batch. The reference model is the policy before
+    its first step: `scored` takes its log-probabilities, once, before training."""
 
     def __init__(
         self,
@@ -60,19 +62,22 @@ class PreferenceLoss:
         beta: float,
         batches: Sequence[RolloutBatch],
     ) -> None:
-        """batches: all preferences that the loss will get; they decide the shape of rows on a GPU."""
+        """batches: all preferences that the loss will get; they decide the shape of rows on a
+        GPU."""
         self.cfg = cfg
         self.model = model
         self.beta = beta
         self.rows = max(map(self._rows_of, batches))
 
     def _rows_of(self, batch: RolloutBatch) -> int:
-        """Rows of a microbatch: on a GPU, whose rows have one shape, as many as the longest groups of the batch need;
-        else as many as there are."""
+        """Rows of a microbatch: on a GPU, whose rows have one shape, as many as the longest
+        groups of the batch need; else as many as there are."""
         shapes = rollout.row_shapes(batch, self.cfg.row_tokens, 1 << 30, dist.device())
         if not shapes["fixed"]:
             return shapes["rows"]
-        sizes = batch.lengths().view(batch.rewards.shape).sum(1) + torch.tensor([len(ids) for ids in batch.prompts])
+        sizes = batch.lengths().view(batch.rewards.shape).sum(1) + torch.tensor(
+            [len(ids) for ids in batch.prompts]
+        )
         longest = batch.take(sizes.argsort(descending=True)[: self.cfg.device_batch_size].tolist())
         (packed,) = rollout.pack(longest, row_tokens=shapes["row_tokens"], rows=shapes["rows"])
         return len(packed.ids)
@@ -100,9 +105,10 @@ class PreferenceLoss:
             return logprobs.sum(1).view_as(batch.rewards)
 
     def reference_point(self, pairs: ScoredPairs, rows: list[int]) -> float:
-        """KTO's z_0 for these rows and those of the other ranks: the mean log-ratio of completions of other prompts, at
-        least 0 (KTO, arXiv:2402.01306, section 4.1). One for a whole step, so that accumulation and ranks change
-        nothing. 0 for other losses. A collective."""
+        """KTO's z_0 for these rows and those of the other ranks: the mean log-ratio of
+        completions of other prompts, at least 0 (KTO, arXiv:2402.01306, section 4.1). One for a
+        whole step, so that accumulation and ranks change nothing. 0 for other losses. A
+        collective."""
         if pairs.mismatched is None or pairs.mismatched_refs is None:
             return 0.0
         drift = self._summed(pairs.mismatched.take(rows)) - picked(pairs.mismatched_refs, rows)
@@ -117,7 +123,8 @@ class PreferenceLoss:
         point: float,
         learns: bool = True,
     ) -> LossAndSums:
-        """Summed loss over these rows, and sums of what is logged: numbers, or tensors, which a `Meter` reads.
+        """Summed loss over these rows, and sums of what is logged: numbers, or tensors, which a
+        `Meter` reads.
         point: the `reference_point` of the whole step."""
         part = pairs.batch.take(rows)
         refs = None if pairs.ref_logprobs is None else picked(pairs.ref_logprobs, rows)
@@ -150,7 +157,9 @@ class PreferenceLoss:
         """summed, refs (B, 2): of the chosen and of the rejected completion."""
         assert self.cfg.loss != "kto"
         chosen, rejected = summed.T
-        chosen_lengths, rejected_lengths = dist.send(part.lengths(), summed.device).view(summed.shape).T
+        chosen_lengths, rejected_lengths = (
+            dist.send(part.lengths(), summed.device).view(summed.shape).T
+        )
         ref_chosen, ref_rejected = (None, None) if refs is None else refs.T
         result = preference_losses.pair_loss(
             self.cfg.loss,
@@ -177,7 +186,8 @@ class PreferenceLoss:
         refs: Tensor,
         point: float,
     ) -> LossAndSums:
-        """summed, refs (B, G). `where` selects: with a mask, a GPU would have to report the number of liked ones."""
+        """summed, refs (B, G). `where` selects: with a mask, a GPU would have to report the
+        number of liked ones."""
         liked = dist.send(part.rewards.bool().flatten(), summed.device)
         losses, reward = preference_losses.kto_loss(
             summed.flatten(),
@@ -210,7 +220,10 @@ def held_out_means(loss_of: PreferenceLoss, held_out: ScoredPairs) -> dict[str, 
         _, sums = loss_of(held_out, rows[i : i + size], point, learns=False)
         meter.add(sums)
     meter.read()
-    return {f"heldout_{name}": value for name, value in pair_means(meter.sums, held_out.batch.group_size).items()}
+    return {
+        f"heldout_{name}": value
+        for name, value in pair_means(meter.sums, held_out.batch.group_size).items()
+    }
 
 
 def log_step(session: Session, meter: Meter, group_size: int, epoch: float) -> None:
@@ -227,7 +240,9 @@ def log_step(session: Session, meter: Meter, group_size: int, epoch: float) -> N
         step_s=time.perf_counter() - meter.began,
     )
     session.bar.update(1)
-    session.bar.set_postfix({name: f"{row[f'preference_{name}']:.3f}" for name in ("loss", "margin", "accuracy")})
+    session.bar.set_postfix(
+        {name: f"{row[f'preference_{name}']:.3f}" for name in ("loss", "margin", "accuracy")}
+    )
 
 
 class Preferences(NamedTuple):
@@ -238,7 +253,9 @@ class Preferences(NamedTuple):
     hashes: dict[str, str]
 
 
-def read_or_sample(cfg: "PreferenceConfig", model: GPT, task: Task | None, tok: Tokenizer) -> Preferences:
+def read_or_sample(
+    cfg: "PreferenceConfig", model: GPT, task: Task | None, tok: Tokenizer
+) -> Preferences:
     """The pairs of --data-dir, or pairs sampled on the task, then without held-out ones."""
     if cfg.data_dir is not None:
         return _read_all(cfg, cfg.data_dir, tok)
@@ -259,9 +276,14 @@ def _read_all(cfg: "PreferenceConfig", directory: str, tok: Tokenizer) -> Prefer
     """Pairs to train on, and held-out ones if there is such a file."""
 
     def read(split: str, limit: int | None = None) -> RolloutBatch:
-        batch = read_preferences(directory, split, tok, cfg.chosen_tags, cfg.model.block_size, limit)
+        batch = read_preferences(
+            directory, split, tok, cfg.chosen_tags, cfg.model.block_size, limit
+        )
         if batch.group_size == 1 and cfg.loss != "kto":
-            got = f"--loss {cfg.loss} needs pairs; preferences.{split}.jsonl in {directory} holds single completions"
+            got = (
+                f"--loss {cfg.loss} needs pairs; preferences.{split}.jsonl "
+                f"in {directory} holds single completions"
+            )
             raise ConfigError(f"{got} with a label; set --loss kto, or write pairs")
         return batch
 
@@ -271,12 +293,16 @@ def _read_all(cfg: "PreferenceConfig", directory: str, tok: Tokenizer) -> Prefer
         held_out = read("select", cfg.eval_examples)
     except MissingFile:
         return Preferences(pairs, None, hashes)
-    return Preferences(pairs, held_out, hashes | {f"{directory}/preferences.select.jsonl": hash_pairs(held_out)})
+    return Preferences(
+        pairs, held_out, hashes | {f"{directory}/preferences.select.jsonl": hash_pairs(held_out)}
+    )
 
 
 def hash_pairs(batch: RolloutBatch) -> str:
     """What these preferences are as ids and labels."""
-    answers = [(completion.ids, score.reward) for completion, score in zip(batch.completions, batch.scores)]
+    answers = [
+        (completion.ids, score.reward) for completion, score in zip(batch.completions, batch.scores)
+    ]
     return hash_rows([*batch.prompts, *answers])
 
 
@@ -287,8 +313,8 @@ def place(i: int, size: int, seed: int) -> int:
 
 
 def pair_means(sums: Mapping[str, float], group_size: int) -> dict[str, float]:
-    """Sums over pairs as the declared metrics; rows of a single completion are liked or not, so each side has its
-    own count."""
+    """Sums over pairs as the declared metrics; rows of a single completion are liked or not, so
+    each side has its own count."""
     liked = max(1e-9, sums["liked"])
     n = sums["pairs"]
     disliked = max(1e-9, n * group_size - sums["liked"])
@@ -315,13 +341,16 @@ def read_preferences(
     block_size: int,
     limit: int | None = None,
 ) -> RolloutBatch:
-    """The first `limit` rows of a split as groups of two with rewards 1 and 0, or of one with its label as reward.
-    Rows that are too long or whose answers are equal are left out and counted on stderr. MissingFile without a
-    file; DataError with file and line for a row that cannot be read."""
+    """The first `limit` rows of a split as groups of two with rewards 1 and 0, or of one with
+    its label as reward. Rows that are too long or whose answers are equal are left out and
+    counted on stderr. MissingFile without a file; DataError with file and line for a row that
+    cannot be read."""
     path = Path(directory) / f"preferences.{split}.jsonl"
     if not path.is_file():
         needed = "rows of prompt, chosen and rejected, or of prompt, completion and label"
-        raise MissingFile(f"{path} does not exist; required: {needed}; or set --task without --data-dir")
+        raise MissingFile(
+            f"{path} does not exist; required: {needed}; or set --task without --data-dir"
+        )
     groups = list[RolloutBatch]()
     left_out = Counter[str]()
     for number, row in islice(read_jsonl(path), limit):
@@ -331,7 +360,10 @@ def read_preferences(
             continue
         groups.append(group)
         if group.group_size != groups[0].group_size:
-            raise DataError(f"{path}:{number} is a pair and the first row is not, or the reverse; split the file")
+            raise DataError(
+                f"{path}:{number} is a pair and the first row is "
+                "not, or the reverse; split the file"
+            )
     if left_out and dist.is_main():
         reasons = ", ".join(f"{n} {why}" for why, n in left_out.items())
         print(f"{path}: rows left out: {reasons}", file=sys.stderr)
@@ -369,21 +401,30 @@ def _group(
         prompts=[prompt],
         completions=[Completion(ids, [0.0] * len(ids), "stop") for ids in completions],
         texts=[""] * len(completions),
-        scores=[Score(reward, "liked" if reward else "disliked", {}, bool(reward)) for reward in rewards],
+        scores=[
+            Score(reward, "liked" if reward else "disliked", {}, bool(reward)) for reward in rewards
+        ],
         group_size=len(rewards),
     )
 
 
 def with_longest_row(batch: RolloutBatch) -> RolloutBatch:
-    tokens = (len(batch.prompts[i // batch.group_size]) - 1 + len(c.ids) for i, c in enumerate(batch.completions))
+    tokens = (
+        len(batch.prompts[i // batch.group_size]) - 1 + len(c.ids)
+        for i, c in enumerate(batch.completions)
+    )
     return replace(batch, longest_row=max(tokens))
 
 
 def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
-    """The best and the worst completion of every group with different rewards, as the ids that were sampled. DataError
-    if no group has any, and for episodes, whose completions hold what an environment said."""
+    """The best and the worst completion of every group with different rewards, as the ids that
+    were sampled. DataError if no group has any, and for episodes, whose completions hold what
+    an environment said."""
     if batch.turns:
-        raise DataError("these completions are episodes; take a task without an environment, or reinforce or grpo")
+        raise DataError(
+            "these completions are episodes; take a task without "
+            "an environment, or reinforce or grpo"
+        )
     pairs = []
     for p, rewards in enumerate(batch.rewards):
         best = int(rewards.argmax())
@@ -398,8 +439,8 @@ def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
 
 
 def mismatched(batch: RolloutBatch, block_size: int) -> RolloutBatch:
-    """Every prompt with the completions of another prompt, cut to fit the block: samples for KTO's reference point.
-    DataError if all prompts are equal."""
+    """Every prompt with the completions of another prompt, cut to fit the block: samples for
+    KTO's reference point. DataError if all prompts are equal."""
     others = batch.numbers(groups_of_other_prompts(batch.prompts))
     cut = []
     for number, other in enumerate(others):
@@ -410,8 +451,9 @@ def mismatched(batch: RolloutBatch, block_size: int) -> RolloutBatch:
 
 
 def groups_of_other_prompts(prompts: list[list[int]]) -> list[int]:
-    """For each group the number of one with another prompt: the next one, or in a run of equal prompts as far on as the
-    run is long, so that files whose rows stand together by prompt use all completions."""
+    """For each group the number of one with another prompt: the next one, or in a run of equal
+    prompts as far on as the run is long, so that files whose rows stand together by prompt use
+    all completions."""
     count = len(prompts)
     ends = [count] * count  # where the run of each group ends
     for i in reversed(range(count - 1)):
@@ -419,7 +461,8 @@ def groups_of_other_prompts(prompts: list[list[int]]) -> list[int]:
     if ends[0] == count:
         got = f"--loss kto: all {count} rows of a split have one prompt"
         raise DataError(
-            f"{got}; its reference point needs answers to another prompt; add rows, or raise --eval-examples"
+            f"{got}; its reference point needs answers to another "
+            "prompt; add rows, or raise --eval-examples"
         )
     others = list[int]()
     start = 0

@@ -1,20 +1,21 @@
-"""What the loops that learn from a task's reward share: rollouts in, updates out, and everything about a step that
-has one right answer.
+"""What the loops that learn from a task's reward share: rollouts in, updates out, and
+everything about a step that has one right answer.
 
-    with rl_session(cfg, "reinforce") as r:                 # policy, task, engine, run; checks; resume; the last save
+    with rl_session(cfg, "reinforce") as r:                 # policy, task, engine, run; checks;
+    resume; the last save
         for step in r.steps():                              # saves and evaluates when due
             batch = r.sample()                              # P problems x G completions
             advantage = group_advantages(batch.rewards)     # (P, G)
-            for update in r.updates(batch, advantage != 0): # none where all groups of all ranks agree
+            for update in r.updates(batch, advantage != 0): # none where all groups of all ranks
+            agree
                 for mb in update.microbatches():            # completions padded to (B, C)
                     logprobs, entropy = mb.logprobs()
                     mb.backward(...)
                 update.apply()
             r.log(batch)
 
-Shapes: P problems with G completions each, N = P x G, C tokens of the longest one; B completions of a microbatch; R
-packed rows of T tokens.
-"""
+Shapes: P problems with G completions each, N = P x G, C tokens of the longest one; B
+completions of a microbatch; R packed rows of T tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +43,14 @@ from codechat.rl.rollout import Packed, RolloutBatch
 from codechat.tasks.base import Problem, Task, warn_of_shortcuts
 from codechat.training.evaluations import load_task
 from codechat.training.rl_settings import CUT_OFF, EntropySettings, RLSettings
-from codechat.training.session import KEPT, Session, build_model, build_policy, load_parent, weights_hash
+from codechat.training.session import (
+    KEPT,
+    Session,
+    build_model,
+    build_policy,
+    load_parent,
+    weights_hash,
+)
 from codechat.training.step_metrics import Mean, Meter, rollout_metrics
 
 Values = Mapping[str, float | Tensor]
@@ -59,36 +67,53 @@ def rl_session(
     measures: Sequence[str] = (),
     data: Mapping[str, str] = {},
 ) -> Iterator[RLSession]:
-    """Opens a run of reinforcement learning, in its process group. UserError, before anything is written, for bad
-    settings or a DEAD task.
+    """Opens a run of reinforcement learning, in its process group. UserError, before anything
+    is written, for bad settings or a DEAD task.
 
-    reference: keep the starting policy as `r.reference`. value_head: train `r.head`. measures: names that
+    reference: keep the starting policy as `r.reference`. value_head: train `r.head`. measures:
+    names that
     `Microbatch.backward` adds up. data: hashes of what the loop uses beside its task."""
     with dist.session(cfg) as world:
-        r = RLSession(cfg, kind, world, reference=reference, value_head=value_head, measures=measures, data=data)
+        r = RLSession(
+            cfg,
+            kind,
+            world,
+            reference=reference,
+            value_head=value_head,
+            measures=measures,
+            data=data,
+        )
         with r.running():
             yield r
 
 
-def check_signal(cfg: RLSettings, task: Task, problems: list[Problem], sampler: RolloutSampler) -> None:
-    """Before the first step: the task's reference solutions earn the full reward, the reward of a user's task keeps its
-    contract, and the diagnosis is not DEAD, unless --allow-dead; else RunError. Skipped if --diagnose-groups is 0 or
-    the run is resumed. A collective."""
+def check_signal(
+    cfg: RLSettings, task: Task, problems: list[Problem], sampler: RolloutSampler
+) -> None:
+    """Before the first step: the task's reference solutions earn the full reward, the reward of
+    a user's task keeps its contract, and the diagnosis is not DEAD, unless --allow-dead; else
+    RunError. Skipped if --diagnose-groups is 0 or the run is resumed. A collective."""
     if not cfg.diagnose_groups or cfg.resume:
         return
     tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
     warn_of_shortcuts(task, problems)
     sampler.engine.push(sampler.model, 0)
-    batch = sampler(0, cfg.diagnose_groups, seed=cfg.seed + 1, group_size=max(8, cfg.group_size // 2))
+    batch = sampler(
+        0, cfg.diagnose_groups, seed=cfg.seed + 1, group_size=max(8, cfg.group_size // 2)
+    )
     if not cfg.allow_dead:
         dead = _why_dead(cfg, batch)
         if dead:
-            raise RunError(f"diagnose says DEAD on {cfg.task}: {dead}; --allow-dead trains all the same")
+            raise RunError(
+                f"diagnose says DEAD on {cfg.task}: {dead}; --allow-dead trains all the same"
+            )
 
 
 def _why_dead(cfg: RLSettings, batch: RolloutBatch) -> str:
     """Why these rollouts teach nothing, and what to do; empty if they teach something."""
-    signal = diagnose.judge(batch.rewards, batch.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS))
+    signal = diagnose.judge(
+        batch.rewards, batch.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS)
+    )
     if signal.verdict == "DEAD":
         groups = f"{signal.effective_groups} of {signal.n_groups} groups have any variance"
         return f"{groups}, mean reward {signal.reward_mean:.3f}; {signal.remedy}"
@@ -151,9 +176,11 @@ class RLSession(Session):
         )
 
     def sample(self, resample_rounds: int = 0) -> RolloutBatch:
-        """G completions of this rank's next P problems, drawn by the policy as it is. Dynamic sampling (DAPO,
-        arXiv:2503.14476, eq. 11): groups without variance are replaced by those of further problems, at most so many
-        times. A collective: every rank joins every round, since replacements shift the other ranks' problem indices."""
+        """G completions of this rank's next P problems, drawn by the policy as it is. Dynamic
+        sampling (DAPO, arXiv:2503.14476, eq. 11): groups without variance are replaced by those
+        of further problems, at most so many
+        times. A collective: every rank joins every round, since replacements shift the other
+        ranks' problem indices."""
         self.meter = Meter(self.measures)
         self.engine.push(self.model, self.step)
         mine = self.cfg.batch_per_rank
@@ -170,10 +197,12 @@ class RLSession(Session):
         return batch
 
     def draw(self, at: int, n: int) -> RolloutBatch:
-        """Rollouts of n problems, from the at-th of this step on. RunError, before anything is learned, if a reward or
-        a log-probability is not finite. A collective."""
+        """Rollouts of n problems, from the at-th of this step on. RunError, before anything is
+        learned, if a reward or a log-probability is not finite. A collective."""
         try:
-            batch = self.sampler(self.counts.get("problems", 0) + at, n, step_seed(self.cfg.seed, self.step), key=at)
+            batch = self.sampler(
+                self.counts.get("problems", 0) + at, n, step_seed(self.cfg.seed, self.step), key=at
+            )
             check_logprobs(batch)
         except RunError as error:
             raise type(error)(f"step {self.step + 1}: {error}") from error
@@ -185,12 +214,12 @@ class RLSession(Session):
         return self.drawn - self.world.size * self.cfg.batch_per_rank
 
     def score(self, model: GPT, batch: RolloutBatch) -> Tensor:
-        """(N, C) log-probabilities of the completions under a model, without gradient. A collective if the model is
-        sharded.
+        """(N, C) log-probabilities of the completions under a model, without gradient. A
+        collective if the model is sharded.
 
-        Under --top-k they are over the tokens that the sampler kept, for a reference model or a teacher too: both sides
-        of a difference are then distributions over one set, equal models differ by 0, and the expected difference is a
-        KL divergence."""
+        Under --top-k they are over the tokens that the sampler kept, for a reference model or a
+        teacher too: both sides of a difference are then distributions over one set, equal
+        models differ by 0, and the expected difference is a KL divergence."""
         with sharding.whole(model) as reader, dist.autocast():
             return rollout.score_logprobs(
                 reader,
@@ -214,9 +243,11 @@ class RLSession(Session):
         epochs: int = 1,
         minibatches: int = 1,
     ) -> Iterator[Update]:
-        """Optimizer updates: `epochs` passes over the batch in `minibatches`, to which groups are dealt in turn.
-        live: (P, G) bool, completions that have an advantage. A minibatch without any on all ranks has no update:
-        neither momentum nor a KL term nor an entropy bonus may move the policy then. A collective."""
+        """Optimizer updates: `epochs` passes over the batch in `minibatches`, to which groups
+        are dealt in turn.
+        live: (P, G) bool, completions that have an advantage. A minibatch without any on all
+        ranks has no update: neither momentum nor a KL term nor an entropy bonus may move the
+        policy then. A collective."""
         self.counts["problems"] = self.counts.get("problems", 0) + self.drawn
         self.meter.begin_learning(self.model)
         self.sampled_logprobs, mask = self.to_device(batch.logprobs(), batch.mask())
@@ -240,9 +271,9 @@ class RLSession(Session):
                 first = False
 
     def log(self, batch: RolloutBatch, means: Values = {}, sums: Values = {}) -> None:
-        """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its best and worst rollouts.
-        Ends the run after too many DEAD steps in a row. means: the mean over ranks is logged. sums: over this rank's
-        tokens. A collective."""
+        """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its
+        best and worst rollouts. Ends the run after too many DEAD steps in a row. means: the
+        mean over ranks is logged. sums: over this rank's tokens. A collective."""
         row = {"weights_changed_bf16": self.meter.read_changed()}
         row |= self._measured(batch, means, sums)
         if "kl_old" in row:
@@ -272,10 +303,14 @@ class RLSession(Session):
         )
 
     def _measured(self, batch: RolloutBatch, means: Values, sums: Values) -> dict[str, float]:
-        """Metrics of the batch, of the loop, of the engine and of the microbatches, over all ranks."""
+        """Metrics of the batch, of the loop, of the engine and of the microbatches, over all
+        ranks."""
         meter = self.meter
         every = {name: Mean(float(value), batch.n_tokens) for name, value in sums.items()}
-        every |= {name: Mean(float(value), 1) for name, value in {**means, **self.engine.metrics()}.items()}
+        every |= {
+            name: Mean(float(value), 1)
+            for name, value in {**means, **self.engine.metrics()}.items()
+        }
         peak, _ = hardware.peak_flops(self.world.device, dist.compute_dtype())
         flops = batch.flops(self.cfg.model, meter.trained)
         every["mfu"] = Mean(flops / ((time.perf_counter() - meter.began) * peak), 1)
@@ -283,17 +318,25 @@ class RLSession(Session):
         policy_loss = meter.sums.pop("policy_loss") / max(1, meter.updates)
         every |= {name: Mean(value, tokens) for name, value in meter.sums.items()}
         return rollout_metrics(
-            batch, self.task.tiers, means=every, sums={"policy_loss": policy_loss}, maxima=meter.maxima
+            batch,
+            self.task.tiers,
+            means=every,
+            sums={"policy_loss": policy_loss},
+            maxima=meter.maxima,
         )
 
     def _watch_signal(self, with_variance: float) -> None:
-        """Report the first step that learned nothing although rewards differ, and end the run after --dead-patience
+        """Report the first step that learned nothing although rewards differ, and end the run
+        after --dead-patience
         DEAD steps in a row. with_variance: share of groups whose rewards differ."""
         idle = ""
         if with_variance and not self.meter.updates:
             idle = self.cfg.idle_reason
             if not self.told and dist.is_main():
-                print(f"{self.run.name}: step {self.step + 1} learned nothing: {idle}", file=sys.stderr)
+                print(
+                    f"{self.run.name}: step {self.step + 1} learned nothing: {idle}",
+                    file=sys.stderr,
+                )
             self.told = True
         if self.sentinel.update(with_variance if self.meter.updates else 0.0):
             if idle:
@@ -323,7 +366,8 @@ class Counts(NamedTuple):
 
 
 def count_minibatches(written: Tensor, live: Tensor, dealt: Sequence[list[int]]) -> list[Counts]:
-    """Counts of each minibatch. written: (P, G) tokens that the policy wrote. live: (P, G) bool; a completion without
+    """Counts of each minibatch. written: (P, G) tokens that the policy wrote. live: (P, G)
+    bool; a completion without
     tokens is never live. dealt: the groups of each minibatch. A collective."""
     live = live & (written > 0)
     mine = []
@@ -349,14 +393,19 @@ class Update:
     n_live_tokens: float  # of completions that have an advantage
 
     def microbatches(self, keep: Tensor | None = None) -> Iterator[Microbatch]:
-        """Packed rows on this rank's device, equally many on every rank if the model is sharded. keep: (P, G) bool,
-        default all; the others must add exactly 0 to the gradient."""
+        """Packed rows on this rank's device, equally many on every rank if the model is
+        sharded. keep: (P, G) bool, default all; the others must add exactly 0 to the
+        gradient."""
         cfg = self.session.cfg
         device = dist.device()
         part = self.batch.take(self.groups)
         shapes = rollout.row_shapes(part, cfg.row_tokens, cfg.rows, device)
         rows = list(rollout.pack(part, None if keep is None else keep[self.groups], **shapes))
-        idle = rollout.idle(shapes["row_tokens"], shapes["rows"]) if shapes["fixed"] else rollout.idle()
+        idle = (
+            rollout.idle(shapes["row_tokens"], shapes["rows"])
+            if shapes["fixed"]
+            else rollout.idle()
+        )
         numbers = dist.send(torch.tensor(self.batch.numbers(self.groups)), device)
         for packed in sharding.in_step(self.session.model, rows, idle):
             packed = packed.to(device)
@@ -370,8 +419,8 @@ class Update:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """B completions in packed rows. numbers (B,): which of the N of the batch. mask (B, C): tokens that the policy
-    wrote."""
+    """B completions in packed rows. numbers (B,): which of the N of the batch. mask (B, C):
+    tokens that the policy wrote."""
 
     update: Update
     packed: Packed
@@ -379,15 +428,21 @@ class Microbatch:
     mask: Tensor
 
     def of(self, table: Tensor) -> Tensor:
-        """(B, C) these completions' values of a table (N, C), or (B, 1) of one value each, (P, G) or (N,)."""
-        table = table if len(table) == len(self.update.mask) and table.ndim == 2 else table.view(-1, 1)
+        """(B, C) these completions' values of a table (N, C), or (B, 1) of one value each, (P,
+        G) or (N,)."""
+        table = (
+            table if len(table) == len(self.update.mask) and table.ndim == 2 else table.view(-1, 1)
+        )
         return dist.send(table, self.numbers.device)[self.numbers, : self.packed.longest]
 
     def logprobs(self, states: bool = False, whole: bool = False) -> tuple[Tensor, ...]:
-        """(B, C) log-probabilities and entropies of the distribution that was sampled: at its temperature, under
-        --top-k over the tokens that the sampler kept. The entropy carries gradient if --entropy-coef is not 0.
+        """(B, C) log-probabilities and entropies of the distribution that was sampled: at its
+        temperature, under
+        --top-k over the tokens that the sampler kept. The entropy carries gradient if
+        --entropy-coef is not 0.
 
-        states: also what `ValueHead` reads, as `unpack` takes it. whole: over all tokens under --top-k too, for a loss
+        states: also what `ValueHead` reads, as `unpack` takes it. whole: over all tokens under
+        --top-k too, for a loss
         that is a likelihood: it must take probability from the tokens that were cut."""
         session = self.update.session
         first = self.update.first
@@ -399,7 +454,9 @@ class Microbatch:
                     comparable, *_ = self._forward(packed, states)
             packed = replace(packed, kept=None)
         logprobs, entropy, *hidden = self._forward(packed, states)
-        if first:  # the largest difference between the trainer's and the sampler's log-probabilities
+        if (
+            first
+        ):  # the largest difference between the trainer's and the sampler's log-probabilities
             ours = packed.unpack(logprobs.detach() if comparable is None else comparable)
             gap = torch.where(self.mask, ours - self.of(session.sampled_logprobs), 0.0)
             session.meter.add({"logprob_mismatch": gap.abs().max()})
@@ -420,7 +477,8 @@ class Microbatch:
             )
 
     def importance(self, logprobs: Tensor, cap: float) -> Tensor:
-        """(B, C) `losses.importance_weights` of the policy's over the sampler's probabilities; measured. 1 if cap is 0."""
+        """(B, C) `losses.importance_weights` of the policy's over the sampler's probabilities;
+        measured. 1 if cap is 0."""
         session = self.update.session
         sampled = self.of(session.sampled_logprobs)
         weights, off_policy = importance_weights(logprobs, sampled, self.mask, cap)
@@ -428,7 +486,8 @@ class Microbatch:
         return weights
 
     def backward(self, loss: Tensor, sums: Mapping[str, Tensor] = {}) -> None:
-        """The backward pass of a loss that is divided by counts of the whole update. sums: over tokens, to be logged."""
+        """The backward pass of a loss that is divided by counts of the whole update. sums: over
+        tokens, to be logged."""
         loss.backward()
         meter = self.update.session.meter
         every = {"policy_loss": loss, "tokens": self.mask.sum(), **sums}

@@ -1,8 +1,8 @@
-"""A run while it trains, and what a loop opens before its first step: parent checkpoint and policy. Every loop has a
-session; a session knows no task.
+"""A run while it trains, and what a loop opens before its first step: parent checkpoint and
+policy. Every loop has a session; a session knows no task.
 
-s = SupervisedSession("sft", cfg, model, tok, parent=parent, evaluate=evaluate, kept={"loader": loader}, ...)
-with s.running():
+s = SupervisedSession("sft", cfg, model, tok, parent=parent, evaluate=evaluate, kept={"loader":
+loader}, ...) with s.running():
     for step in s.steps():             # saves, evaluates and ends when due
         ...                            # forward and backward passes
         s.apply_gradients()
@@ -36,15 +36,20 @@ from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
 from codechat.training import trends
-from codechat.training.settings import ChatSettings, LearningSettings, RunSettings, SupervisedSettings
+from codechat.training.settings import (
+    ChatSettings,
+    LearningSettings,
+    RunSettings,
+    SupervisedSettings,
+)
 
 C = TypeVar("C", bound=LearningSettings)
 KEPT = "the last checkpoint is kept"
 
 
 class Session:
-    """Opens or resumes a run, then saves, evaluates and stops it. A lost engine or Ctrl-C loses no step: the trained
-    weights are saved at the end."""
+    """Opens or resumes a run, then saves, evaluates and stops it. A lost engine or Ctrl-C loses
+    no step: the trained weights are saved at the end."""
 
     cfg: RunSettings
 
@@ -64,10 +69,12 @@ class Session:
         kept: Mapping[str, Any] = {},
         data: Mapping[str, str] = {},
     ) -> None:
-        """evaluate(model, step): a row of eval.jsonl. heads: modules beside the model, such as a value head, and their
-        learning rates. kept: objects with state() and load_state(), which a checkpoint holds beside model and
-        optimizers. trained_on: what the contamination check searches. data: {what the run uses: hash}; --resume
-        refuses other data by name."""
+        """evaluate(model, step): a row of eval.jsonl. heads: modules beside the model, such as
+        a value head, and their
+        learning rates. kept: objects with state() and load_state(), which a checkpoint holds
+        beside model and
+        optimizers. trained_on: what the contamination check searches. data: {what the run uses:
+        hash}; --resume refuses other data by name."""
         self.cfg = cfg
         self.model = model
         self.tok = tok
@@ -76,7 +83,11 @@ class Session:
         self.heads = heads
         self.kept = kept
         self.optimizers = optim.build(
-            model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay
+            model,
+            lr=cfg.lr,
+            optimizer=cfg.optimizer,
+            muon_lr=cfg.muon_lr,
+            weight_decay=cfg.weight_decay,
         )
         for head, lr in heads.items():
             self.optimizers += optim.build(head, lr=lr, weight_decay=0.0)
@@ -100,7 +111,12 @@ class Session:
         self.lr = 0.0
         self.grad_norm = 0.0
         self.run = Run.create(
-            cfg.run_name, cfg, kind=kind, parent=cfg.init_from, resume=cfg.resume, overwrite=cfg.overwrite
+            cfg.run_name,
+            cfg,
+            kind=kind,
+            parent=cfg.init_from,
+            resume=cfg.resume,
+            overwrite=cfg.overwrite,
         )
         try:
             self.start = self._restore() if self.run.resumed else 0
@@ -110,8 +126,8 @@ class Session:
         self.step = self.start
 
     def _check_data(self) -> None:
-        """Before anything is written: RunError if the settings are not those of the run, DataError if its data are not.
-        A collective."""
+        """Before anything is written: RunError if the settings are not those of the run,
+        DataError if its data are not. A collective."""
         name = self.cfg.run_name
         path = paths.runs_dir() / name
         with dist.together():
@@ -120,8 +136,11 @@ class Session:
             changed = changes(checkpoint.read_meta(path).get("data", {}), self.data)
             try:
                 paths.check_same(name, self.cfg)
-            except RunError as error:  # a setting may follow from the data, and data from a setting: both are named
-                raise RunError(f"{error}; of its data {', '.join(changed)}" if changed else str(error)) from None
+            # a setting may follow from the data, and data from a setting: both are named
+            except RunError as error:
+                raise RunError(
+                    f"{error}; of its data {', '.join(changed)}" if changed else str(error)
+                ) from None
             if changed:
                 remedy = "restore the data, or begin another run with --run-name"
                 raise DataError(f"run {name} began with other data: {', '.join(changed)}; {remedy}")
@@ -137,9 +156,14 @@ class Session:
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        """The run while it trains. At the end no checkpoint is half written, and a run that ended early says why."""
+        """The run while it trains. At the end no checkpoint is half written, and a run that
+        ended early says why."""
         bar = tqdm(
-            desc=self.run.name, disable=not dist.is_main(), initial=self.start, total=self.max_steps, unit="step"
+            desc=self.run.name,
+            disable=not dist.is_main(),
+            initial=self.start,
+            total=self.max_steps,
+            unit="step",
         )
         with stoppable(), self.run, checkpoint.settled(), bar as self.bar:
             lost = None
@@ -152,22 +176,28 @@ class Session:
             if self.why:
                 self.run.stop(self.why)
             elif lost or self.stopping:
-                self.run.stop(f"{lost or 'interrupted'} at step {self.step}; continue with --resume")
+                self.run.stop(
+                    f"{lost or 'interrupted'} at step {self.step}; continue with --resume"
+                )
 
     # ---- the steps
 
     def steps(self) -> Iterator[int]:
-        """The steps to train. Saves and evaluates what is due before each step and after the last one. Ends early when
-        interrupted, on all ranks together. On resume, the first evaluation is skipped if eval.jsonl already has it."""
+        """The steps to train. Saves and evaluates what is due before each step and after the
+        last one. Ends early when interrupted, on all ranks together. On resume, the first
+        evaluation is skipped if eval.jsonl already has it."""
         self._pace_from(self.start)
         evaluated = dist.gather(self.start in set(self.run.evals()["step"]))[0]
         for self.step in range(self.start, self.max_steps + 1):
             done = self.step == self.max_steps
             self.stopping = any(dist.gather(stop.is_set() or bool(self.why)))
-            # saved first: an evaluation that fails or is killed costs no step, and --resume makes up for it
+            # saved first: an evaluation that fails or is killed costs no step, and --resume
+            # makes up for it
             if (done or self.stopping or self._due(self.cfg.save_every)) and self.step > self.start:
                 self.save(wait=done or self.stopping)
-            if (done or self._due(self.cfg.eval_every)) and not (self.step == self.start and evaluated):
+            if (done or self._due(self.cfg.eval_every)) and not (
+                self.step == self.start and evaluated
+            ):
                 self._evaluate()
             if done or self.stopping:
                 return
@@ -183,7 +213,8 @@ class Session:
             yield self.step
 
     def _evaluate(self) -> None:
-        """Append a row to eval.jsonl, and print its warnings. The random state of training is restored afterwards."""
+        """Append a row to eval.jsonl, and print its warnings. The random state of training is
+        restored afterwards."""
         random_state = checkpoint.rng_state()
         row = self.evaluate(self.model, self.step)
         checkpoint.set_rng_state(random_state)
@@ -197,7 +228,8 @@ class Session:
         return bool(every and self.step % every == 0)
 
     def apply_gradients(self) -> None:
-        """Add the gradients of all ranks, clip their common norm, take a step. RunError, before the step, if the norm is
+        """Add the gradients of all ranks, clip their common norm, take a step. RunError, before
+        the step, if the norm is
         not finite: such weights are never saved, so the last checkpoint is good."""
         for part in (self.model, *self.heads):
             dist.sum_gradients(part)
@@ -213,10 +245,13 @@ class Session:
         return [p for part in (self.model, *self.heads) for p in part.parameters()]
 
     def save(self, wait: bool) -> None:
-        """Write a checkpoint beside training. wait: until it is on the disk. RunError for weights that are not finite."""
+        """Write a checkpoint beside training. wait: until it is on the disk. RunError for
+        weights that are not finite."""
         finite = torch.stack([dist.local(p).isfinite().all() for p in self._weights()]).all()
         if any(dist.gather(not finite)):
-            raise RunError(f"weights are not finite after step {self.step}; lower --lr or --muon-lr; {KEPT}")
+            raise RunError(
+                f"weights are not finite after step {self.step}; lower --lr or --muon-lr; {KEPT}"
+            )
         extra = {"lora": lora.adapters(self.model), "counts": dict(self.counts)}
         extra |= {name: part.state() for name, part in self.kept.items()}
         checkpoint.save(
@@ -248,8 +283,8 @@ class SupervisedSession(Session):
     cfg: SupervisedSettings
 
     def log_supervised(self, nats: Tensor, tokens_per_step: int, **row: float) -> None:
-        """Every --log-every steps a row of metrics. nats: this rank's part of the step's mean loss; `train_loss` is
-        that of all ranks. A collective in the steps that are logged."""
+        """Every --log-every steps a row of metrics. nats: this rank's part of the step's mean
+        loss; `train_loss` is that of all ranks. A collective in the steps that are logged."""
         self.bar.update(1)
         if (self.step + 1) % self.cfg.log_every and self.step + 1 != self.max_steps:
             return
@@ -272,7 +307,9 @@ class SupervisedSession(Session):
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What differs between two tables {data: hash}, in words."""
-    changed = [f"{what} has changed" for what in before if what in now and before[what] != now[what]]
+    changed = [
+        f"{what} has changed" for what in before if what in now and before[what] != now[what]
+    ]
     changed += [f"{what} is no longer there" for what in before if what not in now]
     return changed + [f"{what} is new" for what in now if what not in before]
 
@@ -281,10 +318,14 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 class Prefetched:
-    """A loader (next, state, load_state) with a thread that prepares batches, `ahead` of them, in pinned memory while a
-    step runs. beside: whether to use the thread; None = on a GPU. `state()` is that of the batches handed out."""
+    """A loader (next, state, load_state) with a thread that prepares batches, `ahead` of them,
+    in pinned memory while a
+    step runs. beside: whether to use the thread; None = on a GPU. `state()` is that of the
+    batches handed out."""
 
-    def __init__(self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None) -> None:
+    def __init__(
+        self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None
+    ) -> None:
         self.loader = loader
         self.pins = device.type == "cuda"
         self.ahead = ahead
@@ -312,7 +353,8 @@ class Prefetched:
 
 
 class Start(NamedTuple, Generic[C]):
-    """What a run starts from. cfg: its settings with the architecture and the tags that follow from the parent."""
+    """What a run starts from. cfg: its settings with the architecture and the tags that follow
+    from the parent."""
 
     cfg: C
     parent: Checkpoint | None
@@ -320,8 +362,9 @@ class Start(NamedTuple, Generic[C]):
 
 
 def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> Start[C]:
-    """The parent checkpoint and tokenizer of a run. The settings take the architecture and, unless they name others,
-    the tags from the parent; without a parent the vocabulary is that of the tokenizer. ConfigError if the parent has
+    """The parent checkpoint and tokenizer of a run. The settings take the architecture and,
+    unless they name others, the tags from the parent; without a parent the vocabulary is that
+    of the tokenizer. ConfigError if the parent has
     another architecture. tok: the tokenizer of the data, where those decide it."""
     parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
     if isinstance(cfg, ChatSettings) and not cfg.tags:
@@ -330,23 +373,34 @@ def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> Start[C]:
         shape, theirs = _parents_shape(cfg, parent, tok)
     else:
         if tok is None:
-            assert isinstance(cfg, ChatSettings), "a loop without --tokenizer gives the tokenizer of its data"
+            assert isinstance(cfg, ChatSettings), (
+                "a loop without --tokenizer gives the tokenizer of its data"
+            )
             tok = tokenizer.load(cfg.tokenizer)
         theirs = tok
         shape = replace(cfg.model, vocab_size=theirs.n_vocab)
     reserved = isinstance(cfg, ChatSettings) and cfg.tags == "reserved"
     if reserved and shape.n_ids < theirs.n_vocab + chat.N_TAGS:
-        remedy = "leave --tags out, or import it with --tags reserved" if parent else "set --tags text"
-        raise ConfigError(f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; {remedy}")
+        remedy = (
+            "leave --tags out, or import it with --tags reserved" if parent else "set --tags text"
+        )
+        raise ConfigError(
+            f"the model of {cfg.init_from or 'these settings'} "
+            f"has no rows for reserved tags; {remedy}"
+        )
     return Start(replace(cfg, model=shape), parent, theirs)
 
 
-def _parents_shape(cfg: LearningSettings, parent: Checkpoint, tok: Tokenizer | None) -> tuple[GPTConfig, Tokenizer]:
-    """Architecture and tokenizer of the parent. ConfigError if a flag names another architecture, or the data were
-    prepared with another tokenizer."""
+def _parents_shape(
+    cfg: LearningSettings, parent: Checkpoint, tok: Tokenizer | None
+) -> tuple[GPTConfig, Tokenizer]:
+    """Architecture and tokenizer of the parent. ConfigError if a flag names another
+    architecture, or the data were prepared with another tokenizer."""
     shape = config.from_dict(GPTConfig, parent.meta["model_config"])
     theirs = tokenizer.from_dict(parent.meta["tokenizer"])
-    taken = {f"model.{name}": value for name, value in config.plain(shape).items()} | {"tokenizer": theirs.spec}
+    taken = {f"model.{name}": value for name, value in config.plain(shape).items()} | {
+        "tokenizer": theirs.spec
+    }
     for name, (_, value) in config.changed(cfg).items():
         there = taken.get(name, value)
         if there != value:
@@ -359,8 +413,8 @@ def _parents_shape(cfg: LearningSettings, parent: Checkpoint, tok: Tokenizer | N
 
 
 def build_model(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
-    """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights, or new ones of the
-    seed."""
+    """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights,
+    or new ones of the seed."""
     # random weights of 8b take over a minute per rank: none where others are read
     seed = None if parent else cfg.seed
     model = sharding.build(
@@ -382,5 +436,6 @@ def build_policy(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
 
 
 def weights_hash(ref: str | None, meta: Mapping[str, Any]) -> dict[str, str]:
-    """Weights that a run reads again when it is resumed: a reference model, a teacher, what lies below adapters."""
+    """Weights that a run reads again when it is resumed: a reference model, a teacher, what
+    lies below adapters."""
     return {f"checkpoint {ref}": checkpoint.fingerprint(meta)}

@@ -1,8 +1,9 @@
-"""Settings that several loops share, each declared once. A loop's config inherits the groups it has and adds its
-own; `rl_settings` has those of RL.
+"""Settings that several loops share, each declared once. A loop's config inherits the groups it
+has and adds its own; `rl_settings` has those of RL.
 
-No torch here: `--help`, presets, recipes and launch read these classes. Dataclasses list the fields of the last
-base first, so a config names its groups from the last to the first that --help shows."""
+No torch here: `--help`, presets, recipes and launch read these classes. Dataclasses list the
+fields of the last base first, so a config names its groups from the last to the first that
+--help shows."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
@@ -10,7 +11,14 @@ from typing import Any, Literal
 
 from codechat.core.config import SEEDS, Settings, opt
 from codechat.core.errors import ConfigError
-from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, Schedule
+from codechat.models.config import (
+    LORA_ALPHA,
+    LORA_CHOSEN,
+    LORA_TARGETS,
+    PRESETS,
+    GPTConfig,
+    Schedule,
+)
 
 OFTEN = dict(least=0, identity=False)  # how often something is done decides no result
 HERE = dict(identity=False)  # where and how a run is trained decides no result either
@@ -22,18 +30,28 @@ class RunSettings(Settings):
 
     run_name: str = opt("run", "name of the run directory under runs/", **HERE)
     resume: bool = opt(False, "continue the run of this name from its last checkpoint", **HERE)
-    overwrite: bool = opt(False, "replace the run of this name: it is deleted once this one has begun", **HERE)
-    wandb: bool = opt(False, "also send metrics and samples to Weights & Biases (WANDB_MODE=offline: later)", **HERE)
+    overwrite: bool = opt(
+        False, "replace the run of this name: it is deleted once this one has begun", **HERE
+    )
+    wandb: bool = opt(
+        False,
+        "also send metrics and samples to Weights & Biases (WANDB_MODE=offline: later)",
+        **HERE,
+    )
     seed: int = opt(0, "seed of new weights, data order and sampling", **SEEDS)
     init_from: str | None = opt(
-        None, "checkpoint to start from: run or directory; none = new weights of --model", reads="run"
+        None,
+        "checkpoint to start from: run or directory; none = new weights of --model",
+        reads="run",
     )
     model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
     device_batch_size: int = opt(8, "sequences, RL: problems, per microbatch and device", least=1)
     eval_every: int = opt(100, "steps between evaluations; 0 = only the last", **OFTEN)
     save_every: int = opt(25, "steps between checkpoints; 0 = only the last", **OFTEN)
     keep_last: int = opt(2, "checkpoints to keep; 0 = all", **OFTEN)
-    optimizer: Literal["adamw", "muon"] = opt("adamw", "optimizer of the block matrices; everything else takes AdamW")
+    optimizer: Literal["adamw", "muon"] = opt(
+        "adamw", "optimizer of the block matrices; everything else takes AdamW"
+    )
     lr: float = opt(1e-4, "AdamW learning rate", least=0)
     muon_lr: float = opt(0.002, "Muon learning rate", least=0)
     weight_decay: float = opt(0.0, "weight decay of matrices and embeddings", least=0)
@@ -49,12 +67,15 @@ class RunSettings(Settings):
 
     @classmethod
     def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
-        """Words of transformers: its rate is that of all weights, its cosine ends at 0, its constant has no
-        warm-up. ConfigError where ours differs."""
+        """Words of transformers: its rate is that of all weights, its cosine ends at 0, its
+        constant has no warm-up. ConfigError where ours differs."""
         given = dict(super().as_spelled(given, spelled))
         optimizer = given.get("optimizer", cls.optimizer)
         if "learning_rate" in spelled and optimizer == "muon" and "muon_lr" not in spelled:
-            got = f"--learning_rate {given['lr']} is AdamW's alone here, and matrices train with Muon at --muon-lr"
+            got = (
+                f"--learning_rate {given['lr']} is AdamW's alone here, "
+                "and matrices train with Muon at --muon-lr"
+            )
             raise ConfigError(f"{got}; add --optimizer adamw, or set --muon-lr too")
         if "lr_scheduler_type" not in spelled:
             return given
@@ -72,8 +93,8 @@ class RunSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LearningSettings(RunSettings):
-    """What every loop has but the character laboratory: data, steps, and which weights are trained and where they
-    lie."""
+    """What every loop has but the character laboratory: data, steps, and which weights are
+    trained and where they lie."""
 
     data_dir: str | None = opt(
         None,
@@ -82,12 +103,22 @@ class LearningSettings(RunSettings):
         reads="path",
     )
     max_steps: int = opt(500, "steps: optimizer updates, RL: batches of rollouts", least=1)
-    grad_accum: int = opt(1, "microbatches (RL: batches of problems) per step, whose gradients are summed", least=1)
-    lora_rank: int = opt(0, "rank of low-rank updates of frozen weights; 0 = train all weights", least=0)
+    grad_accum: int = opt(
+        1, "microbatches (RL: batches of problems) per step, whose gradients are summed", least=1
+    )
+    lora_rank: int = opt(
+        0, "rank of low-rank updates of frozen weights; 0 = train all weights", least=0
+    )
     lora_alpha: float = opt(LORA_ALPHA, "low-rank updates are scaled by alpha / rank")
-    lora_targets: tuple[str, ...] = opt(LORA_CHOSEN, f"matrices with low-rank updates: {' '.join(LORA_TARGETS)}")
-    shard: bool | None = opt(None, "split weights over ranks; none = where a replica does not fit", **HERE)
-    shard_over: int | None = opt(None, "ranks that hold one sharded copy; none = those of a node", least=1, **HERE)
+    lora_targets: tuple[str, ...] = opt(
+        LORA_CHOSEN, f"matrices with low-rank updates: {' '.join(LORA_TARGETS)}"
+    )
+    shard: bool | None = opt(
+        None, "split weights over ranks; none = where a replica does not fit", **HERE
+    )
+    shard_over: int | None = opt(
+        None, "ranks that hold one sharded copy; none = those of a node", least=1, **HERE
+    )
 
     @property
     def batch_per_rank(self) -> int:
@@ -99,8 +130,12 @@ class LearningSettings(RunSettings):
         alpha = self.lora_alpha
         targets = self.lora_targets
         if set(targets) - set(LORA_TARGETS) or (rank and (alpha <= 0 or not targets)):
-            got = f"lora_rank {rank}, lora_alpha {alpha}, lora_targets {' '.join(targets) or 'none'}"
-            raise ConfigError(f"{got}; required an alpha above 0, targets among {' '.join(LORA_TARGETS)}")
+            got = (
+                f"lora_rank {rank}, lora_alpha {alpha}, lora_targets {' '.join(targets) or 'none'}"
+            )
+            raise ConfigError(
+                f"{got}; required an alpha above 0, targets among {' '.join(LORA_TARGETS)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +143,9 @@ class SupervisedSettings(LearningSettings):
     """What pretraining and SFT have."""
 
     seq_len: int | None = opt(
-        None, "tokens per row; none = the block size, in SFT what the longest conversation needs", least=1
+        None,
+        "tokens per row; none = the block size, in SFT what the longest conversation needs",
+        least=1,
     )
     optimizer: Literal["adamw", "muon"] = "muon"
     schedule: Schedule = "wsd"
@@ -145,13 +182,18 @@ class MinibatchSettings(RunSettings):
     """Several updates on one batch of rollouts."""
 
     inner_epochs: int = opt(1, "passes over each batch of rollouts", least=1)
-    minibatches: int = opt(1, "optimizer updates per pass; divides device_batch_size x grad_accum", least=1)
+    minibatches: int = opt(
+        1, "optimizer updates per pass; divides device_batch_size x grad_accum", least=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         size = self.batch_per_rank
         if size % self.minibatches:
-            raise ConfigError(f"minibatches {self.minibatches} must divide device_batch_size x grad_accum = {size}")
+            raise ConfigError(
+                f"minibatches {self.minibatches} must divide "
+                f"device_batch_size x grad_accum = {size}"
+            )
 
 
 def run_presets(**more: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -1,10 +1,12 @@
-"""Metrics of one step of reinforcement learning: measured while it learns (`Meter`), and combined over ranks.
+"""Metrics of one step of reinforcement learning: measured while it learns (`Meter`), and
+combined over ranks.
 
 Metrics of a batch, over all ranks:
 
 reward_mean, reward_std    over all completions; the task's own reward, without penalties
 exact_match, tier/*        shares of completions; reward/*: mean of each term of the reward
-frac_zero_std_groups       share of groups whose rewards are all equal; effective_groups: how many differ
+frac_zero_std_groups       share of groups whose rewards are all equal; effective_groups: how many
+                           differ
 completion_tokens_mean     tokens that the policy wrote, per completion
 truncated_frac             share of completions that were cut off within an answer
 entropy                    nats per token: mean -log p of the sampled tokens under the sampler
@@ -29,16 +31,23 @@ from codechat.rl.advantages import equal_groups
 from codechat.rl.rollout import RolloutBatch
 
 MAXIMA = ("logprob_mismatch", "ratio_max")
-CLIPPING = ("clipped_low", "clipped_high", "kl_old", "ratio_max")  # measures of loops that clip ratios
+CLIPPING = (
+    "clipped_low",
+    "clipped_high",
+    "kl_old",
+    "ratio_max",
+)  # measures of loops that clip ratios
 
 
 class Meter:
     """Sums and maxima over the microbatches of one step, and where its time goes."""
 
     def __init__(self, measures: Sequence[str] = ()) -> None:
-        """measures: the names that `add` will get, so that every rank logs the same ones, even if it had nothing to
-        learn from."""
-        self.sums = Counter({name: 0.0 for name in ("tokens", "policy_loss", *measures) if name not in MAXIMA})
+        """measures: the names that `add` will get, so that every rank logs the same ones, even
+        if it had nothing to learn from."""
+        self.sums = Counter(
+            {name: 0.0 for name in ("tokens", "policy_loss", *measures) if name not in MAXIMA}
+        )
         self.maxima = {name: 0.0 for name in ("logprob_mismatch", *measures) if name in MAXIMA}
         self.updates = 0
         self.unread: list[tuple[str, Tensor | float]] = []
@@ -57,16 +66,20 @@ class Meter:
         self.unread += values.items()
 
     def read(self, *more: Tensor) -> list[float]:
-        """Copy what the microbatches left on the device to the host, all at once: the host waits for a GPU once a step.
-        Returns the values of `more`, scalars that come with it."""
+        """Copy what the microbatches left on the device to the host, all at once: the host
+        waits for a GPU once a step. Returns the values of `more`, scalars that come with it."""
         unread = self.unread
         self.unread = []
         tensors = [value for _, value in unread if isinstance(value, Tensor)] + [*more]
-        values = iter(torch.stack([x.detach().double() for x in tensors]).tolist() if tensors else [])
+        values = iter(
+            torch.stack([x.detach().double() for x in tensors]).tolist() if tensors else []
+        )
         for name, given in unread:
             value = next(values) if isinstance(given, Tensor) else float(given)
             if name in self.maxima:
-                self.maxima[name] = float(np.maximum(self.maxima[name], value))  # NaN where either is
+                self.maxima[name] = float(
+                    np.maximum(self.maxima[name], value)
+                )  # NaN where either is
             else:
                 self.sums.update({name: value})
         return [*values]
@@ -91,7 +104,8 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """This rank's part of the metrics of a step. Every rank has the same names and equally many groups."""
+    """This rank's part of the metrics of a step. Every rank has the same names and equally many
+    groups."""
 
     rewards: Tensor  # (P, G) float64
     means: Means
@@ -107,8 +121,11 @@ def rollout_metrics(
     sums: Values = {},
     maxima: Values = {},
 ) -> dict[str, float]:
-    """Metrics of the batch that all ranks train on, with a loop's own. maxima: NaN if any is. A collective."""
-    nats = -math.fsum(x for c in batch.completions for x in c.logprobs)  # 0 where an environment spoke
+    """Metrics of the batch that all ranks train on, with a loop's own. maxima: NaN if any is. A
+    collective."""
+    nats = -math.fsum(
+        x for c in batch.completions for x in c.logprobs
+    )  # 0 where an environment spoke
     shares = dict(
         exact_match=float(batch.correct.double().mean()),
         completion_tokens_mean=batch.n_tokens / len(batch.completions),

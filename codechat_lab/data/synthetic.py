@@ -1,8 +1,7 @@
 """The embedded conversations of SFT: code questions made from real functions, and plain chat turns.
 
-The signature and the first sentence of the docstring of a short top-level function become the request; its source,
-without decorators and docstring, is the answer.
-"""
+The signature and the first sentence of the docstring of a short top-level function become the
+request; its source, without decorators and docstring, is the answer."""
 
 import ast
 import json
@@ -18,7 +17,9 @@ from codechat.text.python_source import parsed
 
 MAX_CODE_CHARS = 450
 
-_FUNCTION = re.compile(r"^def [A-Za-z]\w*\([^)]{0,160}\)[^\n]{0,60}:\n[ \t]+[rR]?(?:\"\"\"|''')", re.MULTILINE)
+_FUNCTION = re.compile(
+    r"^def [A-Za-z]\w*\([^)]{0,160}\)[^\n]{0,60}:\n[ \t]+[rR]?(?:\"\"\"|''')", re.MULTILINE
+)
 _BLOCK_END = re.compile(r"^[^\s#)\]}]", re.MULTILINE)
 _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)|(.+)", re.DOTALL)
 _MARKUP = re.compile(r":\w+:(?=`)|[{}|]|>>>")
@@ -28,25 +29,37 @@ def _read(name: str) -> Any:
     return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
-_REQUESTS = _read("code_requests.json")  # verbs that open docstrings, as "Return" or "Returns"; wordings of a request
+_REQUESTS = _read(
+    "code_requests.json"
+)  # verbs that open docstrings, as "Return" or "Returns"; wordings of a request
 CHAT_TURNS = _read("chat_turns.json")
 SMALL_TALK = tuple(  # (words of the user, answer): each wording with each answer
-    (said, answer) for turn in _read("small_talk.json") for said in turn["says"] for answer in turn["answers"]
+    (said, answer)
+    for turn in _read("small_talk.json")
+    for said in turn["says"]
+    for answer in turn["answers"]
 )
 
 
 def row(user: str, assistant: str, domain: str, **meta: Any) -> Row:
-    """A conversation of one turn; `meta` holds what kind of answer is expected and whether tools are present."""
+    """A conversation of one turn; `meta` holds what kind of answer is expected and whether
+    tools are present."""
     messages = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
     meta = {"tools_present": False, "asked": domain, "split": split_of(digest(assistant)), **meta}
     name = digest(f"{user}\0{assistant}")[:16]
     return {"id": f"{domain}-{name}", "messages": messages, "domain": domain, "meta": meta}
 
 
-def code_rows(documents: Iterable[Document], ledger: Ledger, max_chars: int = MAX_CODE_CHARS) -> Iterator[Row]:
+def code_rows(
+    documents: Iterable[Document], ledger: Ledger, max_chars: int = MAX_CODE_CHARS
+) -> Iterator[Row]:
     """A row for each documented function of at most `max_chars`, each function once."""
     seen: set[str] = set()
-    heads = ((document.text, match) for document in documents for match in _FUNCTION.finditer(document.text))
+    heads = (
+        (document.text, match)
+        for document in documents
+        for match in _FUNCTION.finditer(document.text)
+    )
     for text, head in heads:  # ten times faster than parsing the module
         end = _BLOCK_END.search(text, head.end())
         asked = question(text[head.start() : end.start() if end else len(text)].rstrip(), max_chars)
@@ -87,7 +100,8 @@ def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
 
 
 def _without_docstring(source: str, node: ast.FunctionDef) -> str | None:
-    """The function's lines without the docstring; None where the docstring shares a line with code."""
+    """The function's lines without the docstring; None where the docstring shares a line with
+    code."""
     doc = node.body[0]
     doc_end = doc.end_lineno or doc.lineno
     lines = source.split("\n")
@@ -115,10 +129,18 @@ def _request(signature: str, sentence: str) -> str:
 
 
 def chat_rows(talk: bool = False) -> Iterator[Row]:
-    """Every plain chat turn of chat_turns.json, and with `talk` of small_talk.json. The split follows the request."""
-    pairs = [(request, turn["answer"]) for turn in CHAT_TURNS["courtesies"] for request in turn["requests"]]
+    """Every plain chat turn of chat_turns.json, and with `talk` of small_talk.json. The split
+    follows the request."""
+    pairs = [
+        (request, turn["answer"])
+        for turn in CHAT_TURNS["courtesies"]
+        for request in turn["requests"]
+    ]
     for fact in CHAT_TURNS["facts"]:
         for key, value in fact["table"].items():
-            pairs += [(request.format(key), fact["answer"].format(key, value)) for request in fact["requests"]]
+            pairs += [
+                (request.format(key), fact["answer"].format(key, value))
+                for request in fact["requests"]
+            ]
     for request, answer in pairs + list(SMALL_TALK if talk else ()):
         yield row(request, answer, "chat", split=split_of(digest(request)))

@@ -1,2 +1,2 @@
-"""What the laboratory looks with: token x-rays, contamination, exact gradients, reward starts, natural
-requests, the planner."""
+"""What the laboratory looks with: token x-rays, contamination, exact gradients, reward starts,
+natural requests, the planner."""

@@ -1,14 +1,19 @@
-"""Was an evaluated problem in the training data? n-grams and syntax trees against what a lineage was trained on.
+"""Was an evaluated problem in the training data? n-grams and syntax trees against what a
+lineage was trained on.
 
 A problem counts as exposed where
-    prompt    at least half of the 13-grams of its request are in the training text, or a shorter request is a whole
+    prompt    at least half of the 13-grams of its request are in the training text, or a shorter
+              request is a whole
               message of it
     solution  the same for the 13-grams of the reference solution
-    program   a function of the training text equals the reference solution except for names, comments and layout
-    function  a text defines a function of the requested name, for problems without a reference solution
+    program   a function of the training text equals the reference solution except for names,
+              comments and layout
+    function  a text defines a function of the requested name, for problems without a reference
+              solution
 
-13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C); half are required,
-so that a template that all problems share does not count. Programs of fewer than NODES syntax nodes are not compared by
+13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix
+C); half are required, so that a template that all problems share does not count. Programs of
+fewer than NODES syntax nodes are not compared by
 tree: too many short functions are equal."""
 
 import ast
@@ -46,7 +51,8 @@ Profile = frozenset[tuple[str, int]]  # how often a program has each keyword
 
 @dataclass
 class Report:
-    """how: problem id -> the ways in which it was found. read: sources searched; missing: those that could not be."""
+    """how: problem id -> the ways in which it was found. read: sources searched; missing: those
+    that could not be."""
 
     n: int
     how: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -56,13 +62,16 @@ class Report:
     def __str__(self) -> str:
         counts = Counter(way for ways in self.how.values() for way in ways)
         by_way = ", ".join(f"{way} {n}" for way, n in sorted(counts.items()))
-        exposed = f"{len(self.how)} of {self.n} problems exposed" + (f" ({by_way})" if by_way else "")
+        exposed = f"{len(self.how)} of {self.n} problems exposed" + (
+            f" ({by_way})" if by_way else ""
+        )
         searched = "; ".join(self.read) or "nothing"
         missing = f"; could not be searched: {'; '.join(self.missing)}" if self.missing else ""
         return f"contamination: {exposed}; searched {searched}{missing}"
 
     def texts(self, lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
-        """(text, whether it is a whole message) of what a lineage was trained on. Fills `read` and `missing`."""
+        """(text, whether it is a whole message) of what a lineage was trained on. Fills `read`
+        and `missing`."""
         for entry in lineage:
             name = f"{entry.get('run')} ({entry.get('kind')})"
             done = 0
@@ -74,20 +83,27 @@ class Report:
                         break
                 if not done:
                     raise UserError("no text was found")
-                part = f"the first {done / 1e6:.0f} MB only" if done > MOST_BYTES else f"{done / 1e6:.1f} MB"
+                part = (
+                    f"the first {done / 1e6:.0f} MB only"
+                    if done > MOST_BYTES
+                    else f"{done / 1e6:.1f} MB"
+                )
                 self.read.append(f"{name}: {part}")
             except (UserError, OSError) as error:
                 self.missing.append(f"{name}: {str(error)[:160]}")
 
 
 def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]]) -> Report:
-    """Search what the lineage was trained on for the problems: the instrument that `codechat evaluate` uses."""
+    """Search what the lineage was trained on for the problems: the instrument that `codechat
+    evaluate` uses."""
     report = Report(len(problems))
     report.how = search(problems, report.texts(lineage))
     return report
 
 
-def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> dict[str, tuple[str, ...]]:
+def search(
+    problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]
+) -> dict[str, tuple[str, ...]]:
     """Problem id -> ways in which it was found, from (text, whether it is a whole message)."""
     index = Index()
     for problem in problems:
@@ -108,8 +124,9 @@ class Finding(NamedTuple):
 class Index:
     """What is searched for.
 
-    exact: a whole short request, `def NAME`, or the normal form of a program -> what it would prove. grams: what is
-    proven by enough of these N-grams. profiles: of the programs; a function of another profile equals none of them."""
+    exact: a whole short request, `def NAME`, or the normal form of a program -> what it would
+    prove. grams: what is proven by enough of these N-grams. profiles: of the programs; a
+    function of another profile equals none of them."""
 
     def __init__(self) -> None:
         self.exact = defaultdict[Hashable, set[Finding]](set)
@@ -140,21 +157,30 @@ def scan(texts: Iterable[tuple[str, bool]], index: Index) -> set[Finding]:
     keys = set[Hashable]()  # of index.exact
     for text, whole in texts:
         programs = "def " in text
-        for version in {text, _without_comments(text)} if programs else (text,):  # solutions have no comments
+        for version in (
+            {text, _without_comments(text)} if programs else (text,)
+        ):  # solutions have no comments
             words = _words(version)
             if whole and len(words) < N:
                 keys.add(tuple(words))
             spread = zip(words, words[N // 2 :], words[N - 1 :])
-            seen.update(tuple(words[at : at + N]) for at, probe in enumerate(spread) if probe in probes)
+            seen.update(
+                tuple(words[at : at + N]) for at, probe in enumerate(spread) if probe in probes
+            )
         if programs:
             keys |= _program_keys(text, index.profiles)
         keys &= index.exact.keys()  # the rest is of no use, and a corpus has too much of it to keep
-    proven = {finding for finding, grams in index.grams.items() if grams and len(grams & seen) >= SHARE * len(grams)}
+    proven = {
+        finding
+        for finding, grams in index.grams.items()
+        if grams and len(grams & seen) >= SHARE * len(grams)
+    }
     return proven.union(*(index.exact[key] for key in keys))
 
 
 def _program_keys(text: str, profiles: set[Profile]) -> set[Hashable]:
-    """The functions of a text: `def NAME` of each, and the normal form of those with one of these profiles."""
+    """The functions of a text: `def NAME` of each, and the normal form of those with one of
+    these profiles."""
     keys: set[Hashable] = {_defines(name) for name in _NAME.findall(text)}
     for block in _blocks(text) if profiles else ():
         if _profile(block) in profiles:
@@ -183,21 +209,26 @@ def _words(text: str) -> list[str]:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Source of each function in a text, at any depth: from its `def` to the next line that is not deeper."""
+    """Source of each function in a text, at any depth: from its `def` to the next line that is
+    not deeper."""
     for match in _DEF.finditer(text):
-        deeper = re.compile(rf"^(?!{match[1]}[ \t]|[ \t]*(?:#|\n|$)|{match[1]}[)\]}}])", re.MULTILINE)
+        deeper = re.compile(
+            rf"^(?!{match[1]}[ \t]|[ \t]*(?:#|\n|$)|{match[1]}[)\]}}])", re.MULTILINE
+        )
         end = deeper.search(text, match.end())
         yield text[match.start() : end.start() if end else len(text)]
 
 
 def _profile(block: str) -> Profile:
-    """How often each keyword occurs: renaming does not change it, and it is far cheaper than a syntax tree."""
+    """How often each keyword occurs: renaming does not change it, and it is far cheaper than a
+    syntax tree."""
     words = re.findall(r"\w+", _without_comments(block))
     return frozenset(Counter(word for word in words if word in _KEYWORDS).items())
 
 
 def _normal_forms(source: str) -> Iterator[tuple[str, str]]:
-    """(syntax tree in which bound names are numbered, source) of each function in a source that is large enough."""
+    """(syntax tree in which bound names are numbered, source) of each function in a source that
+    is large enough."""
     for block in _blocks(source):
         indent = len(block) - len(block.lstrip())
         tree = parsed("\n".join(line[indent:] for line in block.split("\n")))
@@ -206,11 +237,14 @@ def _normal_forms(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _normal(node: ast.stmt) -> str:
-    """A dump in which names that the function binds are numbered, without docstrings and annotations."""
+    """A dump in which names that the function binds are numbered, without docstrings and
+    annotations."""
     bound: dict[str, str] = {}
     for n in ast.walk(node):
         match n:
-            case ast.FunctionDef(name=name) | ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+            case (
+                ast.FunctionDef(name=name) | ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store())
+            ):
                 bound.setdefault(name, f"_{len(bound)}")
     for n in ast.walk(node):
         match n:
@@ -235,12 +269,16 @@ def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     preferences = entry.get("kind") == "preference"
     data_dir = entry.get("data_dir")
     task = entry.get("task")
-    if task and not (preferences and data_dir):  # with preferences from files the task only evaluates
+    if task and not (
+        preferences and data_dir
+    ):  # with preferences from files the task only evaluates
         source = entry.get("task_data") if preferences else data_dir
         if source and _directory(source).exists():  # it may also be a word such as hub
             source = str(_directory(source))
         problems = tasks.load(task, source=source).problems("train", seed=entry.get("seed") or 0)
-        yield from ((request(problem), True) for problem in problems)  # RL never shows a reference solution
+        yield from (
+            (request(problem), True) for problem in problems
+        )  # RL never shows a reference solution
     elif not data_dir:
         raise UserError("its lineage names no data")
     elif entry.get("kind") == "pretrain":
@@ -267,8 +305,8 @@ def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[tuple[str, 
 
 
 def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
-    """Messages of the rows that SFT trains on, without system prompts, and the texts in the JSON of calls and
-    results."""
+    """Messages of the rows that SFT trains on, without system prompts, and the texts in the
+    JSON of calls and results."""
     tokenized = set[str]()
     for file in conversations.domain_files(directory, "train"):
         for row in conversations.read(file):
@@ -277,7 +315,10 @@ def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
             else:
                 yield from _said(row["messages"])
     if tokenized:  # the rows do not name their tokenizer
-        raise UserError(f"{', '.join(sorted(tokenized))}: rows are token ids; search their texts (other rows were)")
+        raise UserError(
+            f"{', '.join(sorted(tokenized))}: rows are token "
+            "ids; search their texts (other rows were)"
+        )
 
 
 def _preference_texts(directory: Path) -> Iterator[tuple[str, bool]]:

@@ -1,18 +1,21 @@
-"""Exact policy gradients in a world small enough to enumerate, to measure the bias and variance of every estimator.
+"""Exact policy gradients in a world small enough to enumerate, to measure the bias and variance
+of every estimator.
 
-A text has up to `length` letters and ends with the stop symbol, or at full length. The policy is a table with a row of
-logits per prefix, so expectations are sums over all texts. An estimator takes groups of texts, as a training step does,
-and returns the gradient of the library's own loss for each group. Its mean over *all* groups, weighted by their
-probabilities, minus the true gradient is its bias.
+A text has up to `length` letters and ends with the stop symbol, or at full length. The policy
+is a table with a row of logits per prefix, so expectations are sums over all texts. An
+estimator takes groups of texts, as a training step does, and returns the gradient of the
+library's own loss for each group. Its mean over *all* groups, weighted by their probabilities,
+minus the true gradient is its bias.
 
     world = World()
     theta = world.policy(seed=0)
     g = world.gradient(theta)                                         # d expected reward / d theta
-    m = expectation(world, theta, ESTIMATORS["grpo"], group_size=2)   # the mean over all groups of two
+    m = expectation(world, theta, ESTIMATORS["grpo"], group_size=2)   # the mean over all groups of
+    two
     cosine(m, g)
 
-Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameters; N groups of G texts. All is float64.
-"""
+Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameters; N groups of G
+texts. All is float64."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,8 +32,11 @@ LETTERS = "ab"
 
 
 def staircase(text: str, target: str = "abba") -> float:
-    """0.2 for each correct letter from the start, 1 for the target: partial credit, as of a task's tiers."""
-    correct = next((i for i, (a, b) in enumerate(zip(text, target)) if a != b), min(len(text), len(target)))
+    """0.2 for each correct letter from the start, 1 for the target: partial credit, as of a
+    task's tiers."""
+    correct = next(
+        (i for i, (a, b) in enumerate(zip(text, target)) if a != b), min(len(text), len(target))
+    )
     return 1.0 if text == target else 0.2 * correct
 
 
@@ -38,11 +44,15 @@ class World:
     """All texts of up to `length` letters and their rewards, as tensors."""
 
     def __init__(self, length: int = 4, reward: Callable[[str], float] = staircase) -> None:
-        self.texts = tuple("".join(t) for n in range(length + 1) for t in product(LETTERS, repeat=n))
+        self.texts = tuple(
+            "".join(t) for n in range(length + 1) for t in product(LETTERS, repeat=n)
+        )
         prefixes = {text: k for k, text in enumerate(t for t in self.texts if len(t) < length)}
         self.n_states = len(prefixes)
         shape = (len(self.texts), length)
-        self.states = torch.zeros(shape, dtype=torch.long)  # (S, T) number of the prefix before each token
+        self.states = torch.zeros(
+            shape, dtype=torch.long
+        )  # (S, T) number of the prefix before each token
         self.symbols = torch.zeros(shape, dtype=torch.long)  # (S, T) 0 = stop
         self.mask = torch.zeros(shape, dtype=torch.bool)
         for s, text in enumerate(self.texts):
@@ -50,12 +60,16 @@ class World:
                 self.states[s, t] = prefixes[text[:t]]
                 self.mask[s, t] = True
                 self.symbols[s, t] = 1 + LETTERS.index(text[t]) if t < len(text) else 0
-        self.rewards = torch.tensor([float(reward(text)) for text in self.texts], dtype=torch.float64)  # (S,)
+        self.rewards = torch.tensor(
+            [float(reward(text)) for text in self.texts], dtype=torch.float64
+        )  # (S,)
 
     def policy(self, seed: int = 0, scale: float = 0.7) -> Tensor:
         """(K, V) logits of a random policy; scale 0 = uniform."""
         rng = torch.Generator().manual_seed(seed)
-        return scale * torch.randn(self.n_states, len(LETTERS) + 1, generator=rng, dtype=torch.float64)
+        return scale * torch.randn(
+            self.n_states, len(LETTERS) + 1, generator=rng, dtype=torch.float64
+        )
 
     def logprobs(self, theta: Tensor) -> Tensor:
         """(S, T) log-probability of each token, 0 after the end of a text."""
@@ -74,7 +88,9 @@ class World:
 
     def kl(self, theta: Tensor, other: Tensor) -> Tensor:
         """KL(theta || other) of whole texts, nats."""
-        return (self.probabilities(theta) * (self.logprobs(theta) - self.logprobs(other)).sum(1)).sum()
+        return (
+            self.probabilities(theta) * (self.logprobs(theta) - self.logprobs(other)).sum(1)
+        ).sum()
 
     def kl_gradient(self, theta: Tensor, other: Tensor) -> Tensor:
         """(D,) of KL(theta || other) with respect to theta."""
@@ -83,21 +99,28 @@ class World:
     def values(self, theta: Tensor) -> Tensor:
         """(S, T) expected reward at the prefix before each token: the exact critic."""
         p = self.probabilities(theta)
-        return torch.where(self.mask, (self._per_state(p * self.rewards) / self._per_state(p))[self.states], 0.0)
+        return torch.where(
+            self.mask, (self._per_state(p * self.rewards) / self._per_state(p))[self.states], 0.0
+        )
 
     def _per_state(self, weights: Tensor) -> Tensor:
         """(K,) sums of the weights (S,) of the texts that pass each prefix."""
-        return torch.bincount(self.states[self.mask], weights[:, None].expand_as(self.mask)[self.mask])
+        return torch.bincount(
+            self.states[self.mask], weights[:, None].expand_as(self.mask)[self.mask]
+        )
 
     def scores(self, theta: Tensor) -> Tensor:
         """(S, T, D): the gradient of each token's log-probability."""
         return torch.func.jacrev(self.logprobs)(theta).flatten(2)
 
     def sample(self, theta: Tensor, groups: int, group_size: int, seed: int = 0) -> Tensor:
-        """(N, G) indices of texts sampled from the policy: fixed rollouts for comparing estimators."""
+        """(N, G) indices of texts sampled from the policy: fixed rollouts for comparing
+        estimators."""
         rng = torch.Generator().manual_seed(seed)
         p = self.probabilities(theta)
-        return torch.multinomial(p, groups * group_size, replacement=True, generator=rng).view(groups, group_size)
+        return torch.multinomial(p, groups * group_size, replacement=True, generator=rng).view(
+            groups, group_size
+        )
 
 
 @dataclass(frozen=True)
@@ -136,8 +159,8 @@ def group_loss(
     level: Literal["token", "sequence"] = "token",
     clip_eps: tuple[float, float] = (1e9, 1e9),
 ) -> Loss:
-    """The family of REINFORCE and GRPO: a group baseline, a loss aggregation, a clipped ratio. Each group is a step
-    of its own."""
+    """The family of REINFORCE and GRPO: a group baseline, a loss aggregation, a clipped ratio.
+    Each group is a step of its own."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         N, G = groups.at.shape
@@ -148,7 +171,9 @@ def group_loss(
         if aggregation == "token":  # over the tokens of each group
             return found / groups.lengths.view(N, G).sum(1).repeat_interleave(G)[:, None].double()
         lengths = groups.lengths.double()
-        return found * losses.token_weights(lengths, aggregation, n_sequences=G, n_tokens=0.0, max_tokens=1)
+        return found * losses.token_weights(
+            lengths, aggregation, n_sequences=G, n_tokens=0.0, max_tokens=1
+        )
 
     return loss
 
@@ -169,7 +194,8 @@ def gae_loss(lam: float, value_error: float = 0.0) -> Loss:
 
 
 def expert_loss(groups: Groups, logprobs: Tensor) -> Tensor:
-    """Expert iteration: the mean negative log-probability of the best texts of each group whose rewards differ."""
+    """Expert iteration: the mean negative log-probability of the best texts of each group whose
+    rewards differ."""
     differ = (groups.rewards != groups.rewards[:, :1]).any(1, keepdim=True)
     best = (groups.rewards == groups.rewards.amax(1, keepdim=True)) & differ
     tokens = (groups.lengths.view_as(best) * best).sum(1, keepdim=True).clamp(min=1)
@@ -196,10 +222,14 @@ ESTIMATORS: Mapping[str, Loss] = {
 
 
 def kl_in_loss(kind: losses.KLKind, reference: Tensor) -> Loss:
-    """The KL estimate as a loss over tokens: its negative gradient estimates that of KL(policy || reference)."""
+    """The KL estimate as a loss over tokens: its negative gradient estimates that of KL(policy
+    || reference)."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
-        return -losses.kl_estimate(logprobs, groups.rows(groups.world.logprobs(reference)), kind) / groups.at.shape[1]
+        return (
+            -losses.kl_estimate(logprobs, groups.rows(groups.world.logprobs(reference)), kind)
+            / groups.at.shape[1]
+        )
 
     return loss
 
@@ -211,7 +241,8 @@ def group_gradients(
     at: Tensor,
     old: Tensor | None = None,
 ) -> Tensor:
-    """(N, D) minus the gradient of the loss of each group of texts `at` (N, G): the direction of a step."""
+    """(N, D) minus the gradient of the loss of each group of texts `at` (N, G): the direction
+    of a step."""
     logprobs = world.logprobs(theta)[at.flatten()].detach().requires_grad_()
     groups = Groups(world, theta, theta if old is None else old, at)
     total = losses.masked_sum(loss(groups, logprobs), groups.mask)
@@ -236,7 +267,8 @@ def expectation(
     group_size: int = 2,
     old: Tensor | None = None,
 ) -> Tensor:
-    """(D,) the exact mean of an estimator's gradient over all groups that the sampling policy can draw."""
+    """(D,) the exact mean of an estimator's gradient over all groups that the sampling policy
+    can draw."""
     at, p = every_group(world, group_size, theta if old is None else old)
     return p @ group_gradients(world, theta, loss, at, old)
 

@@ -3,9 +3,9 @@
     check(dpo_loss)                    dpo_loss: correct (6 cases, values and gradients)
     check_cases(half, ((4,), 2))       half: correct (1 cases), for any function
 
-A solution is a function with the name and the arguments of an exercise. It runs on random cases; the first
-difference of a value or a gradient is reported. A function that raises NotImplementedError or returns nothing is
-not filled in."""
+A solution is a function with the name and the arguments of an exercise. It runs on random
+cases; the first difference of a value or a gradient is reported. A function that raises
+NotImplementedError or returns nothing is not filled in."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,7 +29,8 @@ class Exercise(NamedTuple):
 
 
 def check(function: Callable[..., Any]) -> str:
-    """Print and return CORRECT or EMPTY. AssertionError names the case and the difference of a wrong solution."""
+    """Print and return CORRECT or EMPTY. AssertionError names the case and the difference of a
+    wrong solution."""
     name = function.__name__
     exercise = EXERCISES[name]
     rng = torch.Generator().manual_seed(0)
@@ -44,14 +45,17 @@ def check(function: Callable[..., Any]) -> str:
             sign = "; its sign is reversed" if _close(got, -correct) else ""
             difference = f"{what} is {got.tolist()}; correct: {correct.tolist()}{sign}"
             shown = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in case.items()}
-            assert _close(got, correct), f"{name}, case {number} of {CASES}: {difference}; the case was {shown}"
+            assert _close(got, correct), (
+                f"{name}, case {number} of {CASES}: {difference}; the case was {shown}"
+            )
     print(f"{name}: {CORRECT} ({CASES} cases, values{' and gradients' if exercise.learns else ''})")
     return CORRECT
 
 
 def check_cases(function: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any]) -> None:
-    """Print CORRECT or EMPTY for any function. A case is its arguments and the correct result, a number or a list
-    or tensor of numbers. AssertionError names the first case that differs."""
+    """Print CORRECT or EMPTY for any function. A case is its arguments and the correct result,
+    a number or a list or tensor of numbers. AssertionError names the first case that
+    differs."""
     name = function.__name__
     for number, (arguments, expected) in enumerate(cases, 1):
         result = _value(function, *arguments)
@@ -60,7 +64,9 @@ def check_cases(function: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any
             return
         got, right = (torch.as_tensor(x, dtype=torch.float64) for x in (result, expected))
         same = got.shape == right.shape and torch.allclose(got, right, rtol=1e-4, atol=1e-7)
-        assert same, f"{name}, case {number} of {len(cases)} {arguments}: got {result}; correct: {expected}"
+        assert same, (
+            f"{name}, case {number} of {len(cases)} {arguments}: got {result}; correct: {expected}"
+        )
     print(f"{name}: {CORRECT} ({len(cases)} cases)")
 
 
@@ -75,15 +81,23 @@ def _value(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 def _value_and_gradients(
     function: Callable[..., Any], case: Mapping[str, Any], learns: tuple[str, ...]
 ) -> dict[str, Tensor]:
-    """The value and the gradient of its sum with respect to each argument in `learns`; empty if there is no value."""
-    arguments = {k: v.clone().requires_grad_(k in learns) if isinstance(v, Tensor) else v for k, v in case.items()}
+    """The value and the gradient of its sum with respect to each argument in `learns`; empty if
+    there is no value."""
+    arguments = {
+        k: v.clone().requires_grad_(k in learns) if isinstance(v, Tensor) else v
+        for k, v in case.items()
+    }
     value = _value(function, **arguments)
     if value is None:
         return {}
-    assert isinstance(value, Tensor), f"{function.__name__} returned a {type(value).__name__}; required: a tensor"
+    assert isinstance(value, Tensor), (
+        f"{function.__name__} returned a {type(value).__name__}; required: a tensor"
+    )
     found = {"the value": value.detach()}
     if learns:
-        assert value.requires_grad, f"{function.__name__}: no gradient reaches {', '.join(learns)}; remove .detach()"
+        assert value.requires_grad, (
+            f"{function.__name__}: no gradient reaches {', '.join(learns)}; remove .detach()"
+        )
         inputs = [arguments[k] for k in learns]
         grads = torch.autograd.grad(value.sum(), inputs, materialize_grads=True, allow_unused=True)
         found |= {f"the gradient of {k}": gradient for k, gradient in zip(learns, grads)}
@@ -99,7 +113,9 @@ def _normal(*shape: int, scale: float = 1.0) -> Draw:
 
 
 def _logprobs(*shape: int, scale: float = 1.0) -> Draw:
-    return lambda rng: -scale * (torch.randn(*shape, generator=rng, dtype=torch.float64).abs() + 0.1)
+    return lambda rng: (
+        -scale * (torch.randn(*shape, generator=rng, dtype=torch.float64).abs() + 0.1)
+    )
 
 
 def _mask(rng: torch.Generator) -> Tensor:
@@ -135,8 +151,12 @@ def _group_advantages(rewards: Tensor, eps: float) -> Tensor:
     return advantages.group_advantages(rewards, "zscore", eps)
 
 
-def _clipped_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_eps: float) -> Tensor:
-    return losses.clipped_policy_loss((logprobs - old_logprobs).exp(), advantages, clip_eps, clip_eps)
+def _clipped_policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_eps: float
+) -> Tensor:
+    return losses.clipped_policy_loss(
+        (logprobs - old_logprobs).exp(), advantages, clip_eps, clip_eps
+    )
 
 
 def _kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -144,7 +164,9 @@ def _kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def _gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> Tensor:
-    return advantages.estimate_gae(rewards, values, torch.ones_like(rewards), gamma=gamma, lam=lam)[0]
+    return advantages.estimate_gae(rewards, values, torch.ones_like(rewards), gamma=gamma, lam=lam)[
+        0
+    ]
 
 
 def _kto_loss(**case: Any) -> Tensor:
@@ -166,7 +188,9 @@ EXERCISES: Mapping[str, Exercise] = {
         learns=("logprobs",),
     ),
     "kl_k3": Exercise(_kl_k3, {"logprobs": TOKENS, "ref_logprobs": TOKENS}, learns=("logprobs",)),
-    "gae": Exercise(_gae, {"rewards": _normal(2, 5), "values": _normal(2, 5), "gamma": 0.9, "lam": 0.8}),
+    "gae": Exercise(
+        _gae, {"rewards": _normal(2, 5), "values": _normal(2, 5), "gamma": 0.9, "lam": 0.8}
+    ),
     "dpo_loss": _preference(preference_losses.dpo_loss, **REFERENCE, beta=0.2),
     "ipo_loss": _preference(preference_losses.ipo_loss, **REFERENCE, beta=0.2),
     "simpo_loss": _preference(preference_losses.simpo_loss, **LENGTHS, beta=2.0, margin=1.0),

@@ -3,7 +3,8 @@
     codechat natural --ckpt nano/sft nano/rl@best
     codechat natural --ckpt nano/rl --temperature 0.5 --seed 1 --run-name natural-warm
 
-This is `evaluate` on that task, greedy; the run directory also gets `natural.jsonl`, a row per answer, and tables,
+This is `evaluate` on that task, greedy; the run directory also gets `natural.jsonl`, a row per
+answer, and tables,
 `natural.md`. Requests that a checkpoint was trained on are also reported separately."""
 
 import html
@@ -26,10 +27,17 @@ from codechat_lab.tasks.natural import KINDS, SHORTCUT
 
 Row = dict[str, Any]
 NOT_OFFERED = "calls a name that was not offered"
-VERDICTS = json.loads(Path(__file__).with_name("natural_verdicts.json").read_text("utf-8"))  # tier -> its words
+VERDICTS = json.loads(
+    Path(__file__).with_name("natural_verdicts.json").read_text("utf-8")
+)  # tier -> its words
 SHARES = (  # kind, metric, its words, whether a row counts
     ("toolbox", "right", "tool and arguments right", lambda row: row["correct"]),
-    ("toolbox", "right_tool", "right tool", lambda row: row["tier"] in ("name_only", "partial", "full")),
+    (
+        "toolbox",
+        "right_tool",
+        "right tool",
+        lambda row: row["tier"] in ("name_only", "partial", "full"),
+    ),
     ("toolbox", "not_offered", NOT_OFFERED, lambda row: row["verdict"] == NOT_OFFERED),
     ("unfitting", "declined", "declined", lambda row: row["correct"]),
     ("unfitting", "not_offered", NOT_OFFERED, lambda row: row["verdict"] == NOT_OFFERED),
@@ -51,19 +59,26 @@ def verdict(problem: Problem, tier: str, answer: str) -> str:
 
 
 def summarize(rows: Sequence[Row]) -> Iterator[tuple[str, str, int, Interval]]:
-    """(metric, its words, n, interval) of each share; also of the rows that were trained on, and of the others, if a
-    kind has both."""
+    """(metric, its words, n, interval) of each share; also of the rows that were trained on,
+    and of the others, if a kind has both."""
     for kind, metric, words, counts in SHARES:
         of_kind = [row for row in rows if row["kind"] == kind]
         strata = [("", "", of_kind)]  # suffix of the metric, words, rows
         trained = [row for row in of_kind if row["trained"]]
         if trained:
-            strata.append(("_new", ", not trained on", [row for row in of_kind if not row["trained"]]))
+            strata.append(
+                ("_new", ", not trained on", [row for row in of_kind if not row["trained"]])
+            )
             strata.append(("_trained", ", trained on", trained))
         for suffix, which, some in strata:
             if some:
                 share = wilson_interval(sum(map(counts, some)), len(some))
-                yield f"natural/{kind}{suffix}/{metric}", f"{kind}{which}: {words}", len(some), share
+                yield (
+                    f"natural/{kind}{suffix}/{metric}",
+                    f"{kind}{which}: {words}",
+                    len(some),
+                    share,
+                )
 
 
 def metrics(rows: Sequence[Row]) -> dict[str, float]:
@@ -80,21 +95,32 @@ def summary_lines(answers: Mapping[str, Sequence[Row]]) -> list[str]:
     for checkpoint, rows in answers.items():
         for _, words, n, share in summarize(rows):
             cells.setdefault(words, {})[checkpoint] = f"{round(share.value * n)} of {n}, {share}"
-    lines = [[title, *(by.get(checkpoint, "") for checkpoint in answers)] for title, by in cells.items()]
+    lines = [
+        [title, *(by.get(checkpoint, "") for checkpoint in answers)] for title, by in cells.items()
+    ]
     return _table(["requests", *answers], lines)
 
 
 def markdown(answers: Mapping[str, Sequence[Row]], how: str) -> str:
-    """Tables for people: the shares, then each request with the answers. how: the sampling settings in words."""
+    """Tables for people: the shares, then each request with the answers. how: the sampling
+    settings in words."""
     parts = [f"# Natural requests\n\n{how}", "\n".join(summary_lines(answers))]
     for kind in KINDS:
         lines = []
         for same in zip(*answers.values(), strict=True):  # the rows of one request
             row = same[0]
             if row["kind"] == kind:
-                about = [row["id"], _escape(row["request"]), ", ".join(row["tools"]), _as_code(row["expected"])]
+                about = [
+                    row["id"],
+                    _escape(row["request"]),
+                    ", ".join(row["tools"]),
+                    _as_code(row["expected"]),
+                ]
                 lines.append([*about, *map(_judged, same)])
-        parts += [f"## {kind}", "\n".join(_table(["id", "request", "tools on offer", "expected", *answers], lines))]
+        parts += [
+            f"## {kind}",
+            "\n".join(_table(["id", "request", "tools on offer", "expected", *answers], lines)),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -138,7 +164,10 @@ def run_natural(cfg: NaturalConfig) -> Run:
     """The evaluation with natural.jsonl and natural.md."""
     answers: dict[str, list[Row]] = {}
     top = f", top_k {cfg.top_k}" if cfg.top_k else ""
-    how = f"Temperature {cfg.temperature:g}{top}, at most {cfg.max_new_tokens} tokens, seed {cfg.seed}."
+    how = (
+        f"Temperature {cfg.temperature:g}{top}, at most {cfg.max_new_tokens} "
+        f"tokens, seed {cfg.seed}."
+    )
 
     def judge(
         run: Run,
@@ -153,10 +182,15 @@ def run_natural(cfg: NaturalConfig) -> Run:
         if dist.is_main():
             print(*summary_lines({name: answers[name]}), sep="\n")
             rows = [
-                {"checkpoint": name, "temperature": cfg.temperature} | row for name in answers for row in answers[name]
+                {"checkpoint": name, "temperature": cfg.temperature} | row
+                for name in answers
+                for row in answers[name]
             ]
             write_atomic(run.path / "natural.jsonl", json_lines(rows))
-            write_atomic(run.path / "natural.md", markdown(answers, f"{how} Shares with 95 % Wilson intervals."))
+            write_atomic(
+                run.path / "natural.md",
+                markdown(answers, f"{how} Shares with 95 % Wilson intervals."),
+            )
         return metrics(answers[name])
 
     return run_evaluation(cfg, "natural", judge)

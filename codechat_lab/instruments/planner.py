@@ -1,15 +1,17 @@
-"""Estimate what a configuration needs: memory per GPU by category, hours, cost, the largest microbatch, a setting
-that makes it fit.
+"""Estimate what a configuration needs: memory per GPU by category, hours, cost, the largest
+microbatch, a setting that makes it fit.
 
     codechat plan --preset 8b --gpus 8 --gpu a800-80gb --device-batch-size 4
-    codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.recompute blocks --price 2.5
+    codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.recompute
+    blocks --price 2.5
     codechat plan sft --preset 8b --gpus 1 --gpu h200-141gb --lora-rank 16 --device-batch-size 1
     codechat plan rl --preset 2b --gpus 1 --gpu h200-141gb --group-size 16 --max-new-tokens 512
 
-Memory comes from a step on fake tensors (`step_memory`) plus a stated reserve. A plan fits if HEADROOM and the
-prefetch buffers of the gathers remain free. Time is FLOPs per token over an assumed share (MFU) of the data sheet's
-peak. For RL the plan covers the memory of both phases but no time, because the policy decides how long completions
-are. With --engine, rollouts use the server's memory instead."""
+Memory comes from a step on fake tensors (`step_memory`) plus a stated reserve. A plan fits if
+HEADROOM and the prefetch buffers of the gathers remain free. Time is FLOPs per token over an
+assumed share (MFU) of the data sheet's peak. For RL the plan covers the memory of both phases
+but no time, because the policy decides how long completions are. With --engine, rollouts use
+the server's memory instead."""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ from codechat_lab.instruments.plan_settings import (
 CONTEXT_GIB = 1.5  # of the CUDA context and NCCL's buffers; an assumption, not measured here
 FRAGMENTATION = 0.05  # share that the allocator cannot use between blocks; an assumption too
 MOST_ROWS = 256  # per microbatch, where the search ends
-STAYS = ("weights", "optimizer states", "reference")  # what a training step holds that stays while RL samples
+STAYS = (
+    "weights",
+    "optimizer states",
+    "reference",
+)  # what a training step holds that stays while RL samples
 
 
 class Sampling(NamedTuple):
@@ -58,8 +64,8 @@ class Sampling(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The result. Memory in GiB per GPU, with the reserve. knobs: {flags: GiB} of settings that need less, if it does
-    not fit."""
+    """The result. Memory in GiB per GPU, with the reserve. knobs: {flags: GiB} of settings that
+    need less, if it does not fit."""
 
     cfg: PlanConfig
     peaks: step_memory.Peaks
@@ -77,7 +83,9 @@ class Plan:
 
     @property
     def fits(self) -> bool:  # RL samples a prompt's group at a time, or all
-        return self.total_gib <= self.cfg.room_gib and (self.sampling is None or self.sampling.rows > 1)
+        return self.total_gib <= self.cfg.room_gib and (
+            self.sampling is None or self.sampling.rows > 1
+        )
 
     @property
     def sampling(self) -> Sampling | None:
@@ -133,7 +141,8 @@ class Plan:
             return f"does not fit: {memory}; {self._advice()}"
         if phase:
             return (
-                f"fits: {memory} while it learns; samples {phase.rows:,} rows at a time, {phase.batches} batches a step"
+                f"fits: {memory} while it learns; samples {phase.rows:,} "
+                f"rows at a time, {phase.batches} batches a step"
             )
         cost = "" if cfg.price is None else f", cost {self.gpu_hours * cfg.price:,.0f}"
         larger = (self.largest_batch or 0) > cfg.device_batch_size
@@ -146,7 +155,10 @@ class Plan:
             if gib <= self.cfg.room_gib:
                 return f"set {flags} ({gib:.1f} GiB)"
         if self.cfg.loop == "rl":
-            return "lower --rows, --row-tokens or --max-new-tokens, take more GPUs, or sample on a server (--engine)"
+            return (
+                "lower --rows, --row-tokens or --max-new-tokens, take "
+                "more GPUs, or sample on a server (--engine)"
+            )
         return "no single setting is enough: combine them, take more GPUs, or a smaller model"
 
     def rows(self) -> dict[str, str]:
@@ -157,30 +169,47 @@ class Plan:
             at = "an evaluation, which gathers a whole copy of the weights"
         rows = {name: f"{gib:.2f} GiB" for name, gib in self.memory.items() if gib}
         rows |= {
-            "peak per GPU": f"{self.total_gib:.2f} of {cfg.usable_gib:.1f} GiB, in {at}; {HEADROOM:.0%} are left free",
+            "peak per GPU": (
+                f"{self.total_gib:.2f} of {cfg.usable_gib:.1f} "
+                f"GiB, in {at}; {HEADROOM:.0%} are left free"
+            ),
             "buffers of gathers ahead": f"{cfg.buffers_gib:.2f} GiB",
-            "copies of the weights": f"one on {cfg.over} GPUs" if cfg.over > 1 else "one on every GPU",
+            "copies of the weights": f"one on {cfg.over} GPUs"
+            if cfg.over > 1
+            else "one on every GPU",
         }
         phase = self.sampling
         if phase:
             gib = f"{phase.held:.2f} + {phase.copy:.2f} + {phase.kept:.2f} GiB"
             return rows | {
-                "while it samples": f"{gib}: weights and states, a whole copy in bfloat16, keys and values",
-                "batches of a step": f"{phase.batches} for {phase.needed:,} rows, {phase.rows:,} at a time",
+                "while it samples": (
+                    f"{gib}: weights and states, a whole copy in bfloat16, keys and values"
+                ),
+                "batches of a step": (
+                    f"{phase.batches} for {phase.needed:,} rows, {phase.rows:,} at a time"
+                ),
             }
         source = "as set" if cfg.mfu else MFU_SOURCE if cfg.share == MFU else HOPPER_SOURCE
         return rows | {
-            "largest microbatch": "not searched" if self.largest_batch is None else str(self.largest_batch),
+            "largest microbatch": "not searched"
+            if self.largest_batch is None
+            else str(self.largest_batch),
             "tokens per step": f"{cfg.tokens_per_step:,}",
             "tokens per second": f"{self.tokens_per_s:,.0f} at MFU {cfg.share} ({source})",
-            "time": f"{self.hours:,.2f} hours for {cfg.max_steps:,} steps, {self.gpu_hours:,.0f} GPU-hours",
+            "time": (
+                f"{self.hours:,.2f} hours for {cfg.max_steps:,} "
+                f"steps, {self.gpu_hours:,.0f} GPU-hours"
+            ),
             **{flags: f"{gib:.1f} GiB" for flags, gib in self.knobs.items()},
         }
 
     def __str__(self) -> str:
         cfg = self.cfg
         trained = f", frozen, and {cfg.adapters:,} of low-rank updates" if cfg.lora_rank else ""
-        lines = [f"{cfg.model.n_params:,} parameters{trained}, {cfg.batch} x {cfg.length} tokens per GPU", self.verdict]
+        lines = [
+            f"{cfg.model.n_params:,} parameters{trained}, {cfg.batch} x {cfg.length} tokens per GPU",
+            self.verdict,
+        ]
         return "\n".join([*lines, *(f"  {name:<36}{text}" for name, text in self.rows().items())])
 
     __repr__ = __str__
@@ -193,12 +222,14 @@ def gib_with_reserve(n_bytes: float) -> float:
 def with_reserve(held: step_memory.Bytes) -> dict[str, float]:
     """Bytes by category as GiB, and the reserve."""
     total = sum(held.values())
-    return {name: n / GIB for name, n in held.items()} | {"reserve": gib_with_reserve(total) - total / GIB}
+    return {name: n / GIB for name, n in held.items()} | {
+        "reserve": gib_with_reserve(total) - total / GIB
+    }
 
 
 def make(cfg: PlanConfig, search: bool = False) -> Plan:
-    """The plan of these settings, with a setting that makes it fit where it does not. search: also the largest
-    microbatch."""
+    """The plan of these settings, with a setting that makes it fit where it does not. search:
+    also the largest microbatch."""
     plan = Plan(cfg, step_memory.measure(cfg))
     if cfg.loop == "rl" or plan.fits and not search:  # of RL, rows and row_tokens decide
         return plan
@@ -227,7 +258,8 @@ def try_knobs(plan: Plan) -> dict[str, float]:
 
 
 def _knobs(cfg: PlanConfig, rows: int) -> Iterator[tuple[str, PlanConfig]]:
-    """Flags and the settings with them, cheapest first. rows: of the largest microbatch that fits."""
+    """Flags and the settings with them, cheapest first. rows: of the largest microbatch that
+    fits."""
     recompute = replace(cfg.model, recompute="blocks")
     accum = -(-cfg.device_batch_size * cfg.grad_accum // rows)
     yield (
@@ -237,14 +269,18 @@ def _knobs(cfg: PlanConfig, rows: int) -> Iterator[tuple[str, PlanConfig]]:
     yield "--model.recompute blocks", replace(cfg, model=recompute)
     if not cfg.lora_rank:  # frozen weights are not sharded
         yield "--shard", replace(cfg, shard=True)
-    yield "--model.recompute blocks --device-batch-size 1", replace(cfg, model=recompute, device_batch_size=1)
+    yield (
+        "--model.recompute blocks --device-batch-size 1",
+        replace(cfg, model=recompute, device_batch_size=1),
+    )
 
 
 # ---- of a loop's settings
 
 
 def from_settings(cfg: Any, *, gpus: int, gpu: str, price: float | None = None) -> PlanConfig:
-    """The plan's settings for a configuration of a loop. ConfigError for a loop that is not planned."""
+    """The plan's settings for a configuration of a loop. ConfigError for a loop that is not
+    planned."""
     loop = check_choice("loop to plan", registry.entry_of(cfg, registry.ENTRIES).id, PLANNED_LOOPS)
     settings = shared_settings(vars(cfg)) | {
         "loop": PLANNED_LOOPS[loop],
@@ -255,7 +291,9 @@ def from_settings(cfg: Any, *, gpus: int, gpu: str, price: float | None = None) 
     }
     if loop != "pretrain" and cfg.init_from:
         with suppress(MissingFile):  # a parent that has not been trained yet
-            settings["model"] = config.from_dict(GPTConfig, checkpoint.read_meta(cfg.init_from)["model_config"])
+            settings["model"] = config.from_dict(
+                GPTConfig, checkpoint.read_meta(cfg.init_from)["model_config"]
+            )
     return PlanConfig(**settings)
 
 

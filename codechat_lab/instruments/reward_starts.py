@@ -1,9 +1,10 @@
-"""Policies that are never, hardly, sometimes and mostly correct, and rewards of several shapes: the lab of
-notebooks 06, 29 and 31.
+"""Policies that are never, hardly, sometimes and mostly correct, and rewards of several shapes:
+the lab of notebooks 06, 29 and 31.
 
-A model of two layers learns calls of eight tools of the toolbox whose arguments are two whole numbers below 100. The
-starts are one SFT run at four of its steps. Held-out requests use pairs of numbers that training never has. No tools
-stand in the prompt. `tools/reward_rows.py` trains the committed rows by REINFORCE.
+A model of two layers learns calls of eight tools of the toolbox whose arguments are two whole
+numbers below 100. The starts are one SFT run at four of its steps. Held-out requests use pairs
+of numbers that training never has. No tools stand in the prompt. `tools/reward_rows.py` trains
+the committed rows by REINFORCE.
 
 Shapes: P problems, G completions each.
 """
@@ -56,7 +57,8 @@ def requests(split: str, n: int, seed: int = 0) -> list[base.Problem]:
 
 @lru_cache(maxsize=1)
 def vocabulary() -> tokenizer.Tokenizer:
-    """Byte-pair encoding of the training texts: calls half as long as in a vocabulary for code, so runs cost half."""
+    """Byte-pair encoding of the training texts: calls half as long as in a vocabulary for code,
+    so runs cost half."""
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -68,9 +70,15 @@ def vocabulary() -> tokenizer.Tokenizer:
         initial_alphabet=sorted(letters),
         show_progress=False,
     )
-    texts = [text for p in requests("train", TRAINING_REQUESTS) for text in (p.messages[0]["content"], _answer(p))]
+    texts = [
+        text
+        for p in requests("train", TRAINING_REQUESTS)
+        for text in (p.messages[0]["content"], _answer(p))
+    ]
     bpe.train_from_iterator([text.removeprefix(chat.CALL_TAG) for text in texts], trainer)
-    return tokenizer.from_dict({"spec": "toolbox", "json": bpe.to_str(), "special": {"eos_token": end}})
+    return tokenizer.from_dict(
+        {"spec": "toolbox", "json": bpe.to_str(), "special": {"eos_token": end}}
+    )
 
 
 def _answer(problem: base.Problem) -> str:
@@ -81,7 +89,8 @@ def _answer(problem: base.Problem) -> str:
 class Setting:
     """The task, its requests and the model, which all runs share.
 
-    sft_steps: rising, one per start. samples: completions of each held-out request at temperature 1."""
+    sft_steps: rising, one per start. samples: completions of each held-out request at
+    temperature 1."""
 
     held_out_requests: int = 128
     samples: int = 8
@@ -130,9 +139,10 @@ class Setting:
 def reshaped(score: base.Score, shape: str) -> float:
     """The reward of a scored call under a shape.
 
-    binary: 1 for the exact call. fractional: the share of arguments that match if the name is correct. tiered, as for
-    programs: 0.05 for a call that cannot be parsed, 0.15 + 0.85 f for a share f of its arguments. staircase: the task's
-    score."""
+    binary: 1 for the exact call. fractional: the share of arguments that match if the name is
+    correct. tiered, as for
+    programs: 0.05 for a call that cannot be parsed, 0.15 + 0.85 f for a share f of its
+    arguments. staircase: the task's score."""
     if shape == "staircase":
         return score.reward
     f = 1.0 if score.correct else min(0.99, score.parts.get("f", 0.0))
@@ -145,22 +155,32 @@ def reshaped(score: base.Score, shape: str) -> float:
     return 0.05 if score.tier in ("bad_json", "no_name") else 0.15 + 0.85 * f
 
 
-def backward(model: gpt.GPT, batch: rollout.RolloutBatch, advantages: Tensor, temperature: float = 1.0) -> None:
-    """Add the gradient of REINFORCE's loss on the batch, at the temperature of sampling. advantages (P, G)."""
+def backward(
+    model: gpt.GPT, batch: rollout.RolloutBatch, advantages: Tensor, temperature: float = 1.0
+) -> None:
+    """Add the gradient of REINFORCE's loss on the batch, at the temperature of sampling.
+    advantages (P, G)."""
     device = model.wte.weight.device
     for packed in rollout.pack(batch, advantages != 0, row_tokens=ROW_TOKENS, rows=ROWS):
         packed = packed.to(device)
-        logprobs, _ = model.token_logprobs(packed.ids, packed.targets, temperature=temperature, **packed.where())
+        logprobs, _ = model.token_logprobs(
+            packed.ids, packed.targets, temperature=temperature, **packed.where()
+        )
         advantage = advantages.view(-1, 1).to(device)[packed.numbers]  # (B, 1)
-        losses.policy_gradient_loss(packed.unpack(logprobs), advantage, packed.mask(), batch.n_tokens).backward()
+        losses.policy_gradient_loss(
+            packed.unpack(logprobs), advantage, packed.mask(), batch.n_tokens
+        ).backward()
 
 
 def start_policies(setting: Setting, seed: int) -> dict[str, gpt.GPT]:
-    """The starts of a seed: one SFT run on correct calls at some of its steps; its rate falls from weak to strong."""
+    """The starts of a seed: one SFT run on correct calls at some of its steps; its rate falls
+    from weak to strong."""
     policy = gpt.GPT(setting.model, seed=seed)
     starts = {}
     rows = [_example(problem, setting) for problem in setting.train]
-    loader = conversations.PackedLoader({"calls": rows}, None, batch=SFT_ROWS, T=SFT_TOKENS, seed=seed)
+    loader = conversations.PackedLoader(
+        {"calls": rows}, None, batch=SFT_ROWS, T=SFT_TOKENS, seed=seed
+    )
     optimizers = optim.build(policy, lr=SFT_LR, optimizer="muon", weight_decay=0.0)
     *_, decay_from, last = setting.sft_steps
     for step in range(1, last + 1):

@@ -1,7 +1,8 @@
-"""What one rank holds at the peak of a training step: the step of one device on fake tensors (seconds for any size,
-and no GPU), divided by the ranks that share the weights.
+"""What one rank holds at the peak of a training step: the step of one device on fake tensors
+(seconds for any size, and no GPU), divided by the ranks that share the weights.
 
-Every token counts as supervised, the most that a batch can cost. The CPU's path runs with the GPU's numeric types;
+Every token counts as supervised, the most that a batch can cost. The CPU's path runs with the
+GPU's numeric types;
 `torch.compile` keeps less than the eager step that is measured here."""
 
 from __future__ import annotations
@@ -24,14 +25,25 @@ if TYPE_CHECKING:
     from codechat_lab.instruments.plan_settings import PlanConfig
 
 aten = torch.ops.aten
-CATEGORIES = ("weights", "gradients", "optimizer states", "gathered weights", "activations", "optimizer temporaries")
+CATEGORIES = (
+    "weights",
+    "gradients",
+    "optimizer states",
+    "gathered weights",
+    "activations",
+    "optimizer temporaries",
+)
 Bytes = dict[str, int]
-SHALLOW = (3, 4)  # blocks are alike: every moment of a step grows by the same bytes with each of them
+SHALLOW = (
+    3,
+    4,
+)  # blocks are alike: every moment of a step grows by the same bytes with each of them
 
 
 class Tape(TorchDispatchMode):
-    """Bytes of the tensors made within it: `now`, and the `peak` since it was last set. Also of fake tensors, if it
-    is entered after FakeTensorMode; there `nonzero` has every place, and a number read from a tensor is 1."""
+    """Bytes of the tensors made within it: `now`, and the `peak` since it was last set. Also of
+    fake tensors, if it is entered after FakeTensorMode; there `nonzero` has every place, and a
+    number read from a tensor is 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +55,9 @@ class Tape(TorchDispatchMode):
             if func is torch.ops.prim.device.default:
                 return fake.fake_device  # more than half of all calls, and answered at once
             if func is aten._local_scalar_dense.default:
-                return True if fake.dtype == torch.bool else 1.0 if fake.dtype.is_floating_point else 1
+                return (
+                    True if fake.dtype == torch.bool else 1.0 if fake.dtype.is_floating_point else 1
+                )
             if func is aten.nonzero.default:
                 func = aten.new_empty.default
                 args = (fake, [fake.numel(), fake.dim()])
@@ -53,7 +67,9 @@ class Tape(TorchDispatchMode):
             storage = t.untyped_storage()
             if storage._cdata not in self._sizes:
                 self._sizes[storage._cdata] = storage.nbytes()
-                ended = weakref.finalize(storage, lambda key: self.add(-self._sizes.pop(key)), storage._cdata)
+                ended = weakref.finalize(
+                    storage, lambda key: self.add(-self._sizes.pop(key)), storage._cdata
+                )
                 ended.atexit = False
                 self.add(storage.nbytes())
         return out
@@ -79,22 +95,29 @@ class Peaks(NamedTuple):
 
 
 @cache
-def measure(cfg: PlanConfig, whole: bool = False, dtype: str = "bfloat16", cpu: bool = False) -> Peaks:
-    """The peaks of a step and of an evaluation on a rank. Those of a deep model are continued from two shallow
-    ones, unless `whole`.
+def measure(
+    cfg: PlanConfig, whole: bool = False, dtype: str = "bfloat16", cpu: bool = False
+) -> Peaks:
+    """The peaks of a step and of an evaluation on a rank. Those of a deep model are continued
+    from two shallow ones, unless `whole`.
     cpu: with the chunks, norms and last block of a CPU."""
-    cfg, depth = replace(cfg, shard=cfg.over > 1, shard_over=cfg.over), cfg.model.depth  # also where it is shallow
+    cfg, depth = (
+        replace(cfg, shard=cfg.over > 1, shard_over=cfg.over),
+        cfg.model.depth,
+    )  # also where it is shallow
     if whole or depth <= SHALLOW[1]:
         return _peaks(cfg, dtype, _run(cfg, dtype, cpu))
     few, more = (_run(replace(cfg, model=replace(cfg.model, depth=d)), dtype, cpu) for d in SHALLOW)
-    return _peaks(cfg, dtype, {name: n + (depth - SHALLOW[1]) * (n - few[name]) for name, n in more.items()})
+    return _peaks(
+        cfg, dtype, {name: n + (depth - SHALLOW[1]) * (n - few[name]) for name, n in more.items()}
+    )
 
 
 def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
-    """The largest moment of one device's step, on a rank that holds 1 / over of weights, gradients and states and
-    gathers the rest as FSDP
-    does: what is outside of blocks throughout, a block while it computes, and in a backward pass also the one
-    before and a block's gradients in float32."""
+    """The largest moment of one device's step, on a rank that holds 1 / over of weights,
+    gradients and states and gathers the rest as FSDP
+    does: what is outside of blocks throughout, a block while it computes, and in a backward
+    pass also the one before and a block's gradients in float32."""
     model = cfg.model
     over = cfg.over
     size = 4 if dtype == "float32" else 2
@@ -106,7 +129,8 @@ def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
     gradients = one["gradients"] // over
     backward = outside + 2 * block + 4 * model.block_matmul_params
     earlier = gradients if cfg.grad_accum > 1 else 0
-    # of Muon: a rank iterates its share of the matrices, which travel there and back; replicas keep all momenta
+    # of Muon: a rank iterates its share of the matrices, which travel there and back; replicas
+    # keep all momenta
     mine = -(-model.depth // (over if over > 1 else cfg.gpus)) / model.depth
     share = 1 if cfg.gpus == 1 else 0.5 + 0.6 * mine if over == 1 else 1.95 * mine
     # in float32; it stays through both phases of RL
@@ -119,16 +143,17 @@ def _peaks(cfg: PlanConfig, dtype: str, one: Bytes) -> Peaks:
         (0, outside + size * matrices, one["evaluation"], 0),
     ]
     *training, evaluation = (
-        dict(zip(CATEGORIES, (weights, held, states, gathered if over > 1 else 0, *rest))) | reference
+        dict(zip(CATEGORIES, (weights, held, states, gathered if over > 1 else 0, *rest)))
+        | reference
         for held, gathered, *rest in moments
     )
     return Peaks(max(training, key=lambda held: sum(held.values())), evaluation)
 
 
 def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
-    """Of a step on one device, then an evaluation: bytes of weights and optimizer states; beyond these, at the peak
-    of a forward pass, of the beginning and the end of a backward pass, and of an evaluation; beyond gradients, at
-    the peak of the optimizer."""
+    """Of a step on one device, then an evaluation: bytes of weights and optimizer states;
+    beyond these, at the peak of a forward pass, of the beginning and the end of a backward
+    pass, and of an evaluation; beyond gradients, at the peak of the optimizer."""
     numerics = dist.Numerics(
         cpu=cpu,
         dtype=getattr(torch, dtype),
@@ -139,7 +164,9 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         trained = [p for p in model.parameters() if p.requires_grad]
         one = {"weights": tape.now, "gradients": sum(p.numel() * p.element_size() for p in trained)}
         optimizers = optim.build(model, lr=1e-3, optimizer=cfg.optimizer)
-        _update(model, optimizers, tape)  # so that optimizer states exist, as they do in every step but the first
+        _update(
+            model, optimizers, tape
+        )  # so that optimizer states exist, as they do in every step but the first
         one["states"] = tape.now - one["weights"]
         one["update"] = _update(model, optimizers, tape)
         if cfg.over > 1:  # a rank computes with gathered weights, which are in the compute dtype
@@ -149,7 +176,8 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         middle = next(p for p in model.blocks[cfg.model.depth // 2].parameters() if p.requires_grad)
 
         def reduce(p: Tensor) -> None:
-            """A gradient is summed over ranks, which keep their shards of it, as soon as it is there."""
+            """A gradient is summed over ranks, which keep their shards of it, as soon as it is
+            there."""
             if cfg.over > 1 and cfg.grad_accum == 1:
                 shards.append(torch.zeros(p.numel() // cfg.over))
             if cfg.over > 1 or cfg.grad_accum > 1:
@@ -179,19 +207,23 @@ def _loss(model: gpt.GPT, cfg: PlanConfig, dtype: torch.dtype) -> Tensor:
     """The loss of a microbatch whose every token counts."""
     ids = torch.zeros(cfg.batch, cfg.length, dtype=torch.int64)
     targets = torch.zeros_like(ids)
-    # packed rows without their mask: a block mask of flex attention takes no memory to speak of, and its kernel keeps
-    # what the causal one does
+    # packed rows without their mask: a block mask of flex attention takes no memory to speak
+    # of, and its kernel keeps what the causal one does
     positions = None if cfg.loop == "pretrain" else torch.zeros_like(ids)
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         if cfg.loop != "rl":
             return model.loss(ids, targets, reduction="sum", positions=positions) / ids.numel()
         # every token by its place: which ones a mask leaves is not known of fake tensors
         places = torch.arange(ids.numel())
-        return model.token_logprobs(ids, targets, places=places, positions=positions)[0].sum() / ids.numel()
+        return (
+            model.token_logprobs(ids, targets, places=places, positions=positions)[0].sum()
+            / ids.numel()
+        )
 
 
 def _update(model: gpt.GPT, optimizers: list[torch.optim.Optimizer], tape: Tape) -> int:
-    """A step of the optimizers: the bytes at its peak beyond gradients and what was there before."""
+    """A step of the optimizers: the bytes at its peak beyond gradients and what was there
+    before."""
     for p in model.parameters():
         p.grad = torch.zeros_like(p) if p.requires_grad else None
     start = tape.peak = tape.now

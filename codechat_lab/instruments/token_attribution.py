@@ -1,10 +1,12 @@
 """Coloured tokens: which are supervised, each token's advantage, and its share of the gradient.
 
     codechat xray --ckpt nano/sft                 the loss mask of a validation row of its data
-    codechat xray --ckpt nano/sft --data data/nano/sft/calls.train.jsonl --row 3   of this conversation
+    codechat xray --ckpt nano/sft --data data/nano/sft/calls.train.jsonl --row 3   of this
+    conversation
     codechat xray --ckpt nano/sft --gradient      each token's share of the gradient
 
-An `XRay` shows as HTML in notebooks, as colours in a terminal, and otherwise as plain text. It uses the training
+An `XRay` shows as HTML in notebooks, as colours in a terminal, and otherwise as plain text. It
+uses the training
 code: the mask comes from `chat.render`, the gradient from the loss.
 """
 
@@ -48,8 +50,8 @@ def gradient_share(
     at: Literal["hidden", "embedding"] = "hidden",
     policy: bool = False,
 ) -> list[float]:
-    """(T,) each token's share of the gradient of the training loss on one sequence: its `gradient_norms` over their
-    sum; all zeros if every weight is 0."""
+    """(T,) each token's share of the gradient of the training loss on one sequence: its
+    `gradient_norms` over their sum; all zeros if every weight is 0."""
     norms = gradient_norms(model, ids, weights, at, policy)
     return (norms / norms.sum()).nan_to_num().tolist()
 
@@ -61,17 +63,21 @@ def gradient_norms(
     at: Literal["hidden", "embedding"] = "hidden",
     policy: bool = False,
 ) -> Tensor:
-    """(T,) norm of the gradient of the training loss that each token of one sequence of T ids causes.
+    """(T,) norm of the gradient of the training loss that each token of one sequence of T ids
+    causes.
 
-    weights (T,): of each token in the loss, the cross-entropy (a loss mask) or with `policy` the policy-gradient
-    loss (advantages, 0 outside completions). at="hidden": the gradient at the last norm's output, credited to the
-    token predicted there. at="embedding": the gradient at the input embedding; 0 from the last weighted token on,
-    which no prediction reads. The gradients of the model's weights are left unchanged. ConfigError for a sequence
-    longer than the block."""
+    weights (T,): of each token in the loss, the cross-entropy (a loss mask) or with `policy`
+    the policy-gradient loss (advantages, 0 outside completions). at="hidden": the gradient at
+    the last norm's output, credited to the token predicted there. at="embedding": the gradient
+    at the input embedding; 0 from the last weighted token on, which no prediction reads. The
+    gradients of the model's weights are left unchanged. ConfigError for a sequence longer than
+    the block."""
     import torch
 
     device = model.wte.weight.device
-    inputs, targets = (torch.tensor([part], device=device) for part in (ids[:-1], ids[1:]))  # (1, T - 1)
+    inputs, targets = (
+        torch.tensor([part], device=device) for part in (ids[:-1], ids[1:])
+    )  # (1, T - 1)
     caught: list[Tensor] = []
 
     def catch(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -97,8 +103,13 @@ def gradient_norms(
 
 
 def validation_rows(ckpt: str) -> Path:
-    """The file of validation conversations, calls if there are some, of a checkpoint's last fine-tuning."""
-    folders = [entry["data_dir"] for entry in checkpoint.read_meta(ckpt).get("lineage", ()) if entry.get("data_dir")]
+    """The file of validation conversations, calls if there are some, of a checkpoint's last
+    fine-tuning."""
+    folders = [
+        entry["data_dir"]
+        for entry in checkpoint.read_meta(ckpt).get("lineage", ())
+        if entry.get("data_dir")
+    ]
     for folder in reversed(folders):
         try:
             files = conversations.domain_files(paths.ROOT / folder, "select")
@@ -119,7 +130,9 @@ def main(cfg: XRayConfig) -> None:
     if "input_ids" in row:
         made = conversations.encode(row, loaded.tokenizer, loaded.tags, len(row["input_ids"]))
         if isinstance(made, str):
-            raise DataError(f"row {cfg.row} of {path} has no label but {conversations.IGNORE}; take another row")
+            raise DataError(
+                f"row {cfg.row} of {path} has no label but {conversations.IGNORE}; take another row"
+            )
         image = xray_values(made.ids.tolist(), made.loss_mask.tolist(), loaded.tokenizer, "mask")
     else:
         image = xray_mask(row["messages"], loaded.tokenizer, loaded.tags)

@@ -1,9 +1,9 @@
 """Tokens coloured by a value each: as HTML, in terminal colours, or as plain text.
 
-The view shows the text unchanged; a token is coloured exactly if its value is not 0. Tokens come from a model or a
-user, so they are escaped: none can become markup or control a terminal. The HTML is one string without scripts that
-works offline.
-"""
+The view shows the text unchanged; a token is coloured exactly if its value is not 0. Tokens
+come from a model or a
+user, so they are escaped: none can become markup or control a terminal. The HTML is one string
+without scripts that works offline."""
 
 import codecs
 import math
@@ -33,7 +33,9 @@ KINDS = {
     "boundary": ((230, 159, 0), (86, 180, 233), "a change of colour begins a new token"),
 }
 LINE_END = "\u23ce"  # shown where a token holds a line break
-_SIGNS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | dict.fromkeys(range(127, 160), "\u2421")
+_SIGNS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | dict.fromkeys(
+    range(127, 160), "\u2421"
+)
 STYLE = "\n" + Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 
@@ -52,7 +54,8 @@ class XRay:
         return "".join(text for text, value in zip(self.texts, self.values) if value)
 
     def html(self) -> str:
-        """A self-contained fragment: no script, no outside file; readable on light and dark pages."""
+        """A self-contained fragment: no script, no outside file; readable on light and dark
+        pages."""
         spans = "".join(map(self._span, range(len(self.ids))))
         return (
             f'<div class="xray"><style>{STYLE}</style><p>{escape(KINDS[self.kind][2])}</p>'
@@ -62,11 +65,14 @@ class XRay:
     _repr_html_ = html
 
     def terminal(self, colour: bool = True) -> str:
-        """The text with a background per token, then a table; without colour, [[ ]] around tokens with a value."""
+        """The text with a background per token, then a table; without colour, [[ ]] around
+        tokens with a value."""
         if colour:
             painted = "".join(map(self._painted, range(len(self.ids))))
             return f"{KINDS[self.kind][2]}\n\n{painted}\n\n{self.table()}"
-        told = {"mask": "supervised", "gradient": "has a share of the gradient"}.get(self.kind, f"{self.kind} not 0")
+        told = {"mask": "supervised", "gradient": "has a share of the gradient"}.get(
+            self.kind, f"{self.kind} not 0"
+        )
         return f"[[ ]]: {told}\n\n{self._bracketed()}\n\n{self.table()}"
 
     def _bracketed(self) -> str:
@@ -85,26 +91,39 @@ class XRay:
         """Tokens with colour by role; for values other than a mask also the largest ones."""
         if self.kind == "boundary":  # the colours have no sum
             return f"{len(self.ids)} tokens"
-        rows = [["role", "supervised" if self.kind == "mask" else "not 0", "tokens", "share", "sum"]]
+        rows = [
+            ["role", "supervised" if self.kind == "mask" else "not 0", "tokens", "share", "sum"]
+        ]
         for role in (*dict.fromkeys(self.roles), "all"):
             values = [value for own, value in zip(self.roles, self.values) if role in (own, "all")]
             n = len(values)
             n_coloured = sum(map(bool, values))
             share = f"{100 * n_coloured / n:.0f} %" if n else ""
             rows.append([role, str(n_coloured), str(n), share, f"{sum(values):.4g}"])
-        widths = (11, 9, 8) if self.kind == "mask" else (11, 9, 8, 12)  # the sum of a mask says no more
+        widths = (
+            (11, 9, 8) if self.kind == "mask" else (11, 9, 8, 12)
+        )  # the sum of a mask says no more
         lines = []
         for role, *cells in rows:
-            lines.append(role.ljust(12) + "".join(cell.rjust(width) for cell, width in zip(cells, widths)))
+            lines.append(
+                role.ljust(12) + "".join(cell.rjust(width) for cell, width in zip(cells, widths))
+            )
         if self.kind != "mask":
             order = sorted(range(len(self.ids)), key=lambda i: -abs(self.values[i]))
             lines += ["", f"largest: {self.kind}, place, token"]
-            lines += [f"{self.values[i]:>12.4g}{i:>7}  {self.texts[i]!r}" for i in order[:10] if self.values[i]]
+            lines += [
+                f"{self.values[i]:>12.4g}{i:>7}  {self.texts[i]!r}"
+                for i in order[:10]
+                if self.values[i]
+            ]
         return "\n".join(lines)
 
     def _shade(self, value: float) -> tuple[tuple[int, int, int], float]:
-        """(colour, opacity by size: text stays readable on dark and light pages); mask and boundaries have one."""
-        share = 0.5 if self.kind in ("mask", "boundary") else abs(value) / max(map(abs, self.values))
+        """(colour, opacity by size: text stays readable on dark and light pages); mask and
+        boundaries have one."""
+        share = (
+            0.5 if self.kind in ("mask", "boundary") else abs(value) / max(map(abs, self.values))
+        )
         above, below, _ = KINDS[self.kind]
         return below if value < 0 else above, 0.12 + 0.48 * share
 
@@ -119,12 +138,14 @@ class XRay:
         if value:
             rgb, strength = self._shade(value)
             attributes += f' style="background:rgba({",".join(map(str, rgb))},{strength:.2f})"'
-        shown = escape(visible(self.texts[i])).replace("\n", "<i></i>\n")  # the style draws the sign: the text stays
+        shown = escape(visible(self.texts[i])).replace(
+            "\n", "<i></i>\n"
+        )  # the style draws the sign: the text stays
         return f'<span{attributes} title="{escape(tip)}">{shown}</span>'
 
     def _painted(self, i: int) -> str:
-        """One token in terminal colours: black on a pastel. They end before each line break, or the terminal would fill
-        the rest of the line."""
+        """One token in terminal colours: black on a pastel. They end before each line break, or
+        the terminal would fill the rest of the line."""
         if not self.texts[i]:
             return ""
         start = "\x1b[2m"
@@ -132,18 +153,20 @@ class XRay:
             rgb, strength = self._shade(self.values[i])
             pastel = (str(round(255 - (255 - c) * min(1.0, 1.4 * strength))) for c in rgb)
             start = f"\x1b[30;48;2;{';'.join(pastel)}m"
-        return start + visible(self.texts[i]).replace("\n", f"{LINE_END}\x1b[0m\n{start}") + "\x1b[0m"
+        return (
+            start + visible(self.texts[i]).replace("\n", f"{LINE_END}\x1b[0m\n{start}") + "\x1b[0m"
+        )
 
 
 def visible(text: str) -> str:
-    """Control characters as visible signs, so that no token controls a terminal or a browser. Tabs and line breaks
-    stay."""
+    """Control characters as visible signs, so that no token controls a terminal or a browser.
+    Tabs and line breaks stay."""
     return text.translate(_SIGNS)
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """What each id adds to the text. A character of several tokens appears with its last one, so "".join is the whole
-    text."""
+    """What each id adds to the text. A character of several tokens appears with its last one,
+    so "".join is the whole text."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
     for token in ids:
@@ -183,7 +206,11 @@ def xray_boundaries(text: str, tokenizer: Tokenizer) -> XRay:
     return picture("boundary", ids, values, tokenizer, ["text"] * len(ids))
 
 
-def xray_mask(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags: str = "reserved") -> XRay:
+def xray_mask(
+    messages: Sequence[chat.Message], tokenizer: Tokenizer, tags: str = "reserved"
+) -> XRay:
     """The loss mask of a conversation, exactly as training sees it."""
     rendered = chat.render(messages, tokenizer, tags)
-    return picture("mask", rendered.ids, [float(m) for m in rendered.loss_mask], tokenizer, rendered.roles)
+    return picture(
+        "mask", rendered.ids, [float(m) for m in rendered.loss_mask], tokenizer, rendered.roles
+    )

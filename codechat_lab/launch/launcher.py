@@ -1,21 +1,24 @@
-"""`codechat launch`: write, start, follow and stop a run, or a whole recipe, detached: it survives a closed
-terminal or a restarted kernel.
+"""`codechat launch`: write, start, follow and stop a run, or a whole recipe, detached: it
+survives a closed terminal or a restarted kernel.
 
     codechat launch sft --nproc 8 -- --preset d20 --data-dir data/sft --run-name my-sft
     codechat launch my-sft start
     codechat launch my-sft status
-    codechat launch my-sft tail                   follow the metrics; Ctrl-C stops following, not the run
+    codechat launch my-sft tail                   follow the metrics; Ctrl-C stops following, not
+                                                  the run
     codechat launch my-sft stop                   saves a checkpoint, then ends
     codechat launch sft --nproc 8 --nodes 2 -- --preset 8b --data-dir data/sft --run-name big-sft
 
-    codechat launch v6                            the unfinished stages of a recipe, with the options of `codechat run`
+    codechat launch v6                            the unfinished stages of a recipe, with the
+                                                  options of `codechat run`
     codechat launch v6 --from v6-rl --scale 8b --yes
-    codechat launch v6 status --scale 8b          its process, its stages, its log; also tail and stop, with the same
+    codechat launch v6 status --scale 8b          its process, its stages, its log; also tail and
+                                                  stop, with the same
                                                   --scale and --seed
 
-From a notebook: launcher.write(cfg, launcher.Machines(nproc=8)), then launcher.start("my-sft"), attach, status and
-stop. When the run begins, it takes over its directory. Jobs are submitted with sbatch; runs on other hosts are
-stopped there."""
+From a notebook: launcher.write(cfg, launcher.Machines(nproc=8)), then launcher.start("my-sft"),
+attach, status and stop. When the run begins, it takes over its directory. Jobs are submitted
+with sbatch; runs on other hosts are stopped there."""
 
 import contextlib
 import fcntl
@@ -42,14 +45,28 @@ from codechat.runs.run import unit_of
 from codechat_lab.instruments.plan_settings import PLANNED_LOOPS
 from codechat_lab.launch.portable_scripts import SAVE_S, fill
 
-LAUNCHABLE = {e.command: e for e in (*registry.LOOPS.values(), *map(registry.find, ("diagnose", "evaluate", "passk")))}
-SHOWN = ("train_loss", "reward_mean", "exact_match", "val_bpb", "lr", "grad_norm", "tok_per_s", "mfu")  # of a line
+LAUNCHABLE = {
+    e.command: e
+    for e in (*registry.LOOPS.values(), *map(registry.find, ("diagnose", "evaluate", "passk")))
+}
+SHOWN = (
+    "train_loss",
+    "reward_mean",
+    "exact_match",
+    "val_bpb",
+    "lr",
+    "grad_norm",
+    "tok_per_s",
+    "mfu",
+)  # of a line
 FAILED = ("failed", "killed", "start failed")  # states after which `status` and `tail` end with 1
 PORT = 29517
 ALIVE = ".alive"  # locked by a detached process while it lives
 UNLOCK_S = 10  # in which a process that is gone gives its locks back: with its last thread
 
-_children: list[subprocess.Popen[bytes]] = []  # kept, since Python warns of those that it forgets while they run
+_children: list[
+    subprocess.Popen[bytes]
+] = []  # kept, since Python warns of those that it forgets while they run
 
 
 # ---- writing
@@ -60,27 +77,37 @@ class Machines(config.Settings):
     """Where and how a run starts."""
 
     nproc: int = opt(1, "ranks per node: one per GPU", least=1)
-    nodes: int = opt(1, "machines; more than one are started by job.slurm, and shard within each (HSDP)", least=1)
+    nodes: int = opt(
+        1, "machines; more than one are started by job.slurm, and shard within each (HSDP)", least=1
+    )
     gpu: str | None = opt(None, "GPU to plan for, such as a800-80gb")
     max_restarts: int = opt(0, "how often torchrun restarts all ranks after one died", least=0)
-    slurm: bool = opt(False, "write job.slurm for one machine too; options of sbatch itself replace those in the file")
+    slurm: bool = opt(
+        False,
+        "write job.slurm for one machine too; options of sbatch itself replace those in the file",
+    )
     overwrite: bool = opt(False, "replace a run of this name that has begun")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig(Machines):
-    """What to launch, or what to do with a launched run. Settings of the loop follow after a lone --."""
+    """What to launch, or what to do with a launched run. Settings of the loop follow after a
+    lone --."""
 
-    what: str = opt("", "a loop (pretrain, sft, ...) to write, or the name of a run", positional=True)
-    action: Literal["write", "start", "status", "tail", "stop"] = opt("write", "what to do", positional=True)
+    what: str = opt(
+        "", "a loop (pretrain, sft, ...) to write, or the name of a run", positional=True
+    )
+    action: Literal["write", "start", "status", "tail", "stop"] = opt(
+        "write", "what to do", positional=True
+    )
     start: bool = opt(False, "start it at once")
     now: bool = opt(False, "stop: kill instead of asking to save")
 
 
 @dataclass(frozen=True)
 class Written:
-    """A run that is ready to start: its directory, what differs from the defaults, the plan in one line, the
-    command that starts it."""
+    """A run that is ready to start: its directory, what differs from the defaults, the plan in
+    one line, the command that starts it."""
 
     path: Path
     changes: dict[str, tuple[Any, Any]]
@@ -90,7 +117,10 @@ class Written:
     def __str__(self) -> str:
         width = max(map(len, self.changes), default=0)
         rows = "\n".join(f"  {k:<{width}}  {a} -> {b}" for k, (a, b) in self.changes.items())
-        return f"{paths.name_of(self.path)}\n{rows or '  all defaults'}\nplan: {self.verdict}\nstart: {self.submit}"
+        return (
+            f"{paths.name_of(self.path)}\n{rows or '  all defaults'}\nplan: "
+            f"{self.verdict}\nstart: {self.submit}"
+        )
 
     __repr__ = __str__
 
@@ -98,13 +128,14 @@ class Written:
 def write(cfg: Any, machines: Machines = Machines()) -> Written:
     """Write the run directory of `cfg`, ready to start: config.json, launch.sh, perhaps job.slurm.
 
-    A planned run of the name is replaced, another one only with `machines.overwrite`. ConfigError or RunError before
-    anything is written."""
+    A planned run of the name is replaced, another one only with `machines.overwrite`.
+    ConfigError or RunError before anything is written."""
     entry = registry.entry_of(cfg, LAUNCHABLE)
     name = cfg.run_name
     if getattr(cfg, "resume", False) or cfg.overwrite:
         raise ConfigError(
-            "leave out resume and overwrite: launch.sh resumes by itself, and the launch has an overwrite of its own"
+            "leave out resume and overwrite: launch.sh resumes by "
+            "itself, and the launch has an overwrite of its own"
         )
     check_not_started(name, paths.runs_dir() / name)
     if not machines.gpu:
@@ -128,11 +159,15 @@ def write(cfg: Any, machines: Machines = Machines()) -> Written:
 
 
 def launch_sh(cfg: Any, command: str, machines: Machines) -> str:
-    """launch.sh: torchrun on this machine, or on one of several with rendezvous options as arguments."""
+    """launch.sh: torchrun on this machine, or on one of several with rendezvous options as
+    arguments."""
     name = cfg.run_name
     guard = ""
     if machines.nodes > 1:
-        guard = f'[ $# -gt 0 ] || {{ echo "{machines.nodes} nodes: start this by its job script" >&2; exit 2; }}\n'
+        guard = (
+            f'[ $# -gt 0 ] || {{ echo "{machines.nodes} nodes: '
+            'start this by its job script" >&2; exit 2; }\n'
+        )
     return fill(
         "launch.sh",
         name=name,
@@ -143,14 +178,17 @@ def launch_sh(cfg: Any, command: str, machines: Machines) -> str:
         nproc=machines.nproc,
         up="/".join([".."] * (2 + name.count("/"))),
         python=shlex.quote(sys.executable),
-        again="--resume" if hasattr(cfg, "resume") else "--overwrite",  # where a loop has nothing to resume
+        again="--resume"
+        if hasattr(cfg, "resume")
+        else "--overwrite",  # where a loop has nothing to resume
         guard=guard,
         restarts=f" --max-restarts {machines.max_restarts}" if machines.max_restarts else "",
     )
 
 
 def job_slurm(name: str, machines: Machines) -> str:
-    """A Slurm job: one torchrun on each node, met at the first node's port. A requeued job continues."""
+    """A Slurm job: one torchrun on each node, met at the first node's port. A requeued job
+    continues."""
     path = (paths.runs_dir() / name).as_posix()
     return fill(
         "job.slurm.sh",
@@ -168,14 +206,16 @@ def job_slurm(name: str, machines: Machines) -> str:
 
 
 def start_detached(words: list[str], where: Path, log: str, what: str) -> None:
-    """Start a process in a new session, so that it outlives the kernel or shell that started it. Its output goes to
-    the file `log` in `where`, beside process.json. RunError if a process started there is alive, or just starting."""
+    """Start a process in a new session, so that it outlives the kernel or shell that started
+    it. Its output goes to the file `log` in `where`, beside process.json. RunError if a process
+    started there is alive, or just starting."""
     with alone(where / ".start", wait=False) as mine:
         if not mine:
             raise RunError(f"{what} is being started by another command")
         check_not_started(what, where)
         with open(where / log, "ab") as out, open(where / ALIVE, "ab") as kept:
-            # The child holds this lock until it ends, whatever its host is called by then; its children do not.
+            # The child holds this lock until it ends, whatever its host is called by then; its
+            # children do not.
             fcntl.flock(kept, fcntl.LOCK_EX)
             child = subprocess.Popen(
                 words,
@@ -191,7 +231,8 @@ def start_detached(words: list[str], where: Path, log: str, what: str) -> None:
 
 
 def _holds_lock(where: Path) -> bool:
-    """Whether a process that was started there is alive, here or on another host that shares the folder."""
+    """Whether a process that was started there is alive, here or on another host that shares
+    the folder."""
     with contextlib.suppress(FileNotFoundError), open(where / ALIVE, "rb") as kept:
         try:
             fcntl.flock(kept, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -220,27 +261,34 @@ def check_not_started(what: str, where: Path) -> None:
 
 
 def end(what: str, process: Mapping[str, Any], now: bool, where: Path) -> None:
-    """SIGTERM to a process, or SIGKILL to it and its descendants, and wait. RunError on another host, or after
-    SAVE_S."""
+    """SIGTERM to a process, or SIGKILL to it and its descendants, and wait. RunError on another
+    host, or after SAVE_S."""
     if not alive(process):
         raise RunError(f"{what} runs on {process['host']}; stop it there (or with scancel)")
     pids = [process["pid"], *(descendants(process["pid"]) if now else ())]
-    targets = {pid: process_start(pid) for pid in pids}  # the start tells a process from a later one of this number
+    targets = {
+        pid: process_start(pid) for pid in pids
+    }  # the start tells a process from a later one of this number
     for pid in targets:
         with contextlib.suppress(ProcessLookupError):  # it ended by itself
             os.kill(pid, signal.SIGKILL if now else signal.SIGTERM)
     ends = time.monotonic() + SAVE_S
     while any(begun and process_start(pid) == begun for pid, begun in targets.items()):
         if time.monotonic() > ends:
-            raise RunError(f"{what} (process {process['pid']}) is still there; stop it with now=True (--now)")
+            raise RunError(
+                f"{what} (process {process['pid']}) is still there; stop it with now=True (--now)"
+            )
         time.sleep(0.1)
     ends = time.monotonic() + UNLOCK_S
-    while (_holds_lock(where) or holder(paths.lock_of(where)) is not None) and time.monotonic() < ends:
+    while (
+        _holds_lock(where) or holder(paths.lock_of(where)) is not None
+    ) and time.monotonic() < ends:
         time.sleep(0.02)
 
 
 def error_line(log: Path) -> str | None:
-    """The line of a log that says what went wrong: the last one with `error:`, else the last one."""
+    """The line of a log that says what went wrong: the last one with `error:`, else the last
+    one."""
     if not log.is_file():
         return None
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -258,7 +306,8 @@ def follow(lines: Iterable[str], what: str) -> None:
 
 
 def new_lines(file: Path, going: Callable[[], bool], every_s: float = 1.0) -> Iterator[str]:
-    """Lines of a file as they are written, while `going` says so. A resumed run drops the lines behind its
+    """Lines of a file as they are written, while `going` says so. A resumed run drops the lines
+    behind its
     checkpoint: those that replace them are yielded too."""
     before: list[bytes] = []
     more = True
@@ -278,12 +327,16 @@ def new_lines(file: Path, going: Callable[[], bool], every_s: float = 1.0) -> It
 def _folder(ref: str | Path) -> Path:
     path = paths.find_run(ref)
     if not (path / "launch.sh").is_file():
-        raise MissingFile(f"run {paths.name_of(path)} has no launch.sh; write it: codechat launch LOOP -- SETTINGS")
+        raise MissingFile(
+            f"run {paths.name_of(path)} has no launch.sh; "
+            "write it: codechat launch LOOP -- SETTINGS"
+        )
     return path
 
 
 def start(ref: str | Path) -> Path:
-    """Start launch.sh in a session of its own, with output in launch.log; returns the run's directory at once.
+    """Start launch.sh in a session of its own, with output in launch.log; returns the run's
+    directory at once.
 
     A run that was stopped or killed continues. RunError if it is finished or running."""
     path = _folder(ref)
@@ -296,7 +349,8 @@ def start(ref: str | Path) -> Path:
 
 
 def stop(ref: str | Path, *, now: bool = False) -> str:
-    """Ask the run to save and end, and wait for it; its state afterwards. now=True kills it; the last checkpoint stays.
+    """Ask the run to save and end, and wait for it; its state afterwards. now=True kills it;
+    the last checkpoint stays.
 
     RunError where nothing runs, where it runs on another host, or where it does not end."""
     path = _folder(ref)
@@ -309,8 +363,9 @@ def stop(ref: str | Path, *, now: bool = False) -> str:
 
 
 def status(ref: str | Path) -> dict[str, Any]:
-    """{run, status, step, max_steps, reason, process, ...last metrics}. "starting" is a process that has not begun
-    its run; "start failed" one that never did, with the last line of its log as reason."""
+    """{run, status, step, max_steps, reason, process, ...last metrics}. "starting" is a process
+    that has not begun its run; "start failed" one that never did, with the last line of its log
+    as reason."""
     path = _folder(ref)
     read = paths.read_status(path)
     process = process_of(path)
@@ -340,8 +395,8 @@ def lives(path: Path) -> bool:
 
 
 def attach(ref: str | Path) -> dict[str, Any]:
-    """Follow a run until it ends, a line for each logged step. An interrupt ends the following, not the run.
-    Returns its `status`."""
+    """Follow a run until it ends, a line for each logged step. An interrupt ends the following,
+    not the run. Returns its `status`."""
     path = _folder(ref)
     lines = new_lines(path / "metrics.jsonl", lambda: lives(path))
     max_steps = status(path)["max_steps"]
@@ -385,7 +440,9 @@ def main(argv: list[str]) -> int | None:
     name = cfg.what
     if cfg.action == "write":
         entry = registry.find(cfg.what, LAUNCHABLE)
-        settings = entry.parse(argv[at + 1 :], prog=f"codechat launch {cfg.what} --", ranks=cfg.nproc * cfg.nodes)
+        settings = entry.parse(
+            argv[at + 1 :], prog=f"codechat launch {cfg.what} --", ranks=cfg.nproc * cfg.nodes
+        )
         print(write(settings, cfg))
         name = settings.run_name
     if cfg.start or cfg.action == "start":

@@ -1,17 +1,20 @@
-"""`codechat export-scripts`: shell scripts with json settings, for the loops and for whole recipes, to run on any
-machine.
+"""`codechat export-scripts`: shell scripts with json settings, for the loops and for whole
+recipes, to run on any machine.
 
-    codechat export-scripts --out scripts                          every loop on eight GPUs; v6 and ours at 2b and 8b
+    codechat export-scripts --out scripts                          every loop on eight GPUs; v6 and
+    ours at 2b and 8b
     codechat export-scripts --out mine --recipes v5 --scales 8b
     PYTHON=python3.12 sh scripts/sft.sh --run-name mine --max-steps 100
     SKIP_TO=7 sh scripts/v6-8b.sh
     BASE=my-base sh scripts/v6-8b.sh
 
-NAME.sh of a loop starts torchrun with NAME.json; flags after it win. NAME-SCALE.sh of a recipe calls `codechat run`
-with NAME-SCALE.json, the settings of every stage, which you can edit. SKIP_TO takes a stage or a number: for v6 the
-original script's number, otherwise the position of the stage. FORCE_STAGE=1 runs a stage again; v6 also knows the
-original's FORCE_PREP_CODE, FORCE_PREP_FUNCALL, FORCE_MERGE and FORCE_PREP_RL. A script refuses FORCE_NAME=1 of no
-stage and misspelt variables. The files hold what differs from the defaults, and no path of this machine."""
+NAME.sh of a loop starts torchrun with NAME.json; flags after it win. NAME-SCALE.sh of a recipe
+calls `codechat run` with NAME-SCALE.json, the settings of every stage, which you can edit.
+SKIP_TO takes a stage or a number: for v6 the original script's number, otherwise the position
+of the stage. FORCE_STAGE=1 runs a stage again; v6 also knows the original's FORCE_PREP_CODE,
+FORCE_PREP_FUNCALL, FORCE_MERGE and FORCE_PREP_RL. A script refuses FORCE_NAME=1 of no stage and
+misspelt variables. The files hold what differs from the defaults, and no path of this
+machine."""
 
 import json
 import os
@@ -28,9 +31,21 @@ from codechat.core.config import opt
 from codechat.runs import paths
 from codechat_lab.launch.recipes import bound_stages, find_scale
 
-SAVE_S = 600  # that torchrun gives its ranks to write a checkpoint when it is told to stop; its own default is 30
-LOOPS: dict[str, str] = json.loads(Path(__file__).with_name("loops.json").read_text())  # the words of each
-V6_NUMBERS = ("plain-programs", "plain-calls", "v6-sft", "v6-sft", "v6-diagnose", "v6-diagnose", "v6-rl", "v6-evaluate")
+# that torchrun gives its ranks to write a checkpoint when it is told to stop; its own default is 30
+SAVE_S = 600
+LOOPS: dict[str, str] = json.loads(
+    Path(__file__).with_name("loops.json").read_text()
+)  # the words of each
+V6_NUMBERS = (
+    "plain-programs",
+    "plain-calls",
+    "v6-sft",
+    "v6-sft",
+    "v6-diagnose",
+    "v6-diagnose",
+    "v6-rl",
+    "v6-evaluate",
+)
 V6_FORCED = {
     "FORCE_PREP_CODE": "plain-programs",
     "FORCE_PREP_FUNCALL": "plain-calls",
@@ -60,14 +75,14 @@ def fill(template: str, **values: Any) -> str:
 
 
 def changed_settings(cfg: Any) -> dict[str, Any]:
-    """{dotted setting: value} of what a configuration does not have by default, sorted; `config.from_dict` gives it
-    back."""
+    """{dotted setting: value} of what a configuration does not have by default, sorted;
+    `config.from_dict` gives it back."""
     return {name: here for name, (_, here) in sorted(config.changed(cfg).items())}
 
 
 def write_loop(cfg: Any, out: str | Path, nproc: int = 8, name: str = "") -> Path:
-    """Write the script and the settings of one run of a loop; the script's path. `name`: of the files; default the
-    run's."""
+    """Write the script and the settings of one run of a loop; the script's path. `name`: of the
+    files; default the run's."""
     entry = registry.entry_of(cfg, registry.ENTRIES)
     name = name or cfg.run_name.replace("/", "-")
     script = fill(
@@ -84,13 +99,17 @@ def write_loop(cfg: Any, out: str | Path, nproc: int = 8, name: str = "") -> Pat
 
 
 def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
-    """Write the script of a recipe at a scale, and the settings of its stages; the script's path."""
+    """Write the script of a recipe at a scale, and the settings of its stages; the script's
+    path."""
     bound = bound_stages(recipe, scale)
     size = find_scale(scale)
     settings = {}
     for b in bound:
         place = "out" if b.stage.out else "run_name"
-        settings[b.stage.name] = {place: config.plain(getattr(b.cfg, place)), **changed_settings(b.cfg)}
+        settings[b.stage.name] = {
+            place: config.plain(getattr(b.cfg, place)),
+            **changed_settings(b.cfg),
+        }
     gpus = max(size.ranks_of(b.stage) for b in bound)
     machine = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     numbers = V6_NUMBERS if recipe == "v6" else tuple(settings)
@@ -105,7 +124,10 @@ def write_recipe(recipe: str, scale: str, out: str | Path) -> Path:
         check=check_of("SKIP_TO", "BASE", "PYTHON", *flags, *forced),
         go=_go(out),
         cases="".join(f"    {i}) SKIP_TO={stage} ;;\n" for i, stage in enumerate(numbers, 1)),
-        forced="".join(f'[ "${{{flag}:-0}}" != 1 ] || set -- --force {name} "$@"\n' for flag, name in forced.items()),
+        forced="".join(
+            f'[ "${{{flag}:-0}}" != 1 ] || set -- --force {name} "$@"\n'
+            for flag, name in forced.items()
+        ),
     )
     return _write(out, f"{recipe}-{scale}", settings, script)
 

@@ -1,5 +1,6 @@
-"""Recipes: `codechat_lab/recipes/*.toml` or any file like them (docs/recipes.md), read into stages; `bind` fills in
-their placeholders and hashes them. Scales, `scales/*.toml`, replace settings of stages."""
+"""Recipes: `codechat_lab/recipes/*.toml` or any file like them (docs/recipes.md), read into
+stages; `bind` fills in their placeholders and hashes them. Scales, `scales/*.toml`, replace
+settings of stages."""
 
 import hashlib
 import json
@@ -37,8 +38,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Stages in order. home: the recipe beside whose runs and data its own lie; larger: the one whose stages run at
-    a larger scale."""
+    """Stages in order. home: the recipe beside whose runs and data its own lie; larger: the one
+    whose stages run at a larger scale."""
 
     about: str
     stages: tuple[Stage, ...]
@@ -51,8 +52,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Scale:
-    """A size of the recipes. settings: replace those of a stage, "default" takes one away, stages without any are
-    left out; ranks: of torchrun by the kind of a stage, other stages run in this process; gpu: to plan for."""
+    """A size of the recipes. settings: replace those of a stage, "default" takes one away,
+    stages without any are left out; ranks: of torchrun by the kind of a stage, other stages run
+    in this process; gpu: to plan for."""
 
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
@@ -66,12 +68,14 @@ class Scale:
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    """A toml file over the one it is `from`: stage tables and shared settings are merged by name, a key here
-    replaces."""
+    """A toml file over the one it is `from`: stage tables and shared settings are merged by
+    name, a key here replaces."""
     try:
         here = {"shared": {}, "stage": {}} | tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}; required is a recipe as docs/recipes.md shows it") from None
+        raise ConfigError(
+            f"{path}: {error}; required is a recipe as docs/recipes.md shows it"
+        ) from None
     if "from" not in here:
         return here
     files = [folder / f"{here['from']}.toml" for folder in (path.parent, FOLDER)]
@@ -101,8 +105,8 @@ KEYS = Stage.__dataclass_fields__.keys() - {"name", "settings"}
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe from its file, its stages in the file's order but behind those that they need. ConfigError names
-    what is wrong."""
+    """A recipe from its file, its stages in the file's order but behind those that they need.
+    ConfigError names what is wrong."""
     tables = _tables(path)
     order: dict[str, None] = {}
 
@@ -120,7 +124,9 @@ def read_recipe(path: Path) -> Recipe:
         settings = _settings(tables, name)
         missing = {"about", "kind"} - settings.keys()
         if missing:
-            raise ConfigError(f"{path}: stage {name} has no {min(missing)}; required are about and kind")
+            raise ConfigError(
+                f"{path}: stage {name} has no {min(missing)}; required are about and kind"
+            )
         known = {key: settings.pop(key) for key in KEYS & settings.keys()}
         known["needs"] = tuple(known.get("needs", ()))
         stages.append(Stage(name=name, settings=settings, **known))
@@ -134,12 +140,18 @@ def read_recipe(path: Path) -> Recipe:
 
 def read_scale(path: Path) -> Scale:
     tables = _tables(path)
-    return Scale({name: _settings(tables, name) for name in tables["stage"]}, tables["ranks"], tables.get("gpu"))
+    return Scale(
+        {name: _settings(tables, name) for name in tables["stage"]},
+        tables["ranks"],
+        tables.get("gpu"),
+    )
 
 
 FILES = sorted(FOLDER.glob("*.toml"), key=lambda path: (path.stem != NANO, path.stem))
 RECIPES = {path.stem: read_recipe(path) for path in FILES}
-SCALES = {NANO: Scale()} | {path.stem: read_scale(path) for path in sorted(FOLDER.glob("scales/*.toml"))}
+SCALES = {NANO: Scale()} | {
+    path.stem: read_scale(path) for path in sorted(FOLDER.glob("scales/*.toml"))
+}
 
 
 def find_recipe(name: str) -> Recipe:
@@ -199,9 +211,9 @@ def bound_stages(
     settings: Path | None = None,
     base: str | None = None,
 ) -> list[Bound]:
-    """The stages of a recipe in order, ready to run. settings: a file of {stage: settings} that replace those of
-    the recipe; base: a checkpoint in place of its pretraining. ConfigError for what does not exist or does not
-    fit."""
+    """The stages of a recipe in order, ready to run. settings: a file of {stage: settings} that
+    replace those of the recipe; base: a checkpoint in place of its pretraining. ConfigError for
+    what does not exist or does not fit."""
     stages = _stages_at(name, scale)
     prefix = prefix_of(name, scale)
     edited = config.read_json(settings) if settings else {}
@@ -218,19 +230,33 @@ def bound_stages(
         replaced = dict.fromkeys(_pretraining(stages), digest)
     placed = place(stages, prefix, seed, replaced, base)
     if base and not (replaced and placed):
-        raise ConfigError(f"--base {base}: recipe {name} has no stage behind a pretraining; leave out --base")
+        raise ConfigError(
+            f"--base {base}: recipe {name} has no stage behind a pretraining; leave out --base"
+        )
     cfgs = [configure(one, prefix) for one in placed]
     hashes = hash_stages(placed, cfgs, replaced)
     bound = []
     for one, cfg in zip(placed, cfgs):
-        stage = replace(one.stage, needs=tuple(need for need in one.stage.needs if need not in replaced))
-        bound.append(Bound(stage, one.name, cfg, one.entry.load(one.entry.function), hashes[stage.name], one.when))
+        stage = replace(
+            one.stage, needs=tuple(need for need in one.stage.needs if need not in replaced)
+        )
+        bound.append(
+            Bound(
+                stage,
+                one.name,
+                cfg,
+                one.entry.load(one.entry.function),
+                hashes[stage.name],
+                one.when,
+            )
+        )
     return bound
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A stage whose run or folder is known, and those of the stages before it: its placeholders are filled in."""
+    """A stage whose run or folder is known, and those of the stages before it: its placeholders
+    are filled in."""
 
     stage: Stage
     entry: Entry
@@ -246,8 +272,9 @@ def place(
     replaced: Container[str] = (),
     base: str | None = None,
 ) -> list[Placed]:
-    """Fill in the placeholders of settings and file patterns: {runs}, {data}, and the names of stages before.
-    Stages in `replaced` are left out, and `base` stands for their runs. ConfigError for an unknown placeholder."""
+    """Fill in the placeholders of settings and file patterns: {runs}, {data}, and the names of
+    stages before. Stages in `replaced` are left out, and `base` stands for their runs.
+    ConfigError for an unknown placeholder."""
     places = {"runs": prefix, "data": f"data/{prefix}"}
     parents: dict[str, str] = {}  # run of a replaced stage -> base
     placed = []
@@ -265,7 +292,9 @@ def place(
         if base and stage.name in replaced:
             parents[settings[key]] = base
         else:
-            placed.append(Placed(stage, entry, stage.name + suffix, settings, _fill(stage.when, places, {})))
+            placed.append(
+                Placed(stage, entry, stage.name + suffix, settings, _fill(stage.when, places, {}))
+            )
     return placed
 
 
@@ -275,8 +304,11 @@ def configure(placed: Placed, prefix: str) -> Any:
     return config.from_dict(placed.entry.config_class, placed.settings, where=where)
 
 
-def hash_stages(placed: Iterable[Placed], cfgs: Iterable[Any], replaced: Mapping[str, str]) -> dict[str, str]:
-    """A digest of each stage, over its kind, its settings and the digests of the stages that it needs: a change
+def hash_stages(
+    placed: Iterable[Placed], cfgs: Iterable[Any], replaced: Mapping[str, str]
+) -> dict[str, str]:
+    """A digest of each stage, over its kind, its settings and the digests of the stages that it
+    needs: a change
     reaches all later stages. replaced: digests that are known."""
     hashes = dict(replaced)
     for one, cfg in zip(placed, cfgs):
@@ -291,10 +323,14 @@ def _stages_at(name: str, scale: str) -> Sequence[Stage]:
     size = find_scale(scale)
     if scale == NANO:
         return recipe.stages
-    there = [stage for stage in find_recipe(recipe.larger or name).stages if stage.name in size.settings]
+    there = [
+        stage for stage in find_recipe(recipe.larger or name).stages if stage.name in size.settings
+    ]
     lost = {need for stage in there for need in stage.needs} - {stage.name for stage in there}
     if lost:
-        raise ConfigError(f"recipe {name} has no scale {scale}: stage {min(lost)} has no settings there")
+        raise ConfigError(
+            f"recipe {name} has no scale {scale}: stage {min(lost)} has no settings there"
+        )
     scaled = []
     for stage in there:
         settings = {**stage.settings, **size.settings[stage.name]}
@@ -318,8 +354,8 @@ def _digest(identity: list[Any]) -> str:
 
 
 def _fill(value: Any, places: Mapping[str, str], parents: Mapping[str, str]) -> Any:
-    """A setting with the places of other stages; what names a checkpoint of a run in `parents` gets the one given
-    there."""
+    """A setting with the places of other stages; what names a checkpoint of a run in `parents`
+    gets the one given there."""
     if isinstance(value, str):
         try:
             filled = value.format_map(places)

@@ -2,22 +2,28 @@
 
     codechat run nano                      every stage that is not finished
     codechat run my.toml                   your own recipe (docs/recipes.md)
-    codechat run nano --from rl            rl and every stage after it, again; the old runs become rl.1 and so on
+    codechat run nano --from rl            rl and every stage after it, again; the old runs become
+                                           rl.1 and so on
     codechat run nano --force evaluate     this stage again, then the stages that need it
-    codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same data and pretraining
+    codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same
+                                           data and pretraining
     codechat run nano --base my-base       from SFT on, from a checkpoint that exists
-    codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
-    codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
+    codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks;
+                                           --yes launches
+    codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of
+    `codechat export-scripts`
     codechat recipes                       list all recipes
 
-The ledger `runs/NAME/stages.json` holds a hash of each finished stage, over its settings and the hashes of the
-stages that it needs. A killed stage resumes from its checkpoint if its settings are the same. A stage without input
-files (such as GRPO after a filter that kept no problem) is skipped with a message.
+The ledger `runs/NAME/stages.json` holds a hash of each finished stage, over its settings and
+the hashes of the stages that it needs. A killed stage resumes from its checkpoint if its
+settings are the same. A stage without input files (such as GRPO after a filter that kept no
+problem) is skipped with a message.
 
-At a larger scale torchrun launches the GPU stages, detached, and the recipe follows them. Stages without a GPU,
-such as data, run first, so a machine without GPUs can prepare them. An interrupted recipe leaves GPU stages running
-and finds them again when you restart it. `codechat launch v6` runs a recipe detached: its process id and recipe.log
-are in runs/nano/launch/v6/ (runs/nano-8b/launch/v6/ at --scale 8b)."""
+At a larger scale torchrun launches the GPU stages, detached, and the recipe follows them.
+Stages without a GPU, such as data, run first, so a machine without GPUs can prepare them. An
+interrupted recipe leaves GPU stages running and finds them again when you restart it. `codechat
+launch v6` runs a recipe detached: its process id and recipe.log are in runs/nano/launch/v6/
+(runs/nano-8b/launch/v6/ at --scale 8b)."""
 
 import sys
 import textwrap
@@ -39,7 +45,16 @@ from codechat.runs import paths
 from codechat.runs.run import Run
 from codechat_lab.instruments.plan_settings import PLANNED_LOOPS
 from codechat_lab.launch import launcher
-from codechat_lab.launch.recipes import FOLDER, NANO, RECIPES, Bound, Scale, bound_stages, find_scale, prefix_of
+from codechat_lab.launch.recipes import (
+    FOLDER,
+    NANO,
+    RECIPES,
+    Bound,
+    Scale,
+    bound_stages,
+    find_scale,
+    prefix_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +65,18 @@ class RecipeConfig(config.Settings):
     from_stage: str | None = opt(None, "run this stage and every stage after it again (--from)")
     force: tuple[str, ...] = opt((), "run these stages again, and the stages that need them")
     until: str | None = opt(None, "stop after this stage")
-    base: str | None = opt(None, "begin at SFT, from this run or checkpoint in place of its pretraining", reads="run")
+    base: str | None = opt(
+        None, "begin at SFT, from this run or checkpoint in place of its pretraining", reads="run"
+    )
     seed: int = opt(0, "seed of the stages from SFT on; data and pretraining are shared", **SEEDS)
-    scale: str = opt(NANO, "size of the models: 2b (one GPU) or 8b (eight GPUs); nano = the recipe as it is")
+    scale: str = opt(
+        NANO, "size of the models: 2b (one GPU) or 8b (eight GPUs); nano = the recipe as it is"
+    )
     overwrite: bool = opt(False, "delete finished runs of stages that changed or run again")
     yes: bool = opt(False, "launch at a larger scale without asking")
-    settings: Path | None = opt(None, "json file of {stage: settings} from `codechat export-scripts`, used instead")
+    settings: Path | None = opt(
+        None, "json file of {stage: settings} from `codechat export-scripts`, used instead"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,8 +108,8 @@ def read_ledger(ledger: Path) -> Ledger:
 
 
 def note(ledger: Path, name: str, row: Mapping[str, Any] | None) -> None:
-    """Set the row of a stage; None removes it. Other seeds and recipes may write beside this one, so the file is
-    read again, alone."""
+    """Set the row of a stage; None removes it. Other seeds and recipes may write beside this
+    one, so the file is read again, alone."""
     ledger.parent.mkdir(parents=True, exist_ok=True)
     with processes.alone(ledger.with_name(f".{ledger.name}.lock")):
         rows = {k: v for k, v in read_ledger(ledger).items() if k != name}
@@ -136,19 +157,25 @@ def pending(cfg: RecipeConfig) -> Pending:
 
 
 def run_recipe(cfg: RecipeConfig) -> list[Bound]:
-    """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
+    """Run what is pending of a recipe. Raises what a stage raises; finished stages stay
+    finished."""
     scale = find_scale(cfg.scale)
     console = Console(highlight=False)
     rows = read_ledger(cfg.ledger)
     todo, again = pending(cfg)
     ordered = data_first(cfg.bound, scale, todo)
     check_startable(cfg, scale, todo)
-    expected = {b.name: 0.0 if scale.ranks else b.stage.seconds for b in cfg.bound if b.stage.name in todo}
+    expected = {
+        b.name: 0.0 if scale.ranks else b.stage.seconds for b in cfg.bound if b.stage.name in todo
+    }
     taken: dict[str, float] = {}
     for number, b in enumerate(ordered, 1):
         title = f"[{number}/{len(ordered)}] {b.name}"
         if b.stage.name not in todo:
-            console.print(f"{title}: {'finished, skipped' if b.name in rows else 'not requested'}", style="dim")
+            console.print(
+                f"{title}: {'finished, skipped' if b.name in rows else 'not requested'}",
+                style="dim",
+            )
         elif b.waits:
             expected[b.name] = 0.0
             console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}")
@@ -159,17 +186,20 @@ def run_recipe(cfg: RecipeConfig) -> list[Bound]:
             lack = lack_of_gpus(b, scale)
             if lack:
                 raise ConfigError(
-                    f"{lack}; stages that need none are finished; run the recipe again on a machine that has them"
+                    f"{lack}; stages that need none are finished; run "
+                    "the recipe again on a machine that has them"
                 )
-            seconds = run_stage(b, cfg.ledger, scale.ranks_of(b.stage), b.stage.name in again, cfg.overwrite)
+            seconds = run_stage(
+                b, cfg.ledger, scale.ranks_of(b.stage), b.stage.name in again, cfg.overwrite
+            )
             taken[b.name] = seconds
             console.print(f"{title}: {seconds:.0f} s")
     return cfg.bound
 
 
 def check_startable(cfg: RecipeConfig, scale: Scale, todo: set[str]) -> None:
-    """Before anything runs: ConfigError where a stage would replace what this recipe reads, where no stage can run
-    on the GPUs here, or where the launch is not confirmed."""
+    """Before anything runs: ConfigError where a stage would replace what this recipe reads,
+    where no stage can run on the GPUs here, or where the launch is not confirmed."""
     waiting = [b for b in cfg.bound if b.stage.name in todo]
     for b in waiting:
         if b.run_name and paths.exists(b.run_name):
@@ -192,7 +222,8 @@ def time_left(expected: Mapping[str, float], taken: Mapping[str, float]) -> floa
 
 
 def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) -> float:
-    """Run a stage and enter it in the ledger; returns its seconds. ranks: of torchrun; 0 = in this process. again:
+    """Run a stage and enter it in the ledger; returns its seconds. ranks: of torchrun; 0 = in
+    this process. again:
     --from or --force names it or a stage before it."""
     processes.stop.clear()
     began = time.perf_counter()
@@ -200,7 +231,9 @@ def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) 
     if ranks and (path / "launch.sh").is_file() and launcher.lives(path):
         launcher.attach(path)  # an earlier `codechat run` launched it
     else:
-        lost = b.name not in read_ledger(ledger)  # killed between the end of the run and its entry in the ledger
+        lost = b.name not in read_ledger(
+            ledger
+        )  # killed between the end of the run and its entry in the ledger
         settings = _resume_or_replace(b, again or lost, overwrite)
         note(ledger, b.name, None)
         if ranks:
@@ -211,7 +244,11 @@ def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) 
         reason = Run.open(b.run_name).status.get("reason") if b.run_name else "no output"
         raise RunError(f"stage {b.name} did not finish: {reason}; run the recipe again to continue")
     seconds = time.perf_counter() - began
-    row = {"hash": b.hash, "seconds": round(seconds, 1), "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S")}
+    row = {
+        "hash": b.hash,
+        "seconds": round(seconds, 1),
+        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S"),
+    }
     note(ledger, b.name, row)
     if processes.stop.is_set():
         raise KeyboardInterrupt(f"stage {b.name} is finished; run the recipe again to go on")
@@ -219,10 +256,11 @@ def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) 
 
 
 def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
-    """The configuration to run the stage with. An unfinished run resumes where it has a checkpoint of the same
-    settings, and is written again where it has none.
+    """The configuration to run the stage with. An unfinished run resumes where it has a
+    checkpoint of the same settings, and is written again where it has none.
 
-    A finished run is deleted with `overwrite`, and moved to NAME.1, NAME.2, ... with `again`; otherwise ConfigError."""
+    A finished run is deleted with `overwrite`, and moved to NAME.1, NAME.2, ... with `again`;
+    otherwise ConfigError."""
     if b.run_name is None or not paths.exists(b.run_name):
         return b.cfg
     old = Run.open(b.run_name)
@@ -244,7 +282,8 @@ def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Settings that differ, as "lr 0.1 -> 0.2". A run fills in its model and what is None: these do not count."""
+    """Settings that differ, as "lr 0.1 -> 0.2". A run fills in its model and what is None:
+    these do not count."""
     return [
         f"{name} {old[name]!r} -> {value!r}"
         for name, value in new.items()
@@ -256,8 +295,8 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def confirm(scale: Scale, bound: list[Bound], yes: bool) -> None:
-    """Print the plan of the stages to launch, and ask unless `yes`. ConfigError if the plan does not fit, without a
-    terminal to ask, or if the answer is no."""
+    """Print the plan of the stages to launch, and ask unless `yes`. ConfigError if the plan
+    does not fit, without a terminal to ask, or if the answer is no."""
     from codechat_lab.instruments import planner  # it imports torch
 
     hours = 0.0
@@ -265,23 +304,30 @@ def confirm(scale: Scale, bound: list[Bound], yes: bool) -> None:
         if not scale.gpu or PLANNED_LOOPS.get(b.stage.kind, "rl") == "rl":
             print(f"{b.name}: not planned, {b.stage.about}")
             continue
-        plan = planner.make(planner.from_settings(b.cfg, gpus=scale.ranks_of(b.stage), gpu=scale.gpu))
+        plan = planner.make(
+            planner.from_settings(b.cfg, gpus=scale.ranks_of(b.stage), gpu=scale.gpu)
+        )
         print(f"{b.name}: {plan.verdict}")
         if not plan.fits:
-            raise ConfigError(f"stage {b.name}: {plan.verdict}; the settings are in codechat_lab/recipes/scales")
+            raise ConfigError(
+                f"stage {b.name}: {plan.verdict}; the settings are in codechat_lab/recipes/scales"
+            )
         hours += plan.hours
     gpus = max(scale.ranks_of(b.stage) for b in bound)
     print(f"planned: {hours:,.1f} hours on {gpus} GPUs; sampling and data come on top")
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError("no terminal to ask for a confirmation; --yes launches what is planned above")
+        raise ConfigError(
+            "no terminal to ask for a confirmation; --yes launches what is planned above"
+        )
     if input("launch? [y/N] ").strip().lower() not in ("y", "yes"):
         raise ConfigError("not launched; finished stages stay finished")
 
 
 def data_first(bound: list[Bound], scale: Scale, todo: set[str]) -> list[Bound]:
-    """The stages that need no GPU, nor a pending result of one that does, then the others; each in order."""
+    """The stages that need no GPU, nor a pending result of one that does, then the others; each
+    in order."""
     late: set[str] = set()
     for b in bound:
         if b.stage.name in todo and (scale.ranks_of(b.stage) or late & set(b.stage.needs)):
@@ -290,14 +336,18 @@ def data_first(bound: list[Bound], scale: Scale, todo: set[str]) -> list[Bound]:
 
 
 def say_missing_gpus(bound: list[Bound], scale: Scale) -> None:
-    """If a stage needs more GPUs than there are, print which ones can run here. ConfigError if none can."""
+    """If a stage needs more GPUs than there are, print which ones can run here. ConfigError if
+    none can."""
     able: list[str] = []
     for b in bound:
         lack = lack_of_gpus(b, scale)
         if lack and not able:
             raise ConfigError(f"{lack}; run the recipe on a machine that has them")
         if lack:
-            print(f"{lack}: only {', '.join(able)} will run here; then run the recipe again on a machine that has them")
+            print(
+                f"{lack}: only {', '.join(able)} will run here; then run "
+                "the recipe again on a machine that has them"
+            )
             return
         able.append(b.name)
 
@@ -316,9 +366,12 @@ def gpus_here() -> int:
 
 
 def launch_stage(settings: Any, ranks: int) -> None:
-    """Start a stage by torchrun, detached, and follow it to its end. RunError if it does not finish."""
+    """Start a stage by torchrun, detached, and follow it to its end. RunError if it does not
+    finish."""
     name = settings.run_name
-    stopped = getattr(settings, "resume", False) and (paths.runs_dir() / name / "launch.sh").is_file()
+    stopped = (
+        getattr(settings, "resume", False) and (paths.runs_dir() / name / "launch.sh").is_file()
+    )
     if not stopped:  # launch.sh resumes by itself
         machines = launcher.Machines(nproc=ranks, overwrite=settings.overwrite)
         launcher.write(replace(settings, overwrite=False), machines)
@@ -344,12 +397,16 @@ class RecipeLaunch(RecipeConfig):
     @property
     def where(self) -> Path:
         """The folder of this launch's process and log."""
-        return self.folder / "launch" / (Path(self.recipe).stem + (f"-s{self.seed}" if self.seed else ""))
+        return (
+            self.folder
+            / "launch"
+            / (Path(self.recipe).stem + (f"-s{self.seed}" if self.seed else ""))
+        )
 
 
 def launch(argv: list[str]) -> int | None:
-    """`codechat launch`, of a recipe or a run; 1 where `status` or `tail` find a failure. A run wins over a recipe
-    of the same name."""
+    """`codechat launch`, of a recipe or a run; 1 where `status` or `tail` find a failure. A run
+    wins over a recipe of the same name."""
     what = argv[0] if argv else ""
     if not what.endswith(".toml") and (what not in RECIPES or paths.exists(what)):
         return launcher.main(argv)
@@ -359,17 +416,21 @@ def launch(argv: list[str]) -> int | None:
         start_recipe(cfg)
         return print(f"started; log: {where}/recipe.log; codechat launch {what} tail")
     if not (where / "process.json").is_file():
-        raise MissingFile(f"no launch of recipe {what} in {where}; give the --scale and --seed that it had")
+        raise MissingFile(
+            f"no launch of recipe {what} in {where}; give the --scale and --seed that it had"
+        )
     if cfg.action == "stop":
         return print(f"{what}: {stop_recipe(where, now=cfg.now)}")
     if cfg.action == "tail":
-        launcher.follow(launcher.new_lines(where / "recipe.log", lambda: bool(launcher.process_of(where))), what)
+        launcher.follow(
+            launcher.new_lines(where / "recipe.log", lambda: bool(launcher.process_of(where))), what
+        )
     return launcher.print_rows(recipe_status(where))
 
 
 def start_recipe(cfg: RecipeLaunch) -> None:
-    """Start `codechat run` as a detached process. ConfigError for stages that do not exist, RunError if the recipe
-    runs already."""
+    """Start `codechat run` as a detached process. ConfigError for stages that do not exist,
+    RunError if the recipe runs already."""
     pending(cfg)  # before anything is written
     launcher.check_not_started(cfg.recipe, cfg.where)
     cfg.where.mkdir(parents=True, exist_ok=True)
@@ -389,8 +450,8 @@ def launched(where: Path) -> RecipeConfig:
 
 
 def recipe_status(where: Path) -> dict[str, Any]:
-    """{recipe, status, reason, process, log, then the state of each stage}. A recipe that ended early has the status
-    of the stage that ended it."""
+    """{recipe, status, reason, process, log, then the state of each stage}. A recipe that ended
+    early has the status of the stage that ended it."""
     process = launcher.process_of(where)
     cfg = launched(where)
     rows = read_ledger(cfg.ledger)
@@ -401,7 +462,9 @@ def recipe_status(where: Path) -> dict[str, Any]:
     if not process and any(b.stage.name in todo and not b.waits for b in cfg.bound):
         reason = launcher.error_line(where / "recipe.log") or ""
         usual = "failed" if reason.startswith("error: ") else "stopped"
-        status = next((state for state in (*launcher.FAILED, "stopped") if state in states.values()), usual)
+        status = next(
+            (state for state in (*launcher.FAILED, "stopped") if state in states.values()), usual
+        )
     return {
         "recipe": cfg.recipe,
         "status": status,
@@ -421,13 +484,17 @@ def _state(b: Bound, rows: Ledger) -> str:
 
 
 def stop_recipe(where: Path, *, now: bool = False) -> str:
-    """End the recipe, then the stage that torchrun runs for it; a stage that trains saves a checkpoint first.
-    RunError where nothing runs."""
+    """End the recipe, then the stage that torchrun runs for it; a stage that trains saves a
+    checkpoint first. RunError where nothing runs."""
     process = launcher.process_of(where)
     cfg = launched(where)
     if process:
         launcher.end(f"recipe {cfg.recipe}", process, now, where)
-    stages = [b.run_name for b in cfg.bound if b.run_name and launcher.process_of(paths.runs_dir() / b.run_name)]
+    stages = [
+        b.run_name
+        for b in cfg.bound
+        if b.run_name and launcher.process_of(paths.runs_dir() / b.run_name)
+    ]
     for name in stages:
         launcher.stop(name, now=now)
     if not (process or stages):
@@ -456,7 +523,11 @@ def results_table(cfg: RecipeConfig) -> Table:
 
 def _in_words(row: Mapping[str, Any]) -> str:
     """An evaluation on one line."""
-    words = [str(row[name]) for name in ("checkpoint", "split", "verdict") if isinstance(row.get(name), str)]
+    words = [
+        str(row[name])
+        for name in ("checkpoint", "split", "verdict")
+        if isinstance(row.get(name), str)
+    ]
     for name, value in row.items():
         if (name in SUMMARY or name.startswith("heldout_loss/")) and isinstance(value, float):
             words.append(f"{name} {value:.3f}")
@@ -471,7 +542,9 @@ class SheetConfig(config.Settings):
     """`codechat recipes`: the recipes, or command lines to copy for public models and data
     (codechat_lab/recipes/NAME.txt)."""
 
-    name: str | None = opt(None, "a sheet of command lines; none = list recipes and sheets", positional=True)
+    name: str | None = opt(
+        None, "a sheet of command lines; none = list recipes and sheets", positional=True
+    )
 
 
 def show_recipes(cfg: SheetConfig) -> None:
@@ -481,9 +554,16 @@ def show_recipes(cfg: SheetConfig) -> None:
     for name, recipe in RECIPES.items():
         print(f"{name}: {recipe.about}")
         stages = " ".join(stage.name for stage in recipe.stages)
-        print(textwrap.fill(stages, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+        print(
+            textwrap.fill(
+                stages, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+            )
+        )
     for sheet, text in SHEETS.items():
-        print(f"{sheet}: {text.splitlines()[0].lstrip('# ')}; codechat recipes {sheet} prints its command lines")
+        print(
+            f"{sheet}: {text.splitlines()[0].lstrip('# ')}; "
+            f"codechat recipes {sheet} prints its command lines"
+        )
 
 
 def main(cfg: RecipeConfig) -> None:

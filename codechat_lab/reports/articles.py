@@ -1,11 +1,13 @@
 """The parts of a report that is read as an article: its answer and its tables, as Markdown.
 
-    articles.answer(numbers, "RL adds {gain:+.1f} points.", "...", "...")     three sentences from asserted numbers
-    articles.beside([("pass@1", "0.86", "0.64", "another task set")])         published | ours | what it means
+    articles.answer(numbers, "RL adds {gain:+.1f} points.", "...", "...")     three sentences from
+    asserted numbers
+    articles.beside([("pass@1", "0.86", "0.64", "another task set")])         published | ours |
+    what it means
     articles.table(frame, {"lr": "learning rate", "changed": ("values changed", ".1%")})
 
-The numbers of an answer are those that the report stores with `run_frames.headline`, which compares them with the
-committed ones."""
+The numbers of an answer are those that the report stores with `run_frames.headline`, which
+compares them with the committed ones."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +20,8 @@ VERBATIM = "verbatim"  # format of a column that shows what a model wrote
 
 
 def answer(numbers: Mapping[str, float], *sentences: str) -> Markdown:
-    """Sentences, a line each; every {name:format} is filled from `numbers`: no number is typed by hand."""
+    """Sentences, a line each; every {name:format} is filled from `numbers`: no number is typed
+    by hand."""
     return Markdown("\n".join(sentences).format_map(numbers))
 
 
@@ -29,10 +32,14 @@ def beside(rows: Iterable[Sequence[str]]) -> Markdown:
 
 
 def table(frame: pd.DataFrame, columns: Mapping[str, str | tuple[str, str]]) -> Markdown:
-    """Every row of a frame, with words for column names and no text cut; a dash for an unknown value.
+    """Every row of a frame, with words for column names and no text cut; a dash for an unknown
+    value.
 
     columns: {column: words}, or {column: (words, format)} with a format of numbers or VERBATIM."""
-    shown = {column: (about, "") if isinstance(about, str) else about for column, about in columns.items()}
+    shown = {
+        column: (about, "") if isinstance(about, str) else about
+        for column, about in columns.items()
+    }
     lines = [_line(words for words, _ in shown.values()), _line(["---"] * len(shown))]
     for row in frame.to_dict("records"):
         lines.append(_line(_cell(row.get(column), how) for column, (_, how) in shown.items()))

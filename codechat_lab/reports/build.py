@@ -1,20 +1,25 @@
 """Build reports: finished runs -> figures -> one executed notebook and its web page.
 
     codechat report                            list the reports
-    codechat report nano staircase             write reports/NAME.{ipynb,html} and reports/NAME/data of each
-    codechat report staircase --frozen         from the committed rows, without any run, in runs/drawn/report: what is
+    codechat report nano staircase             write reports/NAME.{ipynb,html} and
+                                               reports/NAME/data of each
+    codechat report staircase --frozen         from the committed rows, without any run, in
+                                               runs/drawn/report: what is
                                                committed stays as it is
-    codechat report nano --out runs/nano/report    write elsewhere; the recipe does this, so the repository stays
+    codechat report nano --out runs/nano/report    write elsewhere; the recipe does this, so the
+                                                   repository stays
                                                    unchanged
 
-A report is a template `nbs_py/9x_NAME.py`, which papermill can run, by default on the committed rows. It reads only
-run directories, freezes their rows and draws from these; if none of its runs is on this machine, it uses the
-committed rows. `reports/index.html` (not committed) shows every report
+A report is a template `nbs_py/9x_NAME.py`, which papermill can run, by default on the committed
+rows. It reads only run directories, freezes their rows and draws from these; if none of its
+runs is on this machine, it uses the committed rows. `reports/index.html` (not committed) shows
+every report
 on this machine: title, first sentence and picture.
 
-A report reads like an article: a cell tagged `answer` with three sentences, one tagged `thumbnail` with the main
-figure, a table "published | ours | what it means", the argument, an appendix. Its cells are tagged `hide-input`
-(shown without code) or `hide-cell` (shown at the end of the page)."""
+A report reads like an article: a cell tagged `answer` with three sentences, one tagged
+`thumbnail` with the main figure, a table "published | ours | what it means", the argument, an
+appendix. Its cells are tagged `hide-input` (shown without code) or `hide-cell` (shown at the
+end of the page)."""
 
 import shutil
 from pathlib import Path
@@ -29,12 +34,16 @@ DRAWN = "runs/drawn/report"  # what is drawn from committed rows; git ignores ru
 
 def templates() -> dict[str, str]:
     """{report: template} of the sources nbs_py/9x_NAME.py and 9x_NAME_report.py."""
-    return {name[3:].removesuffix("_report"): name for name in notebooks.names() if notebooks.is_template(name)}
+    return {
+        name[3:].removesuffix("_report"): name
+        for name in notebooks.names()
+        if notebooks.is_template(name)
+    }
 
 
 def build(name: str, out: str, frozen: bool = False) -> Path:
-    """Execute the template of report `name` into OUT/NAME.ipynb, OUT from the project's root, and render its page;
-    returns the page's path.
+    """Execute the template of report `name` into OUT/NAME.ipynb, OUT from the project's root,
+    and render its page; returns the page's path.
 
     RunError names the cell that failed and the reason; the notebook up to there is kept."""
     here = paths.ROOT / out / name / "data"
@@ -54,14 +63,16 @@ def build(name: str, out: str, frozen: bool = False) -> Path:
 
 
 def write(cfg: ReportConfig) -> None:
-    """Build the reports, and an index over all executed reports and notebooks of runs, and print their paths;
-    without a name, print the list."""
+    """Build the reports, and an index over all executed reports and notebooks of runs, and
+    print their paths; without a name, print the list."""
     known = templates()
     folder = paths.ROOT / "reports"
     if not cfg.names:
         for name in known:
             path = folder / f"{name}.ipynb"
-            print(f"{name:<16} {html.title(html.read(path)) if path.is_file() else 'not executed yet'}")
+            print(
+                f"{name:<16} {html.title(html.read(path)) if path.is_file() else 'not executed yet'}"
+            )
         return
     for name in cfg.names:
         check_choice("report", name, known)

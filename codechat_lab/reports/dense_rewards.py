@@ -1,7 +1,8 @@
-"""When does a dense reward help? Table and figure of the rows of `codechat_lab.instruments.reward_starts`.
+"""When does a dense reward help? Table and figure of the rows of
+`codechat_lab.instruments.reward_starts`.
 
-Intervals are hierarchical, over seeds and problems; a gain over the binary reward is paired by seed and problem.
-"""
+Intervals are hierarchical, over seeds and problems; a gain over the binary reward is paired by
+seed and problem."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,11 @@ REFERENCE = "binary"
 
 def frozen(baseline: str = "mean") -> list[dict[str, Any]]:
     """The committed rows of one baseline; `python tools/reward_rows.py starts` trains them."""
-    return [row for row in read_rows(run_frames.frozen_dir() / "thesis.jsonl") if row["baseline"] == baseline]
+    return [
+        row
+        for row in read_rows(run_frames.frozen_dir() / "thesis.jsonl")
+        if row["baseline"] == baseline
+    ]
 
 
 def cells(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
@@ -47,7 +52,9 @@ def score(rows: Sequence[Row], when: str, measure: str) -> Interval:
 
 def gain(rows: Sequence[Row], reference: Sequence[Row], measure: str = "pass@1") -> Interval:
     """What the runs score above the reference after RL, paired by seed and problem."""
-    return hierarchical_interval(values(rows, "after", measure) - values(reference, "after", measure))
+    return hierarchical_interval(
+        values(rows, "after", measure) - values(reference, "after", measure)
+    )
 
 
 def live_share(rows: Sequence[Row]) -> float:
@@ -56,12 +63,17 @@ def live_share(rows: Sequence[Row]) -> float:
 
 
 def table(rows: Sequence[Row]) -> pd.DataFrame:
-    """One row per start and reward: exact match before and after, pass@8, exact match of the worst seed, the gain
-    over the binary reward, groups with variance over all updates."""
+    """One row per start and reward: exact match before and after, pass@8, exact match of the
+    worst seed, the gain over the binary reward, groups with variance over all updates."""
     found = cells(rows)
     parts = []
     for (start, reward), runs in found.items():
-        row: dict[str, Any] = {"start": start, "reward": reward, "seeds": len(runs), "live": live_share(runs)}
+        row: dict[str, Any] = {
+            "start": start,
+            "reward": reward,
+            "seeds": len(runs),
+            "live": live_share(runs),
+        }
         for measure in ("greedy", "pass@1", f"pass@{runs[0]['samples']}"):
             row[f"{measure} before"] = score(runs, "before", measure).value
             row |= score(runs, "after", measure).row(measure)
@@ -73,8 +85,8 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def figure(rows: Sequence[Row]) -> Plot:
-    """Exact match after RL, greedy and at T = 1, and groups with variance: a point per start and reward, side by
-    side."""
+    """Exact match after RL, greedy and at T = 1, and groups with variance: a point per start
+    and reward, side by side."""
     found = table(rows)
     above = (found["gain/lo"] > 0).sum()
     title = (
@@ -86,7 +98,9 @@ def figure(rows: Sequence[Row]) -> Plot:
     before = found.drop_duplicates("start")
     places = np.arange(len(before))
     for ax, measure in ((greedy, "greedy"), (sampled, "pass@1")):
-        ax.plot(places, before[f"{measure} before"], "_", color=GREY, markersize=22, label="before RL")
+        ax.plot(
+            places, before[f"{measure} before"], "_", color=GREY, markersize=22, label="before RL"
+        )
     for i, (reward, runs) in enumerate(found.groupby("reward", sort=False)):
         at = places + 0.17 * (i - 1.5)
         colour = SHAPE_COLOURS[reward]
@@ -103,8 +117,12 @@ def figure(rows: Sequence[Row]) -> Plot:
                 elinewidth=1.4,
             )
         live.plot(at, runs["live"], "o", color=colour, markersize=4.5)
-    ticks = [f"{start}\n{rate:.1%}" for start, rate in zip(before["start"], before["pass@1 before"])]
-    for ax, label in zip(axes[0], ("exact match, greedy", "exact match, T = 1", "groups with variance, all updates")):
+    ticks = [
+        f"{start}\n{rate:.1%}" for start, rate in zip(before["start"], before["pass@1 before"])
+    ]
+    for ax, label in zip(
+        axes[0], ("exact match, greedy", "exact match, T = 1", "groups with variance, all updates")
+    ):
         ax.set_xticks(places, ticks)
         ax.set_ylim(-0.02, 1.02)
         x = "start of RL, and its exact match at T = 1"

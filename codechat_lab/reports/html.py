@@ -1,8 +1,8 @@
 """Executed notebooks as plain HTML pages, and an index page over reports.
 
-Jinja2 fills templates and escapes every value, markdown-it turns Markdown into HTML. A page loads nothing from the
-network. nbconvert would load scripts from there, and pass on HTML within Markdown, which a completion of a model
-may hold."""
+Jinja2 fills templates and escapes every value, markdown-it turns Markdown into HTML. A page
+loads nothing from the network. nbconvert would load scripts from there, and pass on HTML within
+Markdown, which a completion of a model may hold."""
 
 import os
 import re
@@ -30,18 +30,21 @@ def read(path: Path) -> NotebookNode:
 def write_page(notebook_path: Path) -> Path:
     """Render an executed notebook to NAME.html beside it; returns the page's path.
 
-    Prose, outputs, and each cell's code behind a fold. One fold at the end holds cells tagged `hide-cell` and the code
-    of cells tagged `hide-input`; an article has all its code there."""
+    Prose, outputs, and each cell's code behind a fold. One fold at the end holds cells tagged
+    `hide-cell` and the code of cells tagged `hide-input`; an article has all its code there."""
     notebook = read(notebook_path)
     path = notebook_path.with_suffix(".html")
     article = bool(answer(notebook))
-    cells = [dict(cell, place=_place(cell, article)) for cell in notebook.cells if cell.source.strip()]
+    cells = [
+        dict(cell, place=_place(cell, article)) for cell in notebook.cells if cell.source.strip()
+    ]
     write_atomic(path, fill("notebook.html", title=title(notebook), cells=cells))
     return path
 
 
 def _place(cell: NotebookNode, article: bool) -> str:
-    """Where a page shows a cell: "here" (with its code), "output" (its code at the end) or "end"."""
+    """Where a page shows a cell: "here" (with its code), "output" (its code at the end) or
+    "end"."""
     tags = set(cell.metadata.get("tags", ()))
     if HIDE_CELL in tags or (article and tags & {"parameters", "injected-parameters"}):
         return "end"  # an article lists its parameters in its appendix
@@ -49,8 +52,9 @@ def _place(cell: NotebookNode, article: bool) -> str:
 
 
 def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
-    """Write the page `out` over executed reports, each with its title, the first sentence of its answer and
-    thumbnails, and a list of other executed notebooks. Every notebook is rendered beside its file and linked."""
+    """Write the page `out` over executed reports, each with its title, the first sentence of
+    its answer and thumbnails, and a list of other executed notebooks. Every notebook is
+    rendered beside its file and linked."""
     cards = [_card(path, out.parent) for path in reports]
     links = [_card(path, out.parent) for path in notebooks]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -65,13 +69,20 @@ def _card(path: Path, folder: Path) -> dict[str, Any]:
         "href": Path(os.path.relpath(page, folder)).as_posix(),
         "title": title(notebook),
         "sentence": answer(notebook).partition("\n")[0],
-        "thumbnails": [output for output in _tagged(notebook, "thumbnail") if "image/png" in output.get("data", {})],
+        "thumbnails": [
+            output
+            for output in _tagged(notebook, "thumbnail")
+            if "image/png" in output.get("data", {})
+        ],
     }
 
 
 def answer(notebook: NotebookNode) -> str:
-    """The Markdown that cells tagged `answer` show, a sentence a line; "" if the notebook is no article."""
-    return "\n".join(output.get("data", {}).get("text/markdown", "") for output in _tagged(notebook, "answer"))
+    """The Markdown that cells tagged `answer` show, a sentence a line; "" if the notebook is no
+    article."""
+    return "\n".join(
+        output.get("data", {}).get("text/markdown", "") for output in _tagged(notebook, "answer")
+    )
 
 
 def title(notebook: NotebookNode) -> str:
@@ -83,7 +94,11 @@ def title(notebook: NotebookNode) -> str:
 
 def _tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
     """Outputs of the code cells with a tag."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and tag in cell.metadata.get("tags", ())]
+    cells = [
+        cell
+        for cell in notebook.cells
+        if cell.cell_type == "code" and tag in cell.metadata.get("tags", ())
+    ]
     return [output for cell in cells for output in cell.outputs]
 
 

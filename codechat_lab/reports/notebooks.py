@@ -1,7 +1,8 @@
 """Notebooks by name: their sources, and executed copies with other parameters.
 
-`nbs_py/NAME.py` (py:percent) is the source; `tools/notebook_pairs.py` builds the committed `notebooks/NAME.ipynb`.
-A walk-through claims what its last code cell asserts. Names that begin with 9 are report templates."""
+`nbs_py/NAME.py` (py:percent) is the source; `tools/notebook_pairs.py` builds the committed
+`notebooks/NAME.ipynb`. A walk-through claims what its last code cell asserts. Names that begin
+with 9 are report templates."""
 
 import hashlib
 import os
@@ -52,12 +53,18 @@ def is_template(name: str) -> bool:
 
 
 def source_of(name: str) -> NotebookNode:
-    """The notebook of a source file, without outputs. Cell ids derive from the text, so that a rebuild keeps them."""
+    """The notebook of a source file, without outputs. Cell ids derive from the text, so that a
+    rebuild keeps them."""
     config = load_jupytext_config(str(paths.SHIPPED))
     notebook = jupytext.read(paths.SHIPPED / "nbs_py" / f"{name}.py", config=config)
-    # The filters are those that `jupytext --sync` would write: a later sync then finds nothing to change.
-    filters = {key: getattr(config, key) for key in ("cell_metadata_filter", "notebook_metadata_filter")}
-    notebook.metadata = nbformat.from_dict({"jupytext": filters, "kernelspec": KERNEL, "language_info": LANGUAGE})
+    # The filters are those that `jupytext --sync` would write: a later sync then finds nothing
+    # to change.
+    filters = {
+        key: getattr(config, key) for key in ("cell_metadata_filter", "notebook_metadata_filter")
+    }
+    notebook.metadata = nbformat.from_dict(
+        {"jupytext": filters, "kernelspec": KERNEL, "language_info": LANGUAGE}
+    )
     seen = Counter[str]()
     for cell in notebook.cells:
         digest = hashlib.sha256(f"{cell.cell_type}\0{cell.source}".encode()).hexdigest()[:8]
@@ -77,13 +84,17 @@ def reads_runs(name: str) -> bool:
     """Whether it is a walk-through with a parameter `source`, the recipe whose runs it reads."""
     if is_template(name):
         return False
-    cells = [cell for cell in code_cells(source_of(name)) if "parameters" in cell.metadata.get("tags", [])]
+    cells = [
+        cell
+        for cell in code_cells(source_of(name))
+        if "parameters" in cell.metadata.get("tags", [])
+    ]
     return any(re.search("^source = ", cell.source, re.MULTILINE) for cell in cells)
 
 
 def run_copies(cfg: CopiesConfig) -> None:
-    """Execute copies of the walk-throughs that read runs on those of cfg.source. A claim that does not hold there
-    is printed, not raised."""
+    """Execute copies of the walk-throughs that read runs on those of cfg.source. A claim that
+    does not hold there is printed, not raised."""
     out = paths.ROOT / cfg.out
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
 
@@ -92,7 +103,9 @@ def run_copies(cfg: CopiesConfig) -> None:
         begin = time.perf_counter()
         failure = ""
         try:
-            execute_copy(name, out / f"{name}.ipynb", {"source": cfg.source}, {"OMP_NUM_THREADS": threads})
+            execute_copy(
+                name, out / f"{name}.ipynb", {"source": cfg.source}, {"OMP_NUM_THREADS": threads}
+            )
         except NotebookError as error:
             failure = f"FAILED: {error}"
         return time.perf_counter() - begin, failure
@@ -112,8 +125,9 @@ def execute_copy(
     parameters: Mapping[str, object],
     environment: Mapping[str, str] = {},
 ) -> None:
-    """Execute a notebook or report template with `parameters` into `path`, in its folder, with these environment
-    variables. NotebookError if a cell fails; the outputs up to there are kept."""
+    """Execute a notebook or report template with `parameters` into `path`, in its folder, with
+    these environment variables. NotebookError if a cell fails; the outputs up to there are
+    kept."""
     notebook = source_of(name)
     for cell in notebook.cells:
         tags = cell.metadata.setdefault("tags", [])  # papermill reads the tags of every cell
@@ -138,7 +152,8 @@ def execute(
     timeout_s: float = 600,
     environment: Mapping[str, str] = {},
 ) -> None:
-    """Run every cell in place, in a fresh kernel whose `codechat` is this one. Raises NotebookError."""
+    """Run every cell in place, in a fresh kernel whose `codechat` is this one. Raises
+    NotebookError."""
     package = str(Path(codechat.__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     begun: list[int] = []
@@ -150,8 +165,12 @@ def execute(
         store_widget_state=False,
         coalesce_streams=True,
         on_cell_start=lambda cell, cell_index: begun.append(cell_index),
-        # the kernel works in the notebook's folder; runs/ and data/ are where they are for this process
-        extra_arguments=["--log-level=ERROR", f"--IPKernelApp.exec_lines=[{AT_ROOT.format(str(paths.ROOT))!r}]"],
+        # the kernel works in the notebook's folder; runs/ and data/ are where they are for this
+        # process
+        extra_arguments=[
+            "--log-level=ERROR",
+            f"--IPKernelApp.exec_lines=[{AT_ROOT.format(str(paths.ROOT))!r}]",
+        ],
         resources={"metadata": {"path": str(cwd)}},
     )
     try:

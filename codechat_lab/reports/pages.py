@@ -1,15 +1,19 @@
-"""Interactive pages without a kernel: static HTML with the rows of runs. They open from disk or from any web server.
+"""Interactive pages without a kernel: static HTML with the rows of runs. They open from disk or
+from any web server.
 
-    codechat pages                                         write the pages into reports/pages, from the committed rows
-    codechat pages --source nano --out runs/nano/pages     with the completions of the runs of this machine
+    codechat pages                                         write the pages into reports/pages, from
+                                                           the committed rows
+    codechat pages --source nano --out runs/nano/pages     with the completions of the runs of this
+                                                           machine
 
     calculator    pass@k from counts, and the number of rollout groups that carry a gradient
     completions   requests with the reference call and the answers of two checkpoints, by tier
-    xray          loss mask, advantage, share of the gradient and probability of rollouts over the steps of RL, as
+    xray          loss mask, advantage, share of the gradient and probability of rollouts over the
+                  steps of RL, as
                   notebook 00 recorded them
 
-A page loads nothing from the network: it contains its rows, and the chart library (Vega-Lite) is one shared copy
-below `templates/pages`, linked by a relative path."""
+A page loads nothing from the network: it contains its rows, and the chart library (Vega-Lite)
+is one shared copy below `templates/pages`, linked by a relative path."""
 
 import json
 import os
@@ -31,20 +35,26 @@ INDEX = ("CodeChat: try it", "Each page works without a server and without a net
 
 
 def json_for_html(data: Any) -> str:
-    """JSON that ends no script element, whatever its texts hold; NaN, which JSON lacks, is an error."""
+    """JSON that ends no script element, whatever its texts hold; NaN, which JSON lacks, is an
+    error."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def completions_data(source: str = "frozen") -> Row:
-    """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one answer of each to a
-    request. DataError unless there are two."""
+    """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one
+    answer of each to a request. DataError unless there are two."""
     samples = run_frames.stage_rows(source, "evaluate", "samples").to_dict("records")
     who = list(dict.fromkeys(sample["checkpoint"] for sample in samples))
     if len(who) != 2:
-        raise DataError(f"the evaluation of {source} has answers of {len(who)} checkpoints ({who}); required are two")
+        raise DataError(
+            f"the evaluation of {source} has answers of {len(who)} "
+            f"checkpoints ({who}); required are two"
+        )
     counts = run_frames.stage_rows(source, "evaluate", "per_problem").to_dict("records")
-    counted = {(row["checkpoint"], row["id"]): {"n": int(row["n"]), "c": int(row["c"])} for row in counts}
+    counted = {
+        (row["checkpoint"], row["id"]): {"n": int(row["n"]), "c": int(row["c"])} for row in counts
+    }
     rows: dict[str, Row] = {}
     for sample in samples:
         problem = sample["problem"]
@@ -64,7 +74,8 @@ def completions_data(source: str = "frozen") -> Row:
 
 
 def xray_data() -> Row:
-    """{steps, problems, tiers} of the committed rollouts, from one row for each step and request."""
+    """{steps, problems, tiers} of the committed rollouts, from one row for each step and
+    request."""
     rows = list(read_rows(run_frames.frozen_dir() / "xray" / "rollouts.jsonl"))
     problems = []
     for seen in _grouped(rows, "id"):
@@ -100,7 +111,10 @@ def _grouped(rows: list[Row], key: str) -> Iterable[list[Row]]:
 
 def render_all(out: Path, source: str = "frozen") -> dict[Path, str]:
     """The pages for the folder `out`, and an index of them."""
-    cards = [{"href": f"{name}.html", "title": title, "lead": lead} for name, (title, lead) in ABOUT.items()]
+    cards = [
+        {"href": f"{name}.html", "title": title, "lead": lead}
+        for name, (title, lead) in ABOUT.items()
+    ]
     return {
         out / "calculator.html": _page(out, "calculator", {}),
         out / "completions.html": _page(out, "completions", completions_data(source)),
@@ -127,7 +141,8 @@ def _page(out: Path, name: str, data: Any, cards: Iterable[Row] = ()) -> str:
 
 
 def main(cfg: PagesConfig) -> None:
-    """`codechat pages`. Nothing is written if one page cannot be made, or into the folder of a run (ConfigError)."""
+    """`codechat pages`. Nothing is written if one page cannot be made, or into the folder of a
+    run (ConfigError)."""
     out = paths.ROOT / cfg.out
     paths.check_outside(out)
     texts = render_all(out, cfg.source)

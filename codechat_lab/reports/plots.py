@@ -1,7 +1,8 @@
-"""Figures of runs that several notebooks and reports share: functions from DataFrames to a `Figure`.
+"""Figures of runs that several notebooks and reports share: functions from DataFrames to a
+`Figure`.
 
-A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()`
-returns. A title states the finding."""
+A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is
+what `Run.evals()` returns. A title states the finding."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,13 +23,20 @@ def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame) -> Plot:
     known = metrics[metrics["tokens"].notna()]
     points = evals[evals["val_bpb"].notna()]
     bpb = points["val_bpb"]
-    tokens = np.interp(points["step"], [0, *known["step"]], [0, *known["tokens"]])  # evaluations count steps
+    tokens = np.interp(
+        points["step"], [0, *known["step"]], [0, *known["tokens"]]
+    )  # evaluations count steps
     total = EngFormatter(sep="", places=1).format_data(metrics["tokens"].max())
-    title = f"{run}: {bpb.iloc[0]:.2f} to {bpb.iloc[-1]:.2f} bits per byte of unseen code after {total} tokens"
+    title = (
+        f"{run}: {bpb.iloc[0]:.2f} to {bpb.iloc[-1]:.2f} bits "
+        f"per byte of unseen code after {total} tokens"
+    )
     fig, axes = new_figure(title, cols=2)
     left, right = axes[0]
     colour = style.colour_of(run)
-    style.draw_smoothed(left, metrics["tokens"], metrics["train_loss"], colour=colour, label="training")
+    style.draw_smoothed(
+        left, metrics["tokens"], metrics["train_loss"], colour=colour, label="training"
+    )
     finish(left, x="tokens", y=style.label_of("train_loss"))
     right.plot(tokens, bpb, "o-", color=colour, markersize=4, linewidth=1.2)
     finish(right, x="tokens", y=style.label_of("val_bpb"), note=style.seeds_note([run]))
@@ -36,9 +44,12 @@ def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame) -> Plot:
 
 
 def heldout_losses(run: str, evals: pd.DataFrame) -> Plot:
-    """Held-out loss of each domain over the steps; the loss of a domain that is being overwritten rises."""
+    """Held-out loss of each domain over the steps; the loss of a domain that is being
+    overwritten rises."""
     losses = {
-        column.partition("/")[2]: evals[column].dropna() for column in evals if column.startswith("heldout_loss/")
+        column.partition("/")[2]: evals[column].dropna()
+        for column in evals
+        if column.startswith("heldout_loss/")
     }
     risen = [domain for domain, loss in losses.items() if loss.iloc[-1] > loss.min() * 1.02]
     finding = "no domain's held-out loss ends above its lowest"
@@ -46,7 +57,9 @@ def heldout_losses(run: str, evals: pd.DataFrame) -> Plot:
         finding = f"{', '.join(risen)} ends above its lowest held-out loss"
     fig, axes = new_figure(f"{run}: {finding}")
     ax = axes[0, 0]
-    colours = [colour for name, colour in style.OKABE_ITO.items() if name != "yellow"]  # unreadable on white
+    colours = [
+        colour for name, colour in style.OKABE_ITO.items() if name != "yellow"
+    ]  # unreadable on white
     for (domain, loss), colour, marker in zip(losses.items(), colours, "os^Dv<>"):
         steps = evals["step"][loss.index]
         ax.plot(steps, loss, label=domain, marker=marker, markersize=4, color=colour, linewidth=1.4)
@@ -55,11 +68,13 @@ def heldout_losses(run: str, evals: pd.DataFrame) -> Plot:
 
 
 def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str) -> Plot:
-    """Reward and exact match of the rollouts over RL steps; evaluations on held-out problems as points with 95 %
-    intervals."""
+    """Reward and exact match of the rollouts over RL steps; evaluations on held-out problems as
+    points with 95 % intervals."""
     fig, axes = new_figure(title, cols=2, sharey=True)
     for ax, y, eval_y in zip(axes[0], ("reward_mean", "exact_match"), ("reward_mean", "pass@1")):
-        style.draw_smoothed(ax, metrics["step"], metrics[y], colour=style.colour_of(run), label="rollouts")
+        style.draw_smoothed(
+            ax, metrics["step"], metrics[y], colour=style.colour_of(run), label="rollouts"
+        )
         rows = evals[evals[eval_y].notna()]
         first = rows.iloc[0]
         ax.errorbar(
@@ -83,11 +98,14 @@ def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str
 
 
 def group_signal(run: str, metrics: pd.DataFrame) -> Plot:
-    """Does the optimizer receive a signal? Left: share of groups with variance. Right: share of weights whose bf16
-    value changed."""
+    """Does the optimizer receive a signal? Left: share of groups with variance. Right: share of
+    weights whose bf16 value changed."""
     live = 1 - metrics["frac_zero_std_groups"]
     moved = metrics["weights_changed_bf16"]
-    title = f"{run}: {live.mean():.0%} of groups have a gradient, a step moves {moved.median():.1%} of weights"
+    title = (
+        f"{run}: {live.mean():.0%} of groups have a gradient, a "
+        f"step moves {moved.median():.1%} of weights"
+    )
     fig, axes = new_figure(title, cols=2)
     left, right = axes[0]
     steps = metrics["step"]
@@ -110,9 +128,11 @@ def tier_colours(count: int) -> list[Any]:
     return [matplotlib.colormaps["cividis"](x) for x in np.linspace(0, 1, count)]
 
 
-def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str], title: str) -> Plot:
-    """Shares of the reward's tiers on the same validation problems at each evaluation, a panel per run, the worst
-    tier at the bottom."""
+def tiers_on_validation(
+    evals: Mapping[str, pd.DataFrame], tiers: Sequence[str], title: str
+) -> Plot:
+    """Shares of the reward's tiers on the same validation problems at each evaluation, a panel
+    per run, the worst tier at the bottom."""
     fig, axes = new_figure(title, cols=len(evals), size=(7.6, 3.4), sharey=True)
     for ax, (run, frame) in zip(axes[0], evals.items()):
         steps = [f"{step:g}" for step in frame["step"]]
@@ -121,7 +141,11 @@ def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str],
         for tier, colour, share in zip(tiers, tier_colours(len(tiers)), shares):
             ax.bar(steps, share, 0.85, bottom=bottom, color=colour, label=style.label_of_tier(tier))
             bottom = bottom + share
-        ax.set_title(f"{style.label_of_run(run)}, N={int(frame['n_problems'].iloc[0])}", fontsize=8.5, loc="left")
+        ax.set_title(
+            f"{style.label_of_run(run)}, N={int(frame['n_problems'].iloc[0])}",
+            fontsize=8.5,
+            loc="left",
+        )
         finish(ax, x="step", y=None, legend=False)
     axes[0, 0].set_ylabel("answers to validation problems (share)")
     style.outer_legend(fig, axes[0, 0], "outside right center", reverse=True)
@@ -129,7 +153,8 @@ def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str],
 
 
 def differences(rows: pd.DataFrame, title: str) -> Plot:
-    """Differences of shares in percentage points with 95 % intervals, a line each. rows: name, value, lo, hi."""
+    """Differences of shares in percentage points with 95 % intervals, a line each. rows: name,
+    value, lo, hi."""
     fig, axes = new_figure(title, size=(6.4, 1.2 + 0.3 * len(rows)))
     ax = axes[0, 0]
     points = 100 * rows[["value", "lo", "hi"]]
@@ -152,7 +177,8 @@ def differences(rows: pd.DataFrame, title: str) -> Plot:
     return fig
 
 
-# Places of the cells: row = what is asked for, column = which tools are there; code has no column of unfitting tools.
+# Places of the cells: row = what is asked for, column = which tools are there; code has no
+# column of unfitting tools.
 GRID = {
     "tool_with_tools": (0, 0),
     "tool_with_other_tools": (0, 1),
@@ -174,8 +200,8 @@ def draw_behaviour(
     text: str,
     fontsize: float,
 ) -> None:
-    """A map of the shares of expected behaviour. cells: (row, column) -> evaluation and probed cell; a cell that was
-    not probed stays empty.
+    """A map of the shares of expected behaviour. cells: (row, column) -> evaluation and probed
+    cell; a cell that was not probed stays empty.
 
     text: a format of expected, p, lo, hi and n."""
     share = np.full([1 + max(sides) for sides in zip(*cells)], np.nan)

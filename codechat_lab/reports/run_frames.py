@@ -1,14 +1,18 @@
-"""Finished runs as DataFrames, the rows that are frozen of them, and what reports and walk-throughs compute from these.
+"""Finished runs as DataFrames, the rows that are frozen of them, and what reports and
+walk-throughs compute from these.
 
-    frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data", frozen=False)    # from the runs, or from
+    frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data", frozen=False)    #
+    from the runs, or from
     the frozen rows
     metrics = run_frames.rows_of(frames["metrics"], "nano/rl")
-    metrics = run_frames.stage_rows("frozen", "rl", "metrics")                  # what a walk-through reads
+    metrics = run_frames.stage_rows("frozen", "rl", "metrics")                  # what a
+    walk-through reads
 
-`gather` writes the rows it read below `data` and returns them as read back, so that a figure can be redrawn from
-committed bytes. Columns of published tables end in "(published)", so that they never join measured ones. A
-walk-through reads rows of source "frozen", which `tools/freeze_rows.py` committed, so that its numbers hold on any
-machine; any other source is a recipe whose runs are read (`nano` for runs/nano/sft)."""
+`gather` writes the rows it read below `data` and returns them as read back, so that a figure
+can be redrawn from committed bytes. Columns of published tables end in "(published)", so that
+they never join measured ones. A walk-through reads rows of source "frozen", which
+`tools/freeze_rows.py` committed, so that its numbers hold on any machine; any other source is a
+recipe whose runs are read (`nano` for runs/nano/sft)."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +33,15 @@ MAX_BYTES = 1_000_000
 FROZEN = "frozen"  # the source of committed rows
 NUMBERS = "headline.json"  # beside the frozen rows
 SAMPLES_PER_RUN = 40
-TABLES = ("runs", "metrics", "evals")  # frozen as csv, as is per_problem without its column tiers; others as jsonl
+TABLES = (
+    "runs",
+    "metrics",
+    "evals",
+)  # frozen as csv, as is per_problem without its column tiers; others as jsonl
 COUNTS = ("n", "c")  # of a problem: completions, and how many of them are correct
-STRATA = json.loads(Path(__file__).with_name("strata.json").read_text())  # of the task funcall: what a request asks for
+STRATA = json.loads(
+    Path(__file__).with_name("strata.json").read_text()
+)  # of the task funcall: what a request asks for
 
 # Settings that decide what an evaluation of each kind of run measures; seeds may differ.
 SAMPLED = ("task", "temperature", "top_k", "max_new_tokens")
@@ -45,24 +55,34 @@ COMPARED = {
     "anatomy": (*SAMPLED, "data_dir", "problems", "group_size"),
 }
 EVALUATIONS = ("evaluate", "swaps", "anatomy")  # kinds of runs that read checkpoints
-QUOTED = {"test", "test_hard"}  # splits whose scores are quoted: no checkpoint may be chosen on them
+QUOTED = {
+    "test",
+    "test_hard",
+}  # splits whose scores are quoted: no checkpoint may be chosen on them
 
 
 def check(runs: Sequence[Run]) -> None:
-    """RunError unless the runs are finished, those of one kind were evaluated alike, and no checkpoint was chosen
-    on a test split or trained again since."""
+    """RunError unless the runs are finished, those of one kind were evaluated alike, and no
+    checkpoint was chosen on a test split or trained again since."""
     first: dict[tuple[str, bool], Run] = {}
     for run in runs:
         status = run.status
         kind = status["kind"]
         if status["status"] != "finished":
             reason = status.get("reason", "no end yet")
-            raise RunError(f"run {run.name} is {status['status']} ({reason}); wait, or use --resume")
+            raise RunError(
+                f"run {run.name} is {status['status']} ({reason}); wait, or use --resume"
+            )
         if kind in EVALUATIONS:
-            for name in filter(paths.exists, _trained(run)):  # the scores of a run that was deleted still hold
+            for name in filter(
+                paths.exists, _trained(run)
+            ):  # the scores of a run that was deleted still hold
                 started = Run.open(name).status["started"]
                 if started > status["started"]:
-                    raise RunError(f"run {run.name} evaluated {name}, trained again on {started}; evaluate it again")
+                    raise RunError(
+                        f"run {run.name} evaluated {name}, trained "
+                        f"again on {started}; evaluate it again"
+                    )
         if kind == "evaluate" and QUOTED & set(run.config.get("split", ())):
             _check_choice(run)
         other = first.setdefault((kind, bool(run.config.get("all_checkpoints"))), run)
@@ -70,7 +90,10 @@ def check(runs: Sequence[Run]) -> None:
             a = other.config.get(setting)
             b = run.config.get(setting)
             if a != b:
-                raise RunError(f"runs {other.name} and {run.name} differ in {setting}: {a} and {b}; evaluate one again")
+                raise RunError(
+                    f"runs {other.name} and {run.name} differ in {setting}: "
+                    f"{a} and {b}; evaluate one again"
+                )
 
 
 def _trained(run: Run, ending: str = "") -> set[str]:
@@ -85,18 +108,25 @@ def _check_choice(run: Run) -> None:
     names = [checkpoint.partition("@")[0] for checkpoint in set(run.evals().get("checkpoint", ()))]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise RunError(f"run {run.name} evaluated several checkpoints of {min(twice)} on test; use --split select")
+        raise RunError(
+            f"run {run.name} evaluated several checkpoints of {min(twice)} "
+            "on test; use --split select"
+        )
     best = _trained(run, "@best")
     if not best:
         return
     for chooser in map(Run.open, paths.run_paths()):
         splits = sorted(QUOTED & set(chooser.config.get("split", ())))
         if chooser.config.get("all_checkpoints") and splits and _trained(chooser) & best:
-            raise RunError(f"run {run.name}: {chooser.name} chose its checkpoint on {splits}; choose it on select")
+            raise RunError(
+                f"run {run.name}: {chooser.name} chose its "
+                f"checkpoint on {splits}; choose it on select"
+            )
 
 
 def collect(runs: Sequence[str | Path], samples: int | None = SAMPLES_PER_RUN) -> Frames:
-    """The frames runs, metrics, evals, per_problem and samples (at most `samples` per run), each with a column `run`.
+    """The frames runs, metrics, evals, per_problem and samples (at most `samples` per run),
+    each with a column `run`.
 
     MissingFile for a run that does not exist, RunError for one that `check` rejects."""
     opened = [Run.open(ref) for ref in runs]
@@ -105,7 +135,9 @@ def collect(runs: Sequence[str | Path], samples: int | None = SAMPLES_PER_RUN) -
         "runs": pd.DataFrame([_describe(run) for run in opened]),
         "metrics": _stack(opened, Run.metrics),
         "evals": _stack(opened, Run.evals),
-        "per_problem": _stack(opened, lambda run: pd.DataFrame(read_rows(run.path / "per_problem.jsonl"))),
+        "per_problem": _stack(
+            opened, lambda run: pd.DataFrame(read_rows(run.path / "per_problem.jsonl"))
+        ),
         "samples": _stack(opened, lambda run: pd.DataFrame(_spread(run.samples(), samples))),
     }
 
@@ -117,7 +149,9 @@ def _describe(run: Run) -> dict[str, Any]:
         "run": run.name,
         "kind": status["kind"],
         "parent": (env.get("parent") or {}).get("run"),
-        "seconds": (pd.Timestamp(status["ended"]) - pd.Timestamp(status["started"])).total_seconds(),
+        "seconds": (
+            pd.Timestamp(status["ended"]) - pd.Timestamp(status["started"])
+        ).total_seconds(),
         "commit": str(env.get("commit", "unknown"))[:9],
         "dirty": bool(env.get("dirty")),
         "config": json.dumps(run.config),
@@ -126,7 +160,8 @@ def _describe(run: Run) -> dict[str, Any]:
 
 
 def _stack(runs: Sequence[Run], read: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
-    """One frame of all runs, the run's name in front, without the column `time`, which would differ in every copy."""
+    """One frame of all runs, the run's name in front, without the column `time`, which would
+    differ in every copy."""
     frames = [read(run).drop(columns="time", errors="ignore").assign(run=run.name) for run in runs]
     frames = [rows for rows in frames if len(rows)]
     if not frames:
@@ -148,10 +183,13 @@ def gather(
     frozen: bool,
     prepare: Callable[[Frames], Frames] | None = None,
 ) -> Frames:
-    """The frames that a report draws from: those of its runs, changed by `prepare` and frozen into `data`. With
+    """The frames that a report draws from: those of its runs, changed by `prepare` and frozen
+    into `data`. With
     `frozen`, or if this machine has none of the runs, those already frozen there."""
     if frozen or (not any(map(paths.exists, runs)) and (Path(data) / "runs.csv").is_file()):
-        print(f"drawn from the frozen rows{'' if frozen else ': none of the runs is on this machine'}")
+        print(
+            f"drawn from the frozen rows{'' if frozen else ': none of the runs is on this machine'}"
+        )
         return load_frozen(data)
     frames = collect(runs)
     (Path(data) / NUMBERS).unlink(missing_ok=True)
@@ -162,27 +200,33 @@ def rows_of(frame: pd.DataFrame, run: str) -> pd.DataFrame:
     """The rows of one run, without columns that it does not have. MissingFile if there are none."""
     rows = frame[frame["run"] == run]
     if rows.empty:
-        raise MissingFile(f"no rows of run {run}; there are rows of {', '.join(frame['run'].unique()) or 'no run'}")
+        raise MissingFile(
+            f"no rows of run {run}; there are rows of {', '.join(frame['run'].unique()) or 'no run'}"
+        )
     return rows.dropna(axis="columns", how="all").reset_index(drop=True)
 
 
 def seeds_of(run: str) -> list[str]:
-    """The run and its finished siblings RUN-s1, RUN-s2, ... in the order of the seeds; the run alone if it is not
-    on this machine."""
+    """The run and its finished siblings RUN-s1, RUN-s2, ... in the order of the seeds; the run
+    alone if it is not on this machine."""
     if not paths.exists(run):
         return [run]
     path = paths.find_run(run)
     siblings: dict[int, Path] = {}
     for sibling in path.parent.glob(f"{path.name}-s*"):
         seed = sibling.name.rpartition("-s")[2]
-        if seed.isdecimal() and paths.is_run(sibling) and Run.open(sibling).status["status"] == "finished":
+        if (
+            seed.isdecimal()
+            and paths.is_run(sibling)
+            and Run.open(sibling).status["status"] == "finished"
+        ):
             siblings[int(seed)] = sibling
     return [run, *(str(siblings[seed]) for seed in sorted(siblings))]
 
 
 def freeze(frames: Frames, directory: Path | str) -> Frames:
-    """Write the frames below `directory` as csv and jsonl with 8 significant digits; returns them as `load_frozen`
-    reads them.
+    """Write the frames below `directory` as csv and jsonl with 8 significant digits; returns
+    them as `load_frozen` reads them.
 
     ConfigError above 1 MB in all; nothing is written then."""
     directory = Path(directory)
@@ -192,7 +236,9 @@ def freeze(frames: Frames, directory: Path | str) -> Frames:
     texts |= {f"{name}.jsonl": _jsonl(frame) for name, frame in frames.items() if name not in flat}
     size = sum(len(text.encode()) for text in texts.values())
     if size > MAX_BYTES:
-        raise ConfigError(f"{size:,} bytes to freeze in {directory}; at most {MAX_BYTES:,}; take fewer rows")
+        raise ConfigError(
+            f"{size:,} bytes to freeze in {directory}; at most {MAX_BYTES:,}; take fewer rows"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
         path = directory / file
@@ -202,8 +248,8 @@ def freeze(frames: Frames, directory: Path | str) -> Frames:
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """Of counts per problem, the rows of each sampling (greedy, T=1) become one row with columns "n SAMPLING" and
-    "c SAMPLING"."""
+    """Of counts per problem, the rows of each sampling (greedy, T=1) become one row with
+    columns "n SAMPLING" and "c SAMPLING"."""
     wide = frame
     if {"sampling", *COUNTS} <= set(frame):
         keys = [c for c in frame if c not in ("sampling", *COUNTS)]
@@ -241,28 +287,42 @@ def load_frozen(directory: Path | str) -> Frames:
     """The frames that `freeze` wrote. MissingFile if there are none."""
     directory = Path(directory)
     if not (directory / "runs.csv").is_file():
-        raise MissingFile(f"{directory} holds no frozen rows (runs.csv); `codechat report` writes them")
+        raise MissingFile(
+            f"{directory} holds no frozen rows (runs.csv); `codechat report` writes them"
+        )
     tables = {path.stem: _lengthened(pd.read_csv(path)) for path in sorted(directory.glob("*.csv"))}
     texts = {path.stem: pd.DataFrame(read_rows(path)) for path in sorted(directory.glob("*.jsonl"))}
-    return tables | {name: frame if len(frame) else pd.DataFrame(columns=["run"]) for name, frame in texts.items()}
+    return tables | {
+        name: frame if len(frame) else pd.DataFrame(columns=["run"])
+        for name, frame in texts.items()
+    }
 
 
 def headline(numbers: Mapping[str, float], data: Path | str) -> None:
-    """Store the numbers that a report prints beside its frozen rows. If numbers are stored already, RunError names
-    those that differ in four digits."""
+    """Store the numbers that a report prints beside its frozen rows. If numbers are stored
+    already, RunError names those that differ in four digits."""
     path = Path(data) / NUMBERS
     found = {name: float(f"{value:.4g}") for name, value in numbers.items()}
     kept = read_json(path) if path.is_file() else found
-    changed = [f"{n} is {found.get(n)} and was {kept.get(n)}" for n in kept | found if kept.get(n) != found.get(n)]
+    changed = [
+        f"{n} is {found.get(n)} and was {kept.get(n)}"
+        for n in kept | found
+        if kept.get(n) != found.get(n)
+    ]
     if changed:
-        raise RunError(f"the headline does not follow from the rows in {data}: {'; '.join(changed)}; build it again")
+        raise RunError(
+            f"the headline does not follow from the rows in {data}: "
+            f"{'; '.join(changed)}; build it again"
+        )
     if not path.is_file():
         write_json(path, found)
 
 
 def published(table: str) -> pd.DataFrame:
     """A table of reports/published; every column is named "... (published)"."""
-    return pd.read_csv(paths.SHIPPED / "reports" / "published" / f"{table}.csv").add_suffix(" (published)")
+    return pd.read_csv(paths.SHIPPED / "reports" / "published" / f"{table}.csv").add_suffix(
+        " (published)"
+    )
 
 
 def frozen_dir() -> Path:
@@ -272,8 +332,8 @@ def frozen_dir() -> Path:
 
 
 def stage_rows(source: str, stage: str, table: str) -> pd.DataFrame:
-    """The rows of one stage's run in table runs, metrics, evals, per_problem or samples; of several samplings
-    (greedy, T=1) the first.
+    """The rows of one stage's run in table runs, metrics, evals, per_problem or samples; of
+    several samplings (greedy, T=1) the first.
 
     MissingFile if there are none, RunError if the run is not finished."""
     found = _rows_ending(_frames(source, [f"{source}/{stage}"])[table], stage)
@@ -293,8 +353,8 @@ def manifest(source: str, data: str) -> dict[str, Any]:
 
 
 def seeds(source: str) -> pd.DataFrame:
-    """A row per evaluated seed and comparison of two checkpoints: value, lo, hi and N of the paired difference in
-    pass@1."""
+    """A row per evaluated seed and comparison of two checkpoints: value, lo, hi and N of the
+    paired difference in pass@1."""
     runs = _frames(source, seeds_of(f"{source}/evaluate"))["runs"].query("kind == 'evaluate'")
     gaps = []
     for run, summary in zip(runs["run"], runs["summary"]):
@@ -328,9 +388,9 @@ def paired_gains(
     k: int = 1,
     against: Sequence[str] | None = None,
 ) -> Gains:
-    """pass@k of the last checkpoint of each evaluation run minus pass@k of its first, paired by problem, on one split.
-    A run is a seed; the interval of all is hierarchical, over seeds and problems. against: the runs whose first
-    checkpoint is subtracted, one for each seed."""
+    """pass@k of the last checkpoint of each evaluation run minus pass@k of its first, paired by
+    problem, on one split. A run is a seed; the interval of all is hierarchical, over seeds and
+    problems. against: the runs whose first checkpoint is subtracted, one for each seed."""
     pairs = []
     for run, other in zip(runs, against or runs, strict=True):
         before = _answers(frames["per_problem"], other, split, end=0)
@@ -348,11 +408,12 @@ def _answers(counts: pd.DataFrame, run: str, split: str, end: int) -> list[dict[
 
 
 def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str]) -> pd.DataFrame:
-    """The evaluations of several seeds as one: a row per checkpoint and sampling, named as in the first run, with
-    STRATUM/pass@1, its hierarchical interval over seeds and problems in /lo and /hi, STRATUM/n and the mean over
-    seeds of STRATUM/named_*.
+    """The evaluations of several seeds as one: a row per checkpoint and sampling, named as in
+    the first run, with STRATUM/pass@1, its hierarchical interval over seeds and problems in /lo
+    and /hi, STRATUM/n and the mean over seeds of STRATUM/named_*.
 
-    The checkpoints of a run are matched by their order. A problem's stratum stands in its id, before the number."""
+    The checkpoints of a run are matched by their order. A problem's stratum stands in its id,
+    before the number."""
     evals = [rows_of(frames["evals"], run) for run in runs]
     order: dict[str, int] = {}
     for rows in evals:
@@ -360,8 +421,12 @@ def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str])
     rates = pd.concat(evals)
     solved = pd.concat([rows_of(frames["per_problem"], run) for run in runs])
     table = []
-    for (place, sampling), rows in rates.groupby([rates["checkpoint"].map(order), "sampling"], sort=False):
-        answered = solved[(solved["checkpoint"].map(order) == place) & (solved["sampling"] == sampling)]
+    for (place, sampling), rows in rates.groupby(
+        [rates["checkpoint"].map(order), "sampling"], sort=False
+    ):
+        answered = solved[
+            (solved["checkpoint"].map(order) == place) & (solved["sampling"] == sampling)
+        ]
         row = {"checkpoint": rows["checkpoint"].iloc[0], "sampling": sampling}
         for kind in kinds:
             row |= _stratum(kind, answered) | rows.filter(regex=f"^{kind}/named_").mean().to_dict()
@@ -370,17 +435,21 @@ def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str])
 
 
 def _stratum(kind: str, solved: pd.DataFrame) -> dict[str, float]:
-    """pass@1 of a stratum over the seeds, from the share of correct completions of each problem. Problems of one
-    cluster are drawn together."""
+    """pass@1 of a stratum over the seeds, from the share of correct completions of each
+    problem. Problems of one cluster are drawn together."""
     rows = solved[solved["id"].str.rsplit("-", n=2).str[-2] == kind]
     rows = rows.assign(share=rows["c"] / rows["n"])
     shares = rows.pivot(index="id", columns="run", values="share")
-    shares = shares.reindex(index=rows["id"].unique(), columns=rows["run"].unique())  # the order of seeds and problems
+    shares = shares.reindex(
+        index=rows["id"].unique(), columns=rows["run"].unique()
+    )  # the order of seeds and problems
     named: dict[str, str] = {}
     if "cluster" in rows:
         named = rows.dropna(subset="cluster").set_index("id")["cluster"].to_dict()
     clusters = [named.get(problem, problem) for problem in shares.index]
-    value = intervals.hierarchical_interval(shares.to_numpy(dtype=float).T, clusters=clusters, bounds=(0.0, 1.0))
+    value = intervals.hierarchical_interval(
+        shares.to_numpy(dtype=float).T, clusters=clusters, bounds=(0.0, 1.0)
+    )
     return value.row(f"{kind}/pass@1") | {f"{kind}/n": len(shares)}
 
 
@@ -400,8 +469,8 @@ def in_points(gain: intervals.Interval) -> str:
 
 
 def with_settings(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The runs of a report with minutes, the state of the code, and a column for each setting; None if a run lacks
-    it."""
+    """The runs of a report with minutes, the state of the code, and a column for each setting;
+    None if a run lacks it."""
     state = runs["dirty"].map({True: "changed since the commit", False: "as committed"})
     table = runs.assign(minutes=runs["seconds"] / 60, state=state)
     configs = [json.loads(config) for config in runs["config"]]

@@ -1,5 +1,5 @@
-"""Settings of report, pages and the stage that executes notebooks. No torch, Jupyter or pandas here: `--help` reads
-these classes."""
+"""Settings of report, pages and the stage that executes notebooks. No torch, Jupyter or pandas
+here: `--help` reads these classes."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,27 @@ from codechat.core.config import Settings, opt
 class ReportConfig(Settings):
     """Which reports to build, and where to write them."""
 
-    names: tuple[str, ...] = opt((), "reports: NAME of templates nbs_py/9x_NAME.py; none = list them", positional=True)
+    names: tuple[str, ...] = opt(
+        (), "reports: NAME of templates nbs_py/9x_NAME.py; none = list them", positional=True
+    )
     out: str | None = opt(
         None,
         "folder for NAME.ipynb, NAME.html and NAME/data, from the project's root; "
         "none = reports, or runs/drawn/report with --frozen",
     )
-    frozen: bool = opt(False, "draw from the rows in OUT/NAME/data, or the committed ones, without the runs")
+    frozen: bool = opt(
+        False, "draw from the rows in OUT/NAME/data, or the committed ones, without the runs"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagesConfig:
     """From which rows to write the pages, and where to."""
 
-    source: str = opt("frozen", "rows of completions: frozen = the committed ones, or a recipe whose runs are read")
+    source: str = opt(
+        "frozen",
+        "rows of completions: frozen = the committed ones, or a recipe whose runs are read",
+    )
     out: str = opt("reports/pages", "folder of the pages, from the project's root")
 
 

@@ -1,8 +1,8 @@
 """How figures look: size, colours, labels, and the parts that several figures share.
 
-Axis labels come from METRICS, so a unit cannot be mistyped. A run name has one colour in every figure; its seeds
-differ by dashes. Raw values are pale under their moving average, whose span is in the legend. A note states the
-number of seeds."""
+Axis labels come from METRICS, so a unit cannot be mistyped. A run name has one colour in every
+figure; its seeds differ by dashes. Raw values are pale under their moving average, whose span
+is in the legend. A note states the number of seeds."""
 
 import io
 import re
@@ -23,7 +23,9 @@ from PIL import Image
 
 from codechat.runs.run import unit_of
 
-LOOK = Path(__file__).with_name("codechat.mplstyle")  # in force while `new_figure` makes axes, never globally
+LOOK = Path(__file__).with_name(
+    "codechat.mplstyle"
+)  # in force while `new_figure` makes axes, never globally
 OKABE_ITO = {
     "blue": "#0072B2",
     "orange": "#E69F00",
@@ -87,12 +89,19 @@ class Plot(Figure):
     """A Figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
-        """The image in 96 colours, which keep notebooks with many figures small, and its title as alternative text."""
+        """The image in 96 colours, which keep notebooks with many figures small, and its title
+        as alternative text."""
         drawn = io.BytesIO()
         small = io.BytesIO()
-        self.savefig(drawn, format="png", dpi=100, metadata={"Software": None})  # without the version, the same bytes
+        self.savefig(
+            drawn, format="png", dpi=100, metadata={"Software": None}
+        )  # without the version, the same bytes
         # The default method merges colours of small areas, such as a legend's, with others.
-        few = Image.open(drawn).convert("RGB").quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few = (
+            Image.open(drawn)
+            .convert("RGB")
+            .quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        )
         few.save(small, format="png", optimize=True)
         return small.getvalue(), {"alt": self.get_suptitle()}
 
@@ -117,7 +126,9 @@ def colour_of(run: str) -> str:
     family = stage.partition("-")[0]
     if family in FAMILIES and family != stage:
         return FAMILIES[family]
-    colours = [c for name, c in OKABE_ITO.items() if name not in ("black", "yellow")]  # yellow on white cannot be read
+    colours = [
+        c for name, c in OKABE_ITO.items() if name not in ("black", "yellow")
+    ]  # yellow on white cannot be read
     return colours[crc32(stage.encode()) % len(colours)]
 
 
@@ -135,7 +146,8 @@ def label_of(name: str) -> str:
 
 
 def label_of_run(ref: str) -> str:
-    """A run or checkpoint in words: "nano/v5-sft@240" is "v5 SFT, step 240", "nano/rl-s1" is "RL, seed 1"."""
+    """A run or checkpoint in words: "nano/v5-sft@240" is "v5 SFT, step 240", "nano/rl-s1" is
+    "RL, seed 1"."""
     name, _, step = ref.rpartition("/")[2].partition("@")
     seed = SUFFIX.search(name)
     words = [{"sft": "SFT", "rl": "RL"}.get(word, word) for word in SUFFIX.sub("", name).split("-")]
@@ -168,7 +180,8 @@ def draw_published(
     marker: str = "x",
     line: str = "",
 ) -> None:
-    """Published figures, in a style that measured ones never have: hollow black marks, "(published)" in the label."""
+    """Published figures, in a style that measured ones never have: hollow black marks,
+    "(published)" in the label."""
     ax.plot(
         list(x),
         list(y),
@@ -193,7 +206,8 @@ def draw_smoothed(
     label: str,
     dash: str = "-",
 ) -> None:
-    """Raw values at alpha 0.25 under their exponential moving average; a series of fewer than 10 values as it is."""
+    """Raw values at alpha 0.25 under their exponential moving average; a series of fewer than
+    10 values as it is."""
     known = y.notna() & x.notna()
     x = x[known]
     y = y[known]
@@ -202,11 +216,19 @@ def draw_smoothed(
         return
     span = span_of(len(y))
     ax.plot(x, y, color=colour, linewidth=0.9, alpha=0.25)
-    ax.plot(x, y.ewm(span=span).mean(), dash, color=colour, linewidth=1.7, label=f"{label} (EMA, span {span})")
+    ax.plot(
+        x,
+        y.ewm(span=span).mean(),
+        dash,
+        color=colour,
+        linewidth=1.7,
+        label=f"{label} (EMA, span {span})",
+    )
 
 
 def span_of(rows: int) -> int:
-    """Span of the moving average of so many rows, short enough to follow a curve that falls fast."""
+    """Span of the moving average of so many rows, short enough to follow a curve that falls
+    fast."""
     return min(20, max(3, rows // 10))
 
 
@@ -224,7 +246,9 @@ def stack_bars(ax: Axes, shares: dict[str, Iterable[float]], colours: dict[str, 
         left = left + width
 
 
-def finish(ax: Axes, *, x: str, y: str | None, note: str = "", legend: bool = True, **legend_options: Any) -> None:
+def finish(
+    ax: Axes, *, x: str, y: str | None, note: str = "", legend: bool = True, **legend_options: Any
+) -> None:
     """Axis labels, a legend if anything is labelled, and a note such as "n = 1 seed"."""
     ax.set_xlabel({"step": "optimizer step"}.get(x, x))
     if x == "tokens":
@@ -238,7 +262,9 @@ def finish(ax: Axes, *, x: str, y: str | None, note: str = "", legend: bool = Tr
 
 def add_note(ax: Axes, text: str) -> None:
     """A small text below the right end of the x axis."""
-    ax.text(1.0, -0.15, text, transform=ax.transAxes, ha="right", va="top", fontsize=7.5, color=GREY)
+    ax.text(
+        1.0, -0.15, text, transform=ax.transAxes, ha="right", va="top", fontsize=7.5, color=GREY
+    )
 
 
 def outer_legend(
@@ -246,7 +272,9 @@ def outer_legend(
 ) -> Legend:
     """A legend of the labels of `ax` outside all axes; reverse: as in a stack, the top first."""
     handles, labels = ax.get_legend_handles_labels()
-    return fig.legend(handles, labels, loc=loc, reverse=reverse, fontsize=fontsize, frameon=False, **options)
+    return fig.legend(
+        handles, labels, loc=loc, reverse=reverse, fontsize=fontsize, frameon=False, **options
+    )
 
 
 def first_and_last(frame: pd.DataFrame, y: str) -> tuple[float, float]:

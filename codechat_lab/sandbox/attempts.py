@@ -1,4 +1,5 @@
-"""Actions that must be stopped, as a program for the sandbox: `codechat sandbox check` sends this file as text.
+"""Actions that must be stopped, as a program for the sandbox: `codechat sandbox check` sends
+this file as text.
 
 Each function gives "done" where nothing stops it, and has no effect even then."""
 

@@ -1,14 +1,13 @@
 """Plain data <-> bytes, for values that cross between a judge and an untrusted program.
 
-Tagged JSON. Decoding builds exact types of the standard library only (builtin ones, those of collections and
-datetime, Decimal, Fraction), so no method of the sender runs in the receiver: an int subclass with a lying `__eq__`
-arrives as the int it holds. A namedtuple arrives as a new one with the same fields. `to_ref` may turn an object
-that is not data into {tag: JSON}, a tag of REFERENCES, and `from_ref(tag, JSON)` turns that into the receiver's
-object.
+Tagged JSON. Decoding builds exact types of the standard library only (builtin ones, those of
+collections and datetime, Decimal, Fraction), so no method of the sender runs in the receiver:
+an int subclass with a lying `__eq__` arrives as the int it holds. A namedtuple arrives as a new
+one with the same fields. `to_ref` may turn an object that is not data into {tag: JSON}, a tag
+of REFERENCES, and `from_ref(tag, JSON)` turns that into the receiver's object.
 
-null, booleans, strings, small ints, finite floats and lists stand for themselves; all else is {"tag": payload}. Cycles
-and nesting beyond MAX_DEPTH raise CodecError.
-"""
+null, booleans, strings, small ints, finite floats and lists stand for themselves; all else is
+{"tag": payload}. Cycles and nesting beyond MAX_DEPTH raise CodecError."""
 
 import functools
 import importlib
@@ -27,7 +26,10 @@ from time import struct_time
 from typing import Any, NamedTuple
 
 MAX_DEPTH = 100
-SMALL = 1 << 63  # larger ints are sent in hexadecimal: Python limits decimal text, which json uses, to 4300 digits
+SMALL = (
+    1 << 63
+    # larger ints are sent in hexadecimal: Python limits decimal text, which json uses, to 4300 digits
+)
 NAMED = {
     t.__name__: t
     for t in (
@@ -60,7 +62,8 @@ NAMED = {
         Fraction,
     )
 }
-# Classes of the library whose values are what `str` writes of them. They are imported where a value arrives.
+# Classes of the library whose values are what `str` writes of them. They are imported where a
+# value arrives.
 SPELLED = frozenset(
     """zoneinfo.ZoneInfo pathlib.PosixPath pathlib.PurePosixPath pathlib.PureWindowsPath uuid.UUID ipaddress.IPv4Address
     ipaddress.IPv6Address ipaddress.IPv4Network ipaddress.IPv6Network""".split()
@@ -113,15 +116,16 @@ class CodecError(ValueError):
 
 
 class Form(NamedTuple):
-    """How the values of a type cross, as {tag: JSON}. Tags are single letters, since a message has a longest size."""
+    """How the values of a type cross, as {tag: JSON}. Tags are single letters, since a message
+    has a longest size."""
 
     tag: str
     pack: Callable[[Any, Inner], Any]  # value -> JSON
     unpack: Callable[[Any, Inner], Any]  # JSON, which may be forged -> value
 
 
-# Built once: json.dumps and json.loads with options build theirs in every call. NaN and Infinity are looked up in a
-# table that is empty.
+# Built once: json.dumps and json.loads with options build theirs in every call. NaN and
+# Infinity are looked up in a table that is empty.
 ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False).encode
 DECODER = json.JSONDecoder(parse_constant=dict[str, Any]().__getitem__).decode
 
@@ -129,9 +133,11 @@ DECODER = json.JSONDecoder(parse_constant=dict[str, Any]().__getitem__).decode
 
 
 def encode(value: Any, to_ref: ToRef, kept: Kept = lambda value, data: None) -> bytes:
-    """Bytes of a value. `to_ref(object)` gives {tag: JSON} for an object that is not data, or raises CodecError.
+    """Bytes of a value. `to_ref(object)` gives {tag: JSON} for an object that is not data, or
+    raises CodecError.
 
-    kept(object, data) gives {tag: JSON} for an object of a derived class that is more than its data, whose JSON
+    kept(object, data) gives {tag: JSON} for an object of a derived class that is more than its
+    data, whose JSON
     `data()` gives; None where it is no more."""
     return ENCODER(_pack(value, to_ref, kept, 0)).encode()
 
@@ -154,16 +160,25 @@ def _pack(v: Any, to_ref: ToRef, kept: Kept, depth: int) -> Any:
     form = FORMS.get(kind)
     if form is not None:
         return {form.tag: form.pack(v, lambda part: _pack(part, to_ref, kept, depth + 1))}
-    return kept(v, lambda: _pack_derived(v, to_ref, kept, depth)) or _pack_derived(v, to_ref, kept, depth)
+    return kept(v, lambda: _pack_derived(v, to_ref, kept, depth)) or _pack_derived(
+        v, to_ref, kept, depth
+    )
 
 
 def _pack_derived(v: Any, to_ref: ToRef, kept: Kept, depth: int) -> Any:
-    """An object of another class: the data that it holds, if it descends from a class whose values are data."""
+    """An object of another class: the data that it holds, if it descends from a class whose
+    values are data."""
     kind = type(v)
     if issubclass(kind, tuple):
         fields = _fields(kind)
         if fields:
-            return {"n": [kind.__name__, fields, [_pack(x, to_ref, kept, depth + 1) for x in tuple.__iter__(v)]]}
+            return {
+                "n": [
+                    kind.__name__,
+                    fields,
+                    [_pack(x, to_ref, kept, depth + 1) for x in tuple.__iter__(v)],
+                ]
+            }
     name = _spelled(kind)
     if name:
         return {"V": [name, str(v)]}
@@ -175,8 +190,8 @@ def _pack_derived(v: Any, to_ref: ToRef, kept: Kept, depth: int) -> Any:
 
 
 def _is_zone(kind: type) -> bool:
-    """Whether a time zone of this class is data: none, a fixed offset, or one of the library's by its name. The rules
-    of another are code."""
+    """Whether a time zone of this class is data: none, a fixed offset, or one of the library's
+    by its name. The rules of another are code."""
     return kind in (type(None), timezone) or bool(_spelled(kind))
 
 
@@ -187,7 +202,8 @@ def _spelled(kind: type) -> str:
 
 
 def _fields(kind: type) -> list[str]:
-    """Names of a namedtuple's fields; none for another tuple, and none where `namedtuple` would refuse the names."""
+    """Names of a namedtuple's fields; none for another tuple, and none where `namedtuple` would
+    refuse the names."""
     fields = getattr(kind, "_fields", None)
     if type(fields) is not tuple or not kind.__name__.isidentifier():
         return []
@@ -195,10 +211,16 @@ def _fields(kind: type) -> list[str]:
 
 
 def _is_field(name: Any) -> bool:
-    return type(name) is str and name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
+    return (
+        type(name) is str
+        and name.isidentifier()
+        and not keyword.iskeyword(name)
+        and not name.startswith("_")
+    )
 
 
-# An unbound method of the base class reads what the object holds: the class may define another that lies.
+# An unbound method of the base class reads what the object holds: the class may define another
+# that lies.
 BASES: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -209,7 +231,9 @@ BASES: dict[type, Callable[[Any], Any]] = {
     Counter: lambda v: Counter(dict(dict.items(v))),
     OrderedDict: lambda v: OrderedDict(OrderedDict.items(v)),
     defaultdict: lambda v: defaultdict(None, dict(dict.items(v))),
-    datetime: lambda v: datetime(v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.tzinfo),
+    datetime: lambda v: datetime(
+        v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.tzinfo
+    ),
     date: lambda v: date(v.year, v.month, v.day),
     timedelta: lambda v: timedelta(v.days, v.seconds, v.microseconds),
     dict: lambda v: dict(dict.items(v)),
@@ -248,13 +272,20 @@ def _pack_bounds(v: range | slice, inner: Inner) -> list[Any]:
 
 
 def decode(data: bytes | bytearray, from_ref: FromRef) -> Any:
-    """The value of bytes. References become `from_ref(tag, JSON)`. CodecError for anything that `encode` does not
-    write."""
+    """The value of bytes. References become `from_ref(tag, JSON)`. CodecError for anything that
+    `encode` does not write."""
     try:
         return _unpack(DECODER(data.decode("ascii")), from_ref, 0)
-    # Bad UTF-8 or JSON, a list as a key, an unknown name, a zero denominator, an int with too many digits, deep
-    # nesting.
-    except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError) as error:
+    # Bad UTF-8 or JSON, a list as a key, an unknown name, a zero denominator, an int with too
+    # many digits, deep nesting.
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        MemoryError,
+        RecursionError,
+    ) as error:
         raise CodecError(f"not a value: {type(error).__name__}") from None
 
 
@@ -276,8 +307,8 @@ def _unpack(j: Any, from_ref: FromRef, depth: int) -> Any:
     return UNPACKERS[tag](body, lambda part: _unpack(part, from_ref, depth + 1))
 
 
-# The checks below matter: a constructor that takes a forged part, such as a bool as an int, would make a value that
-# no honest sender writes.
+# The checks below matter: a constructor that takes a forged part, such as a bool as an int,
+# would make a value that no honest sender writes.
 
 
 def _typed(kind: type, x: Any) -> Any:
@@ -339,7 +370,9 @@ MOMENTS: dict[str, Callable[..., Any]] = {
     "time": lambda *clock: time(*clock[:5], fold=clock[5]),
     "datetime": lambda *clock: datetime(*clock[:8], fold=clock[8]),
     "timezone": timezone,
-    "struct_time": lambda parts, offset, zone: struct_time(parts, {"tm_gmtoff": offset, "tm_zone": zone}),
+    "struct_time": lambda parts, offset, zone: struct_time(
+        parts, {"tm_gmtoff": offset, "tm_zone": zone}
+    ),
 }
 
 
@@ -370,13 +403,27 @@ FORMS: dict[type, Form] = {
     dict: Form("d", _pack_pairs, _dict),
     Counter: Form("k", _pack_pairs, lambda body, inner: Counter(_dict(body, inner))),
     OrderedDict: Form("o", _pack_pairs, lambda body, inner: OrderedDict(_dict(body, inner))),
-    defaultdict: Form("m", lambda v, inner: [inner(v.default_factory), _pack_pairs(v, inner)], _default),
+    defaultdict: Form(
+        "m", lambda v, inner: [inner(v.default_factory), _pack_pairs(v, inner)], _default
+    ),
     type({}.keys()): Form("v", lambda v, inner: ["keys", [[inner(k), None] for k in v]], _view),
-    type({}.values()): Form("v", lambda v, inner: ["values", [[i, inner(x)] for i, x in enumerate(v)]], _view),
-    type({}.items()): Form("v", lambda v, inner: ["items", [[inner(k), inner(x)] for k, x in v]], _view),
+    type({}.values()): Form(
+        "v", lambda v, inner: ["values", [[i, inner(x)] for i, x in enumerate(v)]], _view
+    ),
+    type({}.items()): Form(
+        "v", lambda v, inner: ["items", [[inner(k), inner(x)] for k, x in v]], _view
+    ),
     bytes: Form("b", lambda v, inner: v.decode("latin-1"), _latin),
-    bytearray: Form("a", lambda v, inner: v.decode("latin-1"), lambda body, inner: bytearray(_latin(body, inner))),
-    complex: Form("c", lambda v, inner: [inner(v.real), inner(v.imag)], lambda b, u: complex(*_parts(float, b, 2, u))),
+    bytearray: Form(
+        "a",
+        lambda v, inner: v.decode("latin-1"),
+        lambda body, inner: bytearray(_latin(body, inner)),
+    ),
+    complex: Form(
+        "c",
+        lambda v, inner: [inner(v.real), inner(v.imag)],
+        lambda b, u: complex(*_parts(float, b, 2, u)),
+    ),
     range: Form("r", _pack_bounds, lambda body, inner: range(*_parts(int, body, 3, inner))),
     slice: Form("l", _pack_bounds, lambda body, inner: slice(*_items(_list(body, 3), inner))),
     Decimal: Form("D", lambda v, inner: str(v), lambda body, inner: Decimal(_typed(str, body))),
@@ -388,16 +435,29 @@ FORMS: dict[type, Form] = {
     type(...): Form("e", lambda v, inner: 0, lambda body, inner: ...),
     date: Form("T", lambda v, inner: ["date", v.year, v.month, v.day], _moment),
     time: Form("T", lambda v, inner: ["time", *_pack_clock(v, inner)], _moment),
-    datetime: Form("T", lambda v, inner: ["datetime", v.year, v.month, v.day, *_pack_clock(v, inner)], _moment),
-    timedelta: Form("T", lambda v, inner: ["timedelta", v.days, v.seconds, v.microseconds], _moment),
-    timezone: Form("T", lambda v, inner: ["timezone", *_pack_items(v.__getinitargs__(), inner)], _moment),
+    datetime: Form(
+        "T", lambda v, inner: ["datetime", v.year, v.month, v.day, *_pack_clock(v, inner)], _moment
+    ),
+    timedelta: Form(
+        "T", lambda v, inner: ["timedelta", v.days, v.seconds, v.microseconds], _moment
+    ),
+    timezone: Form(
+        "T", lambda v, inner: ["timezone", *_pack_items(v.__getinitargs__(), inner)], _moment
+    ),
     struct_time: Form(
         "T",
-        lambda v, inner: ["struct_time", _pack_items(v, inner), inner(v.tm_gmtoff), inner(v.tm_zone)],
+        lambda v, inner: [
+            "struct_time",
+            _pack_items(v, inner),
+            inner(v.tm_gmtoff),
+            inner(v.tm_zone),
+        ],
         _moment,
     ),
 }
-UNPACKERS: dict[str, Callable[[Any, Inner], Any]] = {form.tag: form.unpack for form in FORMS.values()}
+UNPACKERS: dict[str, Callable[[Any, Inner], Any]] = {
+    form.tag: form.unpack for form in FORMS.values()
+}
 UNPACKERS |= {
     "i": lambda body, inner: int(_typed(str, body), 16),
     "f": lambda body, inner: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[body],
@@ -408,8 +468,8 @@ UNPACKERS |= {
 
 
 class Register:
-    """Objects by number, in the order in which they came. It keeps them: the id of an object that is gone is used
-    again, and a stranger would get its number."""
+    """Objects by number, in the order in which they came. It keeps them: the id of an object
+    that is gone is used again, and a stranger would get its number."""
 
     def __init__(self) -> None:
         self.objects: list[Any] = []
@@ -428,8 +488,12 @@ class Register:
 HEADER = struct.Struct("!I")
 TRUSTED = 256 << 20  # most bytes of one message between trusted processes
 
-NEXT, END = b"+", b"-"  # a judge's requests to its zygote: the next process; end the one that was given
-FULL = b"!"  # the zygote's answer to END where it has ended the process itself, which had written too much
+NEXT, END = (
+    b"+",
+    b"-",
+)  # a judge's requests to its zygote: the next process; end the one that was given
+# the zygote's answer to END where it has ended the process itself, which had written too much
+FULL = b"!"
 
 
 class WireError(ConnectionError):
@@ -441,7 +505,8 @@ def send(sock: socket.SocketType, data: bytes) -> None:
 
 
 def receive(sock: socket.SocketType, limit: int) -> bytearray:
-    """The next message. WireError at the end of the stream, and for more than `limit` bytes, before they are read."""
+    """The next message. WireError at the end of the stream, and for more than `limit` bytes,
+    before they are read."""
     (length,) = HEADER.unpack(_exactly(sock, HEADER.size))
     if length > limit:  # a program may announce four gigabytes
         raise WireError(f"a message of {length} bytes; at most {limit} are taken")

@@ -1,7 +1,8 @@
-"""Run the tests that a source defines, as pytest and unittest do: functions `test*`, classes `Test*`, TestCases.
+"""Run the tests that a source defines, as pytest and unittest do: functions `test*`, classes
+`Test*`, TestCases.
 
-Only the standard library is at hand: a test that needs a fixture of pytest fails with its name. Async tests run in
-a loop of their own. Skipped tests do not count."""
+Only the standard library is at hand: a test that needs a fixture of pytest fails with its name.
+Async tests run in a loop of their own. Skipped tests do not count."""
 
 import asyncio
 import inspect
@@ -20,14 +21,17 @@ class NeedsArguments(Exception):
 
 
 def stop_unittest_main() -> None:
-    """A script that ends in `unittest.main()` would look for its tests in this process's own main module, and exit."""
+    """A script that ends in `unittest.main()` would look for its tests in this process's own
+    main module, and exit."""
     setattr(unittest, "main", lambda *args, **kwargs: None)  # noqa: B010 (a class for the type checker)
 
 
 def run_defined(space: Mapping[str, Any], defined: Collection[str], used: Collection[str]) -> None:
-    """Run the tests among the names `defined` of a namespace, in its order. Raises the first failure.
+    """Run the tests among the names `defined` of a namespace, in its order. Raises the first
+    failure.
 
-    used: names that the sources use. A function with required parameters that is one of them is a helper, no test."""
+    used: names that the sources use. A function with required parameters that is one of them is
+    a helper, no test."""
     mine = {name: value for name, value in space.items() if name in defined}
     _call_hook(mine, BEFORE_ALL)
     try:
@@ -36,7 +40,9 @@ def run_defined(space: Mapping[str, Any], defined: Collection[str], used: Collec
                 _run_test_case(value)
             elif isinstance(value, type) and name.startswith("Test"):
                 _run_class(value)
-            elif callable(value) and name.startswith("test") and not isinstance(value, type | Handle):
+            elif (
+                callable(value) and name.startswith("test") and not isinstance(value, type | Handle)
+            ):
                 if name in used and _required(value):
                     continue
                 _run_function(name, value, mine)
@@ -51,8 +57,8 @@ def run_check(check: Callable[..., Any], candidate: Any) -> None:
 
 
 def run(function: Callable[..., Any], *args: Any) -> None:
-    """Call a test, and await it where it is async. A skipped test has no effect. TypeError for one that yields, of
-    which nothing runs."""
+    """Call a test, and await it where it is async. A skipped test has no effect. TypeError for
+    one that yields, of which nothing runs."""
     try:
         result = function(*args)
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -65,7 +71,11 @@ def run(function: Callable[..., Any], *args: Any) -> None:
 
 def _required(function: Callable[..., Any]) -> list[str]:
     """Names of the parameters that a caller must give; none where they cannot be known."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    kinds = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -74,7 +84,8 @@ def _required(function: Callable[..., Any]) -> list[str]:
 
 
 def _call_hook(space: Mapping[str, Any], names: Collection[str], subject: Any = None) -> None:
-    """Call the first of the hooks that is there. Those of pytest may take what they are called for, or nothing."""
+    """Call the first of the hooks that is there. Those of pytest may take what they are called
+    for, or nothing."""
     hook = next((space[name] for name in names if name in space), None)
     if callable(hook):
         run(hook, *[subject] * len(_required(hook)))
@@ -92,14 +103,16 @@ def _run_function(name: str, function: Callable[..., Any], space: Mapping[str, A
 
 
 def _run_class(cls: type) -> None:
-    """Each method in a new object, and the classes within, as pytest does. A class with a constructor is none of
-    pytest's."""
+    """Each method in a new object, and the classes within, as pytest does. A class with a
+    constructor is none of pytest's."""
     for name in dir(cls):
         inner = getattr(cls, name) if name.startswith("Test") else None
         if isinstance(inner, type):
             _run_class(inner)
     tests = [name for name in dir(cls) if name.startswith("test") and callable(getattr(cls, name))]
-    if not tests or any("__init__" in vars(base) or "__new__" in vars(base) for base in cls.__mro__[:-1]):
+    if not tests or any(
+        "__init__" in vars(base) or "__new__" in vars(base) for base in cls.__mro__[:-1]
+    ):
         return
     _call_hook(_hooks_of(cls), ("setup_class",), cls)
     try:
@@ -113,7 +126,9 @@ def _run_method(one: Any, name: str) -> None:
     method = getattr(one, name)
     missing = _required(method)
     if missing:
-        raise NeedsArguments(f"{type(one).__name__}.{name} needs {', '.join(missing)}; fixtures are not there")
+        raise NeedsArguments(
+            f"{type(one).__name__}.{name} needs {', '.join(missing)}; fixtures are not there"
+        )
     _call_hook(_hooks_of(one), ("setup_method", "setup", "setUp"), method)
     try:
         run(method)
@@ -122,11 +137,16 @@ def _run_method(one: Any, name: str) -> None:
 
 
 def _hooks_of(owner: Any) -> dict[str, Any]:
-    return {name: getattr(owner, name) for name in dir(owner) if name.startswith(("setup", "setUp", "tear"))}
+    return {
+        name: getattr(owner, name)
+        for name in dir(owner)
+        if name.startswith(("setup", "setUp", "tear"))
+    }
 
 
 class _FirstFailure(unittest.TestResult):
-    """Keeps the first exception itself, and no text of it: its arguments may be objects of the program."""
+    """Keeps the first exception itself, and no text of it: its arguments may be objects of the
+    program."""
 
     def __init__(self) -> None:
         super().__init__()

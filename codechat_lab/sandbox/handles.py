@@ -1,9 +1,11 @@
-"""What a test sees of a program: handles for objects that are not plain data, and the session that asks for them.
+"""What a test sees of a program: handles for objects that are not plain data, and the session
+that asks for them.
 
-A handle forwards attributes, calls, iteration, length, indexing, `with`, `await` and text, but never `==`, arithmetic,
-ordering or `in`: the other operand may be the value that the test expects, and the program would only have to agree.
-Where the object descends from a list, dict, set or tuple, the data that it holds decide these, in the judge.
-"""
+A handle forwards attributes, calls, iteration, length, indexing, `with`, `await` and text, but
+never `==`, arithmetic,
+ordering or `in`: the other operand may be the value that the test expects, and the program
+would only have to agree. Where the object descends from a list, dict, set or tuple, the data
+that it holds decide these, in the judge."""
 
 import asyncio
 import builtins
@@ -36,11 +38,13 @@ class ProgramError(Exception):
 # A StopIteration would end the test's own loop, an AssertionError would look like the test's.
 AS_ITSELF = frozenset(
     """ArithmeticError AttributeError BufferError EOFError Exception FileExistsError FileNotFoundError
-    FloatingPointError ImportError IndexError IsADirectoryError KeyError LookupError MemoryError ModuleNotFoundError NameError
-    NotADirectoryError NotImplementedError OSError OverflowError PermissionError RecursionError ReferenceError
-    RuntimeError SyntaxError TimeoutError TypeError UnboundLocalError ValueError ZeroDivisionError""".split()
+    FloatingPointError ImportError IndexError IsADirectoryError KeyError LookupError MemoryError
+    ModuleNotFoundError NameError NotADirectoryError NotImplementedError OSError OverflowError
+    PermissionError RecursionError ReferenceError RuntimeError SyntaxError TimeoutError TypeError
+    UnboundLocalError ValueError ZeroDivisionError""".split()
 )
-# A test that calls one of these expects a string, number or set; a program's object could answer as it likes.
+# A test that calls one of these expects a string, number or set; a program's object could
+# answer as it likes.
 PREDICATES = frozenset(
     name
     for kind in (str, float, set)
@@ -61,27 +65,40 @@ class Session:
         self.objects: dict[int, Any] = {}  # the program's, by its numbers
         self.numbers: dict[int, int] = {}  # id -> number, of these and of their handles
         self.handles: list[Handle] = []  # kept, so that no id is used again
-        self.failed: AssertionError | None = None  # in a function of the test that the program called
-        self.lent = codec.Register()  # functions and iterators of the test that the program has got, and no others
-        self.entered: dict[int, int] = {}  # id of a handle in a `with` -> number of the request behind its entry
+        self.failed: AssertionError | None = (
+            None  # in a function of the test that the program called
+        )
+        self.lent = (
+            codec.Register()
+        )  # functions and iterators of the test that the program has got, and no others
+        self.entered: dict[
+            int, int
+        ] = {}  # id of a handle in a `with` -> number of the request behind its entry
 
     def request(self, op: str, *args: Any) -> Any:
-        """The program's answer. An exception of the program is raised here, as the type that `raised` gives.
+        """The program's answer. An exception of the program is raised here, as the type that
+        `raised` gives.
 
         Before it answers, the program may call functions of the test that it has got."""
         self.number += 1
         number = self.number
-        if op != "data":  # which only reads: else two objects that are compared would each make the other's data old
+        if (
+            op != "data"
+            # which only reads: else two objects that are compared would each make the other's data old
+        ):
             self.changes += 1
         try:
             self._send([number, op, *args])
             while True:
                 answer = codec.decode(codec.receive(self.channel, self.longest), self._from_ref)
                 match answer:
-                    case ["use", int(place), tuple(given), dict(named)] if 0 <= place < len(self.lent.objects):
+                    case ["use", int(place), tuple(given), dict(named)] if (
+                        0 <= place < len(self.lent.objects)
+                    ):
                         self.changes += 1
                         self._send(self._use(place, given, named))
-                    # The number: a reply that a thread of the program sent ahead answers no later request.
+                    # The number: a reply that a thread of the program sent ahead answers no
+                    # later request.
                     case [int(other), "ok", value] if other == number:
                         self._raise_failed()
                         return value
@@ -95,7 +112,8 @@ class Session:
         raise raised(name, text)
 
     def _raise_failed(self) -> None:
-        """An assertion of the test that failed in a function which the program called: it may have swallowed it."""
+        """An assertion of the test that failed in a function which the program called: it may
+        have swallowed it."""
         if self.failed is not None:
             raise self.failed
 
@@ -103,7 +121,8 @@ class Session:
         codec.send(self.channel, codec.encode(message, self._to_ref, self._kept))
 
     def _use(self, place: int, given: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-        """The reply to a program that calls a function of the test, or takes the next item of its iterator."""
+        """The reply to a program that calls a function of the test, or takes the next item of
+        its iterator."""
         lent = self.lent.objects[place]
         try:
             if inspect.iscoroutine(lent):
@@ -116,7 +135,8 @@ class Session:
         except AssertionError as error:
             self.failed = error
             return ["use", "raise", "AssertionError", ""]
-        except Exception as error:  # a test's function may raise anything; it goes through the program, as it would
+        # a test's function may raise anything; it goes through the program, as it would
+        except Exception as error:
             return ["use", "raise", type(error).__name__, text_of(error)]
         return ["use", "ok", value]
 
@@ -137,7 +157,9 @@ class Session:
         if path:
             return {Reference.LIBRARY: path}
         if not is_lent(value):
-            raise codec.CodecError(f"a {type(value).__name__} of the test cannot be sent to a program")
+            raise codec.CodecError(
+                f"a {type(value).__name__} of the test cannot be sent to a program"
+            )
         place = self.lent.number(value)
         if callable(value):
             name = getattr(value, "__name__", "")
@@ -150,7 +172,9 @@ class Session:
                 return self.lent.objects[place]
             case _, [int(number), str(abilities)] if tag in NATIVE:
                 if number not in self.objects:
-                    handle = handle_class("".join(sorted(set(abilities) & set(METHODS))))(self, number)
+                    handle = handle_class("".join(sorted(set(abilities) & set(METHODS))))(
+                        self, number
+                    )
                     self._keep(number, handle, NATIVE[tag](handle))
                 return self.objects[number]
             case Reference.DATA, [int(number), str(abilities), data]:
@@ -171,9 +195,11 @@ class Session:
         self.handles.append(handle)
 
 
-# Functions and classes of the library go by their name: the program's process has them. Of the test's process a
-# program gets only what the test hands over, to call it or to take the next item: functions, methods, such as
-# `seen.append`, and other objects that can be called, but no class, whose objects would be the test's.
+# Functions and classes of the library go by their name: the program's process has them. Of the
+# test's process a program gets only what the test hands over, to call it or to take the next
+# item: functions, methods, such as
+# `seen.append`, and other objects that can be called, but no class, whose objects would be the
+# test's.
 
 
 def is_lent(value: Any) -> bool:
@@ -191,7 +217,11 @@ def importable(value: Any) -> list[str] | None:
     owner = bound if isinstance(bound, type) else getattr(value, "__objclass__", None)
     module = getattr(owner, "__module__", None) or getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None)
-    if type(module) is not str or type(name) is not str or module.partition(".")[0] not in sys.stdlib_module_names:
+    if (
+        type(module) is not str
+        or type(name) is not str
+        or module.partition(".")[0] not in sys.stdlib_module_names
+    ):
         return None
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -201,7 +231,8 @@ def importable(value: Any) -> list[str] | None:
 
 
 def run_apart(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a test's coroutine that a program awaits, also while the test's own loop runs."""
+    """The result of a test's coroutine that a program awaits, also while the test's own loop
+    runs."""
     outer = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
     loop = asyncio.new_event_loop()
@@ -220,8 +251,8 @@ def raised(name: str, text: str) -> Exception:
 
 
 class Handle:
-    # Stands for an object of a program. Class, `==`, hashing and arithmetic are the handle's own. No docstring: that of
-    # the program's object is asked for.
+    # Stands for an object of a program. Class, `==`, hashing and arithmetic are the handle's
+    # own. No docstring: that of the program's object is asked for.
 
     __slots__ = ()  # those of its classes have them: a class that is a list too cannot
 
@@ -265,10 +296,14 @@ class Handle:
         return self._ask("format", spec, kind=str)
 
     def __instancecheck__(self, other: Any) -> bool:
-        """By the classes from which the program's object descends; what its metaclass says is not asked. A namedtuple
+        """By the classes from which the program's object descends; what its metaclass says is
+        not asked. A namedtuple
         is data here: by its name and its fields."""
         if not isinstance(other, Handle) and isinstance(other, tuple) and hasattr(other, "_fields"):
-            return (type(other).__name__, other._fields) == (self.__name__, getattr(self, "_fields", None))
+            return (type(other).__name__, other._fields) == (
+                self.__name__,
+                getattr(self, "_fields", None),
+            )
         return isinstance(other, Handle) and self._ask("instance", other) is True
 
     def __subclasscheck__(self, other: Any) -> bool:
@@ -279,9 +314,11 @@ def _session(handle: Handle) -> Session:
     return object.__getattribute__(handle, "_Handle__session")
 
 
-# Dunder names that are looked up. Others are Python's own protocols, such as __eq__ and __class__: a program would
-# decide with them.
-ABOUT = frozenset({"__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__wrapped__"})
+# Dunder names that are looked up. Others are Python's own protocols, such as __eq__ and
+# __class__: a program would decide with them.
+ABOUT = frozenset(
+    {"__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__wrapped__"}
+)
 
 
 def _call(self: Handle, *args: Any, **kwargs: Any) -> Any:
@@ -319,10 +356,12 @@ def _enter(self: Handle) -> Any:
     return value
 
 
-def _leave(self: Handle, kind: Any, error: BaseException | None, trace: TracebackType | None) -> bool:
-    """Whether an exception in the body of a `with` is swallowed: only one that the test raises by `raise`, or in a
-    body that did not use the program, and which is no assertion. Otherwise a program could swallow the assertion or
-    the error that tells its fault."""
+def _leave(
+    self: Handle, kind: Any, error: BaseException | None, trace: TracebackType | None
+) -> bool:
+    """Whether an exception in the body of a `with` is swallowed: only one that the test raises
+    by `raise`, or in a body that did not use the program, and which is no assertion. Otherwise
+    a program could swallow the assertion or the error that tells its fault."""
     session = _session(self)
     alone = session.entered.pop(id(self), None) == session.number
     swallowed = self._ask("exit", *_told(error)) is True
@@ -334,7 +373,8 @@ def _may_be_swallowed(error: BaseException | None) -> bool:
 
 
 def _told(error: BaseException | None) -> tuple[str, ...]:
-    """What a program may know of an exception: of an assertion not the text, which may hold the expected value."""
+    """What a program may know of an exception: of an assertion not the text, which may hold the
+    expected value."""
     if error is None:
         return ()
     return type(error).__name__, "" if isinstance(error, AssertionError) else text_of(error)
@@ -350,7 +390,9 @@ async def _leave_async(
     error: BaseException | None,
     trace: TracebackType | None,
 ) -> bool:
-    return await _finished(self._ask("async exit", *_told(error))) is True and _is_raised_by_test(error, trace)
+    return await _finished(self._ask("async exit", *_told(error))) is True and _is_raised_by_test(
+        error, trace
+    )
 
 
 def _is_raised_by_test(error: BaseException | None, trace: TracebackType | None) -> bool:
@@ -382,8 +424,8 @@ def generated(handle: Handle) -> Generator[Any, Any, None]:
 class _Thrown:
     """Around a yield: an exception that is thrown into a generator goes to the program's.
 
-    As in a `with`, which contextlib.contextmanager makes of a generator: a program may swallow what the test raises or
-    throws here, no more."""
+    As in a `with`, which contextlib.contextmanager makes of a generator: a program may swallow
+    what the test raises or throws here, no more."""
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
@@ -409,7 +451,8 @@ async def awaited(handle: Handle) -> Any:
 
 
 async def _finished(task: Handle) -> Any:
-    """The result of a task of the program's loop. Meanwhile other coroutines of the test's loop run."""
+    """The result of a task of the program's loop. Meanwhile other coroutines of the test's loop
+    run."""
     try:
         result = task._ask("poll", kind=list)
         while not result:
@@ -436,7 +479,8 @@ def _asks(op: str, kind: type = object) -> Callable[..., Any]:
     return lambda self, *args: self._ask(op, *args, kind=kind)
 
 
-# Methods of a handle whose object can do that. A handle of another object lacks them, so `callable` and
+# Methods of a handle whose object can do that. A handle of another object lacks them, so
+# `callable` and
 # `isinstance(x, Iterator)` answer as they would for the object.
 METHODS: dict[str, dict[str, Any]] = {
     Ability.AWAIT: {"__await__": lambda self: awaited(self).__await__()},
@@ -451,7 +495,8 @@ METHODS: dict[str, dict[str, Any]] = {
     Ability.DELETE_ITEM: {"__delitem__": _asks("delete item")},
     Ability.WITH: {"__enter__": _enter, "__exit__": _leave},
 }
-# What stands for an object that a reference names. What Python itself makes of a generator function or an async one
+# What stands for an object that a reference names. What Python itself makes of a generator
+# function or an async one
 # is that here too: `inspect` and `await` look at the type.
 NATIVE: dict[str, Callable[[Handle], Any]] = {
     Reference.OBJECT: lambda handle: handle,
@@ -464,7 +509,10 @@ NATIVE: dict[str, Callable[[Handle], Any]] = {
 @functools.lru_cache(maxsize=256)
 def handle_class(abilities: str) -> type[Handle]:
     documentation = property(lambda self: self._ask("get", "__doc__"))
-    methods: dict[str, Any] = {"__slots__": ("_Handle__session", "_Handle__number"), "__doc__": documentation}
+    methods: dict[str, Any] = {
+        "__slots__": ("_Handle__session", "_Handle__number"),
+        "__doc__": documentation,
+    }
     for letter in abilities:
         methods |= METHODS[letter]
     return type("Handle", (Handle,), methods)
@@ -472,16 +520,20 @@ def handle_class(abilities: str) -> type[Handle]:
 
 # ---- objects that descend from a list, dict, set or tuple and have methods of their own
 #
-# Operators and whatever a list has too are decided by the data, which arrive with the object and are plain, as if it
-# were nothing but a list: the program is not asked, and learns nothing, even where its class defines them anew. Only
-# other methods and attributes are the object's.
+# Operators and whatever a list has too are decided by the data, which arrive with the object
+# and are plain, as if it
+# were nothing but a list: the program is not asked, and learns nothing, even where its class
+# defines them anew. Only other methods and attributes are the object's.
 
 MORE = {Ability.CALL, Ability.ASYNC_WITH, Ability.NEXT, Ability.WITH}
-# Methods that only read; the others of a list, dict or set change it, so the program's object must know.
+# Methods that only read; the others of a list, dict or set change it, so the program's object
+# must know.
 READS = {*dir(tuple), *dir(frozenset), *dir(MappingProxyType), "elements", "most_common", "total"}
 BINARY = "add mul and or sub xor".split()
 IN_PLACE = {f"__i{name}__" for name in BINARY}
-OPERATORS = {f"__{name}__" for name in "len iter getitem contains reversed eq ne lt le gt ge".split()}
+OPERATORS = {
+    f"__{name}__" for name in "len iter getitem contains reversed eq ne lt le gt ge".split()
+}
 OPERATORS |= {f"__{name}__" for name in BINARY} | {f"__r{name}__" for name in BINARY}
 
 
@@ -495,7 +547,8 @@ def _base(handle: Handle) -> type:
 
 
 def made_of_data(session: Session, number: int, abilities: str, data: Any) -> Handle:
-    """A handle with data. CodecError for data of another class than those from which a program's may descend."""
+    """A handle with data. CodecError for data of another class than those from which a
+    program's may descend."""
     base: Any = type(data)
     if base not in codec.HOLDERS and not (issubclass(base, tuple) and hasattr(base, "_fields")):
         raise codec.CodecError("no data of an object")
@@ -510,7 +563,8 @@ def made_of_data(session: Session, number: int, abilities: str, data: Any) -> Ha
 
 
 def fill(handle: Any, data: Any) -> None:
-    """Let a handle hold the data that its object holds now. A tuple or frozenset keeps what arrived first."""
+    """Let a handle hold the data that its object holds now. A tuple or frozenset keeps what
+    arrived first."""
     base: Any = _base(handle)
     if issubclass(base, tuple | frozenset):
         return
@@ -534,7 +588,10 @@ def _fresh(value: Any) -> Any:
     if not holds_data(value) or isinstance(value, tuple):
         return value
     session = _session(value)
-    if not isinstance(value, frozenset) and object.__getattribute__(value, "_Handle__seen") != session.changes:
+    if (
+        not isinstance(value, frozenset)
+        and object.__getattribute__(value, "_Handle__seen") != session.changes
+    ):
         session.request("data", value)
     return object.__getattribute__(value, "_Handle__data")
 
@@ -544,15 +601,18 @@ def _reading(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _changing(method: Callable[..., Any], change: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that changes the data here, and with `change` the object of the program, which must then hold the same:
-    else its own `remove` could take whatever the test expects away and leave an equal list."""
+    """A method that changes the data here, and with `change` the object of the program, which
+    must then hold the same: else its own `remove` could take whatever the test expects away and
+    leave an equal list."""
 
     def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
         data = _fresh(self).copy()
         result = method(data, *args, **kwargs)
         change(self, *args, **kwargs)
         if _fresh(self) != data:
-            _session(self).lose(f"its {method.__name__} does not do what that of {type(data).__name__} does")
+            _session(self).lose(
+                f"its {method.__name__} does not do what that of {type(data).__name__} does"
+            )
         return result
 
     return changed
@@ -567,11 +627,19 @@ def data_class(base: type, abilities: str) -> type[Handle]:
     """A class of handles that are also of the class `base`."""
     documentation = property(lambda self: self._ask("get", "__doc__"))
     attributes = property(lambda self: self._ask("get", "__dict__"))
-    members: dict[str, Any] = {"__doc__": documentation, "__dict__": attributes, "__bool__": lambda self: len(self) > 0}
+    members: dict[str, Any] = {
+        "__doc__": documentation,
+        "__dict__": attributes,
+        "__bool__": lambda self: len(self) > 0,
+    }
     for ability in abilities:
         members |= METHODS[ability]
     if issubclass(base, tuple):  # its own methods do: nothing of it changes
-        return type("Handle", (Handle, base), members | {name: _calling(name) for name in ("_make", "_replace")})
+        return type(
+            "Handle",
+            (Handle, base),
+            members | {name: _calling(name) for name in ("_make", "_replace")},
+        )
     for name in dir(base):
         method = getattr(base, name)
         if name == "fromkeys":  # of the class
@@ -583,7 +651,9 @@ def data_class(base: type, abilities: str) -> type[Handle]:
         elif not name.startswith("_"):
             members[name] = _changing(method, _calling(name))
         elif name in IN_PLACE:
-            members[name] = lambda self, other: NotImplemented  # a += b is a = a + b, and gives a plain list
+            members[name] = lambda self, other: (
+                NotImplemented
+            )  # a += b is a = a + b, and gives a plain list
     if hasattr(base, "__setitem__"):
         members["__setitem__"] = _changing(getattr(base, "__setitem__"), _asks("set item"))
         members["__delitem__"] = _changing(getattr(base, "__delitem__"), _asks("delete item"))
@@ -593,11 +663,13 @@ def data_class(base: type, abilities: str) -> type[Handle]:
 
 
 def write_back(given: list[Any], after: Any) -> None:
-    """Arguments pass by value: copy a program's changes of a list, dict or set back to the test's argument."""
+    """Arguments pass by value: copy a program's changes of a list, dict or set back to the
+    test's argument."""
     if type(after) is not list or len(after) != len(given):
         return
     for mine, new in zip(given, after):
-        # The program may send anything here: only another value of the argument's own type is copied.
+        # The program may send anything here: only another value of the argument's own type is
+        # copied.
         if type(new) is not list or [type(x) for x in new] != [type(mine)]:
             continue
         if isinstance(mine, (list, bytearray)):
@@ -611,4 +683,6 @@ def write_back(given: list[Any], after: Any) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    return ", ".join(str(a) if type(a) in (str, int, float, bool) else type(a).__name__ for a in error.args)
+    return ", ".join(
+        str(a) if type(a) in (str, int, float, bool) else type(a).__name__ for a in error.args
+    )

@@ -1,11 +1,12 @@
-"""The trusted process that holds the tests and decides. It requests values from the program's process, never verdicts.
+"""The trusted process that holds the tests and decides. It requests values from the program's
+process, never verdicts.
 
-A test is an assert (or any source) whose entry points are handles for the program's objects. A process that ends or
-is out of time is replaced for the next test. The pool ends a judge that hangs on an honest value
-(`sum(range(10**12))`).
+A test is an assert (or any source) whose entry points are handles for the program's objects. A
+process that ends or is out of time is replaced for the next test. The pool ends a judge that
+hangs on an honest value (`sum(range(10**12))`).
 
-Levels: landlock (Landlock, seccomp and limits: reads only of the interpreter's library, writes only in a private
-folder, see scratch.py), and none (limits only, for trusted programs)."""
+Levels: landlock (Landlock, seccomp and limits: reads only of the interpreter's library, writes
+only in a private folder, see scratch.py), and none (limits only, for trusted programs)."""
 
 import asyncio
 import contextlib
@@ -27,16 +28,34 @@ from types import CodeType
 from typing import Any
 
 from codechat_lab.sandbox import codec, defined_tests, kernel, landlock
-from codechat_lab.sandbox.handles import TEST, Handle, Lost, ProgramError, Session, holds_data, text_of
+from codechat_lab.sandbox.handles import (
+    TEST,
+    Handle,
+    Lost,
+    ProgramError,
+    Session,
+    holds_data,
+    text_of,
+)
 from codechat_lab.sandbox.scratch import ENTRIES, SIZE_MB, Scratch
 
 ROOT = str(Path(__file__).resolve().parents[2])
-FLAGS = ("-s", "-S", "-P", "-B", "-W", "ignore")  # no installed packages, nothing from the current folder
-# The environment: nothing of the trainer's, which may hold keys. A fixed hash seed makes verdicts reproducible.
+FLAGS = (
+    "-s",
+    "-S",
+    "-P",
+    "-B",
+    "-W",
+    "ignore",
+)  # no installed packages, nothing from the current folder
+# The environment: nothing of the trainer's, which may hold keys. A fixed hash seed makes
+# verdicts reproducible.
 CLEAN = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
 PASSED_ON = ("LD_LIBRARY_PATH", "TMPDIR")
 START_S = 60.0
-MEMORY = 4 << 30  # bytes of address space: a program's answers must not exhaust the machine's memory
+MEMORY = (
+    4 << 30
+)  # bytes of address space: a program's answers must not exhaust the machine's memory
 REASON = 300  # characters
 OUT_OF_TIME = "out of time"
 UNUSED = "no test uses {names}, so any program would pass"
@@ -53,9 +72,9 @@ class NotStarted(OSError):
 
 
 class Interpreter:
-    """A fresh interpreter that runs `codechat_lab.sandbox.MODULE`.main(socket, *words), with nothing of the
-    trainer's environment except the path of the interpreter's libraries and the folder for temporary files. It ends
-    with `close`."""
+    """A fresh interpreter that runs `codechat_lab.sandbox.MODULE`.main(socket, *words), with
+    nothing of the trainer's environment except the path of the interpreter's libraries and the
+    folder for temporary files. It ends with `close`."""
 
     def __init__(self, module: str, *words: str, keep: tuple[int, ...] = ()) -> None:
         """keep: further descriptors that it inherits."""
@@ -106,13 +125,16 @@ class Interpreter:
 
 
 class Zygote(Interpreter):
-    """Gives a process for each program; the next one starts while the current one is in use. They write in
+    """Gives a process for each program; the next one starts while the current one is in use.
+    They write in
     `scratch`."""
 
     def __init__(self, level: str, scratch: Scratch) -> None:
         super().__init__("zygote", level, scratch.path, str(scratch.lock), keep=(scratch.lock,))
         self.scratch = scratch
-        self.ending = False  # whether the process that was given is to end, and its answer was not read yet
+        self.ending = (
+            False  # whether the process that was given is to end, and its answer was not read yet
+        )
 
     def take(self) -> socket.socket:
         """The socket of a process that waits for a program. Nothing is left of the one before."""
@@ -129,7 +151,8 @@ class Zygote(Interpreter):
         self.ending = True
 
     def clean(self) -> bool:
-        """Remove what an ended process has written, once it has ended. Whether it ended for holding too much."""
+        """Remove what an ended process has written, once it has ended. Whether it ended for
+        holding too much."""
         if not self.ending:
             return False
         answer = self.control.recv(1)
@@ -213,9 +236,13 @@ class Trial:
         self.stage = "tests"
         self.deadline = time.monotonic() + job["total_s"]
         self.session: Session | None = None  # with the program's process, while there is one
-        self.defined: dict[str, Any] = {}  # what the program defines under the names that are wanted
+        self.defined: dict[
+            str, Any
+        ] = {}  # what the program defines under the names that are wanted
         self.names: dict[str, Any] = {}  # the namespace of a test
-        self.made: set[str] = set()  # names of data that the program gave, and of the set-up if it used the program
+        self.made: set[str] = (
+            set()
+        )  # names of data that the program gave, and of the set-up if it used the program
         self.used = False  # whether the test that ran last has used the program
 
     def verdict(self) -> dict[str, Any]:
@@ -232,8 +259,10 @@ class Trial:
         return {"results": results, "stage": self.stage, "reason": reason}
 
     def settle(self, results: list[Result], idle: list[int]) -> None:
-        """A test that passed without the program, as any would, has failed where no test used it, where another failed,
-        or where it holds tests that were not run: else a program could earn their share by doing nothing."""
+        """A test that passed without the program, as any would, has failed where no test used
+        it, where another failed,
+        or where it holds tests that were not run: else a program could earn their share by
+        doing nothing."""
         names = ", ".join(self.job["required"]) or "the program"
         failure = next((result for result in results if not result[0]), None)
         if len(idle) == len(results):
@@ -245,7 +274,8 @@ class Trial:
                 results[place] = (False, NOT_RUN.format(names=names))
 
     def prepare(self) -> Result | None:
-        """Where there is no process, load the program into one and run the set-up. The result of a failure."""
+        """Where there is no process, load the program into one and run the set-up. The result
+        of a failure."""
         if self.session:
             return None
         session = Session(self.zygote.take(), self.job["message_mb"] << 20)
@@ -272,7 +302,9 @@ class Trial:
                 step(*args)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            reason = OUT_OF_TIME if time.monotonic() >= end else ""  # the test may have swallowed the interruption
+            reason = (
+                OUT_OF_TIME if time.monotonic() >= end else ""
+            )  # the test may have swallowed the interruption
         # A test may raise anything, SystemExit too: it has failed, and the next test runs.
         except BaseException as error:
             reason = explain(error)
@@ -281,7 +313,8 @@ class Trial:
             self.close()
             if self.zygote.clean():
                 reason = (
-                    f"it held more than {SIZE_MB} MiB or {ENTRIES} entries in its folder, or what cannot be counted"
+                    f"it held more than {SIZE_MB} MiB or {ENTRIES} "
+                    "entries in its folder, or what cannot be counted"
                 )
         reason = reason or lost
         return not reason, reason[:REASON]
@@ -292,10 +325,13 @@ class Trial:
 
     def load(self, session: Session) -> None:
         job = self.job
-        answer = session.request("load", job["code"], job["names"], job["imports"], job["memory_mb"], job["total_s"])
+        answer = session.request(
+            "load", job["code"], job["names"], job["imports"], job["memory_mb"], job["total_s"]
+        )
         if type(answer) is not list or not all(map(_is_pair, answer)):
             session.lose("an answer of the wrong shape")
-        # Only the names that were asked for: a program must not define others in the namespace of the tests.
+        # Only the names that were asked for: a program must not define others in the namespace
+        # of the tests.
         self.defined = {name: value for name, value in answer if name in job["names"]}
         missing = [name for name in job["required"] if name not in self.defined]
         if missing:
@@ -308,7 +344,11 @@ class Trial:
         given = set(self.names)
         before = session.number
         self.run(self.job["setup"])
-        self.made = {name for name, value in self.defined.items() if not isinstance(value, Handle) or holds_data(value)}
+        self.made = {
+            name
+            for name, value in self.defined.items()
+            if not isinstance(value, Handle) or holds_data(value)
+        }
         if session.number > before:
             self.made |= set(self.names) - given
         self.names |= self.defined  # the set-up may be a prompt that defines the entry point too
@@ -327,13 +367,17 @@ class Trial:
     def run(self, source: str) -> None:
         try:
             exec(compiled(source), self.names)
-        except SystemExit as leaving:  # of a script, never of the program, whose exceptions get other types
+        except (
+            SystemExit
+        ) as leaving:  # of a script, never of the program, whose exceptions get other types
             if leaving.code:
                 raise
 
     def close(self) -> None:
         if self.session:
-            with self.session.channel:  # closed afterwards: the process would exit by itself once it is closed
+            with (
+                self.session.channel
+            ):  # closed afterwards: the process would exit by itself once it is closed
                 self.zygote.end()
             self.session = None
 
@@ -344,8 +388,8 @@ def _is_pair(answer: Any) -> bool:
 
 
 def explain(error: BaseException) -> str:
-    """Why a step failed, in one line. Never empty. The exception's arguments may be handles, whose text would need
-    another request."""
+    """Why a step failed, in one line. Never empty. The exception's arguments may be handles,
+    whose text would need another request."""
     if isinstance(error, OutOfTime):
         return OUT_OF_TIME
     if isinstance(error, Lost):

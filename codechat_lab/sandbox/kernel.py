@@ -1,4 +1,5 @@
-"""System calls that the standard library does not offer, through ctypes, and resource limits. Linux on x86-64.
+"""System calls that the standard library does not offer, through ctypes, and resource limits.
+Linux on x86-64.
 
 Each call raises OSError with its name in `filename`, so a message can name the step that failed.
 """
@@ -29,21 +30,26 @@ SYS = {  # numbers of x86-64
 NAMES = {number: name for name, number in SYS.items()}
 FILE_MB, DESCRIPTORS, THREADS = 16, 128, 64
 NOBODY = 65534  # the user that root turns into
-SPARE_THREADS = 256  # room for threads that the user's other processes start later, where they count too
+SPARE_THREADS = (
+    256  # room for threads that the user's other processes start later, where they count too
+)
 
 Argument = int | bytes | ctypes.Array | ctypes.Structure | None
 Step = Callable[[], int]
 
 
 def _checked(result: Any, function: Any, arguments: Any) -> Any:
-    """The result of a system call; OSError for a negative one. The types are those of ctypes' hook."""
+    """The result of a system call; OSError for a negative one. The types are those of ctypes'
+    hook."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), NAMES[arguments[0].value])
     return result
 
 
-libc = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock: a forked process has no other thread
+libc = ctypes.PyDLL(
+    None, use_errno=True
+)  # keeps the interpreter's lock: a forked process has no other thread
 libc.syscall.restype = ctypes.c_long
 libc.syscall.errcheck = _checked
 
@@ -57,14 +63,14 @@ def _argument(value: Argument) -> object:
 
 
 def prepared(name: str, *args: Argument) -> Step:
-    """A system call by name. Ints pass as unsigned longs, structures and buffers by address. They are built now: a
-    forked process pays for each page that it writes first."""
+    """A system call by name. Ints pass as unsigned longs, structures and buffers by address.
+    They are built now: a forked process pays for each page that it writes first."""
     return functools.partial(libc.syscall, ctypes.c_long(SYS[name]), *map(_argument, args))
 
 
 def fork() -> int:
-    """fork() without Python's hooks, at half the cost: for a process that never had a second thread and holds no lock.
-    Without the hooks `random` continues from the parent's state."""
+    """fork() without Python's hooks, at half the cost: for a process that never had a second
+    thread and holds no lock. Without the hooks `random` continues from the parent's state."""
     pid = libc.fork()
     if pid < 0:
         raise OSError(ctypes.get_errno(), "no process can be made", "fork")
@@ -80,7 +86,8 @@ class CapHeader(ctypes.Structure):
 
 
 def empty_bounding_set() -> None:
-    """No program executed from here on can gain a capability. Without CAP_SETPCAP, no_new_privs prevents the same."""
+    """No program executed from here on can gain a capability. Without CAP_SETPCAP, no_new_privs
+    prevents the same."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
@@ -89,8 +96,8 @@ def empty_bounding_set() -> None:
 
 
 def tidy_memory() -> None:
-    """Limit glibc's arenas (each thread of a program would reserve 64 MB of address space), and return free pages, so
-    a fork neither shares nor copies them."""
+    """Limit glibc's arenas (each thread of a program would reserve 64 MB of address space), and
+    return free pages, so a fork neither shares nor copies them."""
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_ARENA_MAX, 2)
         libc.malloc_trim(ctypes.c_size_t(0))
@@ -115,8 +122,9 @@ def own_threads(user: int) -> int:
 
 
 def limit_for_good() -> None:
-    """Permanent limits of a zygote and all its programs: no core file, which would hold memory of the zygote, no large
-    files, few descriptors, and no memory that outlives a process or that cannot be swapped."""
+    """Permanent limits of a zygote and all its programs: no core file, which would hold memory
+    of the zygote, no large files, few descriptors, and no memory that outlives a process or
+    that cannot be swapped."""
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_FSIZE, FILE_MB << 20)
     _lower(resource.RLIMIT_NOFILE, DESCRIPTORS)
@@ -125,14 +133,15 @@ def limit_for_good() -> None:
 
 
 def limit_threads() -> Step:
-    """For a program's process only, since a zygote must fork. It does not bind the machine's root; the address space of
-    their stacks bounds root's threads."""
+    """For a program's process only, since a zygote must fork. It does not bind the machine's
+    root; the address space of their stacks bounds root's threads."""
     most = _lowest(resource.RLIMIT_NPROC, THREADS + own_threads(os.getuid()) + SPARE_THREADS)
     return prepared("prlimit64", 0, resource.RLIMIT_NPROC, (ctypes.c_uint64 * 2)(most, most), None)
 
 
 def limit_program(own_bytes: int, memory_mb: int, cpu_s: float) -> None:
-    """Allow `memory_mb` MiB of address space beyond the interpreter's own, and `cpu_s` seconds of processor time."""
+    """Allow `memory_mb` MiB of address space beyond the interpreter's own, and `cpu_s` seconds
+    of processor time."""
     _lower(resource.RLIMIT_AS, own_bytes + (memory_mb << 20))
     _lower(resource.RLIMIT_CPU, math.ceil(cpu_s))
 

@@ -1,9 +1,8 @@
 """Landlock: the kernel allows a program to open only the paths of a list.
 
-Everything that the running kernel can restrict is restricted: reads, writes, new entries, TCP, abstract sockets, and
-signals to processes outside. A program may read the folders of the running interpreter, without installed packages, and
-write in one folder.
-"""
+Everything that the running kernel can restrict is restricted: reads, writes, new entries, TCP,
+abstract sockets, and signals to processes outside. A program may read the folders of the
+running interpreter, without installed packages, and write in one folder."""
 
 import contextlib
 import ctypes
@@ -26,7 +25,13 @@ REFER = 1 << 13
 TRUNCATE = 1 << 14
 # Files and folders in the program's own folder; no links, pipes, sockets or devices.
 OWN = WRITE | READ | READ_DIR | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | REFER | TRUNCATE
-ALL_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
+ALL_BY_ABI = {
+    1: (1 << 13) - 1,
+    2: (1 << 14) - 1,
+    3: (1 << 15) - 1,
+    4: (1 << 15) - 1,
+    5: (1 << 16) - 1,
+}
 FILE_ONLY = EXECUTE | WRITE | READ | 1 << 14 | 1 << 15
 DEVICES = ("null", "zero", "random", "urandom")
 TCP, SCOPES = 3, 3
@@ -44,7 +49,8 @@ class _PathRule(ctypes.Structure):
 
 
 def ruleset(scratch: str, files_only: bool = False) -> int:
-    """A descriptor of rules: read the interpreter's library, read and write four harmless devices and the folder
+    """A descriptor of rules: read the interpreter's library, read and write four harmless
+    devices and the folder
     `scratch`, nothing else. files_only: no rules of TCP, signals and abstract sockets.
 
     OSError without Landlock."""
@@ -73,8 +79,8 @@ def ruleset(scratch: str, files_only: bool = False) -> int:
 
 
 def restrict_tests(scratch: str) -> None:
-    """From here on this process, which runs tests, opens only what a program may open, whatever file a program names to
-    them. OSError without Landlock."""
+    """From here on this process, which runs tests, opens only what a program may open, whatever
+    file a program names to them. OSError without Landlock."""
     fd = ruleset(scratch, files_only=True)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.prepared("landlock_restrict_self", fd, 0)()
@@ -100,7 +106,9 @@ def folders() -> list[str]:
     standard = {path for path in sys.path if os.path.isdir(path)} | {os.path.dirname(os.__file__)}
     named = loaded | standard
     paths = named | {os.path.realpath(path) for path in named} | {"/usr/share/zoneinfo"}
-    return sorted(path for path in paths if not any(path.startswith(other + "/") for other in paths))
+    return sorted(
+        path for path in paths if not any(path.startswith(other + "/") for other in paths)
+    )
 
 
 class Library(NamedTuple):
@@ -124,14 +132,19 @@ def readable() -> Library:
     """The interpreter's library without installed packages."""
     library = Library([], [])
     for folder in folders():
-        found = [path for name in FOREIGN for path in (*Path(folder).glob(name), *Path(folder).glob(f"python*/{name}"))]
+        found = [
+            path
+            for name in FOREIGN
+            for path in (*Path(folder).glob(name), *Path(folder).glob(f"python*/{name}"))
+        ]
         library.add(folder, [str(path) for path in found])
     return library
 
 
 def step_down(scratch: str) -> None:
-    """Change from root to an ordinary user, who gets the folder `scratch`, if that user can read the library. Otherwise
-    root without capabilities remains, and Landlock allows it only the library."""
+    """Change from root to an ordinary user, who gets the folder `scratch`, if that user can
+    read the library. Otherwise root without capabilities remains, and Landlock allows it only
+    the library."""
     if os.getuid() or not all(map(_open_to_all, [*folders(), os.path.dirname(scratch)])):
         return
     with contextlib.suppress(PermissionError):  # in a container root may lack the right
@@ -139,7 +152,9 @@ def step_down(scratch: str) -> None:
         os.chown(scratch, NOBODY, NOBODY)
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # a change of user makes a process undumpable, and its /proc root's
+        kernel.prctl(
+            kernel.PR_SET_DUMPABLE, 1
+        )  # a change of user makes a process undumpable, and its /proc root's
 
 
 def _open_to_all(folder: str) -> bool:

@@ -1,12 +1,14 @@
-"""The trainer's side: programs with their tests, and judges in their own processes, for one program or thousands.
+"""The trainer's side: programs with their tests, and judges in their own processes, for one
+program or thousands.
 
     with Pool(workers=2) as pool:
         verdicts = list(pool.map(Program(code=c, tests=t) for c, t in rows))
 
-The trainer is never forked: a judge is executed with a clean environment. One thread per judge feeds it and ends it if
-it hangs. A judge dies with its thread.
+The trainer is never forked: a judge is executed with a clean environment. One thread per judge
+feeds it and ends it if it hangs. A judge dies with its thread.
 
-    codechat sandbox check    whether this machine isolates untrusted programs; exit code 0 if every action was stopped
+    codechat sandbox check    whether this machine isolates untrusted programs; exit code 0 if
+                              every action was stopped
 """
 
 import ast
@@ -35,7 +37,10 @@ from codechat_lab.sandbox.judge import Interpreter, NotStarted
 
 END_S = 2.0  # for the processes of a judge that was ended
 GRACE_S = 3.0  # beyond a program's time limit, before its judge counts as stuck
-REMEDY = "use a kernel with Landlock (5.13 or newer, switched on); programs that you trust may run with isolation=none"
+REMEDY = (
+    "use a kernel with Landlock (5.13 or newer, switched on); "
+    "programs that you trust may run with isolation=none"
+)
 
 
 # ---- programs and their tests, in two styles: asserts, and a `check(candidate)`
@@ -48,12 +53,16 @@ TOTAL = 3  # time limit of a whole program, in limits of one test
 class Program:
     """One untrusted program and its trusted tests.
 
-    tests: sources of asserts, or of a `check(candidate)`, functions `test*`, classes `Test*` and TestCases, which the
-    judge runs; one result for each source. Where no test uses the program, none passes. setup: trusted source that
-    runs in the judge before the tests. entry_points: names that the program must define (see `entry_points_of`); for
-    `check(candidate)` the first is the candidate. Other names that the tests use and nothing else defines come from the
-    program too, if it has them. timeout_s: wall seconds for loading and for each test; the whole program gets three
-    times that. memory_mb: MiB of address space beyond the interpreter's own. message_mb: MiB of the largest value, as
+    tests: sources of asserts, or of a `check(candidate)`, functions `test*`, classes `Test*`
+    and TestCases, which the judge runs; one result for each source. Where no test uses the
+    program, none passes. setup: trusted source that runs in the judge before the tests.
+    entry_points: names that the program must define (see `entry_points_of`); for
+    `check(candidate)` the first is the candidate. Other names that the tests use and nothing
+    else defines come from the
+    program too, if it has them. timeout_s: wall seconds for loading and for each test; the
+    whole program gets three
+    times that. memory_mb: MiB of address space beyond the interpreter's own. message_mb: MiB of
+    the largest value, as
     text: values cross whole."""
 
     code: str
@@ -72,9 +81,10 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """results: one per test, in order. stage: how far the program came: "load" (it did not load), "setup", "tests", or
-    "judge" (the tests' own process had to be ended). seconds: wall time in the judge. reason: of the first failure,
-    empty if all passed; it may quote the program's exception."""
+    """results: one per test, in order. stage: how far the program came: "load" (it did not
+    load), "setup", "tests", or "judge" (the tests' own process had to be ended). seconds: wall
+    time in the judge. reason: of the first failure, empty if all passed; it may quote the
+    program's exception."""
 
     results: tuple[Result, ...]
     stage: str
@@ -87,9 +97,13 @@ class Verdict:
 
 
 def job_of(program: Program) -> dict[str, Any]:
-    """JSON data for a judge. DataError for no tests, for tests that are not Python and for limits that allow
-    nothing."""
-    limits = {"timeout_s": program.timeout_s, "memory_mb": program.memory_mb, "message_mb": program.message_mb}
+    """JSON data for a judge. DataError for no tests, for tests that are not Python and for
+    limits that allow nothing."""
+    limits = {
+        "timeout_s": program.timeout_s,
+        "memory_mb": program.memory_mb,
+        "message_mb": program.message_mb,
+    }
     if not program.tests:
         raise DataError("a program without tests cannot be judged; give at least one")
     if min(limits.values()) <= 0:
@@ -97,12 +111,17 @@ def job_of(program: Program) -> dict[str, Any]:
         raise DataError(f"got {listed}; expected each above 0; raise the one that is not")
     tests = (program.tests,) if isinstance(program.tests, str) else tuple(program.tests)
     read = _read(tests, program.setup, tuple(program.entry_points or ()))
-    return limits | read | {"code": program.code, "setup": program.setup, "total_s": TOTAL * program.timeout_s}
+    return (
+        limits
+        | read
+        | {"code": program.code, "setup": program.setup, "total_s": TOTAL * program.timeout_s}
+    )
 
 
 @functools.lru_cache(maxsize=4096)  # the completions of one problem share their tests
 def _read(tests: tuple[str, ...], setup: str, required: tuple[str, ...]) -> dict[str, Any]:
-    """What a job says of the tests. names: that the program is asked for. modules: of the library, which tests use
+    """What a job says of the tests. names: that the program is asked for. modules: of the
+    library, which tests use
     without an import. imports: of the set-up, which the program gets too."""
     of_setup = names_of(setup, "the set-up")
     of_tests = [names_of(source, "a test") for source in tests]
@@ -111,7 +130,9 @@ def _read(tests: tuple[str, ...], setup: str, required: tuple[str, ...]) -> dict
     free -= set[str]().union(*(names.bound for names in every))
     free -= {*vars(builtins), *required}
     modules = free & sys.stdlib_module_names
-    imports = [ast.unparse(n) for n in ast.parse(setup).body if isinstance(n, ast.Import | ast.ImportFrom)]
+    imports = [
+        ast.unparse(n) for n in ast.parse(setup).body if isinstance(n, ast.Import | ast.ImportFrom)
+    ]
     return {
         "tests": [_test(source, of_tests, place, required) for place, source in enumerate(tests)],
         "names": [*required, *sorted(free - modules)],
@@ -122,8 +143,9 @@ def _read(tests: tuple[str, ...], setup: str, required: tuple[str, ...]) -> dict
 
 
 class Names(NamedTuple):
-    """Names of a source's own scope: those that it uses, also within its functions; those that it uses outside of
-    them; those that it binds; among these the imported ones. code: whether it defines functions or classes."""
+    """Names of a source's own scope: those that it uses, also within its functions; those that
+    it uses outside of them; those that it binds; among these the imported ones. code: whether
+    it defines functions or classes."""
 
     used: set[str]
     called: set[str]
@@ -133,12 +155,14 @@ class Names(NamedTuple):
 
 
 def names_of(source: str, what: str) -> Names:
-    """By the interpreter's symbol table: the extended suites hold half a megabyte of inputs, and a syntax tree
-    would take three times as long. DataError for text that is not Python."""
+    """By the interpreter's symbol table: the extended suites hold half a megabyte of inputs,
+    and a syntax tree would take three times as long. DataError for text that is not Python."""
     try:
         top = symtable.symtable(source, "<test>", "exec")
     except SyntaxError as error:
-        raise DataError(f"{what} is not Python (line {error.lineno}: {error.msg}); mend it: {source[:80]!r}") from None
+        raise DataError(
+            f"{what} is not Python (line {error.lineno}: {error.msg}); mend it: {source[:80]!r}"
+        ) from None
     tables = [top]
     for table in tables:  # grows in the loop, down to the innermost function
         tables += table.get_children()
@@ -153,18 +177,23 @@ def names_of(source: str, what: str) -> Names:
     )
 
 
-def _test(source: str, every: Sequence[Names], place: int, required: Sequence[str]) -> dict[str, Any]:
-    """A test for the judge; every: the names of all tests. defines: names among which it looks for tests. used: by any
-    test. unrun: whether it names the program or defines code, and no other test calls what it defines: then it
-    tests something only if it uses the program. candidate: what its `check` is called with, or None where it has
-    none, or where a test calls it itself.
+def _test(
+    source: str, every: Sequence[Names], place: int, required: Sequence[str]
+) -> dict[str, Any]:
+    """A test for the judge; every: the names of all tests. defines: names among which it looks
+    for tests. used: by any
+    test. unrun: whether it names the program or defines code, and no other test calls what it
+    defines: then it tests something only if it uses the program. candidate: what its `check` is
+    called with, or None where it has none, or where a test calls it itself.
 
     DataError for a `check(candidate)` without a candidate."""
     names = every[place]
     defines = names.bound - names.imported - set(required)
     checks = "check" in defines and not any("check" in other.called for other in every)
     if checks and not required:
-        raise DataError("tests that define check(candidate) need entry_points; name the function to check first")
+        raise DataError(
+            "tests that define check(candidate) need entry_points; name the function to check first"
+        )
     others = set[str]().union(*(other.used for i, other in enumerate(every) if i != place))
     return {
         "source": source,
@@ -176,11 +205,11 @@ def _test(source: str, every: Sequence[Names], place: int, required: Sequence[st
 
 
 def entry_points_of(reference: str, tests: Sequence[str], setup: str = "") -> tuple[str, ...]:
-    """The names of a reference solution that tests use: functions, classes and constants, also builtin names. Where
-    tests define `check(candidate)` and use none, its only function.
+    """The names of a reference solution that tests use: functions, classes and constants, also
+    builtin names. Where tests define `check(candidate)` and use none, its only function.
 
-    The reference decides which names a program may define, never the program itself. DataError where the tests use no
-    name of it."""
+    The reference decides which names a program may define, never the program itself. DataError
+    where the tests use no name of it."""
     prepared = names_of(setup, "the set-up")
     sources = [names_of(test, "a test") for test in tests]
     names = names_of(reference, "the reference solution")
@@ -205,20 +234,24 @@ class SandboxUnavailable(RunError):
 
 @functools.cache
 def choose(isolation: str) -> str:
-    """The level to use: "landlock" for "auto", which never becomes "none". It is built once as a test.
+    """The level to use: "landlock" for "auto", which never becomes "none". It is built once as
+    a test.
 
     ConfigError for an unknown word; SandboxUnavailable where the machine does not allow it."""
     check_choice("isolation", isolation, ("auto", "none"))
     level = "none" if isolation == "none" else "landlock"
     machine = platform.machine()
     if sys.platform != "linux" or (level != "none" and machine != "x86_64"):
-        raise SandboxUnavailable(f"{sys.platform} on {machine}; programs run on Linux, untrusted ones on x86-64")
+        raise SandboxUnavailable(
+            f"{sys.platform} on {machine}; programs run on Linux, untrusted ones on x86-64"
+        )
     Judge(level).close()
     return level
 
 
 class Judge(Interpreter):
-    """A running judge. It and its processes end with `close`, or with the thread that started it."""
+    """A running judge. It and its processes end with `close`, or with the thread that started
+    it."""
 
     def __init__(self, level: str) -> None:
         try:
@@ -232,15 +265,16 @@ class Judge(Interpreter):
             scratch.remove(self.told["folder"], wait_s=END_S)
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The verdict on a job. TimeoutError where the judge hangs, another OSError where it has ended."""
+        """The verdict on a job. TimeoutError where the judge hangs, another OSError where it
+        has ended."""
         self.control.settimeout(job["total_s"] + GRACE_S + 0.01 * len(job["tests"]))
         codec.send(self.control, json.dumps(job).encode())
         return self.receive()
 
 
 class Pool(contextlib.AbstractContextManager["Pool"]):
-    """Judges, one for each thread. isolation: "auto", or "none" for trusted programs. SandboxUnavailable where the
-    machine does not allow it."""
+    """Judges, one for each thread. isolation: "auto", or "none" for trusted programs.
+    SandboxUnavailable where the machine does not allow it."""
 
     def __init__(self, workers: int | None = None, *, isolation: str = "auto") -> None:
         self.level = choose(isolation)
@@ -250,7 +284,8 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self.threads = ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)))
 
     def submit(self, program: Program) -> Future[Verdict]:
-        """Judge a program in the background. DataError at once for a program without valid tests."""
+        """Judge a program in the background. DataError at once for a program without valid
+        tests."""
         return self.threads.submit(self._judged, job_of(program))
 
     def run(self, program: Program) -> Verdict:
@@ -265,7 +300,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         if self.closed or self.owner != os.getpid():  # in a fork, the judges are not ours
             return
         self.closed = True
-        self.threads.shutdown(wait=False, cancel_futures=True)  # before a thread is free for the next program
+        self.threads.shutdown(
+            wait=False, cancel_futures=True
+        )  # before a thread is free for the next program
         for judge in list(self.judges.values()):
             with contextlib.suppress(OSError):
                 judge.control.shutdown(socket.SHUT_RDWR)
@@ -277,8 +314,8 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self.close()
 
     def _judged(self, job: dict[str, Any]) -> Verdict:
-        """By this thread's judge. It may end or lose its zygote through a fault of the machine, such as low memory:
-        the program gets a second one."""
+        """By this thread's judge. It may end or lose its zygote through a fault of the machine,
+        such as low memory: the program gets a second one."""
         start = time.monotonic()
         problem = "the pool was closed"
         tries = 2
@@ -296,7 +333,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 tries = 0  # a second judge would hang as long
             except NotStarted as error:
                 if not tries:
-                    raise SandboxUnavailable(f"isolation was lost: {error}; see `codechat sandbox check`") from None
+                    raise SandboxUnavailable(
+                        f"isolation was lost: {error}; see `codechat sandbox check`"
+                    ) from None
             except OSError:
                 problem = "the judge ended in a test"
             self.judges.pop(me).kill()  # after a failure nothing of it is used again
@@ -319,9 +358,13 @@ def shared_pool(isolation: str) -> Pool:
 
 
 def attempts(pool: Pool) -> dict[str, Verdict]:
-    """Try each of ACTIONS, in isolated programs only. A verdict has passed where the action was stopped."""
+    """Try each of ACTIONS, in isolated programs only. A verdict has passed where the action was
+    stopped."""
     code = Path(forbidden.__file__).read_text(encoding="utf-8")
-    programs = (Program(code=code, tests=f"assert attempt({action!r}) == 'stopped'") for action in forbidden.ACTIONS)
+    programs = (
+        Program(code=code, tests=f"assert attempt({action!r}) == 'stopped'")
+        for action in forbidden.ACTIONS
+    )
     return dict(zip(forbidden.ACTIONS, pool.map(programs)))
 
 
@@ -333,8 +376,8 @@ class SandboxConfig:
 
 
 def check(cfg: SandboxConfig) -> int:
-    """`codechat sandbox check`: does this machine isolate untrusted programs? Tries each forbidden action. 0 where all
-    attempts were stopped, else 1."""
+    """`codechat sandbox check`: does this machine isolate untrusted programs? Tries each
+    forbidden action. 0 where all attempts were stopped, else 1."""
     with Pool(1) as pool:
         print("untrusted programs run behind Landlock, seccomp and resource limits\n")
         tried = attempts(pool)

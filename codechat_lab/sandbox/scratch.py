@@ -1,8 +1,10 @@
-"""The private folder in which programs may write, of one judge. It is empty before each program and after it.
+"""The private folder in which programs may write, of one judge. It is empty before each program
+and after it.
 
-Landlock lets a program write there and nowhere else. No right to mount is needed, so the kernel limits only the
-size of one file; the zygote looks at the whole every few milliseconds and ends a program that holds more than
-SIZE_MB or ENTRIES there. Deleted files that are still open or mapped count too."""
+Landlock lets a program write there and nowhere else. No right to mount is needed, so the kernel
+limits only the size of one file; the zygote looks at the whole every few milliseconds and ends
+a program that holds more than SIZE_MB or ENTRIES there. Deleted files that are still open or
+mapped count too."""
 
 import contextlib
 import errno
@@ -27,7 +29,8 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
-    """A folder, and a lock on it that its judge and its zygote, which ends after its programs, hold while they live."""
+    """A folder, and a lock on it that its judge and its zygote, which ends after its programs,
+    hold while they live."""
 
     def __init__(self) -> None:
         """OSError where there is no place for it. Removes what ended judges have left."""
@@ -49,10 +52,16 @@ def _place() -> str:
         with contextlib.suppress(OSError):
             parent = place or tempfile.gettempdir()
             space = os.statvfs(parent)
-            if os.access(parent, os.W_OK | os.X_OK) and space.f_bavail * space.f_frsize >= FREE_MB << 20:
+            if (
+                os.access(parent, os.W_OK | os.X_OK)
+                and space.f_bavail * space.f_frsize >= FREE_MB << 20
+            ):
                 return parent
     required = f"a writable folder with {FREE_MB} MiB free"
-    raise OSError(errno.ENOSPC, f"neither /dev/shm nor the one for temporary files is {required}; set TMPDIR to one")
+    raise OSError(
+        errno.ENOSPC,
+        f"neither /dev/shm nor the one for temporary files is {required}; set TMPDIR to one",
+    )
 
 
 def _remove_left_over(parent: str) -> None:
@@ -62,7 +71,8 @@ def _remove_left_over(parent: str) -> None:
 
 
 def remove(path: str | Path, wait_s: float) -> None:
-    """Remove a judge's folder, as soon as the judge and its zygote have ended: they hold its lock."""
+    """Remove a judge's folder, as soon as the judge and its zygote have ended: they hold its
+    lock."""
     end = time.monotonic() + wait_s
     with contextlib.suppress(OSError):  # it is gone, or of another user
         fd = os.open(path, DIRECTORY)
@@ -89,7 +99,8 @@ def _locked(fd: int) -> bool:
 def empty(top: int) -> None:
     """Remove all that is in the folder of this descriptor. No program may run in it meanwhile.
 
-    What a folder holds is moved up first, so that no depth and no length of a path stops it. No link is followed."""
+    What a folder holds is moved up first, so that no depth and no length of a path stops it. No
+    link is followed."""
     unique = (f"{time.monotonic_ns()}-{number}" for number in itertools.count())
     while names := os.listdir(top):
         for name in names:
@@ -111,7 +122,8 @@ def _move_up(name: str, top: int, unique: Iterator[str]) -> None:
 
 
 def _opened(name: str, top: int) -> int:
-    """A descriptor of the folder `name`. The program may have taken its rights away: it gets them back."""
+    """A descriptor of the folder `name`. The program may have taken its rights away: it gets
+    them back."""
     try:
         inner = os.open(name, DIRECTORY, dir_fd=top)
         if os.access(name, os.W_OK | os.X_OK, dir_fd=top):
@@ -167,8 +179,8 @@ def _over(path: str, pid: int) -> bool:
 
 
 def _deleted_bytes(path: str, pid: int) -> int:
-    """Bytes of deleted files of the folder that the program still holds: those that it has open, and the most that
-    those which it has mapped may have."""
+    """Bytes of deleted files of the folder that the program still holds: those that it has
+    open, and the most that those which it has mapped may have."""
     device = os.stat(path).st_dev
     size = 0
     for number in os.listdir(f"/proc/{pid}/fd"):

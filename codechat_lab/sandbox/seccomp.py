@@ -1,11 +1,14 @@
-"""A seccomp filter that allows a Python program only computation: memory, reading files, threads, time, pipes.
+"""A seccomp filter that allows a Python program only computation: memory, reading files,
+threads, time, pipes.
 
-The zygote filters itself and so its programs; a program's process then gives up what only the zygote needs (a short
-filter costs each program less). A call off the list fails with EPERM: sockets (except an unconnected pair, for
-asyncio), exec, fork, ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone` makes threads only;
-`clone3`, whose flags a filter cannot read, answers ENOSYS, and the C library uses `clone`. Changes of modes and
-times seem to succeed and have no effect (shutil.copy needs them): Landlock does not restrict them. A program cannot
-send descriptors, which would hide files from the watch."""
+The zygote filters itself and so its programs; a program's process then gives up what only the
+zygote needs (a short filter costs each program less). A call off the list fails with EPERM:
+sockets (except an unconnected pair, for asyncio), exec, fork, ptrace, mounts, signals to
+others, keys, bpf, io_uring, memfd. `clone` makes threads only;
+`clone3`, whose flags a filter cannot read, answers ENOSYS, and the C library uses `clone`.
+Changes of modes and times seem to succeed and have no effect (shutil.copy needs them): Landlock
+does not restrict them. A program cannot send descriptors, which would hide files from the
+watch."""
 
 import ctypes
 import errno
@@ -25,13 +28,23 @@ NR, ARCH, ARGS = 0, 4, 16  # offsets in struct seccomp_data
 
 THREAD_FLAGS = (0x3D0F00, 0x7D0F00)  # what glibc and musl pass to clone for a thread
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)  # duplicate, flags, locks; not F_SETOWN
-IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # ask about a terminal, FIONREAD, FIONBIO, close-on-exec
+IOCTL = (
+    0x5401,
+    0x5413,
+    0x541B,
+    0x5421,
+    0x5450,
+    0x5451,
+)  # ask about a terminal, FIONREAD, FIONBIO, close-on-exec
 AF_UNIX = 1
 FCNTL_NR, IOCTL_NR, SOCKETPAIR, CLONE, CLONE3, PRLIMIT, UTIMENSAT = 72, 16, 53, 56, 435, 302, 280
 KILL_NR, TGKILL = 62, 234
 
-# Calls by name, from a file. always: of every program. zygote_only: each program's process gives these up.
-_CALLS: dict[str, dict[str, int]] = json.loads(Path(__file__).with_name("syscalls.json").read_text(encoding="utf-8"))
+# Calls by name, from a file. always: of every program. zygote_only: each program's process
+# gives these up.
+_CALLS: dict[str, dict[str, int]] = json.loads(
+    Path(__file__).with_name("syscalls.json").read_text(encoding="utf-8")
+)
 ALWAYS = _CALLS["always"]
 ZYGOTE_ONLY = _CALLS["zygote_only"]
 PRETENDED = _CALLS["pretended"]
@@ -68,7 +81,9 @@ def _allow(numbers: Iterable[int]) -> bytes:
     return steps
 
 
-def _if_argument(number: int, argument: int, values: tuple[int, ...], high_half: bool = True) -> bytes:
+def _if_argument(
+    number: int, argument: int, values: tuple[int, ...], high_half: bool = True
+) -> bytes:
     """Allow the call `number` if an argument is one of `values` (all 64 bits), else EPERM."""
     low, high = _halves(argument)
     body = b""
@@ -85,18 +100,22 @@ def shared_program() -> bytes:
     """The zygote's filter, which its programs inherit."""
     steps = START
     steps += _step(EQUAL, CLONE3, 0, 1) + _step(RETURN, ERRNO | errno.ENOSYS)
-    # The kernel reads only the low half of these; the C library may leave anything in the high half.
+    # The kernel reads only the low half of these; the C library may leave anything in the high
+    # half.
     steps += _if_argument(FCNTL_NR, 1, FCNTL, high_half=False)
     steps += _if_argument(IOCTL_NR, 1, IOCTL, high_half=False)
     steps += _if_argument(SOCKETPAIR, 0, (AF_UNIX,), high_half=False)
     steps += _refuse_present_time()
     for number in sorted(PRETENDED.values()):
-        steps += _step(EQUAL, number, 0, 1) + _step(RETURN, ERRNO)  # error 0: nothing is done, and the call succeeds
+        steps += _step(EQUAL, number, 0, 1) + _step(
+            RETURN, ERRNO
+        )  # error 0: nothing is done, and the call succeeds
     return steps + _allow([*ALWAYS.values(), *ZYGOTE_ONLY.values()]) + REFUSE
 
 
 def _refuse_present_time() -> bytes:
-    """EPERM for utimensat without times: Path.touch tries it first, and makes the file only where it fails."""
+    """EPERM for utimensat without times: Path.touch tries it first, and makes the file only
+    where it fails."""
     low, high = _halves(2)
     # Each comparison jumps to the last step where a half of the pointer is not 0.
     body = _step(LOAD, low) + _step(EQUAL, 0, 0, 3)
@@ -107,10 +126,11 @@ def _refuse_present_time() -> bytes:
 
 
 def own_program(own_pid: int) -> bytes:
-    """The filter that a program's process adds: no calls that only the zygote needs, except threads, signals to itself
-    (its own pid is `own_pid`) and its own limits."""
+    """The filter that a program's process adds: no calls that only the zygote needs, except
+    threads, signals to itself (its own pid is `own_pid`) and its own limits."""
     steps = START
-    # All 64 bits: the kernel reads the flags of clone whole, and a namespace may stand in the high half.
+    # All 64 bits: the kernel reads the flags of clone whole, and a namespace may stand in the
+    # high half.
     steps += _if_argument(CLONE, 0, THREAD_FLAGS)
     steps += _if_argument(PRLIMIT, 0, (0,), high_half=False)
     for number in (KILL_NR, TGKILL):

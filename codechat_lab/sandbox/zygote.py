@@ -1,19 +1,24 @@
 """The process that forks the processes of untrusted programs. It never sees a program or a test.
 
-It imports the standard library once, isolates itself and serves its judge over one socket: NEXT -> the socket of the
-next process, which was forked ahead; END -> that process ends, then END, or FULL where the watch had ended it. NEXT
-ends the process before it too. The first message is JSON: {"error": text} where the isolation cannot be built, else
-empty. Parent and child share memory until one writes to a page (3 us), so what both do after a fork is prepared
-before it, and they use sockets without Python's wrapper classes.
+It imports the standard library once, isolates itself and serves its judge over one socket: NEXT
+-> the socket of the next process, which was forked ahead; END -> that process ends, then END,
+or FULL where the watch had ended it. NEXT ends the process before it too. The first message is
+JSON: {"error": text} where the isolation cannot be built, else empty. Parent and child share
+memory until one writes to a page (3 us), so what both do after a fork is prepared before it,
+and they use sockets without Python's wrapper classes.
 
-A program's process holds one untrusted program (`Program`) and answers the judge's requests about it. It can only
-change what is sent, and the judge accepts only plain data. Requests and replies are lists, encoded by codec.py:
-    [number, "load", code, names, imports, memory_mb, cpu_s]    -> [[name, value], ...] of the names that it defines
-    [number, "call", object, args, kwargs]                      -> [result, changed arguments or None]
+A program's process holds one untrusted program (`Program`) and answers the judge's requests
+about it. It can only change what is sent, and the judge accepts only plain data. Requests and
+replies are lists, encoded by codec.py:
+    [number, "load", code, names, imports, memory_mb, cpu_s]    -> [[name, value], ...] of the
+    names that it defines
+    [number, "call", object, args, kwargs]                      -> [result, changed arguments or
+    None]
     [number, a key of `Program.ops`, object, ...]
-A reply is [number, "ok", value] or [number, "raise", type, message]. Before it replies, a program may call a
-function that the test gave it: ["use", place, args, kwargs] -> ["use", "ok", value] or ["use", "raise", type, message].
-"""
+A reply is [number, "ok", value] or [number, "raise", type, message]. Before it replies, a
+program may call a
+function that the test gave it: ["use", place, args, kwargs] -> ["use", "ok", value] or ["use",
+"raise", type, message]."""
 
 import _socket
 import builtins
@@ -48,7 +53,16 @@ PRELOADED = """abc array bisect cmath collections collections.abc copy dataclass
 WATCH_MS = 10  # between two looks at what a program has written
 POLL_S = 0.002  # that a task may run before the judge's loop has its turn
 MESSAGE = 300  # characters of an exception's text that are sent
-MUTABLE = (list, dict, set, bytearray, codec.deque, codec.Counter, codec.OrderedDict, codec.defaultdict)
+MUTABLE = (
+    list,
+    dict,
+    set,
+    bytearray,
+    codec.deque,
+    codec.Counter,
+    codec.OrderedDict,
+    codec.defaultdict,
+)
 
 
 class Walls(NamedTuple):
@@ -70,8 +84,9 @@ def main(control: socket.socket, level: str, folder: str, lock: str) -> None:
         codec.send(control, json.dumps(answer).encode())
         return
     codec.send(control, b"{}")
-    # From here on nothing of a program's process touches an object that the zygote made: `freeze` keeps the garbage
-    # collector from writing to them, and with that from copying their pages in each process.
+    # From here on nothing of a program's process touches an object that the zygote made:
+    # `freeze` keeps the garbage collector from writing to them, and with that from copying
+    # their pages in each process.
     bare = _socket.socket(fileno=control.detach())
     gc.collect()
     gc.freeze()
@@ -98,7 +113,9 @@ def build(level: str, folder: str, lock: int) -> Walls:
     if isolated:
         ruleset = landlock.ruleset(folder)
         landlock.step_down(folder)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # it ends its programs' processes too, and leaves no orphans
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit()
+    )  # it ends its programs' processes too, and leaves no orphans
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before the kernel was asked to tell
         sys.exit("the judge has gone")
@@ -112,13 +129,24 @@ def build(level: str, folder: str, lock: int) -> Walls:
 
 
 def own_walls(threads: kernel.Step, ruleset: int, lock: int) -> list[kernel.Step]:
-    """The steps of a program's process before it reads its program. ruleset: -1 for trusted programs."""
+    """The steps of a program's process before it reads its program. ruleset: -1 for trusted
+    programs."""
     steps = [kernel.prepared("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), threads]
-    # With the descriptor a program could give up the lock, and move the position from which the folder is listed.
+    # With the descriptor a program could give up the lock, and move the position from which the
+    # folder is listed.
     steps.append(kernel.prepared("close", lock))
-    if ruleset >= 0:  # no capability is left: effective, permitted or inheritable; then the rules hold, for good
-        steps.append(kernel.prepared("capset", kernel.CapHeader(version=0x20080522, pid=0), (ctypes.c_uint32 * 6)()))
-        steps += [kernel.prepared("landlock_restrict_self", ruleset, 0), kernel.prepared("close", ruleset)]
+    if (
+        ruleset >= 0
+    ):  # no capability is left: effective, permitted or inheritable; then the rules hold, for good
+        steps.append(
+            kernel.prepared(
+                "capset", kernel.CapHeader(version=0x20080522, pid=0), (ctypes.c_uint32 * 6)()
+            )
+        )
+        steps += [
+            kernel.prepared("landlock_restrict_self", ruleset, 0),
+            kernel.prepared("close", ruleset),
+        ]
     return steps
 
 
@@ -152,7 +180,9 @@ def serve(control: socket.SocketType, walls: Walls) -> None:
                 control.sendmsg([command], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, beside)])
                 channel.close()
                 given = ahead
-                ahead = 0  # known to be given away even if the fork fails: the end below must not wait for it twice
+                # known to be given away even if the fork fails: the end below must not wait
+                # for it twice
+                ahead = 0
                 ahead, channel = fork_child(control, walls)
     finally:
         for pid in (given, ahead):
@@ -161,7 +191,8 @@ def serve(control: socket.SocketType, walls: Walls) -> None:
 
 
 def end(pid: int) -> None:
-    """By a signal that no program can block, and wait: its pid must not name another process while we hold it."""
+    """By a signal that no program can block, and wait: its pid must not name another process
+    while we hold it."""
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
@@ -181,7 +212,8 @@ def fork_child(control: socket.SocketType, walls: Walls) -> tuple[int, socket.So
 
 
 def run(channel: socket.SocketType, walls: Walls) -> None:
-    """In the program's process: isolate it, then wait for the program. If a step fails, no program is read."""
+    """In the program's process: isolate it, then wait for the program. If a step fails, no
+    program is read."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the zygote's handler is not for the program
     for step in walls.steps:
         step()
@@ -194,12 +226,14 @@ def run(channel: socket.SocketType, walls: Walls) -> None:
 
 
 class Program:
-    """A program and those of its objects that the judge knows by number. Nothing here guards anything: the program
-    can change all of it, and the judge takes every reply for forged."""
+    """A program and those of its objects that the judge knows by number. Nothing here guards
+    anything: the program can change all of it, and the judge takes every reply for forged."""
 
     def __init__(self, channel: socket.SocketType, own_bytes: int) -> None:
         self.channel = channel
-        self.own_bytes = own_bytes  # address space of the interpreter itself, which no program is charged for
+        self.own_bytes = (
+            own_bytes  # address space of the interpreter itself, which no program is charged for
+        )
         self.objects = codec.Register()
         self.lent: dict[int, Any] = {}  # functions and iterators of the test, by their places
         self.places: dict[int, int] = {}  # id -> place, of these
@@ -221,14 +255,19 @@ class Program:
             "str": str,
             "repr": repr,
             "format": format,
-            # in an iterator of our own, so that it crosses as a reference, also one that iterates over itself
+            # in an iterator of our own, so that it crosses as a reference, also one that
+            # iterates over itself
             "iter": lambda target: Steps(iter(target)),
             "next": next_of,
             "send": lambda generator, value: step_of(lambda: generator.send(value)),
-            "throw": lambda generator, *told: step_of(lambda: generator.throw(exception_of(*told).error)),
+            "throw": lambda generator, *told: step_of(
+                lambda: generator.throw(exception_of(*told).error)
+            ),
             "close": lambda generator: generator.close(),
             "instance": lambda kind, one: kind in type(one).__mro__,
-            "subclass": lambda kind, one: isinstance(one, type) and kind in type.__dict__["__mro__"].__get__(one),
+            "subclass": lambda kind, one: (
+                isinstance(one, type) and kind in type.__dict__["__mro__"].__get__(one)
+            ),
             "enter": lambda target: type(target).__enter__(target),
             "exit": leave,
             "await": self.task,
@@ -238,14 +277,17 @@ class Program:
             "async next": lambda target: self.task(item_of(type(target).__anext__(target))),
             "async send": lambda target, value: self.task(item_of(target.asend(value))),
             "async enter": lambda target: self.task(type(target).__aenter__(target)),
-            "async exit": lambda target, *told: self.task(type(target).__aexit__(target, *exception_of(*told))),
+            "async exit": lambda target, *told: self.task(
+                type(target).__aexit__(target, *exception_of(*told))
+            ),
         }
 
     def encoded(self, value: Any) -> bytes:
         return codec.encode(value, self.to_ref, self.kept)
 
     def kept(self, value: Any, data: Callable[[], Any]) -> dict[str, Any] | None:
-        """A reference with the data, for an object of a class such as `class Stack(list)` that adds methods."""
+        """A reference with the data, for an object of a class such as `class Stack(list)` that
+        adds methods."""
         kind: type = type(value)
         if not adds_names(kind):
             return None
@@ -261,7 +303,8 @@ class Program:
         return {NATIVE.get(type(value), Reference.OBJECT): [number, abilities_of(value)]}
 
     def from_ref(self, tag: str, body: Any) -> Any:
-        """What the judge has sent: an object of this program, a function or an iterator of the test, or a name."""
+        """What the judge has sent: an object of this program, a function or an iterator of the
+        test, or a name."""
         if tag == Reference.OBJECT:
             return self.objects.objects[body]
         if tag == Reference.LIBRARY:
@@ -331,12 +374,16 @@ class Program:
         codec.send(self.channel, reply)
 
     def attempt(self, number: int, op: str, rest: list[Any]) -> bytes:
-        """The reply to a request, whatever the program raises. A result that cannot be encoded is an error too."""
+        """The reply to a request, whatever the program raises. A result that cannot be encoded
+        is an error too."""
         try:
             return self.encoded([number, "ok", self.ops[op](*rest)])
-        # Also SystemExit and KeyboardInterrupt: they are the program's answer and must not end its process.
+        # Also SystemExit and KeyboardInterrupt: they are the program's answer and must not end
+        # its process.
         except BaseException as error:
-            nearest = next(t for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t)
+            nearest = next(
+                t for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t
+            )
             return self.encoded([number, "raise", nearest.__name__, describe(error)])
 
     def task(self, awaitable: Any) -> Any:
@@ -350,8 +397,12 @@ class Program:
 
         return self.loop.create_task(whole())
 
-    def load(self, code: str, names: list[str], imports: str, memory_mb: int, cpu_s: float) -> list[Any]:
-        module = sys.modules["candidate"] = types.ModuleType("candidate")  # where pickle finds its classes by name
+    def load(
+        self, code: str, names: list[str], imports: str, memory_mb: int, cpu_s: float
+    ) -> list[Any]:
+        module = sys.modules["candidate"] = types.ModuleType(
+            "candidate"
+        )  # where pickle finds its classes by name
         kernel.limit_program(self.own_bytes, memory_mb, cpu_s)
         space = module.__dict__
         exec(compile(code, "<program>", "exec", dont_inherit=True), space)
@@ -365,7 +416,8 @@ class Program:
         before = [self.encoded(a) if type(a) in MUTABLE else None for a in given]
         result = function(*args, **kwargs)
         changed = [
-            None if was is None or self.encoded(argument) == was else [argument] for argument, was in zip(given, before)
+            None if was is None or self.encoded(argument) == was else [argument]
+            for argument, was in zip(given, before)
         ]
         return [result, changed if any(changed) else None]
 
@@ -415,13 +467,17 @@ def abilities_of_class(kind: type) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def adds_names(kind: type) -> bool:
-    """Whether the program's own classes add public names, or `__getattr__`, to those of a list, dict, set or tuple."""
+    """Whether the program's own classes add public names, or `__getattr__`, to those of a list,
+    dict, set or tuple."""
     base = next((b for b in kind.__mro__ if b in codec.HOLDERS), None)
     if base is None or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
         return False
     known = {*dir(base), *getattr(kind, "_fields", ())}
     for owner in kind.__mro__[: kind.__mro__.index(base)]:
-        if any(name not in known and (not name.startswith("_") or name == "__getattr__") for name in vars(owner)):
+        if any(
+            name not in known and (not name.startswith("_") or name == "__getattr__")
+            for name in vars(owner)
+        ):
             return True
     return False
 
@@ -429,7 +485,11 @@ def adds_names(kind: type) -> bool:
 def abilities_of(value: Any) -> str:
     kind: type = type(value)
     abilities = abilities_of_class(kind)
-    if isinstance(value, type) and hasattr(value, "__class_getitem__") and Ability.GET_ITEM not in abilities:
+    if (
+        isinstance(value, type)
+        and hasattr(value, "__class_getitem__")
+        and Ability.GET_ITEM not in abilities
+    ):
         abilities += Ability.GET_ITEM  # a generic class: Box[int]
     return abilities
 

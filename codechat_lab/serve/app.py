@@ -1,9 +1,9 @@
-"""The HTTP side: OpenAI's API, health, weight updates, and the chat page with what it needs, as a FastAPI application.
+"""The HTTP side: OpenAI's API, health, weight updates, and the chat page with what it needs, as
+a FastAPI application.
 
-Pages of other sites in the same browser can send requests here too. So a request must name this host, its body must be
-declared as json (a browser asks first before another site may send that, and we never agree), and nothing here has side
-effects but a trainer's weight updates.
-"""
+Pages of other sites in the same browser can send requests here too. So a request must name this
+host, its body must be declared as json (a browser asks first before another site may send that,
+and we never agree), and nothing here has side effects but a trainer's weight updates."""
 
 import asyncio
 import hmac
@@ -40,7 +40,11 @@ from codechat_lab.serve.responses import CUT_SHORT, ResponseBuilder, response_of
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
 
 MOST_BYTES = 1 << 20  # of a request's body
-RESPONSE_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+RESPONSE_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "1"},
+}
 PAGE = Path(__file__).with_name("page.html")
 POLICY = (
     "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; img-src data:; "
@@ -48,8 +52,11 @@ POLICY = (
 )
 
 
-def build_app(engine: Engine, served: ServedModel, key: str | None, hosts: Sequence[str]) -> FastAPI:
-    """The application. key: what clients must send as a bearer token. hosts: names by which they may address it."""
+def build_app(
+    engine: Engine, served: ServedModel, key: str | None, hosts: Sequence[str]
+) -> FastAPI:
+    """The application. key: what clients must send as a bearer token. hosts: names by which
+    they may address it."""
     app = FastAPI(
         title="CodeChat",
         docs_url=None,
@@ -61,9 +68,13 @@ def build_app(engine: Engine, served: ServedModel, key: str | None, hosts: Seque
         app.add_exception_handler(kind, error_response)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
 
-    async def check_key(given: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())]) -> None:
+    async def check_key(
+        given: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())],
+    ) -> None:
         if not hmac.compare_digest(given.credentials.strip().encode(), (key or "").encode()):
-            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+            raise ApiError(
+                401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key"
+            )
 
     guarded = APIRouter(dependencies=[Depends(check_key)] if key else [])
     add_api(guarded, engine, served)
@@ -73,8 +84,13 @@ def build_app(engine: Engine, served: ServedModel, key: str | None, hosts: Seque
     @app.get("/")
     def page() -> HTMLResponse:
         nonce = secrets.token_urlsafe(16)
-        headers = {"Content-Security-Policy": POLICY.format(nonce), "X-Content-Type-Options": "nosniff"}
-        return HTMLResponse(PAGE.read_text(encoding="utf-8").replace("{{nonce}}", nonce), headers=headers)
+        headers = {
+            "Content-Security-Policy": POLICY.format(nonce),
+            "X-Content-Type-Options": "nosniff",
+        }
+        return HTMLResponse(
+            PAGE.read_text(encoding="utf-8").replace("{{nonce}}", nonce), headers=headers
+        )
 
     @app.get("/health")
     async def health() -> Response:
@@ -110,7 +126,9 @@ def _api_error(request: Request, error: Exception) -> ApiError:
             return ApiError(error.status_code, f"{request.url.path[:100]}: {error.detail}")
         case RequestValidationError():
             kind = (
-                protocol.ChatRequest if request.url.path.endswith("/chat/completions") else protocol.CompletionRequest
+                protocol.ChatRequest
+                if request.url.path.endswith("/chat/completions")
+                else protocol.CompletionRequest
             )
             return request_errors.api_error(error.errors(), error.body, list(kind.model_fields))
         case Overloaded():
@@ -171,14 +189,19 @@ def check_model(name: str, served: ServedModel) -> None:
 
 
 class Answer:
-    """The completions of one request on their way. Made in the event loop, which the engine's thread wakes."""
+    """The completions of one request on their way. Made in the event loop, which the engine's
+    thread wakes."""
 
-    def __init__(self, request: Request, body: protocol.Common, sampled: parsing.Sampled, engine: Engine) -> None:
+    def __init__(
+        self, request: Request, body: protocol.Common, sampled: parsing.Sampled, engine: Engine
+    ) -> None:
         self.request = request
         self.body = body
         self.progress = asyncio.Event()
         self.loop = asyncio.get_running_loop()
-        self.jobs = engine.submit(sampled.requests, on_progress=self.wake, streams=bool(body.stream))
+        self.jobs = engine.submit(
+            sampled.requests, on_progress=self.wake, streams=bool(body.stream)
+        )
         self.builder: ResponseBuilder = response_of(body, self.jobs, sampled.detokenizer)
 
     def wake(self) -> None:
@@ -187,8 +210,8 @@ class Answer:
             self.loop.call_soon_threadsafe(self.progress.set)
 
     async def response(self) -> Response:
-        """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its
-        own."""
+        """Wait for the whole answer, or for the first token of a stream, so that an early error
+        has a status of its own."""
         self.request.state.leaving = asyncio.create_task(self.cancel_when_left())
         ended = await self.over()
         while not ended and not (self.body.stream and any(job.ids for job in self.jobs)):
@@ -196,11 +219,14 @@ class Answer:
         check_ends(self.jobs)
         if self.body.stream:
             headers = {"Cache-Control": "no-store"}
-            return StreamingResponse(self.events(ended), media_type="text/event-stream", headers=headers)
+            return StreamingResponse(
+                self.events(ended), media_type="text/event-stream", headers=headers
+            )
         return json_response(self.builder.body())
 
     async def cancel_when_left(self) -> None:
-        """After the client left, or the answer is complete, where one job may have failed before the others."""
+        """After the client left, or the answer is complete, where one job may have failed
+        before the others."""
         while (await self.request.receive())["type"] != "http.disconnect":
             pass
         for job in self.jobs:
@@ -248,13 +274,16 @@ def _events(values: Iterable[dict[str, Any]]) -> str:
 
 
 def update_weights(folder: Path, path: str, served: ServedModel, engine: Engine) -> str:
-    """Let `engine` sample from the checkpoint at `path` below `folder`, whole or not at all; its version.
+    """Let `engine` sample from the checkpoint at `path` below `folder`, whole or not at all;
+    its version.
 
     It is read without executing it, after its hashes agree, before the running model changes."""
     folder = folder.resolve()
     checkpoint = (folder / path).resolve()
     if not checkpoint.is_relative_to(folder):
-        raise ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
+        raise ApiError(
+            403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path"
+        )
     try:
         new = loading.load_model(checkpoint)
         if _shape(new) != _shape(served.loaded):
@@ -275,7 +304,8 @@ def _shape(loaded: loading.LoadedModel) -> tuple[Any, ...]:
 
 
 def add_page(router: APIRouter, served: ServedModel) -> None:
-    """/page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a toolbox function)."""
+    """/page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a
+    toolbox function)."""
     loaded = served.loaded
 
     @router.get("/page/about")
@@ -294,9 +324,11 @@ def add_page(router: APIRouter, served: ServedModel) -> None:
         tools: Annotated[list[str] | None, Body()] = None,
         before: Annotated[tuple[str, ...], Body()] = (),
     ) -> dict[str, Any]:
-        """For the next answer of a conversation. tools: names to offer; none = those that fit the last request, or
-        those offered `before` it."""
-        request = next((message.text for message in reversed(messages) if message.role == "user"), "")
+        """For the next answer of a conversation. tools: names to offer; none = those that fit
+        the last request, or those offered `before` it."""
+        request = next(
+            (message.text for message in reversed(messages) if message.role == "user"), ""
+        )
         names = tools_for(request, before) if tools is None else tools
         unknown = [name for name in names if name not in TOOLS]
         if unknown:
@@ -305,12 +337,16 @@ def add_page(router: APIRouter, served: ServedModel) -> None:
         block = loaded.model.cfg.block_size
 
         def too_long(kept: list[protocol.Message]) -> bool:
-            return block - len(parsing.prompt_of(kept, schemas, loaded)) < room_for_an_answer(block, None)
+            return block - len(parsing.prompt_of(kept, schemas, loaded)) < room_for_an_answer(
+                block, None
+            )
 
         dropped = len(messages) - len(drop_oldest(messages, lambda m: m.role, too_long))
         return {"offered": names, "dropped": dropped, "goes_on": goes_on(request)}
 
     @router.post("/page/call")
-    def call(name: Annotated[str, Body()], arguments: Annotated[dict[str, Any], Body()]) -> Response:
+    def call(
+        name: Annotated[str, Body()], arguments: Annotated[dict[str, Any], Body()]
+    ) -> Response:
         result = escape_surrogates(respond(name, arguments))
         return Response(result, media_type="application/json")  # goes back to the model

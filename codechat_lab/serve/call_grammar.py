@@ -1,19 +1,20 @@
-"""Token masks that keep an answer's tool calls readable: offered names only, valid JSON, arguments of the types and
-enumerations of the schemas.
+"""Token masks that keep an answer's tool calls readable: offered names only, valid JSON,
+arguments of the types and enumerations of the schemas.
 
     grammar = CallGrammar(tokenizer, tags, tools, Rules(required=True))
     state = grammar.begin()                     one per completion
-    state.mask(room)                            (n,) bool: ids that may come next; room: tokens that may follow it
+    state.mask(room)                            (n,) bool: ids that may come next; room: tokens
+                                                that may follow it
     token = state.take(token, room)             the id that counts
 
-The grammar is text without a call, then calls; `required`: calls only. Calls have the form of `format_call`, or of the
-model's own template if that writes JSON objects (tags native). Arguments stand in the order of the schema. llguidance
-makes masks of it in microseconds a token.
+The grammar is text without a call, then calls; `required`: calls only. Calls have the form of
+`format_call`, or of the model's own template if that writes JSON objects (tags native).
+Arguments stand in the order of the schema. llguidance makes masks of it in microseconds a
+token.
 
-A call that has begun ends in time: none begins that would not fit, and once the shortest way to end it would no longer
-fit, `take` replaces the sampled id by that way. (Where the tag is spelled in ordinary tokens, a call that is not
-required may still begin too late.)
-"""
+A call that has begun ends in time: none begins that would not fit, and once the shortest way to
+end it would no longer fit, `take` replaces the sampled id by that way. (Where the tag is
+spelled in ordinary tokens, a call that is not required may still begin too late.)"""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 from codechat_lab.serve.call_schemas import LEVELS, calls_schema
 
 LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
-# Outside of a string, what ends a value: an object, a list, a string, a value before another; a digit, since 0 may go
-# on for ever.
+# Outside of a string, what ends a value: an object, a list, a string, a value before another; a
+# digit, since 0 may go on for ever.
 CLOSERS = (b"}", b"]", b'"', b",", b"1", b"0")
 _QUOTE = re.compile(rb'(?<!\\)(?:\\\\)*"')
 
@@ -56,21 +57,28 @@ def call_grammar(
     tools: Sequence[Mapping[str, Any]],
     rules: Rules = Rules(),
 ) -> CallGrammar:
-    """The last grammars are kept, since reading schemas takes tens of milliseconds. Parts of a schema that are not
-    enforced are printed on stderr, once."""
+    """The last grammars are kept, since reading schemas takes tens of milliseconds. Parts of a
+    schema that are not enforced are printed on stderr, once."""
     grammar = _kept(tokenizer, tags, json.dumps(list(tools)), rules)
     for message in grammar.relaxed:
         tool_schemas.say_once(f"constrained calls do not enforce all of a schema: {message}")
     return grammar
 
 
-def prompt_grammar(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags: str) -> CallGrammar | None:
-    """The grammar of the functions that the system messages of a prompt offer; none where they offer none.
+def prompt_grammar(
+    messages: Sequence[chat.Message], tokenizer: Tokenizer, tags: str
+) -> CallGrammar | None:
+    """The grammar of the functions that the system messages of a prompt offer; none where they
+    offer none.
 
     The instrument `call_grammar`, which `codechat evaluate --constrain true` takes."""
     system = "\n".join(message["content"] for message in messages if message["role"] == "system")
     tools = chat.offered_schemas(system)
-    return call_grammar(tokenizer, tags, tools, Rules(declines=chat.NOTHING_FITS in system)) if tools else None
+    return (
+        call_grammar(tokenizer, tags, tools, Rules(declines=chat.NOTHING_FITS in system))
+        if tools
+        else None
+    )
 
 
 @lru_cache(maxsize=64)
@@ -81,7 +89,8 @@ def _kept(tokenizer: Tokenizer, tags: str, tools: str, rules: Rules) -> CallGram
 class CallGrammar:
     """The calls that `tools` ({"name", "description", "parameters"} each) allow.
 
-    A keyword that llguidance lacks is left out: more is allowed, never less, and `relaxed` names it."""
+    A keyword that llguidance lacks is left out: more is allowed, never less, and `relaxed`
+    names it."""
 
     def __init__(
         self,
@@ -93,14 +102,25 @@ class CallGrammar:
         if not tools:
             raise ConfigError("no functions are offered, so no call is possible; offer one")
         self.vocabulary = _vocabulary(tokenizer, tags)
-        self.relaxed: list[str] = []  # parts of the schemas that are not enforced, with the tool's name
+        self.relaxed: list[
+            str
+        ] = []  # parts of the schemas that are not enforced, with the tool's name
         self._start = self._matcher(tools, rules)
         if rules.required and self.shortest is None:
-            needed = f"no call of these functions was found to end within {LONGEST_CLOSING} tokens of this vocabulary"
-            advice = "anchor patterns (^, $), let values that hold their own kind be absent, or set --constrain off"
+            needed = (
+                f"no call of these functions was found to end within {LONGEST_CLOSING} "
+                "tokens of this vocabulary"
+            )
+            advice = (
+                "anchor patterns (^, $), let values that hold their "
+                "own kind be absent, or set --constrain off"
+            )
             raise ConfigError(f"{needed}; {advice}")
-        # ids that a call may still need whatever was sampled: names and values that are fixed stand in the schemas
-        self.near_end = max(len(tokenizer.encode(json.dumps(tool, ensure_ascii=False))) for tool in tools)
+        # ids that a call may still need whatever was sampled: names and values that are fixed
+        # stand in the schemas
+        self.near_end = max(
+            len(tokenizer.encode(json.dumps(tool, ensure_ascii=False))) for tool in tools
+        )
 
     def _matcher(self, tools: Sequence[Mapping[str, Any]], rules: Rules) -> Any:
         """The matcher of the answers, at their begin."""
@@ -138,7 +158,8 @@ class CallGrammar:
 
     @cached_property
     def shortest(self) -> int | None:
-        """Tokens that are enough for some call; 0 where none is required, none where no end was found."""
+        """Tokens that are enough for some call; 0 where none is required, none where no end was
+        found."""
         closing = _closing(self._start, self.vocabulary)
         return None if closing is None else len(closing)
 
@@ -152,7 +173,8 @@ class GrammarState:
         self.ended = False
         self._closing: deque[int] = deque()  # ids that must come next
         self._text = b""  # the completion
-        self._endless = False  # no way to end was found once; looking again at each token would hold up all other rows
+        # no way to end was found once; looking again at each token would hold up all other rows
+        self._endless = False
 
     @property
     def inside(self) -> bool:
@@ -160,8 +182,8 @@ class GrammarState:
         return not self.ended and not self.matcher.is_accepting()
 
     def mask(self, room: int) -> np.ndarray | None:
-        """(n,) bool: ids that may come next, with `room` tokens after it; None = all. A call begins only if it could
-        end."""
+        """(n,) bool: ids that may come next, with `room` tokens after it; None = all. A call
+        begins only if it could end."""
         if self.ended:
             return None
         allowed = _allowed(self.matcher, self.grammar.vocabulary)
@@ -171,7 +193,8 @@ class GrammarState:
         return allowed
 
     def take(self, token: int, room: int) -> int:
-        """Go on with the sampled id, or with the next one of the shortest ending where that would no longer fit into
+        """Go on with the sampled id, or with the next one of the shortest ending where that
+        would no longer fit into
         `room` tokens after it. Sets `ended` with the end of the answer."""
         if self.ended or room < 0:
             return token
@@ -226,7 +249,10 @@ def _call_text(tokenizer: Tokenizer, tags: str) -> CallText:
         return OURS
     form = native_template_of(tokenizer).call_form
     if not form.arguments_key:
-        raise ConfigError(f"the chat template of {tokenizer.spec} writes calls that no mask knows; set --constrain off")
+        raise ConfigError(
+            f"the chat template of {tokenizer.spec} writes calls "
+            "that no mask knows; set --constrain off"
+        )
     mark = form.opening.rstrip()
     return CallText(mark, form.opening[len(mark) :], form.closing, form.arguments_key, form.several)
 
@@ -244,7 +270,9 @@ def _lark(vocabulary: _Vocabulary, calls: str, rules: Rules) -> str:
     if not tag:  # bare objects: an answer that begins with a brace is a call
         return f"start: TEXT | {vocabulary.opening} call {end}\n{call}TEXT: /([^{{](?s:.*))?/"
     # a text that may go on takes in all it can, so a tag of ordinary tokens must be said to end it
-    first = f"first: TEXT {tag} | {tag}" if tag.startswith("<[") else f"first[suffix={tag}]: /(?s:.*)/"
+    first = (
+        f"first: TEXT {tag} | {tag}" if tag.startswith("<[") else f"first[suffix={tag}]: /(?s:.*)/"
+    )
     text = f"TEXT: /(?s:.*)/ & ~/(?s:.*){re.escape(vocabulary.call.mark)}(?s:.*)/"
     return f"start: TEXT | first call {more} {end}\n{call}{first}\n{text}"
 
@@ -268,14 +296,22 @@ class _Vocabulary:
             call = _marked(tokenizer, self.call.mark)
         else:
             call = tokenizer.encode_inside(self.call.mark)
-        special = {tokenizer.eot_id, *range(tokenizer.n_vocab, len(self.tokens)), *tokenizer.special_tokens.values()}
+        special = {
+            tokenizer.eot_id,
+            *range(tokenizer.n_vocab, len(self.tokens)),
+            *tokenizer.special_tokens.values(),
+        }
         self.special_token_ids = sorted(special)
         # terms of the grammar
-        self.opening = f"{json.dumps(layout.opening, ensure_ascii=False)}?" if layout.opening else ""
+        self.opening = (
+            f"{json.dumps(layout.opening, ensure_ascii=False)}?" if layout.opening else ""
+        )
         self.end = json.dumps(layout.closing or "\n", ensure_ascii=False)
         self.call_tag = self._term(call) if call else ""
         self.gap = json.dumps(self.call.gap) if self.call.gap else ""
-        self.call_end = self._term(_marked(tokenizer, self.call.closing)) if self.call.closing else ""
+        self.call_end = (
+            self._term(_marked(tokenizer, self.call.closing)) if self.call.closing else ""
+        )
         self.tag_id = call[0] if len(call) == 1 else None
         if len(layout.stop) == 1:
             self.closing = None  # one id ends an answer
@@ -286,17 +322,24 @@ class _Vocabulary:
         self.lengths = np.array([len(token) for token in self.tokens])
         self.lengths[self.special_token_ids] = 0
         # the end of an answer too: where its tag is text, it begins as that of another call does
-        self.closers = [*(self.tokens.index(text) for text in CLOSERS if text in self.tokens), *layout.stop]
+        self.closers = [
+            *(self.tokens.index(text) for text in CLOSERS if text in self.tokens),
+            *layout.stop,
+        ]
         self.text_closers = [i for i in self.closers if self.tokens[i] == b'"']
         try:
             self.table = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self))
         except ValueError as error:
-            raise ConfigError(f"{tokenizer.spec} allows no constrained calls ({error}); set --constrain off") from None
+            raise ConfigError(
+                f"{tokenizer.spec} allows no constrained calls ({error}); set --constrain off"
+            ) from None
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Ids of a text that the grammar forces."""
         try:
-            return self.tokenizer.encode_inside(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+            return self.tokenizer.encode_inside(
+                text if isinstance(text, str) else text.decode("utf-8", "replace")
+            )
         except DataError:  # a character that the alphabet lacks
             return []
 
@@ -321,7 +364,9 @@ def _allowed(matcher: Any, vocabulary: _Vocabulary) -> np.ndarray:
     """(n,) bool: ids that the grammar allows next."""
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     allowed = np.unpackbits(bits, bitorder="little")[: len(vocabulary.tokens)].astype(bool)
-    if vocabulary.closing is not None:  # the end of a text is written out; llguidance's own end would be shown as text
+    if (
+        vocabulary.closing is not None
+    ):  # the end of a text is written out; llguidance's own end would be shown as text
         without = allowed.copy()
         without[vocabulary.eos_token_id] = False
         return without if without.any() else allowed
@@ -332,7 +377,8 @@ def _allowed(matcher: Any, vocabulary: _Vocabulary) -> np.ndarray:
 
 
 def _closing(matcher: Any, vocabulary: _Vocabulary, before: bytes = b"") -> list[int] | None:
-    """A short way from a state to where the answer may end, not always the shortest; none beyond LONGEST_CLOSING.
+    """A short way from a state to where the answer may end, not always the shortest; none
+    beyond LONGEST_CLOSING.
 
     before: the text since the call began, which tells whether the state is inside a string."""
     probe = matcher.deep_copy()
@@ -363,7 +409,8 @@ class _Visit:
 
 
 class _Chooser:
-    """Chooses tokens that lead out of a call: those that close something, else the longest piece."""
+    """Chooses tokens that lead out of a call: those that close something, else the longest
+    piece."""
 
     def __init__(self, vocabulary: _Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -383,9 +430,11 @@ class _Chooser:
         visit = self.visits.get(allowed.tobytes())
         if visit is None or not len(single):
             self.visits[allowed.tobytes()] = _Visit(quotes, depth)
-            return int(known[lengths.argmax()])  # of a fixed text, the longest piece leaves the fewest to write
-        # again in this string, or deeper in a value that holds its own kind: the next byte, until one leads out, as
-        # the "@" of an address or the name of a leaf
+            return int(
+                known[lengths.argmax()]
+            )  # of a fixed text, the longest piece leaves the fewest to write
+        # again in this string, or deeper in a value that holds its own kind: the next byte,
+        # until one leads out, as the "@" of an address or the name of a leaf
         if visit.quotes == quotes or depth > visit.depth:
             visit.byte += 1
         visit.quotes = quotes

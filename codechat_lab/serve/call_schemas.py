@@ -1,8 +1,10 @@
-"""Schemas of functions as llguidance takes them: `calls_schema` describes every call of a list of functions.
+"""Schemas of functions as llguidance takes them: `calls_schema` describes every call of a list
+of functions.
 
-llguidance lacks some keywords of JSON Schema and reads others loosely. So a schema is rewritten: numbers and patterns
-get bounds, objects whose keys are listed are closed, and what has no grammar is left out with a message. More is then
-allowed than the schema says, never less."""
+llguidance lacks some keywords of JSON Schema and reads others loosely. So a schema is
+rewritten: numbers and patterns get bounds, objects whose keys are listed are closed, and what
+has no grammar is left out with a message. More is then allowed than the schema says, never
+less."""
 
 from __future__ import annotations
 
@@ -16,15 +18,19 @@ from codechat.core.errors import ConfigError, DataError
 from codechat.text import tool_lists, tool_schemas
 
 Schema = dict[str, Any]
-LONGEST_TEXT = 256  # characters of a string with a pattern or format and no maxLength, which must end
-# The spelling of `format_call`. lenient: keywords that llguidance lacks are left out, with a warning each.
+LONGEST_TEXT = (
+    256  # characters of a string with a pattern or format and no maxLength, which must end
+)
+# The spelling of `format_call`. lenient: keywords that llguidance lacks are left out, with a
+# warning each.
 CANONICAL = {
     "item_separator": ", ",
     "key_separator": ": ",
     "whitespace_flexible": False,
     "lenient": True,
 }
-# Bounds of numbers that have none: JSON readers reject 1e999 and very long digits; llguidance has no larger range.
+# Bounds of numbers that have none: JSON readers reject 1e999 and very long digits; llguidance
+# has no larger range.
 LARGEST = 9 * 10**18
 # Where a schema says nothing: any value whose numbers every reader takes.
 ANY: Schema = {"$ref": "#/$defs/any"}
@@ -55,7 +61,9 @@ OF_SOME_VALUES = (
     "unevaluatedProperties dependentRequired dependentSchemas dependencies $dynamicRef $recursiveRef"
 ).split()
 # Keywords that are read elsewhere or belong to a whole document.
-_OF_A_DOCUMENT = "$id id $schema $anchor $dynamicAnchor $dynamicRef $recursiveRef x-guidance $comment"
+_OF_A_DOCUMENT = (
+    "$id id $schema $anchor $dynamicAnchor $dynamicRef $recursiveRef x-guidance $comment"
+)
 DOCUMENT = {*_OF_A_DOCUMENT.split(), *DEFINITIONS}
 
 
@@ -67,10 +75,13 @@ def calls_schema(
     relaxed: list[str],
     arguments_key: str = "arguments",
 ) -> Schema:
-    """The schema of one call of any of the tools, of whose schemas the first `level` of LEVELS are skipped.
+    """The schema of one call of any of the tools, of whose schemas the first `level` of LEVELS
+    are skipped.
 
-    arguments_key: the key of the arguments, "parameters" in Llama's calls. relaxed: takes a message for each part that
-    is not enforced. strict: an unknown type raises ConfigError, as does a tool without a readable schema."""
+    arguments_key: the key of the arguments, "parameters" in Llama's calls. relaxed: takes a
+    message for each part that
+    is not enforced. strict: an unknown type raises ConfigError, as does a tool without a
+    readable schema."""
     definitions: Schema = dict(ANY_VALUES)
     calls = []
     for i, tool in enumerate(tools):
@@ -104,8 +115,8 @@ def _of_document(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
 
 
 def _of_free_document(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
-    """The schema itself, without bounds in values of any kind: two parts that both allow any value have no common
-    grammar otherwise."""
+    """The schema itself, without bounds in values of any kind: two parts that both allow any
+    value have no common grammar otherwise."""
     relaxed.append("numbers within values of any kind are not bounded")
     bounded = json.dumps(_of_document(parameters, place, relaxed))
     free: Schema = json.loads(bounded.replace(json.dumps(ANY), json.dumps(FREE)))
@@ -128,19 +139,28 @@ def _of_names(parameters: Schema, place: str, relaxed: list[str]) -> Schema:
 LEVELS = (_of_document, _of_free_document, _of_list, _of_names)  # from all of a schema to its names
 
 
-def _arguments_schema(name: str, parameters: Schema, place: str, level: int, relaxed: list[str]) -> Schema:
-    """The schema of a tool's arguments at `#/$defs/place`: the first of LEVELS, from `level` on, that has a grammar."""
+def _arguments_schema(
+    name: str, parameters: Schema, place: str, level: int, relaxed: list[str]
+) -> Schema:
+    """The schema of a tool's arguments at `#/$defs/place`: the first of LEVELS, from `level`
+    on, that has a grammar."""
     problems: list[str] = []
     for build in LEVELS[level:]:
         notes: list[str] = []
         schema = build(parameters, place, notes)
-        document = {"$ref": f"#/$defs/{place}", "$defs": ANY_VALUES | {place: schema}, "x-guidance": CANONICAL}
+        document = {
+            "$ref": f"#/$defs/{place}",
+            "$defs": ANY_VALUES | {place: schema},
+            "x-guidance": CANONICAL,
+        }
         wrong, messages = _checked(json.dumps(document))
         if not wrong:
             relaxed += [f"tool {name!r}: {note}" for note in (*problems, *notes, *messages)]
             return schema
         problems += messages
-    raise ConfigError(f"the schema of {name!r} has no grammar ({' '.join(problems)[:200]}); simplify it")
+    raise ConfigError(
+        f"the schema of {name!r} has no grammar ({' '.join(problems)[:200]}); simplify it"
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -149,7 +169,9 @@ def _checked(schema: str) -> tuple[bool, tuple[str, ...]]:
     from llguidance import LLMatcher
 
     try:
-        wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema), None)
+        wrong, messages = LLMatcher.validate_grammar_with_warnings(
+            LLMatcher.grammar_from_json_schema(schema), None
+        )
     except (TypeError, ValueError) as error:
         return True, (str(error),)
     return wrong, tuple(" ".join(message.split())[:200] for message in messages)
@@ -163,8 +185,8 @@ def _has_grammar(schema: Schema) -> bool:
 
 
 class _Inlined(NamedTuple):
-    """Where a schema comes from that replaces a reference: the references that led to it, and its path in the
-    document."""
+    """Where a schema comes from that replaces a reference: the references that led to it, and
+    its path in the document."""
 
     pointers: tuple[str, ...]
     path: tuple[str, ...]
@@ -174,11 +196,12 @@ class _Inlined(NamedTuple):
 
 
 class _Translator:
-    """Writes a tool's schema as llguidance takes it: numbers have bounds, objects whose keys are listed have no further
-    ones, what may be any value is `ANY`, and references point to where the schema stands, `#/$defs/place`.
+    """Writes a tool's schema as llguidance takes it: numbers have bounds, objects whose keys
+    are listed have no further ones, what may be any value is `ANY`, and references point to
+    where the schema stands, `#/$defs/place`.
 
-    The keys of an object are known only where all its parts are put together (allOf, $ref, anyOf). So a part stays
-    open (`whole` false), and the object around it is closed."""
+    The keys of an object are known only where all its parts are put together (allOf, $ref,
+    anyOf). So a part stays open (`whole` false), and the object around it is closed."""
 
     def __init__(self, root: Schema, place: str, relaxed: list[str]) -> None:
         self.root = root
@@ -190,9 +213,11 @@ class _Translator:
         if message not in self.relaxed:
             self.relaxed.append(message)
 
-    def schema(self, node: Any, where: str, whole: bool = True, inlined: _Inlined | None = None) -> Any:
-        """where: path to the node, for messages. inlined: where the node stands in the document, if it replaces a
-        reference to it or is a part of a schema that does."""
+    def schema(
+        self, node: Any, where: str, whole: bool = True, inlined: _Inlined | None = None
+    ) -> Any:
+        """where: path to the node, for messages. inlined: where the node stands in the
+        document, if it replaces a reference to it or is a part of a schema that does."""
         if node is False:
             return False
         if not isinstance(node, Mapping):
@@ -213,7 +238,8 @@ class _Translator:
         return self._object(out, node, where, whole)
 
     def _silent(self, node: Mapping[str, Any], where: str, whole: bool) -> Schema:
-        """A node that says nothing of its values' type: any value, unless the node is a part of another."""
+        """A node that says nothing of its values' type: any value, unless the node is a part of
+        another."""
         if not whole:
             return dict(node)
         for keyword in OF_SOME_VALUES:
@@ -226,13 +252,18 @@ class _Translator:
         given = {key: node[key] for key in DEFINITIONS if isinstance(node.get(key), Mapping)}
         return {key: self._each(schemas, where, None, key) for key, schemas in given.items()}
 
-    def _each(self, schemas: Mapping[str, Any], where: str, inlined: _Inlined | None, key: str) -> Schema:
+    def _each(
+        self, schemas: Mapping[str, Any], where: str, inlined: _Inlined | None, key: str
+    ) -> Schema:
         """The schemas by name that stand under a keyword."""
-        return {name: self._child(one, f"{where}.{name}", inlined, key, name) for name, one in schemas.items()}
+        return {
+            name: self._child(one, f"{where}.{name}", inlined, key, name)
+            for name, one in schemas.items()
+        }
 
     def _child(self, node: Any, where: str, inlined: _Inlined | None, *steps: str) -> Any:
-        """The schema of a value within the node. A recursive model would be inlined for ever: there it is a reference
-        to where it stands."""
+        """The schema of a value within the node. A recursive model would be inlined for ever:
+        there it is a reference to where it stands."""
         if inlined and '"$ref"' in json.dumps(node):
             return {"$ref": self._address(inlined.at(*steps).path)}
         return self.schema(node, where)
@@ -250,7 +281,9 @@ class _Translator:
         fitting = [value for value in values if not kinds or _has_kind(value, kinds)]
         if not fitting:
             self._relax(where, f"the type {kinds} of none of its values {str(values)[:60]}")
-        rest = {key: out[key] for key in ("$ref", *ALTERNATIVES, "allOf", *DEFINITIONS) if key in out}
+        rest = {
+            key: out[key] for key in ("$ref", *ALTERNATIVES, "allOf", *DEFINITIONS) if key in out
+        }
         if values:
             return {"enum": fitting or values} | rest
         if "type" in out:
@@ -263,7 +296,9 @@ class _Translator:
         if kind is None:
             return
         given = {key: out.pop(key) for key in NUMERIC if key in out}
-        kept = {key: value for key, value in given.items() if _in_range(value)}  # llguidance cuts others, silently
+        kept = {
+            key: value for key, value in given.items() if _in_range(value)
+        }  # llguidance cuts others, silently
         for key in sorted(kept, key=lambda key: key != "multipleOf"):
             if _has_grammar({"type": kind} | _bounded(kept)):
                 break
@@ -284,23 +319,35 @@ class _Translator:
         if "pattern" in out or known:
             out.setdefault("maxLength", max(LONGEST_TEXT, out.get("minLength", 0)))
 
-    def _parts(self, out: Schema, node: Mapping[str, Any], where: str, whole: bool, inlined: _Inlined | None) -> None:
+    def _parts(
+        self,
+        out: Schema,
+        node: Mapping[str, Any],
+        where: str,
+        whole: bool,
+        inlined: _Inlined | None,
+    ) -> None:
         """The alternatives, and what holds together with the node."""
         # alternatives are whole where nothing beside them adds keys
-        union = whole and not {"properties", "required", "allOf", "$ref", "patternProperties"} & out.keys()
+        union = (
+            whole
+            and not {"properties", "required", "allOf", "$ref", "patternProperties"} & out.keys()
+        )
         for key in (*ALTERNATIVES, "allOf"):
             if not isinstance(out.get(key), list):
                 continue
             # `_reference` puts what "$ref" points to before the parts of allOf
             first = int(key == "allOf" and "$ref" in node)
             out[key] = [
-                self.schema(one, where, union and key != "allOf", inlined and inlined.at(key, str(i)))
+                self.schema(
+                    one, where, union and key != "allOf", inlined and inlined.at(key, str(i))
+                )
                 for i, one in enumerate(out[key], first)
             ]
 
     def _reference(self, out: Schema, where: str, whole: bool, inlined: _Inlined | None) -> Schema:
-        """With its reference as llguidance takes it. Beside other keywords, and in a part, the schema that it points
-        to is inlined."""
+        """With its reference as llguidance takes it. Beside other keywords, and in a part, the
+        schema that it points to is inlined."""
         if "$ref" not in out:
             return out
         pointer = out.pop("$ref")
@@ -308,7 +355,9 @@ class _Translator:
         path = tool_lists.path_of(self.root, pointer)
         target = None if path is None else tool_lists.at_path(self.root, path)
         if path is None or target is None:
-            self._relax(where, f"the reference {str(pointer)[:80]!r}, which points to nothing in the schema")
+            self._relax(
+                where, f"the reference {str(pointer)[:80]!r}, which points to nothing in the schema"
+            )
             return out | ANY if alone else out
         if whole and alone and self._ends(pointer):
             return out | {"$ref": self._address(path)}
@@ -345,14 +394,18 @@ class _Translator:
                 out[key] = self._each(out[key], where, inlined, key)
         if _allows_more(out.get("additionalProperties")):
             further = out["additionalProperties"]
-            out["additionalProperties"] = self._child(further, f"{where}.*", inlined, "additionalProperties")
+            out["additionalProperties"] = self._child(
+                further, f"{where}.*", inlined, "additionalProperties"
+            )
 
     def _object(self, out: Schema, node: Mapping[str, Any], where: str, whole: bool) -> Schema:
         if whole:
             out = self._closed(out, node)
         for key in ("minProperties", "maxProperties"):
             # of listed keys llguidance counts one: any more and it counts further ones only
-            counted = "properties" not in out or (out.get("additionalProperties") is False and out.get(key) in (0, 1))
+            counted = "properties" not in out or (
+                out.get("additionalProperties") is False and out.get(key) in (0, 1)
+            )
             if key in out and not counted:
                 self._relax(where, f"{key} {out.pop(key)}")
         return out
@@ -369,14 +422,19 @@ class _Translator:
         if not {"properties", "required", "allOf"} & out.keys():
             return out
         listed = out.pop("properties", {})
-        everywhere = {name: listed.get(name, True if certain else ANY) for name, certain in names.items()}
+        everywhere = {
+            name: listed.get(name, True if certain else ANY) for name, certain in names.items()
+        }
         closed: Schema = {"type": "object", "properties": everywhere, **out}
         if "additionalProperties" not in closed and not self._open(node, ()):
             closed["additionalProperties"] = False
         return closed
 
-    def _names(self, node: Any, within: tuple[str, ...], certain: bool = True) -> Iterator[tuple[str, bool]]:
-        """Keys that an object may have, each with whether its schema stands in a part that always holds. certain: node
+    def _names(
+        self, node: Any, within: tuple[str, ...], certain: bool = True
+    ) -> Iterator[tuple[str, bool]]:
+        """Keys that an object may have, each with whether its schema stands in a part that
+        always holds. certain: node
         is such a part. within: references around it, which are not followed again."""
         if not isinstance(node, Mapping):
             return
@@ -393,7 +451,9 @@ class _Translator:
             for part in parts:
                 yield from self._names(part, inside, certain and key in ("$ref", "allOf"))
 
-    def _beside(self, key: str, value: Any, within: tuple[str, ...]) -> tuple[list[Any], tuple[str, ...]]:
+    def _beside(
+        self, key: str, value: Any, within: tuple[str, ...]
+    ) -> tuple[list[Any], tuple[str, ...]]:
         """The schemas of the same object under a keyword, and the references around them."""
         if key == "$ref" and isinstance(value, str) and value not in within:
             return [tool_lists.pointed_at(self.root, value)], (*within, value)

@@ -1,5 +1,5 @@
-"""What the page and the terminal share: how a conversation opens, which of its messages the model still sees, and which
-functions fit a request."""
+"""What the page and the terminal share: how a conversation opens, which of its messages the
+model still sees, and which functions fit a request."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,13 +10,20 @@ from codechat.models.gpt import GPT
 from codechat_lab.serve.settings import DEFAULT_TOKENS
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, family
 
-NEUTRAL = "You are a helpful assistant."  # conversations without functions begin like this in training
-SMALL = 100_000_000  # parameters. released/mini answered 32 of 55 second requests sensibly, and 50 of them alone
+NEUTRAL = (
+    "You are a helpful assistant."  # conversations without functions begin like this in training
+)
+# parameters. released/mini answered 32 of 55 second requests sensibly, and 50 of them alone
+SMALL = 100_000_000
 
 OFFERED = 4  # as many as a training prompt offers at most
 NEAR = 0.7  # least share of the best score: others distract a small model more often than they help
-ASKING = frozenset("write show give tell make find please program function code".split())  # not what a request is about
-GOES_ON = re.compile(r"\s*(and|also|or|now|then|(what|how) about)\b", re.IGNORECASE)  # begins like a follow-up
+ASKING = frozenset(
+    "write show give tell make find please program function code".split()
+)  # not what a request is about
+GOES_ON = re.compile(
+    r"\s*(and|also|or|now|then|(what|how) about)\b", re.IGNORECASE
+)  # begins like a follow-up
 POINTS_BACK = re.compile(r"\b(it|its|them|again)\b", re.IGNORECASE)
 STEM = 5  # letters of a word that count: "squared" finds "square"
 
@@ -27,15 +34,17 @@ def room_for_an_answer(block_size: int, longest: int | None) -> int:
 
 
 def mixes_requests(model: GPT) -> bool:
-    """Whether a request that does not go on with the one before is answered better without it, as in small models."""
+    """Whether a request that does not go on with the one before is answered better without it,
+    as in small models."""
     return sum(weights.numel() for weights in model.parameters()) < SMALL
 
 
 def drop_oldest(
     messages: Sequence[Any], role: Callable[[Any], str], too_long: Callable[[list[Any]], bool]
 ) -> list[Any]:
-    """The messages without the oldest exchanges, from a user's turn to the next, while the rest is too long. The
-    last one stays. A message is a dictionary here, and a `protocol.Message` in the server; role: reads it."""
+    """The messages without the oldest exchanges, from a user's turn to the next, while the rest
+    is too long. The last one stays. A message is a dictionary here, and a `protocol.Message` in
+    the server; role: reads it."""
     kept = list(messages)
     while too_long(kept):
         users = [i for i, message in enumerate(kept) if role(message) == "user"]
@@ -47,7 +56,8 @@ def drop_oldest(
 
 
 def goes_on(request: str) -> bool:
-    """Whether a request needs the one before it: by how it begins, a word that points back, or no word of its own."""
+    """Whether a request needs the one before it: by how it begins, a word that points back, or
+    no word of its own."""
     return _continues(request) or bool(POINTS_BACK.search(request))
 
 
@@ -55,13 +65,16 @@ def _continues(request: str) -> bool:
     return bool(GOES_ON.match(request)) or not _words(request)
 
 
-# ---- functions of the toolbox that fit a request: BM25 over names, descriptions, and the arguments' names and choices.
-# Those that could serve the same request (`catalogue.FAMILIES`) are never offered together, as in training.
+# ---- functions of the toolbox that fit a request: BM25 over names, descriptions, and the
+# arguments' names and choices.
+# Those that could serve the same request (`catalogue.FAMILIES`) are never offered together,
+# as in training.
 
 
 def tools_for(request: str, before: Sequence[str] = ()) -> list[str]:
-    """Names of at most OFFERED functions that fit a request, best first. Where no word of it is in any description:
-    the functions offered `before`, if the request goes on ("and of 13?")."""
+    """Names of at most OFFERED functions that fit a request, best first. Where no word of it is
+    in any description: the functions offered `before`, if the request goes on ("and of
+    13?")."""
     index = _index()
     known = sorted(set(_words(request)) & index.vocab_dict.keys())
     if not known:
@@ -83,9 +96,13 @@ def _index() -> Any:
     texts = []
     for tool in TOOLS.values():
         properties = tool.schema["parameters"]["properties"].items()
-        arguments = " ".join(f"{name} {' '.join(map(str, about.get('enum', ())))}" for name, about in properties)
+        arguments = " ".join(
+            f"{name} {' '.join(map(str, about.get('enum', ())))}" for name, about in properties
+        )
         # the name counts twice: its words are chosen to be told apart
-        texts.append(f"{tool.name} {tool.name} {tool.schema['description']} {arguments}".replace("_", " "))
+        texts.append(
+            f"{tool.name} {tool.name} {tool.schema['description']} {arguments}".replace("_", " ")
+        )
     index = bm25s.BM25()
     index.index([_words(text) for text in texts], show_progress=False)
     return index
@@ -94,4 +111,8 @@ def _index() -> Any:
 def _words(text: str) -> list[str]:
     from bm25s.stopwords import STOPWORDS_EN
 
-    return [word[:STEM] for word in re.findall(r"[a-z]+", text.lower()) if word not in ASKING.union(STOPWORDS_EN)]
+    return [
+        word[:STEM]
+        for word in re.findall(r"[a-z]+", text.lower())
+        if word not in ASKING.union(STOPWORDS_EN)
+    ]

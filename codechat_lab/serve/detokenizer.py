@@ -11,7 +11,8 @@ from codechat.text.tokenizer import Tokenizer
 
 
 def stable_text(text: str, end: str) -> str:
-    """The part of a growing text that more tokens cannot change: without half characters, without a prefix of `end`."""
+    """The part of a growing text that more tokens cannot change: without half characters,
+    without a prefix of `end`."""
     text = text.rstrip("\ufffd")
     for n in range(len(end), 0, -1):
         if text.endswith(end[:n]):
@@ -23,8 +24,8 @@ def stable_text(text: str, end: str) -> str:
 class Detokenizer:
     """How the ids of one completion become text.
 
-    tags: the protocol's mode; none = plain text without turns. stops: never shown. calls: calls are separated from
-    text."""
+    tags: the protocol's mode; none = plain text without turns. stops: never shown. calls: calls
+    are separated from text."""
 
     tokenizer: Tokenizer
     tags: str | None
@@ -37,7 +38,8 @@ class Detokenizer:
         return text if self.tags is None else chat.in_words(text)
 
     def growing(self, ids: Sequence[int]) -> str:
-        """The beginning of the text that further ids cannot change, of a text with calls at most up to the first."""
+        """The beginning of the text that further ids cannot change, of a text with calls at
+        most up to the first."""
         text = self._until_stop(ids, growing=True)
         if self.tags is not None and (chat.DECLINE.startswith(text) or chat.in_words(text) != text):
             return ""
@@ -45,9 +47,11 @@ class Detokenizer:
         return text.split(chat.CALL_TAG)[0] if self.calls else text
 
     def split(self, ids: Sequence[int]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-        """Text of a finished completion, and the name and arguments of each call before the first unreadable one.
+        """Text of a finished completion, and the name and arguments of each call before the
+        first unreadable one.
 
-        Texts after calls follow the text before the first, a line each. Without a readable call all is text."""
+        Texts after calls follow the text before the first, a line each. Without a readable call
+        all is text."""
         text = self.text(ids)
         calls = chat.parse_calls(text) if self.calls else []
         readable = list(takewhile(_is_readable, calls))
@@ -67,7 +71,9 @@ class Detokenizer:
     def stopped(self, ids: Sequence[int]) -> bool:
         """Whether the last id completes a stop string, however tokens cut it."""
         stops = [stop.encode() for stop in self.stops]
-        tail = b"".join(map(self.piece, ids[-max(map(len, stops)) :]))  # an id has at least one byte
+        tail = b"".join(
+            map(self.piece, ids[-max(map(len, stops)) :])
+        )  # an id has at least one byte
         return any(stop in tail for stop in stops)
 
     def _until_stop(self, ids: Sequence[int], growing: bool = False) -> str:

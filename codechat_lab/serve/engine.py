@@ -4,8 +4,9 @@
         (job,) = engine.submit([Request(prompt=ids, max_new_tokens=64, draws=row_key(seed, 0, 0))])
         job.ended.wait(); job.ids
 
-The engine's thread holds the model. A row is sampled by its key and position, as in `generate.sample`, so its tokens do
-not depend on the rest of the batch. New weights come in between two tokens, when no row runs."""
+The engine's thread holds the model. A row is sampled by its key and position, as in
+`generate.sample`, so its tokens do not depend on the rest of the batch. New weights come in
+between two tokens, when no row runs."""
 
 import math
 import threading
@@ -30,10 +31,14 @@ from codechat.runs.checkpoint import fingerprint
 
 PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
 SCORED_TOKENS = 256  # of a prompt whose logits are in memory together
-FLUSH_S = 0.05  # between two calls of on_progress: waking a reader costs as much as sampling some tokens
+FLUSH_S = (
+    0.05  # between two calls of on_progress: waking a reader costs as much as sampling some tokens
+)
 ENDED = "the engine has ended; start the server again"
 End = Literal["stop", "length", "context", "cancelled", "timeout", "closed"]
-Detail = tuple[float, list[tuple[int, float]]]  # entropy in nats; (id, log-probability), likeliest first
+Detail = tuple[
+    float, list[tuple[int, float]]
+]  # entropy in nats; (id, log-probability), likeliest first
 
 
 class Overloaded(RunError):
@@ -49,27 +54,40 @@ class Request:
     draws: int = 0  # `generate.row_key`
     how: generate.Truncation = generate.Truncation()
     stop: Sequence[Sequence[int]] = ()  # id sequences, matched whole and kept
-    should_stop: Callable[[Sequence[int]], bool] | None = None  # asked with the completion's ids after every token
+    should_stop: Callable[[Sequence[int]], bool] | None = (
+        None  # asked with the completion's ids after every token
+    )
     grammar: Grammar | None = None
-    top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
-    prompt_top: int | None = None  # the same beside every token of the prompt, with its own log-probability
+    top: int | None = (
+        None  # likeliest tokens to note beside every draw, with the entropy; none = neither
+    )
+    prompt_top: int | None = (
+        None  # the same beside every token of the prompt, with its own log-probability
+    )
     timeout_s: float = math.inf  # from submission to the last token
 
 
 @dataclass(eq=False)
 class Job:
-    """A submitted request. The engine's thread appends to the lists and sets `end` last; any thread may read.
+    """A submitted request. The engine's thread appends to the lists and sets `end` last; any
+    thread may read.
 
-    on_progress: called by that thread at the end and, where it streams, at the first token and every FLUSH_S."""
+    on_progress: called by that thread at the end and, where it streams, at the first token and
+    every FLUSH_S."""
 
     request: Request
     on_progress: Callable[[], object]
     streams: bool
     submitted: float
     ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # nats, of the sampling distribution; greedy: the model's own
-    details: list[Detail] = field(default_factory=list)  # of each id's distribution, where `request.top` is set
-    # of each token of the prompt but the first, where `request.prompt_top` is set: nats of the model's own distribution
+    logprobs: list[float] = field(
+        default_factory=list
+    )  # nats, of the sampling distribution; greedy: the model's own
+    details: list[Detail] = field(
+        default_factory=list
+    )  # of each id's distribution, where `request.top` is set
+    # of each token of the prompt but the first, where `request.prompt_top` is set: nats of the
+    # model's own distribution
     prompt_logprobs: list[float] = field(default_factory=list)
     prompt_likeliest: list[list[tuple[int, float]]] = field(default_factory=list)  # likeliest first
     end: End | None = None
@@ -102,15 +120,22 @@ class Update:
 
 
 class SlotCache(attention.KVCache):
-    """Keys and values of rows that come and go, on a CPU in float32: each stores its next token at its own length.
+    """Keys and values of rows that come and go, on a CPU in float32: each stores its next token
+    at its own length.
 
-    Rows in use fill slots 0 to B - 1, so that a step reads them without a copy; the last row replaces one that
-    leaves."""
+    Rows in use fill slots 0 to B - 1, so that a step reads them without a copy; the last row
+    replaces one that leaves."""
 
-    def __init__(self, cfg: config.GPTConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(cfg, slots, cfg.block_size, device, torch.float32 if on_cpu(device) else dtype)
+    def __init__(
+        self, cfg: config.GPTConfig, slots: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(
+            cfg, slots, cfg.block_size, device, torch.float32 if on_cpu(device) else dtype
+        )
         self.tokens: list[int] = []  # of each row in use
-        self.columns = torch.zeros(0, dtype=torch.long, device=device)  # (B,) the same, while a step runs
+        self.columns = torch.zeros(
+            0, dtype=torch.long, device=device
+        )  # (B,) the same, while a step runs
 
     def join(self, prefilled: attention.KVCache, row: int, length: int) -> None:
         """Copy the first `length` tokens of a prefilled row into the next free slot."""
@@ -134,7 +159,9 @@ class SlotCache(attention.KVCache):
         """bool (B, 1, 1, S): what the next token of each row may attend to; none = everything."""
         if min(self.tokens) == max(self.tokens):
             return None
-        return (torch.arange(max(self.tokens) + 1, device=self.kv.device) <= self.columns[:, None])[:, None, None]
+        return (torch.arange(max(self.tokens) + 1, device=self.kv.device) <= self.columns[:, None])[
+            :, None, None
+        ]
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, K, 1, E) of one token per row; return those of all tokens so far."""
@@ -149,10 +176,12 @@ class SlotCache(attention.KVCache):
 
 
 class Engine:
-    """Samples tokens for up to `max_rows` requests while up to `max_waiting` more wait. Leaving the context ends
-    all as "closed"."""
+    """Samples tokens for up to `max_rows` requests while up to `max_waiting` more wait. Leaving
+    the context ends all as "closed"."""
 
-    def __init__(self, loaded: loading.LoadedModel, *, max_rows: int = 16, max_waiting: int = 64) -> None:
+    def __init__(
+        self, loaded: loading.LoadedModel, *, max_rows: int = 16, max_waiting: int = 64
+    ) -> None:
         self.model = loaded.model
         self.max_rows = max_rows
         self.max_waiting = max_waiting
@@ -185,22 +214,27 @@ class Engine:
         on_progress: Callable[[], object] = lambda: None,
         streams: bool = False,
     ) -> list[Job]:
-        """All of the requests or none. Overloaded where the queue has no room, RunError after the end."""
+        """All of the requests or none. Overloaded where the queue has no room, RunError after
+        the end."""
         ids = [token for request in requests for token in request.prompt]
         if not 0 <= min(ids) <= max(ids) < self.model.cfg.n_ids:
-            raise ConfigError(f"got ids from {min(ids)} to {max(ids)}; expected 0 to {self.model.cfg.n_ids - 1}")
+            raise ConfigError(
+                f"got ids from {min(ids)} to {max(ids)}; expected 0 to {self.model.cfg.n_ids - 1}"
+            )
         jobs = [Job(request, on_progress, streams, time.monotonic()) for request in requests]
         with self._changed_alive():
             room = self.max_waiting + max(0, self.max_rows - len(self.rows)) - len(self.waiting)
             if len(jobs) > room:
                 limit = f"at most {self.max_waiting} may wait; try again later"
-                raise Overloaded(f"{len(self.waiting)} completions wait, {len(jobs)} more are requested; {limit}")
+                raise Overloaded(
+                    f"{len(self.waiting)} completions wait, {len(jobs)} more are requested; {limit}"
+                )
             self.waiting.extend(jobs)
         return jobs
 
     def update_weights(self, state: Mapping[str, Tensor], version: str) -> None:
-        """Load weights of the same shapes when the running rows have ended; no request joins meanwhile. Blocks
-        until they are in."""
+        """Load weights of the same shapes when the running rows have ended; no request joins
+        meanwhile. Blocks until they are in."""
         update = Update(state, version)
         with self._changed_alive():
             self._updates.append(update)
@@ -220,8 +254,13 @@ class Engine:
     def _run(self) -> None:
         device = self.model.wte.weight.device
         try:
-            with torch.inference_mode(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                self._cache = SlotCache(self.model.cfg, self.max_rows, device, dist.compute_dtype(device))
+            with (
+                torch.inference_mode(),
+                torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
+            ):
+                self._cache = SlotCache(
+                    self.model.cfg, self.max_rows, device, dist.compute_dtype(device)
+                )
                 while not self._closing:
                     # both keep casts and copies of the weights, which an update must not find
                     with dist.autocast(device):
@@ -230,7 +269,9 @@ class Engine:
                             self._round()
                     del self._reader  # before the next copy is made
                     while self._updates:
-                        update = self._updates[0]  # it stays there until it is in: a defect must end it too
+                        update = self._updates[
+                            0
+                        ]  # it stays there until it is in: a defect must end it too
                         self.version = update.version
                         self.model.load_state_dict(update.weights)
                         self._updates.popleft()
@@ -244,9 +285,12 @@ class Engine:
                     job.finish("closed")
 
     def _has_work(self) -> bool:
-        """Wait for a request; false at the end, and where no row delays a weight update any more."""
+        """Wait for a request; false at the end, and where no row delays a weight update any
+        more."""
         with self._changed:
-            self._changed.wait_for(lambda: self.rows or self.waiting or self._closing or self._updates)
+            self._changed.wait_for(
+                lambda: self.rows or self.waiting or self._closing or self._updates
+            )
             return not self._closing and bool(self.rows or not self._updates)
 
     def _round(self) -> None:
@@ -258,7 +302,9 @@ class Engine:
             self._leave()
         if self.rows:
             ids = torch.tensor([job.ids[-1] for job in self.rows], device=self._cache.kv.device)
-            self._draw(self.rows, self._reader.model.hidden(ids[:, None], cache=self._cache)[:, 0])  # (B, D)
+            self._draw(
+                self.rows, self._reader.model.hidden(ids[:, None], cache=self._cache)[:, 0]
+            )  # (B, D)
 
     def _admit(self) -> list[Job]:
         """Jobs that join now: out of the queue, into the rows."""
@@ -270,18 +316,26 @@ class Engine:
                 if end:
                     self.waiting.remove(job)
                     job.finish(end)
-            while self.waiting and not self._updates and len(self.rows) < self.max_rows and tokens < PREFILL_TOKENS:
+            while (
+                self.waiting
+                and not self._updates
+                and len(self.rows) < self.max_rows
+                and tokens < PREFILL_TOKENS
+            ):
                 self.rows.append(self.waiting.popleft())
                 tokens += len(self.rows[-1].request.prompt)
         return self.rows[first:]
 
     def _prefill(self, jobs: list[Job]) -> None:
-        """Run each distinct prompt once, and sample the first token of every job that may have one."""
+        """Run each distinct prompt once, and sample the first token of every job that may have
+        one."""
         device = self.model.wte.weight.device
         index: dict[tuple[int, ...], int] = {}
         prompt_of = [index.setdefault(tuple(job.request.prompt), len(index)) for job in jobs]
         ids, lengths = generate.pad_right(list(index), device)
-        cache = attention.KVCache(self.model.cfg, len(index), ids.shape[1], device, self._cache.kv.dtype)
+        cache = attention.KVCache(
+            self.model.cfg, len(index), ids.shape[1], device, self._cache.kv.dtype
+        )
         hidden = self._reader.model.hidden(ids, cache=cache, n_new=lengths)  # (prompts, T, D)
         last = generate.last_real(hidden, lengths)  # (prompts, D)
         for job, row in zip(jobs, prompt_of):
@@ -292,15 +346,20 @@ class Engine:
                 self._score_prompt(job, hidden[row])
         drawing = [number for number, job in enumerate(jobs) if job.request.max_new_tokens]
         if drawing:
-            self._draw([jobs[number] for number in drawing], last[[prompt_of[number] for number in drawing]])
+            self._draw(
+                [jobs[number] for number in drawing],
+                last[[prompt_of[number] for number in drawing]],
+            )
 
     def _score_prompt(self, job: Job, hidden: Tensor) -> None:
-        """Note the log-probability of each token of the prompt, from the states (T, D) of the ones before, and the
-        likeliest tokens there."""
+        """Note the log-probability of each token of the prompt, from the states (T, D) of the
+        ones before, and the likeliest tokens there."""
         prompt = torch.tensor(job.request.prompt, device=hidden.device)
         for start in range(0, len(prompt) - 1, SCORED_TOKENS):
             targets = prompt[start + 1 : start + 1 + SCORED_TOKENS]
-            logprobs = self._logits(hidden[start : start + len(targets)]).log_softmax(-1)  # (tokens, V)
+            logprobs = self._logits(hidden[start : start + len(targets)]).log_softmax(
+                -1
+            )  # (tokens, V)
             best, ids = logprobs.topk(min(job.request.prompt_top or 0, self.model.cfg.n_ids))
             job.prompt_logprobs += logprobs.gather(1, targets[:, None])[:, 0].tolist()
             for likeliest in zip(ids.tolist(), best.tolist()):
@@ -324,7 +383,9 @@ class Engine:
                 job.details.append(detail_of(logits[row], job.request))
         keys = torch.tensor([job.request.draws for job in jobs], device=logits.device)
         positions = torch.tensor([len(job.ids) for job in jobs], device=logits.device)
-        ids, logprobs = draw_each(logits, [job.request.how for job in jobs], draws.uniform(keys, positions))
+        ids, logprobs = draw_each(
+            logits, [job.request.how for job in jobs], draws.uniform(keys, positions)
+        )
         if any(states):
             ids, logprobs = draws.take_allowed(states, ids, logprobs, room)
         now = time.monotonic()
@@ -337,7 +398,9 @@ class Engine:
 
     def _room(self, job: Job) -> int:
         """Tokens that the completion may still have."""
-        return min(job.request.max_new_tokens, self.model.cfg.block_size - len(job.request.prompt)) - len(job.ids)
+        return min(
+            job.request.max_new_tokens, self.model.cfg.block_size - len(job.request.prompt)
+        ) - len(job.ids)
 
     def _leave(self) -> None:
         """Rows that ended leave; the last row takes the place of each."""
@@ -367,8 +430,11 @@ class Engine:
         return "context" if self._room(job) == 0 else None
 
 
-def draw_each(logits: Tensor, hows: Sequence[generate.Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
-    """`draws.draw` where each row of (B, V) logits has its own distribution: (ids, logprobs), both (B,)."""
+def draw_each(
+    logits: Tensor, hows: Sequence[generate.Truncation], u: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`draws.draw` where each row of (B, V) logits has its own distribution: (ids, logprobs),
+    both (B,)."""
     if len(set(hows)) == 1:
         return draws.draw(logits, hows[0], u)
     ids = torch.zeros(len(u), dtype=torch.long, device=u.device)
@@ -380,11 +446,14 @@ def draw_each(logits: Tensor, hows: Sequence[generate.Truncation], u: Tensor) ->
 
 
 def detail_of(logits: Tensor, request: Request) -> Detail:
-    """Entropy and likeliest tokens of the sampling distribution of (V,) logits; greedy: the model's own."""
+    """Entropy and likeliest tokens of the sampling distribution of (V,) logits; greedy: the
+    model's own."""
     how = request.how if request.how.temperature else generate.Truncation()
     kept, ids = how.candidates(logits[None].clone())
     logprobs = kept.log_softmax(-1)[0]
     entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -math.inf, 0.0)).sum()
     best, columns = logprobs.topk(min(request.top or 0, len(logprobs)))
     tokens: Any = columns if ids is None else ids[0, columns]
-    return float(entropy), [(t, lp) for t, lp in zip(tokens.tolist(), best.tolist()) if lp > -math.inf]
+    return float(entropy), [
+        (t, lp) for t, lp in zip(tokens.tolist(), best.tolist()) if lp > -math.inf
+    ]

@@ -1,8 +1,9 @@
-"""Fields that the server does not support, with their values that change nothing (`neutral_fields.json`: a list of
-values, or a JSON schema).
+"""Fields that the server does not support, with their values that change nothing
+(`neutral_fields.json`: a list of values, or a JSON schema).
 
-Clients send such defaults: OpenAI's own client, and those written for vLLM, llama.cpp and SGLang. An unknown field, or
-another value of one of these, is rejected by name, since an answer that silently ignored it would be wrong."""
+Clients send such defaults: OpenAI's own client, and those written for vLLM, llama.cpp and
+SGLang. An unknown field, or another value of one of these, is rejected by name, since an answer
+that silently ignored it would be wrong."""
 
 import json
 from collections.abc import Mapping
@@ -27,12 +28,15 @@ class Unsupported(ValueError):
         values = [json.dumps(one) for one in neutral] if isinstance(neutral, list) else []
         instead = INSTEAD.get(field) or " or ".join(values)
         hint = f", or send {instead}" if instead else ""
-        super().__init__(f"got {json.dumps(value)[:60]}, which is not supported; leave it out{hint}")
+        super().__init__(
+            f"got {json.dumps(value)[:60]}, which is not supported; leave it out{hint}"
+        )
         self.field = field
 
 
 def without_neutral(body: Mapping[str, Any], neutral: Neutral) -> dict[str, Any]:
-    """A part of a request without the fields of `neutral`. Unsupported where one has another value; null is neutral."""
+    """A part of a request without the fields of `neutral`. Unsupported where one has another
+    value; null is neutral."""
     for name, value in body.items():
         if name in neutral and value is not None and not _is_neutral(value, neutral[name]):
             raise Unsupported(name, value, neutral[name])

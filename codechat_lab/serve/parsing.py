@@ -13,7 +13,15 @@ from codechat.text.tool_calls import Turn, Unreadable, messages_of_turns
 from codechat_lab.serve.call_grammar import CallGrammar, Rules, call_grammar
 from codechat_lab.serve.detokenizer import Detokenizer
 from codechat_lab.serve.engine import Request
-from codechat_lab.serve.protocol import ChatRequest, Common, CompletionRequest, Function, Json, Message, Tool
+from codechat_lab.serve.protocol import (
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    Function,
+    Json,
+    Message,
+    Tool,
+)
 from codechat_lab.serve.request_errors import ApiError
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
@@ -45,24 +53,35 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> Sampled:
     tools, grammar = tools_of(body, loaded)
     detokenizer = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
     request = replace(
-        request_of(body, prompt_of(body.messages, [tool.schema_ for tool in tools], loaded), served, detokenizer),
+        request_of(
+            body,
+            prompt_of(body.messages, [tool.schema_ for tool in tools], loaded),
+            served,
+            detokenizer,
+        ),
         stop=chat.stop_sequences(loaded.tokenizer, loaded.tags),
         grammar=grammar,
         top=(body.top_logprobs or 0) if body.logprobs else None,
     )
     needed = grammar.shortest if grammar else None
     if needed is not None and needed > request.max_new_tokens:
-        message = f"a call may need {needed} tokens, and the answer may have {request.max_new_tokens}; raise max_tokens"
+        message = (
+            f"a call may need {needed} tokens, and the answer may "
+            f"have {request.max_new_tokens}; raise max_tokens"
+        )
         raise ApiError(400, f"{message}, or shorten the conversation", "max_tokens")
     return Sampled(samples(body, request, key=0), detokenizer)
 
 
 def parse_completion(body: CompletionRequest, served: ServedModel) -> Sampled:
-    """Plain continuations of texts, or of ids as they are: n requests for each prompt. ApiError names the field."""
+    """Plain continuations of texts, or of ids as they are: n requests for each prompt. ApiError
+    names the field."""
     tokenizer = served.loaded.tokenizer
     prompts = body.prompts
     if body.key is not None and len(prompts) > 1:
-        raise ApiError(400, f"it goes with one prompt, and here are {len(prompts)}; leave it out", "key")
+        raise ApiError(
+            400, f"it goes with one prompt, and here are {len(prompts)}; leave it out", "key"
+        )
     stop = [(one,) if isinstance(one, int) else tuple(one) for one in body.stop_token_ids or ()]
     if not body.ignore_eos:
         stop.append((tokenizer.eot_id,))
@@ -73,7 +92,8 @@ def parse_completion(body: CompletionRequest, served: ServedModel) -> Sampled:
         request = replace(
             request_of(body, ids, served, detokenizer),
             stop=stop,
-            top=body.likeliest or None,  # the sampled tokens' own log-probabilities are always there
+            top=body.likeliest
+            or None,  # the sampled tokens' own log-probabilities are always there
             prompt_top=body.likeliest if body.echo else None,
         )
         # the key with which `generate.sample` draws for these prompts
@@ -81,16 +101,21 @@ def parse_completion(body: CompletionRequest, served: ServedModel) -> Sampled:
     return Sampled(requests, detokenizer)
 
 
-def request_of(body: Common, ids: list[int], served: ServedModel, detokenizer: Detokenizer) -> Request:
+def request_of(
+    body: Common, ids: list[int], served: ServedModel, detokenizer: Detokenizer
+) -> Request:
     """One completion of a prompt. ApiError where they do not fit the model's block."""
     block = served.loaded.model.cfg.block_size
     longest = 1 if body.longest is None else body.longest
     if len(ids) + longest > block:
         field = "messages" if isinstance(body, ChatRequest) else "prompt"
         message = (
-            f"the prompt has {len(ids)} tokens and the answer may have {longest}; both must fit the model's {block}"
+            f"the prompt has {len(ids)} tokens and the answer may "
+            f"have {longest}; both must fit the model's {block}"
         )
-        raise ApiError(400, message, "max_tokens" if body.longest else field, "context_length_exceeded")
+        raise ApiError(
+            400, message, "max_tokens" if body.longest else field, "context_length_exceeded"
+        )
     return Request(
         prompt=ids,
         max_new_tokens=block - len(ids) if body.longest is None else body.longest,
@@ -105,14 +130,17 @@ def request_of(body: Common, ids: list[int], served: ServedModel, detokenizer: D
 
 
 def samples(body: Common, request: Request, key: int | str) -> list[Request]:
-    """n copies of a request, which sample as `generate.sample` does for this prompt, seed and key."""
+    """n copies of a request, which sample as `generate.sample` does for this prompt, seed and
+    key."""
     seed = secrets.randbits(62) if body.seed is None else body.seed
     return [replace(request, draws=row_key(seed, key, sample)) for sample in range(body.n or 1)]
 
 
-def tools_of(body: ChatRequest, loaded: loading.LoadedModel) -> tuple[list[Function], CallGrammar | None]:
-    """The functions that the model may call, and the grammar of the answer where tool_choice asks for a call or a
-    function is strict; none = free."""
+def tools_of(
+    body: ChatRequest, loaded: loading.LoadedModel
+) -> tuple[list[Function], CallGrammar | None]:
+    """The functions that the model may call, and the grammar of the answer where tool_choice
+    asks for a call or a function is strict; none = free."""
     tools = [tool.function for tool in body.tools or ()]
     choice = body.tool_choice
     if choice == "none":
@@ -122,33 +150,52 @@ def tools_of(body: ChatRequest, loaded: loading.LoadedModel) -> tuple[list[Funct
     # what may be called; where only some are strict, the others may have any arguments
     callable_ = [tool for tool in tools if named in (None, tool.name)]
     if required and not callable_:
-        needed = f"for {named!r}, which is not among the tools" if named else "for a call, and no tools are offered"
+        needed = (
+            f"for {named!r}, which is not among the tools"
+            if named
+            else "for a call, and no tools are offered"
+        )
         raise ApiError(400, f"tool_choice asks {needed}; offer it in tools", "tool_choice")
     if required and body.stops:
-        raise ApiError(400, "stop goes with text; leave it out where tool_choice asks for a call", "stop")
+        raise ApiError(
+            400, "stop goes with text; leave it out where tool_choice asks for a call", "stop"
+        )
     strict = any(tool.strict for tool in callable_)
     if not (required or strict):
         return tools, None
-    schemas = [tool.schema_ | ({} if required or tool.strict else {"parameters": ANY_OBJECT}) for tool in callable_]
-    rules = Rules(required=required, one_call=named is not None, declines=loaded.declines, strict=strict)
+    schemas = [
+        tool.schema_ | ({} if required or tool.strict else {"parameters": ANY_OBJECT})
+        for tool in callable_
+    ]
+    rules = Rules(
+        required=required, one_call=named is not None, declines=loaded.declines, strict=strict
+    )
     try:
         return tools, call_grammar(loaded.tokenizer, loaded.tags, schemas, rules)
     except ConfigError as error:
         raise ApiError(400, str(error), "tools") from None
 
 
-def prompt_of(messages: Sequence[Message], tools: Sequence[Json], loaded: loading.LoadedModel) -> list[int]:
+def prompt_of(
+    messages: Sequence[Message], tools: Sequence[Json], loaded: loading.LoadedModel
+) -> list[int]:
     """Ids of the conversation up to where the assistant begins to write, as in training."""
     turns = [message.turn for message in messages]
     for turn in turns:
         if loaded.declines and turn == Turn("assistant", chat.DECLINED):
             turn.content = chat.DECLINE  # as the model wrote it
     try:
-        return chat.prompt(messages_of_turns(turns, tools, loaded.tools_style), loaded.tokenizer, loaded.tags)
+        return chat.prompt(
+            messages_of_turns(turns, tools, loaded.tools_style), loaded.tokenizer, loaded.tags
+        )
     except Unreadable as error:
         if error.turn is None:
             raise ApiError(400, str(error), "tools") from None
         field = f"messages.{next(i for i, turn in enumerate(turns) if turn is error.turn)}"
-        raise ApiError(400, f"{field}: every call needs an id of its own, and one result with that id", field) from None
-    except DataError as error:  # where tags are text, a content or a tool's description may forge a turn
+        raise ApiError(
+            400, f"{field}: every call needs an id of its own, and one result with that id", field
+        ) from None
+    except (
+        DataError
+    ) as error:  # where tags are text, a content or a tool's description may forge a turn
         raise ApiError(400, str(error), "messages") from None

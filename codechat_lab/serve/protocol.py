@@ -1,13 +1,22 @@
 """Requests of OpenAI's API: their fields, as pydantic checks them; every error names its field.
 
-An unknown field is rejected, and an unsupported one unless its value changes nothing (`neutral_fields`). Roles come
-from the request's structure alone, so no text can open a turn. Beyond OpenAI's: `top_k`, and `return_token_ids`,
+An unknown field is rejected, and an unsupported one unless its value changes nothing
+(`neutral_fields`). Roles come from the request's structure alone, so no text can open a turn.
+Beyond OpenAI's: `top_k`, and `return_token_ids`,
 `stop_token_ids`, `ignore_eos` and `key` for trainers."""
 
 import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from codechat.core.errors import DataError
 from codechat.text import chat, tool_schemas
@@ -24,7 +33,9 @@ def encodable(value: Any) -> Any:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ValueError("it holds half of a character, which UTF-8 cannot encode; send whole characters") from None
+        raise ValueError(
+            "it holds half of a character, which UTF-8 cannot encode; send whole characters"
+        ) from None
     return value
 
 
@@ -33,7 +44,9 @@ def parsed(text: Any) -> Any:
     try:
         return json.loads(text or "{}")
     except (TypeError, ValueError, RecursionError):
-        raise ValueError(f"got {json.dumps(text)[:60]}; expected a JSON object, written as a text") from None
+        raise ValueError(
+            f"got {json.dumps(text)[:60]}; expected a JSON object, written as a text"
+        ) from None
 
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(encodable)]
@@ -41,7 +54,9 @@ Ids = Annotated[list[int], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Temperature = Annotated[float, Field(ge=0, le=10)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Likeliest = Annotated[int, Field(ge=0, le=20)]  # how many of a token's likeliest alternatives are returned
+Likeliest = Annotated[
+    int, Field(ge=0, le=20)
+]  # how many of a token's likeliest alternatives are returned
 
 
 class Part(BaseModel, strict=True, allow_inf_nan=False):
@@ -103,12 +118,15 @@ class Message(Part):
         written = [chat.format_call(call.function.name, call.function.arguments) for call in calls]
         result_of = None
         if role == "function":
-            result_of = self.tool_call_id or ""  # "": of a call that an earlier answer wrote as text
+            result_of = (
+                self.tool_call_id or ""
+            )  # "": of a call that an earlier answer wrote as text
         return Turn(role, self.text, written, [call.id for call in calls], result_of)
 
 
 class Function(Part, extra="allow"):
-    """Other fields are kept, since one of them may hold the parameters: MCP's `inputSchema`, Anthropic's
+    """Other fields are kept, since one of them may hold the parameters: MCP's `inputSchema`,
+    Anthropic's
     `input_schema`."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -118,11 +136,14 @@ class Function(Part, extra="allow"):
 
     @property
     def schema_(self) -> Json:
-        """Name, description and parameters in JSON Schema. ApiError where these cannot be read; of a strict function
-        also where a type is not known. In others such a type is any, and stderr names it."""
+        """Name, description and parameters in JSON Schema. ApiError where these cannot be read;
+        of a strict function also where a type is not known. In others such a type is any, and
+        stderr names it."""
         unknown: list[str] = []
         try:
-            tool = tool_schemas.tool_schema(self.model_dump(exclude={"strict"}), None if self.strict else unknown)
+            tool = tool_schemas.tool_schema(
+                self.model_dump(exclude={"strict"}), None if self.strict else unknown
+            )
         except DataError as error:
             raise ApiError(400, str(error), "tools") from None
         tool_schemas.say_unknown(unknown)
@@ -220,7 +241,9 @@ class CompletionRequest(Common):
     logprobs: Likeliest | Literal[False] | None = None
     # lm-eval sends more than OpenAI's four
     stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None
-    key: int | Text | None = None  # sampling depends on it and on `seed`; none = the prompt's number
+    key: int | Text | None = (
+        None  # sampling depends on it and on `seed`; none = the prompt's number
+    )
     stop_token_ids: list[int | Ids] | None = None  # ids, or sequences of ids, that end a completion
     ignore_eos: bool | None = False
     best_of: int | None = None

@@ -1,6 +1,7 @@
 """What is wrong with a request, in words: the field, what it holds, what is expected.
 
-pydantic finds the faults. Its words name our classes and a link to its site, so none of them reach a client."""
+pydantic finds the faults. Its words name our classes and a link to its site, so none of them
+reach a client."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,9 @@ LONGEST = 60  # characters of a value that are shown
 class ApiError(UserError):
     """A rejected request. param: the field at fault, such as messages.2.content."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message if param is None or param in message else f"{param}: {message}")
         self.status = status
         self.param = param
@@ -46,11 +49,14 @@ class ApiError(UserError):
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {
+            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        }
 
 
 def api_error(faults: Sequence[Fault], body: Any, fields: list[str]) -> ApiError:
-    """The error of status 400 for what pydantic found in a body: the first fault, in the alternative that fits best.
+    """The error of status 400 for what pydantic found in a body: the first fault, in the
+    alternative that fits best.
 
     fields: names that the request may have."""
     paths = [_path(fault, body) for fault in faults]
@@ -64,7 +70,9 @@ def api_error(faults: Sequence[Fault], body: Any, fields: list[str]) -> ApiError
         found = [fault for fault in meant if fault["type"] != "literal_error"]
     param = ".".join(map(str, deepest)) or None
     message = f"{param or 'the body'}: {_words(found, deepest, fields)}"
-    return ApiError(400, message, param, "unknown_parameter" if found[0]["type"] == "extra_forbidden" else None)
+    return ApiError(
+        400, message, param, "unknown_parameter" if found[0]["type"] == "extra_forbidden" else None
+    )
 
 
 def _words(found: Sequence[Fault], path: Place, fields: list[str]) -> str:
@@ -76,12 +84,17 @@ def _words(found: Sequence[Fault], path: Place, fields: list[str]) -> str:
         case "json_invalid":
             return f"it is no JSON ({context.get('error')}); expected a JSON object"
         case "extra_forbidden":
-            return f"this field is unknown{nearest(str(path[-1]), fields) if len(path) == 1 else ''}"
+            return (
+                f"this field is unknown{nearest(str(path[-1]), fields) if len(path) == 1 else ''}"
+            )
         case "value_error":  # our own words
             return str(context["error"])
     value = json.dumps(fault["input"], default=str)
     shown = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
-    expected = [EXPECTED.get(fault["type"], "another value").format(**fault.get("ctx", {})) for fault in found]
+    expected = [
+        EXPECTED.get(fault["type"], "another value").format(**fault.get("ctx", {}))
+        for fault in found
+    ]
     return f"got {shown}; expected {' or '.join(dict.fromkeys(expected))}"
 
 

@@ -1,7 +1,7 @@
 """Answers of OpenAI's API, whole or in chunks, from the ids of their completions.
 
-Log-probabilities are of the sampling distribution, the closing tag's included. Beyond OpenAI's: the token's id and the
-entropy of its distribution beside each log-probability."""
+Log-probabilities are of the sampling distribution, the closing tag's included. Beyond OpenAI's:
+the token's id and the entropy of its distribution beside each log-probability."""
 
 import codecs
 import json
@@ -26,7 +26,8 @@ Likeliest = Sequence[tuple[int, float]]  # ids and log-probabilities, likeliest 
 
 @dataclass(frozen=True)
 class News:
-    """What came of an answer since the last look: text, whole calls, the range of its tokens; reason: why it ended."""
+    """What came of an answer since the last look: text, whole calls, the range of its tokens;
+    reason: why it ended."""
 
     text: str
     calls: list[Json]
@@ -44,7 +45,9 @@ class Choice:
     tokens: int = 0
     over: bool = False
     offset: int = 0  # characters of the tokens in `entries`
-    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
 
     def next_offset(self, piece: bytes) -> int:
         """Where the token of these bytes begins in the text, in characters."""
@@ -86,7 +89,8 @@ class ResponseBuilder:
         raise NotImplementedError
 
     def parts(self, news: News, logprobs: Json | None) -> list[Json]:
-        """News, in as many chunks; at least one where log-probabilities are to be sent at the end."""
+        """News, in as many chunks; at least one where log-probabilities are to be sent at the
+        end."""
         raise NotImplementedError
 
     def logprobs(self, choice: Choice, some: slice) -> Json | None:
@@ -108,10 +112,13 @@ class ResponseBuilder:
         return self.usage_chunk() | {"choices": choices}
 
     def new_chunks(self) -> Iterator[Json]:
-        """Chunks of what came since the last call. The first of each choice has its role or the echoed prompt alone,
+        """Chunks of what came since the last call. The first of each choice has its role or the
+        echoed prompt alone,
         the last one its finish_reason: clients take the call before it as complete."""
         if not self.begun:
-            for choice in self.choices:  # in this order: OpenAI's client finds choices by their place
+            for (
+                choice
+            ) in self.choices:  # in this order: OpenAI's client finds choices by their place
                 first = self.first(choice)
                 if first:
                     yield self._chunk(first)
@@ -131,18 +138,24 @@ class ResponseBuilder:
         jobs = [choice.job for choice in self.choices]
         prompt = sum(len(job.request.prompt) for job in jobs[:: self.n])
         completion = sum(len(job.ids) for job in jobs)
-        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
         return self.head | {"choices": [], "usage": usage}
 
     def _chunk(self, choice: Json) -> Json:
         return self.head | {"choices": [choice]}
 
-    def _choice(self, choice: Choice, said: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
+    def _choice(
+        self, choice: Choice, said: Json, logprobs: Json | None = None, reason: str | None = None
+    ) -> Json:
         return {"index": choice.index, "finish_reason": reason, "logprobs": logprobs} | said
 
     def news(self, choice: Choice) -> News:
-        """What came since the last call; of a finished answer all that is left. Tokens wait for text that shows
-        them."""
+        """What came since the last call; of a finished answer all that is left. Tokens wait for
+        text that shows them."""
         end = choice.job.end  # before the ids, since the engine sets it last
         ids = list(choice.job.ids)
         text, called = self.detokenizer.split(ids) if end else (self.detokenizer.growing(ids), [])
@@ -153,7 +166,10 @@ class ResponseBuilder:
         choice.characters = len(text)
         choice.tokens = len(ids)
         choice.over = bool(end)
-        calls = [self._call(choice, number, name, arguments) for number, (name, arguments) in enumerate(called)]
+        calls = [
+            self._call(choice, number, name, arguments)
+            for number, (name, arguments) in enumerate(called)
+        ]
         if not end:
             return News(piece, calls, tokens, None)
         if end != "stop":
@@ -162,7 +178,10 @@ class ResponseBuilder:
 
     def _call(self, choice: Choice, number: int, name: str, arguments: Json) -> Json:
         given = tool_calls.escape_surrogates(json.dumps(arguments, ensure_ascii=False))
-        call: Json = {"id": f"call_{self.head['id'][-12:]}_{choice.index}_{number}", "type": "function"}
+        call: Json = {
+            "id": f"call_{self.head['id'][-12:]}_{choice.index}_{number}",
+            "type": "function",
+        }
         call["function"] = {"name": name, "arguments": given}
         return call | {"index": number} if self.stream else call
 
@@ -187,10 +206,14 @@ class ChatResponse(ResponseBuilder):
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if news.calls:
             message["tool_calls"] = news.calls
-        return self._choice(choice, {"message": message}, self.logprobs(choice, news.tokens), news.reason)
+        return self._choice(
+            choice, {"message": message}, self.logprobs(choice, news.tokens), news.reason
+        )
 
     def first(self, choice: Choice) -> Json:
-        return self._choice(choice, {"delta": {"role": "assistant", "content": None, "refusal": None}})
+        return self._choice(
+            choice, {"delta": {"role": "assistant", "content": None, "refusal": None}}
+        )
 
     def parts(self, news: News, logprobs: Json | None) -> list[Json]:
         deltas: list[Json] = []
@@ -207,7 +230,9 @@ class ChatResponse(ResponseBuilder):
             return None
         job = choice.job
         entries = []
-        for token, logprob, (entropy, likeliest) in zip(job.ids[some], job.logprobs[some], job.details[some]):
+        for token, logprob, (entropy, likeliest) in zip(
+            job.ids[some], job.logprobs[some], job.details[some]
+        ):
             entry = self._token(token, logprob)
             entry["entropy"] = max(0.0, entropy)  # nats
             entry["top_logprobs"] = [self._token(*one) for one in likeliest]
@@ -229,7 +254,9 @@ class CompletionResponse(ResponseBuilder):
     kind = chunk_kind = "text_completion"
     last: ClassVar[Json] = {"text": ""}
 
-    def __init__(self, body: CompletionRequest, jobs: Sequence[Job], detokenizer: Detokenizer) -> None:
+    def __init__(
+        self, body: CompletionRequest, jobs: Sequence[Job], detokenizer: Detokenizer
+    ) -> None:
         super().__init__(body, jobs, detokenizer)
         self.prompts = body.prompts
         self.echo = body.echo
@@ -240,7 +267,10 @@ class CompletionResponse(ResponseBuilder):
         news = self.news(choice)
         logprobs = self.logprobs(choice, news.tokens)
         if entries and logprobs:
-            logprobs = {name: entries[name] and [*entries[name], *(logprobs[name] or ())] for name in entries}
+            logprobs = {
+                name: entries[name] and [*entries[name], *(logprobs[name] or ())]
+                for name in entries
+            }
         return self._choice(choice, {"text": echoed + news.text}, logprobs, news.reason)
 
     def first(self, choice: Choice) -> Json | None:
@@ -264,13 +294,17 @@ class CompletionResponse(ResponseBuilder):
         if not self.echo:
             return "", None
         prompt = self.prompts[choice.index // self.n]
-        text = prompt if isinstance(prompt, str) else chat.decode(prompt, self.detokenizer.tokenizer)
+        text = (
+            prompt if isinstance(prompt, str) else chat.decode(prompt, self.detokenizer.tokenizer)
+        )
         if self.likeliest is None:
             return text, None
         job = choice.job
         # nothing stands before the first token, so it has no probability
         logprobs = [None, *job.prompt_logprobs]
-        return text, self._entries(choice, job.request.prompt, logprobs, [None, *job.prompt_likeliest])
+        return text, self._entries(
+            choice, job.request.prompt, logprobs, [None, *job.prompt_likeliest]
+        )
 
     def _entries(
         self,

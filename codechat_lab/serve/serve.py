@@ -1,12 +1,14 @@
-"""Serve a checkpoint: OpenAI's API for programs, a chat page for people. Extra: pip install 'codechat[serve]'.
+"""Serve a checkpoint: OpenAI's API for programs, a chat page for people. Extra: pip install
+'codechat[serve]'.
 
     codechat serve --ckpt nano/rl --port 9000 --max-batch 32
     codechat serve --ckpt nano/rl --host 0.0.0.0 --api-key-file key.txt
-    codechat serve --ckpt nano/sft --reload-from runs/weights    samples for codechat grpo --engine http
+    codechat serve --ckpt nano/sft --reload-from runs/weights    samples for codechat grpo --engine
+    http
     codechat chat --server http://127.0.0.1:8000
 
-Only this machine can reach the server, unless you set --host, which needs a key. It has no TLS: put a proxy in front.
-"""
+Only this machine can reach the server, unless you set --host, which needs a key. It has no TLS:
+put a proxy in front."""
 
 from __future__ import annotations
 
@@ -22,22 +24,31 @@ from codechat.models import loading
 from codechat.runs import paths
 from codechat_lab.serve.settings import LOCAL, ServeConfig
 
-SWITCH_S = 0.0005  # between switches of threads: with Python's 5 ms the engine would wait for every reader
+SWITCH_S = (
+    0.0005  # between switches of threads: with Python's 5 ms the engine would wait for every reader
+)
 STOP_S = 3  # that running answers get when the server stops
-KEEP_S = 30  # that an idle connection stays open: longer than a client keeps one, or it would meet a closed one
+# that an idle connection stays open: longer than a client keeps one, or it would meet a closed one
+KEEP_S = 30
 
 
 def serve(
-    cfg: ServeConfig, *, loaded: loading.LoadedModel | None = None, ready: Callable[[Any, str], None] | None = None
+    cfg: ServeConfig,
+    *,
+    loaded: loading.LoadedModel | None = None,
+    ready: Callable[[Any, str], None] | None = None,
 ) -> None:
-    """Answer until interrupted. loaded: instead of the checkpoint; ready: called with the server and its URL."""
+    """Answer until interrupted. loaded: instead of the checkpoint; ready: called with the
+    server and its URL."""
     try:
         import uvicorn
 
         from codechat_lab.serve.app import build_app
         from codechat_lab.serve.parsing import ServedModel
     except ImportError as error:
-        raise ConfigError(f"codechat serve needs {error.name}; run pip install 'codechat[serve]'") from None
+        raise ConfigError(
+            f"codechat serve needs {error.name}; run pip install 'codechat[serve]'"
+        ) from None
     from codechat_lab.serve.engine import Engine  # imports torch, which --help does not need
 
     class Server(uvicorn.Server):
@@ -46,7 +57,10 @@ def serve(
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             # not before: Ctrl-C would end a half-built event loop
-            about = f"{served.name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it"
+            about = (
+                f"{served.name} answers at {url} (chat page) and {url}/v1 "
+                "(OpenAI's API); Ctrl-C stops it"
+            )
             print(about, flush=True)
             if ready:
                 ready(self, url)
@@ -61,7 +75,9 @@ def serve(
         loaded = loading.load_model(path, dist.device())
     run = paths.name_of(loaded.path.parent.parent)
     name = run if run.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or cfg.ckpt)
-    served = ServedModel(loaded, cfg.name or name, int(time.time()), cfg.timeout_s, cfg.reload_from, meaning)
+    served = ServedModel(
+        loaded, cfg.name or name, int(time.time()), cfg.timeout_s, cfg.reload_from, meaning
+    )
     # on loopback the server has its own names only, so that no web page's name can point here
     hosts = [f"[{host}]" if ":" in host else host for host in LOCAL] if cfg.host in LOCAL else ["*"]
     sys.setswitchinterval(SWITCH_S)

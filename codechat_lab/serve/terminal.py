@@ -1,17 +1,21 @@
-"""`codechat chat` and `codechat tools`: one request, or a conversation in the terminal; a checkpoint's answers appear
-as they are sampled.
+"""`codechat chat` and `codechat tools`: one request, or a conversation in the terminal; a
+checkpoint's answers appear as they are sampled.
 
     codechat chat  --ckpt nano/sft --user "write quicksort"
     codechat chat  --ckpt nano/sft                                a conversation; Ctrl-D ends it
-    codechat chat  --ckpt nano/pretrain --complete "def add(a"    no turns: for a checkpoint before SFT
+    codechat chat  --ckpt nano/pretrain --complete "def add(a"    no turns: for a checkpoint before
+    SFT
     codechat tools --ckpt nano/rl --user "What is 12 squared?"
-    codechat tools --ckpt my-tools --executors examples/my_tools.py --user "What is the weather in Beijing?"
+    codechat tools --ckpt my-tools --executors examples/my_tools.py --user "What is the weather in
+    Beijing?"
     codechat tools --server http://127.0.0.1:8000 --user "What is 12 squared?"
-    codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..."    only show the call
+    codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..."    only show the
+    call
 
-`tools` offers the functions of the toolbox that fit each request, or yours; `chat` offers none unless you name some.
-Token masks constrain calls to their schemas. Calls are run and their results returned until the model answers in words.
-A call's error goes back as {"error": ...}. A file of --executors runs with your rights, like any script."""
+`tools` offers the functions of the toolbox that fit each request, or yours; `chat` offers none
+unless you name some. Token masks constrain calls to their schemas. Calls are run and their
+results returned until the model answers in words. A call's error goes back as {"error": ...}. A
+file of --executors runs with your rights, like any script."""
 
 import json
 import sys
@@ -70,14 +74,17 @@ class LocalModel:
         kinds = {entry.get("kind") for entry in self.loaded.meta.get("lineage", ())}
         if kinds and kinds <= {"pretrain", "chars"} and not cfg.complete:
             advice = "take a checkpoint after SFT, or continue a text with --complete"
-            print(f"[{cfg.ckpt} was only pretrained and never saw a conversation: {advice}]", file=sys.stderr)
+            print(
+                f"[{cfg.ckpt} was only pretrained and never saw a conversation: {advice}]",
+                file=sys.stderr,
+            )
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         return chat.prompt(messages, self.tokenizer, self.tags)
 
     def say(self, messages: Sequence[Message], tools: Sequence[Schema], held: bool) -> str:
-        """The assistant's next turn, shown as it grows. held: its calls follow the schemas of the tools, which the
-        messages offer."""
+        """The assistant's next turn, shown as it grows. held: its calls follow the schemas of
+        the tools, which the messages offer."""
         grammar = None
         if held:
             rules = Rules(declines=self.loaded.declines)
@@ -132,7 +139,8 @@ class LocalModel:
         return ids
 
     def fit(self, messages: list[Message]) -> list[Message]:
-        """The conversation without the oldest exchanges that leave the answer no room; stderr says how many."""
+        """The conversation without the oldest exchanges that leave the answer no room; stderr
+        says how many."""
         needed = room_for_an_answer(self.block, self.cfg.max_new_tokens)
 
         def too_long(kept: list[Message]) -> bool:
@@ -141,7 +149,10 @@ class LocalModel:
         kept = drop_oldest(messages, lambda message: message["role"], too_long)
         dropped = len(messages) - len(kept)
         if dropped:
-            print(f"[{dropped} messages are forgotten: the block holds {self.block} tokens]", file=sys.stderr)
+            print(
+                f"[{dropped} messages are forgotten: the block holds {self.block} tokens]",
+                file=sys.stderr,
+            )
         return kept
 
 
@@ -160,10 +171,13 @@ class RemoteModel:
             self.settings["max_tokens"] = cfg.max_new_tokens
 
     def say(self, messages: Sequence[Message], tools: Sequence[Schema], held: bool) -> str:
-        """The assistant's next turn. held: its calls follow the schemas of the tools, which the server offers."""
+        """The assistant's next turn. held: its calls follow the schemas of the tools, which the
+        server offers."""
         body = self.settings | {"messages": tool_calls.as_openai(messages)[0], "seed": self.seed}
         if tools:
-            body["tools"] = [{"type": "function", "function": {**schema, "strict": held}} for schema in tools]
+            body["tools"] = [
+                {"type": "function", "function": {**schema, "strict": held}} for schema in tools
+            ]
         uncut = {name: value for name, value in UNCUT.items() if name not in self.settings}
         answer = self.link.answer(body, dispensable=uncut)
         self.seed += 1
@@ -197,7 +211,9 @@ class Toolkit:
         if call.name not in self.names:
             return _json("error", f"there is no function {str(call.name)[:60]!r}")
         arguments = call.arguments or {}
-        problem = misfit(arguments, self.schemas[self.names.index(call.name)].get("parameters") or {})
+        problem = misfit(
+            arguments, self.schemas[self.names.index(call.name)].get("parameters") or {}
+        )
         if problem:
             return _json("error", problem)
         try:
@@ -205,7 +221,10 @@ class Toolkit:
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             return _json("error", f"{type(error).__name__}: {error}"[:LONGEST_RESULT])
         if len(text) > LONGEST_RESULT:
-            return _json("error", f"the result has {len(text)} characters; at most {LONGEST_RESULT} can be read")
+            return _json(
+                "error",
+                f"the result has {len(text)} characters; at most {LONGEST_RESULT} can be read",
+            )
         return text
 
 
@@ -215,12 +234,17 @@ def _json(key: str, value: Any) -> str:
 
 
 def misfit(arguments: Mapping[str, Any], parameters: Schema) -> str:
-    """Where the arguments break their JSON schema, or "". None of an optional parameter counts as left out."""
+    """Where the arguments break their JSON schema, or "". None of an optional parameter counts
+    as left out."""
     import jsonschema
 
     required = parameters.get("required") or ()
-    given = {name: value for name, value in arguments.items() if value is not None or name in required}
-    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(parameters).iter_errors(given))
+    given = {
+        name: value for name, value in arguments.items() if value is not None or name in required
+    }
+    error = jsonschema.exceptions.best_match(
+        jsonschema.Draft202012Validator(parameters).iter_errors(given)
+    )
     if error is None:
         return ""
     return f"{'.'.join(map(str, error.path)) or 'arguments'}: {error.message}"[:300]
@@ -238,7 +262,9 @@ def gather(
     yours = tool_functions.load_executors(executors, listed) if executors else {}
     yours |= tool_functions.executors_of(functions)
     known = {name: tool.schema for name, tool in TOOLS.items()}
-    runs: dict[str, Callable[..., Any]] = {name: partial(_call, tool.call) for name, tool in TOOLS.items()}
+    runs: dict[str, Callable[..., Any]] = {
+        name: partial(_call, tool.call) for name, tool in TOOLS.items()
+    }
     for name, executor in yours.items():
         known[name] = executor.schema
         runs[name] = executor.function
@@ -256,7 +282,8 @@ def _call(function: Callable[[dict[str, Any]], Any], /, **arguments: Any) -> Any
 
 
 def read_schemas(path: Path) -> dict[str, Schema]:
-    """name -> schema of a json list of tools in any form of `tool_schemas`. DataError names the file and the tool."""
+    """name -> schema of a json list of tools in any form of `tool_schemas`. DataError names the
+    file and the tool."""
     import jsonschema
 
     schemas: dict[str, Schema] = {}
@@ -267,9 +294,16 @@ def read_schemas(path: Path) -> dict[str, Schema]:
             name = tool["name"]
             parameters = {"type": "object", "required": [], "properties": {}, **tool["parameters"]}
             jsonschema.Draft202012Validator.check_schema(parameters)
-            schemas[name] = {"name": name, "description": str(tool["description"]), "parameters": parameters}
+            schemas[name] = {
+                "name": name,
+                "description": str(tool["description"]),
+                "parameters": parameters,
+            }
     except (OSError, ValueError, jsonschema.SchemaError) as error:
-        expected = '[{"name": ..., "description": ..., "parameters": {"type": "object", "properties": {...}}}]'
+        expected = (
+            '[{"name": ..., "description": ..., "parameters": '
+            '{"type": "object", "properties": {...}}}]'
+        )
         message = error.message if isinstance(error, jsonschema.SchemaError) else str(error)
         raise DataError(f"{path} item {len(schemas)}: {message}; expected {expected}") from None
     return schemas
@@ -281,34 +315,49 @@ def read_schemas(path: Path) -> dict[str, Schema]:
 class ToolChat:
     """A conversation in which calls are run; turns are printed as they come.
 
-    functions: Python functions to offer and run: ToolChat(ToolsConfig(ckpt="my-tools"), [my_function])."""
+    functions: Python functions to offer and run: ToolChat(ToolsConfig(ckpt="my-tools"),
+    [my_function])."""
 
     def __init__(self, cfg: ChatConfig, functions: Sequence[Callable[..., Any]] = ()) -> None:
         self.cfg = cfg
         self.functions = functions
         self.kit = self._gather()
-        self.chooses = cfg.chooses and not (cfg.tools or cfg.tools_file or cfg.executors or functions)
+        self.chooses = cfg.chooses and not (
+            cfg.tools or cfg.tools_file or cfg.executors or functions
+        )
         self.model: LocalModel | RemoteModel = LocalModel(cfg) if cfg.ckpt else RemoteModel(cfg)
         # for functions that change with the request; of a server's model nothing is known
-        self.alone = self.chooses and self.model.loaded is not None and mixes_requests(self.model.loaded.model)
+        self.alone = (
+            self.chooses
+            and self.model.loaded is not None
+            and mixes_requests(self.model.loaded.model)
+        )
 
     def _gather(self, fitting: Sequence[str] = ()) -> Toolkit:
-        return gather(self.cfg.tools, self.cfg.tools_file, self.cfg.executors, self.functions, fitting)
+        return gather(
+            self.cfg.tools, self.cfg.tools_file, self.cfg.executors, self.functions, fitting
+        )
 
     def opening(self) -> list[Message]:
-        """The system message of training: the functions, which a server adds itself, or that of a chat."""
+        """The system message of training: the functions, which a server adds itself, or that of
+        a chat."""
         if not self.kit.schemas:
             return [{"role": "system", "content": NEUTRAL}]
         if self.model.loaded is None:
             return []
-        return [{"role": "system", "content": chat.tools_prompt(self.kit.schemas, self.model.loaded.tools_style)}]
+        return [
+            {
+                "role": "system",
+                "content": chat.tools_prompt(self.kit.schemas, self.model.loaded.tools_style),
+            }
+        ]
 
     def reply(self, messages: list[Message]) -> list[Message]:
         """The conversation with the model's turns and those of the functions that it called.
 
-        Ends with an answer in words, with a call that was already answered, with an unreadable call after an answered
-        one, and with the second unreadable call. A small model for which functions are chosen sees a new request alone,
-        else it answers the one before again."""
+        Ends with an answer in words, with a call that was already answered, with an unreadable
+        call after an answered one, and with the second unreadable call. A small model for which
+        functions are chosen sees a new request alone, else it answers the one before again."""
         messages = self._opened(messages)
         answered: set[str] = set()  # signatures of the calls that have a result or an error
         for _ in range(ROUNDS):
@@ -329,11 +378,14 @@ class ToolChat:
         return messages
 
     def _opened(self, messages: list[Message]) -> list[Message]:
-        """What the model sees of a conversation that ends with a request, for which functions may be chosen."""
+        """What the model sees of a conversation that ends with a request, for which functions
+        may be chosen."""
         request = messages[-1]["content"]
         if self.chooses:
             self.kit = self._gather(fitting=tools_for(request, self.kit.names))
-            self._note(f"offered: {', '.join(self.kit.names) or 'nothing, no function of the toolbox fits'}")
+            self._note(
+                f"offered: {', '.join(self.kit.names) or 'nothing, no function of the toolbox fits'}"
+            )
         if self.alone and not goes_on(request):
             messages = messages[-1:]
         return self.opening() + [message for message in messages if message["role"] != "system"]
@@ -354,7 +406,9 @@ class ToolChat:
             return "not run: --no-run"
         missing = {call.name for call in calls} & set(self.kit.names) - set(self.kit.functions)
         if missing:
-            return f"not run: no implementation of {missing.pop()}; give one with --executors FILE.py"
+            return (
+                f"not run: no implementation of {missing.pop()}; give one with --executors FILE.py"
+            )
         if UNREADABLE in signatures and answered:
             return "stopped: the call cannot be read"
         return "stopped: this call was already answered" if signatures <= answered else ""
@@ -379,9 +433,11 @@ def show(text: str, end: str = "") -> None:
 
 
 def converse(reply: Callable[[list[Message]], list[Message]]) -> None:
-    """Read requests until the end of input; `reply` takes the conversation and returns it with its answer.
+    """Read requests until the end of input; `reply` takes the conversation and returns it with
+    its answer.
 
-    At a terminal, a user error or Ctrl-C within an answer drops that turn; elsewhere it ends the command."""
+    At a terminal, a user error or Ctrl-C within an answer drops that turn; elsewhere it ends
+    the command."""
     person = sys.stdin.isatty()
     if person:
         with suppress(ImportError):  # arrow keys and history for input()
@@ -402,14 +458,19 @@ def converse(reply: Callable[[list[Message]], list[Message]]) -> None:
                 if not person:
                     raise
                 stopped = "\n[stopped; this turn is forgotten]"
-                print(stopped if isinstance(error, KeyboardInterrupt) else f"error: {error}", file=sys.stderr)
+                print(
+                    stopped if isinstance(error, KeyboardInterrupt) else f"error: {error}",
+                    file=sys.stderr,
+                )
 
 
 def main(cfg: ChatConfig) -> None:
     """`codechat chat` and `codechat tools`."""
     session = ToolChat(cfg)
     if cfg.complete:
-        assert isinstance(session.model, LocalModel), "ChatConfig allows --complete with --ckpt alone"
+        assert isinstance(session.model, LocalModel), (
+            "ChatConfig allows --complete with --ckpt alone"
+        )
         print(cfg.complete, end="", flush=True)
         session.model.complete(cfg.complete)
     elif cfg.user:

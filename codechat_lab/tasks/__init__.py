@@ -1,1 +1,2 @@
-"""Problems with their own reward and data: function calls, programs, word problems, apps, repairs, BFCL."""
+"""Problems with their own reward and data: function calls, programs, word problems, apps,
+repairs, BFCL."""

@@ -1,13 +1,15 @@
 """AppWorld (Trivedi et al., 2024, arXiv:2407.18901): its environment over HTTP.
 
-    appworld serve environment --port 8000              # in an environment of its own: pip install appworld
+    appworld serve environment --port 8000              # in an environment of its own: pip install
+                                                        appworld
     codechat evaluate --ckpt RUN --task appworld --data-dir ~/appworld --split select --n 1 --ks 1
 
-The policy answers a request with Python in a fenced block and gets the printed output, until the code calls
-`apis.supervisor.complete_task(...)` or the interactions are used up. The reward is pass_count / total_count of
-AppWorld's own evaluation; `correct` needs every test. Some tests pass without any action (`parts["idle"]`). A
-server plays one episode at a time. Endpoints as in appworld 0.1.3.post1 and 0.2.0.dev0. The code runs at the
-server, under its rules and time limit."""
+The policy answers a request with Python in a fenced block and gets the printed output, until
+the code calls
+`apis.supervisor.complete_task(...)` or the interactions are used up. The reward is pass_count /
+total_count of AppWorld's own evaluation; `correct` needs every test. Some tests pass without
+any action (`parts["idle"]`). A server plays one episode at a time. Endpoints as in appworld
+0.1.3.post1 and 0.2.0.dev0. The code runs at the server, under its rules and time limit."""
 
 import contextlib
 import re
@@ -23,8 +25,16 @@ from codechat.text import chat
 
 LONGEST = 4000  # characters of an observation; the middle of a longer one is omitted
 DEFAULT_URL = "http://127.0.0.1:8000"
-SPLIT_FILES = {"train": "train", "select": "dev", "test": "test_normal", "test_hard": "test_challenge"}
-SETUP = "start one in an environment of its own: appworld serve environment --port 8000 (docs/tasks.md, AppWorld)"
+SPLIT_FILES = {
+    "train": "train",
+    "select": "dev",
+    "test": "test_normal",
+    "test_hard": "test_challenge",
+}
+SETUP = (
+    "start one in an environment of its own: appworld serve "
+    "environment --port 8000 (docs/tasks.md, AppWorld)"
+)
 SYSTEM = Path(__file__).with_name("appworld_system.txt").read_text(encoding="utf-8")
 NO_CODE = "No code was found. Write one block of Python between ```python and ```."
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
@@ -50,20 +60,24 @@ def connect(url: str) -> Link:
     return link
 
 
-def ask(server: Link, endpoint: str, body: Mapping[str, Any], read: Callable[[Any], Any] | None = None) -> Any:
-    """The output of an endpoint, or what `read` makes of it. UserError where the server fails or says something
-    else."""
+def ask(
+    server: Link, endpoint: str, body: Mapping[str, Any], read: Callable[[Any], Any] | None = None
+) -> Any:
+    """The output of an endpoint, or what `read` makes of it. UserError where the server fails
+    or says something else."""
     answer = server.ask(f"/{endpoint}", dict(body))
     try:
         return read(answer["output"]) if read else answer["output"]
     except (KeyError, TypeError, ValueError, AttributeError):
         said = f"got {str(answer)[:200]!r} from {server.url}/{endpoint}"
-        raise RunError(f"{said}; expected an answer of appworld 0.1.3 or newer; update the server") from None
+        raise RunError(
+            f"{said}; expected an answer of appworld 0.1.3 or newer; update the server"
+        ) from None
 
 
 class AppWorldEnvironment:
-    """One episode at a time. free: servers without an episode; the environment takes one from reset to the end, and
-    environments may share the list.
+    """One episode at a time. free: servers without an episode; the environment takes one from
+    reset to the end, and environments may share the list.
 
     UserError where the server fails and where none is free, never for the content of an answer."""
 
@@ -74,7 +88,8 @@ class AppWorldEnvironment:
         self.verdict: Score | None = None
 
     def reset(self, problem: Problem, seed: int = 0) -> list[Message]:
-        """Start the task with the problem's id. The seed has no effect: AppWorld's worlds are fixed."""
+        """Start the task with the problem's id. The seed has no effect: AppWorld's worlds are
+        fixed."""
         self.close()
         self.interactions = 0
         self.completed = False
@@ -86,12 +101,16 @@ class AppWorldEnvironment:
             )
         self.server = self.free.pop()
         self.task_id = problem.id
-        body = {"task_id": problem.id, "experiment_name": "codechat", "max_interactions": self.max_interactions}
+        body = {
+            "task_id": problem.id,
+            "experiment_name": "codechat",
+            "max_interactions": self.max_interactions,
+        }
         return ask(self.server, "initialize", body, _opening)
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        """Run the code of an answer. An answer without code counts as an interaction too. The last step has the
-        reward of the whole episode."""
+        """Run the code of an answer. An answer without code counts as an interaction too. The
+        last step has the reward of the whole episode."""
         if not self.task_id:
             return [], 0.0, True
         code = code_of(message["content"])
@@ -106,14 +125,17 @@ class AppWorldEnvironment:
         return [{"role": "user", "content": output}], reward, done
 
     def state_diff(self) -> list[dict[str, Any]]:
-        """The evaluation's requirements, after the end. The server sends no values, and nothing before the end."""
+        """The evaluation's requirements, after the end. The server sends no values, and nothing
+        before the end."""
         return self.verdict.parts["requirements"] if self.verdict else []
 
     def score(self) -> Score:
         """AppWorld's own score of the current state. This ends the episode."""
         if self.verdict is None:
             read = partial(_verdict, interactions=self.interactions, completed=self.completed)
-            self.verdict = ask(self.server, "evaluate", {"task_id": self.task_id, "suppress_errors": True}, read)
+            self.verdict = ask(
+                self.server, "evaluate", {"task_id": self.task_id, "suppress_errors": True}, read
+            )
             self.close()
         return self.verdict
 
@@ -131,7 +153,10 @@ def _opening(world: Any) -> list[Message]:
     """The first messages, from an answer of /initialize."""
     names = {name: _safe(value) for name, value in world["supervisor"].items()}
     system = SYSTEM.format_map(names | {"datetime": _safe(world["datetime"])})
-    return [{"role": "system", "content": system}, {"role": "user", "content": _safe(world["instruction"])}]
+    return [
+        {"role": "system", "content": system},
+        {"role": "user", "content": _safe(world["instruction"])},
+    ]
 
 
 def _shortened(text: str) -> str:
@@ -142,11 +167,14 @@ def _shortened(text: str) -> str:
 
 
 def _verdict(answer: Any, interactions: int, completed: bool) -> Score:
-    """The score from an answer of /evaluate. parts: the requirements in words, and what is known of the episode."""
+    """The score from an answer of /evaluate. parts: the requirements in words, and what is
+    known of the episode."""
     passes = answer["passes"]
     rows = [*passes, *answer["failures"]]
     words = [str(row["requirement"]).strip() for row in rows]
-    requirements = [{"requirement": text, "passed": i < len(passes)} for i, text in enumerate(words)]
+    requirements = [
+        {"requirement": text, "passed": i < len(passes)} for i, text in enumerate(words)
+    ]
     total = max(int(answer["num_tests"]), len(rows))
     idle = sum(row.get("label") == "no_op_pass" for row in rows)
     correct = bool(answer.get("success")) and total > 0 and len(passes) == total
@@ -170,9 +198,10 @@ def _verdict(answer: Any, interactions: int, completed: bool) -> Score:
 
 
 class AppWorldTask(BaseTask):
-    """AppWorld's problems as episodes. source: the directory of appworld's data, a file of ids, or ids joined by +.
-    worlds: URLs of servers joined by +, at least as many as a problem has episodes. max_turns: most answers of an
-    episode."""
+    """AppWorld's problems as episodes. source: the directory of appworld's data, a file of ids,
+    or ids joined by +.
+    worlds: URLs of servers joined by +, at least as many as a problem has episodes. max_turns:
+    most answers of an episode."""
 
     name = "appworld"
     tiers = ("nothing", "as_idle", "partial", "done")
@@ -187,8 +216,8 @@ class AppWorldTask(BaseTask):
         self.episodes_at_once = len(self.free)
 
     def read(self, split: str) -> list[Problem]:
-        """Problems that only name their task: the server sends its instruction at the start of an episode. Ids given by
-        name or in a file belong to any split."""
+        """Problems that only name their task: the server sends its instruction at the start of
+        an episode. Ids given by name or in a file belong to any split."""
         return [_problem(id, split) for id in dict.fromkeys(task_ids(self.source, split))]
 
     def environment(self) -> AppWorldEnvironment:
@@ -207,16 +236,23 @@ def _problem(id: str, split: str) -> Problem:
 
 
 def task_ids(source: str, split: str) -> list[str]:
-    """Ids of tasks: joined by +, a file with one per line, or a split of appworld's data directory (SPLIT_FILES)."""
+    """Ids of tasks: joined by +, a file with one per line, or a split of appworld's data
+    directory (SPLIT_FILES)."""
     path = Path(source)
     if path.is_dir():
-        places = [path / folder / f"{SPLIT_FILES[split]}.txt" for folder in ("", "datasets", "data/datasets")]
+        places = [
+            path / folder / f"{SPLIT_FILES[split]}.txt"
+            for folder in ("", "datasets", "data/datasets")
+        ]
         path = next((place for place in places if place.is_file()), places[0])
     elif re.fullmatch(r"[0-9a-z]+_\d+(\+[0-9a-z]+_\d+)*", source):
         return source.split("+")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        needed = "give ids such as 82e2fac_1, a file with one per line, or the directory of appworld's data"
+        needed = (
+            "give ids such as 82e2fac_1, a file with one per "
+            "line, or the directory of appworld's data"
+        )
         raise MissingFile(f"{path} is not a readable file of task ids; {needed}") from None
     return [line.strip() for line in lines if line.strip() and line[0] != "#"]

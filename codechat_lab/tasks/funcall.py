@@ -2,19 +2,21 @@
 
 Problems come from the toolbox (generated, any number) or from files, told apart by their columns:
 
-    problems  {id, messages, gold: {name, arguments} | null, split}, as `codechat data calls` writes them
+    problems  {id, messages, gold: {name, arguments} | null, split}, as `codechat data calls`
+    writes them
     glaive    {system, chat}: the first assistant call is gold; without one, no call is correct
     original  {prompt, gt_name, gt_args}: prompt is rendered text with tags, of the original project
 
-The staircase, for the first call: no_tag 0, bad_json 0.15, no_name 0.3, wrong_name 0.35 (0.2 if it is not offered),
-name_only 0.55, partial 0.55 + 0.45 f, full 1; f = matched / expected arguments (1 if none is expected) x max(0.5, 1
-- 0.1 x extra keys). What follows the call costs a rung: f is halved, else the reward is that of the next lower
-rung. Where no call is correct, an answer without one scores 1, any call 0. "published" is the original system's
-staircase.
+The staircase, for the first call: no_tag 0, bad_json 0.15, no_name 0.3, wrong_name 0.35 (0.2 if
+it is not offered), name_only 0.55, partial 0.55 + 0.45 f, full 1; f = matched / expected
+arguments (1 if none is expected) x max(0.5, 1
+- 0.1 x extra keys). What follows the call costs a rung: f is halved, else the reward is that of
+the next lower rung. Where no call is correct, an answer without one scores 1, any call 0.
+"published" is the original system's staircase.
 
-Values match if they are equal numbers (3 and 3.0 are; floats within a tolerance), strings equal up to case and
-outer blanks, or lists or objects of matching items. Types are never mixed: true is not 1, "5" is not 5. NaN and
-infinities match nothing."""
+Values match if they are equal numbers (3 and 3.0 are; floats within a tolerance), strings equal
+up to case and outer blanks, or lists or objects of matching items. Types are never mixed: true
+is not 1, "5" is not 5. NaN and infinities match nothing."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -32,7 +34,8 @@ from codechat_lab.tasks.preparation import DEFAULT_LIMIT
 from codechat_lab.tasks.toolbox import problems
 
 Row = dict[str, Any]
-# The name of the first call: there is no call, it is unreadable, not offered by the prompt, another offered one, right.
+# The name of the first call: there is no call, it is unreadable, not offered by the prompt,
+# another offered one, right.
 NAMED = ("no_call", "unreadable", "not_offered", "other", "right")
 TIERS = ("no_tag", "bad_json", "no_name", "wrong_name", "name_only", "partial", "full")
 EXTRA_PENALTY = 0.1  # argument credit lost per unexpected argument
@@ -40,13 +43,15 @@ LEAST_CREDIT = 0.5  # share of the credit that unexpected arguments leave
 TRAILING_CREDIT = 0.5  # share of the credit left if something follows the call and costs a rung
 TOLERANCE = 1e-6  # floats match within this, relative above 1 and absolute below
 COLUMNS = (("messages", "gold"), ("system", "chat"), ("prompt", "gt_name", "gt_args"))
-_TURN = re.compile(r"<\|(system|user|assistant|function_response)\|>\n(.*?)\n<\|end\|>\n", re.DOTALL)
+_TURN = re.compile(
+    r"<\|(system|user|assistant|function_response)\|>\n(.*?)\n<\|end\|>\n", re.DOTALL
+)
 
 
 class Staircase(TypedDict):
-    """Rewards of the rungs. cap: largest reward of anything less than a full match. marks_down: whatever follows the
-    call costs a rung; else a further call costs what is above the cap. integer_tolerance: as TOLERANCE, for a float
-    in place of an integer."""
+    """Rewards of the rungs. cap: largest reward of anything less than a full match. marks_down:
+    whatever follows the call costs a rung; else a further call costs what is above the cap.
+    integer_tolerance: as TOLERANCE, for a float in place of an integer."""
 
     no_tag: float
     bad_json: float
@@ -72,7 +77,12 @@ OURS: Staircase = {
     "marks_down": True,
     "integer_tolerance": 0.0,
 }
-PUBLISHED: Staircase = {**OURS, "not_offered": 0.35, "marks_down": False, "integer_tolerance": TOLERANCE}
+PUBLISHED: Staircase = {
+    **OURS,
+    "not_offered": 0.35,
+    "marks_down": False,
+    "integer_tolerance": TOLERANCE,
+}
 STAIRCASES = {"ours": OURS, "published": PUBLISHED}
 Rung = Literal["no_tag", "bad_json", "no_name", "not_offered", "wrong_name", "name_only"]
 BELOW: dict[Rung, Rung] = {"name_only": "wrong_name", "wrong_name": "no_name"}  # else bad_json
@@ -86,17 +96,25 @@ def score_call(
 ) -> Score:
     """Score the first call of a completion's text. Never raises.
 
-    gold: {"name", "arguments"}. None: no call is correct, and any call, readable or not, is a wrong name of reward 0.
-    offered: names of the functions in the prompt; empty = unknown, and then every name counts as offered. parts:
-    calls, form, trailing (whether anything follows the first call), named (one of NAMED), with a correct name
-    matched, expected, extra, f."""
+    gold: {"name", "arguments"}. None: no call is correct, and any call, readable or not, is a
+    wrong name of reward 0.
+    offered: names of the functions in the prompt; empty = unknown, and then every name counts
+    as offered. parts: calls, form, trailing (whether anything follows the first call), named
+    (one of NAMED), with a correct name matched, expected, extra, f."""
     calls = chat.parse_calls(text)
     first = calls[0] if calls else None
     trailing = first is not None and (len(calls) > 1 or bool(first.after))
     tier, named = _named(first, gold, offered)
-    parts = {"calls": len(calls), "form": first and first.form, "trailing": trailing, "named": named}
+    parts = {
+        "calls": len(calls),
+        "form": first and first.form,
+        "trailing": trailing,
+        "named": named,
+    }
     if gold is None:
-        return Score(0.0 if calls else staircase["full"], "wrong_name" if calls else "full", parts, not calls)
+        return Score(
+            0.0 if calls else staircase["full"], "wrong_name" if calls else "full", parts, not calls
+        )
     lower = trailing and staircase["marks_down"]
     if first is None or named != "right":
         rung = "not_offered" if named == "not_offered" else tier
@@ -123,21 +141,31 @@ class Credit(NamedTuple):
 
 def _argument_credit(call: chat.Call, expected: Mapping[str, Any], staircase: Staircase) -> Credit:
     given = call.arguments or {}
-    matched = sum(key in given and values_match(value, given[key], staircase) for key, value in expected.items())
+    matched = sum(
+        key in given and values_match(value, given[key], staircase)
+        for key, value in expected.items()
+    )
     extra = len(given.keys() - expected.keys())
     if call.arguments is None:  # unreadable
         return Credit(matched, len(expected), extra, 0.0)
     share = matched / len(expected) if expected else 1.0
-    return Credit(matched, len(expected), extra, share * max(LEAST_CREDIT, 1 - EXTRA_PENALTY * extra))
+    return Credit(
+        matched, len(expected), extra, share * max(LEAST_CREDIT, 1 - EXTRA_PENALTY * extra)
+    )
 
 
 def _rung(staircase: Staircase, name: Rung, lower: bool) -> float:
     """The reward of a rung without argument credit; lower: of the one below."""
-    return min(staircase[name], staircase[BELOW.get(name, "bad_json")]) if lower else staircase[name]
+    return (
+        min(staircase[name], staircase[BELOW.get(name, "bad_json")]) if lower else staircase[name]
+    )
 
 
-def _named(call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Collection[str]) -> tuple[Rung, str]:
-    """(the tier of a call without argument credit, one of NAMED). Blanks around a name are ignored."""
+def _named(
+    call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Collection[str]
+) -> tuple[Rung, str]:
+    """(the tier of a call without argument credit, one of NAMED). Blanks around a name are
+    ignored."""
     if call is None:
         return "no_tag", "no_call"
     if call.name is None or not call.name.strip():
@@ -148,7 +176,8 @@ def _named(call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Coll
 
 
 def values_match(expected: Any, value: Any, staircase: Staircase) -> bool:
-    """Equality of JSON values by the rules of the module docstring. Recurses only as deep as `expected`."""
+    """Equality of JSON values by the rules of the module docstring. Recurses only as deep as
+    `expected`."""
     if isinstance(expected, str):
         return isinstance(value, str) and expected.strip().casefold() == value.strip().casefold()
     if isinstance(expected, bool) or expected is None:
@@ -175,8 +204,9 @@ def _numbers_match(expected: int | float, value: Any, staircase: Staircase) -> b
 
 
 class FuncallTask(BaseTask):
-    """source: "toolbox", or a jsonl or parquet file or a directory (MissingFile; DataError for an unknown format, a
-    damaged file, or too many losses). staircase: a name of STAIRCASES. ledger: counts of a file's rows, or None."""
+    """source: "toolbox", or a jsonl or parquet file or a directory (MissingFile; DataError for
+    an unknown format, a damaged file, or too many losses). staircase: a name of STAIRCASES.
+    ledger: counts of a file's rows, or None."""
 
     name = "funcall"
     tiers: tuple[str, ...] = TIERS
@@ -197,19 +227,22 @@ class FuncallTask(BaseTask):
                 self.grouped_by = ""
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a
-        file."""
+        """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT
+        generated ones, or all of a file."""
         if self.ledger or split not in SPLITS:
             return super().problems(split, limit, seed)
         n = DEFAULT_LIMIT if limit is None else limit
         return shuffled(problems.draw(split, n, seed), n, seed)
 
     def score(self, problem: Problem, completion: str) -> Score:
-        offered = chat.offered_names("\n".join(m["content"] for m in problem.messages if m["role"] == "system"))
+        offered = chat.offered_names(
+            "\n".join(m["content"] for m in problem.messages if m["role"] == "system")
+        )
         return score_call(completion, problem.gold, self.staircase, offered)
 
     def gold(self, problem: Problem) -> str:
-        """The source's own text of a call, if it has one: the reference-solution check then covers its call format."""
+        """The source's own text of a call, if it has one: the reference-solution check then
+        covers its call format."""
         if problem.gold is None:
             return NO_CALL
         return problem.meta.get("gold_text") or chat.format_call(**problem.gold)
@@ -233,7 +266,9 @@ def _plain_row(row: Row, name: str) -> Row | str:
 
 def _of_original(row: Row) -> Row:
     turns = _TURN.findall(str(row["prompt"]))
-    messages = [{"role": role.removesuffix("_response"), "content": content} for role, content in turns]
+    messages = [
+        {"role": role.removesuffix("_response"), "content": content} for role, content in turns
+    ]
     return {"messages": messages, "gold": {"name": row["gt_name"], "arguments": row["gt_args"]}}
 
 
@@ -249,7 +284,13 @@ def _of_glaive(row: Row, name: str) -> Row | str:
     meta = {"tools_present": talk["meta"]["tools_present"], "gold_text": own}
     prompt = talk["messages"][:at]
     split = talk["meta"]["split"]
-    return {"id": row.get("id", name), "messages": prompt, "gold": gold, "split": split, "meta": meta}
+    return {
+        "id": row.get("id", name),
+        "messages": prompt,
+        "gold": gold,
+        "split": split,
+        "meta": meta,
+    }
 
 
 def _problem(row: Row, name: str) -> Problem | str:
@@ -267,4 +308,6 @@ def _problem(row: Row, name: str) -> Problem | str:
 
 
 def _is_message(m: Any) -> bool:
-    return isinstance(m, Mapping) and m.get("role") in chat.ROLES and isinstance(m.get("content"), str)
+    return (
+        isinstance(m, Mapping) and m.get("role") in chat.ROLES and isinstance(m.get("content"), str)
+    )

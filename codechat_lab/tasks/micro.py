@@ -1,8 +1,10 @@
-"""Generated small Python problems: families with parameters, five levels, a held-out set of families.
+"""Generated small Python problems: families with parameters, five levels, a held-out set of
+families.
 
-A family (micro_families.json) is one idea: wordings, parameters, and the body that solves it. `$x` and `$y` stand
-for the arguments, any other `$name` for a parameter. SFT, training, `select` and `test` use different settings of the
-parameters. Held-out families are in `test_hard` only."""
+A family (micro_families.json) is one idea: wordings, parameters, and the body that solves it.
+`$x` and `$y` stand for the arguments, any other `$name` for a parameter. SFT, training,
+`select` and `test` use different settings of the parameters. Held-out families are in
+`test_hard` only."""
 
 import itertools
 import json
@@ -31,7 +33,10 @@ MOST_SETTINGS = 200
 PARTS = ("sft", "train", "sft", "train", "sft", "train", "sft", "train", "select", "test")
 TESTS = 6
 CANDIDATES = 60  # calls from which the tests of a problem are chosen
-NAMES = "f g solve calc run apply make get task do go answer result compute work step build change check func".split()
+NAMES = (
+    "f g solve calc run apply make get task do go answer "
+    "result compute work step build change check func"
+).split()
 # No body uses these names: its own variables are i, v, w, total, out, best and steps.
 ARGUMENTS = {
     "int": ("n", "x", "num", "value", "number", "a", "k"),
@@ -60,13 +65,18 @@ CONDITIONS: dict[str, Callable[[Any, Any], bool]] = {
 
 def dealt(settings: list[dict[str, Any]], part: str) -> list[dict[str, Any]]:
     """The settings of a part; all of them for test_hard."""
-    return settings if part == "test_hard" else [s for i, s in enumerate(settings) if PARTS[i % len(PARTS)] == part]
+    return (
+        settings
+        if part == "test_hard"
+        else [s for i, s in enumerate(settings) if PARTS[i % len(PARTS)] == part]
+    )
 
 
 @dataclass(frozen=True)
 class Family:
-    """kinds: of the arguments, keys of ARGUMENTS. choices: values of each parameter. keep: what valid settings fulfil:
-    a parameter, one of CONDITIONS, another parameter; empty for all settings."""
+    """kinds: of the arguments, keys of ARGUMENTS. choices: values of each parameter. keep: what
+    valid settings fulfil: a parameter, one of CONDITIONS, another parameter; empty for all
+    settings."""
 
     name: str
     level: int
@@ -79,10 +89,17 @@ class Family:
 
     def settings(self, part: str) -> list[dict[str, Any]]:
         """The parameter settings of sft, train, select or test; all settings for test_hard."""
-        every = [dict(zip(self.choices, values, strict=True)) for values in itertools.product(*self.choices.values())]
+        every = [
+            dict(zip(self.choices, values, strict=True))
+            for values in itertools.product(*self.choices.values())
+        ]
         if self.keep:
             first, condition, second = self.keep
-            every = [setting for setting in every if CONDITIONS[condition](setting[first], setting[second])]
+            every = [
+                setting
+                for setting in every
+                if CONDITIONS[condition](setting[first], setting[second])
+            ]
         random.Random(self.name).shuffle(every)
         return dealt(every[:MOST_SETTINGS], part)
 
@@ -102,21 +119,25 @@ class Family:
     def code(self, name: str, arguments: Sequence[str], setting: Mapping[str, Any]) -> str:
         """The reference solution."""
         body = self.fill(self.body, arguments, setting)
-        return f"def {name}({', '.join(arguments)}):\n" + "\n".join("    " + line for line in body.split("\n"))
+        return f"def {name}({', '.join(arguments)}):\n" + "\n".join(
+            "    " + line for line in body.split("\n")
+        )
 
     def fill(self, template: str, arguments: Sequence[str], setting: Mapping[str, Any]) -> str:
         values = {key: repr(value) for key, value in setting.items()}
         return Template(template).substitute(dict(zip("xy", arguments)) | values)
 
     def inputs(self, rng: random.Random, setting: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Arguments of one call, often at or near the parameters, where wrong programs differ from correct ones."""
+        """Arguments of one call, often at or near the parameters, where wrong programs differ
+        from correct ones."""
         numbers = [v for v in setting.values() if type(v) is int]
         texts = [v for v in setting.values() if type(v) is str]
         return tuple(_DRAW[kind](rng, numbers, texts) for kind in self.kinds)
 
 
 def _choices(written: Any) -> Sequence[Any]:
-    """The values of a choice in the file: a list, a range of whole numbers, or the name of one of these."""
+    """The values of a choice in the file: a list, a range of whole numbers, or the name of one
+    of these."""
     values = _DATA["values"].get(written, written) if isinstance(written, str) else written
     if isinstance(values, dict):
         return range(values["first"], values["last"] + 1, values.get("step", 1))
@@ -138,7 +159,10 @@ def _int(rng: random.Random, numbers: Sequence[int], texts: Sequence[str]) -> in
 
 
 def _ints(rng: random.Random, numbers: Sequence[int], texts: Sequence[str]) -> list[int]:
-    return [_int(rng, numbers, texts) if rng.random() < 0.6 else rng.randint(0, 20) for _ in range(rng.randint(5, 7))]
+    return [
+        _int(rng, numbers, texts) if rng.random() < 0.6 else rng.randint(0, 20)
+        for _ in range(rng.randint(5, 7))
+    ]
 
 
 def _word(rng: random.Random, numbers: Sequence[int], texts: Sequence[str]) -> str:
@@ -165,9 +189,11 @@ def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) 
     return MicroTask(levels=levels).generate(split, n, seed)
 
 
-def dialogues(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> Iterator[dict[str, Any]]:
-    """Conversations of one worked solution each. In "train" they use parameters that no problem has; in select and
-    test, those of the problems."""
+def dialogues(
+    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS
+) -> Iterator[dict[str, Any]]:
+    """Conversations of one worked solution each. In "train" they use parameters that no problem
+    has; in select and test, those of the problems."""
     return MicroTask(levels=levels).dialogues(split, n, seed)
 
 
@@ -176,7 +202,9 @@ def make(family: Family, setting: Mapping[str, Any], split: str, rng: random.Ran
     name = family.name if rng.random() < 0.4 else rng.choice(NAMES)
     arguments: list[str] = []
     for kind in family.kinds:
-        arguments.append(rng.choice([argument for argument in ARGUMENTS[kind] if argument not in arguments]))
+        arguments.append(
+            rng.choice([argument for argument in ARGUMENTS[kind] if argument not in arguments])
+        )
     code = family.code(name, arguments, setting)
     example, *calls = _calls(family, setting, name, arguments, rng)
     says = family.fill(rng.choice(family.says), arguments, setting)
@@ -205,10 +233,13 @@ def _calls(
     arguments: Sequence[str],
     rng: random.Random,
 ) -> list[str]:
-    """The example and TESTS other calls, as `f(1) == 2`. Tests are chosen so that nearly correct programs fail: a
-    parameter off by one, the argument returned unchanged, a constant answer."""
+    """The example and TESTS other calls, as `f(1) == 2`. Tests are chosen so that nearly
+    correct programs fail: a parameter off by one, the argument returned unchanged, a constant
+    answer."""
     solve = _function(family.code(name, arguments, setting), name)
-    rivals = [_function(family.code(name, arguments, near), name) for near in family.neighbours(setting)]
+    rivals = [
+        _function(family.code(name, arguments, near), name) for near in family.neighbours(setting)
+    ]
     calls: dict[str, _Call] = {}
     for _ in range(CANDIDATES):
         call = _call(name, solve, rivals, family.inputs(rng, setting))
@@ -219,7 +250,12 @@ def _calls(
     return [example.text, *tests]
 
 
-def _call(name: str, solve: Callable[..., Any], rivals: Sequence[Callable[..., Any]], given: tuple[Any, ...]) -> _Call:
+def _call(
+    name: str,
+    solve: Callable[..., Any],
+    rivals: Sequence[Callable[..., Any]],
+    given: tuple[Any, ...],
+) -> _Call:
     answer = _answer(solve, given)
     caught = {i for i, rival in enumerate(rivals) if _answer(rival, given) != answer}
     if answer != repr(given[0]):
@@ -228,7 +264,8 @@ def _call(name: str, solve: Callable[..., Any], rivals: Sequence[Callable[..., A
 
 
 def _most_telling(calls: Sequence[_Call]) -> list[str]:
-    """TESTS of the calls: each in turn catches most rivals that no test catches yet; a new answer counts as one."""
+    """TESTS of the calls: each in turn catches most rivals that no test catches yet; a new
+    answer counts as one."""
     left = list(calls)
     tests: list[str] = []
     answers: set[str] = set()
@@ -249,8 +286,8 @@ def _function(code: str, name: str) -> Callable[..., Any]:
 
 
 def _answer(function: Callable[..., Any], given: Sequence[Any]) -> str:
-    """The result of a call as text, or the name of the error: the program of a neighbouring setting may divide by
-    zero."""
+    """The result of a call as text, or the name of the error: the program of a neighbouring
+    setting may divide by zero."""
     try:
         return repr(function(*given))
     except (ZeroDivisionError, IndexError) as error:
@@ -258,7 +295,8 @@ def _answer(function: Callable[..., Any], given: Sequence[Any]) -> str:
 
 
 class MicroTask(GeneratedTask, CodingTask):
-    """Small code problems. levels: a repeated level is sampled more often. Other options: see `CodingTask`."""
+    """Small code problems. levels: a repeated level is sampled more often. Other options: see
+    `CodingTask`."""
 
     name, domain = "micro", "solutions"
     known_levels, gold_fields, checked = LEVELS, GOLD, 0
@@ -278,9 +316,13 @@ class MicroTask(GeneratedTask, CodingTask):
         part = self.part(split, worked)
         rng = random.Random(f"micro {part} {seed}")
         drawn = dict[str, Problem]()
-        families = [f for f in FAMILIES if f.held_out == (part == "test_hard") and f.level in self.levels]
+        families = [
+            f for f in FAMILIES if f.held_out == (part == "test_hard") and f.level in self.levels
+        ]
         if not families:
-            raise ConfigError(f"no family of levels {sorted(self.levels)} is in split {split}; add a level")
+            raise ConfigError(
+                f"no family of levels {sorted(self.levels)} is in split {split}; add a level"
+            )
         settings = {f.name: f.settings(part) for f in families}
         while True:  # ends: examples differ, so no family runs out of problems
             for family in rng.sample(families, len(families)):
@@ -291,13 +333,16 @@ class MicroTask(GeneratedTask, CodingTask):
                     drawn.setdefault(problem.id, problem)
 
     def conversation(self, problem: Problem) -> dict[str, Any]:
-        row = conversation(problem.messages[0]["content"], problem.gold["code"], self.domain, **problem.meta)
+        row = conversation(
+            problem.messages[0]["content"], problem.gold["code"], self.domain, **problem.meta
+        )
         return row | {"meta": row["meta"] | {"split": problem.split, "asked": "code"}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroConfig(GeneratedConfig):
-    """Small code problems -> solutions.SPLIT.jsonl (conversations), micro.SPLIT.jsonl (problems)."""
+    """Small code problems -> solutions.SPLIT.jsonl (conversations), micro.SPLIT.jsonl
+    (problems)."""
 
     make = MicroTask
     max_examples: int = 8000

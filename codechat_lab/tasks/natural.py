@@ -1,8 +1,10 @@
-"""Natural requests: 120 fixed prompts as a person types them, for evaluation only (`codechat natural`).
+"""Natural requests: 120 fixed prompts as a person types them, for evaluation only (`codechat
+natural`).
 
 toolbox     60 requests for trained tools in words that no template has: is the call right?
 unfitting   20 requests that none of the offered tools serves: does the answer call nothing?
-code        20 requests for functions: does it pass hidden tests? (under any name, where the request has none)
+code        20 requests for functions: does it pass hidden tests? (under any name, where the
+            request has none)
 chat        20 greetings and simple questions: shown, not scored
 """
 
@@ -29,18 +31,23 @@ SHOWN, SHORTCUT = "shown", "shortcut"
 
 
 def read_requests() -> list[Problem]:
-    """The requests in the order of the file. meta: kind, tools (names on offer), trained (marked as trained on)."""
+    """The requests in the order of the file. meta: kind, tools (names on offer), trained
+    (marked as trained on)."""
     problems = []
     for row in map(json.loads, REQUESTS.read_text(encoding="utf-8").splitlines()):
-        gold = row["expected"] | {"names": [row["expected"]["function"]]} if row["kind"] == "code" else row["expected"]
+        gold = (
+            row["expected"] | {"names": [row["expected"]["function"]]}
+            if row["kind"] == "code"
+            else row["expected"]
+        )
         meta = {"kind": row["kind"], "tools": row["tools"], "trained": row.get("trained", False)}
         problems.append(Problem(row["id"], row["messages"], gold, "test", meta))
     return problems
 
 
 class NaturalTask(CodingTask):
-    """tiers: those of `funcall`, those of `coding`, shortcut (tests pass by a name that the request excludes),
-    shown."""
+    """tiers: those of `funcall`, those of `coding`, shortcut (tests pass by a name that the
+    request excludes), shown."""
 
     name = "natural"
     tiers = (*funcall.TIERS, *rewards.TIERS, SHORTCUT, SHOWN)
@@ -52,10 +59,16 @@ class NaturalTask(CodingTask):
 
     def prompt(self, problem: Problem) -> list[Message]:
         schemas = [TOOLS[name].schema for name in problem.meta["tools"]]
-        offer = [{"role": "system", "content": chat.tools_prompt(schemas, self.tools_style)}] if schemas else []
+        offer = (
+            [{"role": "system", "content": chat.tools_prompt(schemas, self.tools_style)}]
+            if schemas
+            else []
+        )
         return [*offer, *problem.messages]
 
-    def problems(self, split: str = "test", limit: int | None = None, seed: int = 0) -> list[Problem]:
+    def problems(
+        self, split: str = "test", limit: int | None = None, seed: int = 0
+    ) -> list[Problem]:
         """The first `limit` requests of the file."""
         check_split(split, self.splits, "task natural")
         return self.rows[:limit]
@@ -64,11 +77,15 @@ class NaturalTask(CodingTask):
         """The expected call, or the function that the hidden tests call."""
         if problem.meta["kind"] == "toolbox":
             return chat.format_call(problem.gold["name"], problem.gold["arguments"])
-        return {"unfitting": NO_CALL, "code": (problem.gold or {}).get("function", "")}.get(problem.meta["kind"], "")
+        return {"unfitting": NO_CALL, "code": (problem.gold or {}).get("function", "")}.get(
+            problem.meta["kind"], ""
+        )
 
     def scores(self, pairs: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
         """Scores in the order of the pairs; programs are judged in parallel."""
-        programs = [(p, as_requested(text, p.gold)) for p, text in pairs if p.meta["kind"] == "code"]
+        programs = [
+            (p, as_requested(text, p.gold)) for p, text in pairs if p.meta["kind"] == "code"
+        ]
         judged = zip(super().scores(programs), programs, strict=True)
         for problem, text in pairs:
             if problem.meta["kind"] == "chat":
@@ -77,14 +94,16 @@ class NaturalTask(CodingTask):
                 yield funcall.score_call(text, problem.gold)
             else:
                 score, (_, code) = next(judged)
-                if score.correct and _used(extract(code, problem.gold["names"])) & set(problem.gold.get("without", ())):
+                if score.correct and _used(extract(code, problem.gold["names"])) & set(
+                    problem.gold.get("without", ())
+                ):
                     score = replace(score, reward=0.0, tier=SHORTCUT, correct=False)
                 yield score
 
 
 def as_requested(answer: str, gold: Mapping[str, Any]) -> str:
-    """The answer; where the request names no function, its program with the expected name for the function that it
-    defines."""
+    """The answer; where the request names no function, its program with the expected name for
+    the function that it defines."""
     if gold["named"]:
         return answer
     code = extract(answer)

@@ -1,6 +1,7 @@
 """Starter files for a task of your own: `codechat new task NAME`, or `codechat new package NAME`.
 
-codechat new task capitals                 capitals.py, test_capitals.py and capitals.jsonl in this folder
+codechat new task capitals                 capitals.py, test_capitals.py and capitals.jsonl in this
+                                           folder
 codechat new package capitals              the same in capitals/, with a pyproject.toml
 """
 
@@ -16,38 +17,54 @@ from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 
-TEMPLATE = Path(__file__).with_name("new_task")  # links to examples/my_task.py, its test and its rows
+TEMPLATE = Path(__file__).with_name(
+    "new_task"
+)  # links to examples/my_task.py, its test and its rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewConfig:
     """What to write, and where."""
 
-    what: Literal["task", "package"] = opt(config.REQUIRED, "a task, or a folder that pip installs", positional=True)
+    what: Literal["task", "package"] = opt(
+        config.REQUIRED, "a task, or a folder that pip installs", positional=True
+    )
     name: str = opt(config.REQUIRED, "name of the files and the class", positional=True)
     out: Path = opt(Path("."), "folder to write into")
 
 
 def write_new(cfg: NewConfig) -> None:
-    """Write the three files, and pyproject.toml for a package. ConfigError for a file that exists, and for a name that
-    Python cannot import or that a module has."""
+    """Write the three files, and pyproject.toml for a package. ConfigError for a file that
+    exists, and for a name that Python cannot import or that a module has."""
     packed = cfg.what == "package"
     name = cfg.name
     cls = "".join(part.capitalize() for part in name.split("_"))
     out = cfg.out / name if packed else cfg.out
     files = [file for file in TEMPLATE.iterdir() if packed or file.stem != "pyproject.toml"]
-    texts = {out / file.stem.replace("my_task", name): file.read_text(encoding="utf-8") for file in files}
+    texts = {
+        out / file.stem.replace("my_task", name): file.read_text(encoding="utf-8") for file in files
+    }
     existing = [path for path in texts if path.exists()]
     if existing:
-        raise ConfigError(f"got {existing[0]}, which exists; expected a new file; choose another name or --out")
-    if {name, cls} & {*keyword.kwlist} or not re.fullmatch("[a-z][a-z0-9_]*", name) or util.find_spec(name):
         raise ConfigError(
-            f"got the name {name!r}; expected small letters, digits, _, and no module or keyword of Python"
+            f"got {existing[0]}, which exists; expected a new file; choose another name or --out"
+        )
+    if (
+        {name, cls} & {*keyword.kwlist}
+        or not re.fullmatch("[a-z][a-z0-9_]*", name)
+        or util.find_spec(name)
+    ):
+        raise ConfigError(
+            f"got the name {name!r}; expected small letters, "
+            "digits, _, and no module or keyword of Python"
         )
     out.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         write_atomic(path, text.replace("my_task", name).replace("MyTask", cls))
-    print(f"wrote {', '.join(path.name for path in texts)} in {out}; try: python -m pytest {out / f'test_{name}.py'}")
+    print(
+        f"wrote {', '.join(path.name for path in texts)} in {out}; "
+        f"try: python -m pytest {out / f'test_{name}.py'}"
+    )
     # with a slash, or pip takes it for a name in its index
     install = f"pip install {cfg.out}/{name}; " if packed else ""
     task = name if packed else f"{out / name}.py:{cls}"

@@ -1,5 +1,5 @@
-"""What the tasks share in preparing and reading data: settings of a generator, writing a directory, reading
-problems of a public set, or back from a directory."""
+"""What the tasks share in preparing and reading data: settings of a generator, writing a
+directory, reading problems of a public set, or back from a directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ from codechat.data.sources import (
     rows_of,
     where_rows_are,
 )
-from codechat.tasks.base import SPLITS, BaseTask, Problem, check_reference_solutions, check_split, problem_of, row_of
+from codechat.tasks.base import (
+    SPLITS,
+    BaseTask,
+    Problem,
+    check_reference_solutions,
+    check_split,
+    problem_of,
+    row_of,
+)
 
 Row = dict[str, Any]
 HELD_OUT = ("select", "test")
@@ -37,14 +45,21 @@ class PreparedConfig(Settings):
 
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
-    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
+    preview: int = opt(
+        0,
+        "conversations to show as training sees them, with their loss mask",
+        identity=False,
+        least=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnsConfig(PreparedConfig):
     """Settings of what reads rows of files in several layouts."""
 
-    columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
+    columns: tuple[str, ...] = opt(
+        (), "OURS=THEIRS where a file names its columns otherwise, such as question=query"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +70,9 @@ class GeneratedConfig(PreparedConfig):
     max_examples: int = opt(2000, "worked examples for training", least=1)
     problems: int = opt(2000, "training problems", least=1)
     eval_examples: int = opt(200, "worked examples and problems of each split but train", least=1)
-    levels: tuple[int, ...] = opt((1,), "levels of the problems; repeat one to sample it more often")
+    levels: tuple[int, ...] = opt(
+        (1,), "levels of the problems; repeat one to sample it more often"
+    )
     seed: int = opt(0, "seed of everything that is drawn", **SEEDS)
 
     def __post_init__(self) -> None:
@@ -68,10 +85,13 @@ class GeneratedConfig(PreparedConfig):
 
 
 def prepare(
-    cfg: Any, collect: Callable[[list[Ledger]], dict[str, list[Row]]], measure: Callable[..., Row] = lambda files: {}
+    cfg: Any,
+    collect: Callable[[list[Ledger]], dict[str, list[Row]]],
+    measure: Callable[..., Row] = lambda files: {},
 ) -> Row:
-    """Write the files DOMAIN.SPLIT -> rows of `collect`, which fills the list of ledgers. Returns the manifest of the
-    directory, with the entries that `measure` makes of the files."""
+    """Write the files DOMAIN.SPLIT -> rows of `collect`, which fills the list of ledgers.
+    Returns the manifest of the directory, with the entries that `measure` makes of the
+    files."""
     require_kind(Path(cfg.out), "conversations", cfg)
     ledgers: list[Ledger] = []
     try:
@@ -84,14 +104,23 @@ def prepare(
 
 
 WRITTEN = ("id", "messages", "gold", "split")  # columns of NAME.SPLIT.jsonl
-PARTS = ("validation", "test", "train", "dev", "auxiliary")  # of a public set, in the names of its files
+PARTS = (
+    "validation",
+    "test",
+    "train",
+    "dev",
+    "auxiliary",
+)  # of a public set, in the names of its files
 
 
 class PublicTask(BaseTask):
-    """A public set. source: hub, a path to its files, or a directory with problems in NAME.SPLIT.jsonl.
+    """A public set. source: hub, a path to its files, or a directory with problems in
+    NAME.SPLIT.jsonl.
 
-    hub: part -> (data set, its files); `other` is the part of a file whose name tells none. accepted: sets of columns.
-    columns: OURS=THEIRS of other sets with such rows; None where there are none. gold_fields: of written problems."""
+    hub: part -> (data set, its files); `other` is the part of a file whose name tells none.
+    accepted: sets of columns.
+    columns: OURS=THEIRS of other sets with such rows; None where there are none. gold_fields:
+    of written problems."""
 
     source: str
     hub: Mapping[str, tuple[str, str]]
@@ -105,7 +134,10 @@ class PublicTask(BaseTask):
         raise NotImplementedError
 
     def embedded(self) -> Iterable[Row]:
-        raise ConfigError(f"{self.name} is not embedded; set source=hub, or --data-dir with its parquet or jsonl files")
+        raise ConfigError(
+            f"{self.name} is not embedded; set source=hub, or "
+            "--data-dir with its parquet or jsonl files"
+        )
 
     def _parts(self) -> Iterator[tuple[str, str, Iterable[Row]]]:
         """(part, where its rows are, rows)."""
@@ -119,16 +151,22 @@ class PublicTask(BaseTask):
         elif self.columns is not None and names_hub_set(self.source):
             yield self.other, self.source, rows_of(self.source, columns)
         elif not path.exists():
-            raise MissingFile(f"{path} does not exist; {self.name} needs a parquet or jsonl file, a directory, or hub")
+            raise MissingFile(
+                f"{path} does not exist; {self.name} needs a "
+                "parquet or jsonl file, a directory, or hub"
+            )
         else:
             for file in self._files(path):
                 stem = f"{file.stem.lower()}_".replace("_val_", "_validation_")
                 part = next((part for part in PARTS if part in stem), self.other)
-                if part in self.hub or len(self.hub) == 1:  # a set of one part may have files of any name
+                if (
+                    part in self.hub or len(self.hub) == 1
+                ):  # a set of one part may have files of any name
                     yield part, file.name, rows_of(str(file), columns)
 
     def _files(self, path: Path) -> list[Path]:
-        """The files of a path: written problems, else files with rows, else csv files in the folders below."""
+        """The files of a path: written problems, else files with rows, else csv files in the
+        folders below."""
         written = sorted(path.glob(f"{self.name}.*.jsonl"))
         if written or not path.is_dir():
             return written or [path]
@@ -139,16 +177,20 @@ class PublicTask(BaseTask):
 
     @cached_property
     def rows(self) -> list[Problem]:
-        """The problems of all splits. MissingFile and DataError for unreadable input, UserError for an unreachable
-        hub."""
+        """The problems of all splits. MissingFile and DataError for unreadable input, UserError
+        for an unreachable hub."""
         problems = []
         for part, origin, rows in self._parts():
             where = f"{self.name}, {origin}"
-            for number, row in enumerate(require_columns(rows, (*self.accepted, WRITTEN), where), 1):
+            for number, row in enumerate(
+                require_columns(rows, (*self.accepted, WRITTEN), where), 1
+            ):
                 problems.append(self._problem(row, number, part, f"{where}, row {number}"))
         if not problems:
             path = Path(self.source)
-            remedy = where_rows_are(path) if path.is_dir() else "give a file or a folder that has some"
+            remedy = (
+                where_rows_are(path) if path.is_dir() else "give a file or a folder that has some"
+            )
             raise DataError(f"no rows of {self.name} in {self.source}; {remedy}")
         return problems
 
@@ -162,11 +204,13 @@ class PublicTask(BaseTask):
 
 
 class GeneratedTask(BaseTask):
-    """Base of a task that generates its problems, or reads them from NAME.SPLIT.jsonl in the directory `source`.
+    """Base of a task that generates its problems, or reads them from NAME.SPLIT.jsonl in the
+    directory `source`.
 
-    gold_fields, meta_fields: fields that the rows of the file must have. domain, asked: of the conversations with
-    worked examples; worked_part: the part of the values that they have. stream: part of the random seed. written: the
-    splits whose problems are written. checked: how many of their solutions are checked; None = all."""
+    gold_fields, meta_fields: fields that the rows of the file must have. domain, asked: of the
+    conversations with worked examples; worked_part: the part of the values that they have.
+    stream: part of the random seed. written: the splits whose problems are written. checked:
+    how many of their solutions are checked; None = all."""
 
     source: str | Path | None
     levels: tuple[int, ...]
@@ -181,7 +225,8 @@ class GeneratedTask(BaseTask):
     checked: int | None = 64
 
     def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
-        """n different problems, the levels in turn; worked: none of those that `problems` gives for training."""
+        """n different problems, the levels in turn; worked: none of those that `problems` gives
+        for training."""
         part = self.part(split, worked)
         rng = random.Random(f"{self.stream} {part} {seed}")
         drawn = dict[str, Problem]()
@@ -203,7 +248,9 @@ class GeneratedTask(BaseTask):
         self.levels = tuple(levels)
         if not self.levels or set(self.levels) - set(self.known_levels):
             known = ", ".join(map(str, self.known_levels))
-            raise ConfigError(f"got levels {list(self.levels)}; expected some of {known}; set others")
+            raise ConfigError(
+                f"got levels {list(self.levels)}; expected some of {known}; set others"
+            )
 
     def read(self, split: str) -> Iterable[Problem]:
         """The problems of the file that belong to the levels."""
@@ -211,15 +258,22 @@ class GeneratedTask(BaseTask):
         path = Path(self.source or "") / f"{self.name}.{split}.jsonl"
         if not path.is_file():
             elsewhere = where_rows_are(Path(self.source or ""), path.name)
-            remedy = elsewhere if "has some" in elsewhere else f"write it with `{command} --out {self.source}`"
+            remedy = (
+                elsewhere
+                if "has some" in elsewhere
+                else f"write it with `{command} --out {self.source}`"
+            )
             raise MissingFile(f"{path} does not exist; {remedy}")
         for number, row in read_jsonl(path):
-            problem = problem_of(row, f"{path}:{number} of {command}", self.gold_fields, self.meta_fields)
+            problem = problem_of(
+                row, f"{path}:{number} of {command}", self.gold_fields, self.meta_fields
+            )
             if problem.meta.get("level", 1) in self.levels:
                 yield problem
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems. Without a limit: DEFAULT_LIMIT generated ones, or all of the file."""
+        """At most `limit` problems. Without a limit: DEFAULT_LIMIT generated ones, or all of
+        the file."""
         check_split(split)
         if self.source is None:
             return self.generate(split, DEFAULT_LIMIT if limit is None else limit, seed)
@@ -230,12 +284,14 @@ class GeneratedTask(BaseTask):
         return worked_example(self, problem, {"level": problem.meta["level"]})
 
     def dialogues(self, split: str, n: int, seed: int = 0) -> Iterator[Row]:
-        """n conversations with worked examples. Those of "train" are of problems that `problems` does not give."""
+        """n conversations with worked examples. Those of "train" are of problems that
+        `problems` does not give."""
         yield from map(self.conversation, self.generate(split, n, seed, worked=True))
 
 
 def worked_example(task: Any, problem: Problem, meta: Mapping[str, Any]) -> Row:
-    """A conversation of the prompt and the reference solution. meta: what is known beside the split."""
+    """A conversation of the prompt and the reference solution. meta: what is known beside the
+    split."""
     messages = [*task.prompt(problem), {"role": "assistant", "content": task.gold(problem)}]
     return {
         "id": f"{task.domain}-{problem.id}",
@@ -246,13 +302,16 @@ def worked_example(task: Any, problem: Problem, meta: Mapping[str, Any]) -> Row:
 
 
 def prepare_generated(cfg: GeneratedConfig) -> Row:
-    """Write DOMAIN.SPLIT.jsonl (conversations) and NAME.SPLIT.jsonl (problems). Returns the manifest.
+    """Write DOMAIN.SPLIT.jsonl (conversations) and NAME.SPLIT.jsonl (problems). Returns the
+    manifest.
 
     DataError where one of the first reference solutions of a split does not score the maximum."""
     task = cfg.task()
     counts = {"train": cfg.max_examples} | dict.fromkeys(HELD_OUT, cfg.eval_examples)
     worked = {split: task.dialogues(split, n, cfg.seed) for split, n in counts.items()}
-    sizes = {split: cfg.problems if split == "train" else cfg.eval_examples for split in task.written}
+    sizes = {
+        split: cfg.problems if split == "train" else cfg.eval_examples for split in task.written
+    }
     problems = {split: task.generate(split, n, cfg.seed) for split, n in sizes.items()}
     return write_task(cfg, task, worked, problems)
 
@@ -268,7 +327,9 @@ def write_task(
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
         ledger = Ledger(task.name)
         ledgers.append(ledger)
-        files = {f"{task.domain}.{split}": list(ledger.counted(rows)) for split, rows in worked.items()}
+        files = {
+            f"{task.domain}.{split}": list(ledger.counted(rows)) for split, rows in worked.items()
+        }
         for split, part in problems.items():
             some = part[: task.checked]
             if some:

@@ -1,5 +1,5 @@
-"""`python -m benchmarks`: turns, ratios, peers of the same shape, and each kind of work end to end with tiny
-budgets."""
+"""`python -m benchmarks`: turns, ratios, peers of the same shape, and each kind of work end to
+end with tiny budgets."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,10 @@ from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
-TINY = "--model.depth 1 --model.n-embd 32 --model.n-head 1 --model.block-size 64 --model.vocab-size 300".split()
+TINY = (
+    "--model.depth 1 --model.n-embd 32 --model.n-head 1 "
+    "--model.block-size 64 --model.vocab-size 300"
+).split()
 ONE = "--model.depth 1 --model.n-embd 32 --model.n-head 1".split()
 
 
@@ -40,10 +43,16 @@ def contestant(order: list[str], name: str, *turns: float) -> measure.Contestant
     )
 
 
-def test_contestants_take_turns_and_ratios_are_of_the_first_also_where_the_machine_slows_down() -> None:
-    """Both slow down threefold after a round; the medians of the rates alone would mix the two states."""
+def test_contestants_take_turns_and_ratios_are_of_the_first_also_where_the_machine_slows_down() -> (
+    None
+):
+    """Both slow down threefold after a round; the medians of the rates alone would mix the two
+    states."""
     order: list[str] = []
-    made = [contestant(order, "a", 0.01, 0.01, 0.03, 0.03), contestant(order, "b", 0.02, 0.02, 0.02, 0.06)]
+    made = [
+        contestant(order, "a", 0.01, 0.01, 0.03, 0.03),
+        contestant(order, "b", 0.02, 0.02, 0.02, 0.06),
+    ]
     a, b = measure.race(made, rounds=3, peak_flops=1e5)
     assert order == ["a", "b"] * 4
     assert (a.ratio, b.ratio) == (1.0, 2.0)
@@ -54,7 +63,9 @@ def test_contestants_take_turns_and_ratios_are_of_the_first_also_where_the_machi
 def test_the_peak_is_the_best_between_the_rounds_and_a_share_above_it_is_disturbed() -> None:
     """An idle moment shows the peak; where none came, a share above 1 is no share."""
     peaks = iter((100.0, 4e4, 300.0, 200.0))
-    (found,) = measure.race([contestant([], "a", *[0.01] * 4)], rounds=3, peak_flops=lambda: next(peaks))
+    (found,) = measure.race(
+        [contestant([], "a", *[0.01] * 4)], rounds=3, peak_flops=lambda: next(peaks)
+    )
     assert found.mfu == pytest.approx(2 / 0.01 * 50 / 4e4)
     assert not found.disturbed
     (found,) = measure.race([contestant([], "a", 0.01, 0.01)], rounds=1, peak_flops=lambda: 100.0)
@@ -75,15 +86,22 @@ def test_the_plain_peer_has_the_shape_and_is_causal() -> None:
     torch.testing.assert_close(a[:, :9], b[:, :9])
     assert not torch.allclose(a[:, 9:], b[:, 9:])
     matrices = sum(p.numel() for p in GPT(cfg).parameters() if p.ndim == 2)
-    assert sum(p.numel() for p in model.parameters() if p.ndim == 2) == matrices + 16 * 32  # its learned positions
+    assert (
+        sum(p.numel() for p in model.parameters() if p.ndim == 2) == matrices + 16 * 32
+    )  # its learned positions
 
 
-def test_every_kind_explains_itself_and_wrong_words_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_explains_itself_and_wrong_words_are_errors(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for kind in bench.KINDS:
         with pytest.raises(SystemExit):
             bench.main([kind, "--help"])
         assert f"python -m benchmarks {kind}" in capsys.readouterr().out
-    wrong = "qualty, --rounds 1, train --vs nobody, sample, train --seq-len 999, constrain --tools squar"
+    wrong = (
+        "qualty, --rounds 1, train --vs nobody, sample, train "
+        "--seq-len 999, constrain --tools squar"
+    )
     for words in wrong.split(", "):
         with pytest.raises(ConfigError):
             bench.main([*words.split(), *(TINY if words == "sample" else [])])
@@ -139,14 +157,20 @@ def test_a_kind_end_to_end(kind: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"--rounds {figures['config']['rounds']}" in words
     assert all(figures[name] > 0 for name in positive)
     assert printed in capsys.readouterr().out
-    assert [m["peak"] > m["before"] > 0 for m in figures.get("memory", {}).values()] == [True, True] * (kind == "train")
+    assert [m["peak"] > m["before"] > 0 for m in figures.get("memory", {}).values()] == [
+        True,
+        True,
+    ] * (kind == "train")
 
 
 def test_an_rl_step_end_to_end(tmp_path: Path) -> None:
     words = "--problems 2 --group-size 2 --max-new-tokens 8 --rounds 1 --vs".split()
     found = bench.run_kind("rl", [*ONE, *words])
     (own,) = found["timings"]
-    steps = [json.loads(line) for line in (tmp_path / "runs" / rl.RUN_NAME / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)
+        for line in (tmp_path / "runs" / rl.RUN_NAME / "metrics.jsonl").read_text().splitlines()
+    ]
     assert own["rate"] == pytest.approx(4 / steps[-1]["step_s"], rel=1e-6)
     assert len(steps) == rl.STEPS
 
@@ -154,7 +178,11 @@ def test_an_rl_step_end_to_end(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_data_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "STEPS", 1)
-    words = ["--path", str(lines_of_python(tmp_path, 200)), *"--tokenizer gpt2:4096 --rounds 1".split()]
+    words = [
+        "--path",
+        str(lines_of_python(tmp_path, 200)),
+        *"--tokenizer gpt2:4096 --rounds 1".split(),
+    ]
     found = bench.run_kind("data", words)
     assert [t["name"] for t in found["timings"]] == ["codechat", "tiktoken's batch encoder"]
     assert 0 < found["loader_share"] < 0.5
@@ -182,7 +210,11 @@ def test_transformers_models_have_the_shape(kind: str) -> None:
     pytest.importorskip("transformers", reason="the bench extra is not installed")
     cfg = GPTConfig(depth=1, n_embd=32, n_head=1, block_size=64, vocab_size=300)
     model = peers.huggingface(kind, cfg)
-    assert model(input_ids=torch.zeros(1, 4, dtype=torch.long)).logits.shape == (1, 4, cfg.padded_vocab)
+    assert model(input_ids=torch.zeros(1, 4, dtype=torch.long)).logits.shape == (
+        1,
+        4,
+        cfg.padded_vocab,
+    )
     if kind == "arcee":
         assert sum(p.numel() for p in model.parameters()) == cfg.n_params
 
@@ -191,26 +223,44 @@ CURVE = dict(steps=2, rounds=2, start_steps=1, problems=4, group_size=4)
 
 
 def test_curves_of_codechat_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [w for name, value in CURVE.items() for w in (f"--{name.replace('_', '-')}", str(value))]
+    words = [
+        w for name, value in CURVE.items() for w in (f"--{name.replace('_', '-')}", str(value))
+    ]
     found = bench.run_kind("curve", [*words, "--vs"])
     (rows,) = found["curves"].values()
     assert len(rows) == 2
     assert all(len(row) == 2 and all(0 <= x <= 1 for x in row) for row in rows)
     assert rows[0] != rows[1], "seeds sample different completions"
     for step, interval in enumerate(found["intervals"]["codechat"]):
-        assert interval["lo"] <= interval["value"] == pytest.approx((rows[0][step] + rows[1][step]) / 2)
+        assert (
+            interval["lo"]
+            <= interval["value"]
+            == pytest.approx((rows[0][step] + rows[1][step]) / 2)
+        )
     assert "codechat" in capsys.readouterr().out
 
 
 def test_overlap_and_difference_of_learners() -> None:
-    """Of the six divisions of .1 .2 and .8 .9, the real one and its mirror have intervals apart; an interval of two
-    values ends at them."""
-    rows = {"a": [dict(lo=0.0, hi=0.2), dict(lo=0.0, hi=0.1)], "b": [dict(lo=0.2, hi=0.4), dict(lo=0.2, hi=0.3)]}
+    """Of the six divisions of .1 .2 and .8 .9, the real one and its mirror have intervals
+    apart; an interval of two values ends at them."""
+    rows = {
+        "a": [dict(lo=0.0, hi=0.2), dict(lo=0.0, hi=0.1)],
+        "b": [dict(lo=0.2, hi=0.4), dict(lo=0.2, hi=0.3)],
+    }
     assert curve._overlap(rows) == 0.5
-    found = curve._difference({"codechat": [[0.5, 0.7], [0.6, 0.8]], "trl": [[0.4, 0.6], [0.1, 0.3]]})
-    assert found == {"value": pytest.approx(0.3), "p": pytest.approx(2 / 6)}  # the two extreme ones of six divisions
-    assert curve._chance({"codechat": [[0.1], [0.2]], "trl": [[0.8], [0.9]]}) == dict(overlap=4 / 6, p=2 / 6)
-    assert curve._chance({"codechat": [[0.1], [0.9]], "trl": [[0.2], [0.8]]}) == dict(overlap=4 / 6, p=1.0)
+    found = curve._difference(
+        {"codechat": [[0.5, 0.7], [0.6, 0.8]], "trl": [[0.4, 0.6], [0.1, 0.3]]}
+    )
+    assert found == {
+        "value": pytest.approx(0.3),
+        "p": pytest.approx(2 / 6),
+    }  # the two extreme ones of six divisions
+    assert curve._chance({"codechat": [[0.1], [0.2]], "trl": [[0.8], [0.9]]}) == dict(
+        overlap=4 / 6, p=2 / 6
+    )
+    assert curve._chance({"codechat": [[0.1], [0.9]], "trl": [[0.2], [0.8]]}) == dict(
+        overlap=4 / 6, p=1.0
+    )
 
 
 @pytest.mark.slow
@@ -237,7 +287,12 @@ def test_padded_rows_hold_the_conversations_of_packed_ones() -> None:
     assert len(others) == 3
     ids, targets, mask = peers.padded(batch)
     n = int((batch.docs.max(1).values + 1).sum())
-    assert ids.shape == targets.shape == mask.shape == (n, -(-ids.shape[1] // peers.LENGTHS) * peers.LENGTHS)
+    assert (
+        ids.shape
+        == targets.shape
+        == mask.shape
+        == (n, -(-ids.shape[1] // peers.LENGTHS) * peers.LENGTHS)
+    )
     assert n > 4
     assert int(mask.sum()) == int((batch.docs >= 0).sum())
     assert int((targets != conversations.IGNORE).sum()) == batch.supervised
@@ -245,11 +300,15 @@ def test_padded_rows_hold_the_conversations_of_packed_ones() -> None:
     with torch.no_grad():
         where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs))
         packed = model.loss(batch.ids, batch.targets, reduction="sum", **where)
-        torch.testing.assert_close(model.loss(ids, targets, reduction="sum"), packed, rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            model.loss(ids, targets, reduction="sum"), packed, rtol=1e-5, atol=0
+        )
 
 
 def test_an_sft_step_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = bench.run_kind("sft", [*ONE, *"--device-batch-size 2 --rounds 1 --vs --modes eager".split()])
+    figures = bench.run_kind(
+        "sft", [*ONE, *"--device-batch-size 2 --rounds 1 --vs --modes eager".split()]
+    )
     assert 0.8 < figures["full"] <= 1
     assert all(t["rate"] > 0 and t["mfu"] for t in figures["timings"])
     assert "SFT step" in capsys.readouterr().out

@@ -1,7 +1,9 @@
-"""The same numbers, faster: everything here could be deleted without changing a result but for rounding.
+"""The same numbers, faster: everything here could be deleted without changing a result but for
+rounding.
 
-The architecture is in `models.gpt` and `models.attention`. They call this room where one way of computing is faster on
-a CPU and another on a GPU, and this room alone asks which of the two it is (`device.on_cpu`).
+The architecture is in `models.gpt` and `models.attention`. They call this room where one way of
+computing is faster on a CPU and another on a GPU, and this room alone asks which of the two it
+is (`device.on_cpu`).
 
     functions     norms and activations whose gradient is written out, on a CPU
     attention     packed rows: pieces on a CPU, flex attention on a GPU

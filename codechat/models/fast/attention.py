@@ -1,8 +1,9 @@
-"""Attention of packed rows without a dense mask, of which every block would read (B, T, T): document by document on a
-CPU, under a block mask of flex attention on a GPU. And attention to kept tokens under a mask.
+"""Attention of packed rows without a dense mask, of which every block would read (B, T, T):
+document by document on a CPU, under a block mask of flex attention on a GPU. And attention to
+kept tokens under a mask.
 
-Shapes: B rows, T tokens, N = B T, H heads, K key-value heads, E head width; P pieces of Q queries and S keys.
-"""
+Shapes: B rows, T tokens, N = B T, H heads, K key-value heads, E head width; P pieces of Q
+queries and S keys."""
 
 from __future__ import annotations
 
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 BLOCK = 128  # tokens: flex attention skips blocks of this size whole
 QUERIES = 128  # of a piece: fewer make narrow products, more compute scores that no query needs
 ABREAST = 8  # pieces of one product
-STEP = 16  # queries and keys are padded to multiples: in bfloat16 oneDNN takes a millisecond for a new shape
+# queries and keys are padded to multiples: in bfloat16 oneDNN takes a millisecond for a new shape
+STEP = 16
 
 
 def packed_mask(docs: Tensor, branches: Tensor | None = None) -> Documents | BlockMask:
-    """The mask of packed rows for `attention.attend`, in the form that their device wants; `Documents` says what a
-    token attends to."""
+    """The mask of packed rows for `attention.attend`, in the form that their device wants;
+    `Documents` says what a token attends to."""
     return Pieces(docs, branches) if on_cpu(docs.device) else flex_mask(docs, branches)
 
 
@@ -46,7 +48,9 @@ def attend(
 ) -> Tensor | None:
     """`attention.attend` where a faster way than torch's attention is known; else none."""
     if isinstance(mask, Pieces):
-        flat = [x.transpose(1, 2).flatten(0, 1) for x in (_scaled(q), k, v)]  # (N, H, E), (N, K, E) twice
+        flat = [
+            x.transpose(1, 2).flatten(0, 1) for x in (_scaled(q), k, v)
+        ]  # (N, H, E), (N, K, E) twice
         return _InPieces.apply(*flat, mask.plan).unflatten(0, (len(q), -1)).transpose(1, 2)
     if mask is None and products and causal and on_cpu(q.device) and q.dtype == torch.bfloat16:
         return _causal_products(_scaled(q), k, v)
@@ -66,8 +70,9 @@ def _scaled(q: Tensor) -> Tensor:
 
 
 def _causal_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of scaled queries: scores, softmax and weighted sum of QUERIES queries at a time over all
-    earlier keys. The fused kernel's tiles are slow in bfloat16; pieces, row by row, take an eighth more of a step."""
+    """Causal attention of scaled queries: scores, softmax and weighted sum of QUERIES queries
+    at a time over all earlier keys. The fused kernel's tiles are slow in bfloat16; pieces, row
+    by row, take an eighth more of a step."""
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k = k.repeat_interleave(group, dim=1)
@@ -109,8 +114,8 @@ def _flex() -> Callable[..., Any]:
 
 
 class Piece(NamedTuple):
-    """Neighbouring queries (Q,) of a row and every key (S,) that one of them attends to, as tokens of (N,); sees: (Q,
-    S)."""
+    """Neighbouring queries (Q,) of a row and every key (S,) that one of them attends to, as
+    tokens of (N,); sees: (Q, S)."""
 
     queries: Tensor
     keys: Tensor
@@ -118,7 +123,8 @@ class Piece(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """Pieces of like size: tokens of their queries (P, Q) and keys (P, S), padded with N; hides: (P, 1, 1, Q, S)."""
+    """Pieces of like size: tokens of their queries (P, Q) and keys (P, S), padded with N;
+    hides: (P, 1, 1, Q, S)."""
 
     queries: Tensor
     keys: Tensor
@@ -126,8 +132,8 @@ class Alike(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All pieces. place (N,): of each token among the queries of all pieces. uses, starts (N,): for each token its
-    positions among the keys of all pieces (CSR)."""
+    """All pieces. place (N,): of each token among the queries of all pieces. uses, starts (N,):
+    for each token its positions among the keys of all pieces (CSR)."""
 
     alike: list[Alike]
     place: Tensor
@@ -136,11 +142,13 @@ class Plan(NamedTuple):
 
 
 class Pieces(Documents):
-    """`Documents` that are attended to in pieces: QUERIES tokens of a row over the keys that they attend to."""
+    """`Documents` that are attended to in pieces: QUERIES tokens of a row over the keys that
+    they attend to."""
 
     @cached_property
     def plan(self) -> Plan:
-        """The pieces, sorted by their number of keys, ABREAST of them to a product; all blocks share it."""
+        """The pieces, sorted by their number of keys, ABREAST of them to a product; all blocks
+        share it."""
         n_tokens = self.docs.numel()
         pieces = sorted(self._pieces(), key=lambda piece: len(piece.keys))
         alike = [_alike(pieces[i : i + ABREAST], n_tokens) for i in range(0, len(pieces), ABREAST)]
@@ -166,8 +174,8 @@ class Pieces(Documents):
 
 
 def _alike(pieces: list[Piece], n_tokens: int) -> Alike:
-    """The pieces, padded to one size. A padded query attends to what is there, since a softmax without keys is NaN;
-    padded keys are hidden."""
+    """The pieces, padded to one size. A padded query attends to what is there, since a softmax
+    without keys is NaN; padded keys are hidden."""
     queries = _stacked([piece.queries for piece in pieces], n_tokens)
     keys = _stacked([piece.keys for piece in pieces], n_tokens)
     hides = torch.zeros(len(pieces), 1, 1, queries.shape[1], keys.shape[1], dtype=torch.bool)
@@ -185,7 +193,8 @@ def _stacked(rows: list[Tensor], padding: int) -> Tensor:
 
 
 class _InPieces(torch.autograd.Function):
-    """Attention of all pieces, those of like size as one product. q (N, H, E) scaled, k, v (N, K, E)."""
+    """Attention of all pieces, those of like size as one product. q (N, H, E) scaled, k, v (N,
+    K, E)."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
@@ -193,7 +202,9 @@ class _InPieces(torch.autograd.Function):
         weights = []
         qs, ks, vs = map(_with_padding, (q, k, v))
         for some in plan.alike:
-            scores = _grouped_rows(qs, some.queries, k.shape[1]) @ _rows(ks, some.keys).mT  # (P, K, G x Q, S)
+            scores = (
+                _grouped_rows(qs, some.queries, k.shape[1]) @ _rows(ks, some.keys).mT
+            )  # (P, K, G x Q, S)
             scores.unflatten(2, (-1, some.queries.shape[1])).masked_fill_(some.hides, -torch.inf)
             weights.append(scores.softmax(-1))
             out.append(_tokens(weights[-1] @ _rows(vs, some.keys), some.queries))
@@ -204,7 +215,8 @@ class _InPieces(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """With weights w = softmax(s): dv = w' up, ds = w (up v' - sum(w up v')), dq = ds k, dk = ds' q."""
+        """With weights w = softmax(s): dv = w' up, ds = w (up v' - sum(w up v')), dq = ds k, dk
+        = ds' q."""
         q, k, v, *weights = ctx.saved_tensors
         plan = ctx.plan
         dq = []
@@ -218,7 +230,12 @@ class _InPieces(torch.autograd.Function):
             dq.append(_tokens(slope @ _rows(ks, some.keys), some.queries))
             dk.append(_tokens(slope.mT @ query, some.keys))
             dv.append(_tokens(w.mT @ above, some.keys))
-        return torch.cat(dq)[plan.place], _sum_of_uses(dk, plan).view_as(k), _sum_of_uses(dv, plan).view_as(v), None
+        return (
+            torch.cat(dq)[plan.place],
+            _sum_of_uses(dk, plan).view_as(k),
+            _sum_of_uses(dv, plan).view_as(v),
+            None,
+        )
 
 
 def _with_padding(x: Tensor) -> Tensor:
@@ -238,7 +255,9 @@ def _grouped_rows(x: Tensor, tokens: Tensor, groups: int) -> Tensor:
 
 def _tokens(rows: Tensor, tokens: Tensor) -> Tensor:
     """The reverse of both: (P L, H, E)."""
-    return rows.unflatten(2, (-1, tokens.shape[1])).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
+    return (
+        rows.unflatten(2, (-1, tokens.shape[1])).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
+    )
 
 
 def _sum_of_uses(slopes: list[Tensor], plan: Plan) -> Tensor:
@@ -250,8 +269,8 @@ def _sum_of_uses(slopes: list[Tensor], plan: Plan) -> Tensor:
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Attention (B, H, T, E) of q over kept keys and values (B, K, S, E) under a mask (B|1, 1, T, S), where torch's
-    flash kernels take no mask, which is off the CPU; else none."""
+    """Attention (B, H, T, E) of q over kept keys and values (B, K, S, E) under a mask (B|1, 1,
+    T, S), where torch's flash kernels take no mask, which is off the CPU; else none."""
     if mask is None or on_cpu(q.device):
         return None
     y, _ = partial_attention(*by_key_head(q, k, mask), k, v)
@@ -266,12 +285,16 @@ def by_key_head(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tens
     return rows, mask
 
 
-def partial_attention(q: Tensor, mask: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of scaled queries (.., Q, E) over some keys (.., S, E), and its log-sum-exp (.., Q, 1)."""
+def partial_attention(
+    q: Tensor, mask: Tensor | None, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attention of scaled queries (.., Q, E) over some keys (.., S, E), and its log-sum-exp
+    (.., Q, 1)."""
     scores = q @ k.mT
     if mask is not None:
         scores = scores.where(mask, -torch.inf)
     weights = scores.softmax(-1, dtype=torch.float32)
-    # the largest weight is exp(largest score - lse); logsumexp would pass -inf to a slow branch of exp
+    # the largest weight is exp(largest score - lse); logsumexp would pass -inf to a slow branch
+    # of exp
     lse = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()
     return weights.to(v.dtype) @ v, lse

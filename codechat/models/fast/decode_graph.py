@@ -1,11 +1,11 @@
 """Decoding with static shapes: a GPU replays a new token of every row as one graph.
 
-Once in CHUNK tokens the host asks who is running, and finished rows leave where a smaller bucket holds the rest.
-Compiled, a token of 128 rows of 2b took 1.5 times as long on an H200, and one of a single row three quarters.
+Once in CHUNK tokens the host asks who is running, and finished rows leave where a smaller
+bucket holds the rest. Compiled, a token of 128 rows of 2b took 1.5 times as long on an H200,
+and one of a single row three quarters.
 
-Shapes: B rows (padded), P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value
-heads, E head width.
-"""
+Shapes: B rows (padded), P prompts, W most rows of a prompt, S columns of prompts, O own
+columns, H heads, K key-value heads, E head width."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from codechat.models.attention import keys_and_values
 from codechat.models.draws import Batch, Ended, Rows, draw_and_note, uniform
 from codechat.models.fast.memory import bucket, room_for
 from codechat.models.fast.reader import Reader
-from codechat.models.fast.shared_prefix import Grid, Prefix, SharedCache, attend_shared, group_members
+from codechat.models.fast.shared_prefix import (
+    Grid,
+    Prefix,
+    SharedCache,
+    attend_shared,
+    group_members,
+)
 from codechat.models.gpt import rope_table
 
 CHUNK = 16  # tokens between two questions to the device
@@ -35,7 +41,8 @@ class Layer:
     own: Tensor  # the part of the buffer that steps read
 
     def __init__(self, prompt: Tensor, buffer: Tensor, rows: Decoder) -> None:
-        """What `KVCache.kv` has of one block: prompt (2, P, K, S, E) and buffer (2, B, K, O, E), with mla 1 for 2."""
+        """What `KVCache.kv` has of one block: prompt (2, P, K, S, E) and buffer (2, B, K, O,
+        E), with mla 1 for 2."""
         self.prompt = prompt
         self.buffer = buffer
         self.rows = rows
@@ -48,11 +55,14 @@ class Layer:
         cfg = rows.reader.model.cfg
         own_keys, own_values = keys_and_values(self.own, cfg)
         keys, values = keys_and_values(self.prompt, cfg)
-        return attend_shared(q, own_keys, own_values, mask, Prefix(keys, values, rows.prompt_real), rows.grid)
+        return attend_shared(
+            q, own_keys, own_values, mask, Prefix(keys, values, rows.prompt_real), rows.grid
+        )
 
 
 def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
-    """A step whose tensors stay where they are; on a GPU captured behind WARM_UP calls, and replayed as one graph."""
+    """A step whose tensors stay where they are; on a GPU captured behind WARM_UP calls, and
+    replayed as one graph."""
     if not on_gpu:
         return step
     graph = torch.cuda.CUDAGraph()
@@ -68,7 +78,9 @@ def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
             torch.cuda.current_stream().wait_stream(side)
             return
         if n == WARM_UP:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be written meanwhile
+            with torch.cuda.graph(
+                graph, capture_error_mode="thread_local"
+            ):  # a checkpoint may be written meanwhile
                 step()
         graph.replay()
 
@@ -79,7 +91,8 @@ class Decoder(Rows):
     """A batch that is decoded to its end; every token changes its tensors in place."""
 
     KEPT = [*Rows.KEPT, "owner", "base", "hidden"]
-    real: Tensor  # (B, 1, 1, O) own columns that steps read; false = padding behind a shared beginning
+    # (B, 1, 1, O) own columns that steps read; false = padding behind a shared beginning
+    real: Tensor
     grid: Grid  # the live rows of each prompt
 
     def __init__(self, reader: Reader, cache: SharedCache, last: Tensor, batch: Batch) -> None:
@@ -94,10 +107,16 @@ class Decoder(Rows):
         self.extent = cache.extent
         self.room = room_for(self.extent + self.most)
         self.owner = F.pad(cache.owner, (0, B - count))  # (B,) prompt of each row
-        self.base = F.pad(cache.positions(1)[:, 0], (0, B - count))  # (B,) position of the first new token
+        self.base = F.pad(
+            cache.positions(1)[:, 0], (0, B - count)
+        )  # (B,) position of the first new token
         self.hidden = F.pad(last, (0, 0, 0, B - count))  # (B, D) last states
-        self.prompt_real = prompts.real[:, None, None, : prompts.extent]  # (P, 1, 1, S) false = padding
-        self.column = torch.tensor([self.extent], device=last.device)  # (1,) own column that the next token takes
+        self.prompt_real = prompts.real[
+            :, None, None, : prompts.extent
+        ]  # (P, 1, 1, S) false = padding
+        self.column = torch.tensor(
+            [self.extent], device=last.device
+        )  # (1,) own column that the next token takes
         self.all_real = torch.ones(B, 1, 1, self.room, dtype=torch.bool, device=last.device)
         self.all_real[:count, 0, 0, : self.extent] = cache.real[:, : self.extent]
         self.layers = []
@@ -124,15 +143,20 @@ class Decoder(Rows):
         return self.completions()
 
     def step(self) -> None:
-        """One new token of every row: drawn from its last state and noted, then read by every block."""
+        """One new token of every row: drawn from its last state and noted, then read by every
+        block."""
         model = self.reader.model
         logits = self.reader.logits_of(self.hidden).float()
         logits[:, model.cfg.n_ids :] = -math.inf
         # a finished row may stand behind the model's block, where there is no position
         positions = (self.base + self.t).clamp(max=model.cfg.block_size - 1)
-        ids, logprobs, kept = draw_and_note(logits, self.batch.how, uniform(self.keys, self.t), self.batch.kept)
+        ids, logprobs, kept = draw_and_note(
+            logits, self.batch.how, uniform(self.keys, self.t), self.batch.kept
+        )
         self.add(ids, logprobs, kept=kept)
-        mask = self.real & (torch.arange(self.real.shape[3], device=ids.device) <= self.column)  # (B, 1, 1, O)
+        mask = self.real & (
+            torch.arange(self.real.shape[3], device=ids.device) <= self.column
+        )  # (B, 1, 1, O)
         x = model.embedded(ids[:, None], positions[:, None])
         rope = rope_table(model.cfg, positions[:, None]) if model.cfg.pos == "rope" else None
         for block, layer in zip(model.blocks, self.layers):
@@ -159,7 +183,8 @@ class Decoder(Rows):
         return True
 
     def _compact(self, live: Tensor) -> None:
-        """Keep the live rows, as the first of the same buffers, block by block: a second cache would not fit."""
+        """Keep the live rows, as the first of the same buffers, block by block: a second cache
+        would not fit."""
         B = bucket(len(live))
         rows = F.pad(live, (0, B - len(live)))  # padding repeats row 0, and is done
         for layer in self.layers:

@@ -11,9 +11,9 @@ CPU_KINDS = ("cpu",)  # tests empty it: a CPU then takes the ways of a GPU
 def on_cpu(device: torch.device) -> bool:
     """Whether this device is a CPU.
 
-    A CPU takes any shape and any mask, and reading a value costs it nothing, so it skips whatever adds nothing. On a
-    GPU a new shape compiles the blocks again, a dense mask keeps flash kernels from being taken, and the host waits
-    for every value that it reads."""
+    A CPU takes any shape and any mask, and reading a value costs it nothing, so it skips
+    whatever adds nothing. On a GPU a new shape compiles the blocks again, a dense mask keeps
+    flash kernels from being taken, and the host waits for every value that it reads."""
     return dist.planned.cpu if dist.planned else device.type in CPU_KINDS
 
 
@@ -24,6 +24,6 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def early_places(places: Tensor | None, device: torch.device) -> Tensor | None:
-    """The tokens on which the last block's MLP runs, of those that `places` (N,) asks for; none = all: a compiled block
-    wants one shape."""
+    """The tokens on which the last block's MLP runs, of those that `places` (N,) asks for; none
+    = all: a compiled block wants one shape."""
     return places if on_cpu(device) else None

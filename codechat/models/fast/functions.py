@@ -1,5 +1,6 @@
-"""RMSNorm and squared ReLU. On a CPU with gradients both are one autograd node each, whose slope is written out:
-autograd would keep more tensors and pass over memory once for each of their operations."""
+"""RMSNorm and squared ReLU. On a CPU with gradients both are one autograd node each, whose
+slope is written out: autograd would keep more tensors and pass over memory once for each of
+their operations."""
 
 from typing import Any
 
@@ -12,8 +13,8 @@ from codechat.models.fast.device import on_cpu
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension (arXiv:1910.07467), in float32; the weight broadcasts over x
-    (..., D)."""
+    """x / rms(x) * weight over the last dimension (arXiv:1910.07467), in float32; the weight
+    broadcasts over x (..., D)."""
     wide = x.float()
     if _writes_gradient(x):
         return _RMSNorm.apply(wide, weight, eps).to(x.dtype)
@@ -61,7 +62,8 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _SquaredReLU(torch.autograd.Function):
-    """Slope 2 relu(x): where x is below 0 the value itself is 0, so nothing has to be compared again."""
+    """Slope 2 relu(x): where x is below 0 the value itself is 0, so nothing has to be compared
+    again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

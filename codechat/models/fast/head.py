@@ -1,8 +1,10 @@
-"""Loss and log-probabilities of the output head, a chunk of rows at a time, without a whole (N, V) tensor of logits.
+"""Loss and log-probabilities of the output head, a chunk of rows at a time, without a whole (N,
+V) tensor of logits.
 
-`cross_entropy` computes its gradient, which is known up to a factor, in the forward pass. `logprobs` keeps the
-logits for its backward pass up to KEEP_BYTES and recomputes them beyond. A chunk is as long as matrix products want
-it; its logits are worked on in blocks of rows that a CPU's cache holds, in float32.
+`cross_entropy` computes its gradient, which is known up to a factor, in the forward pass.
+`logprobs` keeps the logits for its backward pass up to KEEP_BYTES and recomputes them beyond. A
+chunk is as long as matrix products want it; its logits are worked on in blocks of rows that a
+CPU's cache holds, in float32.
 
 Shapes: N rows, D width, V rows of the head's weight, K ids that a draw could have been.
 """
@@ -18,18 +20,24 @@ from torch.autograd.function import once_differentiable
 from codechat.distributed import dist
 from codechat.models.fast.device import compute_dtype, on_cpu
 
-CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
+CHUNK_BYTES = (
+    1 << 27
+)  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
 KEEP_BYTES = 1 << 30  # of logits that `logprobs` keeps: a third less work than recomputing them
 # the same on a GPU, of its memory
 CHUNK_SHARE = 1 / 64
 KEEP_SHARE = 1 / 16
-CUT = -1e20  # in place of the logit of a token that was cut: its weight is 0, and 0 times it is no NaN
-BLOCK_BYTES = 1 << 22  # float32 logits of one block: a few such tensors fit into the cache that two cores share
+CUT = (
+    -1e20
+)  # in place of the logit of a token that was cut: its weight is 0, and 0 times it is no NaN
+BLOCK_BYTES = (
+    1 << 22
+)  # float32 logits of one block: a few such tensors fit into the cache that two cores share
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Sum of -log softmax(hidden @ weight.T)[target] in nats, a float32 scalar; a row whose target is -100 adds
-    nothing.
+    """Sum of -log softmax(hidden @ weight.T)[target] in nats, a float32 scalar; a row whose
+    target is -100 adds nothing.
 
     hidden (N, D), weight (V, D), targets (N,)."""
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
@@ -46,11 +54,15 @@ def logprobs(
     entropy_grad: bool = False,
     kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target and the entropy of each row's distribution, in nats, both (N,) float32.
+    """Log-probability of each target and the entropy of each row's distribution, in nats, both
+    (N,) float32.
 
-    Of softmax(logits / temperature) over the first `n_ids` rows, or in each row over the ids `kept` (N, K), -1 = none,
-    which hold the target. The entropy has a gradient with entropy_grad."""
-    chosen, entropy = _Logprobs.apply(hidden, weight[:n_ids], targets, temperature, compute_dtype(hidden), kept)
+    Of softmax(logits / temperature) over the first `n_ids` rows, or in each row over the ids
+    `kept` (N, K), -1 = none, which hold the target. The entropy has a gradient with
+    entropy_grad."""
+    chosen, entropy = _Logprobs.apply(
+        hidden, weight[:n_ids], targets, temperature, compute_dtype(hidden), kept
+    )
     return chosen, entropy if entropy_grad else entropy.detach()
 
 
@@ -74,8 +86,9 @@ def _chunks(
     kept: Tensor | None = None,
     known: bool = False,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of h (N, D) and their logits (n, V), about CHUNK_BYTES in float32 at a time. kept (N, V): where to keep
-    them; known: they are there. Else all chunks share a buffer: page faults cost more than a pass."""
+    """Rows of h (N, D) and their logits (n, V), about CHUNK_BYTES in float32 at a time. kept
+    (N, V): where to keep them; known: they are there. Else all chunks share a buffer: page
+    faults cost more than a pass."""
     count = max(1, -(-len(h) * len(w) * 4 // _budget(w.device, CHUNK_BYTES, CHUNK_SHARE)))
     size = max(1, -(-len(h) // count))
     buffer = w.new_empty(0 if kept is not None else min(size, len(h)), len(w))
@@ -86,7 +99,8 @@ def _chunks(
 
 
 def _blocks(x: Tensor) -> Iterator[slice]:
-    """Slices of the rows of x (N, M), whose float32 values take about BLOCK_BYTES; on a GPU or in a plan all rows."""
+    """Slices of the rows of x (N, M), whose float32 values take about BLOCK_BYTES; on a GPU or
+    in a plan all rows."""
     whole = x.device.type != "cpu" or dist.planned
     rows = max(1, len(x) if whole else BLOCK_BYTES // (4 * x.shape[1]))
     return (slice(at, min(at + rows, len(x))) for at in range(0, len(x), rows))
@@ -94,7 +108,8 @@ def _blocks(x: Tensor) -> Iterator[slice]:
 
 @cache
 def _body(body: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """What is done to the logits of a block: on a GPU in one kernel or two instead of a pass over memory each."""
+    """What is done to the logits of a block: on a GPU in one kernel or two instead of a pass
+    over memory each."""
     return torch.compile(body) if device.type == "cuda" else body
 
 
@@ -120,7 +135,8 @@ def _scaled(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _softmax(logits: Tensor, out: Tensor) -> Tensor:
-    """Writes the softmax of logits (N, V) to `out`, which may be the logits; returns the log-sum-exp (N, 1).
+    """Writes the softmax of logits (N, V) to `out`, which may be the logits; returns the
+    log-sum-exp (N, 1).
 
     The largest weight is exp(largest logit - lse) >= 1 / V, so its logarithm is safe."""
     largest = logits.amax(-1, keepdim=True)
@@ -129,7 +145,8 @@ def _softmax(logits: Tensor, out: Tensor) -> Tensor:
 
 
 def _loss_and_slope(logits: Tensor, targets: Tensor, learns: bool) -> Tensor:
-    """Losses (N, 1) of some rows. learns: overwrites the logits (N, V) with d loss / d logits = softmax - one-hot."""
+    """Losses (N, 1) of some rows. learns: overwrites the logits (N, V) with d loss / d logits =
+    softmax - one-hot."""
     counts = targets[:, None] >= 0
     at = targets[:, None].clamp(min=0)
     x = logits.float()
@@ -146,22 +163,30 @@ def _loss_and_slope(logits: Tensor, targets: Tensor, learns: bool) -> Tensor:
 
 
 class _Values(NamedTuple):
-    """Of some rows, (N,) each: log-probability of the target, entropy, log-sum-exp of the logits."""
+    """Of some rows, (N,) each: log-probability of the target, entropy, log-sum-exp of the
+    logits."""
 
     chosen: Tensor
     entropy: Tensor
     lse: Tensor
 
 
-def _candidates(logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Logits (N, V) / temperature in float32, and each target's column (N,). kept (N, K): of these ids alone."""
+def _candidates(
+    logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Logits (N, V) / temperature in float32, and each target's column (N,). kept (N, K): of
+    these ids alone."""
     if kept is None:
         return _scaled(logits, temperature), targets
-    some = _scaled(logits.gather(1, kept.long().clamp(min=0)), temperature).masked_fill(kept < 0, CUT)
+    some = _scaled(logits.gather(1, kept.long().clamp(min=0)), temperature).masked_fill(
+        kept < 0, CUT
+    )
     return some, (kept == targets[:, None]).int().argmax(1)
 
 
-def _chosen_and_entropy(logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None) -> _Values:
+def _chosen_and_entropy(
+    logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
+) -> _Values:
     """Of the distribution over the candidates."""
     x, columns = _candidates(logits, targets, temperature, kept)
     weights = torch.empty_like(x)
@@ -184,10 +209,12 @@ def _slope(
     d_chosen: Tensor,
     d_entropy: Tensor | None,
 ) -> Tensor:
-    """d loss / d logits (N, V), float32; 0 for ids that were not kept. values: of `_chosen_and_entropy`; d_chosen,
-    d_entropy (N,): the gradients in log-probabilities and entropies, none = no loss used them.
+    """d loss / d logits (N, V), float32; 0 for ids that were not kept. values: of
+    `_chosen_and_entropy`; d_chosen, d_entropy (N,): the gradients in log-probabilities and
+    entropies, none = no loss used them.
 
-    With x = logits / temperature: d log p(t) / dx = one-hot - p, d entropy / dx = -p (log p + entropy)."""
+    With x = logits / temperature: d log p(t) / dx = one-hot - p, d entropy / dx = -p (log p +
+    entropy)."""
     x, columns = _candidates(logits, targets, temperature, kept)
     scale = temperature if kept is None else 1.0
     up = d_chosen[:, None] / scale
@@ -242,7 +269,9 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = [x if x is None else x.mul_(grad).to(dtype) for x, dtype in zip(ctx.slopes, ctx.dtypes)]
+        slopes = [
+            x if x is None else x.mul_(grad).to(dtype) for x, dtype in zip(ctx.slopes, ctx.dtypes)
+        ]
         ctx.slopes = None  # a caller's `loss` keeps this node alive into the next step
         return *slopes, None, None, None
 
@@ -278,7 +307,9 @@ class _Logprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, *found, kept = ctx.saved_tensors
         h = hidden.to(ctx.dtype)
         w = weight.to(ctx.dtype)

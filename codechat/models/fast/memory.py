@@ -12,9 +12,13 @@ from codechat.models.config import GPTConfig
 from codechat.models.fast.device import compute_dtype, on_cpu
 from codechat.models.gpt import GPT
 
-CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the default batch size aims at
+CACHE_BYTES = (
+    2**30
+)  # on a CPU, memory of keys, values and logits that the default batch size aims at
 CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
-GPU_PREFILL = 16384  # the same on a GPU: more are no faster, and their states would take the rows' memory
+GPU_PREFILL = (
+    16384  # the same on a GPU: more are no faster, and their states would take the rows' memory
+)
 SPARE = 0.1  # of a GPU's free memory, for what the allocator cannot use
 SMALLEST = 4  # slots of a batch at least
 COLUMNS = 16  # the cache's room is a multiple of it
@@ -26,25 +30,32 @@ def prefill_tokens(device: torch.device) -> int:
 
 
 def cache_dtype(weight: Tensor) -> torch.dtype:
-    """Of keys and values of rows that share nothing: on a CPU torch's attention of one new token is 5 times slower in
-    bfloat16."""
+    """Of keys and values of rows that share nothing: on a CPU torch's attention of one new
+    token is 5 times slower in bfloat16."""
     return torch.float32 if on_cpu(weight.device) else compute_dtype(weight)
 
 
-def rows_at_once(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int, samples: int, kept: int) -> int:
-    """How many rows keep caches (with a share of the prompt) and logits under CACHE_BYTES; on a GPU, in free memory.
+def rows_at_once(
+    model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int, samples: int, kept: int
+) -> int:
+    """How many rows keep caches (with a share of the prompt) and logits under CACHE_BYTES; on a
+    GPU, in free memory.
 
     samples: per prompt; kept: ids that are noted of each new token."""
     cfg = model.cfg
     longest = max(map(len, prompts))
     weight = model.wte.weight
     if weight.device.type != "cuda":
-        cache = cfg.depth * cfg.cache_width * (new_tokens + longest / samples) * weight.element_size()
+        cache = (
+            cfg.depth * cfg.cache_width * (new_tokens + longest / samples) * weight.element_size()
+        )
         return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab + 4 * kept * new_tokens)))
     dtype = compute_dtype(weight)
     # what nobody uses, and what torch keeps for itself
     free, _ = torch.cuda.mem_get_info(weight.device)
-    reserved = torch.cuda.memory_reserved(weight.device) - torch.cuda.memory_allocated(weight.device)
+    reserved = torch.cuda.memory_reserved(weight.device) - torch.cuda.memory_allocated(
+        weight.device
+    )
     row = row_bytes(
         cfg,
         dtype.itemsize,
@@ -57,9 +68,11 @@ def rows_at_once(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int, 
     return rows_in_memory(cfg, free + reserved, dtype.itemsize, row, copies=copies)
 
 
-def rows_in_memory(cfg: GPTConfig, free: float, size: int, row: float, *, copies: bool = True) -> int:
-    """Rows of `row` bytes each that fit into `free` bytes of a GPU, a full bucket or 1. copies: weights are copied
-    first, `size` bytes per number."""
+def rows_in_memory(
+    cfg: GPTConfig, free: float, size: int, row: float, *, copies: bool = True
+) -> int:
+    """Rows of `row` bytes each that fit into `free` bytes of a GPU, a full bucket or 1. copies:
+    weights are copied first, `size` bytes per number."""
     # the states of one prefill pass at the widest moment of a block
     prefill = GPU_PREFILL * (4 * 4 * cfg.n_embd + size * (cfg.n_embd + 3 * cfg.hidden_width))
     left = free * (1 - SPARE) - (weight_bytes(cfg, size) if copies else 0) - prefill
@@ -76,8 +89,9 @@ def row_bytes(
     samples: int,
     kept: int = 0,
 ) -> float:
-    """One row's keys and values of `size` bytes each, its share of those of the prompt, logits (three times, with what
-    a draw makes), the scores of one block and its states, and `kept` ids that are noted of each new token.
+    """One row's keys and values of `size` bytes each, its share of those of the prompt, logits
+    (three times, with what a draw makes), the scores of one block and its states, and `kept`
+    ids that are noted of each new token.
 
     samples: rows of one prompt."""
     columns = room_for(new_tokens)

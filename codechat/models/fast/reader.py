@@ -1,8 +1,9 @@
-"""The model as decoding reads it: its weights are copied once for all batches and must not change meanwhile.
+"""The model as decoding reads it: its weights are copied once for all batches and must not
+change meanwhile.
 
-A product of few rows waits for the weight from memory, and torch packs a weight (out, in) again in every such product.
-So linear layers read a copy of their weight in the order in which decoding wants it.
-"""
+A product of few rows waits for the weight from memory, and torch packs a weight (out, in) again
+in every such product. So linear layers read a copy of their weight in the order in which
+decoding wants it."""
 
 import math
 from collections.abc import Callable
@@ -20,14 +21,16 @@ from codechat.models.gpt import GPT, MLP
 from codechat.models.lora import LoRALinear
 
 FEW_ROWS = 48  # inputs of this many rows or fewer are faster with a transposed copy of the weight
-# float32 weights of this size or more, and all in bfloat16, are faster packed by oneDNN, for any number of rows
+# float32 weights of this size or more, and all in bfloat16, are faster packed by oneDNN, for
+# any number of rows
 PACKED = 1 << 19
 ABSORBED = "kv_b"  # of latent attention, which with a cache reads its weight and does not call it
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What decodes. logits_of: last states (B, D) -> (B, V). graph: with static shapes (`decode_graph`)."""
+    """What decodes. logits_of: last states (B, D) -> (B, V). graph: with static shapes
+    (`decode_graph`)."""
 
     model: GPT
     logits_of: Callable[[Tensor], Tensor]
@@ -35,8 +38,8 @@ class Reader:
 
 
 def reader_of(model: GPT, graph: bool | None = None) -> Reader:
-    """The reader of these weights, for use without gradients; the model itself stays as it is. graph: none = on a
-    GPU."""
+    """The reader of these weights, for use without gradients; the model itself stays as it is.
+    graph: none = on a GPU."""
     decodes_on_cpu = on_cpu(model.wte.weight.device)
     head = model.head_weight().detach()
     dtype = compute_dtype(model.wte.weight)
@@ -53,7 +56,8 @@ def reader_of(model: GPT, graph: bool | None = None) -> Reader:
 
 
 class ReadingLinear(nn.Module):
-    """`layer` (x -> x W' + b) with a copy of W (out, in) in the dtype of products. W must not change meanwhile."""
+    """`layer` (x -> x W' + b) with a copy of W (out, in) in the dtype of products. W must not
+    change meanwhile."""
 
     def __init__(
         self,
@@ -70,7 +74,9 @@ class ReadingLinear(nn.Module):
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
             added = None if bias is None else bias.detach().to(dtype)
             self.most_rows = math.inf
-            self.product = lambda x: torch.ops.mkldnn._linear_pointwise(x.to(dtype), packed, added, "none", [], "")
+            self.product = lambda x: torch.ops.mkldnn._linear_pointwise(
+                x.to(dtype), packed, added, "none", [], ""
+            )
         else:
             transposed = weight.t().contiguous()
             self.most_rows = FEW_ROWS
@@ -86,7 +92,9 @@ class ReadingGatedMLP(nn.Module):
     def __init__(self, up: nn.Linear, gate: nn.Linear, down: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
         both = torch.cat([up.weight, gate.weight])
-        self.up_and_gate = ReadingLinear(lambda x: torch.cat((up(x), gate(x)), -1), both, None, dtype)
+        self.up_and_gate = ReadingLinear(
+            lambda x: torch.cat((up(x), gate(x)), -1), both, None, dtype
+        )
         self.down = reading_copy(down, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,8 +103,8 @@ class ReadingGatedMLP(nn.Module):
 
 
 def reading_copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The same function for reading without gradients: linear layers, adapters merged, have copies of their weights;
-    every other tensor is shared."""
+    """The same function for reading without gradients: linear layers, adapters merged, have
+    copies of their weights; every other tensor is shared."""
     if isinstance(module, nn.Linear | LoRALinear):
         return ReadingLinear(module, module.weight, module.bias, dtype)
     if isinstance(module, MLP) and module.gate is not None:

@@ -1,10 +1,10 @@
 """A cache of rows that continue shared prefixes, which are kept once.
 
-With one new token per row, attention waits for memory: a prefix is read once for all rows of its group.
+With one new token per row, attention waits for memory: a prefix is read once for all rows of
+its group.
 
-Shapes: B rows, T new tokens, P prefixes, W most rows of a prefix, S kept tokens, H heads, K key-value heads, E head
-width.
-"""
+Shapes: B rows, T new tokens, P prefixes, W most rows of a prefix, S kept tokens, H heads, K
+key-value heads, E head width."""
 
 from typing import NamedTuple, Self
 
@@ -17,8 +17,8 @@ from codechat.models.fast.attention import by_key_head, partial_attention
 
 
 class Grid(NamedTuple):
-    """Who continues which prefix. members (P, W): the rows of each prefix, 0 where it has fewer; place (2, B): of
-    each row in that grid."""
+    """Who continues which prefix. members (P, W): the rows of each prefix, 0 where it has
+    fewer; place (2, B): of each row in that grid."""
 
     members: Tensor
     place: Tensor
@@ -30,11 +30,14 @@ def group_members(owner: Tensor, groups: int) -> Grid:
     nth = counts.gather(1, owner[:, None])[:, 0] - 1
     width = max(1, int(counts[-1].max())) if len(owner) else 1
     rows = torch.arange(len(owner), device=owner.device)
-    return Grid(owner.new_zeros(groups, width).index_put((owner, nth), rows), torch.stack((owner, nth)))
+    return Grid(
+        owner.new_zeros(groups, width).index_put((owner, nth), rows), torch.stack((owner, nth))
+    )
 
 
 class Prefix(NamedTuple):
-    """What one block keeps of the prefixes: keys and values (P, K, S, E), and bool (P, 1, 1, S), false = padding."""
+    """What one block keeps of the prefixes: keys and values (P, K, S, E), and bool (P, 1, 1,
+    S), false = padding."""
 
     keys: Tensor
     values: Tensor
@@ -53,14 +56,18 @@ class SharedCache(KVCache):
         self.prefix = prefix
         self.owner = owner
         self.grid = group_members(owner, len(prefix.lengths))
-        self.prefix_mask = prefix.real[:, None, None, : prefix.extent] if prefix.padded else None  # (P, 1, 1, S)
+        self.prefix_mask = (
+            prefix.real[:, None, None, : prefix.extent] if prefix.padded else None
+        )  # (P, 1, 1, S)
 
     @property
     def empty(self) -> bool:
         return False  # there is a prefix
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        keys, values = keys_and_values(self.prefix.kv[layer, :, :, :, : self.prefix.extent], self.cfg)
+        keys, values = keys_and_values(
+            self.prefix.kv[layer, :, :, :, : self.prefix.extent], self.cfg
+        )
         k, v = self.store(layer, k, v)
         return attend_shared(q, k, v, mask, Prefix(keys, values, self.prefix_mask), self.grid)
 
@@ -68,19 +75,28 @@ class SharedCache(KVCache):
         """The cache of `rows`, and of the prefixes that they still need."""
         out = super().select(rows)
         used, owner = self.owner[rows].unique(return_inverse=True)
-        out._share(self.prefix.select(used) if len(used) < len(self.prefix.lengths) else self.prefix, owner)
+        out._share(
+            self.prefix.select(used) if len(used) < len(self.prefix.lengths) else self.prefix, owner
+        )
         return out
 
 
-def attend_shared(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix: Prefix, grid: Grid) -> Tensor:
-    """Attention (B, H, T, E) of q over its row's k and v (B, K, S, E) under a mask (B|1, 1, T, S) and over its prefix.
+def attend_shared(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix: Prefix, grid: Grid
+) -> Tensor:
+    """Attention (B, H, T, E) of q over its row's k and v (B, K, S, E) under a mask (B|1, 1, T,
+    S) and over its prefix.
 
     Each part has its own softmax; their log-sum-exps a and b weight them by sigmoid(a - b)."""
     rows, mask = by_key_head(q, k, mask)
     rows = rows.to(k.dtype)
     behind, behind_lse = partial_attention(rows, mask, k, v)
-    queries = rows[grid.members].transpose(1, 2)  # (P, K, W, H/K x T, E): a group's queries as one matrix
-    past, past_lse = partial_attention(queries.flatten(2, 3), prefix.real, prefix.keys, prefix.values)
+    queries = rows[grid.members].transpose(
+        1, 2
+    )  # (P, K, W, H/K x T, E): a group's queries as one matrix
+    past, past_lse = partial_attention(
+        queries.flatten(2, 3), prefix.real, prefix.keys, prefix.values
+    )
     past = _of_rows(past, queries, grid)
     past_lse = _of_rows(past_lse, queries, grid)
     share = (behind_lse - past_lse).sigmoid().to(behind.dtype)
@@ -88,5 +104,6 @@ def attend_shared(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix: 
 
 
 def _of_rows(x: Tensor, queries: Tensor, grid: Grid) -> Tensor:
-    """(B, K, H/K x T, n): the part of each row of x (P, K, W x H/K x T, n), computed for queries of the grid."""
+    """(B, K, H/K x T, n): the part of each row of x (P, K, W x H/K x T, n), computed for
+    queries of the grid."""
     return x.unflatten(2, queries.shape[2:4]).transpose(1, 2)[tuple(grid.place)]

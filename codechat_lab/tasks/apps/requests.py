@@ -1,9 +1,11 @@
 """The worlds of episodes, requests of five levels (`requests.jsonl`), and experts that solve them.
 
-A row of the requests has `says`, wordings; `draws`, name -> kind of a value, a table whose row is picked,
-"table.column" of it, or a `twin`; `sets`, columns of drawn rows that get another value; and `calls`, the expert's
-tools with the fields of their arguments: "phone" is a drawn value, "contacts_search[0][id]" part of a result. Tools
-behind `task_decline` are only offered. The hash of a drawn value decides its split, so training sees no value of a
+A row of the requests has `says`, wordings; `draws`, name -> kind of a value, a table whose row
+is picked, "table.column" of it, or a `twin`; `sets`, columns of drawn rows that get another
+value; and `calls`, the expert's
+tools with the fields of their arguments: "phone" is a drawn value, "contacts_search[0][id]"
+part of a result. Tools behind `task_decline` are only offered. The hash of a drawn value
+decides its split, so training sees no value of a
 test. Ids are random: guessing replaces no look-up."""
 
 import random
@@ -18,17 +20,23 @@ from codechat_lab.tasks.preparation import Row
 from codechat_lab.tasks.toolbox.values import allowed, invent, slot
 
 IDS = range(10, 100)
-FORMS: dict[str, Callable[[str], str]] = {"word": str, "name": str.capitalize, "path": "{}.txt".format}  # of a new word
+FORMS: dict[str, Callable[[str], str]] = {
+    "word": str,
+    "name": str.capitalize,
+    "path": "{}.txt".format,
+}  # of a new word
 CHOICES: dict[str, list[Any]] = DATA["choices"]
 RANGES: dict[str, list[int]] = DATA["ranges"]  # lowest and highest number
 TALK: list[str] = DATA["talk"]
 DOMAINS = {kind: slot(values) for kind, values in DATA["domains"].items()}
-# Table -> column -> kind of its values, or a value. The tables `orders` and `cart` also name products.
+# Table -> column -> kind of its values, or a value. The tables `orders` and `cart` also name
+# products.
 COLUMNS: dict[str, dict[str, Any]] = DATA["columns"]
 
 
 class World:
-    """The rows of a world by table, and values of its split. Words never repeat and never contain one another."""
+    """The rows of a world by table, and values of its split. Words never repeat and never
+    contain one another."""
 
     def __init__(self, rng: random.Random, split: str, size: int) -> None:
         self.rng = rng
@@ -38,7 +46,8 @@ class World:
         for table in COLUMNS:
             ids = rng.sample(IDS, size)
             self.tables[table] = [
-                self._row(table, id, place) for place, id in enumerate(ids[: 1 if table == "cart" else size])
+                self._row(table, id, place)
+                for place, id in enumerate(ids[: 1 if table == "cart" else size])
             ]
 
     def _row(self, table: str, id: int, place: int) -> Row:
@@ -69,12 +78,15 @@ class World:
             word = invent(self.rng)
             low = word.lower()
             # A word inside another would match a search for it.
-            if allowed(word, self.split) and not any(low in other or other in low for other in self.words):
+            if allowed(word, self.split) and not any(
+                low in other or other in low for other in self.words
+            ):
                 self.words.append(low)
                 return word
 
     def twin(self, table: str, other: Mapping[str, str]) -> Row:
-        """One of a row and a copy of it that differs in its id and in the columns `other`, of these kinds."""
+        """One of a row and a copy of it that differs in its id and in the columns `other`, of
+        these kinds."""
         changes = {column: self.draw(kind) for column, kind in other.items()}
         row = self.rng.choice(self.tables[table])
         taken = {r["id"] for r in self.tables[table]}
@@ -92,7 +104,8 @@ Call = Callable[[str, dict[str, Any]], Any]  # tool and arguments -> result
 
 
 class Request(NamedTuple):
-    """A request of a world and its expert. calls: tool -> fields of its arguments. values: what was drawn."""
+    """A request of a world and its expert. calls: tool -> fields of its arguments. values: what
+    was drawn."""
 
     text: str
     calls: Mapping[str, Mapping[str, str]]
@@ -104,7 +117,8 @@ class Request(NamedTuple):
         return [tool for tool in self.calls if tool not in CLOSING]
 
     def solve(self, call: Call) -> None:
-        """Make the expert's calls. `values` grows by their results. A search without a result is declined."""
+        """Make the expert's calls. `values` grows by their results. A search without a result
+        is declined."""
         for tool, fields in self.calls.items():
             if "each" in fields:
                 self.values[tool] = self._seek(tool, fields, call)
@@ -155,7 +169,9 @@ def draft(level: int, world: World) -> Request:
 
 def _drawn(kind: str | Mapping[str, str], values: Mapping[str, Any], world: World) -> Any:
     if not isinstance(kind, str):
-        return world.twin(kind["twin"], {column: other for column, other in kind.items() if column != "twin"})
+        return world.twin(
+            kind["twin"], {column: other for column, other in kind.items() if column != "twin"}
+        )
     if kind == "more_than_stock":
         return values["product"]["stock"] + world.rng.randint(1, 40)
     table, _, column = kind.partition(".")

@@ -1,8 +1,9 @@
-"""The task of the pocket apps, whose problems are episodes, and `codechat data apps`, which writes problems and
-experts' episodes.
+"""The task of the pocket apps, whose problems are episodes, and `codechat data apps`, which
+writes problems and experts' episodes.
 
-The reward compares the state changes with the expert's. A required change that was made is matched, another one is
-missing; any other change is collateral. Answering and declining are changes too, so saying "done" earns nothing.
+The reward compares the state changes with the expert's. A required change that was made is
+matched, another one is missing; any other change is collateral. Answering and declining are
+changes too, so saying "done" earns nothing.
 
     done        every required change and no other: reward 1, the only success
     collateral  every required change, and others: 0.5 halved for each other change
@@ -10,9 +11,9 @@ missing; any other change is collateral. Answering and declining are changes too
     idle        no change: 0
     harm        only changes that were not required: 0
 
-Levels: 1 one call with all its arguments; 2 look up, then act or answer; 3 across apps; 4 with twins, small talk
-and more tools; 5 impossible, must be declined. gold: "world", the rows at the start; "calls", the expert's;
-"changes", their effect."""
+Levels: 1 one call with all its arguments; 2 look up, then act or answer; 3 across apps; 4 with
+twins, small talk and more tools; 5 impossible, must be declined. gold: "world", the rows at the
+start; "calls", the expert's; "changes", their effect."""
 
 import random
 from collections.abc import Sequence
@@ -45,8 +46,8 @@ DONE = "Done."
 
 
 def score_changes(required: list[Change], changes: list[Change]) -> Score:
-    """The score of the changes; see the module docstring. parts: matched, required, missing and collateral, the
-    latter two in words."""
+    """The score of the changes; see the module docstring. parts: matched, required, missing and
+    collateral, the latter two in words."""
     found = compare(required, changes)
     parts = {
         "matched": found.matched,
@@ -63,7 +64,8 @@ def score_changes(required: list[Change], changes: list[Change]) -> Score:
 
 
 class AppsEnvironment:
-    """One episode at a time. A message without a call ends it. So does a call of `task_answer` or `task_decline`."""
+    """One episode at a time. A message without a call ends it. So does a call of `task_answer`
+    or `task_decline`."""
 
     def __init__(self) -> None:
         self.store = Store()
@@ -134,7 +136,8 @@ def trajectory(problem: Problem, world: AppsEnvironment) -> list[Message]:
 
 
 class AppsTask(GeneratedTask):
-    """source: None generates problems; a directory has them in apps.SPLIT.jsonl. levels: of the problems; a repeated
+    """source: None generates problems; a directory has them in apps.SPLIT.jsonl. levels: of the
+    problems; a repeated
     level is sampled more often. max_turns: most answers of an episode.
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
@@ -177,14 +180,24 @@ class AppsTask(GeneratedTask):
 
         request.solve(call)
         needed = request.tools
-        offered = [*needed, *rng.sample([name for name in TOOLS if name not in (*needed, *CLOSING)], OFFERED[level])]
+        offered = [
+            *needed,
+            *rng.sample(
+                [name for name in TOOLS if name not in (*needed, *CLOSING)], OFFERED[level]
+            ),
+        ]
         rng.shuffle(offered)
         offered += CLOSING
         system = chat.tools_prompt([TOOLS[name].schema for name in offered])
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": request.text}]
+        messages = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": request.text},
+        ]
         gold = {"world": world.tables, "calls": calls, "changes": store.diff()}
         number = digest(f"{request.text}{world.tables}")[:12]
-        return Problem(f"apps-{level}-{number}", messages, gold, split, {"level": level, "tools": offered})
+        return Problem(
+            f"apps-{level}-{number}", messages, gold, split, {"level": level, "tools": offered}
+        )
 
     def environment(self) -> AppsEnvironment:
         return AppsEnvironment()

@@ -1,10 +1,10 @@
-"""The apps' state, and their tools by name. A tool is an SQL statement over the state (`tools.jsonl`); every
-outcome is JSON.
+"""The apps' state, and their tools by name. A tool is an SQL statement over the state
+(`tools.jsonl`); every outcome is JSON.
 
-Two tools belong to no app: `task_answer` answers a request, `task_decline` says that it cannot be done. Both end
-the episode and add a row. The state is an in-memory SQLite database in one transaction that is never committed; a
-reset rolls back. A change is ["added", table, {column: value}] (without its id), ["removed", table, id] or ["set",
-table, id, column, value]."""
+Two tools belong to no app: `task_answer` answers a request, `task_decline` says that it cannot
+be done. Both end the episode and add a row. The state is an in-memory SQLite database in one
+transaction that is never committed; a reset rolls back. A change is ["added", table, {column:
+value}] (without its id), ["removed", table, id] or ["set", table, id, column, value]."""
 
 import inspect
 import json
@@ -28,7 +28,9 @@ TABLES: dict[str, dict[str, Any]] = DATA["tables"]  # columns beside `id`, with 
 def _create(table: str) -> str:
     columns = ["id INTEGER PRIMARY KEY"]
     for name, value in TABLES[table].items():
-        columns.append(f"{name} {'INTEGER' if isinstance(value, int) else 'TEXT'} NOT NULL DEFAULT {value!r}")
+        columns.append(
+            f"{name} {'INTEGER' if isinstance(value, int) else 'TEXT'} NOT NULL DEFAULT {value!r}"
+        )
     return f"CREATE TABLE {table} ({', '.join(columns)})"
 
 
@@ -67,7 +69,8 @@ class Store:
             columns = ("id", *TABLES[table])
             values = ", ".join(f":{name}" for name in columns)
             self.db.executemany(
-                f"INSERT INTO {table} VALUES ({values})", [{"id": 0} | TABLES[table] | row for row in rows]
+                f"INSERT INTO {table} VALUES ({values})",
+                [{"id": 0} | TABLES[table] | row for row in rows],
             )
         self.start = self._rows()
 
@@ -87,7 +90,9 @@ class Store:
         return changes
 
 
-def _changes(table: str, was: Mapping[int, tuple[Any, ...]], now: Mapping[int, tuple[Any, ...]]) -> Iterable[Change]:
+def _changes(
+    table: str, was: Mapping[int, tuple[Any, ...]], now: Mapping[int, tuple[Any, ...]]
+) -> Iterable[Change]:
     names = ("id", *TABLES[table])
     for id in sorted(was.keys() | now.keys()):
         if id not in now:
@@ -101,8 +106,8 @@ def _changes(table: str, was: Mapping[int, tuple[Any, ...]], now: Mapping[int, t
 
 
 class Comparison(NamedTuple):
-    """matched: how many required changes were made. missing, collateral: required changes that were not made, and
-    changes that were not required, in words."""
+    """matched: how many required changes were made. missing, collateral: required changes that
+    were not made, and changes that were not required, in words."""
 
     matched: int
     missing: list[str]
@@ -127,7 +132,11 @@ def describe(change: Change) -> str:
     """A change in words, such as "notes 4 removed"."""
     match change:
         case ["added", table, row]:
-            told = [f"{name} {row[name]!r}" for name, default in TABLES[table].items() if row[name] != default]
+            told = [
+                f"{name} {row[name]!r}"
+                for name, default in TABLES[table].items()
+                if row[name] != default
+            ]
             return f"{table} added: {', '.join(told)}"
         case ["removed", table, id]:
             return f"{table} {id} removed"
@@ -146,9 +155,10 @@ class AppError(Exception):
 
 
 class Tool(NamedTuple):
-    """schema: {"name", "description", "parameters"}. defaults: of optional parameters. gives: what a call returns:
-    "ok", the "id" of the new row, the "count" of changes, "rows", "values" of one column, one "row" without its
-    empty columns, or one "value". fails: the error where nothing changes."""
+    """schema: {"name", "description", "parameters"}. defaults: of optional parameters. gives:
+    what a call returns: "ok", the "id" of the new row, the "count" of changes, "rows", "values"
+    of one column, one "row" without its empty columns, or one "value". fails: the error where
+    nothing changes."""
 
     app: str
     schema: dict[str, Any]
@@ -208,7 +218,9 @@ def call(store: Store, name: str, arguments: dict[str, Any]) -> Any:
 
 
 def _failure(tool: Tool, values: Mapping[str, Any]) -> str:
-    short = {name: value[:60] if isinstance(value, str) else value for name, value in values.items()}
+    short = {
+        name: value[:60] if isinstance(value, str) else value for name, value in values.items()
+    }
     return tool.fails.format_map(short)
 
 
@@ -230,8 +242,11 @@ def check(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
 
 
 def as_text(key: str, value: Any) -> str:
-    """{"result": ...} or {"error": ...} as JSON without chat tags, so no stored text can open a turn."""
+    """{"result": ...} or {"error": ...} as JSON without chat tags, so no stored text can open a
+    turn."""
     text = json.dumps({key: value}, ensure_ascii=False)
     if len(text) > LONGEST:
-        return as_text("error", f"the result has {len(text)} characters; at most {LONGEST} can be read")
+        return as_text(
+            "error", f"the result has {len(text)} characters; at most {LONGEST} can be read"
+        )
     return escape_tags(text)

@@ -1,2 +1,2 @@
-"""The Berkeley Function Calling Leaderboard, single turn: calls are compared with the possible answers. Evaluation
-only."""
+"""The Berkeley Function Calling Leaderboard, single turn: calls are compared with the possible
+answers. Evaluation only."""

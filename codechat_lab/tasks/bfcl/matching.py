@@ -1,25 +1,31 @@
-"""Whether calls match possible answers: the type and value rules of the Berkeley Function Calling Leaderboard.
+"""Whether calls match possible answers: the type and value rules of the Berkeley Function
+Calling Leaderboard.
 
-An answer is {"name", "arguments": {argument: [acceptable values]}}; "" among the values means that the argument may be
-omitted. A call must have the answer's name, every required argument and no unknown one, and each value must have the
-declared type and equal an acceptable one:
+An answer is {"name", "arguments": {argument: [acceptable values]}}; "" among the values means
+that the argument may be omitted. A call must have the answer's name, every required argument
+and no unknown one, and each value must have the declared type and equal an acceptable one:
 
-- an int is a float, a float never an int, a bool no number; inside a list only as the answer itself has it;
-- a value of another type is accepted if the answer's first value has that type (a variable's name, null), letter by
+- an int is a float, a float never an int, a bool no number; inside a list only as the answer
+itself has it;
+- a value of another type is accepted if the answer's first value has that type (a variable's
+name, null), letter by
   letter;
 - strings are compared without case, blanks and ,./-_*^ and with ' read as ", at any depth;
 - a tuple is a list; lists match in order; in an object each key lists its own acceptable values;
 - an omission may be written as "" for a string and [] for a list. Several calls match in any order.
 
-As gorilla's ast_checker (BFCL v4, Python), except: calls are matched exactly, not greedily; a bool is no number inside
-objects either; strings in nested lists are compared like others. Java and JavaScript are left out."""
+As gorilla's ast_checker (BFCL v4, Python), except: calls are matched exactly, not greedily; a
+bool is no number inside objects either; strings in nested lists are compared like others. Java
+and JavaScript are left out."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, Any]
-Tools = Mapping[str, Mapping[str, Any]]  # name -> {"properties", "required"} of the functions on offer
+Tools = Mapping[
+    str, Mapping[str, Any]
+]  # name -> {"properties", "required"} of the functions on offer
 # An acceptable value of an argument: it may be omitted.
 ABSENT = ""
 # From worst to best.
@@ -40,8 +46,11 @@ KINDS: dict[str, type] = {
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 
 
-def fault_of_calls(calls: Sequence[tuple[str, Row]], answers: Sequence[Row], tools: Tools) -> str | None:
-    """None if calls and possible answers match one to one; else "wrong_count" or the one of FAULTS that prevents it."""
+def fault_of_calls(
+    calls: Sequence[tuple[str, Row]], answers: Sequence[Row], tools: Tools
+) -> str | None:
+    """None if calls and possible answers match one to one; else "wrong_count" or the one of
+    FAULTS that prevents it."""
     if len(calls) != len(answers):
         return "wrong_count"
     faults = [_faults_of(calls, answer, tools) for answer in answers]
@@ -65,7 +74,8 @@ def _match(
     matched: dict[int, int],
     tried: set[int],
 ) -> bool:
-    """Assign a call to the answer, moving earlier answers to other calls if needed (augmenting paths)."""
+    """Assign a call to the answer, moving earlier answers to other calls if needed (augmenting
+    paths)."""
     for k, fault in enumerate(faults[answer]):
         if fault is None and k not in tried:
             tried.add(k)
@@ -95,7 +105,8 @@ def fault_of_call(name: str, arguments: Row, answer: Row, tools: Tools) -> str |
 
 
 def fault_of_value(value: Any, ways: Sequence[Any], schema: Mapping[str, Any]) -> str | None:
-    """ "wrong_type", "wrong_value" or None. ways: the acceptable values. schema: of the argument."""
+    """ "wrong_type", "wrong_value" or None. ways: the acceptable values. schema: of the
+    argument."""
     kind = kind_of(schema)
     of_items = kind_of(schema.get("items")) if kind is list else None
     first = _first_type(ways)
@@ -130,7 +141,9 @@ def _first_type(ways: Sequence[Any]) -> type | None:
 
 def _items_fit(value: Sequence[Any], way: Any, kind: type) -> bool:
     """Each item has the declared type, or that of the first item of the acceptable list."""
-    return not isinstance(way, list) or all(type(item) in (kind, _first_type(way)) for item in value)
+    return not isinstance(way, list) or all(
+        type(item) in (kind, _first_type(way)) for item in value
+    )
 
 
 def standardised(text: str) -> str:
@@ -154,9 +167,16 @@ def same(value: Any, expected: Any, spelled: Callable[[str], str] = standardised
 
 
 def _object_fits(value: Mapping[str, Any], way: Any) -> bool:
-    if not isinstance(value, Mapping) or not isinstance(way, Mapping) or not value.keys() <= way.keys():
+    if (
+        not isinstance(value, Mapping)
+        or not isinstance(way, Mapping)
+        or not value.keys() <= way.keys()
+    ):
         return False
-    return all(_is_acceptable(value[key], ways) if key in value else ABSENT in ways for key, ways in way.items())
+    return all(
+        _is_acceptable(value[key], ways) if key in value else ABSENT in ways
+        for key, ways in way.items()
+    )
 
 
 def _is_acceptable(value: Any, ways: Any) -> bool:

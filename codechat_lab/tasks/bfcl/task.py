@@ -1,18 +1,24 @@
-"""The Berkeley Function Calling Leaderboard, single turn: which functions are called, with which arguments, and
-when none is.
+"""The Berkeley Function Calling Leaderboard, single turn: which functions are called, with
+which arguments, and when none is.
 
-    tasks.load("bfcl")                                    embedded hard cases, written by hand (`cases.jsonl`)
-    tasks.load("bfcl:source=hub,categories=live")         the real problems, version 3; or --data-dir with the files
+    tasks.load("bfcl")                                    embedded hard cases, written by hand
+                                                          (`cases.jsonl`)
+    tasks.load("bfcl:source=hub,categories=live")         the real problems, version 3; or
+                                                          --data-dir with the files
 
-    BFCL_v4_simple_python.json            {id, question: [[message]], function: [schema]}, one JSON object per line
-    possible_answer/BFCL_v4_....json      {id, ground_truth: [{name: {argument: [acceptable values]}}]}
-    any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values as JSON or as JSON
+    BFCL_v4_simple_python.json            {id, question: [[message]], function: [schema]}, one JSON
+                                          object per line
+    possible_answer/BFCL_v4_....json      {id, ground_truth: [{name: {argument: [acceptable
+                                          values]}}]}
+    any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values
+                                          as JSON or as JSON
                                           text
 
-The reward is 1 or 0, and the tier names the fault (`matching.py`). Where no function fits, any attempted call is
-wrong, even an unreadable one; in live_relevance any readable call of an offered function is correct. A row that no
-call can satisfy is lost. Calls are `<functioncall> {json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text:
-literals by name, a bare name is a text. Nothing is run."""
+The reward is 1 or 0, and the tier names the fault (`matching.py`). Where no function fits, any
+attempted call is wrong, even an unreadable one; in live_relevance any readable call of an
+offered function is correct. A row that no call can satisfy is lost. Calls are `<functioncall>
+{json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text: literals by name, a bare name is
+a text. Nothing is run."""
 
 import ast
 import json
@@ -32,12 +38,22 @@ from codechat_lab.tasks.bfcl.matching import ABSENT, FAULTS, fault_of_calls
 
 Row = dict[str, Any]
 NON_LIVE = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevance")
-LIVE = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance", "live_relevance")
+LIVE = (
+    "live_simple",
+    "live_multiple",
+    "live_parallel",
+    "live_parallel_multiple",
+    "live_irrelevance",
+    "live_relevance",
+)
 CATEGORIES = (*NON_LIVE, *LIVE)
 GROUPS = {"all": CATEGORIES, "live": LIVE, "non_live": NON_LIVE}
 TIERS = ("no_call", "unreadable", "needless_call", "wrong_count", *FAULTS, "full")
 HUB = "gorilla-llm/Berkeley-Function-Calling-Leaderboard"
-REMEDY = "give --data-dir with a directory of the leaderboard's files, or leave source=hub out for the embedded cases"
+REMEDY = (
+    "give --data-dir with a directory of the leaderboard's files, "
+    "or leave source=hub out for the embedded cases"
+)
 ANSWERS = "possible_answer"
 COLUMNS = (("id", "category", "question", "functions", "ground_truth"),)
 UNSOLVABLE = "no call can satisfy it"
@@ -50,8 +66,8 @@ _FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
 
 
 class BfclTask(BaseTask):
-    """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by +
-    (ConfigError). ledger: counts of the rows."""
+    """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or
+    several joined by + (ConfigError). ledger: counts of the rows."""
 
     name = "bfcl"
     tiers = TIERS
@@ -69,7 +85,9 @@ class BfclTask(BaseTask):
 
     def _read(self, source: str, categories: Collection[str]) -> Iterator[Problem | str]:
         for row in rows_of(source, categories):
-            category = str(row["category"]).removesuffix("_python")  # version 4's name of the plain ones
+            category = str(row["category"]).removesuffix(
+                "_python"
+            )  # version 4's name of the plain ones
             if category in categories:
                 yield problem_of(row | {"category": category})
             else:
@@ -79,10 +97,17 @@ class BfclTask(BaseTask):
         """The messages behind the list of tools, which precedes their own system text."""
         given = [m["content"] for m in problem.messages if m["role"] == "system"]
         system = "\n\n".join([chat.tools_prompt(problem.gold["listed"], self.tools_style), *given])
-        return [{"role": "system", "content": system}, *(m for m in problem.messages if m["role"] != "system")]
+        return [
+            {"role": "system", "content": system},
+            *(m for m in problem.messages if m["role"] != "system"),
+        ]
 
     def score(self, problem: Problem, completion: str) -> Score:
-        calls = chat.parse_calls(completion) if chat.CALL_TAG in completion else _python_calls(completion.strip())
+        calls = (
+            chat.parse_calls(completion)
+            if chat.CALL_TAG in completion
+            else _python_calls(completion.strip())
+        )
         tier = tier_of(calls, problem.gold)
         parts = {"calls": len(calls), "form": calls[0].form if calls else None}
         return Score(float(tier == "full"), tier, parts, tier == "full")
@@ -116,7 +141,9 @@ def tier_of(calls: Sequence[chat.Call], gold: Mapping[str, Any]) -> str:
 def _call(answer: Mapping[str, Any], tool: Mapping[str, Any]) -> str:
     """The call with the first acceptable value of every argument that is due."""
     due = {
-        key: _first(ways) for key, ways in answer["arguments"].items() if ABSENT not in ways or key in tool["required"]
+        key: _first(ways)
+        for key, ways in answer["arguments"].items()
+        if ABSENT not in ways or key in tool["required"]
     }
     return chat.format_call(answer["name"], due)
 
@@ -126,7 +153,8 @@ def _first(ways: Sequence[Any]) -> Any:
 
 
 def _resolved(value: Any) -> Any:
-    """The value, with the first acceptable one of each key inside objects: there each key lists its own values."""
+    """The value, with the first acceptable one of each key inside objects: there each key lists
+    its own values."""
     if isinstance(value, list):
         return [_resolved(v) for v in value]
     if not isinstance(value, Mapping):
@@ -140,8 +168,8 @@ def _resolved(value: Any) -> Any:
 
 
 def _python_calls(text: str) -> list[chat.Call]:
-    """Calls of a text that is a list of calls or one call with named arguments. Empty for anything else, such as
-    "Sorry (no tool)"."""
+    """Calls of a text that is a list of calls or one call with named arguments. Empty for
+    anything else, such as "Sorry (no tool)"."""
     tree = parsed(text) if text.endswith((")", ")]")) and len(text) <= LONGEST else None
     match tree.body if tree else []:
         case [ast.Expr(ast.List(nodes))]:
@@ -154,14 +182,18 @@ def _python_calls(text: str) -> list[chat.Call]:
 
 
 def _python_call(node: ast.Call) -> chat.Call:
-    words = {word.arg: word.value for word in node.keywords if word.arg is not None}  # None: **words
+    words = {
+        word.arg: word.value for word in node.keywords if word.arg is not None
+    }  # None: **words
     if node.args or len(words) < len(node.keywords):
         return UNREADABLE
     try:
         name = ast.unparse(node.func)
         if not _DOTTED.fullmatch(name):
             return UNREADABLE
-        arguments = {key: ast.literal_eval(_JsonNames().visit(value)) for key, value in words.items()}
+        arguments = {
+            key: ast.literal_eval(_JsonNames().visit(value)) for key, value in words.items()
+        }
         json.dumps(arguments)  # refuses sets, bytes and complex numbers
         return chat.Call(name, arguments, "python")
     except (TypeError, ValueError, RecursionError):  # more than a literal
@@ -192,8 +224,13 @@ def rows_of(source: str, categories: Collection[str]) -> Iterator[Row]:
 
 
 def _files(path: Path, categories: Collection[str]) -> list[Path]:
-    """The leaderboard's files of these categories in a directory; the path itself where it has none of its files."""
-    named = [file for file in sorted(path.iterdir()) if _FILE.fullmatch(file.name)] if path.is_dir() else []
+    """The leaderboard's files of these categories in a directory; the path itself where it has
+    none of its files."""
+    named = (
+        [file for file in sorted(path.iterdir()) if _FILE.fullmatch(file.name)]
+        if path.is_dir()
+        else []
+    )
     if not named:
         return [path]
     files: dict[str, Path] = {}
@@ -202,28 +239,42 @@ def _files(path: Path, categories: Collection[str]) -> list[Path]:
         if category not in categories:
             continue
         if category in files:
-            raise DataError(f"{path} holds category {category} twice; expected files of one version of the data")
+            raise DataError(
+                f"{path} holds category {category} twice; expected files of one version of the data"
+            )
         files[category] = file
     return list(files.values())
 
 
 def _download(categories: Collection[str]) -> Path:
-    """The folder of the hub's files, as they are: `datasets` cannot read columns that differ from row to row."""
+    """The folder of the hub's files, as they are: `datasets` cannot read columns that differ
+    from row to row."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
     probe_hub(HUB, remedy=REMEDY)
-    names = [f"{folder}BFCL_v3_{category}.json" for category in categories for folder in ("", f"{ANSWERS}/")]
+    names = [
+        f"{folder}BFCL_v3_{category}.json"
+        for category in categories
+        for folder in ("", f"{ANSWERS}/")
+    ]
     try:
-        return Path(huggingface_hub.snapshot_download(HUB, repo_type="dataset", allow_patterns=names))
+        return Path(
+            huggingface_hub.snapshot_download(HUB, repo_type="dataset", allow_patterns=names)
+        )
     except (OSError, HfHubHTTPError) as error:
         raise UserError(f"{HUB} cannot be fetched ({str(error)[:200]}); {REMEDY}") from error
 
 
 def _joined(questions: Path, answers: Path) -> Iterator[Row]:
-    """Rows of a leaderboard file with their answers. A category where no call or any call is correct has no answers."""
+    """Rows of a leaderboard file with their answers. A category where no call or any call is
+    correct has no answers."""
     category = _FILE.sub(r"\1", questions.name)
-    truths = {} if "relevance" in category else {row.get("id"): row.get("ground_truth") for row in local_rows(answers)}
+    truths = (
+        {}
+        if "relevance" in category
+        else {row.get("id"): row.get("ground_truth") for row in local_rows(answers)}
+    )
     for row in local_rows(questions):
         yield {
             "id": row.get("id"),
@@ -254,13 +305,26 @@ def problem_of(row: Row) -> Problem | str:
         expect = "any"
     else:
         expect = "none" if category.endswith("irrelevance") else "calls"
-    readable = all(m["role"] in chat.ROLES and isinstance(m["content"], str) for m in columns.messages)
+    readable = all(
+        m["role"] in chat.ROLES and isinstance(m["content"], str) for m in columns.messages
+    )
     if not readable or (expect == "calls") != bool(columns.answers):
         return "bad_row"
     if any(_unsolvable(answer, columns.tools.get(answer["name"])) for answer in columns.answers):
         return UNSOLVABLE
-    gold = {"expect": expect, "answers": columns.answers, "tools": columns.tools, "listed": columns.listed}
-    return Problem(str(row["id"]), columns.messages, gold, "test", {"category": category, "tools_present": True})
+    gold = {
+        "expect": expect,
+        "answers": columns.answers,
+        "tools": columns.tools,
+        "listed": columns.listed,
+    }
+    return Problem(
+        str(row["id"]),
+        columns.messages,
+        gold,
+        "test",
+        {"category": category, "tools_present": True},
+    )
 
 
 def _read(row: Row) -> _Columns:
@@ -284,11 +348,15 @@ def _value(column: Any) -> Any:
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
     parameters = tool.get("parameters") or {}
-    return {"properties": dict(parameters.get("properties") or {}), "required": list(parameters.get("required") or ())}
+    return {
+        "properties": dict(parameters.get("properties") or {}),
+        "required": list(parameters.get("required") or ()),
+    }
 
 
 def _answer(call: Mapping[str, Any]) -> dict[str, Any]:
-    """{"name", "arguments"} of {name: arguments}, or as it is. ValueError unless each argument lists its values."""
+    """{"name", "arguments"} of {name: arguments}, or as it is. ValueError unless each argument
+    lists its values."""
     if call.keys() != {"name", "arguments"}:
         ((name, arguments),) = call.items()
         call = {"name": name, "arguments": arguments}
@@ -298,9 +366,12 @@ def _answer(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unsolvable(answer: Mapping[str, Any], tool: Mapping[str, Any] | None) -> bool:
-    """True where the function is not on offer, a required argument has no answer, or an answer's argument is unknown to
-    the function or has no values."""
+    """True where the function is not on offer, a required argument has no answer, or an
+    answer's argument is unknown to the function or has no values."""
     if tool is None or not set(tool["required"]) <= answer["arguments"].keys():
         return True
     known = tool["properties"]
-    return any(not ways or (key not in known and ABSENT not in ways) for key, ways in answer["arguments"].items())
+    return any(
+        not ways or (key not in known and ABSENT not in ways)
+        for key, ways in answer["arguments"].items()
+    )

@@ -1,1 +1,2 @@
-"""Code problems: MBPP, HumanEval, and files in their columns. Hidden tests in the sandbox score a program."""
+"""Code problems: MBPP, HumanEval, and files in their columns. Hidden tests in the sandbox score
+a program."""

@@ -1,9 +1,10 @@
-"""Extract the program from an answer: fences, prose around code, doctest prompts, a bare function body.
+"""Extract the program from an answer: fences, prose around code, doctest prompts, a bare
+function body.
 
-What stands before the end of a reasoning part (`</think>`) is no answer. The longest part that may be the program
-is taken; nothing is repaired. A fence line ends a block only where the code before it is complete, so that fences
-in docstrings stay. A text without code gives ""; a text with invalid Python gives that code, so the reward can tell
-the two apart."""
+What stands before the end of a reasoning part (`</think>`) is no answer. The longest part that
+may be the program is taken; nothing is repaired. A fence line ends a block only where the code
+before it is complete, so that fences in docstrings stay. A text without code gives ""; a text
+with invalid Python gives that code, so the reward can tell the two apart."""
 
 import ast
 import bisect
@@ -18,29 +19,43 @@ from codechat.text.python_source import parsed
 
 _THOUGHT = r"(?:think|thinking|thought|reasoning|scratchpad|seed:think)"
 _THOUGHT_OPENS = re.compile(
-    rf"\s*(?:<{_THOUGHT}>|\[think\]|◁think▷|<\|channel\|>analysis<\|message\|>|<\|begin_of_thought\|>)", re.IGNORECASE
+    rf"\s*(?:<{_THOUGHT}>|\[think\]|◁think▷|<\|channel\|>analysis<\|message\|>|<\|begin_of_thought\|>)",
+    re.IGNORECASE,
 )
 # Not in quotes: a program may hold the tags in strings. Two and more backticks are a fence.
 _BEFORE = r"(?<![\"'])(?<!(?<!`)`)"
 _BEHIND = r"(?![\"'])(?!`(?!`))"
 _THOUGHT_ENDS = re.compile(
-    rf"{_BEFORE}(?:</{_THOUGHT}>|\[/think\]|◁/think▷|<\|channel\|>final<\|message\|>|<\|end_of_thought\|>){_BEHIND}",
+    rf"{_BEFORE}(?:</{_THOUGHT}>|\[/think\]|◁/think▷|<\|channel\|>final<\|message\|>"
+    rf"|<\|end_of_thought\|>){_BEHIND}",
     re.IGNORECASE,
 )
-_ANSWER = re.compile(rf"{_BEFORE}<answer>{_BEHIND}(.*?)(?:{_BEFORE}</answer>{_BEHIND}|\Z)", re.DOTALL | re.IGNORECASE)
-_SPECIAL = re.compile(r"(?:<\|[^|>\n]{1,40}\|>|</s>)$")  # a token that ends a turn, as text
-# A fence line may stand in a list or a quotation. One or two backticks count with a language or nothing beside them.
-_FENCE = re.compile(
-    r"[ \t>]*(?:(?:[-*+]|\d+[.)])[ \t]+)?(`{3,}|~{3,}|`{1,2}(?=(?:python3?|py)?[ \t]*$))([^`]*)[`~]*[ \t]*$"
+_ANSWER = re.compile(
+    rf"{_BEFORE}<answer>{_BEHIND}(.*?)(?:{_BEFORE}</answer>{_BEHIND}|\Z)", re.DOTALL | re.IGNORECASE
 )
-_FENCE_BEHIND = re.compile(r"(.*[^`~\s])[ \t]*(`{3,}|~{3,})[ \t]*([\w+#]*)[ \t]*$")  # behind text on its line
+_SPECIAL = re.compile(r"(?:<\|[^|>\n]{1,40}\|>|</s>)$")  # a token that ends a turn, as text
+# A fence line may stand in a list or a quotation. One or two backticks count with a language or
+# nothing beside them.
+_FENCE = re.compile(
+    r"[ \t>]*(?:(?:[-*+]|\d+[.)])[ "
+    r"\t]+)?(`{3,}|~{3,}|`{1,2}(?=(?:python3?|py)?[ "
+    r"\t]*$))([^`]*)[`~]*[ \t]*$"
+)
+_FENCE_BEHIND = re.compile(
+    r"(.*[^`~\s])[ \t]*(`{3,}|~{3,})[ \t]*([\w+#]*)[ \t]*$"
+)  # behind text on its line
 _INFO = re.compile(
-    r"[ \t]*(?:\{[^}]*\}|[\w+#.-]*(?::[\w./\\-]+)?)(?:[ \t,]+[\w.-]+(?:[=:]\S*)?|[ \t]+\{[^}]*\})*[ \t]*$"
+    r"[ \t]*(?:\{[^}]*\}|[\w+#.-]*(?::[\w./\\-]+)?)(?:[ "
+    r"\t,]+[\w.-]+(?:[=:]\S*)?|[ \t]+\{[^}]*\})*[ \t]*$"
 )
 _LANGUAGE = re.compile(r"[ \t]*(?:python3?|py)\b[ \t]*", re.IGNORECASE)
 # Lines with which sets of prompts mark code, MBPP's own among them.
-_MARKS = frozenset("[BEGIN] [PYTHON] <code> <pre><code> [DONE] [/PYTHON] </code> </code></pre>".split())
-_STARTS_CODE = re.compile(r"(?:@\w|def\b|class\b|async def\b|import \w|from [\w.]+ import\b|[A-Za-z_]\w* = )")
+_MARKS = frozenset(
+    "[BEGIN] [PYTHON] <code> <pre><code> [DONE] [/PYTHON] </code> </code></pre>".split()
+)
+_STARTS_CODE = re.compile(
+    r"(?:@\w|def\b|class\b|async def\b|import \w|from [\w.]+ import\b|[A-Za-z_]\w* = )"
+)
 _PROMPT = re.compile(r"^\s*(?:>>>|\.\.\.)(?: |$)")
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _DEFINITION = (*_FUNCTION, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
@@ -53,9 +68,10 @@ MAX_PARSED = 6 * MAX_CHARS  # characters of an answer that are parsed to find th
 def extract(text: str, names: Collection[str] = (), stub: str = "") -> str:
     """The program of an answer, or "" where it holds no code. Never raises.
 
-    names: the requested functions. Of several blocks, the last one that defines a requested function counts,
-    after the imports, definitions and constants of earlier blocks. stub: a function's head. An answer that defines none
-    of `names` and parses as a body is appended to the stub."""
+    names: the requested functions. Of several blocks, the last one that defines a requested
+    function counts, after the imports, definitions and constants of earlier blocks. stub: a
+    function's head. An answer that defines none of `names` and parses as a body is appended to
+    the stub."""
     text = re.sub("^[\ufeff\u200b]+", "", text[:MAX_CHARS], flags=re.MULTILINE)
     text = answer_of(text.replace("\r\n", "\n").replace("\r", "\n"))
     lines = ["```" if line.strip() in _MARKS else line for line in text.split("\n")]
@@ -70,12 +86,14 @@ def extract(text: str, names: Collection[str] = (), stub: str = "") -> str:
         if parsed(whole) is not None:
             return whole
     tree = parsed(code)
-    return code if code.strip() and (tree is None or tree.body) else ""  # comments alone are no program
+    return (
+        code if code.strip() and (tree is None or tree.body) else ""
+    )  # comments alone are no program
 
 
 def answer_of(text: str) -> str:
-    """The part of a text that answers: behind its reasoning, in the last `<answer>` if there is one. "" where the
-    reasoning does not end."""
+    """The part of a text that answers: behind its reasoning, in the last `<answer>` if there is
+    one. "" where the reasoning does not end."""
     ends = list(_THOUGHT_ENDS.finditer(text))
     if ends:
         text = text[ends[-1].end() :]
@@ -93,7 +111,11 @@ class Fence(NamedTuple):
     info: str  # what stands behind it
 
     def ends(self, opening: "Fence") -> bool:
-        return not self.info.strip() and self.mark[0] == opening.mark[0] and len(self.mark) >= len(opening.mark)
+        return (
+            not self.info.strip()
+            and self.mark[0] == opening.mark[0]
+            and len(self.mark) >= len(opening.mark)
+        )
 
 
 def _fence(line: str) -> Fence | None:
@@ -102,7 +124,8 @@ def _fence(line: str) -> Fence | None:
 
 
 def _is_program(text: str) -> bool:
-    """Whether all of the text is Python that defines something: fences can only stand in its strings."""
+    """Whether all of the text is Python that defines something: fences can only stand in its
+    strings."""
     tree = parsed(text)
     return tree is not None and any(isinstance(node, _DEFINITION) for node in tree.body)
 
@@ -130,7 +153,8 @@ class _Blocks:
         self.stub = stub
         self.fences = {i: fence for i, fence in enumerate(map(_fence, lines)) if fence}
         self.places = list(self.fences)
-        self.left = MAX_PARSED  # characters that may still be parsed: an answer may hold thousands of fences
+        # characters that may still be parsed: an answer may hold thousands of fences
+        self.left = MAX_PARSED
 
     def parses(self, code: str) -> bool:
         """Whether it is Python. False once too much was tried."""
@@ -162,7 +186,8 @@ class _Blocks:
         return self.places[place] if place < len(self.places) else len(self.lines)
 
     def bare_code(self, at: int, fence: int) -> "_Block | None":
-        """Code outside of fences that begins between two lines, and the fence line that ends it; or None."""
+        """Code outside of fences that begins between two lines, and the fence line that ends
+        it; or None."""
         segment = _plain("\n".join(_without_language(self.lines[at:fence])))
         if self.stub and not defines(segment, self.names) and _is_body(segment):
             return _Block("\n".join(self.lines[at:fence]), fence)
@@ -185,7 +210,8 @@ class _Blocks:
         return None
 
     def opens(self, fence: int) -> bool:
-        """Whether a fence line behind code opens another block: with a language, or with code up to the next fence."""
+        """Whether a fence line behind code opens another block: with a language, or with code
+        up to the next fence."""
         if self.fences[fence].info.strip():
             return True
         after = self.next_fence(fence + 1)
@@ -196,8 +222,8 @@ class _Blocks:
     def fenced(self, start: int) -> "_Block":
         """The code of the block that a fence line opens, and the line behind the block.
 
-        It ends at the first fence line before which the code is complete. Without one: at its end where all the rest
-        is Python, else at the first closing fence."""
+        It ends at the first fence line before which the code is complete. Without one: at its
+        end where all the rest is Python, else at the first closing fence."""
         opening = self.fences[start]
         head = [] if _INFO.match(opening.info) else [_LANGUAGE.sub("", opening.info, count=1)]
         body = self.lines[start + 1 :]
@@ -239,7 +265,8 @@ class _Block(NamedTuple):
 
 
 def _is_body(code: str) -> bool:
-    """Whether it may be the body of a function: statements, and not words that happen to be Python."""
+    """Whether it may be the body of a function: statements, and not words that happen to be
+    Python."""
     tree = parsed("def body():\n" + _as_body(code)) if code.strip() else None
     match tree.body if tree else []:
         case [ast.FunctionDef(body=statements)]:
@@ -288,19 +315,27 @@ def _joined(blocks: list[str], names: set[str]) -> str:
 
 
 def _definitions(block: str) -> list[str]:
-    """The sources of a block's imports, definitions and constants. Its calls would run a second time."""
+    """The sources of a block's imports, definitions and constants. Its calls would run a second
+    time."""
     tree = parsed(block)
-    return [_source(block, node) for node in (tree.body if tree else ()) if isinstance(node, _DEFINITION)]
+    return [
+        _source(block, node)
+        for node in (tree.body if tree else ())
+        if isinstance(node, _DEFINITION)
+    ]
 
 
 def _source(block: str, node: ast.stmt) -> str:
     """A statement of a block as the block spells it, with its decorators."""
-    decorators = [f"@({ast.get_source_segment(block, d)})" for d in getattr(node, "decorator_list", ())]
+    decorators = [
+        f"@({ast.get_source_segment(block, d)})" for d in getattr(node, "decorator_list", ())
+    ]
     return "\n".join([*decorators, ast.get_source_segment(block, node) or ""])
 
 
 def _unfenced(text: str, body_is_code: bool) -> str:
-    """Code in a text without fences: all of it, or the first run of complete top-level statements in the prose."""
+    """Code in a text without fences: all of it, or the first run of complete top-level
+    statements in the prose."""
     plain = _plain("\n".join(_without_language(text.lstrip("\n").split("\n"))))
     tree = parsed(plain)
     # One word is Python too.
@@ -320,7 +355,11 @@ def _unfenced(text: str, body_is_code: bool) -> str:
     start = _first(lines, lambda line: _PROMPT.match(line))
     if start is not None:
         return _plain("\n".join(lines[start:]))
-    return plain if tree and any(isinstance(node, ast.Call | ast.Lambda) for node in ast.walk(tree)) else ""
+    return (
+        plain
+        if tree and any(isinstance(node, ast.Call | ast.Lambda) for node in ast.walk(tree))
+        else ""
+    )
 
 
 def _first(lines: list[str], fits: Callable[[str], object]) -> int | None:
@@ -328,7 +367,8 @@ def _first(lines: list[str], fits: Callable[[str], object]) -> int | None:
 
 
 def _whole_statements(lines: list[str]) -> str:
-    """The lines up to where prose follows a complete unindented statement. A truncated or invalid statement is not
+    """The lines up to where prose follows a complete unindented statement. A truncated or
+    invalid statement is not
     repaired: then all lines are returned, so that the reward can tell them from no code."""
     end = len(lines)
     for _ in range(MAX_CUTS):
@@ -355,8 +395,8 @@ def _error_line(code: str) -> int | None:
 
 
 def _as_body(code: str) -> str:
-    """A function body indented by four spaces. Its first line may have lost its indentation. Otherwise the body
-    ends at the next unindented line."""
+    """A function body indented by four spaces. Its first line may have lost its indentation.
+    Otherwise the body ends at the next unindented line."""
     first, *rest = code.strip("\n").split("\n")
     if not first[:1].isspace():
         return textwrap.indent(first + "\n" + textwrap.dedent("\n".join(rest)), "    ")

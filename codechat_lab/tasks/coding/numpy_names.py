@@ -1,5 +1,5 @@
-"""The names of numpy that the extended suites use, for judges, which have the standard library only. The source of the
-class goes into a test, in place of `import numpy as np`."""
+"""The names of numpy that the extended suites use, for judges, which have the standard library
+only. The source of the class goes into a test, in place of `import numpy as np`."""
 
 
 class np:

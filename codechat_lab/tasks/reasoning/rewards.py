@@ -1,13 +1,15 @@
 """Rewards of reasoning and answer, under the names that their authors gave them.
 
-    xml            correctness 2.0, integer 0.5, strict_format 0.5, soft_format 0.5, tags 4 x 0.125     in all 4.0
-    r1_zero        1.0 where the layout <think> ... </think> <answer> ... </answer> and the answer are correct
+    xml            correctness 2.0, integer 0.5, strict_format 0.5, soft_format 0.5, tags 4 x 0.125
+                   in all 4.0
+    r1_zero        1.0 where the layout <think> ... </think> <answer> ... </answer> and the answer
+                   are correct
     question_only  1.0 where the stated answer (\\boxed{}, "####", "answer is") is correct
     plain          1.0 where the last number, or the letter after "answer is", is correct
 
-"xml" is a GRPO example on GSM8K (W. Brown, 2025), with TRL's signatures; the `..._reward_fn` are those of Dr. GRPO
-and CS336. docs/tasks.md lists where the rules differ. Text after the closing tag costs 0.001 per character, at most
-the value of two tags."""
+"xml" is a GRPO example on GSM8K (W. Brown, 2025), with TRL's signatures; the `..._reward_fn`
+are those of Dr. GRPO and CS336. docs/tasks.md lists where the rules differ. Text after the
+closing tag costs 0.001 per character, at most the value of two tags."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +23,16 @@ FORMATTED = ("format_only", "format_and_answer")
 TAG, TAIL = 0.125, 0.001
 TAGS = ("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>")
 _INSIDE = r"(?:(?!</?(?:reasoning|answer)>).)*?"  # no tag inside a tag
-# DOTALL: reasoning may have several lines. The line end after </answer> belongs to the turn, not to the content.
-_STRICT = re.compile(rf"<reasoning>\n{_INSIDE}\n</reasoning>\n<answer>\n{_INSIDE}\n</answer>\n?", re.DOTALL)
+# DOTALL: reasoning may have several lines. The line end after </answer> belongs to the turn,
+# not to the content.
+_STRICT = re.compile(
+    rf"<reasoning>\n{_INSIDE}\n</reasoning>\n<answer>\n{_INSIDE}\n</answer>\n?", re.DOTALL
+)
 _SOFT = re.compile(rf"\s*<reasoning>{_INSIDE}</reasoning>\s*<answer>{_INSIDE}</answer>", re.DOTALL)
 _THOUGHT = r"(?:(?!</?(?:think|answer)>).)*"
-_R1 = re.compile(rf"\s*(?:<think>)?{_THOUGHT}</think>\s*<answer>({_THOUGHT})</answer>(?!.*</?answer>)", re.DOTALL)
+_R1 = re.compile(
+    rf"\s*(?:<think>)?{_THOUGHT}</think>\s*<answer>({_THOUGHT})</answer>(?!.*</?answer>)", re.DOTALL
+)
 _OF_KIND = {"number": re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)"), "letter": re.compile("[A-E]")}
 
 
@@ -36,9 +43,12 @@ def extract_xml_answer(text: str) -> str | None:
 
 
 def xml_terms(text: str, gold: str | None, kind: str) -> dict[str, float]:
-    """correctness: the answer equals the gold answer. integer: it is one, or for kind "letter" a letter A to E.
-    strict_format: exactly the requested layout, each tag on its own line; soft_format: the text begins with both parts.
-    tags: each of four tags occurs exactly once, in its place; text after the last one reduces the two of the answer."""
+    """correctness: the answer equals the gold answer. integer: it is one, or for kind "letter"
+    a letter A to E.
+    strict_format: exactly the requested layout, each tag on its own line; soft_format: the text
+    begins with both parts.
+    tags: each of four tags occurs exactly once, in its place; text after the last one reduces
+    the two of the answer."""
     answer = extract_xml_answer(text)
     return {
         "correctness": 2.0 if _same(answer, gold, kind) else 0.0,
@@ -80,7 +90,8 @@ xmlcount_reward_func = _trl("tags", "xmlcount_reward_func")
 
 
 def _r1_zero_answer(text: str) -> str | None:
-    """The prompt may have opened <think> already. Text after </answer> is allowed. None where the layout is wrong."""
+    """The prompt may have opened <think> already. Text after </answer> is allowed. None where
+    the layout is wrong."""
     match = _R1.match(text)
     if match is None:
         return None
@@ -93,7 +104,8 @@ _READERS = {"r1_zero": _r1_zero_answer, "question_only": answers.stated}
 
 
 def grade(reward: str, text: str, gold: str | None, kind: str) -> Score:
-    """The score of a completion by one of the rewards of MAXIMUM. kind: of the gold answer, "number" or "letter"."""
+    """The score of a completion by one of the rewards of MAXIMUM. kind: of the gold answer,
+    "number" or "letter"."""
     if reward == "xml":
         answer = extract_xml_answer(text)
         terms = xml_terms(text, gold, kind)
@@ -113,8 +125,8 @@ def grade(reward: str, text: str, gold: str | None, kind: str) -> Score:
 
 
 def _same(answer: str | None, gold: str | None, kind: str) -> bool:
-    """Letters are compared as letters, numbers and expressions by value. An empty or missing gold answer matches
-    nothing."""
+    """Letters are compared as letters, numbers and expressions by value. An empty or missing
+    gold answer matches nothing."""
     if answer is None or not gold or kind == "number":
         return answers.equivalent(answer, gold)
     return answers.choice_letter(f"answer is {answer}") == gold.upper()
@@ -130,11 +142,14 @@ def written(reward: str, steps: str, answer: str) -> str:
 
 
 def r1_zero_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:
-    """format_reward, answer_reward and reward, each 0 or 1. ground_truth: an answer, or a list of accepted ones."""
+    """format_reward, answer_reward and reward, each 0 or 1. ground_truth: an answer, or a list
+    of accepted ones."""
     return _three_rewards("r1_zero", response, ground_truth)
 
 
-def question_only_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:
+def question_only_reward_fn(
+    response: str, ground_truth: Any, fast: bool = True
+) -> dict[str, float]:
     """The same three numbers; the layout counts where an answer is stated."""
     return _three_rewards("question_only", response, ground_truth)
 
@@ -143,4 +158,8 @@ def _three_rewards(reward: str, response: str, ground_truth: Any) -> dict[str, f
     accepted = ground_truth if isinstance(ground_truth, list) else [ground_truth]
     scores = [grade(reward, response, str(gold), "number") for gold in accepted]
     right = float(any(score.correct for score in scores))
-    return {"format_reward": float(scores[0].tier in FORMATTED), "answer_reward": right, "reward": right}
+    return {
+        "format_reward": float(scores[0].tier in FORMATTED),
+        "answer_reward": right,
+        "reward": right,
+    }

@@ -1,15 +1,18 @@
-"""The reasoning tasks: generated word problems and GSM8K, with five prompt templates; and `codechat data reasoning`.
+"""The reasoning tasks: generated word problems and GSM8K, with five prompt templates; and
+`codechat data reasoning`.
 
     xml            a system prompt that requests <reasoning> and <answer>, each on their own lines
-    r1_zero        DeepSeek-R1-Zero's prompt for a base model (arXiv:2501.12948, table 1); it ends in <think>
+    r1_zero        DeepSeek-R1-Zero's prompt for a base model (arXiv:2501.12948, table 1); it ends
+                   in <think>
     question_only  only the question (Dr. GRPO, arXiv:2503.20783, section 2, "no template")
     alpaca         Stanford Alpaca's instruction template
     zero_shot      a system prompt that requests steps and "The answer is N."
 
-A template may also be a file (`template_of`). With tags "raw" its messages are the text itself, as the papers ran
-base models. Without `reward` the template's own grader scores. `Score.correct` is the answer alone. A file's name
-gives its split; one in 16 of GSM8K's training rows is `select`, by a hash of the question. SFT never sees the
-questions of generated problems; RL must set the template of the solutions."""
+A template may also be a file (`template_of`). With tags "raw" its messages are the text itself,
+as the papers ran base models. Without `reward` the template's own grader scores.
+`Score.correct` is the answer alone. A file's name gives its split; one in 16 of GSM8K's
+training rows is `select`, by a hash of the question. SFT never sees the questions of generated
+problems; RL must set the template of the solutions."""
 
 import json
 import random
@@ -35,7 +38,8 @@ _NOTE = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator notes
 
 
 class Template(NamedTuple):
-    """grader: of `rewards`. user: the request. system: before it, by the kind of the answer ("number" or "letter")."""
+    """grader: of `rewards`. user: the request. system: before it, by the kind of the answer
+    ("number" or "letter")."""
 
     grader: str
     user: str = "{question}"
@@ -50,22 +54,35 @@ class Template(NamedTuple):
 
 TEMPLATES = {
     name: Template(**row)
-    for name, row in json.loads(Path(__file__).with_name("templates.json").read_text(encoding="utf-8")).items()
+    for name, row in json.loads(
+        Path(__file__).with_name("templates.json").read_text(encoding="utf-8")
+    ).items()
 }
 ALPACA = TEMPLATES["alpaca"].user
 
 
 def template_of(name: str) -> Template:
-    """One of TEMPLATES, or a file: its text before {response}, with {question} or {instruction}, is the user's
-    turn; the last heading above that place (a line that begins with #) ends an answer where there are no turns.
-    DataError without either."""
+    """One of TEMPLATES, or a file: its text before {response}, with {question} or
+    {instruction}, is the user's turn; the last heading above that place (a line that begins
+    with #) ends an answer where there are no turns. DataError without either."""
     if not Path(name).is_file():
         return TEMPLATES[check_choice("template (or a file)", name, TEMPLATES)]
-    text = Path(name).read_text(encoding="utf-8").replace("{instruction}", "{question}").partition("{response}")[0]
+    text = (
+        Path(name)
+        .read_text(encoding="utf-8")
+        .replace("{instruction}", "{question}")
+        .partition("{response}")[0]
+    )
     above, found, _ = text.partition("{question}")
     if not found:
-        raise DataError(f"{name} holds no {{question}} and no {{instruction}}; write one where the question belongs")
-    return Template("plain", text, stop_texts=[line for line in above.splitlines() if line.startswith("#")][-1:])
+        raise DataError(
+            f"{name} holds no {{question}} and no "
+            "{instruction}; write one where the question "
+            "belongs"
+        )
+    return Template(
+        "plain", text, stop_texts=[line for line in above.splitlines() if line.startswith("#")][-1:]
+    )
 
 
 class AnswerTask(BaseTask):
@@ -102,17 +119,29 @@ class AnswerTask(BaseTask):
 def make_problem(
     id: str, question: str, answer: str, steps: str, split: str, meta: dict[str, Any] | None = None
 ) -> Problem:
-    return Problem(id, [{"role": "user", "content": question}], {"answer": answer, "steps": steps}, split, meta or {})
+    return Problem(
+        id,
+        [{"role": "user", "content": question}],
+        {"answer": answer, "steps": steps},
+        split,
+        meta or {},
+    )
 
 
-# 1 one step, numbers up to 9; 2 one step, up to 20, times tables and even sharing; 3 two steps; 4 three steps and a
-# number without use
+# 1 one step, numbers up to 9; 2 one step, up to 20, times tables and even sharing; 3 two steps;
+# 4 three steps and a number without use
 LEVELS = (1, 2, 3, 4)
-STORY_PARTS = {"worked": 0.5, "train": 0.8, "select": 0.88, "test": 1.0}  # cumulative shares of a question's hash
+STORY_PARTS = {
+    "worked": 0.5,
+    "train": 0.8,
+    "select": 0.88,
+    "test": 1.0,
+}  # cumulative shares of a question's hash
 
 
 class Story(NamedTuple):
-    """says: wordings; the last is held out. steps: equations over the numbers a to e and the earlier results r and s.
+    """says: wordings; the last is held out. steps: equations over the numbers a to e and the
+    earlier results r and s.
     low, high: range of each number. Every result is a whole number above 0."""
 
     name: str
@@ -136,14 +165,16 @@ def part_of(text: str) -> str:
 
 
 def draw_story(story: Story, rng: random.Random, held_out: bool = False) -> tuple[str, str, str]:
-    """(question of this story, worked solution with an equation per line, answer); results are whole numbers above
-    0."""
+    """(question of this story, worked solution with an equation per line, answer); results are
+    whole numbers above 0."""
     wording = story.says[-1] if held_out else rng.choice(story.says[:-1])
     first, second = rng.sample(PEOPLE, 2)
     thing = rng.choice(THINGS)
     lines = list[str]()
     while not lines:
-        numbers = {name: rng.randint(low, high) for name, low, high in zip("abcde", story.low, story.high)}
+        numbers = {
+            name: rng.randint(low, high) for name, low, high in zip("abcde", story.low, story.high)
+        }
         lines = _worked(story.steps, numbers)
     text = wording.format_map({"A": first, "B": second, "x": thing} | numbers)
     return text, "\n".join(lines), lines[-1].split()[-1]
@@ -165,7 +196,8 @@ def _worked(steps: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
 
 
 class ReasoningTask(AnswerTask, preparation.GeneratedTask):
-    """Generated word problems. levels: a repeated level is sampled more often. Worked solutions, training, `select` and
+    """Generated word problems. levels: a repeated level is sampled more often. Worked
+    solutions, training, `select` and
     `test` never share a question; `test_hard` has wordings that occur nowhere else."""
 
     name = "reasoning"
@@ -194,7 +226,8 @@ class ReasoningTask(AnswerTask, preparation.GeneratedTask):
 
 
 class Gsm8kTask(AnswerTask, preparation.PublicTask):
-    """Grade school mathematics (Cobbe et al., 2021, arXiv:2110.14168). source: hub, a path, or a hub set with
+    """Grade school mathematics (Cobbe et al., 2021, arXiv:2110.14168). source: hub, a path, or
+    a hub set with
     training rows by its name. columns: OURS=THEIRS where it has no question and answer."""
 
     name = "gsm8k"
@@ -235,12 +268,13 @@ class Gsm8kTask(AnswerTask, preparation.PublicTask):
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningConfig(preparation.GeneratedConfig, preparation.ColumnsConfig):
-    """Word problems or GSM8K -> worked.SPLIT.jsonl (conversations), reasoning.SPLIT.jsonl or gsm8k.SPLIT.jsonl
-    (problems)."""
+    """Word problems or GSM8K -> worked.SPLIT.jsonl (conversations), reasoning.SPLIT.jsonl or
+    gsm8k.SPLIT.jsonl (problems)."""
 
     source: str = opt(
         "embedded",
-        "embedded (generated word problems), hub (GSM8K), a path to GSM8K's files, or a hub set's name",
+        "embedded (generated word problems), hub (GSM8K), a "
+        "path to GSM8K's files, or a hub set's name",
         reads="path",
     )
     out: str = "data/reasoning"
@@ -256,13 +290,15 @@ class ReasoningConfig(preparation.GeneratedConfig, preparation.ColumnsConfig):
 
 
 def prepare_reasoning(cfg: ReasoningConfig) -> Row:
-    """Write conversations and problems. Returns the manifest of the directory. Raises UserError, also where a solution
-    does not score the maximum."""
+    """Write conversations and problems. Returns the manifest of the directory. Raises
+    UserError, also where a solution does not score the maximum."""
     if cfg.source == "embedded":
         return preparation.prepare_generated(cfg)
     task = Gsm8kTask(cfg.source, template=cfg.template, columns=cfg.columns)
     problems = {"train": task.problems("train", seed=cfg.seed)}
-    problems |= {split: task.problems(split, cfg.eval_examples, cfg.seed) for split in preparation.HELD_OUT}
+    problems |= {
+        split: task.problems(split, cfg.eval_examples, cfg.seed) for split in preparation.HELD_OUT
+    }
     solved = {"train": problems["train"][: cfg.max_examples], "select": problems["select"]}
     return write_task(
         cfg,

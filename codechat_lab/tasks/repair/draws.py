@@ -1,5 +1,5 @@
-"""Arguments of one call of each function of `parts.toml`, drawn near the constants k and m of its module: there the
-right source and the wrong one differ."""
+"""Arguments of one call of each function of `parts.toml`, drawn near the constants k and m of
+its module: there the right source and the wrong one differ."""
 
 import random
 from collections.abc import Sequence
@@ -18,13 +18,17 @@ def draw(part: str, rng: random.Random, k: int, m: int) -> tuple[Any, ...]:
         case "best":
             return (_counts(rng, rng.choice((k, k + 1))),)
         case "slug":
-            return (_text(rng, 1, k, k + 1).title() if rng.random() < 0.7 else str(rng.randint(1, 99)),)
+            return (
+                _text(rng, 1, k, k + 1).title() if rng.random() < 0.7 else str(rng.randint(1, 99)),
+            )
         case "stock":
             left = _counts(rng, 3)
             item = rng.choice(list(left))
             return left, item, rng.choice((left[item], rng.randint(1, left[item])))
         case "clock":
-            return (rng.choice((rng.randint(60, 700), rng.randint(720, 1600), 60 * rng.randint(1, 20))),)
+            return (
+                rng.choice((rng.randint(60, 700), rng.randint(720, 1600), 60 * rng.randint(1, 20))),
+            )
         case "run":
             return ([_near(rng, k, k + 2) for _ in range(rng.choice((2, 4, 6)))],)
         case "grade":
@@ -32,7 +36,12 @@ def draw(part: str, rng: random.Random, k: int, m: int) -> tuple[Any, ...]:
         case "clamp":
             return (_near(rng, k - 5, k, m, m + 5, (k + m) // 2),)
         case "parcel":
-            return ([rng.choice((rng.randint(1, 5), rng.randint(6, 12))) for _ in range(rng.choice((0, 1, 2)))],)
+            return (
+                [
+                    rng.choice((rng.randint(1, 5), rng.randint(6, 12)))
+                    for _ in range(rng.choice((0, 1, 2)))
+                ],
+            )
         case "column":
             return ([_ints(rng, 0, 9, (k, k + 1, k + 2)) for _ in range(rng.choice((1, 2)))],)
         case "window":

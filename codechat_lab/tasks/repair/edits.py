@@ -7,9 +7,9 @@
         if total >= 3:               -    if total > 3:
     >>>>>>> REPLACE                  +    if total >= 3:
 
-Both become changes: whole lines replaced by others, which must match except for white space at their ends. Where
-they occur several times, a diff's line number chooses; a block must say more. A repository is a mapping {path:
-text}."""
+Both become changes: whole lines replaced by others, which must match except for white space at
+their ends. Where they occur several times, a diff's line number chooses; a block must say more.
+A repository is a mapping {path: text}."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,8 @@ _DIVIDER = re.compile(r"={5,9}[ \t]*\Z")
 _PATH = re.compile(r"\S[ \t]*\Z")
 _REPLACE = re.compile(r">{5,9} REPLACE")  # more may follow in its line
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
-# What decides which tests run and how: not the policy's to change. Python itself runs the last two at its start.
+# What decides which tests run and how: not the policy's to change. Python itself runs the last
+# two at its start.
 _SETTINGS = frozenset(
     """conftest.py pytest.ini .pytest.ini tox.ini setup.cfg pyproject.toml noxfile.py
     sitecustomize.py usercustomize.py""".split()
@@ -36,8 +37,8 @@ class EditError(ValueError):
 
 
 class Change(NamedTuple):
-    """Lines `old` of a file become `new`. old None: the file is new. new None: it is deleted. line: where a diff
-    says that they begin, from 1."""
+    """Lines `old` of a file become `new`. old None: the file is new. new None: it is deleted.
+    line: where a diff says that they begin, from 1."""
 
     path: str
     old: tuple[str, ...] | None
@@ -52,7 +53,8 @@ def parse(text: str) -> list[Change]:
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[Change]:
-    """Changes of search/replace blocks. Where one has no end, no later one has: the time is linear in the text."""
+    """Changes of search/replace blocks. Where one has no end, no later one has: the time is
+    linear in the text."""
     free = 0  # the first line behind the last block
     for at, line in enumerate(lines):
         path = _path_above(lines, at, free) if at > free and _SEARCH.match(line) else ""
@@ -71,8 +73,8 @@ def _blocks(lines: Sequence[str]) -> Iterator[Change]:
 
 
 def _path_above(lines: Sequence[str], at: int, free: int) -> str:
-    """The line with the path of a block whose SEARCH is at `at`, not before `free`; "" without one. A code fence may
-    stand between."""
+    """The line with the path of a block whose SEARCH is at `at`, not before `free`; "" without
+    one. A code fence may stand between."""
     fenced = at - 2 >= free and _FENCE.match(lines[at - 1]) and _PATH.search(lines[at - 2])
     line = lines[at - 2 if fenced else at - 1]
     return line if _PATH.search(line) else ""
@@ -80,11 +82,14 @@ def _path_above(lines: Sequence[str], at: int, free: int) -> str:
 
 def _next(lines: Sequence[str], pattern: re.Pattern[str], at: int) -> int:
     """The first line from `at` that matches; len(lines) without one."""
-    return next((place for place in range(at, len(lines)) if pattern.match(lines[place])), len(lines))
+    return next(
+        (place for place in range(at, len(lines)) if pattern.match(lines[place])), len(lines)
+    )
 
 
 def _hunks(lines: Sequence[str]) -> Iterator[Change]:
-    """Changes of a unified diff. A hunk ends where a line is none of its own, whatever numbers its head gives."""
+    """Changes of a unified diff. A hunk ends where a line is none of its own, whatever numbers
+    its head gives."""
     before = ""
     after = ""
     at = 0
@@ -103,7 +108,9 @@ def _hunks(lines: Sequence[str]) -> Iterator[Change]:
             old = tuple(row[1:] for row in body if not row.startswith(("+", "\\")))
             new = tuple(row[1:] for row in body if not row.startswith(("-", "\\")))
             number = int(head[1][:9])  # Python reads no number of thousands of digits
-            yield Change(after or before, old if before and old else None, new if after else None, number)
+            yield Change(
+                after or before, old if before and old else None, new if after else None, number
+            )
         else:
             at += 1
 
@@ -142,7 +149,8 @@ def applied(files: Files, changes: Sequence[Change]) -> dict[str, str]:
 
 
 def _replaced(path: str, text: str, change: Change) -> str:
-    """The text of a file after a change; EditError where its lines are not there, or where it is open which."""
+    """The text of a file after a change; EditError where its lines are not there, or where it
+    is open which."""
     lines = text.splitlines()
     old = [line.rstrip() for line in change.old or ()]
     stripped = [line.rstrip() for line in lines]

@@ -1,10 +1,11 @@
 """Repositories with a bug: problems of three levels, with failing and passing tests that decide.
 
-Levels: 1 one module and its tests; 2 two modules and a README; 3 three modules behind a facade, whose tests fail.
-Tests are chosen by running the correct and the wrong source, both ours: FAIL_TO_PASS where they differ,
-PASS_TO_PASS where they agree. Some of both kinds are hidden. Modules (`parts.toml`) are documented functions with
-constants, and bugs that change a line. Constants belong to one split (`test_hard` has modules of its own); every
-problem shows one call that no test has."""
+Levels: 1 one module and its tests; 2 two modules and a README; 3 three modules behind a facade,
+whose tests fail. Tests are chosen by running the correct and the wrong source, both ours:
+FAIL_TO_PASS where they differ, PASS_TO_PASS where they agree. Some of both kinds are hidden.
+Modules (`parts.toml`) are documented functions with constants, and bugs that change a line.
+Constants belong to one split (`test_hard` has modules of its own); every problem shows one call
+that no test has."""
 
 import random
 import tomllib
@@ -20,7 +21,10 @@ from codechat_lab.tasks.micro import dealt
 from codechat_lab.tasks.repair import draws
 
 LEVELS = (1, 2, 3)
-CANDIDATES, LONGEST = 60, 64  # calls from which tests are chosen, and their characters: small models read short prompts
+CANDIDATES, LONGEST = (
+    60,
+    64,
+)  # calls from which tests are chosen, and their characters: small models read short prompts
 SEEN, UNSEEN = 1, 2  # tests of the broken module in its file, and hidden ones: of each kind
 HIDDEN = "hidden::"  # begins the ids of hidden tests
 FACADE = "summary"
@@ -29,12 +33,16 @@ PACKAGES = tuple("shop club town office farm lab studio garage hotel museum harb
 VERBS = tuple("get make find compute show read take build".split())
 ERRORS = (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError)
 RAISED = frozenset(error.__name__ for error in ERRORS)
-FORMAT = "Answer with blocks like this:\npath\n<<<<<<< SEARCH\nold lines\n=======\nnew lines\n>>>>>>> REPLACE"
+FORMAT = (
+    "Answer with blocks like this:\npath\n<<<<<<< SEARCH\nold "
+    "lines\n=======\nnew lines\n>>>>>>> REPLACE"
+)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A module as `parts.toml` has it. files: names of the file. k: range of the constant; more: what m is above k."""
+    """A module as `parts.toml` has it. files: names of the file. k: range of the constant;
+    more: what m is above k."""
 
     name: str
     files: Sequence[str]
@@ -45,7 +53,8 @@ class Part:
     held_out: bool = False
 
     def settings(self, part: str) -> list[dict[str, int]]:
-        """The constants of a split (all for test_hard); of a module with few of them at least one."""
+        """The constants of a split (all for test_hard); of a module with few of them at least
+        one."""
         every = [{"k": k, "m": k + more} for k in self.k for more in self.more]
         random.Random(self.name).shuffle(every)
         return dealt(every, part) or [every[SPARSE.index(part) % len(every)]]
@@ -53,12 +62,16 @@ class Part:
     def source(self, names: Mapping[str, str], setting: Mapping[str, int]) -> str:
         return _filled(self.code, names, setting)
 
-    def broken(self, bug: Sequence[str], names: Mapping[str, str], setting: Mapping[str, int]) -> "Broken":
+    def broken(
+        self, bug: Sequence[str], names: Mapping[str, str], setting: Mapping[str, int]
+    ) -> "Broken":
         """The source with a bug. ValueError unless it changes exactly one line."""
         right, wrong = (_filled(text, names, setting) for text in bug)
         good = self.source(names, setting)
         buggy = good.replace(right, wrong)
-        ((old, new),) = [(x, y) for x, y in zip(buggy.splitlines(), good.splitlines(), strict=True) if x != y]
+        ((old, new),) = [
+            (x, y) for x, y in zip(buggy.splitlines(), good.splitlines(), strict=True) if x != y
+        ]
         return Broken(buggy, old, new)
 
 
@@ -75,12 +88,16 @@ def _filled(text: str, names: Mapping[str, str], setting: Mapping[str, int]) -> 
 
 
 PARTS = [
-    Part(**row) for row in tomllib.loads(Path(__file__).with_name("parts.toml").read_text(encoding="utf-8"))["part"]
+    Part(**row)
+    for row in tomllib.loads(Path(__file__).with_name("parts.toml").read_text(encoding="utf-8"))[
+        "part"
+    ]
 ]
 
 
 class Module(NamedTuple):
-    """A module of a repository as it should be. calls: {call of its function: the result, as text}."""
+    """A module of a repository as it should be. calls: {call of its function: the result, as
+    text}."""
 
     stem: str
     part: str
@@ -116,10 +133,13 @@ def make(level: int, part: str, split: str, rng: random.Random) -> Problem | Non
     if calls is None:
         return None
     others = [
-        _module(p, stem, _names(rng, p), rng.choice(p.settings(part)), rng) for p, stem in zip(parts[1:], stems[1:])
+        _module(p, stem, _names(rng, p), rng.choice(p.settings(part)), rng)
+        for p, stem in zip(parts[1:], stems[1:])
     ]
     tests = _chosen_tests(right, calls, others, level == max(LEVELS), rng)
-    files = _sources(package, [right._replace(source=bug.source), *others], facade=level == max(LEVELS))
+    files = _sources(
+        package, [right._replace(source=bug.source), *others], facade=level == max(LEVELS)
+    )
     named = _write_tests(package, tests, files)
     path = f"{package}/{right.stem}.py"
     gold = {
@@ -131,15 +151,19 @@ def make(level: int, part: str, split: str, rng: random.Random) -> Problem | Non
         "fix": {"path": path, "search": bug.wrong, "replace": bug.right},
     }
     seen = [name for name in gold["FAIL_TO_PASS"] if not name.startswith(HIDDEN)]
-    request = _request(_issue(path, calls.shown, calls.wrong, right.calls[calls.shown]), seen, files)
+    request = _request(
+        _issue(path, calls.shown, calls.wrong, right.calls[calls.shown]), seen, files
+    )
     messages = [{"role": "user", "content": request}]
     meta = {"level": level, "part": first.name, "files": len(files)}
-    return Problem(f"repair-{level}-{digest(f'{messages}{files}')[:12]}", messages, gold, split, meta)
+    return Problem(
+        f"repair-{level}-{digest(f'{messages}{files}')[:12]}", messages, gold, split, meta
+    )
 
 
 class Calls(NamedTuple):
-    """Calls of the broken function. shown: in the issue, and in no test; wrong: its result with the bug, or the name
-    of the error."""
+    """Calls of the broken function. shown: in the issue, and in no test; wrong: its result with
+    the bug, or the name of the error."""
 
     shown: str
     wrong: str
@@ -163,13 +187,15 @@ def _told_apart(right: Module, buggy: str, rng: random.Random) -> Calls | None:
 def _chosen_tests(
     broken: Module, calls: Calls, others: Sequence[Module], facade: bool, rng: random.Random
 ) -> list[Test]:
-    """In random order. facade: the tests of the broken module go through it, so that a failure does not name the
-    module."""
+    """In random order. facade: the tests of the broken module go through it, so that a failure
+    does not name the module."""
     tests = list(_tests(broken, calls.failing, fails=True, facade=facade))
     tests += _tests(broken, rng.sample(calls.passing, SEEN + UNSEEN), fails=False, facade=facade)
     for module in others:
         good = list(_returned(module.calls))
-        tests += _tests(module, rng.sample(good, min(len(good), SEEN + UNSEEN)), fails=False, facade=False)
+        tests += _tests(
+            module, rng.sample(good, min(len(good), SEEN + UNSEEN)), fails=False, facade=False
+        )
     rng.shuffle(tests)
     return tests
 

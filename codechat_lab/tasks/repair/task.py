@@ -1,5 +1,6 @@
-"""The repair task on generated repositories, its reward, and `codechat data repair`, which writes experts' repairs
-(domain "repairs") and problems. SFT never sees the constants of the training problems.
+"""The repair task on generated repositories, its reward, and `codechat data repair`, which
+writes experts' repairs (domain "repairs") and problems. SFT never sees the constants of the
+training problems.
 
     none         0      no edit can be read
     tampers      0      an edit touches tests or what decides how they run
@@ -9,8 +10,9 @@
     regressed    0.5    all of them pass, but another test fails
     resolved     1      all of them pass, and all others still do
 
-Below `resolved` it is multiplied by the share of passing tests that still pass. The modules are loaded from memory
-into the sandboxed process, so what they patch, exit from or override stays there."""
+Below `resolved` it is multiplied by the share of passing tests that still pass. The modules are
+loaded from memory into the sandboxed process, so what they patch, exit from or override stays
+there."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +33,11 @@ _LOADER = Path(__file__).with_name("loader.py").read_text(encoding="utf-8")
 def program(problem: Problem, files: Mapping[str, str], timeout_s: float) -> Program:
     """The repository with the problem's tests, those that fail first."""
     gold = problem.gold
-    sources = {path: text for path, text in files.items() if path.endswith(".py") and not edits.is_protected(path)}
+    sources = {
+        path: text
+        for path, text in files.items()
+        if path.endswith(".py") and not edits.is_protected(path)
+    }
     # ascii, not JSON, whose two escapes of one emoji are two half characters in Python
     code = f"{_LOADER}\n\nload({ascii(sources)}, {ascii(dict(gold['imports']))})\n"
     tests = tuple(gold["tests"][name] for name in (*gold["FAIL_TO_PASS"], *gold["PASS_TO_PASS"]))
@@ -60,7 +66,8 @@ def of_counts(fixed: int, failing: int, kept: int, passing: int, reason: str = "
 
 
 class RepairTask(GeneratedTask, JudgedTask):
-    """source: None generates problems; a directory has them in repair.SPLIT.jsonl. levels: of the problems; a repeated
+    """source: None generates problems; a directory has them in repair.SPLIT.jsonl. levels: of
+    the problems; a repeated
     level is sampled more often. timeout_s: wall seconds of each test.
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
@@ -97,7 +104,9 @@ class RepairTask(GeneratedTask, JudgedTask):
             return unscored("none", "no edit can be read"), None
         touched = sorted({change.path for change in changes if edits.is_protected(change.path)})
         if touched:
-            return unscored("tampers", f"tests are not to be edited: {', '.join(touched)[:200]}"), None
+            return unscored(
+                "tampers", f"tests are not to be edited: {', '.join(touched)[:200]}"
+            ), None
         try:
             after = edits.applied(files, changes)
         except edits.EditError as error:
@@ -122,7 +131,8 @@ class RepairTask(GeneratedTask, JudgedTask):
 
 @dataclass(frozen=True, kw_only=True)
 class RepairConfig(GeneratedConfig):
-    """Small repositories with a bug -> repairs.SPLIT.jsonl (conversations), repair.SPLIT.jsonl (problems)."""
+    """Small repositories with a bug -> repairs.SPLIT.jsonl (conversations), repair.SPLIT.jsonl
+    (problems)."""
 
     make = RepairTask
     out: str = "data/repair"

@@ -1,8 +1,9 @@
 """Conversations that call tools: their requests, the lists on offer, the names in them.
 
-With the default `Mix` each tool has its one name. The other shares make reading the list necessary: tools and arguments
-with other names, composed and invented tools, unfitting lists (each with a twin that fits), requests for two calls, the
-second with the first one's result. A conversation of a split and seed is the same however many are drawn."""
+With the default `Mix` each tool has its one name. The other shares make reading the list
+necessary: tools and arguments with other names, composed and invented tools, unfitting lists
+(each with a twin that fits), requests for two calls, the second with the first one's result. A
+conversation of a split and seed is the same however many are drawn."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,8 +39,8 @@ RENAMED_TOOLS = 0.7  # share of the tools of a renamed conversation that have an
 
 @dataclass(frozen=True)
 class Request:
-    """A tool, its arguments and the request in words. hard: the part that training never sees ("tool" or "phrasing"),
-    or None."""
+    """A tool, its arguments and the request in words. hard: the part that training never sees
+    ("tool" or "phrasing"), or None."""
 
     tool: Tool
     arguments: dict[str, Any]
@@ -49,8 +50,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Scene:
-    """requests: the second takes the first one's result. offered: the fitting tools first. renamed: some tool has
-    another name."""
+    """requests: the second takes the first one's result. offered: the fitting tools first.
+    renamed: some tool has another name."""
 
     requests: Sequence[Request]
     offered: list[Tool]
@@ -97,7 +98,8 @@ def tools_system(rng: random.Random, split: str = "train", style: str = "compact
 
 
 def informally(rng: random.Random, text: str) -> str:
-    """The request without its capital or its full stop, with words before or after it. The rest stays as it is."""
+    """The request without its capital or its full stop, with words before or after it. The rest
+    stays as it is."""
     if text[:2].istitle():
         text = text[0].lower() + text[1:]
     if rng.random() < 0.7:
@@ -127,18 +129,25 @@ class Sampler:
         return Request(tool, arguments, tool.ask(self.rng, arguments, asks), hard)
 
     def request(self, hard: str | None = None) -> Request:
-        """A request for a tool of the catalogue. hard: "tool" for a held-out one, "phrasing" for a trained one in
-        words of test_hard."""
+        """A request for a tool of the catalogue. hard: "tool" for a held-out one, "phrasing"
+        for a trained one in words of test_hard."""
         level = self.rng.choice(LEVELS)
-        tools = [t for t in HELD_OUT if t.level == level] if hard == "tool" else tools_of("train", level)
+        tools = (
+            [t for t in HELD_OUT if t.level == level]
+            if hard == "tool"
+            else tools_of("train", level)
+        )
         tool = self.rng.choice(tools)
         return self.asked(tool, tool.hard_asks if hard == "phrasing" else (), hard)
 
     def new_tools(self, draw: float, k: int) -> list[Tool]:
-        """k invented tools, composed ones or services, as a draw of 0 to 1 falls among their shares; else none."""
+        """k invented tools, composed ones or services, as a draw of 0 to 1 falls among their
+        shares; else none."""
         kind = self.mix.kind_of_tools(draw)
         if kind == "invented":
-            return list(catalogue.invented_offer(self.rng, self.split, k, self.mix.rare_words).values())
+            return list(
+                catalogue.invented_offer(self.rng, self.split, k, self.mix.rare_words).values()
+            )
         if kind == "composed":
             return self.rng.sample(catalogue.composed(), k)
         if kind == "services":
@@ -157,7 +166,8 @@ class Sampler:
         return self.named([request], [request.tool, *others] if fits else others)
 
     def _for_new_tool(self, draw: float, fewest: int) -> tuple[Request, list[Tool]]:
-        """A request, and the other tools on offer: of the same kind, but for half of the services."""
+        """A request, and the other tools on offer: of the same kind, but for half of the
+        services."""
         rng = self.rng
         kind = self.mix.kind_of_tools(draw)
         tool, *others = self.new_tools(draw, rng.randint(fewest, MAX_TOOLS))
@@ -187,15 +197,20 @@ class Sampler:
         known = {t.name: t for t in (*scene.offered, scene.requests[0].tool)}
         new = dict(zip(known, self.new_names(list(known.values()), every)))
         requests = [replace(r, tool=new[r.tool.name]) for r in scene.requests]
-        return Scene(requests, [new[t.name] for t in scene.offered], any(t.alias for t in new.values()))
+        return Scene(
+            requests, [new[t.name] for t in scene.offered], any(t.alias for t in new.values())
+        )
 
     def new_names(self, tools: Sequence[Tool], every: bool = False) -> list[Tool]:
-        """The tools, with other names of some of them (all: `every`) and of some of their arguments."""
+        """The tools, with other names of some of them (all: `every`) and of some of their
+        arguments."""
         rng = self.rng
         new = list[Tool]()
         taken = {t.name for t in tools}
         for tool in tools:
-            words = [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or COMMON
+            words = [
+                w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2
+            ] or COMMON
             alias = self._new_name(words, taken) if every or rng.random() < RENAMED_TOOLS else ""
             taken.add(alias)
             new.append(replace(tool, alias=alias, keys=self._new_keys(tool)))
@@ -209,7 +224,8 @@ class Sampler:
         return keys if len(names) == len(tool.slots) else {}
 
     def _new_name(self, description: Sequence[str], taken: set[str]) -> str:
-        """Words of the description, one to three common words, or an invented word of this split."""
+        """Words of the description, one to three common words, or an invented word of this
+        split."""
         rng = self.rng
         rare = self.mix.rare_words
         while True:
@@ -218,7 +234,11 @@ class Sampler:
                 name = "_".join(rng.sample(description, min(len(description), rng.choice((1, 2)))))
             elif draw < 0.7:
                 size = rng.choice((1, 1, 2, 2, 3))
-                words = [draw_word(rng, rare) for _ in range(size)] if rare else rng.choices(COMMON, k=size)
+                words = (
+                    [draw_word(rng, rare) for _ in range(size)]
+                    if rare
+                    else rng.choices(COMMON, k=size)
+                )
                 name = "_".join(words)
             else:
                 name = invent(rng)
@@ -237,11 +257,18 @@ class Sampler:
         return self.named([replace(first, text=text), second], [*both, *others])
 
     def _following(self, first: Tool, result: Any) -> Request | None:
-        """A request for a tool that takes `result` as an argument; None if the tool drawn does not."""
+        """A request for a tool that takes `result` as an argument; None if the tool drawn does
+        not."""
         rng = self.rng
         tool = rng.choice(SEEN)
-        kind = {int: ("integer", "number"), float: ("number",), str: ("string",)}.get(type(result), ())
-        free = [k for k, slot in tool.slots.items() if slot.schema["type"] in kind and "enum" not in slot.schema]
+        kind = {int: ("integer", "number"), float: ("number",), str: ("string",)}.get(
+            type(result), ()
+        )
+        free = [
+            k
+            for k, slot in tool.slots.items()
+            if slot.schema["type"] in kind and "enum" not in slot.schema
+        ]
         if not free or tool.name in family(first.name):
             return None
         key = rng.choice(free)
@@ -257,7 +284,9 @@ class Sampler:
 
     def said(self, text: str) -> Message:
         """The user's message; informal in a share of the draws."""
-        return message("user", informally(self.rng, text) if self.happens(self.mix.informal) else text)
+        return message(
+            "user", informally(self.rng, text) if self.happens(self.mix.informal) else text
+        )
 
     def small_talk(self) -> list[Message]:
         """Words of the user that need no tool, and the reply."""
@@ -266,15 +295,17 @@ class Sampler:
         return [message("user", said), message("assistant", reply)]
 
     def served(self, scene: Scene, user: Message) -> list[Message]:
-        """The request, its calls with the tools' responses, and the answer: the tool's sentence, or one that only
-        states the result. The latter is twice as frequent for a renamed tool, whose sentence a model could only
-        guess."""
+        """The request, its calls with the tools' responses, and the answer: the tool's
+        sentence, or one that only states the result. The latter is twice as frequent for a
+        renamed tool, whose sentence a model could only guess."""
         messages = [scene.system(self.rng), user]
         for request, call in zip(scene.requests, scene.calls(), strict=True):
             result = request.tool.call(request.arguments)
             messages += [call_message(call), message("function", response(result))]
         answer = request.tool.report(request.arguments, result)
-        if self.happens(self.mix.plain_answers if request.tool.alias else self.mix.plain_answers / 2):
+        if self.happens(
+            self.mix.plain_answers if request.tool.alias else self.mix.plain_answers / 2
+        ):
             answer = self.rng.choice(PHRASES["plain_answers"]).format(result=say(result))
         return [*messages, message("assistant", answer)]
 
@@ -283,15 +314,20 @@ Drawn = tuple[list[Message], dict[str, Any]]  # messages and meta
 
 
 def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[str, Any]]:
-    """n rows {"id", "messages", "domain": "calls", "meta"}. meta: tools_present, asked ("tool" or "chat"), tools
-    (names on offer), level, hard, kind, tool, renamed. An unfitting conversation is followed by its twin: the same
-    request with a list that fits."""
+    """n rows {"id", "messages", "domain": "calls", "meta"}. meta: tools_present, asked ("tool"
+    or "chat"), tools (names on offer), level, hard, kind, tool, renamed. An unfitting
+    conversation is followed by its twin: the same request with a list that fits."""
     sampler = Sampler(random.Random(f"reading {split} {seed}"), split, mix)
     drawn = (each for _ in count() for each in _conversations(sampler))
     for i, (messages, meta) in enumerate(islice(drawn, n)):
         if meta["asked"] == "tool" and meta["tools_present"] and sampler.happens(mix.talk_first):
             messages[1:1] = sampler.small_talk()
-        yield {"id": f"reading-{split}-{seed}-{i}", "messages": messages, "domain": "calls", "meta": meta}
+        yield {
+            "id": f"reading-{split}-{seed}-{i}",
+            "messages": messages,
+            "domain": "calls",
+            "meta": meta,
+        }
 
 
 def _conversations(sampler: Sampler) -> list[Drawn]:
@@ -308,9 +344,15 @@ def _conversations(sampler: Sampler) -> list[Drawn]:
     if kind == "call":
         return [_single(rng, scene, user)]
     if kind == "small_talk":
-        return [([scene.system(rng), *sampler.small_talk()], scene.meta("chat") | {"asked": "chat"})]
+        return [
+            ([scene.system(rng), *sampler.small_talk()], scene.meta("chat") | {"asked": "chat"})
+        ]
     if kind == "no_tools":
-        messages = [message("system", neutral_system(rng)), user, message("assistant", rng.choice(PHRASES["no_tools"]))]
+        messages = [
+            message("system", neutral_system(rng)),
+            user,
+            message("assistant", rng.choice(PHRASES["no_tools"])),
+        ]
         return [(messages, scene.meta("absent") | {"tools_present": False, "tools": []})]
     return _declined_and_twin(rng, scene, user)
 
@@ -327,8 +369,9 @@ def _declined_and_twin(rng: random.Random, scene: Scene, user: Message) -> list[
 
 
 def _series(sampler: Sampler) -> Drawn:
-    """One list, and a request for each of its tools in any order, in a share of the series also one that no tool
-    serves. The right tool can only be found by reading the list, once for each answer."""
+    """One list, and a request for each of its tools in any order, in a share of the series also
+    one that no tool serves. The right tool can only be found by reading the list, once for each
+    answer."""
     rng = sampler.rng
     mix = sampler.mix
     count = rng.randint(3, 5)

@@ -1,14 +1,17 @@
 """What the functions of the tools share: the error that a caller reads, rounding, tables.
 
-A function of `seen_functions` or `held_out_functions` has its tool's name and takes its arguments by name. An
-ArithmeticError, LookupError or ValueError means that the arguments are impossible (`catalogue.Tool.call`)."""
+A function of `seen_functions` or `held_out_functions` has its tool's name and takes its
+arguments by name. An ArithmeticError, LookupError or ValueError means that the arguments are
+impossible (`catalogue.Tool.call`)."""
 
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-TABLES: dict[str, Any] = json.loads(Path(__file__).with_name("tables.json").read_text(encoding="utf-8"))
+TABLES: dict[str, Any] = json.loads(
+    Path(__file__).with_name("tables.json").read_text(encoding="utf-8")
+)
 
 
 class ToolError(ValueError):

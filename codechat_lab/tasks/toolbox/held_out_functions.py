@@ -1,4 +1,5 @@
-"""What the tools of test_hard compute; each function has the name of its tool in held_out_tools.json."""
+"""What the tools of test_hard compute; each function has the name of its tool in
+held_out_tools.json."""
 
 import math
 import re
@@ -11,7 +12,12 @@ NOTES: list[str] = TABLES["NOTES"]
 SUBJECTS: list[str] = TABLES["SUBJECTS"]
 WINDS: list[str] = TABLES["WINDS"]
 TILES: dict[str, int] = TABLES["TILES"]
-KIND_SIZES = {"small": 26, "capital": 26, "digit": 10, "mark": 33}  # characters of each kind in ASCII, blanks included
+KIND_SIZES = {
+    "small": 26,
+    "capital": 26,
+    "digit": 10,
+    "mark": 33,
+}  # characters of each kind in ASCII, blanks included
 
 
 def molar_mass(formula: str) -> float:
@@ -174,7 +180,8 @@ def download_wait(megabytes: float, megabits: int) -> float:
 
 
 def password_bits(password: str) -> float:
-    """The entropy of a password whose characters are drawn from all of the kinds that occur in it."""
+    """The entropy of a password whose characters are drawn from all of the kinds that occur in
+    it."""
     kinds = {_kind(character) for character in password}
     return neat(len(password) * math.log2(sum(KIND_SIZES[kind] for kind in kinds) or 1), 1)
 

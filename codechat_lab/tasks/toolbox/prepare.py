@@ -1,8 +1,8 @@
-"""`codechat data calls`: function calls -> conversations, copying drills, problems and behaviour probes.
+"""`codechat data calls`: function calls -> conversations, copying drills, problems and
+behaviour probes.
 
-The embedded source is the toolbox; `--mix NAME` takes the shares of a named mix of mixes.toml. Files and the hub are
-read by their columns.
-"""
+The embedded source is the toolbox; `--mix NAME` takes the shares of a named mix of mixes.toml.
+Files and the hub are read by their columns."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -36,8 +36,8 @@ TOOLBOX_CALLS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class CallsConfig(ColumnsConfig):
-    """Function calls -> calls.SPLIT.jsonl, copying drills copy.SPLIT.jsonl, problems funcall.SPLIT.jsonl,
-    behaviour probes probes.SPLIT.jsonl."""
+    """Function calls -> calls.SPLIT.jsonl, copying drills copy.SPLIT.jsonl, problems
+    funcall.SPLIT.jsonl, behaviour probes probes.SPLIT.jsonl."""
 
     source: str = opt(
         "embedded",
@@ -45,12 +45,24 @@ class CallsConfig(ColumnsConfig):
         "ToolACE, xLAM, glaive",
         reads="path",
     )
-    domain: str = opt("calls", "domain of a source's conversations; only calls has problems and probes")
-    max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0)
-    twins: float = opt(0.0, "share of a file's calls repeated without their functions, to decline", least=0, most=1)
+    domain: str = opt(
+        "calls", "domain of a source's conversations; only calls has problems and probes"
+    )
+    max_examples: int | None = opt(
+        None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0
+    )
+    twins: float = opt(
+        0.0, "share of a file's calls repeated without their functions, to decline", least=0, most=1
+    )
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none", least=0)
-    lookups: int = opt(0, "lookup drills of each kind (domains lookup_calls, lookup_phrases, lookup_loose)", least=0)
-    lookups_missing: float = opt(0.0, "share of the lookup drills' requests that match no line", least=0, most=1)
+    lookups: int = opt(
+        0,
+        "lookup drills of each kind (domains lookup_calls, lookup_phrases, lookup_loose)",
+        least=0,
+    )
+    lookups_missing: float = opt(
+        0.0, "share of the lookup drills' requests that match no line", least=0, most=1
+    )
     problems: int = opt(4000, "training problems of the toolbox", least=0)
     eval_examples: int = opt(500, "conversations and problems of each split but train", least=0)
     tools_style: Literal["compact", "described", "json"] = opt(
@@ -60,8 +72,12 @@ class CallsConfig(ColumnsConfig):
     )
     probes: int = opt(64, "behaviour probes of each cell", least=0)
     seed: int = opt(0, "seed of the toolbox", **SEEDS)
-    mix: Mix = opt(Mix(), f"shares of the toolbox's conversations, or a named mix: {', '.join(mixes.MIXES)}")
-    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source lost for one reason", least=0, most=1)
+    mix: Mix = opt(
+        Mix(), f"shares of the toolbox's conversations, or a named mix: {', '.join(mixes.MIXES)}"
+    )
+    max_lost: float = opt(
+        sources.LARGEST_LOSS, "largest share of a source lost for one reason", least=0, most=1
+    )
 
     @classmethod
     def as_spelled(cls, given: Mapping[str, Any], spelled: Set[str]) -> Mapping[str, Any]:
@@ -71,9 +87,15 @@ class CallsConfig(ColumnsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tools_style == "json" and self.source == "embedded":
-            raise ConfigError("tools_style json is for the rows of a --source; the embedded toolbox has the other two")
+            raise ConfigError(
+                "tools_style json is for the rows of a --source; "
+                "the embedded toolbox has the other two"
+            )
         if self.domain != "calls" and self.source == "embedded":
-            raise ConfigError(f"domain {self.domain} is for the rows of a --source; the toolbox has its own domains")
+            raise ConfigError(
+                f"domain {self.domain} is for the rows of a "
+                "--source; the toolbox has its own domains"
+            )
 
 
 def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
@@ -87,19 +109,29 @@ def _measured(cfg: CallsConfig, files: Files) -> dict[str, Any]:
 
 
 def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
-    files = _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _source_files(cfg, ledgers)
+    files = (
+        _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _source_files(cfg, ledgers)
+    )
     if cfg.tools_style == "described":
         files = {name: [_declining(row) for row in rows] for name, rows in files.items()}
     if cfg.probes and cfg.domain == "calls":
-        requests = _code_requests({"select": cfg.probes, "test": cfg.probes})  # functions that training never sees
+        requests = _code_requests(
+            {"select": cfg.probes, "test": cfg.probes}
+        )  # functions that training never sees
         for split in requests:
-            files[f"probes.{split}"] = problems.probes(split, 5 * cfg.probes, cfg.seed, requests[split])
+            files[f"probes.{split}"] = problems.probes(
+                split, 5 * cfg.probes, cfg.seed, requests[split]
+            )
     return files
 
 
 def _declining(row: Row) -> Row:
-    """The row as a described list needs it: an answer that has no function calls `chat.NOTHING`, an entry there."""
-    turns = [m | {"content": chat.DECLINE} if m["content"] in PHRASES["no_function"] else m for m in row["messages"]]
+    """The row as a described list needs it: an answer that has no function calls
+    `chat.NOTHING`, an entry there."""
+    turns = [
+        m | {"content": chat.DECLINE} if m["content"] in PHRASES["no_function"] else m
+        for m in row["messages"]
+    ]
     return row | {"messages": turns}
 
 
@@ -123,17 +155,21 @@ class _Call:
 
     @property
     def whole(self) -> str:
-        arguments = sorted((key, [str(part) for part in parts(value)]) for key, value in self.arguments.items())
+        arguments = sorted(
+            (key, [str(part) for part in parts(value)]) for key, value in self.arguments.items()
+        )
         return f"{self.name} {arguments}".lower()
 
 
 def values_seen(files: Files) -> dict[str, dict[str, int]]:
-    """Split -> {"calls": problems with a call; "same": those whose call is one of training; "seen": those whose
-    every argument value occurs in training; "values": different values but numbers of one or two digits; "known":
-    those of them that occur in training}.
+    """Split -> {"calls": problems with a call; "same": those whose call is one of training;
+    "seen": those whose every argument value occurs in training; "values": different values but
+    numbers of one or two digits; "known": those of them that occur in training}.
 
-    Short numbers, letters and enumerations are shared by all splits, so a request may hold no new value. In
-    training: an argument of a call in a conversation, a drill or a problem, or a word of a copying drill."""
+    Short numbers, letters and enumerations are shared by all splits, so a request may hold no
+    new value. In
+    training: an argument of a call in a conversation, a drill or a problem, or a word of a
+    copying drill."""
     calls = [*_problem_calls(files, "train"), *_training_calls(files)]
     whole = {call.whole for call in calls}
     trained = {text for call in calls for text in call.texts}
@@ -142,7 +178,9 @@ def values_seen(files: Files) -> dict[str, dict[str, int]]:
     found = {}
     for split in ("select", "test", "test_hard"):
         asked = _problem_calls(files, split)
-        values = {str(value).lower() for call in asked for value in call.values if not is_shared(value)}
+        values = {
+            str(value).lower() for call in asked for value in call.values if not is_shared(value)
+        }
         found[split] = {
             "calls": len(asked),
             "same": sum(call.whole in whole for call in asked),
@@ -152,7 +190,9 @@ def values_seen(files: Files) -> dict[str, dict[str, int]]:
         }
         print(
             "{0}: of {calls} calls, {same} occur as they are in training, and {seen} have only values that also occur "
-            "there; of {values} values but numbers of one or two digits, {known} do".format(split, **found[split])
+            "there; of {values} values but numbers of one or two digits, {known} do".format(
+                split, **found[split]
+            )
         )
     return found
 
@@ -167,7 +207,9 @@ def _training_calls(files: Files) -> Iterator[_Call]:
     for name, rows in files.items():
         if not name.endswith(".train") or "funcall." in name:
             continue
-        for message in (message for row in rows for message in row["messages"] if message["role"] == "assistant"):
+        for message in (
+            message for row in rows for message in row["messages"] if message["role"] == "assistant"
+        ):
             for call in chat.parse_calls(message["content"]):
                 if call.arguments is not None:
                     yield _Call(call.name, call.arguments)
@@ -189,27 +231,38 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
 def _conversation_draws(cfg: CallsConfig) -> dict[str, Callable[[], Iterable[Row]]]:
     """DOMAIN.SPLIT -> what draws its rows."""
     mix = cfg.mix
-    domains: dict[str, tuple[int, Callable[..., Iterable[Row]]]] = {}  # training rows, draw(split, n, seed)
+    domains: dict[
+        str, tuple[int, Callable[..., Iterable[Row]]]
+    ] = {}  # training rows, draw(split, n, seed)
     n_train = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
     domains["calls"] = n_train, partial(dialogues.draw, mix=mix)
     if cfg.copies:
         domains["copy"] = cfg.copies, partial(copy_dialogues, varied=mix.varied_values)
     if cfg.lookups:
         for step in STEPS:
-            drill = partial(lookup_dialogues, step=step, missing=cfg.lookups_missing, rare_words=mix.rare_words)
+            drill = partial(
+                lookup_dialogues, step=step, missing=cfg.lookups_missing, rare_words=mix.rare_words
+            )
             domains[f"lookup_{step}"] = cfg.lookups, drill
     return {
-        f"{domain}.{split}": partial(draw, split, n if split == "train" else cfg.eval_examples, cfg.seed)
+        f"{domain}.{split}": partial(
+            draw, split, n if split == "train" else cfg.eval_examples, cfg.seed
+        )
         for domain, (n, draw) in domains.items()
         for split in SPLITS
     }
 
 
 def _toolbox_problems(cfg: CallsConfig) -> dict[str, list[Row]]:
-    """Only the training problems have the renamed, composed and invented tools of the mix beside the trained ones."""
+    """Only the training problems have the renamed, composed and invented tools of the mix
+    beside the trained ones."""
     counts = dict.fromkeys((*SPLITS, "test_hard"), cfg.eval_examples) | {"train": cfg.problems}
     shares = problems.SHARES | {"train": problems.training_shares(cfg.mix)}
-    coded = {split: round(shares[split]["code"] * n) for split, n in counts.items() if "code" in shares[split]}
+    coded = {
+        split: round(shares[split]["code"] * n)
+        for split, n in counts.items()
+        if "code" in shares[split]
+    }
     requests = _code_requests({split: max(1, n) for split, n in coded.items()})
     files = {}
     for split, n in counts.items():
@@ -229,7 +282,9 @@ def _toolbox_problems(cfg: CallsConfig) -> dict[str, list[Row]]:
 def _code_requests(counts: Mapping[str, int]) -> dict[str, list[str]]:
     """So many requests for code of each split, from functions of that split."""
     found: dict[str, list[str]] = {split: [] for split in counts}
-    for row in synthetic.code_rows(sources.embedded_python(Ledger("python files")), Ledger("functions")):
+    for row in synthetic.code_rows(
+        sources.embedded_python(Ledger("python files")), Ledger("functions")
+    ):
         split = row["meta"]["split"]
         if split in found and len(found[split]) < counts[split]:
             found[split].append(row["messages"][0]["content"])
@@ -272,8 +327,9 @@ def _twins(rows: list[Row], cfg: CallsConfig) -> list[Row]:
 
 
 def _twin(row: Row, other: Row, tools_style: str) -> Row | None:
-    """The request with functions of another row in place of its own, in a list as long, and an answer that declines.
-    None if the row calls nothing, has more than one request, or the other row offers only what it calls."""
+    """The request with functions of another row in place of its own, in a list as long, and an
+    answer that declines. None if the row calls nothing, has more than one request, or the other
+    row offers only what it calls."""
     at = public_rows.answer_at(row["messages"])
     called = {call.name for call in chat.parse_calls(row["messages"][at]["content"])}
     system, schemas = tool_lists.split_offer(row["messages"][0]["content"])

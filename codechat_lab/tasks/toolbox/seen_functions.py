@@ -439,7 +439,9 @@ def encode(text: str, scheme: str) -> str:
 
 def caesar(text: str, shift: int) -> str:
     turned = "".join(ascii_lowercase[(i + shift) % 26] for i in range(26))
-    return text.translate(str.maketrans(ascii_lowercase + ascii_lowercase.upper(), turned + turned.upper()))
+    return text.translate(
+        str.maketrans(ascii_lowercase + ascii_lowercase.upper(), turned + turned.upper())
+    )
 
 
 def checksum(text: str, method: str) -> str:
@@ -478,7 +480,9 @@ def savings(amount: int, rate: int, years: int) -> float:
 def loan_payment(amount: int, rate: int, months: int) -> float:
     """The annuity that repays a loan; rate: percent a year."""
     monthly = rate / 1200
-    return neat(amount * monthly / (1 - (1 + monthly) ** -months) if monthly else amount / months, 2)
+    return neat(
+        amount * monthly / (1 - (1 + monthly) ** -months) if monthly else amount / months, 2
+    )
 
 
 def double(amount: float) -> float:

@@ -1,12 +1,13 @@
 """Argument values: their domains, their wording in a request, and their splits.
 
-A value of a large domain (an invented word, a date, a colour, a number of three or more digits) belongs to exactly one
-split by its hash. So a value memorised in training never answers a test request: the policy has to copy. One- and
-two-digit numbers and enumerations are shared; a request with only shared values is assigned to a split as a whole.
+A value of a large domain (an invented word, a date, a colour, a number of three or more digits)
+belongs to exactly one split by its hash. So a value memorised in training never answers a test
+request: the policy has to copy. One- and two-digit numbers and enumerations are shared; a
+request with only shared values is assigned to a split as a whole.
 
-Words are invented for the same reason, by one grammar. A model that has only met these writes one of them where a
-request has another word (docs/experiments/reading-tools.md); `Slot.varied` draws words of other kinds.
-"""
+Words are invented for the same reason, by one grammar. A model that has only met these writes
+one of them where a request has another word (docs/experiments/reading-tools.md); `Slot.varied`
+draws words of other kinds."""
 
 import datetime
 import json
@@ -21,19 +22,30 @@ from zlib import crc32
 
 from codechat.text import tokenizer
 
-_SECTIONS = Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split("# ")[1:]  # a title, then its words
-# WORDS: a thousand everyday words for names, invented tools and values, none of them in a held-out tool: names made of
-# a few common words of one token are learned by heart (docs/experiments/reading-tools.md). NAMES, PLACES: for values.
-# COMMON, VERBS, SHORT: one token each in a small GPT-2 vocabulary, the short ones at the beginning of a line too.
+_SECTIONS = (
+    Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split("# ")[1:]
+)  # a title, then its words
+# WORDS: a thousand everyday words for names, invented tools and values, none of them in a
+# held-out tool: names made of a few common words of one token are learned by heart
+# (docs/experiments/reading-tools.md). NAMES, PLACES: for values.
+# COMMON, VERBS, SHORT: one token each in a small GPT-2 vocabulary, the short ones at the
+# beginning of a line too.
 WORDS, NAMES, PLACES, COMMON, VERBS, SHORT = (section.split()[1:] for section in _SECTIONS)
 # Residues modulo 10 of a value's hash.
-SHARES = {"train": range(0, 7), "select": range(7, 8), "test": range(8, 9), "test_hard": range(9, 10)}
+SHARES = {
+    "train": range(0, 7),
+    "select": range(7, 8),
+    "test": range(8, 9),
+    "test_hard": range(9, 10),
+}
 SHARED_DIGITS = 2
 ONSETS = "b br c d dr f fl g gr h j k l m n p pl qu r s sh sk st t tr v w z".split()
 VOWELS = "a e i o u ai ea oo".split()
 CODAS = "b ck d g k l ll m n nd nt p r rt sh st t x".split()
 ENDINGS = "a an ar el en ent er et ia in is ix o ol on or um us y".split()
-LETTERS = "etaoinshrdlu" * 3 + "abcdefghijklmnopqrstuvwxyz"  # the frequent ones of English four times
+LETTERS = (
+    "etaoinshrdlu" * 3 + "abcdefghijklmnopqrstuvwxyz"
+)  # the frequent ones of English four times
 
 
 def say_plainly(rng: random.Random, value: Any) -> str:
@@ -43,9 +55,11 @@ def say_plainly(rng: random.Random, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Slot:
-    """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: (rng, value) -> text of the
-    request. unseen: each value belongs to one split. cost: its part of a tool's level. varied: as draw, but real words,
-    compounds and random letters too; None for a domain that has no words."""
+    """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: (rng,
+    value) -> text of the
+    request. unseen: each value belongs to one split. cost: its part of a tool's level. varied:
+    as draw, but real words, compounds and random letters too; None for a domain that has no
+    words."""
 
     schema: Mapping[str, Any]
     draw: Callable[[random.Random], Any]
@@ -55,7 +69,8 @@ class Slot:
     varied: Callable[[random.Random], Any] | None = None
 
     def sample(self, rng: random.Random, split: str, varied: float = 0.0) -> Any:
-        """A value that `split` may use. varied: the share drawn by `varied`; 0 draws nothing beyond the value."""
+        """A value that `split` may use. varied: the share drawn by `varied`; 0 draws nothing
+        beyond the value."""
         draw = self.varied if self.varied and varied and rng.random() < varied else self.draw
         while True:
             value = draw(rng)
@@ -73,7 +88,8 @@ def parts(value: Any) -> list[Any]:
 
 
 def is_shared(value: Any) -> bool:
-    """Whether all splits use the value: a number of one or two digits, of which there are too few to hold any out."""
+    """Whether all splits use the value: a number of one or two digits, of which there are too
+    few to hold any out."""
     return isinstance(value, (int, float)) and sum(c.isdigit() for c in str(value)) <= SHARED_DIGITS
 
 
@@ -92,8 +108,8 @@ def whole(arguments: Mapping[str, Any], split: str) -> bool:
 
 
 def draw_word(rng: random.Random, rare: float = 0.0, common: Sequence[str] = COMMON) -> str:
-    """A common word, or, in a share `rare` of the draws, one of a thousand others. With 0 nothing but the word is
-    drawn."""
+    """A common word, or, in a share `rare` of the draws, one of a thousand others. With 0
+    nothing but the word is drawn."""
     return rng.choice(WORDS if rare and rng.random() < rare else common)
 
 
@@ -108,12 +124,15 @@ def whole_words() -> tuple[str, ...]:
 
     The spelling of each has to be learned: after a quotation mark the same word is other tokens."""
     vocabulary = tokenizer.load("gpt2:4096")
-    pieces = (vocabulary.token_bytes(i).decode("utf-8", "ignore") for i in range(vocabulary.n_vocab))
+    pieces = (
+        vocabulary.token_bytes(i).decode("utf-8", "ignore") for i in range(vocabulary.n_vocab)
+    )
     return tuple(piece[1:] for piece in pieces if re.fullmatch("[ ][A-Za-z][a-z]{2,}", piece))
 
 
 def varied_word(rng: random.Random) -> str:
-    """A word that is one token, a word of a dictionary, two of these in one, or three to nine letters in any order."""
+    """A word that is one token, a word of a dictionary, two of these in one, or three to nine
+    letters in any order."""
     draw = rng.random()
     if draw < 0.4:
         return rng.choice(whole_words()).lower()
@@ -151,7 +170,11 @@ def _number(low: int, high: int, decimal_share: float = 0.2) -> Slot:
 
     def draw(rng: random.Random) -> int | float:
         value = integers.draw(rng)
-        return value if rng.random() >= decimal_share or value >= 100 else value + rng.randint(1, 9) / 10
+        return (
+            value
+            if rng.random() >= decimal_share or value >= 100
+            else value + rng.randint(1, 9) / 10
+        )
 
     return Slot({"type": "number"}, draw)
 
@@ -179,7 +202,9 @@ def _phrase(shortest: int = 2, longest: int = 4) -> Slot:
 
     def varied(rng: random.Random) -> str:
         count = rng.randint(shortest, longest)
-        return " ".join(rng.choice(rng.choice((COMMON, WORDS, NAMES, whole_words()))) for _ in range(count))
+        return " ".join(
+            rng.choice(rng.choice((COMMON, WORDS, NAMES, whole_words()))) for _ in range(count)
+        )
 
     return Slot(TEXT, draw, cost=3, varied=varied)
 
@@ -197,7 +222,9 @@ def _date(first: int = 1950, last: int = 2049) -> Slot:
 
 def _choice(options: Mapping[str, str]) -> Slot:
     """An enumeration: value -> its wordings, separated by `|`. Shared by all splits."""
-    spoken = {int(key) if key.isdecimal() else key: ways.split("|") for key, ways in options.items()}
+    spoken = {
+        int(key) if key.isdecimal() else key: ways.split("|") for key, ways in options.items()
+    }
     values = list(spoken)
 
     def draw(rng: random.Random) -> int | str:
@@ -263,8 +290,8 @@ TEXTS = {
 
 
 def slot(kind: str | Mapping[str, str]) -> Slot:
-    """The slot of a kind: a name of TEXTS, one of RANGES with its bounds ("integer:1:30"), or an enumeration {value:
-    "wording|other wording"}."""
+    """The slot of a kind: a name of TEXTS, one of RANGES with its bounds ("integer:1:30"), or
+    an enumeration {value: "wording|other wording"}."""
     if isinstance(kind, Mapping):
         return _choice(kind)
     title, *bounds = kind.split(":")

@@ -15,7 +15,17 @@ import pytest
 from raising import raising
 
 from codechat.core import config
-from codechat.core.config import REQUIRED, Settings, config_hash, flag_of, format_help, from_dict, opt, parse, resolve
+from codechat.core.config import (
+    REQUIRED,
+    Settings,
+    config_hash,
+    flag_of,
+    format_help,
+    from_dict,
+    opt,
+    parse,
+    resolve,
+)
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.registry import COMMANDS, ENTRIES, LOOPS, entry_of, find
 from codechat.grpo import GRPOConfig
@@ -87,7 +97,9 @@ def test_precedence_defaults_preset_file_flags(tmp_path: Path) -> None:
     file.write_text(json.dumps({"lr": 0.5, "steps": 7}))
     cfg = parse(Loop, ["--steps", "9", "--preset", "quick", "--config", str(file)], presets=PRESETS)
     assert (cfg.lr, cfg.steps, cfg.model.n_head, cfg.group_size) == (0.5, 9, 4, 4)
-    assert resolve(Loop, "slow", None, {"lr": 2.0}, presets=PRESETS) == Loop(lr=2.0, steps=100, model=Model(depth=2))
+    assert resolve(Loop, "slow", None, {"lr": 2.0}, presets=PRESETS) == Loop(
+        lr=2.0, steps=100, model=Model(depth=2)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +129,11 @@ def test_a_number_out_of_range_is_rejected_by_its_name(name: str) -> None:
     needed = {key: "x" for key, field in config.fields_of(cls).items() if field.default is REQUIRED}
     needed |= {"data_dir": "x"} if name == "preference" else {}
     for key, field in config.fields_of(cls).items():
-        bad = [field.meta[bound] + by for bound, by in (("least", -1), ("most", 1)) if bound in field.meta]
+        bad = [
+            field.meta[bound] + by
+            for bound, by in (("least", -1), ("most", 1))
+            if bound in field.meta
+        ]
         bad += [math.inf] if bad and field.type is float else []
         for value in bad:
             with raising(ConfigError, flag_of(key)):
@@ -140,11 +156,20 @@ def test_every_entry_can_be_loaded_and_a_loop_is_found_from_its_configuration() 
 
 def test_what_is_wrong_in_a_mapping_or_a_file_is_named(tmp_path: Path) -> None:
     unknown = {"model": {"dept": 3}}, "'model.dept'", "'model.depth'"
-    for mapping, *named in (unknown, ({"model": 3}, "--model", 3), ({"verbose": 1}, "--verbose", 1)):
+    for mapping, *named in (
+        unknown,
+        ({"model": 3}, "--model", 3),
+        ({"verbose": 1}, "--verbose", 1),
+    ):
         with raising(ConfigError, *named):
             from_dict(Loop, mapping)
     file = tmp_path / "c.json"
-    for text, *named in ((b"{", "json"), (b"[1]", "list"), (b'{"lrr": 1}', "'lrr'", "'lr'"), (b"\xff\xfe{}", "json")):
+    for text, *named in (
+        (b"{", "json"),
+        (b"[1]", "list"),
+        (b'{"lrr": 1}', "'lrr'", "'lr'"),
+        (b"\xff\xfe{}", "json"),
+    ):
         file.write_bytes(text)
         with raising(UserError, "c.json", *named):
             words(f"--config {file}")
@@ -177,7 +202,9 @@ def test_an_alias_means_the_first_of_its_fields_that_a_class_has() -> None:
 
 def test_every_flag_of_trl_is_accepted_or_named() -> None:
     """Those of its command line that the documents use, with the values there."""
-    for flag, (word, ours) in json.loads(Path(__file__).with_name("trl_flags.json").read_text()).items():
+    for flag, (word, ours) in json.loads(
+        Path(__file__).with_name("trl_flags.json").read_text()
+    ).items():
         value = getattr(parse_grpo([f"--{flag}", word]), ours)
         assert value == ((word,) if ours == "lora_targets" else type(value)(word)), flag
 
@@ -185,34 +212,56 @@ def test_every_flag_of_trl_is_accepted_or_named() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--loss_type cispo --epsilon_high 5", dict(variant="cispo", clip_eps_low=1.0, clip_eps_high=4.0)),
+        (
+            "--loss_type cispo --epsilon_high 5",
+            dict(variant="cispo", clip_eps_low=1.0, clip_eps_high=4.0),
+        ),
         ("--epsilon-high=5 --variant cispo", dict(clip_eps_low=1.0, clip_eps_high=4.0)),
         ("--variant cispo --clip-eps-high 5", dict(clip_eps_high=5.0)),
         ("--loss_type cispo --clip_eps_high 3", dict(clip_eps_low=1.0, clip_eps_high=3.0)),
-        ("--loss_type dapo", dict(loss_aggregation="token", clip_eps_low=0.2, clip_eps_high=0.2, resample_rounds=0)),
+        (
+            "--loss_type dapo",
+            dict(loss_aggregation="token", clip_eps_low=0.2, clip_eps_high=0.2, resample_rounds=0),
+        ),
         ("--loss_type dapo --epsilon_high 0.28", dict(clip_eps_high=0.28, resample_rounds=0)),
         ("--variant dapo", dict(clip_eps_high=0.28, resample_rounds=4)),
         ("--loss_type dr_grpo", dict(loss_aggregation="constant", baseline="zscore")),
         ("--loss_type dr_grpo --baseline mean", dict(baseline="mean")),
-        ("--per_device_train_batch_size 32 --num_generations 8", dict(device_batch_size=4, group_size=8)),
+        (
+            "--per_device_train_batch_size 32 --num_generations 8",
+            dict(device_batch_size=4, group_size=8),
+        ),
         ("--per-device-train-batch-size 16", dict(device_batch_size=1, group_size=16)),
         ("--lr_scheduler_type cosine", dict(schedule="cosine", final_lr_share=0.0)),
-        ("--lr_scheduler_type cosine --final_lr_share 0.2", dict(schedule="cosine", final_lr_share=0.2)),
+        (
+            "--lr_scheduler_type cosine --final_lr_share 0.2",
+            dict(schedule="cosine", final_lr_share=0.2),
+        ),
         ("--schedule cosine", dict(schedule="cosine", final_lr_share=0.1)),
         ("--lr_scheduler_type constant", dict(schedule="constant", warmup_steps=0)),
-        ("--lr_scheduler_type constant_with_warmup --warmup_steps 7", dict(schedule="constant", warmup_steps=7)),
+        (
+            "--lr_scheduler_type constant_with_warmup --warmup_steps 7",
+            dict(schedule="constant", warmup_steps=7),
+        ),
         ("--learning_rate 1e-6", dict(lr=1e-6, optimizer="adamw")),
-        ("--loss_type grpo --epsilon_low 0.1", dict(loss_aggregation="sequence", clip_eps_low=0.1, clip_eps_high=0.2)),
+        (
+            "--loss_type grpo --epsilon_low 0.1",
+            dict(loss_aggregation="sequence", clip_eps_low=0.1, clip_eps_high=0.2),
+        ),
     ],
 )
 def test_a_word_of_trl_means_what_it_means_there(words: str, expected: dict[str, Any]) -> None:
     """grpo_trainer.py of TRL 1.16; from json too, where the same words are keys."""
     flags = words.replace("=", " ").split()
-    as_json = {"task": "toy"} | {flag.removeprefix("--"): word for flag, word in zip(flags[::2], flags[1::2])}
+    as_json = {"task": "toy"} | {
+        flag.removeprefix("--"): word for flag, word in zip(flags[::2], flags[1::2])
+    }
     for cfg in (parse_grpo(words.split()), config.resolve(GRPOConfig, overrides=as_json)):
         found = cfg.resolved()
         assert {name: getattr(found, name) for name in expected} == expected
-        assert from_dict(GRPOConfig, config.plain(found)) == found, "the run's own file is in our words"
+        assert from_dict(GRPOConfig, config.plain(found)) == found, (
+            "the run's own file is in our words"
+        )
 
 
 @pytest.mark.parametrize(
@@ -220,15 +269,31 @@ def test_a_word_of_trl_means_what_it_means_there(words: str, expected: dict[str,
     [
         ("grpo", "--loss_type cispo", ["--epsilon_high"]),
         ("grpo", "--loss_type cispo --epsilon_high 0.28", ["0.28", "at least 1"]),
-        ("grpo", "--loss_type cispo --epsilon_high 5 --epsilon_low 0.2", ["--epsilon_low", "--clip-eps-low"]),
+        (
+            "grpo",
+            "--loss_type cispo --epsilon_high 5 --epsilon_low 0.2",
+            ["--epsilon_low", "--clip-eps-low"],
+        ),
         ("grpo", "--loss_type cispo --epsilon_high five", ["'five'"]),
         ("grpo", "--steps_per_generation 4", ["--minibatches", "--grad-accum"]),
         ("grpo", "--vllm_importance_sampling_clip_max 3", ["--importance-cap"]),
         ("grpo", "--top_p 0.9", ["--top-k", "rank"]),
-        ("grpo", "--per_device_train_batch_size 4", ["completions", "multiple of 16", "--device-batch-size"]),
-        ("reinforce", "--per_device_train_batch_size 12 --num_generations 8", ["completions", "multiple of 8"]),
+        (
+            "grpo",
+            "--per_device_train_batch_size 4",
+            ["completions", "multiple of 16", "--device-batch-size"],
+        ),
+        (
+            "reinforce",
+            "--per_device_train_batch_size 12 --num_generations 8",
+            ["completions", "multiple of 8"],
+        ),
         ("grpo", "--per_device_train_batch_size many", ["'many'"]),
-        ("grpo", "--lr_scheduler_type constant --warmup_steps 10", ["no warm-up", "constant_with_warmup"]),
+        (
+            "grpo",
+            "--lr_scheduler_type constant --warmup_steps 10",
+            ["no warm-up", "constant_with_warmup"],
+        ),
         ("grpo", "--lr_scheduler_type linear", ["'linear'", "wsd"]),
         ("sft", "--learning_rate 2e-5", ["AdamW", "Muon", "--optimizer adamw"]),
         ("preference", "--data-dir d --learning_rate 1e-6 --optimizer muon", ["Muon"]),
@@ -241,19 +306,26 @@ def test_a_word_of_trl_that_means_something_else_is_refused_with_the_difference(
     loop: str, words: str, named: list[str]
 ) -> None:
     with raising(ConfigError, *named):
-        LOOPS[loop].parse([*(("--task", "toy") if loop in ("grpo", "reinforce") else ()), *words.split()])
+        LOOPS[loop].parse(
+            [*(("--task", "toy") if loop in ("grpo", "reinforce") else ()), *words.split()]
+        )
 
 
 def test_of_two_words_for_one_setting_the_later_one_says_what_it_means(tmp_path: Path) -> None:
     """A file in TRL's words and a flag in ours, and the other way round."""
     file = tmp_path / "trl.json"
-    file.write_text('{"per_device_train_batch_size": 64, "num_generations": 16, "lr_scheduler_type": "cosine"}')
+    file.write_text(
+        '{"per_device_train_batch_size": 64, "num_generations": 16, "lr_scheduler_type": "cosine"}'
+    )
     kept = parse_grpo(["--config", str(file)])
     assert (kept.device_batch_size, kept.final_lr_share) == (4, 0.0)
     ours = parse_grpo(["--config", str(file), "--device-batch-size", "6", "--schedule", "cosine"])
     assert (ours.device_batch_size, ours.final_lr_share) == (6, 0.1)
     file.write_text('{"device_batch_size": 6}')
-    assert parse_grpo(["--config", str(file), "--per_device_train_batch_size", "32"]).device_batch_size == 2
+    assert (
+        parse_grpo(["--config", str(file), "--per_device_train_batch_size", "32"]).device_batch_size
+        == 2
+    )
 
 
 def test_rows_are_logged_as_often_as_transformers_is_told() -> None:
@@ -273,8 +345,22 @@ def test_the_hash_is_of_what_decides_the_result() -> None:
     base = config_hash(Loop())
     assert len(base) == 12
     assert config_hash(Loop(run_name="other")) == base
-    assert len({base, config_hash(Loop(lr=1.0)), config_hash(Loop(model=Model(depth=6))), config_hash(Model())}) == 4
-    assert config_hash({"a": 1, "b": 2}) == config_hash({"b": 2, "a": 1}) != config_hash({"a": 2, "b": 1})
+    assert (
+        len(
+            {
+                base,
+                config_hash(Loop(lr=1.0)),
+                config_hash(Loop(model=Model(depth=6))),
+                config_hash(Model()),
+            }
+        )
+        == 4
+    )
+    assert (
+        config_hash({"a": 1, "b": 2})
+        == config_hash({"b": 2, "a": 1})
+        != config_hash({"a": 2, "b": 1})
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +371,12 @@ class Inner(Loop):
 
 def test_what_a_configuration_changes_is_compared_with_its_own_defaults() -> None:
     cfg = Inner(needed=1, lr=1.0, ks=(2,), model=Model(depth=2, n_head=1))
-    expected = {"needed": ("required", 1), "lr": (3e-4, 1.0), "ks": ([1, 8], [2]), "model.n_head": (2, 1)}
+    expected = {
+        "needed": ("required", 1),
+        "lr": (3e-4, 1.0),
+        "ks": ([1, 8], [2]),
+        "model.n_head": (2, 1),
+    }
     assert config.changed(cfg) == expected
     assert from_dict(Inner, {name: here for name, (_, here) in config.changed(cfg).items()}) == cfg
 
@@ -313,14 +404,20 @@ class Grouped(OptimizerSettings, RunSettings):
 
 def test_settings_groups_are_inherited_listed_in_order_and_check_themselves() -> None:
     listed = [(name, f.default, f.meta["help"]) for name, f in config.leaves_of(Grouped).items()]
-    assert listed == [("seed", 0, "seed of all draws"), ("lr", 5e-5, "peak learning rate"), ("ks", (1,), "k of pass@k")]
+    assert listed == [
+        ("seed", 0, "seed of all draws"),
+        ("lr", 5e-5, "peak learning rate"),
+        ("ks", (1,), "k of pass@k"),
+    ]
     with raising(ConfigError, "lr"):
         from_dict(Grouped, {"lr": 0.0})
     lines = format_help(Grouped).splitlines()
     headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
     assert headings == ["Run:", "Optimizer:", "Grouped:"]
     lr = next(i for i, line in enumerate(lines) if "--lr " in line)
-    assert lines.index("Optimizer:") < lr < lines.index("Grouped:"), "another default leaves a setting in its group"
+    assert lines.index("Optimizer:") < lr < lines.index("Grouped:"), (
+        "another default leaves a setting in its group"
+    )
 
 
 def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,13 +438,16 @@ def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
         assert field.nested or (f"{flag_of(name)} " in flat and field.meta["help"] in flat)
     assert "quick, slow" in shown
     assert "(default 1 8)" in shown
-    assert "(default 8)" in format_help(Outer) and parse(Outer, []).model.depth == 8, "of the nested value"
+    assert "(default 8)" in format_help(Outer) and parse(Outer, []).model.depth == 8, (
+        "of the nested value"
+    )
     assert "--out str" in format_help(Named)
     assert "(required)" in format_help(Named)
     assert "PROMPTS" in format_help(Named)
 
 
-# ---------------------------------------------------------------- every setting, written and read again
+# ---------------------------------------------------------------- every setting, written and
+# read again
 TEXTS = ("x", "a b", "a,b", "none", "None", "true", "1", "--x", "")
 
 
@@ -385,7 +485,11 @@ def words_of(cfg: Any) -> list[str]:
         elif value is None:
             found.append(f"{flag_of(name)}={config.none_words(leaves[name].type)[0]}")
         else:
-            found += [f"{flag_of(name)}={value}"] if type(value) is not bool else [flag_of(name), str(value).lower()]
+            found += (
+                [f"{flag_of(name)}={value}"]
+                if type(value) is not bool
+                else [flag_of(name), str(value).lower()]
+            )
     return found
 
 
@@ -429,18 +533,31 @@ def test_every_setting_is_read_as_it_was_written(id: str) -> None:
             tried += 1
             assert from_dict(cls, json.loads(json.dumps(config.plain(cfg)))) == cfg, (name, value)
             several = value if isinstance(value, tuple) else ()
-            if not any(str(item) in ("", "a,b") or str(item).startswith("--") for item in several):  # no word is that
+            if not any(
+                str(item) in ("", "a,b") or str(item).startswith("--") for item in several
+            ):  # no word is that
                 assert parse(cls, words_of(cfg)) == cfg, (name, value)
     assert tried >= len(names)
 
 
 def test_a_choice_that_is_called_none_is_that_choice_and_null_is_none(tmp_path: Path) -> None:
-    """GRPO's baseline: the word chooses no baseline, and null leaves the choice to the paper of --variant."""
+    """GRPO's baseline: the word chooses no baseline, and null leaves the choice to the paper of
+    --variant."""
     file = tmp_path / "grpo.json"
-    for given, meant in (("none", "none"), ("None", "none"), (None, None), ("null", None), ("mean", "mean")):
+    for given, meant in (
+        ("none", "none"),
+        ("None", "none"),
+        (None, None),
+        ("null", None),
+        ("mean", "mean"),
+    ):
         settings = {"task": "toy", "baseline": given}
         file.write_text(json.dumps(settings))
-        assert resolve(GRPOConfig, file=file).baseline == from_dict(GRPOConfig, settings).baseline == meant
+        assert (
+            resolve(GRPOConfig, file=file).baseline
+            == from_dict(GRPOConfig, settings).baseline
+            == meant
+        )
         if given:
             assert parse_grpo(["--baseline", given]).baseline == meant
     assert parse_grpo(["--baseline", "none"]).resolved().baseline == "none"
@@ -449,7 +566,11 @@ def test_a_choice_that_is_called_none_is_that_choice_and_null_is_none(tmp_path: 
 
 
 def test_words_for_none_on_a_command_line_are_none_where_no_choice_has_the_name() -> None:
-    got = parse_grpo("--shard none --model.rope-scaling none --top-k null --init-from none --tags none".split())
+    got = parse_grpo(
+        "--shard none --model.rope-scaling none --top-k null --init-from none --tags none".split()
+    )
     assert (got.shard, got.model.rope_scaling, got.top_k, got.init_from, got.tags) == (None,) * 5
-    assert GRPOConfig(task="toy", init_from="none").init_from is None, "as a notebook writes it, too"
+    assert GRPOConfig(task="toy", init_from="none").init_from is None, (
+        "as a notebook writes it, too"
+    )
     assert parse_grpo(["--shard", "--seed", "3"]).shard is True

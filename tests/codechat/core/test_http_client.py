@@ -59,7 +59,9 @@ def test_answers_are_json_and_a_key_is_read_from_its_file(
     assert Link(url, tmp_path / "key").ask("/key") == "Bearer secret"
 
 
-def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = {"busy": 1, "choices": [{"message": {"content": "hi"}}]}
     monkeypatch.setattr(http_client, "PAUSES_S", (0.01, 0.02))
     BUSY[:] = [503, 429]
@@ -76,7 +78,10 @@ class Picky(Handler):
     """Refuses fields that it does not know, in the words of a public server."""
 
     known = {"model", "messages", "temperature"}
-    words: tuple[int, str] = (400, "")  # status and body; FIELDS: the unknown ones, FIRST: the first of them
+    words: tuple[int, str] = (
+        400,
+        "",
+    )  # status and body; FIELDS: the unknown ones, FIRST: the first of them
     seen: list[dict[str, Any]] = []
 
     def do_POST(self) -> None:
@@ -85,7 +90,10 @@ class Picky(Handler):
         unknown = [name for name in body if name not in self.known]
         if unknown:
             status, text = self.words
-            self.reply(status, text.replace("FIELDS", ", ".join(unknown)).replace("FIRST", unknown[0]).encode())
+            self.reply(
+                status,
+                text.replace("FIELDS", ", ".join(unknown)).replace("FIRST", unknown[0]).encode(),
+            )
         else:
             self.reply(200, b'{"choices": [{"message": {"content": "hi"}}]}')
 
@@ -95,13 +103,40 @@ class Picky(Handler):
     [
         (
             400,
-            '{"error": {"message": "Unrecognized request arguments supplied: FIELDS", "type": "invalid_request_error"}}',
+            (
+                '{"error": {"message": "Unrecognized request arguments '
+                'supplied: FIELDS", "type": "invalid_request_error"}}'
+            ),
         ),
-        (400, '{"error": {"message": "Unknown parameter: \'FIRST\'.", "code": "unknown_parameter"}}'),
-        (400, '{"error": {"message": "property \'FIRST\' is unsupported, did you mean \'top_p\'?"}}'),
-        (422, '{"object": "error", "message": {"detail": [{"type": "extra_forbidden", "loc": ["body", "FIRST"]}]}}'),
-        (422, '{"detail": [{"type": "extra_forbidden", "loc": ["body", "FIRST"], "msg": "Extra inputs"}]}'),
-        (422, '{"error": "Input validation error: `FIRST` must be strictly positive", "error_type": "validation"}'),
+        (
+            400,
+            '{"error": {"message": "Unknown parameter: \'FIRST\'.", "code": "unknown_parameter"}}',
+        ),
+        (
+            400,
+            '{"error": {"message": "property \'FIRST\' is unsupported, did you mean \'top_p\'?"}}',
+        ),
+        (
+            422,
+            (
+                '{"object": "error", "message": {"detail": [{"type": '
+                '"extra_forbidden", "loc": ["body", "FIRST"]}]}}'
+            ),
+        ),
+        (
+            422,
+            (
+                '{"detail": [{"type": "extra_forbidden", "loc": '
+                '["body", "FIRST"], "msg": "Extra inputs"}]}'
+            ),
+        ),
+        (
+            422,
+            (
+                '{"error": "Input validation error: `FIRST` must be '
+                'strictly positive", "error_type": "validation"}'
+            ),
+        ),
         (400, '{"error": "bad request"}'),
         (400, "Bad Request"),
     ],
@@ -132,7 +167,11 @@ def test_only_the_refused_field_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Picky, "known", {"model", "top_p", "min_p"})
-    monkeypatch.setattr(Picky, "words", (400, '{"error": {"message": "FIRST is unknown; valid: top_p, min_p, model"}}'))
+    monkeypatch.setattr(
+        Picky,
+        "words",
+        (400, '{"error": {"message": "FIRST is unknown; valid: top_p, min_p, model"}}'),
+    )
     monkeypatch.setattr(Picky, "seen", [])
     with Stub(Picky) as server:
         Link(server.url).answer({"model": "m"}, dispensable=http_client.UNCUT)
@@ -159,12 +198,17 @@ def test_other_servers_ends_and_counts_are_read(
     n_tokens: int | None,
 ) -> None:
     message = {"role": "assistant", "content": None, "reasoning_content": "hm"}
-    answer = Link(url).answer({"choices": [{"message": message, **choice}], "usage": usage})  # it comes back
+    answer = Link(url).answer(
+        {"choices": [{"message": message, **choice}], "usage": usage}
+    )  # it comes back
     assert answer == (message, cut, n_tokens)
 
 
 def test_an_error_in_place_of_an_answer_is_told(url: str) -> None:
-    for body in ({"error": {"message": "no credits", "code": 402}}, {"choices": None, "error": "no credits"}):
+    for body in (
+        {"error": {"message": "no credits", "code": 402}},
+        {"choices": None, "error": "no credits"},
+    ):
         with raising(ConfigError, "without a message", "no credits"):
             Link(url).answer(body)
 

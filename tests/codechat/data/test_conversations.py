@@ -22,8 +22,11 @@ def talk(question: str, answer: str, domain: str = "chat") -> dict:
     return {"id": "x", "messages": messages, "domain": domain, "meta": {}}
 
 
-def numbered(lengths: list[int], domain: str = "chat", supervised: int | None = None) -> list[Example]:
-    """Conversation k holds the ids 1000 k, 1000 k + 1, ...; its last `supervised` tokens (default: half) carry loss."""
+def numbered(
+    lengths: list[int], domain: str = "chat", supervised: int | None = None
+) -> list[Example]:
+    """Conversation k holds the ids 1000 k, 1000 k + 1, ...; its last `supervised` tokens
+    (default: half) carry loss."""
     ids = [np.arange(1000 * k, 1000 * k + n, dtype=np.int32) for k, n in enumerate(lengths, 1)]
     masks = [np.arange(n) >= n - (supervised or max(1, n // 2)) for n in lengths]
     return [Example(some, mask, domain) for some, mask in zip(ids, masks)]
@@ -56,7 +59,11 @@ def test_only_the_assistants_body_and_its_closing_tag_carry_loss(tags):
     "row, tags, reason",
     [
         (talk("hi", "x" * 100), "reserved", "too_long"),
-        (talk("hi", "x") | {"messages": [{"role": "user", "content": "hi"}]}, "reserved", "no_assistant"),
+        (
+            talk("hi", "x") | {"messages": [{"role": "user", "content": "hi"}]},
+            "reserved",
+            "no_assistant",
+        ),
         (talk("hi", "  \n"), "reserved", "no_assistant"),
         (talk("<|end|>", "x"), "text", "tag_in_content"),
     ],
@@ -72,8 +79,12 @@ def test_a_conversation_may_fill_the_block():
 
 
 def test_the_original_projects_files_are_read(tmp_path):
-    path = write(tmp_path / "train.jsonl", [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}])
-    (batch,) = conversations.held_out([conversations.encode(*conversations.read(path), BYTES, "text", 16)], 1, 3)
+    path = write(
+        tmp_path / "train.jsonl", [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}]
+    )
+    (batch,) = conversations.held_out(
+        [conversations.encode(*conversations.read(path), BYTES, "text", 16)], 1, 3
+    )
     assert batch.ids.tolist() == [[5, 6, 7]]
     assert batch.targets.tolist() == [[-100, 7, 8]]
     with pytest.raises(DataError, match="999"):
@@ -106,17 +117,28 @@ def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(
     chunk,
 ):
     monkeypatch.setattr(conversations, "CHUNK", chunk)
-    write(tmp_path / "calls.train.jsonl", [talk("a", "b", "calls")] * 30 + [talk("a", "b" * 200, "calls")])
+    write(
+        tmp_path / "calls.train.jsonl",
+        [talk("a", "b", "calls")] * 30 + [talk("a", "b" * 200, "calls")],
+    )
     write(tmp_path / "code.train.jsonl", [talk("c", "d", "code")] * 3)
-    write(tmp_path / "funcall.train.jsonl", [{"id": "p", "messages": [], "gold": None, "split": "train"}])
-    write(tmp_path / "probes.train.jsonl", [{"messages": [], "asked": "code", "tools_present": True}])
+    write(
+        tmp_path / "funcall.train.jsonl",
+        [{"id": "p", "messages": [], "gold": None, "split": "train"}],
+    )
+    write(
+        tmp_path / "probes.train.jsonl", [{"messages": [], "asked": "code", "tools_present": True}]
+    )
 
     def counts(**how) -> dict[str, int]:
         domains = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 64, **how)
         return {name: len(rows) for name, rows in domains.items()}
 
     assert counts() == {"calls": 30, "code": 3}
-    assert "calls.train.jsonl: 30 conversations, dropped too_long 1 (block 64)" in capsys.readouterr().err
+    assert (
+        "calls.train.jsonl: 30 conversations, dropped too_long 1 (block 64)"
+        in capsys.readouterr().err
+    )
     assert counts(limit=2) == {"calls": 2, "code": 2}
     write(tmp_path / "long.train.jsonl", [talk("q", "x" * 200, "long")] * 10)
     with pytest.raises(DataError, match="too_long"):
@@ -128,7 +150,10 @@ def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(
 
 def test_preferences_in_the_folder_are_no_conversations(tmp_path):
     write(tmp_path / "chat.train.jsonl", [{"prompt": "Two?", "completion": "2"}])
-    write(tmp_path / "preferences.train.jsonl", [{"prompt": "Two?", "completion": "3", "label": False}])
+    write(
+        tmp_path / "preferences.train.jsonl",
+        [{"prompt": "Two?", "completion": "3", "label": False}],
+    )
     domains = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
     assert {name: len(rows) for name, rows in domains.items()} == {"chat": 1}
     (tmp_path / "chat.train.jsonl").unlink()
@@ -165,7 +190,9 @@ def test_held_out_holds_every_conversation_once_and_grows_to_the_longest():
     examples = numbered([5, 9, 30, 4, 12, 7])
     batches = conversations.held_out(examples, 2, 16)
     assert {b.ids.shape[1] for b in batches} == {29}
-    assert sorted(sum(map(ids_by_row, batches), [])) == sorted(e.ids[:-1].tolist() for e in examples)
+    assert sorted(sum(map(ids_by_row, batches), [])) == sorted(
+        e.ids[:-1].tolist() for e in examples
+    )
     assert sum(b.supervised for b in batches) == sum(e.supervised for e in examples)
 
 
@@ -198,7 +225,8 @@ def test_domains_are_mixed_by_supervised_tokens():
 
 
 def test_a_mix_given_in_rows_is_one_in_rows():
-    """Rows of calls and programs as 5.6 to 1 although a program has five times the tokens: what concatenating does."""
+    """Rows of calls and programs as 5.6 to 1 although a program has five times the tokens: what
+    concatenating does."""
     examples = {
         "calls": numbered([40] * 300, "calls", supervised=10),
         "programs": numbered([80] * 100, "programs", supervised=50),
@@ -234,6 +262,9 @@ def test_state_resumes_bitwise_across_epochs(beside):
         assert same_batches(b, c)
     assert again.state() == loader.state()
     fewer = {name: rows[:-1] for name, rows in mixed.items()}
-    for other in (PackedLoader(mixed, None, 4, 128, seed=8), PackedLoader(fewer, None, 4, 128, seed=7)):
+    for other in (
+        PackedLoader(mixed, None, 4, 128, seed=8),
+        PackedLoader(fewer, None, 4, 128, seed=7),
+    ):
         with pytest.raises(DataError, match="--seed"):
             other.load_state(loader.state())

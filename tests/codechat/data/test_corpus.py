@@ -45,8 +45,14 @@ def test_every_document_is_in_exactly_one_split_and_joined_by_end_of_text(tmp_pa
     assert manifest["train_documents"] == len(parts["train"])
     for split, kept in parts.items():
         assert manifest[f"{split}_bytes"] == sum(map(len, kept))
-        assert manifest[f"{split}_tokens"] == sum(map(len, kept)) + len(kept) == len(stream(tmp_path, split))
-    write(tmp_path / "b", list(reversed(texts(60)))[:50])  # the split follows the text, not the order or the company
+        assert (
+            manifest[f"{split}_tokens"]
+            == sum(map(len, kept)) + len(kept)
+            == len(stream(tmp_path, split))
+        )
+    write(
+        tmp_path / "b", list(reversed(texts(60)))[:50]
+    )  # the split follows the text, not the order or the company
     assert set(split_texts(tmp_path / "b", "val")) <= set(parts["val"])
     manifest = write(tmp_path, [*texts(20), *texts(20), " \n"])
     assert manifest["kept"] == 20
@@ -66,18 +72,29 @@ def test_shards_keep_their_last_part_and_the_same_input_gives_the_same_bytes(tmp
     write(tmp_path / "again")
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert files == ["manifest.json", "token_bytes.npy", "train_000000.bin", "val_000000.bin"]
-    assert all((tmp_path / "one" / f).read_bytes() == (tmp_path / "again" / f).read_bytes() for f in files)
+    assert all(
+        (tmp_path / "one" / f).read_bytes() == (tmp_path / "again" / f).read_bytes() for f in files
+    )
 
 
 def test_limits_stop_after_the_document_that_reaches_them_and_leave_one_held_out(tmp_path):
     manifest = write(tmp_path / "tokens", max_tokens=500)
     assert 500 <= manifest["train_tokens"] + manifest["val_tokens"] < 500 + 120
     documents = [f"x{i} = {i}\n" * 40 for i in range(600)]
-    first = next(d for d in documents if sources.fraction(sources.digest(d)) < corpus_writer.VAL_SHARE)
-    assert documents.index(first) > 0, "the documents of this test must not begin with a held-out one"
+    first = next(
+        d for d in documents if sources.fraction(sources.digest(d)) < corpus_writer.VAL_SHARE
+    )
+    assert documents.index(first) > 0, (
+        "the documents of this test must not begin with a held-out one"
+    )
     manifest = corpus_writer.write_corpus(documents, tmp_path / "few", BYTES, max_tokens=10)
-    assert (manifest["train_tokens"], manifest["val_tokens"]) == (len(documents[0]) + 1, len(first) + 1)
-    write(tmp_path / "one", ["".join(f"line {i}\n" for i in range(100))])  # cut at a line near its end
+    assert (manifest["train_tokens"], manifest["val_tokens"]) == (
+        len(documents[0]) + 1,
+        len(first) + 1,
+    )
+    write(
+        tmp_path / "one", ["".join(f"line {i}\n" for i in range(100))]
+    )  # cut at a line near its end
     (held,) = split_texts(tmp_path / "one", "val")
     assert held.startswith("line 9")
     assert held.endswith("line 99\n")
@@ -176,7 +193,13 @@ def test_embedded_python_keeps_programs_and_counts_what_it_leaves_out(tmp_path):
     ledger = sources.Ledger("embedded")
     kept = {d.name: d.text for d in sources.embedded_python(ledger, [("stdlib", tmp_path)])}
     assert kept == {"pkg/a.py": "def a():\n    return 1\n", "pkg/e.py": "def e():\n    return 5\n"}
-    assert ledger.skipped == {"tests": 2, "vendored": 1, "this_project": 2, "mostly_data": 1, "long_lines": 1}
+    assert ledger.skipped == {
+        "tests": 2,
+        "vendored": 1,
+        "this_project": 2,
+        "mostly_data": 1,
+        "long_lines": 1,
+    }
     assert ledger.lost == {"not_utf8": 1}
 
 
@@ -184,6 +207,8 @@ def test_embedded_python_keeps_programs_and_counts_what_it_leaves_out(tmp_path):
 def test_no_corpus_is_written_into_a_run(out: str, home: Path) -> None:
     Run.create("x", {}, kind="sft").finish()
     before = sorted(home.rglob("*"))
-    with pytest.raises(ConfigError, match="within run x; expected no folder of a run; choose another --out"):
+    with pytest.raises(
+        ConfigError, match="within run x; expected no folder of a run; choose another --out"
+    ):
         corpus_writer.prepare_corpus(corpus_writer.CorpusConfig(out=str(home / out)))
     assert sorted(home.rglob("*")) == before

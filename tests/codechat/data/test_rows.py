@@ -38,7 +38,9 @@ def prepared(source: Path) -> dict[str, str]:
 
 def golds(source: Path) -> Rows:
     task = FuncallTask(source)
-    return [{"gold": p.gold, "messages": p.messages} for split in SPLITS for p in task.problems(split)]
+    return [
+        {"gold": p.gold, "messages": p.messages} for split in SPLITS for p in task.problems(split)
+    ]
 
 
 def own_task(source: Path) -> list[Any]:
@@ -52,23 +54,33 @@ READERS = {"openai": prepared, "problems": golds, "own": own_task}
 
 
 @pytest.mark.parametrize("form", READERS)
-def test_parquet_reads_as_jsonl_does_although_its_objects_are_padded_with_nulls(tmp_path: Path, form: str) -> None:
+def test_parquet_reads_as_jsonl_does_although_its_objects_are_padded_with_nulls(
+    tmp_path: Path, form: str
+) -> None:
     rows = ROWS[form]
     read = READERS[form]
     expected = read(write(tmp_path / "a.jsonl", rows))
     assert expected
     assert read(parquet(tmp_path / "b.jsonl", rows)) == expected
-    assert "null" not in json.dumps(expected.get("calls.train.jsonl")) if isinstance(expected, dict) else True
+    assert (
+        "null" not in json.dumps(expected.get("calls.train.jsonl"))
+        if isinstance(expected, dict)
+        else True
+    )
 
 
-def test_rows_of_the_hub_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_hub_are_those_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
 
     monkeypatch.setattr(sources, "probe_hub", lambda name: None)
     for rows in (OPENAI, ROWS["problems"]):
         stream = datasets.Dataset.from_list(rows).to_iterable_dataset()
         monkeypatch.setattr(datasets, "load_dataset", lambda path, stream=stream, **how: stream)
-        assert list(sources.rows_of("owner/name")) == list(sources.local_rows(parquet(tmp_path / "x", rows)))
+        assert list(sources.rows_of("owner/name")) == list(
+            sources.local_rows(parquet(tmp_path / "x", rows))
+        )
     with pytest.raises(MissingFile):
         list(sources.rows_of(str(tmp_path / "absent.jsonl")))
 
@@ -90,20 +102,39 @@ CONVERT = {
 
 
 def asked(tool: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    call = {"id": "a", "type": "function", "function": {"name": tool["name"], "arguments": arguments}}
-    return {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": [tool]}
+    call = {
+        "id": "a",
+        "type": "function",
+        "function": {"name": tool["name"], "arguments": arguments},
+    }
+    return {
+        "messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}],
+        "tools": [tool],
+    }
 
 
-# rows of which `datasets` makes cells of JSON, timestamps, or structs with a field of nothing but nulls
+# rows of which `datasets` makes cells of JSON, timestamps, or structs with a field of nothing
+# but nulls
 WRITTEN = {
-    "objects whose keys differ": [asked(FIND, {"filter": {"owner": None}}), asked(CONVERT, {"amount": 3})] * 3,
+    "objects whose keys differ": [
+        asked(FIND, {"filter": {"owner": None}}),
+        asked(CONVERT, {"amount": 3}),
+    ]
+    * 3,
     "xLAM as objects": [
-        {"query": f"Q{n}", "answers": [{"name": "find", "arguments": {"filter": {"n": n} if n % 2 else {"x": None}}}]}
+        {
+            "query": f"Q{n}",
+            "answers": [
+                {"name": "find", "arguments": {"filter": {"n": n} if n % 2 else {"x": None}}}
+            ],
+        }
         | {"tools": [FIND]}
         for n in range(6)
     ],
     "dates": [{"question": f"Day {n}?", "answer": f"2024-05-0{n + 1}"} for n in range(6)],
-    "days with times": [{"question": f"Day {n}?", "answer": f"2024-05-01T10:00:0{n}"} for n in range(6)],
+    "days with times": [
+        {"question": f"Day {n}?", "answer": f"2024-05-01T10:00:0{n}"} for n in range(6)
+    ],
     "numbers": [{"question": f"{n} + 1?", "input": n / 2, "answer": n + 1} for n in range(6)],
 }
 
@@ -137,11 +168,18 @@ def test_nulls_that_no_padding_made_stay_where_the_hub_has_json_files(
     """Objects of one set of keys become structs, in which no field is padding."""
     import datasets
 
-    rows = [{"query": "Q", "answers": [{"name": "find", "arguments": {"filter": {"owner": None, "n": 1}}}]}] * 3
+    rows = [
+        {
+            "query": "Q",
+            "answers": [{"name": "find", "arguments": {"filter": {"owner": None, "n": 1}}}],
+        }
+    ] * 3
     file = write(tmp_path / "a.jsonl", [row | {"tools": [FIND]} for row in rows])
     load = datasets.load_dataset
     monkeypatch.setattr(sources, "probe_hub", lambda name: None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda path, **how: load("json", data_files=str(file), **how))
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda path, **how: load("json", data_files=str(file), **how)
+    )
     assert said(sources.rows_of("owner/name")) == said(sources.local_rows(file))
     assert '"owner": null' in said(sources.local_rows(file))[0][-1]["content"]
 
@@ -156,27 +194,47 @@ def test_the_entries_of_a_map_are_not_padded(tmp_path: Path) -> None:
 NULL_SCHEMAS = [
     (None, "f()"),
     ({"type": "object", "properties": None, "required": None}, "f()"),
-    ({"properties": {"a": None, "b": {"type": "string", "enum": None, "description": None}}}, "f(b?: string)"),
+    (
+        {"properties": {"a": None, "b": {"type": "string", "enum": None, "description": None}}},
+        "f(b?: string)",
+    ),
     ({"properties": {"a": {"type": "array", "items": None}}, "required": ["a"]}, "f(a: array)"),
 ]
 
 
-def test_nulls_in_a_schema_are_absent_fields_and_a_null_argument_stays_where_a_row_says_it_in_words() -> None:
+def test_nulls_in_a_schema_are_absent_fields_and_a_null_argument_stays_where_a_row_says_it_in_words() -> (
+    None
+):
     for schema, line in NULL_SCHEMAS:
         tools = [{"name": "f", "description": None, "parameters": schema}]
         row = {"messages": OPENAI[0]["messages"], "tools": tools}
         assert chat_formats.messages_of(row, "x")[0]["content"].endswith(f"\n{line}")
         assert "null" not in chat_formats.messages_of(row, "x", "json")[0]["content"]
-        glaive = {"system": f"SYSTEM: {json.dumps(tools[0])}", "chat": "USER: a\n\n\nASSISTANT: b <|endoftext|>"}
+        glaive = {
+            "system": f"SYSTEM: {json.dumps(tools[0])}",
+            "chat": "USER: a\n\n\nASSISTANT: b <|endoftext|>",
+        }
         assert chat_formats.messages_of(glaive, "x")[0]["content"].endswith(f"\n{line}")
-    call = {"id": "a", "function": {"name": "convert", "arguments": '{"amount": 1, "currency": null}'}}
-    row = {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}], "tools": TOOLS}
-    assert chat_formats.messages_of(row, "x")[-1]["content"].endswith('{"amount": 1, "currency": null}}')
-    padded = pyarrow.Table.from_pylist(OPENAI).to_pylist()  # as `datasets` writes its padded objects to json
+    call = {
+        "id": "a",
+        "function": {"name": "convert", "arguments": '{"amount": 1, "currency": null}'},
+    }
+    row = {
+        "messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}],
+        "tools": TOOLS,
+    }
+    assert chat_formats.messages_of(row, "x")[-1]["content"].endswith(
+        '{"amount": 1, "currency": null}}'
+    )
+    padded = pyarrow.Table.from_pylist(
+        OPENAI
+    ).to_pylist()  # as `datasets` writes its padded objects to json
     assert "null" in json.dumps(padded)
     for row, bare in zip(padded, OPENAI):
         for style in ("compact", "json"):
-            assert chat_formats.messages_of(row, "x", style) == chat_formats.messages_of(bare, "x", style)
+            assert chat_formats.messages_of(row, "x", style) == chat_formats.messages_of(
+                bare, "x", style
+            )
 
 
 def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
@@ -212,12 +270,16 @@ def test_a_directory_with_files_of_several_kinds_is_read_whole(
         list(sources.local_rows(tmp_path))
 
 
-def test_a_corpus_is_read_from_a_directory_of_json_and_csv_files_but_not_beside_programs(tmp_path: Path) -> None:
+def test_a_corpus_is_read_from_a_directory_of_json_and_csv_files_but_not_beside_programs(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"text": "print(1)\n"}]))
     (tmp_path / "b.csv").write_text('text\n"print(2, 3)"\n')
 
     def texts() -> list[str]:
-        return [document.text for document in public_rows.path_documents(tmp_path, sources.Ledger("x"))]
+        return [
+            document.text for document in public_rows.path_documents(tmp_path, sources.Ledger("x"))
+        ]
 
     assert texts() == ["print(1)\n", "print(2, 3)"]
     (tmp_path / "main.py").write_text("print(4)\n")
@@ -231,7 +293,10 @@ def test_a_csv_field_may_be_as_long_as_a_book(tmp_path: Path) -> None:
 
 
 CSV = {
-    "a comma without quotation marks": ("q,a\n1,2\nGreet,Hello, you\n", ":3 has 3 fields and the first line 2"),
+    "a comma without quotation marks": (
+        "q,a\n1,2\nGreet,Hello, you\n",
+        ":3 has 3 fields and the first line 2",
+    ),
     "a field too few": ("q,a\n1\n", ":2 has 1 fields"),
     "a quotation mark that is not closed": ('q,a\n1,"2\n3,4\n', "not csv"),
     "text behind a quotation mark": ('q,a\n1,"2" and\n', ":2 is not csv"),
@@ -269,16 +334,29 @@ def test_a_damaged_file_is_one_line_with_its_name(tmp_path: Path) -> None:
 
 def test_a_required_argument_that_is_null_in_every_row_is_no_padding(tmp_path: Path) -> None:
     owner = {"type": ["string", "null"]}
-    filters = {"type": "object", "properties": {"owner": owner, "city": {"type": "string"}}, "required": ["owner"]}
-    ticket = {"type": "object", "properties": {"filter": filters, "day": {"type": ["string", "null"]}}}
+    filters = {
+        "type": "object",
+        "properties": {"owner": owner, "city": {"type": "string"}},
+        "required": ["owner"],
+    }
+    ticket = {
+        "type": "object",
+        "properties": {"filter": filters, "day": {"type": ["string", "null"]}},
+    }
     tools = [{"name": "search", "description": "", "parameters": ticket}]
     rows = []
     for city, found in (("Oslo", None), ("Rome", "Ann"), ("Lima", None)):
-        call = {"name": "search", "arguments": {"filter": {"owner": found, "city": city}, "day": None}}
+        call = {
+            "name": "search",
+            "arguments": {"filter": {"owner": found, "city": city}, "day": None},
+        }
         answer = {"role": "assistant", "content": "", "tool_calls": [{"function": call}]}
-        rows.append({"messages": [USER | {"content": f"{city}?"}, answer], "tools": json.dumps(tools)})
+        rows.append(
+            {"messages": [USER | {"content": f"{city}?"}, answer], "tools": json.dumps(tools)}
+        )
     read = [
-        chat_formats.messages_of(row, "x")[2]["content"] for row in sources.local_rows(parquet(tmp_path / "a", rows))
+        chat_formats.messages_of(row, "x")[2]["content"]
+        for row in sources.local_rows(parquet(tmp_path / "a", rows))
     ]
     assert [json.loads(text.partition(" ")[2])["arguments"] for text in read] == [
         {"filter": {"owner": None, "city": "Oslo"}},

@@ -56,11 +56,15 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
     rows = (tmp_path / "runs" / "two" / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 1, "one rank writes"
     alone = checkpoint.load(tmp_path / "runs" / "two")
-    assert alone.extra == {"rank": 0} and alone.rng is None, "another number of ranks: no random state to continue"
+    assert alone.extra == {"rank": 0} and alone.rng is None, (
+        "another number of ranks: no random state to continue"
+    )
     checkpoint.restore(alone, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
 
 
-def test_the_compute_dtype_and_who_decides(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_compute_dtype_and_who_decides(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     cpu = torch.device("cpu")
     wide = torch.float32
     narrow = torch.bfloat16
@@ -94,7 +98,8 @@ def counted(g, steps=5):
     return own(g, steps)
 
 def trained():
-    params = [torch.nn.Parameter(torch.randn(s, generator=torch.Generator().manual_seed(i))) for i, s in enumerate(SHAPES)]
+    seeds = [torch.Generator().manual_seed(i) for i in range(len(SHAPES))]
+    params = [torch.nn.Parameter(torch.randn(s, generator=g)) for s, g in zip(SHAPES, seeds)]
     muon = optim.Muon(params, lr=0.1, weight_decay=0.1)
     for step in range(3):
         for i, p in enumerate(params):
@@ -119,5 +124,7 @@ assert max(n for _, n in every) == 3 * sum(-(-n // world.size) for n in (5, 2, 1
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_replicas_divide_the_matrices_of_muon_and_take_the_step_of_one_process(ranks: int, tmp_path: Path) -> None:
+def test_replicas_divide_the_matrices_of_muon_and_take_the_step_of_one_process(
+    ranks: int, tmp_path: Path
+) -> None:
     on_ranks(ranks, MUON, tmp_path)

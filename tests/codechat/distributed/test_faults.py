@@ -1,5 +1,6 @@
-"""What goes wrong among ranks: killed, stopped, hung, out of step, started differently, without space. Each ends in
-an error with the rank named, and the run continues from its last good checkpoint on the curve it was on."""
+"""What goes wrong among ranks: killed, stopped, hung, out of step, started differently, without
+space. Each ends in an error with the rank named, and the run continues from its last good
+checkpoint on the curve it was on."""
 
 import signal
 import time
@@ -43,8 +44,8 @@ checkpoint.save = save_then_die
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("shard", [False, True], ids=["replicas", "shards"])
 def test_a_killed_rank_is_restarted_and_the_curve_goes_on(home: Path, shard: bool) -> None:
-    """kill -9 of rank 1 under --max-restarts 1, without --resume: the losses of a run that nobody killed, every
-    step once."""
+    """kill -9 of rank 1 under --max-restarts 1, without --resume: the losses of a run that
+    nobody killed, every step once."""
     cfg = replace(configs(home, 8)["pretrain"], max_steps=6, eval_every=0)
     pretrain.train(replace(cfg, run_name="whole"))
     again = written(home, replace(cfg, device_batch_size=4, shard=shard, run_name="killed"))
@@ -107,27 +108,50 @@ EXPECTED = {  # error, and what its message names
     "out of step": ("RunError", "at program0.py", "in out_of_step", "mismatch between collectives"),
     "no space": ("CheckpointError", "step_000002", "--resume"),
     "missing shard": ("CheckpointError", "__1_0.distcp"),
-    "hang": ("RunError", "rank 0", "all_reduce at program0.py", "in hangs", "rank 1 (process", "in slow_reward"),
+    "hang": (
+        "RunError",
+        "rank 0",
+        "all_reduce at program0.py",
+        "in hangs",
+        "rank 1 (process",
+        "in slow_reward",
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", EXPECTED)
-def test_every_rank_says_what_is_wrong(name: str, attempts: dict[tuple[str, int], tuple[float, str]]) -> None:
+def test_every_rank_says_what_is_wrong(
+    name: str, attempts: dict[tuple[str, int], tuple[float, str]]
+) -> None:
     for rank in (0, 1) if name != "hang" else (0,):
         seconds, error = attempts[name, rank]
-        assert error.startswith(EXPECTED[name][0]) and all(part in error for part in EXPECTED[name]), error
+        assert error.startswith(EXPECTED[name][0]) and all(
+            part in error for part in EXPECTED[name]
+        ), error
         assert name != "hang" or seconds < 24, "before the other rank came back"
 
 
 def test_only_a_failed_collective_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desync, "_watch", SimpleNamespace(rank=0, others=lambda: "rank 1 is elsewhere"))
-    for other in (ValueError("gloo"), RunError("Timed out"), RuntimeError("mat1 and mat2 cannot be multiplied")):
+    monkeypatch.setattr(
+        desync, "_watch", SimpleNamespace(rank=0, others=lambda: "rank 1 is elsewhere")
+    )
+    for other in (
+        ValueError("gloo"),
+        RunError("Timed out"),
+        RuntimeError("mat1 and mat2 cannot be multiplied"),
+    ):
         assert desync.explained(other) is other
     with pytest.raises(RuntimeError) as failed:
         raise RuntimeError("[/build/gloo/pair.cc:534] Connection closed by peer")
     error = desync.explained(failed.value)
     assert isinstance(error, RunError)
-    named = ("rank 0", "test_faults.py", "in test_only_a_failed", "(Connection closed by peer)", "rank 1 is elsewhere")
+    named = (
+        "rank 0",
+        "test_faults.py",
+        "in test_only_a_failed",
+        "(Connection closed by peer)",
+        "rank 1 is elsewhere",
+    )
     assert all(part in str(error) for part in named)

@@ -1,5 +1,5 @@
-"""One process and N ranks compute the same: whole and sharded weights, every loop, sampling, evaluation, in the
-same global batch."""
+"""One process and N ranks compute the same: whole and sharded weights, every loop, sampling,
+evaluation, in the same global batch."""
 
 import hashlib
 import json
@@ -33,7 +33,11 @@ TINY = GPTConfig(depth=2, n_embd=40, n_head=2, block_size=64, vocab_size=257, **
 def configs(home: Path, batch: int, **changes: object) -> dict[str, object]:
     """A configuration of each loop whose global batch is `batch` rows or problems."""
     how = dict(device_batch_size=batch, warmup_steps=2, eval_every=2) | changes
-    more = {"pretrain": dict(model=TINY), "sft": dict(model=TINY), "reinforce": dict(group_size=4, eval_examples=5)}
+    more = {
+        "pretrain": dict(model=TINY),
+        "sft": dict(model=TINY),
+        "reinforce": dict(group_size=4, eval_examples=5),
+    }
     return {loop: small(loop, home, **how | own) for loop, own in more.items()}
 
 
@@ -50,7 +54,9 @@ def numbers(name: str) -> list[list[float]]:
     return run.Run.open(name).evals().drop(columns="time").select_dtypes("number").values.tolist()
 
 
-def assert_same_curves(one: str, many: str, *columns: str, steps: int = 4, norm: float = 1e-5) -> None:
+def assert_same_curves(
+    one: str, many: str, *columns: str, steps: int = 4, norm: float = 1e-5
+) -> None:
     """Losses, the gradient's norm (rounding, through the steps of Muon) and evaluations."""
     rows = losses(one, *columns)
     assert len(rows) == steps
@@ -60,8 +66,8 @@ def assert_same_curves(one: str, many: str, *columns: str, steps: int = 4, norm:
     assert numbers(one) == [pytest.approx(row, abs=1e-6) for row in numbers(many)]
 
 
-# With what each of them does among ranks: a reference model, resampling, old log-probabilities of the trainer,
-# minibatches, KTO's mean.
+# With what each of them does among ranks: a reference model, resampling, old log-probabilities
+# of the trainer, minibatches, KTO's mean.
 DAPO = dict(variant="dapo", kl_coef=0.05, old_logprobs="trainer", minibatches=2, diagnose_groups=0)
 OTHER_LOOPS = {
     "grpo": (DAPO, "policy_loss"),
@@ -79,7 +85,9 @@ def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> No
     for kind, (more, _) in OTHER_LOOPS.items():
         entry = registry.LOOPS[kind]
         how = dict(run_name=f"{kind}-one", max_steps=3, eval_every=2, save_every=2)
-        ones[kind] = config.resolve(entry.config_class, "toy", overrides=how | more, presets=entry.presets)
+        ones[kind] = config.resolve(
+            entry.config_class, "toy", overrides=how | more, presets=entry.presets
+        )
         half = ones[kind].device_batch_size // 2
         twos.append(replace(ones[kind], run_name=f"{kind}-two", device_batch_size=half, shard=True))
     train_on_ranks(2, home, *twos)
@@ -90,7 +98,9 @@ def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> No
     # PPO's value head and its optimizer lie beside the shards of the policy
     rewound("ppo-two", "ppo-back", 2)
     train(replace(ones["ppo"], run_name="ppo-back", resume=True))
-    assert losses("ppo-back", "value_loss")[2] == pytest.approx(losses("ppo-one", "value_loss")[2], rel=1e-6)
+    assert losses("ppo-back", "value_loss")[2] == pytest.approx(
+        losses("ppo-one", "value_loss")[2], rel=1e-6
+    )
 
 
 @pytest.mark.slow
@@ -124,9 +134,11 @@ def rewound(source: str, name: str, step: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp_path: Path) -> None:
-    """Saved by one process, by 2 shards; continued by one, by 2 shards, by a 2 x 2 hybrid: the curve of the run
-    that was never cut, Muon on the block matrices included."""
+def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(
+    home: Path, tmp_path: Path
+) -> None:
+    """Saved by one process, by 2 shards; continued by one, by 2 shards, by a 2 x 2 hybrid: the
+    curve of the run that was never cut, Muon on the block matrices included."""
     for kind, cfg in configs(home, 8, keep_last=0).items():
         train(replace(cfg, run_name=f"{kind}-one"))
     two = {kind: replace(cfg, shard=True) for kind, cfg in configs(home, 4, keep_last=0).items()}
@@ -134,9 +146,20 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
     for kind in COLUMNS:
         for source, name in (("two", "two-one"), ("two", "two-four"), ("one", "one-two")):
             rewound(f"{kind}-{source}", f"{kind}-{name}", 2)
-    train_on_ranks(2, home, *[replace(cfg, run_name=f"{kind}-one-two", resume=True) for kind, cfg in two.items()])
-    four = {kind: replace(cfg, shard=True, shard_over=2) for kind, cfg in configs(home, 2, keep_last=0).items()}
-    train_on_ranks(4, home, *[replace(cfg, run_name=f"{kind}-two-four", resume=True) for kind, cfg in four.items()])
+    train_on_ranks(
+        2,
+        home,
+        *[replace(cfg, run_name=f"{kind}-one-two", resume=True) for kind, cfg in two.items()],
+    )
+    four = {
+        kind: replace(cfg, shard=True, shard_over=2)
+        for kind, cfg in configs(home, 2, keep_last=0).items()
+    }
+    train_on_ranks(
+        4,
+        home,
+        *[replace(cfg, run_name=f"{kind}-two-four", resume=True) for kind, cfg in four.items()],
+    )
     for kind, cfg in configs(home, 8, keep_last=0).items():
         train(replace(cfg, run_name=f"{kind}-two-one", resume=True))
         for name in ("two", "two-one", "two-four", "one-two"):
@@ -147,17 +170,27 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(
+    home: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
-    one, two = (replace(configs(home, batch)["pretrain"], max_steps=2, eval_every=0) for batch in (8, 4))
+    one, two = (
+        replace(configs(home, batch)["pretrain"], max_steps=2, eval_every=0) for batch in (8, 4)
+    )
     train(replace(one, run_name="pretrain-one"))
     train_on_ranks(2, home, replace(two, shard=True, run_name="pretrain-two"))
     path = paths.find_checkpoint("pretrain-two")
-    assert {p.name for p in (path / "shards").iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    assert {p.name for p in (path / "shards").iterdir()} == {
+        ".metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
+    }
     ours, theirs = (loading.load_model(f"pretrain-{n}").model.state_dict() for n in ("one", "two"))
     for name, tensor in ours.items():
         assert torch.allclose(tensor, theirs[name], atol=2e-5), name
-    exchange.export(exchange.ExportConfig(ckpt="pretrain-two", out=tmp_path / "hf", dtype="float32"))
+    exchange.export(
+        exchange.ExportConfig(ckpt="pretrain-two", out=tmp_path / "hf", dtype="float32")
+    )
     exported = hf_format.read_weights(tmp_path / "hf")
     assert torch.equal(exported["model.embed_tokens.weight"], theirs["wte.weight"])
     with pytest.raises(CheckpointError, match="blocks.0.attn.k_norm.weight"):
@@ -169,7 +202,10 @@ def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tm
     # damage
     shard = path / "shards" / "__1_0.distcp"
     raw = shard.read_bytes()
-    for damage in (shard.unlink, lambda: shard.write_bytes(raw[:100] + bytes([raw[100] ^ 1]) + raw[101:])):
+    for damage in (
+        shard.unlink,
+        lambda: shard.write_bytes(raw[:100] + bytes([raw[100] ^ 1]) + raw[101:]),
+    ):
         damage()
         with pytest.raises(CheckpointError, match="__1_0.distcp"):
             checkpoint.load(path)
@@ -177,7 +213,10 @@ def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tm
     table = pickle.dumps(Bomb())
     (path / "shards" / ".metadata").write_bytes(table)
     meta = json.loads((path / "meta.json").read_text())
-    meta["files"]["shards/.metadata"] = {"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()}
+    meta["files"]["shards/.metadata"] = {
+        "bytes": len(table),
+        "sha256": hashlib.sha256(table).hexdigest(),
+    }
     (path / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(CheckpointError, match="metadata.*posix.mkdir"):
         checkpoint.load(path)
@@ -197,8 +236,8 @@ evaluate.run_evaluation(config.resolve(evaluate.EvaluateConfig, file=sys.argv[2]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_evaluation_on_ranks_is_that_of_one_process(home: Path) -> None:
-    """Five problems on two ranks: the same completions, so the same counts, intervals and samples, in the same
-    order."""
+    """Five problems on two ranks: the same completions, so the same counts, intervals and
+    samples, in the same order."""
     train(replace(configs(home, 4)["reinforce"], run_name="policy", max_steps=1, eval_every=0))
     cfg = evaluate.EvaluateConfig(
         ckpt=("policy",),
@@ -215,8 +254,13 @@ def test_an_evaluation_on_ranks_is_that_of_one_process(home: Path) -> None:
     one = run.Run.open("one")
     two = run.Run.open("two")
     assert one.evals().drop(columns="time").equals(two.evals().drop(columns="time"))
-    assert (one.path / "per_problem.jsonl").read_text() == (two.path / "per_problem.jsonl").read_text()
-    samples = [[{k: v for k, v in row.items() if k != "time"} for row in found.samples()] for found in (one, two)]
+    assert (one.path / "per_problem.jsonl").read_text() == (
+        two.path / "per_problem.jsonl"
+    ).read_text()
+    samples = [
+        [{k: v for k, v in row.items() if k != "time"} for row in found.samples()]
+        for found in (one, two)
+    ]
     assert samples[0] == samples[1]
     assert len(samples[0]) == 15
 
@@ -225,11 +269,15 @@ def test_where_a_model_is_sharded_and_over_which_ranks(monkeypatch: pytest.Monke
     built = sharding.build(lambda: GPT(TINY), seed=5)
     plain = GPT(TINY, seed=5)
     assert not sharding.is_sharded(built), "one process never shards"
-    assert all(torch.equal(a, b) for a, b in zip(built.parameters(), plain.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(built.parameters(), plain.parameters(), strict=True)
+    )
     need = sharding.BYTES_PER_WEIGHT * TINY.n_params / sharding.SHARE_FOR_WEIGHTS
     assert sharding.fits(TINY.n_params, need)
     assert not sharding.fits(TINY.n_params, need - 1)
-    frozen = (6 * TINY.n_params + 18 * 1000) / sharding.SHARE_FOR_WEIGHTS  # no gradients and moments beside adapters
+    frozen = (
+        6 * TINY.n_params + 18 * 1000
+    ) / sharding.SHARE_FOR_WEIGHTS  # no gradients and moments beside adapters
     assert sharding.fits(TINY.n_params, frozen + 1, 1000)
     assert not sharding.fits(TINY.n_params, frozen - 1, 1000)
     monkeypatch.setattr(dist, "world_size", lambda: 6)

@@ -1,4 +1,5 @@
-"""Verdicts over groups of rewards, the sentinel of a running loop, and the share of weights that an update changed."""
+"""Verdicts over groups of rewards, the sentinel of a running loop, and the share of weights
+that an update changed."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from codechat.tasks.toy import ToyTask
 
 
 @pytest.mark.parametrize(
-    "varying, verdict", [(0, "DEAD"), (4, "DEAD"), (5, "WEAK"), (24, "WEAK"), (25, "LIVE"), (100, "LIVE")]
+    "varying, verdict",
+    [(0, "DEAD"), (4, "DEAD"), (5, "WEAK"), (24, "WEAK"), (25, "LIVE"), (100, "LIVE")],
 )
 def test_the_verdict_follows_the_share_of_groups_with_variance(varying: int, verdict: str) -> None:
     rewards = torch.full((100, 4), 0.3)
@@ -28,7 +30,9 @@ def test_the_verdict_follows_the_share_of_groups_with_variance(varying: int, ver
 
 def test_more_than_85_percent_of_correct_completions_are_saturated() -> None:
     correct = torch.zeros(100, 4, dtype=torch.bool)
-    correct.view(-1)[:340] = True  # exactly 85 %: 85 groups all right, 15 all wrong, no variance at all
+    correct.view(-1)[:340] = (
+        True  # exactly 85 %: 85 groups all right, 15 all wrong, no variance at all
+    )
     assert diagnose.judge(correct.float(), correct).verdict == "DEAD"
     correct.view(-1)[340] = True
     assert diagnose.judge(correct.float(), correct).verdict == "SATURATED"
@@ -64,14 +68,24 @@ def test_the_share_of_changed_weights_counts_bf16_values_only() -> None:
     assert diagnose.weights_changed_bf16(before, model) == pytest.approx(0.2)
 
 
-def test_the_command_prints_the_verdict_and_keeps_a_row(toy_run: Run, monkeypatch: Any, capsys: Any) -> None:
+def test_the_command_prints_the_verdict_and_keeps_a_row(
+    toy_run: Run, monkeypatch: Any, capsys: Any
+) -> None:
     words = ["--ckpt", "toy@1", "--task", "toy", "--max-new-tokens", "8", "--run-name", "look"]
     COMMANDS["diagnose"].run(words)
     out = capsys.readouterr().out
     run = Run.open("look")
-    assert all(part in out for part in ("256 of 256", "pass@1 = ", "pass@8 = ", "n=8, N=64", "of 64 groups", "LIVE"))
+    assert all(
+        part in out
+        for part in ("256 of 256", "pass@1 = ", "pass@8 = ", "n=8, N=64", "of 64 groups", "LIVE")
+    )
     row = run.evals().iloc[0]
-    assert (row["verdict"], row["n_problems"], row["n_samples"], row["gold_passed"]) == ("LIVE", 64, 8, 256)
+    assert (row["verdict"], row["n_problems"], row["n_samples"], row["gold_passed"]) == (
+        "LIVE",
+        64,
+        8,
+        256,
+    )
     assert sum(row[f"tier/{t}"] for t in ToyTask.tiers) == pytest.approx(1)
     assert run.status["summary"]["verdict"] == "LIVE"
     assert run.samples()
@@ -81,9 +95,18 @@ def test_the_command_prints_the_verdict_and_keeps_a_row(toy_run: Run, monkeypatc
     assert not paths.exists("other")
 
 
-def test_a_small_task_of_ones_own_is_sampled_until_there_are_groups_enough(toy_run: Run, tmp_path: Path) -> None:
+def test_a_small_task_of_ones_own_is_sampled_until_there_are_groups_enough(
+    toy_run: Run, tmp_path: Path
+) -> None:
     COMMANDS["new"].run(["task", "words", "--out", str(tmp_path / "own")])
-    task = ["--task", f"{tmp_path / 'own/words.py'}:Words", "--max-new-tokens", "4", "--group-size", "2"]
+    task = [
+        "--task",
+        f"{tmp_path / 'own/words.py'}:Words",
+        "--max-new-tokens",
+        "4",
+        "--group-size",
+        "2",
+    ]
     COMMANDS["diagnose"].run(["--ckpt", "toy@1", *task, "--run-name", "look"])
     row = Run.open("look").evals().iloc[0]
     assert row["n_problems"] == 64

@@ -1,4 +1,5 @@
-"""`evaluate --endpoint` with servers of other makers: what they are asked for, and how their answers are read."""
+"""`evaluate --endpoint` with servers of other makers: what they are asked for, and how their
+answers are read."""
 
 import json
 from typing import Any
@@ -35,7 +36,10 @@ class Server(Handler):
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "seen", [])
-    said = {"choices": [{"message": {"content": "ab"}, "finish_reason": "stop"}], "usage": {"completion_tokens": 2}}
+    said = {
+        "choices": [{"message": {"content": "ab"}, "finish_reason": "stop"}],
+        "usage": {"completion_tokens": 2},
+    }
     monkeypatch.setattr(Server, "answer", said)
 
 
@@ -61,7 +65,12 @@ def test_a_server_is_asked_to_sample_from_the_whole_distribution() -> None:
     collected()
     assert len(Server.seen) == 4
     for body in Server.seen:
-        assert (body["temperature"], body["top_p"], body["min_p"], body["top_k"]) == (1.0, 1.0, 0.0, 0)
+        assert (body["temperature"], body["top_p"], body["min_p"], body["top_k"]) == (
+            1.0,
+            1.0,
+            0.0,
+            0,
+        )
     assert len({body["seed"] for body in Server.seen}) == 4
 
 
@@ -92,7 +101,9 @@ def test_a_server_that_knows_only_openais_fields_answers_all_the_same(
 def test_an_answer_without_usage_is_scored_and_its_missing_length_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Server, "answer", {"choices": [{"message": {"content": None}, "finish_reason": "length"}]})
+    monkeypatch.setattr(
+        Server, "answer", {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
+    )
     batch = collected()
     assert batch.texts == [""] * 4
     assert {completion.stop for completion in batch.completions} == {"length"}

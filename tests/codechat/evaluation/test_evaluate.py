@@ -1,5 +1,5 @@
-"""Scores that can be believed: unbiased pass@k, intervals, paired differences, behaviour probes, choosing a
-checkpoint."""
+"""Scores that can be believed: unbiased pass@k, intervals, paired differences, behaviour
+probes, choosing a checkpoint."""
 
 from dataclasses import replace
 from functools import partial
@@ -62,7 +62,9 @@ def test_evaluation_counts_what_the_task_scores(policy: Policy) -> None:
     assert (whole.N, whole.n, whole.tiers.total()) == (8, 4, 32)
     row = whole.row()
     assert sum(row[f"tier/{t}"] for t in whole.task.tiers) == pytest.approx(1)
-    assert row["reward_mean"] == pytest.approx(np.mean([s["reward"] for s in whole.samples]))  # all 32 are kept
+    assert row["reward_mean"] == pytest.approx(
+        np.mean([s["reward"] for s in whole.samples])
+    )  # all 32 are kept
     assert row["reward_mean/lo"] < row["reward_mean"] < row["reward_mean/hi"]
 
 
@@ -104,7 +106,11 @@ def test_completions_are_counted_by_group_and_class(policy: Policy) -> None:
         assert len(mine) == 8
         assert sum(shares[name].values()) == pytest.approx(1)
         for c in NAMED:
-            assert shares[name][c] == sum(e["parts"]["named"] == c for e in mine) / 8 == row[f"{name}/named_{c}"]
+            assert (
+                shares[name][c]
+                == sum(e["parts"]["named"] == c for e in mine) / 8
+                == row[f"{name}/named_{c}"]
+            )
     assert len(result.report("x").splitlines()) == 5
 
 
@@ -134,7 +140,10 @@ class Episodes(ToyTask):
 def test_an_episode_whose_prompt_fills_the_block_fails(policy: Policy) -> None:
     gold = tasks.load("toy").problems("test", 1)[0].gold
     block = policy[0].cfg.block_size
-    problems = [Problem(str(n), [{"role": "user", "content": "x" * n}], gold, "test") for n in (1, 2 * block)]
+    problems = [
+        Problem(str(n), [{"role": "user", "content": "x" * n}], gold, "test")
+        for n in (1, 2 * block)
+    ]
     result = scoring.evaluate_task(*policy, "reserved", Episodes(), problems, n=2)
     assert [(p["c"], p["reward_mean"]) for p in result.counts] == [(2, 1.0), (0, 0.0)]
     assert [e["tokens"] > 0 for e in result.examples] == [True, True, False, False]
@@ -143,8 +152,15 @@ def test_an_episode_whose_prompt_fills_the_block_fails(policy: Policy) -> None:
 
 def test_behaviour_of_a_completion() -> None:
     for expected, texts in dict(
-        call=('<functioncall> {"name": "add", "arguments": {"a": 1}}', "Sure. <functioncall> {broken"),
-        code=("def add(a, b):\n    return a + b", "Here:\n```python\nx = 1\n```", "import math\nprint(math.pi)"),
+        call=(
+            '<functioncall> {"name": "add", "arguments": {"a": 1}}',
+            "Sure. <functioncall> {broken",
+        ),
+        code=(
+            "def add(a, b):\n    return a + b",
+            "Here:\n```python\nx = 1\n```",
+            "import math\nprint(math.pi)",
+        ),
         neither=("A class of problems, from which we import nothing, is defined below.", ""),
     ).items():
         assert set(map(behaviour_probes.behaviour, texts)) == {expected}
@@ -188,8 +204,12 @@ def test_probes_are_counted_by_cell(policy: Policy) -> None:
         assert row[f"probe/{cell}/n"] == 2
 
 
-def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    COMMANDS["evaluate"].run([*TOY, "--ckpt", "toy@1", "toy", "--split", "select", "test", "--run-name", "scores"])
+def test_command_writes_a_row_for_each_checkpoint_and_split(
+    toy_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    COMMANDS["evaluate"].run(
+        [*TOY, "--ckpt", "toy@1", "toy", "--split", "select", "test", "--run-name", "scores"]
+    )
     run = Run.open("scores")
     rows = run.evals()
     cells = [("toy@1", "select"), ("toy@1", "test"), ("toy@2", "select"), ("toy@2", "test")]
@@ -209,24 +229,45 @@ def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys
 
 
 def test_other_temperatures_a_given_call_tag_and_masks_have_rows_of_their_own(toy_run: Run) -> None:
-    words = ["--ckpt", "toy@1", "toy@2", "--temperatures", "0", "0.5", "--forced-call", "true", "--run-name", "ways"]
+    words = [
+        "--ckpt",
+        "toy@1",
+        "toy@2",
+        "--temperatures",
+        "0",
+        "0.5",
+        "--forced-call",
+        "true",
+        "--run-name",
+        "ways",
+    ]
     COMMANDS["evaluate"].run([*TOY, *words, "--constrain", "true"])
     run = Run.open("ways")
     free = ["T=1", "greedy", "T=0.5"]
     ways = [*free, "T=1, call given", *(f"{way}, constrained" for way in free)]
     rows = run.evals()
-    assert list(zip(rows["checkpoint"], rows["sampling"])) == [(c, w) for c in ("toy@1", "toy@2") for w in ways]
+    assert list(zip(rows["checkpoint"], rows["sampling"])) == [
+        (c, w) for c in ("toy@1", "toy@2") for w in ways
+    ]
     assert list(rows["temperature"][:4]) == [1, 0, 0.5, 1]
     assert list(rows["n_samples"][:4]) == [4, 1, 4, 4]
-    assert set(run.status["summary"]) == {f"test{w}: toy@2 - toy@1" for w in ("", *(f", {way}" for way in ways[1:]))}
+    assert set(run.status["summary"]) == {
+        f"test{w}: toy@2 - toy@1" for w in ("", *(f", {way}" for way in ways[1:]))
+    }
     greedy = ["--task", "toy", *FEW, "--temperature", "0", "--n", "1", "--ks", "1"]
     COMMANDS["evaluate"].run([*greedy, "--ckpt", "toy@1", "--run-name", "greedy"])
     alone = [r["c"] for r in results.read_per_problem(Run.open("greedy"))]
-    ours = [r for r in results.read_per_problem(run) if (r["checkpoint"], r["sampling"]) == ("toy@1", "greedy")]
+    ours = [
+        r
+        for r in results.read_per_problem(run)
+        if (r["checkpoint"], r["sampling"]) == ("toy@1", "greedy")
+    ]
     assert [r["c"] for r in ours] == alone
     for example in read_rows(run.path / "examples.jsonl"):
         if example["sampling"] in ("T=1", "T=1, call given"):
-            assert example["completion"].startswith("<functioncall>") == ("given" in example["sampling"])
+            assert example["completion"].startswith("<functioncall>") == (
+                "given" in example["sampling"]
+            )
 
 
 class Calls(ToyTask):
@@ -236,7 +277,10 @@ class Calls(ToyTask):
 
     def prompt(self, problem: Problem) -> list[dict[str, str]]:
         kit = [catalogue.TOOLS[name].schema for name in ("square", "days_between")]
-        return [{"role": "system", "content": chat.tools_prompt(kit, "described")}, *super().prompt(problem)]
+        return [
+            {"role": "system", "content": chat.tools_prompt(kit, "described")},
+            *super().prompt(problem),
+        ]
 
     def score(self, problem: Problem, completion: str) -> Score:
         calls = chat.parse_calls(completion)
@@ -245,9 +289,12 @@ class Calls(ToyTask):
 
 
 def test_constrained_calls_are_readable() -> None:
-    """A random model that is given the call tag often: free, its calls are noise; constrained, each is readable."""
+    """A random model that is given the call tag often: free, its calls are noise; constrained,
+    each is readable."""
     tok = tokenizer.load("bytes")
-    model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=512, vocab_size=tok.n_vocab), seed=0)
+    model = GPT(
+        GPTConfig(depth=1, n_embd=32, n_head=2, block_size=512, vocab_size=tok.n_vocab), seed=0
+    )
     with torch.no_grad():
         model.wte.weight[chat.layout(tok, "reserved").call] *= 60  # of a tied head
     problems = Calls().problems("test", limit=4)
@@ -261,8 +308,12 @@ def test_constrained_calls_are_readable() -> None:
         max_new_tokens=120,
         seed=0,
     )
-    free, held = (sampled(Calls(), problems, constrain=constrain) for constrain in (None, prompt_grammar))
-    tagged = [sum(chat.CALL_TAG in e["completion"] for e in result.examples) for result in (free, held)]
+    free, held = (
+        sampled(Calls(), problems, constrain=constrain) for constrain in (None, prompt_grammar)
+    )
+    tagged = [
+        sum(chat.CALL_TAG in e["completion"] for e in result.examples) for result in (free, held)
+    ]
     assert min(tagged) > 0
     assert free.pass_at[1].value < held.pass_at[1].value == 1.0
     with pytest.raises(ConfigError, match="constrain"):
@@ -270,12 +321,20 @@ def test_constrained_calls_are_readable() -> None:
 
 
 def test_all_checkpoints_chooses_and_writes_best(toy_run: Run) -> None:
-    COMMANDS["evaluate"].run([*TOY, "--ckpt", "toy", "--split", "select", "--all-checkpoints", "--run-name", "choice"])
+    COMMANDS["evaluate"].run(
+        [*TOY, "--ckpt", "toy", "--split", "select", "--all-checkpoints", "--run-name", "choice"]
+    )
     run = Run.open("choice")
     rows = run.evals()
     assert list(rows["checkpoint"]) == ["toy@1", "toy@2"]
-    best = rows.sort_values(["pass@1", "pass@4", "step"], ascending=[False, False, True])["step"].iloc[0]
-    assert checkpoint.load("toy@best").step == best == int(run.status["summary"]["best"].rpartition("@")[2])
+    best = rows.sort_values(["pass@1", "pass@4", "step"], ascending=[False, False, True])[
+        "step"
+    ].iloc[0]
+    assert (
+        checkpoint.load("toy@best").step
+        == best
+        == int(run.status["summary"]["best"].rpartition("@")[2])
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,7 +352,8 @@ def test_the_best_checkpoint_has_the_largest_pass_at_1_then_k_then_is_the_earlie
 
 
 @pytest.mark.parametrize(
-    "words", ["--split test --all-checkpoints", "--n 4", "--ks 8", "--split prompt", "--temperature 0"]
+    "words",
+    ["--split test --all-checkpoints", "--n 4", "--ks 8", "--split prompt", "--temperature 0"],
 )
 def test_settings_that_contradict_each_other_are_refused(words: str) -> None:
     with pytest.raises(ConfigError):
@@ -312,7 +372,9 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
     nats = loaded.model.loss(ids[:, :-1], targets, reduction="sum").item()
     assert losses["heldout_nats/code"] == pytest.approx(nats, rel=1e-5)
     assert losses["heldout_loss/code"] == pytest.approx(nats / int((targets >= 0).sum()), rel=1e-5)
-    assert set(losses) == {f"heldout_{kind}/{d}" for kind in ("loss", "nats") for d in ("calls", "code")}
+    assert set(losses) == {
+        f"heldout_{kind}/{d}" for kind in ("loss", "nats") for d in ("calls", "code")
+    }
     kept = conversations.load_domains(tmp_path, "test", loaded.tokenizer, "reserved", 64, limit=3)
     assert {d: len(e) for d, e in kept.items()} == {"calls": 3, "code": 3}
     assert not loaded.model.training
@@ -333,13 +395,25 @@ def test_failing_reference_solutions_stop_an_evaluation_or_are_left_out_by_name(
     toy_run: Run, capsys: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setitem(tasks.TASKS, "broken", Broken)
-    words = ["--task", "broken", *TOY[2:], "--ckpt", "toy", "--split", "test", "--run-name", "scores"]
+    words = [
+        "--task",
+        "broken",
+        *TOY[2:],
+        "--ckpt",
+        "toy",
+        "--split",
+        "test",
+        "--run-name",
+        "scores",
+    ]
     with pytest.raises(DataError, match="2 of 8 .*--skip-failing-references"):
         COMMANDS["evaluate"].run(words)
     COMMANDS["evaluate"].run([*words, "--skip-failing-references"])
     run = Run.open("scores")
     assert run.status["summary"]["left_out"] == {"test": list(Broken.failing)}
-    assert {r["id"] for r in results.read_per_problem(run)} == {f"toy-test-{i}" for i in (0, 2, 4, 5, 6, 7)}
+    assert {r["id"] for r in results.read_per_problem(run)} == {
+        f"toy-test-{i}" for i in (0, 2, 4, 5, 6, 7)
+    }
     assert all(name in capsys.readouterr().out for name in Broken.failing[:1])
     monkeypatch.setattr(Broken, "failing", tuple(f"toy-test-{i}" for i in range(8)))
     with pytest.raises(DataError, match="8 of 8"):
@@ -374,11 +448,21 @@ def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_tasks")
-def test_a_problem_that_is_repeated_counts_once_and_is_named(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"--ckpt toy@1 toy@2 --task {tasks.name_of(Repeated)} --n 1 --ks 1 --limit 4 --max-new-tokens 2"
-    evaluated = COMMANDS["evaluate"].run([*words.split(), "--no-contamination", "--run-name", "once"])
+def test_a_problem_that_is_repeated_counts_once_and_is_named(
+    toy_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        f"--ckpt toy@1 toy@2 --task {tasks.name_of(Repeated)} "
+        "--n 1 --ks 1 --limit 4 --max-new-tokens 2"
+    )
+    evaluated = COMMANDS["evaluate"].run(
+        [*words.split(), "--no-contamination", "--run-name", "once"]
+    )
     assert evaluated.evals()["n_problems"].tolist() == [4, 4]
-    assert "task repeated, split test: 2 problems are repeated, such as 'toy-test-" in capsys.readouterr().err
+    assert (
+        "task repeated, split test: 2 problems are repeated, such as 'toy-test-"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.usefixtures("own_tasks")
@@ -409,8 +493,13 @@ def test_problems_that_share_an_id_are_no_evaluation(policy: Policy) -> None:
         scoring.evaluate_task(*policy, "reserved", task, task.problems("select", limit=4), n=1)
 
 
-def test_a_checkpoint_that_is_named_twice_is_evaluated_once(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--ckpt toy@2 toy@1 toy --task toy --n 1 --ks 1 --limit 4 --max-new-tokens 2 --no-contamination"
+def test_a_checkpoint_that_is_named_twice_is_evaluated_once(
+    toy_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "--ckpt toy@2 toy@1 toy --task toy --n 1 --ks 1 --limit "
+        "4 --max-new-tokens 2 --no-contamination"
+    )
     evaluated = COMMANDS["evaluate"].run([*words.split(), "--run-name", "named-twice"])
     assert evaluated.evals()["checkpoint"].tolist() == ["toy@2", "toy@1"]
     assert "names twice" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Multiple choice by log-likelihood: closed form, rows of every set, and the numbers of lm-evaluation-harness."""
+"""Multiple choice by log-likelihood: closed form, rows of every set, and the numbers of
+lm-evaluation-harness."""
 
 import csv
 import json
@@ -40,16 +41,38 @@ def sets(tmp_path: Path) -> Path:
 
 
 def evaluated(task: str, folder: Path, *words: str) -> list[dict[str, Any]]:
-    common = ["--ckpt", "random", "--task", task, "--data-dir", str(folder), "--score", "loglik", "--run-name", "x"]
+    common = [
+        "--ckpt",
+        "random",
+        "--task",
+        task,
+        "--data-dir",
+        str(folder),
+        "--score",
+        "loglik",
+        "--run-name",
+        "x",
+    ]
     COMMANDS["evaluate"].run([*common, "--overwrite", *words])
     return list(read_rows(Run.open("x").path / "examples.jsonl"))
 
 
 def test_a_log_likelihood_is_the_sum_over_the_continuation_behind_what_fits_the_block() -> None:
-    model = randomise(GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=48, vocab_size=TOK.n_vocab)))
-    asked = [("What is it? ", ["a cat", "two dogs and fish"]), ("x", [" y", "z", " w"]), ("word " * 80, ["a", "b c d"])]
-    assert loglik.encode_pair(TOK, "What is it? ", "a cat") == (TOK.encode("What is it?"), TOK.encode(" a cat"))
-    for (context, continuations), scored in zip(asked, loglik.score_choices(model, TOK, asked), strict=True):
+    model = randomise(
+        GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=48, vocab_size=TOK.n_vocab))
+    )
+    asked = [
+        ("What is it? ", ["a cat", "two dogs and fish"]),
+        ("x", [" y", "z", " w"]),
+        ("word " * 80, ["a", "b c d"]),
+    ]
+    assert loglik.encode_pair(TOK, "What is it? ", "a cat") == (
+        TOK.encode("What is it?"),
+        TOK.encode(" a cat"),
+    )
+    for (context, continuations), scored in zip(
+        asked, loglik.score_choices(model, TOK, asked), strict=True
+    ):
         pairs = [loglik.encode_pair(TOK, context, text) for text in continuations]
         room = 49 - max(len(ids) for _, ids in pairs)
         for (begun, ids), completion in zip(pairs, scored, strict=True):
@@ -72,7 +95,9 @@ def test_the_authors_files_of_mmlu_give_the_hubs_problems_and_scores(sets: Path)
         folder.mkdir(parents=True)
         with (folder / f"abstract_algebra_{short}.csv").open("w", newline="") as file:
             rows = ROWS["mmlu"][part]
-            csv.writer(file).writerows([r["question"], *r["choices"], "ABCD"[r["answer"]]] for r in rows)
+            csv.writer(file).writerows(
+                [r["question"], *r["choices"], "ABCD"[r["answer"]]] for r in rows
+            )
     hub, own = (evaluated("mmlu:shots=2", sets / name) for name in ("mmlu", "csv"))
     assert without_ids(hub) == without_ids(own)
     assert len(hub) == 6
@@ -91,11 +116,17 @@ def test_the_authors_files_of_mmlu_give_the_hubs_problems_and_scores(sets: Path)
         evaluated("gsm8k", sets)
 
 
-HARNESS = {"mmlu": "mmlu_abstract_algebra", "arc_challenge": "arc_challenge", "hellaswag": "hellaswag"}
+HARNESS = {
+    "mmlu": "mmlu_abstract_algebra",
+    "arc_challenge": "arc_challenge",
+    "hellaswag": "hellaswag",
+}
 
 
 @pytest.mark.slow
-def test_the_numbers_are_those_of_lm_evaluation_harness(sets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_are_those_of_lm_evaluation_harness(
+    sets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lm_eval = pytest.importorskip("lm_eval")
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -113,10 +144,18 @@ def test_the_numbers_are_those_of_lm_evaluation_harness(sets: Path, monkeypatch:
             task=name,
         )
         data |= dict.fromkeys(f"{part}_split" for part in {"training", "validation"} - {*files})
-        data |= dict(include=str(manager._entry(theirs).yaml_path), num_fewshot=2 if name == "mmlu" else 0)
+        data |= dict(
+            include=str(manager._entry(theirs).yaml_path), num_fewshot=2 if name == "mmlu" else 0
+        )
         (sets / f"{name}.yaml").write_text(json.dumps(data))
-        found = lm_eval.simple_evaluate(model, tasks=[str(sets / f"{name}.yaml")], task_manager=manager)
-        docs = {key: doc for doc in found["samples"][name] for key in (doc["doc_id"], doc["doc"].get("id"))}
+        found = lm_eval.simple_evaluate(
+            model, tasks=[str(sets / f"{name}.yaml")], task_manager=manager
+        )
+        docs = {
+            key: doc
+            for doc in found["samples"][name]
+            for key in (doc["doc_id"], doc["doc"].get("id"))
+        }
         for row in evaluated(name + ":shots=2" * (name == "mmlu"), sets / name):
             last = row["problem"].rpartition("-")[2]
             doc = docs[int(last) if last.isdigit() else last]

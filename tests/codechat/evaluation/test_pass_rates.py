@@ -20,7 +20,10 @@ def test_both_verdicts_stand_beside_each_other() -> None:
     task = tasks.load("micro")
     rungs = {"raises": 0.05, "none_passed": 0.15, "empty": 0.0}
     problems = [Problem(str(i), [], {}, "train") for i in range(70)]
-    rows = [dict(reward=rungs[t], tier=t, correct=False) for t in ("raises", "none_passed", "raises", "empty")]
+    rows = [
+        dict(reward=rungs[t], tier=t, correct=False)
+        for t in ("raises", "none_passed", "raises", "empty")
+    ]
     result = results.TaskResult(task, problems, rows * 70, 4, 1.0, (1, 4))
     row = pass_rates.verdicts(result, pass_rates.PasskConfig(task="micro", ckpt=("x",)))
     assert (row["verdict"], row["reward_verdict"]) == ("DEAD", "LIVE")
@@ -36,13 +39,19 @@ def test_both_verdicts_stand_beside_each_other() -> None:
         0.851: "SATURATED",
     }
     for rate, verdict in bounds.items():
-        assert diagnose.verdict_of(rate, rate, pass_rates.DEAD_BELOW, pass_rates.WEAK_BELOW) == verdict
+        assert (
+            diagnose.verdict_of(rate, rate, pass_rates.DEAD_BELOW, pass_rates.WEAK_BELOW) == verdict
+        )
 
 
 def test_the_window_keeps_problems_with_variance_and_without_any_partial_rewards_decide() -> None:
     for pairs, kept, why in (
         (((0, 0.1), (1, 0.2), (10, 0.6), (19, 0.97), (20, 1)), ["1", "2", "3"], "kept 3"),
-        (((0, 0.05), (0, 0.1), (20, 1), (0, 0.3)), ["1", "3"], "the window is empty"),  # what is always solved is out
+        (
+            ((0, 0.05), (0, 0.1), (20, 1), (0, 0.3)),
+            ["1", "3"],
+            "the window is empty",
+        ),  # what is always solved is out
         (((0, 0.05), (20, 1)), [], "nothing is left"),
     ):
         rows = [dict(id=str(i), n=20, c=c, reward_mean=mean) for i, (c, mean) in enumerate(pairs)]
@@ -71,9 +80,18 @@ def test_the_commands_end_to_end(passk: Callable[..., None], tmp_path: Path, cap
     passk("--run-name", "rates", "--gate-parseable", "0.5", "--gate-pass-at-k", "0.1")
     out = capsys.readouterr().out
     run = Run.open("rates")
-    for words in ("pass@1 = 0.000", "pass@2 = 0.000", "n=2, N=6, temperature=1", "pass@1: DEAD", "level ", "GATE fail"):
+    for words in (
+        "pass@1 = 0.000",
+        "pass@2 = 0.000",
+        "n=2, N=6, temperature=1",
+        "pass@1: DEAD",
+        "level ",
+        "GATE fail",
+    ):
         assert words in out
-    assert run.status["summary"]["gate"] == run.evals()["gate"].iloc[-1] == "fail"  # it states and does not stop
+    assert (
+        run.status["summary"]["gate"] == run.evals()["gate"].iloc[-1] == "fail"
+    )  # it states and does not stop
     path = run.path / "per_problem.jsonl"
     target = tmp_path / "kept"
     target.mkdir()
@@ -88,7 +106,12 @@ def test_the_commands_end_to_end(passk: Callable[..., None], tmp_path: Path, cap
     path.write_text(json_lines(rows))
     capsys.readouterr()
     COMMANDS["filter"].run(words)
-    assert [word for word in capsys.readouterr().out.split() if word.isdigit()][:4] == ["6", "4", "1", "1"]
+    assert [word for word in capsys.readouterr().out.split() if word.isdigit()][:4] == [
+        "6",
+        "4",
+        "1",
+        "1",
+    ]
     kept = tasks.load("micro", source=str(target))
     assert [p.id for p in kept.problems("train")] == [rows[1]["id"]]
     assert len(kept.problems("select")) == 500

@@ -1,4 +1,5 @@
-"""An export's chat template gives the ids that `codechat serve` renders, or raises: tools, calls, results, parts."""
+"""An export's chat template gives the ids that `codechat serve` renders, or raises: tools,
+calls, results, parts."""
 
 import json
 import random
@@ -23,7 +24,13 @@ from codechat_lab.serve import parsing, protocol
 
 MODEL = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=8192, vocab_size=512))
 # whose tokenizer, and the tags
-MODES = [("ours", "reserved"), ("ours", "text"), ("ours", "raw"), ("theirs", "text"), ("theirs", "template")]
+MODES = [
+    ("ours", "reserved"),
+    ("ours", "text"),
+    ("ours", "raw"),
+    ("theirs", "text"),
+    ("theirs", "template"),
+]
 STYLES = ("compact", "described", "json")
 
 
@@ -61,12 +68,18 @@ def both(tmp_path_factory: pytest.TempPathFactory, transformers: Any) -> Any:
 
 
 def served_ids(loaded: LoadedModel, messages: list[Any], tools: list[Any] | None) -> list[int]:
-    request = protocol.ChatRequest.model_validate({"model": "m", "messages": messages, "tools": tools})
-    return parsing.prompt_of(request.messages, [tool.function.schema_ for tool in request.tools or ()], loaded)
+    request = protocol.ChatRequest.model_validate(
+        {"model": "m", "messages": messages, "tools": tools}
+    )
+    return parsing.prompt_of(
+        request.messages, [tool.function.schema_ for tool in request.tools or ()], loaded
+    )
 
 
 def template_ids(theirs: Any, messages: list[Any], tools: list[Any] | None) -> list[int]:
-    filled = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=True)
+    filled = theirs.apply_chat_template(
+        messages, tools=tools, add_generation_prompt=True, return_dict=True
+    )
     return list(filled["input_ids"])
 
 
@@ -76,8 +89,14 @@ def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
 
 def asks(*calls: tuple[str, Any], content: Any = None, name: str = "weather") -> dict[str, Any]:
     """A turn with calls: ids and arguments, as an object or as text."""
-    texts = [(i, given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)) for i, given in calls]
-    listed = [{"id": i, "type": "function", "function": {"name": name, "arguments": text}} for i, text in texts]
+    texts = [
+        (i, given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
+        for i, given in calls
+    ]
+    listed = [
+        {"id": i, "type": "function", "function": {"name": name, "arguments": text}}
+        for i, text in texts
+    ]
     return said("assistant", content, tool_calls=listed)
 
 
@@ -89,7 +108,9 @@ def parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-def function(name: str, description: str | None, properties: dict[str, Any], *required: str) -> dict[str, Any]:
+def function(
+    name: str, description: str | None, properties: dict[str, Any], *required: str
+) -> dict[str, Any]:
     parameters = {"type": "object", "properties": properties, "required": list(required)}
     about = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": about}
@@ -97,7 +118,9 @@ def function(name: str, description: str | None, properties: dict[str, Any], *re
 
 USER = said("user", "Rome and Oslo?")
 CITY = {"type": "string", "description": "A city, such as Rome."}
-WEATHER = function("weather", "Weather of a city,\n now  or later (in days).", {"city": CITY}, "city")
+WEATHER = function(
+    "weather", "Weather of a city,\n now  or later (in days).", {"city": CITY}, "city"
+)
 TOOLS = [
     None,
     [],
@@ -132,18 +155,48 @@ TALKS = [
     [said("developer", parts("Be brief.", "Be kind.")), said("user", parts("hi"))],
     [*CALLED, result("a", "1"), result("b", "2")],
     [*CALLED, result("b", "2"), result("a", "1")],
-    [*CALLED, result("b", parts("cold", "wet")), result("a", "1"), said("assistant", "Both."), said("user", "and?")],
+    [
+        *CALLED,
+        result("b", parts("cold", "wet")),
+        result("a", "1"),
+        said("assistant", "Both."),
+        said("user", "and?"),
+    ],
     [USER, asks(("x", {"city": "Rome"}), content=" Let me look.\n"), result("x", '{"result": 1}')],
     [USER, asks(("x", {"city": "Rome"}), content=""), result("x", "")],
     [USER, asks(("x", {"city": "Rome"}), content=parts("Let me", "look.")), result("x", "1")],
-    [USER, asks(("x", {}), name="now"), result("x", "12:00"), said("assistant", "Noon."), said("user", "Thanks.")],
+    [
+        USER,
+        asks(("x", {}), name="now"),
+        result("x", "12:00"),
+        said("assistant", "Noon."),
+        said("user", "Thanks."),
+    ],
     [USER, asks(("x", ""), name="now"), result("x", "12:00")],
-    [USER, asks(("x", {"a": None, "b": [1, -2.5, 1e20, True], "c": {"d": {}, "e": []}})), result("x", "1")],
-    [USER, asks(("x", {"a": 'q"u\\o/te\n\t', "b": "<|end|> <|user|><functioncall> é 漢 🎉"})), result("x", "1")],
-    [USER, asks(("x", '{"city":"Z\\u00fcrich","n":1E2,"s":"\\ud83c\\udf89\\/\\u0001\\u0022"}')), result("x", "1")],
+    [
+        USER,
+        asks(("x", {"a": None, "b": [1, -2.5, 1e20, True], "c": {"d": {}, "e": []}})),
+        result("x", "1"),
+    ],
+    [
+        USER,
+        asks(("x", {"a": 'q"u\\o/te\n\t', "b": "<|end|> <|user|><functioncall> é 漢 🎉"})),
+        result("x", "1"),
+    ],
+    [
+        USER,
+        asks(("x", '{"city":"Z\\u00fcrich","n":1E2,"s":"\\ud83c\\udf89\\/\\u0001\\u0022"}')),
+        result("x", "1"),
+    ],
     [USER, asks(("x", ' {\n "a" : [ 1 , 2 ] ,\t"b":{ } }\n')), result("x", "1")],
     [USER, said("assistant", chat.DECLINED), said("user", "Why?")],
-    [USER, said("assistant", "None."), said("user", "Why?"), asks(("y", {"city": "x"})), result("y", "1")],
+    [
+        USER,
+        said("assistant", "None."),
+        said("user", "Why?"),
+        asks(("y", {"city": "x"})),
+        result("y", "1"),
+    ],
     [USER, said("assistant", '<functioncall> {"name": "f"}'), said("user", "So?")],
 ]
 
@@ -164,7 +217,9 @@ def test_a_conversation_has_the_ids_that_the_server_renders(
 
 
 @pytest.mark.parametrize("whose, tags", MODES)
-def test_calls_as_transformers_writes_them_are_rendered_alike(both: Any, whose: str, tags: str) -> None:
+def test_calls_as_transformers_writes_them_are_rendered_alike(
+    both: Any, whose: str, tags: str
+) -> None:
     """Arguments as an object, calls without ids, tools without the object around the function."""
     loaded, theirs = both(whose, tags)
     arguments = {"city": 'Rome "R" <|end|>', "days": [1, 2.5, None]}
@@ -172,7 +227,11 @@ def test_calls_as_transformers_writes_them_are_rendered_alike(both: Any, whose: 
     ours = [USER, asks(("a", arguments)), result("a", "1")]
     expected = served_ids(loaded, ours, [WEATHER])
     for calls in ([call], [call["function"]], [call | {"id": "a"}]):
-        messages = [USER, said("assistant", "", tool_calls=calls), said("tool", "1", name="weather")]
+        messages = [
+            USER,
+            said("assistant", "", tool_calls=calls),
+            said("tool", "1", name="weather"),
+        ]
         assert template_ids(theirs, messages, [WEATHER]) == expected
     assert template_ids(theirs, ours, [WEATHER["function"]]) == expected
     del messages[1]["content"]
@@ -232,7 +291,9 @@ def test_what_the_server_refuses_is_refused_in_one_line(both: Any, whose: str, t
     ],
 )
 @pytest.mark.parametrize("style", ["compact", "described"])
-def test_a_schema_that_cannot_be_listed_for_certain_is_refused(both: Any, schema: Any, style: str) -> None:
+def test_a_schema_that_cannot_be_listed_for_certain_is_refused(
+    both: Any, schema: Any, style: str
+) -> None:
     _, theirs = both("ours", "reserved", style)
     with pytest.raises(TemplateError, match="codechat serve"):
         template_ids(theirs, [USER], [function("f", "A function.", {"x": schema}, "x")])
@@ -274,45 +335,70 @@ def test_a_schema_that_the_server_writes_in_other_words_is_refused(both: Any, sc
 def test_parameters_under_another_name_are_not_left_out(both: Any, key: str, style: str) -> None:
     _, theirs = both("ours", "text", style)
     parameters = {"type": "object", "properties": {"x": {"type": "string"}}}
-    with pytest.raises(TemplateError, match=f"under {key}; this template reads them from parameters"):
-        template_ids(theirs, [USER], [{"type": "function", "function": {"name": "f", key: parameters}}])
+    with pytest.raises(
+        TemplateError, match=f"under {key}; this template reads them from parameters"
+    ):
+        template_ids(
+            theirs, [USER], [{"type": "function", "function": {"name": "f", key: parameters}}]
+        )
 
 
 def test_random_conversations_have_the_same_ids(both: Any) -> None:
     rng = random.Random(0)
     words = ["", " ", "a", "x < 1\n", "\n\n", "é漢🎉", "def f():\n    return 1", '{"a": 1}', "So: "]
     for _ in range(60):
-        messages = [said(rng.choice(["system", "developer"]), rng.choice(words))] if rng.random() < 0.5 else []
+        messages = (
+            [said(rng.choice(["system", "developer"]), rng.choice(words))]
+            if rng.random() < 0.5
+            else []
+        )
         for turn in range(rng.randrange(1, 4)):
-            messages.append(said("user", rng.choice([rng.choice(words), parts(*rng.sample(words, 3))])))
+            messages.append(
+                said("user", rng.choice([rng.choice(words), parts(*rng.sample(words, 3))]))
+            )
             calls = [
                 (f"{turn}-{k}", {rng.choice("abc"): rng.choice([*words, 1, None, [{}]])})
                 for k in range(rng.randrange(3))
             ]
             results = [result(of, rng.choice(words)) for of, _ in calls]
             rng.shuffle(results)
-            messages += [asks(*calls, content=rng.choice([None, *words])), *results] if calls else []
+            messages += (
+                [asks(*calls, content=rng.choice([None, *words])), *results] if calls else []
+            )
             messages.append(said("assistant", rng.choice(words)))
         messages.append(said("user", rng.choice(words)))
         tools = rng.choice(TOOLS)
         for mode in (("ours", "reserved"), ("ours", "text"), ("theirs", "text")):
             loaded, theirs = both(*mode)
-            assert template_ids(theirs, messages, tools) == served_ids(loaded, messages, tools), (mode, messages)
+            assert template_ids(theirs, messages, tools) == served_ids(loaded, messages, tools), (
+                mode,
+                messages,
+            )
 
 
-def test_raw_text_begins_with_the_token_that_a_text_begins_with(both: Any, tmp_path: Path, transformers: Any) -> None:
+def test_raw_text_begins_with_the_token_that_a_text_begins_with(
+    both: Any, tmp_path: Path, transformers: Any
+) -> None:
     saved = both("theirs", "text")[0].tokenizer.to_dict()
     about = json.loads(saved["json"])
     first = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
     about["post_processor"] = {
         "type": "TemplateProcessing",
         "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [first, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+        "pair": [
+            first,
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"Sequence": {"id": "B", "type_id": 1}},
+        ],
+        "special_tokens": {
+            "<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+        },
     }
     tok = tokenizer.from_dict(saved | {"json": json.dumps(about)})
     assert tok.beginning == (0,)
-    for name, text in exported_tokenizer.tokenizer_files(tok, "raw", block_size=96, rows=411).items():
+    for name, text in exported_tokenizer.tokenizer_files(
+        tok, "raw", block_size=96, rows=411
+    ).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     loaded = LoadedModel(MODEL, tok, "raw", {}, Path())

@@ -1,5 +1,5 @@
-"""GGUF files as others write them: every quantization, how texts are split and begun, one matrix or two, what is
-refused."""
+"""GGUF files as others write them: every quantization, how texts are split and begun, one
+matrix or two, what is refused."""
 
 import json
 from pathlib import Path
@@ -23,8 +23,9 @@ tokenizers = pytest.importorskip("tokenizers", reason="imported models need it")
 pytestmark = pytest.mark.usefixtures("home")
 WIDTH, ROWS, HEADS = 256, 320, 4  # a block of the K quants is 256 numbers
 CORPUS = (
-    "def add(a, b):\n    return a + b  # 1234 it's WE'LL don't x=1.0 <=> caf\u00e9 \u6f22\u5b57 ()[]{}==!= $5\n" * 3
-)
+    "def add(a, b):\n    return a + b  # 1234 it's WE'LL don't "
+    "x=1.0 <=> caf\u00e9 \u6f22\u5b57 ()[]{}==!= $5\n"
+) * 3
 
 
 def types() -> list[Any]:
@@ -69,12 +70,18 @@ def file(
     flags: dict[str, bool] | None = None,
     tokens: list[str] | None = None,
 ) -> Path:
-    """A model of one layer as llama.cpp's converter would write it. tensors: {name: array, (type, bytes) or None} over
-    random ones; keys of the architecture; ids of special tokens; flags of the tokenizer."""
+    """A model of one layer as llama.cpp's converter would write it. tensors: {name: array,
+    (type, bytes) or None} over random ones; keys of the architecture; ids of special tokens;
+    flags of the tokenizer."""
     writer = gguf.GGUFWriter(path, arch)
     made = json.loads(bpe().to_str())
-    sizes = dict(embedding_length=WIDTH, feed_forward_length=WIDTH, context_length=64, block_count=1)
-    about: dict[str, Any] = sizes | {"attention.head_count": HEADS, "attention.layer_norm_rms_epsilon": 1e-5}
+    sizes = dict(
+        embedding_length=WIDTH, feed_forward_length=WIDTH, context_length=64, block_count=1
+    )
+    about: dict[str, Any] = sizes | {
+        "attention.head_count": HEADS,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
     for key, value in (about | (keys or {})).items():
         kinds = {
             bool: writer.add_bool,
@@ -99,14 +106,22 @@ def file(
     square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     names = {f"blk.0.{name}.weight": numbers(i, WIDTH, WIDTH) for i, name in enumerate(square)}
     names |= {
-        f"{name}.weight": np.ones(WIDTH, np.float32) for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")
+        f"{name}.weight": np.ones(WIDTH, np.float32)
+        for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")
     }
-    for name, value in (names | {"token_embd.weight": numbers(9, ROWS, WIDTH)} | (tensors or {})).items():
+    for name, value in (
+        names | {"token_embd.weight": numbers(9, ROWS, WIDTH)} | (tensors or {})
+    ).items():
         if isinstance(value, tuple):
             writer.add_tensor(name, value[1], raw_dtype=value[0])
         elif value is not None:
             writer.add_tensor(name, value)
-    for finish in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+    for finish in (
+        "write_header_to_file",
+        "write_kv_data_to_file",
+        "write_tensors_to_file",
+        "close",
+    ):
         getattr(writer, finish)()
     return path
 
@@ -140,7 +155,8 @@ def test_every_quantization_that_the_package_reads_is_read(tmp_path: Path, kind:
 
 
 def q4_k(block: np.ndarray) -> np.ndarray:
-    """A super-block of Q4_K, as ggml's block_q4_K lays it out: 8 scales and minima of 6 bits, 256 numbers of 4."""
+    """A super-block of Q4_K, as ggml's block_q4_K lays it out: 8 scales and minima of 6 bits,
+    256 numbers of 4."""
     d, least = block[:4].view(np.float16).astype(np.float32)
     packed = block[4:16].astype(int)
     nibbles = block[16:]
@@ -174,7 +190,9 @@ def q6_k(block: np.ndarray) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("name, written_out, scale_at", [("Q4_K", q4_k, (0, 2)), ("Q6_K", q6_k, (208,))])
+@pytest.mark.parametrize(
+    "name, written_out, scale_at", [("Q4_K", q4_k, (0, 2)), ("Q6_K", q6_k, (208,))]
+)
 def test_k_quants_are_their_closed_form(
     tmp_path: Path,
     name: str,
@@ -191,7 +209,9 @@ def test_k_quants_are_their_closed_form(
     torch.testing.assert_close(model.blocks[0].mlp.down.weight, expected, atol=0, rtol=1e-6)
 
 
-def test_rows_that_are_no_multiple_of_256_have_the_smaller_blocks_beside_k_quants(tmp_path: Path) -> None:
+def test_rows_that_are_no_multiple_of_256_have_the_smaller_blocks_beside_k_quants(
+    tmp_path: Path,
+) -> None:
     """As llama-quantize writes Q4_K_M of Qwen2.5-0.5B, whose rows have 896 numbers."""
     gate = numbers(3, 96, WIDTH)
     square = dict(embedding_length=WIDTH, feed_forward_length=96)
@@ -201,7 +221,9 @@ def test_rows_that_are_no_multiple_of_256_have_the_smaller_blocks_beside_k_quant
         "blk.0.ffn_down.weight": quantized(numbers(4, WIDTH, 96), "Q5_0"),
     }
     model = loaded(file(tmp_path / "x.gguf", tensors, keys=square)).model
-    assert (model.blocks[0].mlp.down.weight - torch.from_numpy(numbers(4, WIDTH, 96))).abs().max() < 0.02
+    assert (
+        model.blocks[0].mlp.down.weight - torch.from_numpy(numbers(4, WIDTH, 96))
+    ).abs().max() < 0.02
     assert torch.equal(model.blocks[0].mlp.gate.weight, torch.from_numpy(gate))
 
 
@@ -227,7 +249,10 @@ def test_a_head_that_is_the_embedding_up_to_quantization_is_tied(
     kept: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tensors = {"token_embd.weight": quantized(EMBEDDING, embedding), "output.weight": quantized(EMBEDDING, head)}
+    tensors = {
+        "token_embd.weight": quantized(EMBEDDING, embedding),
+        "output.weight": quantized(EMBEDDING, head),
+    }
     model = loaded(file(tmp_path / "x.gguf", tensors)).model
     expected = gguf.quants.dequantize(*reversed(quantized(EMBEDDING, kept)))
     assert model.cfg.tied
@@ -247,7 +272,15 @@ def test_a_head_that_is_the_embedding_up_to_quantization_is_tied(
         (lambda x: np.concatenate([x[:-1], -x[-1:]]), "Q5_0", "Q8_0"),
         (lambda x: x[::-1].copy(), "Q5_0", "Q8_0"),
     ],
-    ids=["other", "other, coarse", "a fifth", "a thousandth, exact", "tuned, same type", "one row", "reversed"],
+    ids=[
+        "other",
+        "other, coarse",
+        "a fifth",
+        "a thousandth, exact",
+        "tuned, same type",
+        "one row",
+        "reversed",
+    ],
 )
 def test_a_head_that_differs_stays_a_matrix_of_its_own(
     tmp_path: Path,
@@ -266,9 +299,16 @@ def test_a_head_that_differs_stays_a_matrix_of_its_own(
 
 
 def test_a_config_json_beside_the_file_says_whether_the_head_is_tied(tmp_path: Path) -> None:
-    tensors = {"token_embd.weight": quantized(EMBEDDING, "Q5_0"), "output.weight": quantized(EMBEDDING, "Q8_0")}
+    tensors = {
+        "token_embd.weight": quantized(EMBEDDING, "Q5_0"),
+        "output.weight": quantized(EMBEDDING, "Q8_0"),
+    }
     path = file(tmp_path / "x.gguf", tensors)
-    for says, tied in ({"tie_word_embeddings": False}, False), ({"tie_word_embeddings": True}, True), ({}, True):
+    for says, tied in (
+        ({"tie_word_embeddings": False}, False),
+        ({"tie_word_embeddings": True}, True),
+        ({}, True),
+    ):
         (tmp_path / "config.json").write_text(json.dumps(says))
         assert loaded(path).model.cfg.tied is tied
 
@@ -284,8 +324,8 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, bad: fl
 # ---- tokenizers
 
 
-# What llama.cpp's llama-vocab.cpp splits by, in the syntax of the package regex. A blank that no expression takes is a
-# piece too.
+# What llama.cpp's llama-vocab.cpp splits by, in the syntax of the package regex. A blank that
+# no expression takes is a piece too.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 CUTS = {
     None: [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
@@ -320,7 +360,10 @@ TEXTS = [
     "caf\u00e9 \u6f22\u5b57 aBcD\u00c9e",
     "def add(a, b):\n    return a + b",
 ]
-TEXTS += ["".join(RNG.choice(list("ab \n\t19'\u00e9\u03bb\u6f22AB_.<|>=+$(){}`s"), 30)) for _ in range(120)]
+TEXTS += [
+    "".join(RNG.choice(list("ab \n\t19'\u00e9\u03bb\u6f22AB_.<|>=+$(){}`s"), 30))
+    for _ in range(120)
+]
 
 
 def pieces(text: str, patterns: list[str]) -> list[str]:
@@ -344,15 +387,21 @@ def _cut(text: str, pattern: str) -> list[str]:
 def test_texts_are_split_as_the_name_says(tmp_path: Path, pre: str | None) -> None:
     tok = loaded(file(tmp_path / "x.gguf", pre=pre)).tokenizer
     whole = bpe()
-    whole.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    whole.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
     whole.model.ignore_merges = pre in ("llama-bpe", "llama3", "tekken")
     for text in TEXTS:
-        assert tok.encode(text) == [i for piece in pieces(text, CUTS[pre]) for i in whole.encode(piece).ids], text
+        assert tok.encode(text) == [
+            i for piece in pieces(text, CUTS[pre]) for i in whole.encode(piece).ids
+        ], text
         assert tok.decode(tok.encode(text)) == text
 
 
 def test_a_file_without_a_name_is_not_split_as_gpt_2_is(tmp_path: Path) -> None:
-    without, gpt2 = (loaded(file(tmp_path / "x.gguf", pre=pre)).tokenizer for pre in (None, "gpt-2"))
+    without, gpt2 = (
+        loaded(file(tmp_path / "x.gguf", pre=pre)).tokenizer for pre in (None, "gpt-2")
+    )
     assert sum(without.encode(text) != gpt2.encode(text) for text in TEXTS) > 10
 
 
@@ -394,7 +443,10 @@ def test_a_text_begins_with_the_bos_token_where_the_file_or_its_kind_says_so(
     assert model.tokenizer.encode("ab")[:1] != [0], "ordinary text is not a beginning"
     again = tmp_path / "again"
     exchange.export(exchange.ExportConfig(ckpt="theirs", out=again, format="gguf", dtype="float32"))
-    fields = {name: field.contents() for name, field in gguf.GGUFReader(again / "model.gguf").fields.items()}
+    fields = {
+        name: field.contents()
+        for name, field in gguf.GGUFReader(again / "model.gguf").fields.items()
+    }
     assert fields["tokenizer.ggml.add_bos_token"] is begins
     assert loaded(again / "model.gguf", "again").tokenizer.beginning == model.tokenizer.beginning
 
@@ -496,14 +548,17 @@ def test_a_directory_with_two_files_is_not_guessed_at(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tags", ["text", "raw"])
 def test_the_template_of_the_file_is_the_one_that_was_trained(tmp_path: Path, tags: str) -> None:
-    """With tags text or raw, the original's template would ask for turns that training never had."""
+    """With tags text or raw, the original's template would ask for turns that training never
+    had."""
     path = file(tmp_path / "x.gguf")
     reader = loaded(path)
     saved = reader.tokenizer.to_dict() | {"template": "{{ 'the original' }}"}
     with Run.create("tuned", {}, kind="test") as run:
         checkpoint.save(run.path, 1, model=reader.model, meta={"tokenizer": saved, "tags": tags})
     for form in ("gguf", "huggingface"):
-        exchange.export(exchange.ExportConfig(ckpt="tuned", out=tmp_path / form, format=form, dtype="float32"))
+        exchange.export(
+            exchange.ExportConfig(ckpt="tuned", out=tmp_path / form, format=form, dtype="float32")
+        )
     fields = gguf.GGUFReader(tmp_path / "gguf" / "model.gguf").fields
     found = fields["tokenizer.chat_template"].contents()
     assert (
@@ -511,7 +566,11 @@ def test_the_template_of_the_file_is_the_one_that_was_trained(tmp_path: Path, ta
         == (tmp_path / "huggingface" / "chat_template.jinja").read_text()
         == exported_tokenizer.chat_template(tags)
     )
-    assert loaded(tmp_path / "gguf" / "model.gguf").tags == loaded(tmp_path / "huggingface").tags == tags
+    assert (
+        loaded(tmp_path / "gguf" / "model.gguf").tags
+        == loaded(tmp_path / "huggingface").tags
+        == tags
+    )
 
 
 def saved_as(tmp_path: Path, change: Any) -> None:
@@ -534,35 +593,47 @@ def takes_blanks(made: Any) -> None:
 
 
 def begins_twice(made: Any) -> None:
-    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> <s> $A", special_tokens=[("<s>", 0)])
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> <s> $A", special_tokens=[("<s>", 0)]
+    )
 
 
 def ignores_merges(made: Any) -> None:
     made.model.ignore_merges = True
 
 
-@pytest.mark.parametrize("change", [lowercases, takes_blanks, begins_twice, ignores_merges], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "change", [lowercases, takes_blanks, begins_twice, ignores_merges], ids=lambda f: f.__name__
+)
 def test_a_tokenizer_that_no_file_describes_is_not_written(tmp_path: Path, change: Any) -> None:
     saved_as(tmp_path, change)
     with pytest.raises(ConfigError, match="GGUF"):
-        exchange.export(exchange.ExportConfig(ckpt="odd", out=tmp_path / "out", format="gguf", dtype="float32"))
+        exchange.export(
+            exchange.ExportConfig(ckpt="odd", out=tmp_path / "out", format="gguf", dtype="float32")
+        )
     assert not (tmp_path / "out").exists()
 
 
 def test_ends_of_texts_are_written_and_read(tmp_path: Path) -> None:
     loaded(file(tmp_path / "x.gguf", flags={"add_bos_token": True, "add_eos_token": True}))
-    exchange.export(exchange.ExportConfig(ckpt="theirs", out=tmp_path / "out", format="gguf", dtype="float32"))
+    exchange.export(
+        exchange.ExportConfig(ckpt="theirs", out=tmp_path / "out", format="gguf", dtype="float32")
+    )
     again = tokenizer.from_dict(gguf_format.read(tmp_path / "out" / "model.gguf").saved)
     whole = tokenizers.Tokenizer.from_str(again.to_dict()["json"]).encode("ab").ids
     assert (whole[0], whole[-1], again.beginning) == (0, 1, (0,))
 
 
 @pytest.mark.parametrize("dtype, largest", [("float16", 7e4), ("q8_0", 1e7)])
-def test_numbers_that_a_type_does_not_hold_are_refused_by_name(tmp_path: Path, dtype: Any, largest: float) -> None:
+def test_numbers_that_a_type_does_not_hold_are_refused_by_name(
+    tmp_path: Path, dtype: Any, largest: float
+) -> None:
     """They would be infinite in the file."""
     up = numbers(1, WIDTH, WIDTH)
     up[0, 0] = largest
     loaded(file(tmp_path / "x.gguf", {"blk.0.ffn_up.weight": up}))
     with pytest.raises(ConfigError, match=r"up_proj.weight reaches .*--dtype bfloat16"):
-        exchange.export(exchange.ExportConfig(ckpt="theirs", out=tmp_path / "out", format="gguf", dtype=dtype))
+        exchange.export(
+            exchange.ExportConfig(ckpt="theirs", out=tmp_path / "out", format="gguf", dtype=dtype)
+        )
     assert not (tmp_path / "out").exists()

@@ -1,5 +1,5 @@
-"""Hugging Face in and out: the same logits, ids and rendered conversations on both sides; errors leave nothing
-behind."""
+"""Hugging Face in and out: the same logits, ids and rendered conversations on both sides;
+errors leave nothing behind."""
 
 import json
 import random
@@ -34,7 +34,10 @@ FOREIGN = json.loads(Path(__file__).with_name("foreign.json").read_text(encoding
 LLAMA3 = dict(rope_theta=500000.0, rope_scaling=(8.0, 1.0, 4.0, 32))
 ARCHITECTURES = {
     "ArceeForCausalLM": [dict(), dict(n_kv_head=2, tied=False, mlp_width=40)],
-    "LlamaForCausalLM": [dict(mlp="swiglu", n_kv_head=1, mlp_width=40), dict(mlp="swiglu", **LLAMA3)],
+    "LlamaForCausalLM": [
+        dict(mlp="swiglu", n_kv_head=1, mlp_width=40),
+        dict(mlp="swiglu", **LLAMA3),
+    ],
     "Qwen3ForCausalLM": [
         dict(mlp="swiglu", qk_norm=True, tied=False),
         dict(mlp="swiglu", qk_norm=True, head_width=20, n_kv_head=2, **LLAMA3),
@@ -74,7 +77,9 @@ def ids_below(n: int, *shape: int) -> torch.Tensor:
     return torch.randint(n, shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("architecture, options", CASES, ids=lambda x: x if isinstance(x, str) else ",".join(x))
+@pytest.mark.parametrize(
+    "architecture, options", CASES, ids=lambda x: x if isinstance(x, str) else ",".join(x)
+)
 @torch.no_grad()
 def test_transformers_computes_the_same_logits_and_an_import_is_bit_for_bit(
     transformers: Any,
@@ -113,16 +118,25 @@ REQUESTS = ["What is 12 squared?", "write quicksort", "hi", "  x\n\n", "héé �
 
 @pytest.mark.parametrize("tags", chat.MODES)
 @torch.no_grad()
-def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: Path, tags: str) -> None:
-    """In the shape of preset nano: prompts through the chat template, and the end of a turn ends the answer on both
-    sides."""
+def test_transformers_generates_our_greedy_tokens(
+    transformers: Any, tmp_path: Path, tags: str
+) -> None:
+    """In the shape of preset nano: prompts through the chat template, and the end of a turn
+    ends the answer on both sides."""
     tok = tokenizer.load("gpt2:4096")
-    model = saved(tags, "gpt2:4096", **PRESETS["nano"], n_tags=chat.N_TAGS if tags == "reserved" else 0)
-    stop = [*chat.stop_sequences(tok, tags), (tok.eot_id,)]  # the export ends at the end of text too
+    model = saved(
+        tags, "gpt2:4096", **PRESETS["nano"], n_tags=chat.N_TAGS if tags == "reserved" else 0
+    )
+    stop = [
+        *chat.stop_sequences(tok, tags),
+        (tok.eot_id,),
+    ]  # the export ends at the end of text too
     prompts = [chat.prompt([{"role": "user", "content": text}], tok, tags) for text in REQUESTS]
     (answer,) = generate.sample(model, prompts[:1], max_new_tokens=8, temperature=0)
     model.wte.weight[stop[0][-1]] *= 3
-    model.wte.weight[tok.eot_id] = 1.1 * model.wte.weight[answer.ids[-1]]  # both make some answers end
+    model.wte.weight[tok.eot_id] = (
+        1.1 * model.wte.weight[answer.ids[-1]]
+    )  # both make some answers end
     model.wte.weight[model.cfg.n_ids :] *= 50  # the largest logits by far, never generated
     checkpoint.save(
         paths.find_run("r"),
@@ -144,15 +158,28 @@ def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: P
             return_tensors="pt",
         )
         assert given["input_ids"].tolist() == [prompt]
-        logits = (x[..., : model.cfg.n_ids] for x in (theirs(**given).logits, model(given["input_ids"])))
+        logits = (
+            x[..., : model.cfg.n_ids] for x in (theirs(**given).logits, model(given["input_ids"]))
+        )
         torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
         ends = {} if tags == "reserved" else dict(stop_strings=[chat.END_TAG], tokenizer=reader)
-        found = theirs.generate(**given, max_new_tokens=40, do_sample=False, **ends)[0, len(prompt) :].tolist()
+        found = theirs.generate(**given, max_new_tokens=40, do_sample=False, **ends)[
+            0, len(prompt) :
+        ].tolist()
         assert found == expected.ids
     assert {c.stop for c in ours} == {"stop", "length"}, "some answers end, and some are cut"
 
 
-AWKWARD = ["", "\n", "  ", "\n\n  def f():\n    return 1\n", "a<b | c>", ")\n\n)", "'s 'll\t\t x  ", "12345 67"]
+AWKWARD = [
+    "",
+    "\n",
+    "  ",
+    "\n\n  def f():\n    return 1\n",
+    "a<b | c>",
+    ")\n\n)",
+    "'s 'll\t\t x  ",
+    "12345 67",
+]
 AWKWARD += ["héé 漢字 🙂 \u00a0\u2028", "<|endof", "|>", "<"]
 
 
@@ -162,11 +189,17 @@ def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
 
 def conversations() -> list[list[dict[str, str]]]:
     rng = random.Random(0)
-    calls = ['<functioncall> {"name": "f"}', "well: <functioncall>", ">><functioncall>x<functioncall>\n"]
+    calls = [
+        '<functioncall> {"name": "f"}',
+        "well: <functioncall>",
+        ">><functioncall>x<functioncall>\n",
+    ]
     out = [turns(("system", "s"), ("user", text), ("assistant", text)) for text in AWKWARD]
     for _ in range(60):
         roles = rng.choices(chat.ROLES, k=rng.randrange(1, 6)) + ["assistant"]
-        texts = ("".join(rng.choices(AWKWARD + calls * (role == "assistant"), k=2)) for role in roles)
+        texts = (
+            "".join(rng.choices(AWKWARD + calls * (role == "assistant"), k=2)) for role in roles
+        )
         out.append(turns(*zip(roles, texts)))
     return out
 
@@ -198,8 +231,15 @@ def test_the_tokenizer_and_its_template_give_our_ids(
         assert rendered == chat.render(messages, ours, tags).ids, messages
         assert theirs.decode(rendered) == chat.decode(rendered, ours)
         if messages[1:] and messages[-2]["role"] != "assistant":
-            assert ids(messages[:-1], add_generation_prompt=True) == chat.prompt(messages[:-1], ours, tags)
-    for turn in (("user", "x<|end|>"), ("user", "<functioncall>"), ("assistant", "<|user|>"), ("god", "x")):
+            assert ids(messages[:-1], add_generation_prompt=True) == chat.prompt(
+                messages[:-1], ours, tags
+            )
+    for turn in (
+        ("user", "x<|end|>"),
+        ("user", "<functioncall>"),
+        ("assistant", "<|user|>"),
+        ("god", "x"),
+    ):
         with pytest.raises(TemplateError):
             ids(turns(turn))
     assert ids(turns(("tool", "7"))) == ids(turns(("function", "7")))
@@ -222,7 +262,9 @@ def test_every_field_of_the_architecture_is_exported_or_rejected() -> None:
 
         def about(cfg: GPTConfig) -> Any:
             try:
-                return hf_format.to_hf(cfg, hf_format.family_of(cfg), dtype="float32", bos_id=0, eos_ids=[0])
+                return hf_format.to_hf(
+                    cfg, hf_format.family_of(cfg), dtype="float32", bos_id=0, eos_ids=[0]
+                )
             except ConfigError as error:
                 assert f"model.{field}" in str(error)
 
@@ -230,14 +272,20 @@ def test_every_field_of_the_architecture_is_exported_or_rejected() -> None:
         changed = about(replace(base, **{field: other} | without)) != about(base)
         assert other != value and changed == (field not in ELSEWHERE), field
     for options in (
-        *(dict(qkv_bias=True), dict(mlp="swiglu", qkv_bias=True), dict(mlp="swiglu", qkv_bias=True, qk_norm=True)),
+        *(
+            dict(qkv_bias=True),
+            dict(mlp="swiglu", qkv_bias=True),
+            dict(mlp="swiglu", qkv_bias=True, qk_norm=True),
+        ),
         dict(n_embd=30, head_width=8),
     ):
         with pytest.raises(ConfigError):
             hf_format.family_of(GPTConfig(**dict(n_embd=32, n_head=4) | options))
 
 
-def test_an_export_is_whole_and_replaces_only_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_is_whole_and_replaces_only_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved()
     saved(name="other")
     out = exported(tmp_path)
@@ -255,16 +303,23 @@ def test_an_export_is_whole_and_replaces_only_an_export(tmp_path: Path, monkeypa
         for place in (out, tmp_path / "free"):
             with pytest.raises(RunError):
                 exported(tmp_path, overwrite=True, out=place)
-    for place, more in ((out, {}), *((p, {"overwrite": True}) for p in (tmp_path / "file", tmp_path / "mine", other))):
+    for place, more in (
+        (out, {}),
+        *((p, {"overwrite": True}) for p in (tmp_path / "file", tmp_path / "mine", other)),
+    ):
         for form in ("run", "huggingface"):
             with pytest.raises(ConfigError):
                 exported(tmp_path, out=place, format=form, **more)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     for form in ("run", "huggingface", "run"):
-        exported(tmp_path, format=form, overwrite=True)  # an export is replaced, whatever its format
+        exported(
+            tmp_path, format=form, overwrite=True
+        )  # an export is replaced, whatever its format
 
 
-QWEN_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+)
 QWEN_PATTERN += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -286,12 +341,22 @@ def write_tokenizer(folder: Path, template: str | None) -> None:
     made.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], trainer)
     made.save(str(folder / "tokenizer.json"))
     bos = {"__type": "AddedToken", "content": "<|endoftext|>"}
-    about = {"eos_token": "<|im_end|>", "bos_token": bos, "tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about | ({"chat_template": template} if template else {})))
+    about = {
+        "eos_token": "<|im_end|>",
+        "bos_token": bos,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(about | ({"chat_template": template} if template else {}))
+    )
 
 
 def foreign(
-    transformers: Any, folder: Path, name: str = "llama", template: str | None = FOREIGN["chatml"], **more: Any
+    transformers: Any,
+    folder: Path,
+    name: str = "llama",
+    template: str | None = FOREIGN["chatml"],
+    **more: Any,
 ) -> Any:
     """A random model of transformers, saved in shards to `folder` with a tokenizer."""
     options = FOREIGN["shape"] | FOREIGN["foreign"][name] | more
@@ -309,13 +374,19 @@ def imported(source: Path, name: str = "theirs", **more: Any) -> loading.LoadedM
 
 @pytest.mark.parametrize("name", FOREIGN["foreign"])
 @torch.no_grad()
-def test_imported_weights_compute_the_same_logits(transformers: Any, tmp_path: Path, name: str) -> None:
+def test_imported_weights_compute_the_same_logits(
+    transformers: Any, tmp_path: Path, name: str
+) -> None:
     theirs = foreign(transformers, tmp_path / "in", name)
     ids = ids_below(411, 2, 128)
     assert len(list((tmp_path / "in").glob("*.safetensors"))) > 2, "in shards"
     loaded = imported(tmp_path / "in")
     expected = theirs(ids).logits
-    assert (loaded.model.cfg.vocab_size, loaded.model.cfg.padded_vocab, loaded.tags) == (400, 411, "template")
+    assert (loaded.model.cfg.vocab_size, loaded.model.cfg.padded_vocab, loaded.tags) == (
+        400,
+        411,
+        "template",
+    )
     torch.testing.assert_close(loaded.model(ids), expected, atol=1e-4, rtol=1e-4)
     again = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path, "theirs"))
     assert type(again) is type(theirs)
@@ -323,7 +394,9 @@ def test_imported_weights_compute_the_same_logits(transformers: Any, tmp_path: P
 
 
 @torch.no_grad()
-def test_a_gated_relu_is_ours_only_where_its_projections_are_equal(transformers: Any, tmp_path: Path) -> None:
+def test_a_gated_relu_is_ours_only_where_its_projections_are_equal(
+    transformers: Any, tmp_path: Path
+) -> None:
     theirs = foreign(transformers, tmp_path / "in", "qwen3", hidden_act="relu")
     for layer in theirs.model.layers:
         layer.mlp.gate_proj.weight.copy_(layer.mlp.up_proj.weight)
@@ -337,7 +410,9 @@ def test_a_gated_relu_is_ours_only_where_its_projections_are_equal(transformers:
     theirs.save_pretrained(tmp_path / "in", max_shard_size="20KB")
     with pytest.raises(CheckpointError) as caught:
         imported(tmp_path / "in", "other")
-    assert all(f"model.layers.1.mlp.{name}_proj.weight" in str(caught.value) for name in ("gate", "up"))
+    assert all(
+        f"model.layers.1.mlp.{name}_proj.weight" in str(caught.value) for name in ("gate", "up")
+    )
     assert not paths.exists("other")
 
 
@@ -345,7 +420,11 @@ def test_tags_of_an_imported_model_without_template(transformers: Any, tmp_path:
     foreign(transformers, tmp_path / "in", template=None)
     assert imported(tmp_path / "in").tags == "text"
     loaded = imported(tmp_path / "in", overwrite=True, tags="reserved")
-    assert (loaded.model.cfg.n_tags, loaded.model.cfg.n_ids, loaded.model.cfg.padded_vocab) == (6, 406, 411)
+    assert (loaded.model.cfg.n_tags, loaded.model.cfg.n_ids, loaded.model.cfg.padded_vocab) == (
+        6,
+        406,
+        411,
+    )
     assert max(chat.prompt(turns(("user", "a")), loaded.tokenizer, loaded.tags)) == 404
     with pytest.raises(ConfigError):
         imported(tmp_path / "in", "other", tags="template")
@@ -385,15 +464,33 @@ def test_a_directory_that_does_not_fit_raises(transformers: Any, tmp_path: Path)
         ({"attention_bias": True}, "attention_bias=True"),
         ({"mlp_bias": True}, "mlp_bias=True"),
         ({"use_sliding_window": True}, "use_sliding_window=True"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types={'sliding_attention'}"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types={'sliding_attention'}",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config={'quant_method': 'gptq'"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "quantization_config={'quant_method': 'gptq'",
+        ),
         ({"quantization": {"group_size": 64, "bits": 4}}, "quantization={'group_size': 64"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type=linear"),
-        ({"rope_parameters": None, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type=dynamic"),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_type=linear",
+        ),
+        (
+            {"rope_parameters": None, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type=dynamic",
+        ),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type=yarn"),
-        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "rope_type=longrope"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_type=one for each of full_attention"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}},
+            "rope_type=longrope",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+            "rope_type=one for each of full_attention",
+        ),
         ({"model_type": "mistral"}, "model_type=mistral"),
         ({"hidden_act": "gelu"}, "hidden_act=gelu"),
     ],
@@ -443,7 +540,8 @@ def test_a_head_that_config_json_calls_tied_and_the_file_holds_apart_is_kept(
 
 @torch.no_grad()
 def test_a_copy_of_the_embedding_is_no_head_of_its_own(transformers: Any, tmp_path: Path) -> None:
-    """Whole, in fewer bits, or under the name of the head alone, as safetensors' save_model keeps one of two names."""
+    """Whole, in fewer bits, or under the name of the head alone, as safetensors' save_model
+    keeps one of two names."""
     embedding = one_file(transformers, tmp_path / "first")[hf_format.EMBEDDING]
     for i, change in enumerate(
         (
@@ -477,7 +575,9 @@ def test_weights_that_are_no_numbers_are_refused_by_name(
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8], ids=str)
-def test_weights_that_need_a_scale_are_refused_by_name(transformers: Any, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_weights_that_need_a_scale_are_refused_by_name(
+    transformers: Any, tmp_path: Path, dtype: torch.dtype
+) -> None:
     """A quantized file without a quantization_config."""
     weights = one_file(transformers, tmp_path / "in")
     name = "model.layers.0.mlp.down_proj.weight"
@@ -491,18 +591,27 @@ def test_the_commands_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["export", "--ckpt", "r", "--out", str(tmp_path / "out")]) == 0
     words = ["import", str(tmp_path / "out"), "--run-name", "again"]
     assert (cli.main(words), cli.main(words)) == (0, 2), "the name is in use"
-    assert checkpoint.read_meta("again")["lineage"] == [{"run": "again", "kind": "import", "source": "out", "step": 0}]
+    assert checkpoint.read_meta("again")["lineage"] == [
+        {"run": "again", "kind": "import", "source": "out", "step": 0}
+    ]
 
 
 def test_an_imported_model_is_tuned_in_its_own_template(transformers: Any, tmp_path: Path) -> None:
     foreign(transformers, tmp_path / "in")
     imported(tmp_path / "in")
     talks = [turns(("user", f"say {i % 3}"), ("assistant", "ok")) for i in range(40)]
-    rows = [json.dumps({"id": str(i), "domain": "code", "meta": {}, "messages": t}) + "\n" for i, t in enumerate(talks)]
+    rows = [
+        json.dumps({"id": str(i), "domain": "code", "meta": {}, "messages": t}) + "\n"
+        for i, t in enumerate(talks)
+    ]
     for split in ("train", "select"):
         (tmp_path / f"code.{split}.jsonl").write_text("".join(rows))
-    settings: dict[str, Any] = dict(data_dir=str(tmp_path), init_from="theirs", run_name="tuned", device_batch_size=2)
-    settings |= dict(max_steps=30, log_every=10, probe_examples=0, lr=3e-3, warmup_steps=2, eval_every=30)
+    settings: dict[str, Any] = dict(
+        data_dir=str(tmp_path), init_from="theirs", run_name="tuned", device_batch_size=2
+    )
+    settings |= dict(
+        max_steps=30, log_every=10, probe_examples=0, lr=3e-3, warmup_steps=2, eval_every=30
+    )
     with pytest.raises(ConfigError):
         sft.train(sft.SFTConfig(**settings, tags="reserved"))
     losses = sft.train(sft.SFTConfig(**settings)).evals()["heldout_loss/code"]
@@ -511,13 +620,20 @@ def test_an_imported_model_is_tuned_in_its_own_template(transformers: Any, tmp_p
     prompt = chat.prompt(talks[0][:1], tuned.tokenizer, tuned.tags)
     stop = chat.stop_sequences(tuned.tokenizer, tuned.tags)
     (answer,) = generate.sample(tuned.model, [prompt], max_new_tokens=8, temperature=0, stop=stop)
-    assert (chat.completion_text(answer.ids, tuned.tokenizer, tuned.tags), answer.stop) == ("ok", "stop")
+    assert (chat.completion_text(answer.ids, tuned.tokenizer, tuned.tags), answer.stop) == (
+        "ok",
+        "stop",
+    )
 
 
-HERMES = (Path(__file__).parents[1] / "text/templates/tools_hermes.jinja").read_text().removesuffix("\n")
+HERMES = (
+    (Path(__file__).parents[1] / "text/templates/tools_hermes.jinja").read_text().removesuffix("\n")
+)
 
 
-def test_a_model_whose_template_gives_calls_back_calls_in_its_own_words(transformers: Any, tmp_path: Path) -> None:
+def test_a_model_whose_template_gives_calls_back_calls_in_its_own_words(
+    transformers: Any, tmp_path: Path
+) -> None:
     foreign(transformers, tmp_path / "in", template=HERMES)
     loaded = imported(tmp_path / "in")
     assert (loaded.tags, loaded.tools_style) == ("native", "json")
@@ -529,7 +645,9 @@ def test_a_model_whose_template_knows_no_tools_is_told_so(
     foreign(transformers, tmp_path / "in")
     loaded = imported(tmp_path / "in")
     assert (loaded.tags, loaded.tools_style) == ("template", "compact")
-    assert "tools are listed in the system message (compact): tags native" in capsys.readouterr().out
+    assert (
+        "tools are listed in the system message (compact): tags native" in capsys.readouterr().out
+    )
 
 
 def test_the_form_of_tools_that_is_asked_for_is_kept(transformers: Any, tmp_path: Path) -> None:
@@ -544,14 +662,18 @@ def test_a_native_form_that_cannot_be_proven_is_refused(transformers: Any, tmp_p
         imported(tmp_path / "in", tools_form="native")
 
 
-def test_tags_and_a_form_of_tools_that_contradict_are_refused(transformers: Any, tmp_path: Path) -> None:
+def test_tags_and_a_form_of_tools_that_contradict_are_refused(
+    transformers: Any, tmp_path: Path
+) -> None:
     foreign(transformers, tmp_path / "in", template=HERMES)
     with pytest.raises(ConfigError, match="expected native for both"):
         imported(tmp_path / "in", tags="template", tools_form="native")
 
 
 @pytest.mark.parametrize(("form", "tags"), [("native", "native"), ("compact", "template")])
-def test_an_export_says_how_its_run_lists_tools(transformers: Any, tmp_path: Path, form: str, tags: str) -> None:
+def test_an_export_says_how_its_run_lists_tools(
+    transformers: Any, tmp_path: Path, form: str, tags: str
+) -> None:
     foreign(transformers, tmp_path / "in", template=HERMES)
     imported(tmp_path / "in", tools_form=form)
     assert imported(exported(tmp_path, "theirs"), "again").tags == tags
@@ -576,30 +698,40 @@ def original() -> dict[str, torch.Tensor]:
     block = {"ln1": (16,), "attn.qkv": (48, 16), "attn.proj": (16, 16), "ln2": (16,)}
     block |= {"mlp.fc": (64, 16), "mlp.proj": (16, 64)}
     shapes |= {f"blocks.{i}.{name}": shape for i in range(2) for name, shape in block.items()}
-    state = {f"{k}.weight": torch.randn(v, generator=rng) * 0.3 + (len(v) == 1) for k, v in shapes.items()}
+    state = {
+        f"{k}.weight": torch.randn(v, generator=rng) * 0.3 + (len(v) == 1)
+        for k, v in shapes.items()
+    }
     return state | {"head.weight": state["tok_emb.weight"]}
 
 
 def original_logits(state: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """The original's forward pass, written out: pre-norm RMSNorm with torch's default epsilon, fused qkv, GELU,
-    tied head."""
+    """The original's forward pass, written out: pre-norm RMSNorm with torch's default epsilon,
+    fused qkv, GELU, tied head."""
     (B, T), norm = ids.shape, partial(F.rms_norm, normalized_shape=(16,))
     x = state["tok_emb.weight"][ids] + state["pos_emb.weight"][:T]
     for i in range(2):
         w = {k.removeprefix(f"blocks.{i}.").removesuffix(".weight"): v for k, v in state.items()}
         qkv = (norm(x, weight=w["ln1"]) @ w["attn.qkv"].T).split(16, dim=2)
-        y = F.scaled_dot_product_attention(*(y.view(B, T, 2, 8).transpose(1, 2) for y in qkv), is_causal=True)
+        y = F.scaled_dot_product_attention(
+            *(y.view(B, T, 2, 8).transpose(1, 2) for y in qkv), is_causal=True
+        )
         x = x + y.transpose(1, 2).reshape(B, T, 16) @ w["attn.proj"].T
         x = x + F.gelu(norm(x, weight=w["ln2"]) @ w["mlp.fc"].T) @ w["mlp.proj"].T
     return norm(x, weight=state["ln_f.weight"]) @ state["tok_emb.weight"].T
 
 
 def imported_original(folder: Path, tags: Any = None, **changes: Any) -> loading.LoadedModel:
-    torch.save({"model": original(), "cfg": SIZES | {"dropout": 0.0}, "step": 70} | changes, folder / "latest.pt")
+    torch.save(
+        {"model": original(), "cfg": SIZES | {"dropout": 0.0}, "step": 70} | changes,
+        folder / "latest.pt",
+    )
     return imported(folder / "latest.pt", "old", tokenizer="bytes", overwrite=True, tags=tags)
 
 
-def test_weights_from_elsewhere_in_place_of_a_run_are_told_how_to_become_one(tmp_path: Path) -> None:
+def test_weights_from_elsewhere_in_place_of_a_run_are_told_how_to_become_one(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "hf").mkdir()
     for place, given in (("latest.pt", "latest.pt"), ("hf/config.json", "hf")):
         (tmp_path / place).write_text("{}")
@@ -614,10 +746,19 @@ def test_a_checkpoint_of_the_original_computes_what_it_computed(tmp_path: Path) 
         ("", torch.float32, 1.0),
         ("_orig_mod.", torch.float32, 1.0),
         ("", torch.bfloat16, 1.0),
-        ("", torch.float32, 1e-3),  # on activations near zero an epsilon of 1e-5 would give other logits
+        (
+            "",
+            torch.float32,
+            1e-3,
+        ),  # on activations near zero an epsilon of 1e-5 would give other logits
     ):
-        state = {k: (v * (scale if "_emb" in k or "head" in k else 1)).to(dtype) for k, v in original().items()}
-        loaded = imported_original(tmp_path, model={f"{prefix}{name}": p for name, p in state.items()})
+        state = {
+            k: (v * (scale if "_emb" in k or "head" in k else 1)).to(dtype)
+            for k, v in original().items()
+        }
+        loaded = imported_original(
+            tmp_path, model={f"{prefix}{name}": p for name, p in state.items()}
+        )
         found = loaded.model(ids)
         expected = original_logits({k: v.float() for k, v in state.items()}, ids)
         torch.testing.assert_close(found[..., :257], expected, atol=1e-4 * scale, rtol=1e-4)
@@ -629,8 +770,15 @@ def test_files_of_another_system_raise(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     for change in (
         *(dict(cfg=cfg) for cfg in (None, {"n_layer": 2})),
-        *(dict(cfg=SIZES | wrong) for wrong in (dict(depth=3), dict(depth=1), dict(n_embd=32), dict(vocab_size=200))),
-        *(dict(model=Bomb()), dict(model=original() | {"blocks.0.ln1.bias": torch.zeros(16)}), dict(tags="reserved")),
+        *(
+            dict(cfg=SIZES | wrong)
+            for wrong in (dict(depth=3), dict(depth=1), dict(n_embd=32), dict(vocab_size=200))
+        ),
+        *(
+            dict(model=Bomb()),
+            dict(model=original() | {"blocks.0.ln1.bias": torch.zeros(16)}),
+            dict(tags="reserved"),
+        ),
         dict(model=original() | {"head.weight": torch.zeros(257, 16)}),
         dict(model=original() | {"blocks.0.ln1.weight": torch.full((16,), float("nan"))}),
     ):
@@ -638,7 +786,11 @@ def test_files_of_another_system_raise(tmp_path: Path, monkeypatch: pytest.Monke
             imported_original(tmp_path, **change)
     (tmp_path / "half.pt").write_bytes(b"PK\x03\x04 half a file")
     torch.save([1], tmp_path / "list.pt")
-    for name, error in (("half", CheckpointError), ("list", CheckpointError), ("none", MissingFile)):
+    for name, error in (
+        ("half", CheckpointError),
+        ("list", CheckpointError),
+        ("none", MissingFile),
+    ):
         with pytest.raises(error):
             imported(tmp_path / f"{name}.pt", "old", tokenizer="bytes")
     assert not paths.exists("old")

@@ -1,4 +1,5 @@
-"""PEFT's files of adapters: peft reads what we write, we read what it writes; what is no plain LoRA raises."""
+"""PEFT's files of adapters: peft reads what we write, we read what it writes; what is no plain
+LoRA raises."""
 
 import json
 from dataclasses import replace
@@ -24,11 +25,19 @@ def write_peft(model: GPT, directory: Path, **more: Any) -> None:
     peft_format.save(lora.adapters(model), model.cfg, 6.0, directory, **more)
 
 
-@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, mlp="relu2", qk_norm=True)], ids=["swiglu", "nano"])
+@pytest.mark.parametrize(
+    "shape", [SHAPE, replace(SHAPE, mlp="relu2", qk_norm=True)], ids=["swiglu", "nano"]
+)
 @torch.no_grad()
-def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, home: Path, shape: GPTConfig) -> None:
-    """transformers with the export, peft with the adapters: our logits. And back: what peft saves is what we load."""
-    transformers, peft = (pytest.importorskip(name, reason="needs the test extra") for name in ("transformers", "peft"))
+def test_peft_loads_them_onto_the_exported_model(
+    tmp_path: Path, home: Path, shape: GPTConfig
+) -> None:
+    """transformers with the export, peft with the adapters: our logits. And back: what peft
+    saves is what we load."""
+    transformers, peft = (
+        pytest.importorskip(name, reason="needs the test extra")
+        for name in ("transformers", "peft")
+    )
     shape = replace(shape, vocab_size=300)
     targets = [t for t in LORA_TARGETS if t != "gate" or shape.mlp == "swiglu"]
     model = moved(lora.attach(made(shape), 3, 6.0, targets)).eval()
@@ -38,7 +47,15 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, home: Path, sha
     exchange.export(exchange.ExportConfig(ckpt="base", out=tmp_path / "out", dtype="float32"))
     write_peft(model, tmp_path / "adapter", base="out")
     about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert about.items() >= {"peft_type": "LORA", "r": 3, "lora_alpha": 6.0, "base_model_name_or_path": "out"}.items()
+    assert (
+        about.items()
+        >= {
+            "peft_type": "LORA",
+            "r": 3,
+            "lora_alpha": 6.0,
+            "base_model_name_or_path": "out",
+        }.items()
+    )
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
     torch.testing.assert_close(theirs(IDS).logits, model(IDS), atol=1e-4, rtol=1e-4)
@@ -66,7 +83,9 @@ def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
     plain = change(init_lora_weights="gaussian", lora_dropout=0.1, use_dora=False, rank_pattern={})
     assert plain.abs().max() > 0
     torch.testing.assert_close(change(use_rslora=True), 2 * plain)  # alpha / sqrt(4) for alpha / 4
-    for settings in json.loads(Path(__file__).with_name("foreign.json").read_text())["not plain lora of rank 4"]:
+    for settings in json.loads(Path(__file__).with_name("foreign.json").read_text())[
+        "not plain lora of rank 4"
+    ]:
         with pytest.raises(CheckpointError):
             change(**settings)
     for text in ("{}", "[]", "{"):

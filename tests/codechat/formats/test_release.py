@@ -1,4 +1,5 @@
-"""A run to give away: the weights alone, which every command reads; and those that come with the package."""
+"""A run to give away: the weights alone, which every command reads; and those that come with
+the package."""
 
 import copy
 import json
@@ -34,7 +35,9 @@ WHOLE = ("mini", "nano")  # the third fetches its pretrained model
 def trained(home: Path) -> GPT:
     tok = tokenizer.load("gpt2:400")
     torch.manual_seed(0)
-    model = GPT(GPTConfig(depth=2, n_embd=32, n_head=4, block_size=96, vocab_size=tok.n_vocab, qk_norm=True))
+    model = GPT(
+        GPTConfig(depth=2, n_embd=32, n_head=4, block_size=96, vocab_size=tok.n_vocab, qk_norm=True)
+    )
     for p in model.parameters():
         p.data += 0.1 * torch.randn_like(p)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -47,20 +50,40 @@ def trained(home: Path) -> GPT:
 
 
 def export(out: Path, *words: str) -> None:
-    assert cli.main(["export", "--ckpt", "own/sft", "--out", str(out), "--format", "run", *words]) in (0, None)
+    assert cli.main(
+        ["export", "--ckpt", "own/sft", "--out", str(out), "--format", "run", *words]
+    ) in (0, None)
 
 
-def test_a_released_run_holds_the_rounded_weights_and_what_reading_them_needs(trained: GPT, tmp_path: Path) -> None:
+def test_a_released_run_holds_the_rounded_weights_and_what_reading_them_needs(
+    trained: GPT, tmp_path: Path
+) -> None:
     export(tmp_path / "given")
     loaded = loading.load_model(tmp_path / "given")
     expected = {name: p.bfloat16().float() for name, p in trained.state_dict().items()}
     assert all(torch.equal(p, expected[name]) for name, p in loaded.model.state_dict().items())
     assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
-    assert (loaded.tools_style, loaded.meta["step"], loaded.path.name) == ("described", 7, "step_000007")
-    files = sorted(p.relative_to(tmp_path / "given").as_posix() for p in (tmp_path / "given").rglob("*") if p.is_file())
+    assert (loaded.tools_style, loaded.meta["step"], loaded.path.name) == (
+        "described",
+        7,
+        "step_000007",
+    )
+    files = sorted(
+        p.relative_to(tmp_path / "given").as_posix()
+        for p in (tmp_path / "given").rglob("*")
+        if p.is_file()
+    )
     step = "checkpoints/step_000007"
-    assert files == [f"{step}/meta.json", f"{step}/model.safetensors", "config.json", "env.json", "status.json"]
-    env, status = (json.loads((tmp_path / "given" / name).read_text()) for name in ("env.json", "status.json"))
+    assert files == [
+        f"{step}/meta.json",
+        f"{step}/model.safetensors",
+        "config.json",
+        "env.json",
+        "status.json",
+    ]
+    env, status = (
+        json.loads((tmp_path / "given" / name).read_text()) for name in ("env.json", "status.json")
+    )
     assert not {"cwd", "host", "argv", "launch"} & set(env)
     assert {"commit", "versions"} <= set(env)
     assert (status["status"], status["pid"], "host" in status) == ("finished", None, False)
@@ -90,7 +113,10 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
         for matrix in (tuned.blocks[1].mlp.up.weight, tuned.wte.weight):
             matrix += torch.randn(len(matrix), 3) @ torch.randn(3, matrix.shape[1])
         tuned.blocks[0].attn.q_norm.weight += 1
-    lineage = [*base.meta["lineage"], {"run": "tools/sft", "kind": "sft", "tools_style": "described"}]
+    lineage = [
+        *base.meta["lineage"],
+        {"run": "tools/sft", "kind": "sft", "tools_style": "described"},
+    ]
     with Run.create("tools/sft", {"lr": 1e-3}, kind="sft") as run:
         checkpoint.save(run.path, 9, model=tuned, meta={**base.meta, "lineage": lineage})
     words = ["export", "--format", "adapter", "--dtype", "float32", "--out", str(given)]
@@ -98,14 +124,20 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
     assert not given.exists()
     assert cli.main([*words, "--ckpt", "tools/sft", "--rank", "3"]) in (0, None)
     fetched = []
-    monkeypatch.setattr("codechat_lab.data.download.download", lambda cfg: fetched.append(cfg.name) or theirs)
-    with raising(MissingFile, "codechat download smollm2", "base/smollm2"):  # reading never reaches a network
+    monkeypatch.setattr(
+        "codechat_lab.data.download.download", lambda cfg: fetched.append(cfg.name) or theirs
+    )
+    with raising(
+        MissingFile, "codechat download smollm2", "base/smollm2"
+    ):  # reading never reaches a network
         loading.load_model(given)
     for _ in range(2):
         bases.fetch_bases(ChatConfig(ckpt=str(given)))
         loaded = loading.load_model(given)
         for name, weight in tuned.state_dict().items():
-            torch.testing.assert_close(loaded.model.state_dict()[name], weight, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                loaded.model.state_dict()[name], weight, atol=1e-4, rtol=1e-4
+            )
         assert loaded.tools_style == "described"
         assert loaded.tokenizer.spec == base.tokenizer.spec
     assert fetched == ["smollm2"]
@@ -117,7 +149,9 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
     assert cli.main([*eight, str(tmp_path / "eight")]) in (0, None)
     rounded = loading.load_model(tmp_path / "eight").model.state_dict()
     name = "blocks.1.mlp.up.weight"
-    wrong, changed = (w - tuned.state_dict()[name] for w in (rounded[name], base.model.state_dict()[name]))
+    wrong, changed = (
+        w - tuned.state_dict()[name] for w in (rounded[name], base.model.state_dict()[name])
+    )
     assert 0 < wrong.square().sum() < 0.005 * changed.square().sum()
 
 
@@ -135,7 +169,9 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
         ([448.0, 1e-9], True),
     ],
 )
-def test_float8_holds_numbers_up_to_448_and_not_those_it_would_round_away(numbers: list[float], held: bool) -> None:
+def test_float8_holds_numbers_up_to_448_and_not_those_it_would_round_away(
+    numbers: list[float], held: bool
+) -> None:
     assert hf_format.holds(torch.tensor(numbers), "float8_e4m3fn") is held
     assert hf_format.holds(torch.tensor(numbers), "bfloat16")
 
@@ -148,7 +184,8 @@ def test_an_adapter_in_float8_keeps_numbers_beyond_its_range_in_bfloat16(
     capsys: pytest.CaptureFixture[str],
     scale: float,
 ) -> None:
-    """torch turns what is larger than 448 into 448 without a word, and what is far below 2^-6 into 0."""
+    """torch turns what is larger than 448 into 448 without a word, and what is far below 2^-6
+    into 0."""
     theirs = tmp_path / "smollm2"
     cli.main(["export", "--ckpt", "own/sft", "--out", str(theirs), "--dtype", "float32"])
     cli.main(["import", str(theirs), "--run-name", "tools/pretrained"])
@@ -164,11 +201,16 @@ def test_an_adapter_in_float8_keeps_numbers_beyond_its_range_in_bfloat16(
     monkeypatch.setattr("codechat_lab.data.download.download", lambda cfg: theirs)
     words = "export --format adapter --rank 2 --dtype float8_e4m3fn --ckpt tools/sft --out".split()
     assert cli.main([*words, str(tmp_path / "eight")]) in (0, None)
-    assert "3 of 3 tensors in bfloat16, since float8_e4m3fn does not hold" in capsys.readouterr().out
+    assert (
+        "3 of 3 tensors in bfloat16, since float8_e4m3fn does not hold" in capsys.readouterr().out
+    )
     bases.fetch("smollm2", "eight")
     found = loading.load_model(tmp_path / "eight").model.state_dict()
     for changed in (name, "norm.weight"):
-        wrong, change = (weights[changed] - tuned.state_dict()[changed] for weights in (found, base.model.state_dict()))
+        wrong, change = (
+            weights[changed] - tuned.state_dict()[changed]
+            for weights in (found, base.model.state_dict())
+        )
         assert wrong.norm() < 0.01 * change.norm()
 
 
@@ -180,7 +222,10 @@ def test_a_shipped_model_is_small_whole_and_described(name: str, home: Path) -> 
     assert whole or checkpoint.read_meta(f"released/{name}")["base"] == "smollm2"
     assert paths.name_of(paths.find_run(f"released/{name}")) == f"released/{name}"
     text = (SHIPPED / name / "README.md").read_text()
-    assert all(part in text for part in ("## Training", "## Figures", "## What it cannot do", f"released/{name}"))
+    assert all(
+        part in text
+        for part in ("## Training", "## Figures", "## What it cannot do", f"released/{name}")
+    )
 
 
 @pytest.mark.slow
@@ -190,13 +235,18 @@ def test_a_shipped_model_answers_the_examples_of_the_page(
 ) -> None:
     page = resources.files("codechat_lab.serve").joinpath("page.html").read_text(encoding="utf-8")
     square, days, code = json.loads(re.search(r"const EXAMPLES = (\[.*\]);", page)[1])
-    for request, call, answer in [(square, '"square", "arguments": {"x": 12}', "144"), (days, '"days_between"', "60")]:
+    for request, call, answer in [
+        (square, '"square", "arguments": {"x": 12}', "144"),
+        (days, '"days_between"', "60"),
+    ]:
         cli.main(["tools", "--ckpt", f"released/{name}", "--user", request])
         said = capsys.readouterr().out.splitlines()
         assert call in said[1] and f'{{"result": {answer}}}' in said[2] and answer in said[3], said
     cli.main(["tools", "--ckpt", f"released/{name}", "--user", code])
     assert "\ndef " in capsys.readouterr().out
-    cli.main(["chat", "--ckpt", f"released/{name}", "--user", "write quicksort", "--temperature", "0"])
+    cli.main(
+        ["chat", "--ckpt", f"released/{name}", "--user", "write quicksort", "--temperature", "0"]
+    )
     text = capsys.readouterr().out
     program = extract(text[text.index("def ") :])
     (function,) = re.findall(r"^def (\w+)", program, re.MULTILINE)[-1:]
@@ -205,12 +255,16 @@ def test_a_shipped_model_answers_the_examples_of_the_page(
 
 
 @pytest.mark.slow
-def test_mini_greets_and_tells_the_weather_of_the_example(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mini_greets_and_tells_the_weather_of_the_example(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """For a function that training never had."""
     tools = Path(__file__).parents[3] / "examples" / "my_tools.py"
     command = ["tools", "--ckpt", "released/mini", "--executors", str(tools), "--user"]
     cli.main([*command, "What is the weather in Beijing?"])
-    call, result, answer = [line for line in capsys.readouterr().out.splitlines() if "offered" not in line]
+    call, result, answer = [
+        line for line in capsys.readouterr().out.splitlines() if "offered" not in line
+    ]
     assert call.endswith('{"name": "get_weather", "arguments": {"city": "Beijing"}}')
     assert '{"result": "cloudy"}' in result
     assert answer.endswith("cloudy.")

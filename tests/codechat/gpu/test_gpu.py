@@ -1,7 +1,8 @@
-"""What has to hold on a GPU before it is used: `pytest -m gpu tests/codechat/gpu`. On a CPU the same tests prove what needs
-none.
+"""What has to hold on a GPU before it is used: `pytest -m gpu tests/codechat/gpu`. On a CPU the
+same tests prove what needs none.
 
-Rates are measured by the benchmarks, such as `python -m benchmarks train --preset 2b`. Tokens are random, nothing is
+Rates are measured by the benchmarks, such as `python -m benchmarks train --preset 2b`. Tokens
+are random, nothing is
 downloaded. Left out: several GPUs."""
 
 import contextlib
@@ -16,7 +17,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as td
-from on_gpu import CFG, CUDA, DEVICE, Trainer, as_on_a_gpu, deep, packed_docs, random_ids, randomized
+from on_gpu import (
+    CFG,
+    CUDA,
+    DEVICE,
+    Trainer,
+    as_on_a_gpu,
+    deep,
+    packed_docs,
+    random_ids,
+    randomized,
+)
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
@@ -81,7 +92,9 @@ def test_a_sharded_save_beside_training_reads_back_bitwise(tmp_path: Path) -> No
         checkpoint.settle()
         other, states = made()
         checkpoint.restore(checkpoint.load(tmp_path / "checkpoints" / "step_000002"), other, states)
-        assert all(torch.equal(dist.local(p), q) for p, q in zip(other.parameters(), held, strict=True))
+        assert all(
+            torch.equal(dist.local(p), q) for p, q in zip(other.parameters(), held, strict=True)
+        )
         again = learn(other, states, 2)
     if not CUDA:  # a GPU adds some gradients in no fixed order
         assert all(torch.equal(p, q) for p, q in zip(again, went_on, strict=True))
@@ -91,7 +104,9 @@ def test_a_sharded_save_beside_training_reads_back_bitwise(tmp_path: Path) -> No
 def test_bfloat16_gives_the_loss_and_gradient_of_float32(residual: bool, cosine: float) -> None:
     ids = random_ids(CFG, 2, 256).cpu()
 
-    def measure(model: GPT, device: torch.device, dtype: torch.dtype) -> tuple[float, Tensor, float]:
+    def measure(
+        model: GPT, device: torch.device, dtype: torch.dtype
+    ) -> tuple[float, Tensor, float]:
         x = ids.to(device)
         model.to(device)
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
@@ -99,7 +114,11 @@ def test_bfloat16_gives_the_loss_and_gradient_of_float32(residual: bool, cosine:
             with torch.no_grad():
                 entropy = float(model.token_logprobs(x, x)[1].mean())
         loss.backward()
-        return float(loss.detach()), parameters_to_vector([p.grad for p in model.parameters()]).double().cpu(), entropy
+        return (
+            float(loss.detach()),
+            parameters_to_vector([p.grad for p in model.parameters()]).double().cpu(),
+            entropy,
+        )
 
     want = measure(randomized(GPT(CFG)), torch.device("cpu"), torch.float32)
     found = measure(randomized(GPT(replace(CFG, bf16_residual=residual))), DEVICE, torch.bfloat16)
@@ -114,7 +133,9 @@ def test_no_step_and_no_prefill_asks_for_a_dense_mask(monkeypatch: pytest.Monkey
     sdpa = torch.nn.functional.scaled_dot_product_attention
     masks = []
 
-    def recorded(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **how: Any) -> Tensor:
+    def recorded(
+        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **how: Any
+    ) -> Tensor:
         masks.append(attn_mask is not None)
         return sdpa(q, k, v, attn_mask=attn_mask, **how)
 
@@ -141,7 +162,9 @@ def test_flex_attention_equals_the_dense_mask() -> None:
     ids = random_ids(CFG, 2, 1024)
     docs = packed_docs(2, 1024).to(DEVICE)
     with torch.no_grad(), dist.autocast(DEVICE):
-        flex, dense = (model.hidden(ids, mask=m) for m in (attention.flex_mask(docs), Documents(docs).mask))
+        flex, dense = (
+            model.hidden(ids, mask=m) for m in (attention.flex_mask(docs), Documents(docs).mask)
+        )
     real = docs >= 0
     assert float((flex - dense)[real].norm() / dense[real].norm()) < 2e-2
 
@@ -169,7 +192,9 @@ def test_all_blocks_are_one_graph_and_nothing_is_compiled_after_step_two(kind: s
     trainer = Trainer(deep(12), 2, CFG.block_size if CUDA else 64)
     graphs = []
     blocks, backend = counted("inductor" if CUDA else "aot_eager")
-    for block in trainer.model.blocks:  # as `hardware.compile_blocks`, which has the default backend
+    for (
+        block
+    ) in trainer.model.blocks:  # as `hardware.compile_blocks`, which has the default backend
         block.compile(backend=backend)
     with as_on_a_gpu():
         for shift in range(5):
@@ -219,7 +244,9 @@ def test_the_planner_meets_the_reserved_memory_of_2b() -> None:
     hardware.compile_blocks(trainer.model)
     for _ in range(3):
         trainer.step()
-    want = (planner.gib_with_reserve(sum(plan.training.values())) - planner.CONTEXT_GIB) * planner.GIB
+    want = (
+        planner.gib_with_reserve(sum(plan.training.values())) - planner.CONTEXT_GIB
+    ) * planner.GIB
     assert torch.cuda.max_memory_reserved() == pytest.approx(want, rel=0.08)
 
 
@@ -236,7 +263,9 @@ def test_the_trainers_logprobs_are_the_samplers_up_to_rounding() -> None:
     prompts = random_ids(CFG, 8, 32).tolist()
     gaps = []
     with torch.no_grad(), torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-        drawn = generate.sample(model, prompts, max_new_tokens=64, samples_per_prompt=4, seed=0, graph=True)
+        drawn = generate.sample(
+            model, prompts, max_new_tokens=64, samples_per_prompt=4, seed=0, graph=True
+        )
         for i, completion in enumerate(drawn):
             ids = torch.tensor([prompts[i // 4] + completion.ids], device=DEVICE)
             trainer = model.token_logprobs(ids[:, :-1], ids[:, 1:])[0][0, 31:]

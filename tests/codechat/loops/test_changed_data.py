@@ -1,5 +1,5 @@
-"""--resume with other data than the run began with: one line that names what has changed, before anything is
-written."""
+"""--resume with other data than the run began with: one line that names what has changed,
+before anything is written."""
 
 import shutil
 from collections.abc import Callable
@@ -42,7 +42,10 @@ def write_task(home: Path) -> str:
 
 
 def write_letters(home: Path) -> str:
-    rows = [{"prompt": f"q{i}", "gold": "aaaaaaaa", "split": ("train", "select")[i % 2]} for i in range(20)]
+    rows = [
+        {"prompt": f"q{i}", "gold": "aaaaaaaa", "split": ("train", "select")[i % 2]}
+        for i in range(20)
+    ]
     return str(jsonl.write(home / "letters.jsonl", rows))
 
 
@@ -54,7 +57,9 @@ def write_weights(name: str, seed: int) -> str:
 
 
 def write_probes(home: Path) -> None:
-    probe = dict(asked="code", tools_present=False, messages=[{"role": "user", "content": "code 1"}])
+    probe = dict(
+        asked="code", tools_present=False, messages=[{"role": "user", "content": "code 1"}]
+    )
     jsonl.write(home / "dialogues" / "probes.select.jsonl", [probe])
 
 
@@ -95,7 +100,11 @@ def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
     if loop == "sft" and what == "probes":
         cfg = small("sft", home, probe_examples=1)
         write_probes(home)
-        return cfg, replaced(talks / "probes.select.jsonl", "code 1", "code 2"), "dialogues/probes.select.jsonl"
+        return (
+            cfg,
+            replaced(talks / "probes.select.jsonl", "code 1", "code 2"),
+            "dialogues/probes.select.jsonl",
+        )
     if loop == "sft" and what == "task":
         cfg = small(
             "sft",
@@ -111,9 +120,15 @@ def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
     if loop == "sft":
         cfg = small("sft", home)
         edits = {
-            "answer": (replaced(talks / "calls.train.jsonl", '"content": "3', '"content": "4'), "domain calls"),
+            "answer": (
+                replaced(talks / "calls.train.jsonl", '"content": "3', '"content": "4'),
+                "domain calls",
+            ),
             "order": (swapped(talks / "code.train.jsonl"), "domain code"),
-            "held out": (replaced(talks / "code.select.jsonl", '"content": "3', '"content": "4'), "(select)"),
+            "held out": (
+                replaced(talks / "code.select.jsonl", '"content": "3', '"content": "4'),
+                "(select)",
+            ),
             "file gone": ((talks / "code.select.jsonl").unlink, "domain code"),
         }
         return cfg, *edits[what]
@@ -133,7 +148,11 @@ def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
     if loop == "preference":
         cfg = small(loop, home)
         split = "select" if what == "held out" else "train"
-        return cfg, replaced(pairs / f"preferences.{split}.jsonl", "yesyes", "yesyep"), f"preferences.{split}.jsonl"
+        return (
+            cfg,
+            replaced(pairs / f"preferences.{split}.jsonl", "yesyes", "yesyep"),
+            f"preferences.{split}.jsonl",
+        )
     if loop == "pretrain" and what in ("mixed shards", "bare shards"):
         cfg = small(loop, home)
         if what == "bare shards":
@@ -144,7 +163,9 @@ def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
         def other_corpus() -> None:
             shutil.rmtree(home / "corpus")
             corpus_writer.write_corpus(
-                [f"def g{i}(y):\n    return y - {i}\n" * 8 for i in range(120)], home / "corpus", BYTES
+                [f"def g{i}(y):\n    return y - {i}\n" * 8 for i in range(120)],
+                home / "corpus",
+                BYTES,
             )
 
         return small(loop, home), other_corpus, "corpus"
@@ -167,7 +188,10 @@ def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
     return cfg, replaced(home / "letters.jsonl", old, "z"), f"letters.jsonl ({split})"
 
 
-SFT = tuple(f"sft: {what}" for what in ("answer", "order", "held out", "file gone", "probes", "task", "LoRA"))
+SFT = tuple(
+    f"sft: {what}"
+    for what in ("answer", "order", "held out", "file gone", "probes", "task", "LoRA")
+)
 PREFERENCE = tuple(f"preference: {what}" for what in ("train", "held out", "rollouts", "reference"))
 TASKS = tuple(f"{loop}: {what}" for loop in RL for what in ("train", "held out", "generated"))
 OTHERS = (
@@ -205,8 +229,8 @@ def test_a_setting_that_follows_from_the_data_and_the_data_are_named_together(ho
 
 
 def test_a_parent_that_nothing_reads_again_may_change(home: Path) -> None:
-    """The weights of the run are in its checkpoint; without a reference model and adapters nobody asks where they
-    came from."""
+    """The weights of the run are in its checkpoint; without a reference model and adapters
+    nobody asks where they came from."""
     cfg = small("sft", home, init_from=write_weights("base", 1), model=PARENTS)
     with contracts.failing_in("apply_gradients", step=3):
         train(cfg)
@@ -230,13 +254,20 @@ def test_what_json_cannot_hold_has_the_same_hash_in_every_process() -> None:
         pass
 
     def rows() -> list[Any]:
-        return [{"gold": Thing(), "f": lambda: 0, "s": {"b", "a", "c"}, ("a", 1): 2}, {"s": {"b", "a"}, "p": Path("x")}]
+        return [
+            {"gold": Thing(), "f": lambda: 0, "s": {"b", "a", "c"}, ("a", 1): 2},
+            {"s": {"b", "a"}, "p": Path("x")},
+        ]
 
     assert hash_rows(rows()) == hash_rows(rows())
     assert hash_rows([{"s": {"a", "b"}}]) != hash_rows([{"s": {"a", "c"}}])
     assert hash_rows([["ab"], ["c"]]) != hash_rows([["a"], ["bc"]])
     assert hash_rows([1, 2]) != hash_rows([2, 1])
-    assert hash_rows([torch.zeros(2).numpy().tobytes()]) != hash_rows([torch.ones(2).numpy().tobytes()])
+    assert hash_rows([torch.zeros(2).numpy().tobytes()]) != hash_rows(
+        [torch.ones(2).numpy().tobytes()]
+    )
 
 
-PARENTS = registry.LOOPS["sft"].config_class().model  # with --init-from the architecture is the parent's
+PARENTS = (
+    registry.LOOPS["sft"].config_class().model
+)  # with --init-from the architecture is the parent's

@@ -1,6 +1,6 @@
-"""What every loop of the registry keeps: resumed it ends bit by bit as if nobody had stopped it, accumulation and
-ranks change nothing, settings that cannot be are refused, and nothing that is not finite is learned from or
-saved."""
+"""What every loop of the registry keeps: resumed it ends bit by bit as if nobody had stopped
+it, accumulation and ranks change nothing, settings that cannot be are refused, and nothing that
+is not finite is learned from or saved."""
 
 import math
 import random
@@ -46,7 +46,10 @@ MORE: dict[str, dict[str, Any]] = {
 OTHERS = {
     "sft with LoRA": ("sft", dict(lora_rank=4)),
     "grpo by its paper": ("grpo", dict(kl_coef=0.05)),
-    "preference on rollouts": ("preference", dict(data_dir=None, task="toy", sample_groups=8, loss="dpo")),
+    "preference on rollouts": (
+        "preference",
+        dict(data_dir=None, task="toy", sample_groups=8, loss="dpo"),
+    ),
     "distill from the teacher's samples": ("distill", dict(samples="teacher")),
     "grpo under top-k": ("grpo", dict(top_k=20, kl_coef=0.05, kl_in="loss", **EPOCHS)),
     "chars by PPO": ("chars", dict(objective="ppo", minibatches=2)),
@@ -68,10 +71,24 @@ COLUMNS = {
         "effective_groups",
         "resampled_groups",
     ),
-    "ppo": ("reward_mean", "policy_loss", "value_loss", "explained_variance", "approx_kl", "kl_ref", "grad_norm"),
+    "ppo": (
+        "reward_mean",
+        "policy_loss",
+        "value_loss",
+        "explained_variance",
+        "approx_kl",
+        "kl_ref",
+        "grad_norm",
+    ),
     "expert_iteration": ("reward_mean", "train_loss", "kept_frac", "grad_norm"),
     "distill": ("reward_mean", "policy_loss", "teacher_kl", "grad_norm"),
-    "preference": ("preference_loss", "preference_margin", "preference_accuracy", "chosen_logprob", "grad_norm"),
+    "preference": (
+        "preference_loss",
+        "preference_margin",
+        "preference_accuracy",
+        "chosen_logprob",
+        "grad_norm",
+    ),
     "chars": ("reward_mean", "grad_norm"),
 }
 
@@ -83,9 +100,11 @@ def test_a_resumed_run_ends_bitwise_as_one_that_was_never_stopped(loop: str, hom
 
 
 @pytest.mark.parametrize("loop", [*LOOPS, *OTHERS])
-def test_a_last_evaluation_that_fails_loses_no_step_and_is_made_up_for_once(loop: str, home: Path) -> None:
-    """Nothing else is saved on the way: the checkpoint is the one of the last step. A second --resume finds nothing
-    to do."""
+def test_a_last_evaluation_that_fails_loses_no_step_and_is_made_up_for_once(
+    loop: str, home: Path
+) -> None:
+    """Nothing else is saved on the way: the checkpoint is the one of the last step. A second
+    --resume finds nothing to do."""
     loop, more = OTHERS.get(loop, (loop, MORE.get(loop, {})))
     cfg = small(loop, home, **more | dict(save_every=0))
     whole = train(replace(cfg, run_name="whole"))
@@ -118,8 +137,8 @@ def test_what_an_evaluation_draws_changes_nothing_that_is_learned(
     home: Path,
     monkeypatch: Any,
 ) -> None:
-    """Whether the run is killed in the evaluation of a checkpoint's weights, which is made up for, or behind it,
-    where it is not repeated."""
+    """Whether the run is killed in the evaluation of a checkpoint's weights, which is made up
+    for, or behind it, where it is not repeated."""
     monkeypatch.setattr(toy.ToyTask, "score", noisy_score)
     cfg = small(loop, home, eval_every=2, **MORE.get(loop, {}))
     random.seed(5)
@@ -142,9 +161,15 @@ def test_a_run_that_died_before_its_first_checkpoint_does_not_repeat_its_first_e
     contracts.assert_same_runs(train(replace(cfg, run_name="cut", resume=True)), whole)
 
 
-@pytest.mark.parametrize("loop", [*(loop for loop in LOOPS if loop != "chars"), "preference by DPO"])
+@pytest.mark.parametrize(
+    "loop", [*(loop for loop in LOOPS if loop != "chars"), "preference by DPO"]
+)
 def test_accumulation_equals_one_large_batch(loop: str, home: Path) -> None:
-    loop, more = ("preference", dict(loss="dpo")) if loop == "preference by DPO" else (loop, MORE.get(loop, {}))
+    loop, more = (
+        ("preference", dict(loss="dpo"))
+        if loop == "preference by DPO"
+        else (loop, MORE.get(loop, {}))
+    )
     how = dict(max_steps=3, save_every=0) | more
     one = train(small(loop, home, run_name="one", device_batch_size=4, **how))
     four = train(small(loop, home, run_name="four", device_batch_size=1, grad_accum=4, **how))
@@ -152,7 +177,8 @@ def test_accumulation_equals_one_large_batch(loop: str, home: Path) -> None:
 
 
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
-    """torchrun with two gloo ranks against one process with the same global batch, every loop in one process group."""
+    """torchrun with two gloo ranks against one process with the same global batch, every loop
+    in one process group."""
     cfgs = [small(loop, home, save_every=0, **MORE.get(loop, {})) for loop in LOOPS]
     for loop, (one, two) in zip(LOOPS, contracts.train_one_and_two(home, *cfgs), strict=True):
         assert two.status["status"] == "finished"
@@ -162,18 +188,28 @@ def test_two_ranks_learn_what_one_does(home: Path) -> None:
 UNDER_TOP_K = {
     "reinforce": dict(importance_cap=2.0),
     "grpo": dict(kl_coef=0.05, kl_in="loss"),
-    "grpo with the trainer's": dict(old_logprobs="trainer", importance_cap=2.0, kl_coef=0.05, kl_in="reward"),
+    "grpo with the trainer's": dict(
+        old_logprobs="trainer", importance_cap=2.0, kl_coef=0.05, kl_in="reward"
+    ),
     "ppo": dict(kl_coef=0.05, minibatches=1, inner_epochs=1),
     "expert_iteration": {},
     "distill": {},
 }
-ZERO = ("logprob_mismatch", "mismatch_kl", "importance_capped", "approx_kl", "clip_frac", "kl_ref", "teacher_kl")
+ZERO = (
+    "logprob_mismatch",
+    "mismatch_kl",
+    "importance_capped",
+    "approx_kl",
+    "clip_frac",
+    "kl_ref",
+    "teacher_kl",
+)
 
 
 @pytest.mark.parametrize("name", UNDER_TOP_K)
 def test_under_top_k_equal_weights_differ_by_rounding(name: str, home: Path) -> None:
-    """At the first step policy, sampler, reference and teacher are one model; every measure of their difference is
-    0."""
+    """At the first step policy, sampler, reference and teacher are one model; every measure of
+    their difference is 0."""
     loop = name.split()[0]
     train(small("reinforce", home, run_name="start", max_steps=1, lr=0.01))
     more = dict(teacher="start") if loop == "distill" else {}
@@ -185,7 +221,9 @@ def test_under_top_k_equal_weights_differ_by_rounding(name: str, home: Path) -> 
     assert row["entropy"] < math.log(5), "the distribution was cut"
 
 
-@pytest.mark.parametrize(("loop", "whole"), [("expert_iteration", True), ("distill", True), ("reinforce", False)])
+@pytest.mark.parametrize(
+    ("loop", "whole"), [("expert_iteration", True), ("distill", True), ("reinforce", False)]
+)
 def test_a_likelihood_is_of_the_whole_distribution_and_a_policy_gradient_of_the_one_sampled(
     loop: str,
     whole: bool,
@@ -193,24 +231,36 @@ def test_a_likelihood_is_of_the_whole_distribution_and_a_policy_gradient_of_the_
     monkeypatch: Any,
 ) -> None:
     """Under --top-k, where the two differ."""
-    more = dict(samples="teacher", teacher=str(contracts.write_teacher())) if loop == "distill" else {}
+    more = (
+        dict(samples="teacher", teacher=str(contracts.write_teacher())) if loop == "distill" else {}
+    )
     how = dict(max_steps=2, top_k=5, **more)
     cut = train(small(loop, home, run_name="cut", **how))
     own = GPT.token_logprobs
     monkeypatch.setattr(GPT, "token_logprobs", lambda *a, **k: own(*a, **k | dict(kept=None)))
     forced = train(small(loop, home, run_name="forced", **how))
-    same = [torch.equal(a, b) for a, b in zip(weights(cut).values(), weights(forced).values(), strict=True)]
+    same = [
+        torch.equal(a, b)
+        for a, b in zip(weights(cut).values(), weights(forced).values(), strict=True)
+    ]
     assert all(same) == whole
 
 
 @pytest.mark.parametrize("loop", RL)
 def test_a_task_without_signal_is_rejected_and_moves_nothing(loop: str, home: Path) -> None:
-    """The original's 16.7 hours: with reward 0 everywhere a KL term moved the policy by 1.5 nats per token. Nor may
-    an entropy bonus move it."""
-    bonus = {"grpo": dict(kl_coef=0.5, kl_kind="k1"), "expert_iteration": {}}.get(loop, dict(entropy_coef=0.1))
+    """The original's 16.7 hours: with reward 0 everywhere a KL term moved the policy by 1.5
+    nats per token. Nor may an entropy bonus move it."""
+    bonus = {"grpo": dict(kl_coef=0.5, kl_kind="k1"), "expert_iteration": {}}.get(
+        loop, dict(entropy_coef=0.1)
+    )
     start = train(small(loop, home, run_name="start", max_steps=1, lr=0.0))
-    dead = dead_task_contract(small(loop, home, run_name="dead", max_steps=50, init_from="start", **bonus))
-    assert all(torch.equal(a, b) for a, b in zip(weights(start).values(), weights(dead).values(), strict=True))
+    dead = dead_task_contract(
+        small(loop, home, run_name="dead", max_steps=50, init_from="start", **bonus)
+    )
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(weights(start).values(), weights(dead).values(), strict=True)
+    )
     assert dead.metrics()["grad_norm"].max() == 0.0
 
 
@@ -222,13 +272,17 @@ def test_settings_that_cannot_be_are_refused(home: Path) -> None:
 
 
 def depth_of(loop: str, depth: int) -> dict[str, Any]:
-    return {"model": replace(TINY, depth=depth)} if loop in ("pretrain", "sft") else {"model.depth": depth}
+    return (
+        {"model": replace(TINY, depth=depth)}
+        if loop in ("pretrain", "sft")
+        else {"model.depth": depth}
+    )
 
 
 @pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop != "chars"])
 def test_settings_that_the_parent_decides_are_never_ignored(loop: str, home: Path) -> None:
-    """An architecture beside --init-from is an error that names both, unless it is the same; all loops take the
-    parent's."""
+    """An architecture beside --init-from is an error that names both, unless it is the same;
+    all loops take the parent's."""
     parent = train(small(loop, home, run_name="parent", save_every=0, max_steps=1))
     depth = parent.config["model"]["depth"]
     same = train(small(loop, home, run_name="same", init_from="parent"))
@@ -264,7 +318,11 @@ def test_weights_that_are_not_finite_are_never_saved(
             where = session.model if part == "model" else next(iter(session.heads))
             next(where.parameters()).data.view(-1)[0] = math.inf
 
-    once = dict(minibatches=1, inner_epochs=1) if loop in ("grpo", "ppo", "expert_iteration", "chars") else {}
+    once = (
+        dict(minibatches=1, inner_epochs=1)
+        if loop in ("grpo", "ppo", "expert_iteration", "chars")
+        else {}
+    )
     monkeypatch.setattr(Session, "apply_gradients", overflowing)
     with raising(RunError, "weights", "step 4", "--lr"):
         train(small(loop, home, run_name="inf", save_every=1, keep_last=1, **once))
@@ -276,9 +334,17 @@ def scaled_loss(own: Callable[..., None], calls: Any) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_loss_that_is_not_finite_ends_the_run_before_its_update(loop: str, home: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(torch.Tensor, "backward", scaled_loss(torch.Tensor.backward, iter(range(10**6))))
-    steps = dict(max_tokens=8 * 4 * 16, minibatches=2) if loop == "chars" else dict(max_steps=14, grad_accum=2)
+def test_a_loss_that_is_not_finite_ends_the_run_before_its_update(
+    loop: str, home: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(
+        torch.Tensor, "backward", scaled_loss(torch.Tensor.backward, iter(range(10**6)))
+    )
+    steps = (
+        dict(max_tokens=8 * 4 * 16, minibatches=2)
+        if loop == "chars"
+        else dict(max_steps=14, grad_accum=2)
+    )
     with raising(RunError, "gradient", "--lr"):
         train(small(loop, home, run_name="nan", save_every=1, keep_last=1, **steps))
     good_checkpoints("nan", run.Run.open("nan").metrics()["step"].max())
@@ -301,7 +367,11 @@ def test_a_reward_or_log_probability_that_is_not_finite_ends_the_run_before_the_
     sample = Engine.sample
 
     def bad_score(self: toy.ToyTask, problem: Any, text: str) -> toy.Score:
-        return toy.Score(value, "none", {}, False) if next(calls) == 2 * per_step else score(self, problem, text)
+        return (
+            toy.Score(value, "none", {}, False)
+            if next(calls) == 2 * per_step
+            else score(self, problem, text)
+        )
 
     def bad_sample(*a: Any, **k: Any) -> Any:
         found = sample(*a, **k)
@@ -314,5 +384,9 @@ def test_a_reward_or_log_probability_that_is_not_finite_ends_the_run_before_the_
     else:
         monkeypatch.setattr(Engine, "sample", bad_sample)
     with raising(RunError, what, "toy-train", value, "step 3"):
-        train(small(loop, home, run_name="bad", save_every=1, keep_last=1, eval_examples=4, eval_every=0))
+        train(
+            small(
+                loop, home, run_name="bad", save_every=1, keep_last=1, eval_examples=4, eval_every=0
+            )
+        )
     good_checkpoints("bad", 2)

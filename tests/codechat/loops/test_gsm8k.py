@@ -1,5 +1,5 @@
-"""GSM8K as other projects ran it, on random models of Qwen2.5's and Llama's shape: chat and raw prompts, from the
-import to the evaluation."""
+"""GSM8K as other projects ran it, on random models of Qwen2.5's and Llama's shape: chat and raw
+prompts, from the import to the evaluation."""
 
 import json
 from collections.abc import Iterator
@@ -38,8 +38,8 @@ R1 = "gsm8k:template=r1_zero"
 
 
 def write_tokenizer(folder: Path, bos: bool) -> None:
-    """A byte-level BPE with ChatML's special tokens; with Llama's post-processor that begins a text with its own
-    token."""
+    """A byte-level BPE with ChatML's special tokens; with Llama's post-processor that begins a
+    text with its own token."""
     tokenizers = pytest.importorskip("tokenizers")
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -68,10 +68,14 @@ def directory(request: pytest.FixtureRequest, home: Path) -> Path:
     shape = dict(depth=1, n_embd=32, n_head=4, block_size=1024, n_tags=0) | SHAPES[request.param]
     model = randomise(GPT(GPTConfig(vocab_size=tok.n_vocab, **shape)))
     with Run.create("random", {}, kind="test") as run:
-        checkpoint.save(run.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "template"})
+        checkpoint.save(
+            run.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "template"}
+        )
     out = home / request.param
     exchange.export(exchange.ExportConfig(ckpt="random", out=out, dtype="float32"))
-    assert json.loads((out / "config.json").read_text())["architectures"] == [CLASSES[request.param]]
+    assert json.loads((out / "config.json").read_text())["architectures"] == [
+        CLASSES[request.param]
+    ]
     return out
 
 
@@ -79,7 +83,10 @@ def directory(request: pytest.FixtureRequest, home: Path) -> Path:
 def gsm8k(home: Path) -> str:
     folder = home / "gsm8k"
     folder.mkdir()
-    rows = [{"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(60)]
+    rows = [
+        {"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"}
+        for i in range(60)
+    ]
     for split, some in (("train", rows), ("test", rows[:4])):
         jsonl.write(folder / f"{split}.jsonl", some)
     return str(folder)
@@ -107,7 +114,9 @@ def settings(data: str, **changes: Any) -> grpo.GRPOConfig:
         eval_examples=2,
     )
     small |= dict(warmup_steps=0, lr=1e-2, eval_every=0, save_every=0)
-    return config.resolve(grpo.GRPOConfig, "gsm8k", overrides=small | changes, presets=registry.LOOPS["grpo"].presets)
+    return config.resolve(
+        grpo.GRPOConfig, "gsm8k", overrides=small | changes, presets=registry.LOOPS["grpo"].presets
+    )
 
 
 @pytest.mark.parametrize("tags", ["template", "raw"])
@@ -136,13 +145,27 @@ def test_from_the_import_to_the_evaluation(tags: str, directory: Path, gsm8k: st
     assert rows["logprob_mismatch"].max() < 1e-3
     assert checkpoint.load("tuned").meta["tags"] == tags
     assert len(checkpoint.load("tuned").extra["lora"])
-    words = ["evaluate", "--ckpt", "theirs", "tuned", "--task", name, "--data-dir", gsm8k, "--n", "1", "--ks", "1"]
+    words = [
+        "evaluate",
+        "--ckpt",
+        "theirs",
+        "tuned",
+        "--task",
+        name,
+        "--data-dir",
+        gsm8k,
+        "--n",
+        "1",
+        "--ks",
+        "1",
+    ]
     assert cli.main([*words, "--temperature", "0", "--max-new-tokens", "8"]) == 0
     assert len(Run.open("evaluate").evals()) == 2
 
 
 def test_raw_completions_end_behind_the_answer(gsm8k: str) -> None:
-    """However the sampler stops: what a base model goes on to write is neither scored nor trained on."""
+    """However the sampler stops: what a base model goes on to write is neither scored nor
+    trained on."""
     tok = tokenizer.load("bytes")
     task = tasks.load(R1, source=gsm8k)
     written = "so </think> <answer> 1 </answer>"
@@ -151,7 +174,9 @@ def test_raw_completions_end_behind_the_answer(gsm8k: str) -> None:
 
     def sampler(model: Any, prompts: Any, **how: Any) -> list[Any]:
         seen.update(how)
-        return [generate.Completion(ids, [-0.5] * len(ids), "length") for _ in prompts for _ in range(2)]
+        return [
+            generate.Completion(ids, [-0.5] * len(ids), "length") for _ in prompts for _ in range(2)
+        ]
 
     problems = [p for p in task.problems("train") if p.gold["answer"] == "1"][:1]
     batch = rollout.collect(
@@ -167,7 +192,9 @@ def test_raw_completions_end_behind_the_answer(gsm8k: str) -> None:
     assert batch.texts == [written] * 2
     assert batch.scores[0].correct
     assert not batch.cut_off().any()
-    assert all(c.ids == tok.encode(written) and len(c.logprobs) == len(c.ids) for c in batch.completions)
+    assert all(
+        c.ids == tok.encode(written) and len(c.logprobs) == len(c.ids) for c in batch.completions
+    )
     assert (tok.eot_id,) in seen["stop"]
     assert tuple(tok.encode("</answer>")) in seen["stop"]
     chatting = rollout.collect(
@@ -223,5 +250,9 @@ def test_sft_samples_a_task_at_each_evaluation(home: Path) -> None:
     plain = sft.train(sft_settings(home, eval_task=None, run_name="plain"))
     assert "pass@1" not in plain.evals()
     with pytest.raises(MissingFile):
-        sft.train(sft_settings(home, run_name="empty", eval_task_data=str(home / "worked" / "nothing.jsonl")))
+        sft.train(
+            sft_settings(
+                home, run_name="empty", eval_task_data=str(home / "worked" / "nothing.jsonl")
+            )
+        )
     assert not (home / "runs" / "empty").exists()

@@ -33,7 +33,10 @@ def pretrain_on_text(home: Path, seed: int) -> list[Claim]:
         seed=seed,
     )
     first, last = train(cfg).evals()["val_bpb"].iloc[[0, -1]]
-    untrained = [above("first bits per byte", first, 7.0), below("first bits per byte", first, 9.5)]  # about log2(257)
+    untrained = [
+        above("first bits per byte", first, 7.0),
+        below("first bits per byte", first, 9.5),
+    ]  # about log2(257)
     return [*untrained, below("last over first", last / first, 0.6)]
 
 
@@ -51,40 +54,57 @@ def lift_toy(loop: str, home: Path, seed: int) -> list[Claim]:
         )
     )
     rewards = found.metrics().sort_values("step")["reward_mean"]
-    # expert: 14 of 14 seeds (AVX-512) and 6 of 6 (AVX2) end above 0.99, 1 thread ppo: 20 of 20 seeds end above 0.96
+    # expert: 14 of 14 seeds (AVX-512) and 6 of 6 (AVX2) end above 0.99, 1 thread ppo: 20 of 20
+    # seeds end above 0.96
     # (AVX-512, 1 thread), worst 0.967
-    return [below("first reward", rewards.iloc[0], 0.2), above("last five rewards", rewards.iloc[-5:].mean(), 0.9)]
+    return [
+        below("first reward", rewards.iloc[0], 0.2),
+        above("last five rewards", rewards.iloc[-5:].mean(), 0.9),
+    ]
 
 
 @lesson()
 def learn_from_a_teacher(home: Path, seed: int) -> list[Claim]:
     train(toy_run("grpo", run_name="teacher", seed=seed))
-    kl = train(toy_run("distill", run_name="student", teacher="teacher", seed=seed)).metrics()["teacher_kl"]
-    return [above("first divergence", kl.iloc[0], 4.0), below("last over first", kl.iloc[-1] / kl.iloc[0], 0.5)]
+    kl = train(toy_run("distill", run_name="student", teacher="teacher", seed=seed)).metrics()[
+        "teacher_kl"
+    ]
+    return [
+        above("first divergence", kl.iloc[0], 4.0),
+        below("last over first", kl.iloc[-1] / kl.iloc[0], 0.5),
+    ]
 
 
 @lesson()
 def raise_entropy(home: Path, seed: int) -> list[Claim]:
     how = dict(max_steps=25, device_batch_size=4, group_size=16, schedule="constant", seed=seed)
-    runs = [train(toy_run("reinforce", run_name=f"entropy{c}", entropy_coef=c, **how)) for c in (-0.3, 0.3)]
+    runs = [
+        train(toy_run("reinforce", run_name=f"entropy{c}", entropy_coef=c, **how))
+        for c in (-0.3, 0.3)
+    ]
     low, high = (run.metrics()["entropy"].iloc[-1] for run in runs)
     return [above("entropy at 0.3 less at -0.3", high - low, 0.2)]
 
 
 @lesson()
 def predict_worth(home: Path, seed: int) -> list[Claim]:
-    """Every completion of `lower` earns 1 and of the others 0: no policy can change that, and the value comes to
-    predict it."""
+    """Every completion of `lower` earns 1 and of the others 0: no policy can change that, and
+    the value comes to predict it."""
 
     def score(self: toy.ToyTask, problem: Any, text: str) -> toy.Score:
-        return toy.Score(float(problem.gold == "lower") + 1e-3 * (text[:1] > "m"), "some", {}, False)
+        return toy.Score(
+            float(problem.gold == "lower") + 1e-3 * (text[:1] > "m"), "some", {}, False
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toy.ToyTask, "score", score)
         found = train(toy_run("ppo", run_name="worth", max_steps=40, lr=1e-3, seed=seed))
     explained = found.metrics()["explained_variance"]
     what = "explained variance"
-    return [below(f"first {what}", explained.iloc[0], 1e-9), above(f"last {what}", explained.iloc[-1], 0.8)]
+    return [
+        below(f"first {what}", explained.iloc[0], 1e-9),
+        above(f"last {what}", explained.iloc[-1], 0.8),
+    ]
 
 
 @lesson(*LOSSES, "kto on single completions")
@@ -108,11 +128,18 @@ def widen_the_margin(loss: str, home: Path, seed: int) -> list[Claim]:
     evals = found.evals()
     curves = {"": frame["preference_loss"], "held-out ": evals["heldout_preference_loss"]}
     margins = {"": frame["preference_margin"], "held-out ": evals["heldout_preference_margin"]}
-    claims = [below(f"change of the {name}loss", c.iloc[-1] - c.iloc[0], 0) for name, c in curves.items()]
-    claims += [above(f"change of the {name}margin", m.iloc[-1] - m.iloc[0], 0) for name, m in margins.items()]
+    claims = [
+        below(f"change of the {name}loss", c.iloc[-1] - c.iloc[0], 0) for name, c in curves.items()
+    ]
+    claims += [
+        above(f"change of the {name}margin", m.iloc[-1] - m.iloc[0], 0)
+        for name, m in margins.items()
+    ]
     if loss in ("dpo", "kto"):  # at the reference
         first = math.log(2) if loss == "dpo" else 0.5
-        claims.append(below("error of the first loss", abs(frame["preference_loss"].iloc[0] - first), 1e-5))
+        claims.append(
+            below("error of the first loss", abs(frame["preference_loss"].iloc[0] - first), 1e-5)
+        )
     return claims
 
 
@@ -121,6 +148,8 @@ SLOW = {"raise_entropy", "predict_worth", "learn_from_a_teacher"}
 SLOW.update(f"lift_toy[{loop}]" for loop in ("ppo", "expert_iteration", *VARIANTS))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MINE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MINE]
+)
 def test_it_learns(name: str, home: Path) -> None:
     hold(LEARNING[name](home, 0))

@@ -1,5 +1,6 @@
-"""The loops run with the library alone: the laboratory and what only it needs cannot be imported, and no entry point of
-it is declared. A task comes from a package of one's own, the fourth change of docs/extending.md, word by word."""
+"""The loops run with the library alone: the laboratory and what only it needs cannot be
+imported, and no entry point of it is declared. A task comes from a package of one's own, the
+fourth change of docs/extending.md, word by word."""
 
 import json
 import os
@@ -52,7 +53,8 @@ def declare(site: Path, name: str, entry_points: str = "") -> None:
 
 @pytest.fixture
 def site(home: Path) -> Path:
-    """A folder of packages with the library, which hides the installed distribution of both packages."""
+    """A folder of packages with the library, which hides the installed distribution of both
+    packages."""
     site = home / "site"
     site.mkdir()
     (site / "codechat").symlink_to(ROOT / "codechat")
@@ -69,7 +71,9 @@ def added_files() -> dict[str, str]:
         for part in re.split(r"^--- ", diff, flags=re.MULTILINE):
             if part.startswith("/dev/null\n+++ b/"):
                 head, _, *lines = part.splitlines()[1:]
-                files[head.removeprefix("+++ b/")] = "".join(f"{line.removeprefix('+')}\n" for line in lines)
+                files[head.removeprefix("+++ b/")] = "".join(
+                    f"{line.removeprefix('+')}\n" for line in lines
+                )
     return files
 
 
@@ -106,23 +110,33 @@ def ran(site: Path, *words: str) -> dict[str, object]:
 
 def test_sft_runs_with_the_library_alone(site: Path) -> None:
     data = write_conversations(site.parent)
-    shape = "--model.depth 1 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --tokenizer bytes"
+    shape = (
+        "--model.depth 1 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --tokenizer bytes"
+    )
     assert ran(site, "sft", "--data-dir", data, *shape.split())["status"] == "finished"
 
 
 def test_grpo_learns_a_task_of_a_module_with_the_library_alone(package: Path) -> None:
     task = "my_package.count:CountTask"
-    assert ran(package, "grpo", "--preset", "toy", "--task", task, "--allow-dead")["status"] == "finished"
+    assert (
+        ran(package, "grpo", "--preset", "toy", "--task", task, "--allow-dead")["status"]
+        == "finished"
+    )
 
 
 def test_grpo_finds_a_task_of_an_installed_package_by_its_name(package: Path) -> None:
     install(package)
-    assert ran(package, "grpo", "--preset", "toy", "--task", "count", "--allow-dead")["status"] == "finished"
+    assert (
+        ran(package, "grpo", "--preset", "toy", "--task", "count", "--allow-dead")["status"]
+        == "finished"
+    )
 
 
 def test_a_module_that_is_not_there_is_named(home: Path) -> None:
     from codechat import tasks
     from codechat.core.errors import DataError
 
-    with pytest.raises(DataError, match="no_package.no_task.*ModuleNotFoundError.*install its package"):
+    with pytest.raises(
+        DataError, match="no_package.no_task.*ModuleNotFoundError.*install its package"
+    ):
         tasks.load("no_package.no_task:Task")

@@ -1,5 +1,5 @@
-"""What only one loop does, one's own data, and preferences. What all do is in test_contracts; losses by hand are in
-tests/codechat/rl/test_losses."""
+"""What only one loop does, one's own data, and preferences. What all do is in test_contracts;
+losses by hand are in tests/codechat/rl/test_losses."""
 
 import json
 import os
@@ -16,7 +16,18 @@ import jsonl
 import pandas as pd
 import pytest
 import torch
-from contracts import PAIRS, SINGLES, TINY, assert_same_runs, curve, small, train, weights, write_corpus, write_rows
+from contracts import (
+    PAIRS,
+    SINGLES,
+    TINY,
+    assert_same_runs,
+    curve,
+    small,
+    train,
+    weights,
+    write_corpus,
+    write_rows,
+)
 from raising import raising
 from random_models import randomise
 
@@ -45,8 +56,8 @@ from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 
 def test_one_number_decides_a_pretraining_and_what_is_set_wins(home: Path, capsys: Any) -> None:
-    """nanochat's rule by hand at depths 12 and 32; ranks change the accumulation only; the vocabulary is that of
-    the corpus."""
+    """nanochat's rule by hand at depths 12 and 32; ranks change the accumulation only; the
+    vocabulary is that of the corpus."""
 
     def of(words: str, ranks: int = 1) -> Any:
         return registry.LOOPS["pretrain"].parse(words.split(), ranks)
@@ -55,7 +66,9 @@ def test_one_number_decides_a_pretraining_and_what_is_set_wins(home: Path, capsy
     step = 8 * 8 * 1024
     d12 = of("--depth 12", 8)
     d32 = of("--depth 32 --device-batch-size 4")
-    assert d12 == replace(of("--preset d12"), grad_accum=2**19 // step, max_steps=round(12 * weights / 2**19))
+    assert d12 == replace(
+        of("--preset d12"), grad_accum=2**19 // step, max_steps=round(12 * weights / 2**19)
+    )
     assert of("--depth 20").model == GPTConfig(**PRESETS["d20"])
     assert of("--depth 4").model == GPTConfig()
     odd = of("--depth 13").model
@@ -68,16 +81,29 @@ def test_one_number_decides_a_pretraining_and_what_is_set_wins(home: Path, capsy
     assert "depth 12: width 768" in capsys.readouterr().err
     given = of("--depth 12 --lr 1 --grad-accum 3 --model.mlp-width 768", 8)
     weights = 12 * 6 * 768**2 + 50304 * 768
-    assert (given.lr, given.model.mlp_width, given.max_steps) == (1, 768, round(12 * weights / (3 * step)))
+    assert (given.lr, given.model.mlp_width, given.max_steps) == (
+        1,
+        768,
+        round(12 * weights / (3 * step)),
+    )
     plan = registry.find("plan", registry.COMMANDS).parse("--depth 12 --gpus 8".split())
-    assert all(getattr(plan, name) == getattr(d12, name) for name in ("model", "grad_accum", "max_steps"))
+    assert all(
+        getattr(plan, name) == getattr(d12, name) for name in ("model", "grad_accum", "max_steps")
+    )
     for words in ("--depth 0", "--depth big", "--depth 12 --preset d12"):
         with raising(ConfigError, words, "no --preset beside"):
             of(words)
-    small = f"--depth 1 --data-dir {write_corpus(home)} --max-steps 2 --grad-accum 1 --no-compile --run-name dial"
+    small = (
+        f"--depth 1 --data-dir {write_corpus(home)} --max-steps "
+        "2 --grad-accum 1 --no-compile --run-name dial"
+    )
     assert cli.main(["pretrain", *small.split()]) == 0
     found = run.Run.open("dial").config
-    assert (found["model"]["vocab_size"], found["model"]["n_embd"], found["max_steps"]) == (257, 64, 2)
+    assert (found["model"]["vocab_size"], found["model"]["n_embd"], found["max_steps"]) == (
+        257,
+        64,
+        2,
+    )
 
 
 def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
@@ -96,21 +122,34 @@ def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
     assert "heldout_loss/code rose" in capsys.readouterr().err
     assert found.status["status"] == "stopped"
     assert "heldout_loss" not in found.status["reason"]
-    rows = {"step": range(4), "heldout_loss/code": (1.0, 1.1, 1.2, 1.3), "heldout_loss/calls": (1.3, 1.2, 1.1, 1.0)}
-    assert [line.split()[0] for line in trends.warnings(pd.DataFrame(rows))] == ["heldout_loss/code"]
+    rows = {
+        "step": range(4),
+        "heldout_loss/code": (1.0, 1.1, 1.2, 1.3),
+        "heldout_loss/calls": (1.3, 1.2, 1.1, 1.0),
+    }
+    assert [line.split()[0] for line in trends.warnings(pd.DataFrame(rows))] == [
+        "heldout_loss/code"
+    ]
     assert not trends.warnings(pd.DataFrame(rows)[:3])
     assert not trends.warnings(pd.DataFrame(rows | {"heldout_loss/code": (1.0, 1.1, 1.05, 1.2)}))
 
 
 def test_a_reward_that_rises_while_fewer_answers_are_right_is_named() -> None:
     def said(*paid_and_right: tuple[float, float]) -> int:
-        rows = pd.DataFrame(paid_and_right, columns=["reward_mean", "pass@1"]).assign(step=range(len(paid_and_right)))
+        rows = pd.DataFrame(paid_and_right, columns=["reward_mean", "pass@1"]).assign(
+            step=range(len(paid_and_right))
+        )
         for end, by in (("lo", -0.05), ("hi", 0.05)):
             rows[[f"reward_mean/{end}", f"pass@1/{end}"]] = rows[["reward_mean", "pass@1"]] + by
         return len(trends.warnings(rows))
 
     assert said((0.1, 0.3), (0.2, 0.4), (0.4, 0.1)) == 1
-    assert said((0.1, 0.3), (0.4, 0.25)) == said((0.15, 0.3), (0.2, 0.1)) == said((0.4, 0.3), (0.1, 0.1)) == 0
+    assert (
+        said((0.1, 0.3), (0.4, 0.25))
+        == said((0.15, 0.3), (0.2, 0.1))
+        == said((0.4, 0.3), (0.1, 0.1))
+        == 0
+    )
 
 
 def test_a_row_of_sft_has_room_for_its_longest_conversation(home: Path) -> None:
@@ -126,15 +165,36 @@ PROGRAM = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
-def test_a_killed_process_continues_where_its_checkpoint_is(number: signal.Signals, home: Path) -> None:
-    """The real command, killed for real; then the real command with --resume gives the same weights as an
-    uninterrupted run."""
-    flags = "--model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --seq-len 32 --device-batch-size 4 --max-steps 600 "
-    flags += "--eval-every 0 --eval-tokens 512 --save-every 20 --log-every 1 --no-compile --run-name"
-    words = [sys.executable, "-c", PROGRAM, str(home), "pretrain", "--data-dir", write_corpus(home), *flags.split()]
-    process = subprocess.Popen([*words, "killed"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def test_a_killed_process_continues_where_its_checkpoint_is(
+    number: signal.Signals, home: Path
+) -> None:
+    """The real command, killed for real; then the real command with --resume gives the same
+    weights as an uninterrupted run."""
+    flags = (
+        "--model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size "
+        "64 --seq-len 32 --device-batch-size 4 --max-steps 600 "
+    )
+    flags += (
+        "--eval-every 0 --eval-tokens 512 --save-every 20 --log-every 1 --no-compile --run-name"
+    )
+    words = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        str(home),
+        "pretrain",
+        "--data-dir",
+        write_corpus(home),
+        *flags.split(),
+    ]
+    process = subprocess.Popen(
+        [*words, "killed"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     deadline = time.time() + 600
-    while not (paths.exists("killed") and run.Run.open("killed").checkpoints()) and time.time() < deadline:
+    while (
+        not (paths.exists("killed") and run.Run.open("killed").checkpoints())
+        and time.time() < deadline
+    ):
         time.sleep(0.02)
     os.kill(process.pid, number)
     _, err = process.communicate(timeout=600)
@@ -162,12 +222,15 @@ Session._evaluate = die
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", ["pretrain", "sft", "preference", "grpo", "chars"])
 def test_kill_9_during_the_last_evaluation_loses_no_step(loop: str, home: Path) -> None:
-    """In a process of its own, killed for real. The kernel frees the lock of the run, so --resume takes it over."""
+    """In a process of its own, killed for real. The kernel frees the lock of the run, so
+    --resume takes it over."""
     cfg = small(loop, home, run_name="killed", save_every=0)
     whole = train(replace(cfg, run_name="whole"))
     (home / "killed.json").write_text(json.dumps(config.plain(cfg)))
     words = [str(home), loop.replace("_", "-"), "--config", str(home / "killed.json")]
-    first = subprocess.run([sys.executable, "-c", KILLED_IN_THE_LAST_EVALUATION + PROGRAM, *words], capture_output=True)
+    first = subprocess.run(
+        [sys.executable, "-c", KILLED_IN_THE_LAST_EVALUATION + PROGRAM, *words], capture_output=True
+    )
     assert first.returncode == -signal.SIGKILL, first.stderr.decode()[-2000:]
     assert run.Run.open("killed").status["status"] == "killed"
     assert run.Run.open("killed").checkpoints() == [4]
@@ -175,7 +238,10 @@ def test_kill_9_during_the_last_evaluation_loses_no_step(loop: str, home: Path) 
 
 
 def test_reinforce_logs_the_behaviour_probes_beside_its_scores(home: Path) -> None:
-    flags = "--max-examples 8 --problems 6 --copies 0 --eval-examples 4 --probes 2 --mix.unfitting 0 --mix.no-tools 0 --mix.small-talk 0"
+    flags = (
+        "--max-examples 8 --problems 6 --copies 0 --eval-examples 4 --probes "
+        "2 --mix.unfitting 0 --mix.no-tools 0 --mix.small-talk 0"
+    )
     jsonl.prepare("calls", home / "calls", *flags.split())
     how = {
         "model.depth": 1,
@@ -199,7 +265,9 @@ def test_reinforce_logs_the_behaviour_probes_beside_its_scores(home: Path) -> No
 
 
 @pytest.mark.parametrize("loop", ["reinforce", "ppo"])
-def test_prompts_that_fill_the_block_leave_empty_completions_and_go_on(loop: str, home: Path) -> None:
+def test_prompts_that_fill_the_block_leave_empty_completions_and_go_on(
+    loop: str, home: Path
+) -> None:
     first = toy.ToyTask().prompt(toy.ToyTask().problems("train")[0])
     full = len(chat.prompt(first, tokenizer.load("bytes"), "reserved"))
     more = dict(kl_coef=0.05) if loop == "ppo" else {}
@@ -226,26 +294,35 @@ def test_steps_that_learn_nothing_are_reported_and_end_the_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The rewards differ, but no completion that may be learned from has an advantage: everything is cut off, or
-    wrong."""
+    """The rewards differ, but no completion that may be learned from has an advantage:
+    everything is cut off, or wrong."""
     monkeypatch.setattr(toy.ToyTask, "score", varied_but_wrong)
     how, *named = IDLE[loop]
-    found = train(small(loop, home, max_steps=30, dead_patience=5, eval_every=0, save_every=0, **how))
+    found = train(
+        small(loop, home, max_steps=30, dead_patience=5, eval_every=0, save_every=0, **how)
+    )
     rows = found.metrics()
     assert (rows["grad_norm"] == 0).all()
     assert (rows["frac_zero_std_groups"] < 0.5).all()
     assert rows["dead_steps"].tolist() == [1, 2, 3, 4, 5]
     assert found.status["status"] == "stopped"
-    assert all(word in found.status["reason"] for word in ("DEAD", "5 steps in a row", "nothing was learned", *named))
+    assert all(
+        word in found.status["reason"]
+        for word in ("DEAD", "5 steps in a row", "nothing was learned", *named)
+    )
     said = [line for line in capsys.readouterr().err.splitlines() if "learned nothing" in line]
     assert len(said) == 1
     assert "step 1 " in said[0]
     assert named[0] in said[0]
 
 
-def test_everything_cut_off_under_mask_truncated_is_refused_before_the_first_step(home: Path) -> None:
+def test_everything_cut_off_under_mask_truncated_is_refused_before_the_first_step(
+    home: Path,
+) -> None:
     cut = small("grpo", home, mask_truncated=True, max_new_tokens=4, diagnose_groups=8)
-    with raising(RunError, "DEAD", "cut off", "--max-new-tokens 4", "--mask-truncated", "--allow-dead"):
+    with raising(
+        RunError, "DEAD", "cut off", "--max-new-tokens 4", "--mask-truncated", "--allow-dead"
+    ):
         train(cut)
     assert not paths.exists("grpo")
     assert train(replace(cut, mask_truncated=False, max_steps=1)).status["status"] == "finished"
@@ -272,17 +349,17 @@ def test_kept_completions_by_hand() -> None:
 
 
 def distance(a: run.Run, b: run.Run) -> float:
-    """Mean absolute difference of the weights. Not the largest: Adam makes a whole step of a gradient that is
-    rounding only."""
+    """Mean absolute difference of the weights. Not the largest: Adam makes a whole step of a
+    gradient that is rounding only."""
     one = weights(a)
     other = weights(b)
     return float(torch.cat([(one[n] - other[n]).abs().flatten() for n in one]).mean())
 
 
 def test_the_first_update_of_grpo_and_ppo_is_reinforce(home: Path) -> None:
-    """One update per batch keeps the ratio at 1: with REINFORCE's baseline and aggregation GRPO walks the same
-    path; so does PPO without a baseline, with lambda 1 and a value that stays at 0, whose advantage is the reward
-    itself."""
+    """One update per batch keeps the ratio at 1: with REINFORCE's baseline and aggregation GRPO
+    walks the same path; so does PPO without a baseline, with lambda 1 and a value that stays at
+    0, whose advantage is the reward itself."""
 
     def go(loop: str, name: str, **how: Any) -> run.Run:
         sizes = dict(max_steps=3, save_every=0, device_batch_size=8, group_size=32, lr=4e-3)
@@ -310,16 +387,23 @@ def test_the_first_update_of_grpo_and_ppo_is_reinforce(home: Path) -> None:
     assert short.metrics()["grad_norm"].iloc[0] < 0.9 * first["grad_norm"]
 
 
-def test_groups_without_variance_are_replaced_by_further_problems(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`upper` never has variance here: every group of it is exchanged, and the batch that is learned from has none."""
+def test_groups_without_variance_are_replaced_by_further_problems(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`upper` never has variance here: every group of it is exchanged, and the batch that is
+    learned from has none."""
     score = toy.ToyTask.score
     pack = rollout.pack
     nothing = toy.Score(0.0, "none", {}, False)
     some = lambda self, p, text: nothing if p.gold == "upper" else score(self, p, text)  # noqa: E731
     monkeypatch.setattr(toy.ToyTask, "score", some)
     taken: list[RolloutBatch] = []
-    monkeypatch.setattr(rollout, "pack", lambda batch, *a, **k: taken.append(batch) or pack(batch, *a, **k))
-    frame = train(small("grpo", home, device_batch_size=8, group_size=32, resample_rounds=8)).metrics()
+    monkeypatch.setattr(
+        rollout, "pack", lambda batch, *a, **k: taken.append(batch) or pack(batch, *a, **k)
+    )
+    frame = train(
+        small("grpo", home, device_batch_size=8, group_size=32, resample_rounds=8)
+    ).metrics()
     assert frame["effective_groups"].tolist() == [8.0] * 4
     assert frame["frac_zero_std_groups"].tolist() == [0.0] * 4
     assert frame["resampled_groups"].min() >= 1
@@ -340,17 +424,23 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(home: Path) -> None:
 
 
 @pytest.mark.parametrize("samples", ["student", "teacher"])
-def test_a_teacher_whose_block_is_too_short_is_refused_before_the_run(samples: str, home: Path) -> None:
-    """It would score positions that it has never seen. A block that holds prompts and completions is enough, though
-    the student's is longer."""
+def test_a_teacher_whose_block_is_too_short_is_refused_before_the_run(
+    samples: str, home: Path
+) -> None:
+    """It would score positions that it has never seen. A block that holds prompts and
+    completions is enough, though the student's is longer."""
     tok = tokenizer.load("bytes")
-    longest = max(len(chat.prompt(p.messages, tok, "reserved")) for p in toy.ToyTask().problems("train"))
+    longest = max(
+        len(chat.prompt(p.messages, tok, "reserved")) for p in toy.ToyTask().problems("train")
+    )
     wide = small("distill", home).model.block_size
     for name, block in (("short", longest + 7), ("enough", longest + 8)):
         assert block < wide
         with run.Run.create(name, {}, kind="sft") as made:
             meta = dict(tokenizer=tok.to_dict(), tags="reserved", lineage=[])
-            checkpoint.save(made.path, 0, model=randomise(GPT(replace(TINY, block_size=block))), meta=meta)
+            checkpoint.save(
+                made.path, 0, model=randomise(GPT(replace(TINY, block_size=block))), meta=meta
+            )
     how = dict(samples=samples, max_new_tokens=8, max_steps=1)
     with raising(ConfigError, "teacher short", longest + 7, longest + 8, "--max-new-tokens"):
         train(small("distill", home, teacher="short", **how))
@@ -359,14 +449,26 @@ def test_a_teacher_whose_block_is_too_short_is_refused_before_the_run(samples: s
 
 
 def test_one_completion_per_problem_is_enough_where_no_group_is_needed(home: Path) -> None:
-    for loop, more in (("ppo", {}), ("expert_iteration", dict(keep="correct")), ("reinforce", dict(baseline="none"))):
-        assert train(small(loop, home, group_size=1, max_steps=2, **more)).status["status"] == "finished"
+    for loop, more in (
+        ("ppo", {}),
+        ("expert_iteration", dict(keep="correct")),
+        ("reinforce", dict(baseline="none")),
+    ):
+        assert (
+            train(small(loop, home, group_size=1, max_steps=2, **more)).status["status"]
+            == "finished"
+        )
 
 
-# ---------------------------------------------------------------- training on one's own files and tasks
-def test_fine_tuning_needs_no_probes_and_no_validation_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+# ---------------------------------------------------------------- training on one's own
+# files and tasks
+def test_fine_tuning_needs_no_probes_and_no_validation_file(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    folder = write_rows(home / "mine" / "calls.train.jsonl", [{"id": "1", "domain": "calls", "messages": messages}])
+    folder = write_rows(
+        home / "mine" / "calls.train.jsonl", [{"id": "1", "domain": "calls", "messages": messages}]
+    )
     how = dict(tokenizer="bytes", max_steps=2, device_batch_size=1, log_every=1, compile=False)
     found = sft.train(sft.SFTConfig(data_dir=folder, model=TINY, **how))
     assert found.status["status"] == "finished"
@@ -376,10 +478,18 @@ def test_fine_tuning_needs_no_probes_and_no_validation_file(home: Path, capsys: 
 
 
 def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
-    tool = {"name": "get_time", "description": "Time of a city", "parameters": {"properties": {"city": {}}}}
-    words = "--tokenizer bytes --max-examples 4 --copies 0 --problems 4 --eval-examples 4 --probes 1".split()
+    tool = {
+        "name": "get_time",
+        "description": "Time of a city",
+        "parameters": {"properties": {"city": {}}},
+    }
+    words = (
+        "--tokenizer bytes --max-examples 4 --copies 0 --problems 4 --eval-examples 4 --probes 1"
+    ).split()
     for style in ("described", "compact"):
-        prepare.prepare_calls(parse(prepare.CallsConfig, [*words, "--out", str(home / style), "--tools-style", style]))
+        prepare.prepare_calls(
+            parse(prepare.CallsConfig, [*words, "--out", str(home / style), "--tools-style", style])
+        )
     common = dict(
         tokenizer="bytes",
         max_steps=1,
@@ -398,12 +508,16 @@ def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
         assert loaded.tools_style == style
         request = [{"role": "user", "content": "now"}]
         ids = parsing.prompt_of([protocol.Message(**m) for m in request], [tool], loaded)
-        assert ids == chat.prompt([{"role": "system", "content": offer}, *request], loaded.tokenizer, loaded.tags)
+        assert ids == chat.prompt(
+            [{"role": "system", "content": offer}, *request], loaded.tokenizer, loaded.tags
+        )
         (task := natural.NaturalTask()).tools_style = style
         asked = task.problems()[0]
         offered = chat.tools_prompt([TOOLS[n].schema for n in asked.meta["tools"]], style)
         assert task.prompt(asked)[0]["content"] == offered
-    after_rl = replace(loaded, meta={"lineage": [*loading.load_model("first").meta["lineage"], {"kind": "grpo"}]})
+    after_rl = replace(
+        loaded, meta={"lineage": [*loading.load_model("first").meta["lineage"], {"kind": "grpo"}]}
+    )
     assert after_rl.tools_style == "described"
     (home / "tools.json").write_text(json.dumps([tool]))
     cfg = ToolsConfig(ckpt="first", tools_file=home / "tools.json", run=False)
@@ -425,7 +539,9 @@ class Letters(RowsTask):
 
 
 def test_an_object_is_trained_on_and_its_unweighted_reward_is_logged(home: Path) -> None:
-    sizes = dict(model=GPTConfig(**TOY_RUN["model"]), max_steps=2, device_batch_size=2, group_size=16)
+    sizes = dict(
+        model=GPTConfig(**TOY_RUN["model"]), max_steps=2, device_batch_size=2, group_size=16
+    )
     how = dict(task=Letters(), run_name="letters", allow_dead=True)
     found = grpo.train(grpo.GRPOConfig(**TOY_RUN | sizes | how))
     assert found.status["status"] == "finished"
@@ -436,7 +552,8 @@ def test_an_object_is_trained_on_and_its_unweighted_reward_is_logged(home: Path)
     tasks.TASKS.pop("letters")
 
 
-# ---------------------------------------------------------------- preferences as data, and what only their loop does
+# ---------------------------------------------------------------- preferences as data, and
+# what only their loop does
 def read(home: Path, rows: list[dict], block: int = 64) -> Any:
     folder = write_rows(home / "read" / "preferences.train.jsonl", rows)
     return preferences.read_preferences(folder, "train", tokenizer.load("bytes"), "reserved", block)
@@ -452,9 +569,14 @@ def test_kto_mismatches_take_the_next_prompts_completions(home: Path) -> None:
     assert all(len(c.ids) <= 1 for c in tight.completions)
 
 
-@pytest.mark.parametrize("prompts", ["aaabbbcccddd", "abababab", "abcabca", "aaaaaab", "baaaaaa", "aabbbbaa", "ab"])
+@pytest.mark.parametrize(
+    "prompts", ["aaabbbcccddd", "abababab", "abcabca", "aaaaaab", "baaaaaa", "aabbbbaa", "ab"]
+)
 def test_kto_mismatches_never_take_the_prompts_own_completions(prompts: str, home: Path) -> None:
-    rows = [dict(prompt=x * 3, completion=f"answer {i} to {x}", label=i % 2 == 0) for i, x in enumerate(prompts)]
+    rows = [
+        dict(prompt=x * 3, completion=f"answer {i} to {x}", label=i % 2 == 0)
+        for i, x in enumerate(prompts)
+    ]
     batch = read(home, rows)
     whose = {tuple(c.ids): p for c, p in zip(batch.completions, prompts, strict=True)}
     taken = [tuple(c.ids) for c in preferences.mismatched(batch, 64).completions]
@@ -479,12 +601,19 @@ def test_the_held_out_loss_of_kto_does_not_depend_on_the_batch_size(home: Path) 
     found = []
     for size in (1, 4):
         how = dict(device_batch_size=size, grad_accum=4 // size, max_steps=2, lr=1e-2, eval_every=0)
-        found.append(train(small("preference", home, run_name=f"of-{size}", loss="kto", **how)).evals().iloc[-1])
-    assert found[0]["heldout_preference_loss"] == pytest.approx(found[1]["heldout_preference_loss"], rel=1e-4)
+        found.append(
+            train(small("preference", home, run_name=f"of-{size}", loss="kto", **how))
+            .evals()
+            .iloc[-1]
+        )
+    assert found[0]["heldout_preference_loss"] == pytest.approx(
+        found[1]["heldout_preference_loss"], rel=1e-4
+    )
 
 
 def test_held_out_singles_are_averaged_as_the_same_pairs_are(home: Path) -> None:
-    """Whatever form the training file has: each label's rewards over its own held-out completions."""
+    """Whatever form the training file has: each label's rewards over its own held-out
+    completions."""
     found = []
     for name, rows in (("pairs", PAIRS), ("singles", SINGLES)):
         cfg = small(
@@ -505,9 +634,11 @@ def test_held_out_singles_are_averaged_as_the_same_pairs_are(home: Path) -> None
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
-def test_rows_of_one_shape_learn_alike(loss: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, whose blocks are compiled: every pass, with gradients or without, has the shape that the longest
-    pairs need."""
+def test_rows_of_one_shape_learn_alike(
+    loss: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, whose blocks are compiled: every pass, with gradients or without, has the
+    shape that the longest pairs need."""
     passes = []
     own = GPT.token_logprobs
 
@@ -544,7 +675,8 @@ LATENT = replace(
 
 
 def test_latent_attention_is_pretrained_and_sampled_with_its_cache_as_without(home: Path) -> None:
-    """Greedy tokens are the likeliest ones of the full forward pass, and the last loss is below the first."""
+    """Greedy tokens are the likeliest ones of the full forward pass, and the last loss is below
+    the first."""
     trained = train(small("pretrain", home, model=LATENT, max_steps=20, lr=3e-3, run_name="latent"))
     losses = trained.metrics()["train_loss"].dropna().tolist()
     assert losses[-1] < losses[0] - 0.5

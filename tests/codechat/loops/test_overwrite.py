@@ -1,5 +1,5 @@
-"""--overwrite: no command deletes or renames a run that it reads, and what fails before the first step costs
-nothing old."""
+"""--overwrite: no command deletes or renames a run that it reads, and what fails before the
+first step costs nothing old."""
 
 import os
 import shutil
@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts import PAIRS, all_or_nothing, small, train, write_conversations, write_corpus, write_rows
+from contracts import (
+    PAIRS,
+    all_or_nothing,
+    small,
+    train,
+    write_conversations,
+    write_corpus,
+    write_rows,
+)
 
 from codechat import cli
 from codechat.core import config, registry
@@ -39,8 +47,12 @@ READS = {
     "evaluate, RUN@STEP": f"evaluate --ckpt a t@1 {TOY}",
     "evaluate, every checkpoint": f"evaluate --ckpt t --split select --all-checkpoints {TOY}",
     "evaluate, directory of the run": f"evaluate --ckpt a runs/t {TOY}",
-    "evaluate, directory of the checkpoint": f"evaluate --ckpt a runs/t/checkpoints/step_000001 {TOY}",
-    "evaluate, file of the checkpoint": f"evaluate --ckpt a runs/t/checkpoints/step_000001/meta.json {TOY}",
+    "evaluate, directory of the checkpoint": (
+        f"evaluate --ckpt a runs/t/checkpoints/step_000001 {TOY}"
+    ),
+    "evaluate, file of the checkpoint": (
+        f"evaluate --ckpt a runs/t/checkpoints/step_000001/meta.json {TOY}"
+    ),
     "evaluate, link to the run": f"evaluate --ckpt a runs/link {TOY}",
     "evaluate, name that is a link": f"evaluate --ckpt a link {TOY}",
     "evaluate, link from elsewhere": f"evaluate --ckpt a far {TOY}",
@@ -50,12 +62,18 @@ READS = {
     "diagnose": "diagnose --ckpt t --task toy",
     "sft, parent": "sft --init-from t --data-dir talks --probe-examples 0 --max-steps 1",
     "sft, parent RUN@STEP": "sft --init-from t@1 --data-dir talks --probe-examples 0 --max-steps 1",
-    "sft, data within the run": "sft --data-dir runs/t/talks --tokenizer bytes --probe-examples 0 --max-steps 1",
+    "sft, data within the run": (
+        "sft --data-dir runs/t/talks --tokenizer bytes --probe-examples 0 --max-steps 1"
+    ),
     "distill, teacher": "distill --preset toy --teacher t --init-from a --max-steps 1 --task toy",
     "preference, parent": "preference --preset toy --init-from t --task toy --max-steps 1",
-    "preference, pairs within the run": "preference --preset toy --data-dir runs/t/pairs --max-steps 1",
+    "preference, pairs within the run": (
+        "preference --preset toy --data-dir runs/t/pairs --max-steps 1"
+    ),
     "reinforce, parent": "reinforce --preset toy --init-from t --max-steps 1 --diagnose-groups 0",
-    "reinforce, a task's file within the run": "reinforce --preset toy --task runs/t/mine.py:Mine --max-steps 1 --diagnose-groups 0",
+    "reinforce, a task's file within the run": (
+        "reinforce --preset toy --task runs/t/mine.py:Mine --max-steps 1 --diagnose-groups 0"
+    ),
     "chars, text within the run": "chars --source runs/t/verse.txt --max-tokens 99999",
     "import, weights within the run": "import runs/t/weights",
     "launch": "launch sft --overwrite -- --init-from t --data-dir talks",
@@ -64,7 +82,9 @@ READS = {
 
 
 @pytest.fixture
-def runs(make_run: Callable[..., Run], home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+def runs(
+    make_run: Callable[..., Run], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, bytes]:
     """The files of run `t`, beside a run `a` and links."""
     monkeypatch.chdir(home)
     made = make_run("t")
@@ -75,7 +95,9 @@ def runs(make_run: Callable[..., Run], home: Path, monkeypatch: pytest.MonkeyPat
     write_rows(made.path / "pairs" / "preferences.train.jsonl", PAIRS)
     export(ExportConfig(ckpt="released/nano", out=made.path / "weights", dtype="float32"))
     (made.path / "verse.txt").write_text("the cat sat on the mat\n" * 100)
-    (made.path / "mine.py").write_text("from codechat.tasks.toy import ToyTask\nclass Mine(ToyTask):\n    pass\n")
+    (made.path / "mine.py").write_text(
+        "from codechat.tasks.toy import ToyTask\nclass Mine(ToyTask):\n    pass\n"
+    )
     (home / "runs" / "link").symlink_to(made.path)
     (home / "far").symlink_to(made.path / "checkpoints" / "step_000001")
     borrowed = shutil.copytree(home / "runs" / "a", home / "runs" / "borrowed")
@@ -85,7 +107,9 @@ def runs(make_run: Callable[..., Run], home: Path, monkeypatch: pytest.MonkeyPat
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
+    }
 
 
 @pytest.mark.parametrize("case", READS)
@@ -112,12 +136,19 @@ def test_a_run_is_not_replaced_through_a_link_either(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     other = {"link": "t", "t": "link"}[name]
-    assert cli.main(["evaluate", "--ckpt", other, *TOY.split(), "--run-name", name, "--overwrite"]) == 2
+    assert (
+        cli.main(["evaluate", "--ckpt", other, *TOY.split(), "--run-name", name, "--overwrite"])
+        == 2
+    )
     assert contents(home / "runs" / "t") == runs
 
 
-def test_a_run_that_another_command_reads_may_be_replaced(runs: dict[str, bytes], home: Path) -> None:
-    assert cli.main(["evaluate", "--ckpt", "a", *TOY.split(), "--run-name", "t", "--overwrite"]) == 0
+def test_a_run_that_another_command_reads_may_be_replaced(
+    runs: dict[str, bytes], home: Path
+) -> None:
+    assert (
+        cli.main(["evaluate", "--ckpt", "a", *TOY.split(), "--run-name", "t", "--overwrite"]) == 0
+    )
     assert Run.open("t").status["kind"] == "evaluate"
     assert not paths.exists(".t.old")
 
@@ -132,7 +163,9 @@ def test_a_name_that_is_also_a_word_of_another_setting_is_no_reading(home: Path)
 def test_settings_that_are_no_paths_are_no_reading(home: Path) -> None:
     train(small("reinforce", home, run_name="r", max_steps=1))
     for task in ("toy" + "x" * 5000, "reasoning:levels=[" + ",".join(["1"] * 400) + "]"):
-        cfg = config.resolve(ReinforceConfig, overrides={"run_name": "r", "task": task, "data_dir": "a\0b"})
+        cfg = config.resolve(
+            ReinforceConfig, overrides={"run_name": "r", "task": task, "data_dir": "a\0b"}
+        )
         paths.check_not_read("r", cfg)
 
 
@@ -147,7 +180,9 @@ def test_every_setting_that_names_runs_or_files_says_so() -> None:
         names = {field.name for field in fields(entry.config_class)}
         if not names & {"run_name", "out", "recipe"}:
             continue  # it writes nothing that could be in the way
-        for name in names & (run_names | path_names) - ({"source"} if entry.id in ("notebooks", "pages") else set()):
+        for name in names & (run_names | path_names) - (
+            {"source"} if entry.id in ("notebooks", "pages") else set()
+        ):
             reads = config.fields_of(entry.config_class)[name].meta.get("reads")
             assert reads == ("run" if name in run_names else "path"), f"{entry.id}: {name}"
             seen.add(name)
@@ -168,15 +203,20 @@ def recipe(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shape = f"model = {{{', '.join(f'{k} = {v}' for k, v in model.items())}}}"
     file = home / "mine.toml"
     file.write_text(
-        f'about = "a test"\n[stage.base]\nabout = "text"\nkind = "pretrain"\ndata_dir = "corpus"\nseq_len = 32\n{shape}\n{steps}'
-        f'[stage.chat]\nabout = "talks"\nkind = "sft"\nneeds = ["base"]\ninit_from = "{{base}}"\ndata_dir = "dialogues"\nprobe_examples = 0\n{steps}'
+        f'about = "a test"\n[stage.base]\nabout = "text"\nkind = "pretrain"\ndata_dir = "corpus"\n'
+        f'seq_len = 32\n{shape}\n{steps}[stage.chat]\nabout = "talks"\nkind = "sft"\nneeds = ["base"]\n'
+        f'init_from = "{{base}}"\ndata_dir = "dialogues"\nprobe_examples = 0\n{steps}'
     )
     runner.run_recipe(RecipeConfig(recipe="mine.toml"))
     return file
 
 
-@pytest.mark.parametrize("how", [dict(from_stage="chat"), dict(force=("chat",)), dict(overwrite=True)], ids=str)
-@pytest.mark.parametrize("base", ["mine/chat", "mine/chat@1", "runs/mine/chat/checkpoints/step_000002"])
+@pytest.mark.parametrize(
+    "how", [dict(from_stage="chat"), dict(force=("chat",)), dict(overwrite=True)], ids=str
+)
+@pytest.mark.parametrize(
+    "base", ["mine/chat", "mine/chat@1", "runs/mine/chat/checkpoints/step_000002"]
+)
 def test_a_recipe_does_not_rename_or_replace_the_base_that_it_begins_from(
     how: dict[str, Any],
     base: str,
@@ -184,7 +224,9 @@ def test_a_recipe_does_not_rename_or_replace_the_base_that_it_begins_from(
     home: Path,
 ) -> None:
     before = contents(home / "runs" / "mine" / "chat")
-    with pytest.raises(ConfigError, match="would replace run mine/chat, which holds what --base reads"):
+    with pytest.raises(
+        ConfigError, match="would replace run mine/chat, which holds what --base reads"
+    ):
         runner.run_recipe(RecipeConfig(recipe="mine.toml", base=base, **how))
     assert contents(home / "runs" / "mine" / "chat") == before
     assert not paths.exists("mine/chat.1")
@@ -199,7 +241,9 @@ def test_a_stage_that_reads_its_own_run_is_not_renamed(recipe: Path, home: Path)
 
 
 @pytest.mark.parametrize("out", ["exported", "copies/exported", "../{name}/exported"])
-def test_an_export_does_not_replace_what_it_reads(out: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_does_not_replace_what_it_reads(
+    out: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(home)
     (home / "copies").symlink_to(home)
     export(ExportConfig(ckpt="released/nano", out=home / "exported", format="run"))
@@ -220,10 +264,16 @@ def test_a_filter_does_not_replace_the_problems_that_it_reads(
     make_run: Callable[..., Run], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
-    words = "data micro --out problems --max-examples 5 --problems 6 --eval-examples 2 --tokenizer bytes"
+    words = (
+        "data micro --out problems --max-examples 5 "
+        "--problems 6 --eval-examples 2 --tokenizer bytes"
+    )
     assert cli.main(words.split()) == 0
     make_run("a", kind="sft")
-    rates = "passk --ckpt a --task micro --data-dir problems --n 2 --ks 1 --max-new-tokens 4 --no-contamination --run-name rates"
+    rates = (
+        "passk --ckpt a --task micro --data-dir problems --n 2 --ks 1 "
+        "--max-new-tokens 4 --no-contamination --run-name rates"
+    )
     assert cli.main(rates.split()) == 0
     before = contents(home / "problems")
     with pytest.raises(ConfigError, match="--out problems"):
@@ -234,7 +284,9 @@ def test_a_filter_does_not_replace_the_problems_that_it_reads(
 # ---- what fails before the first step
 
 
-Broken = Callable[[Any, pytest.MonkeyPatch], Any]  # (settings, patch) -> settings with which nothing can be trained
+Broken = Callable[
+    [Any, pytest.MonkeyPatch], Any
+]  # (settings, patch) -> settings with which nothing can be trained
 
 
 def with_setting(**changes: Any) -> Broken:
@@ -276,7 +328,10 @@ FAILURES = {
     "the task is dead": ("reinforce", dead),
     "wandb is not installed": ("sft", no_wandb),
     "the first evaluation fails": ("sft", failing(held_out, "held_out_losses")),
-    "the first evaluation of a task fails": ("reinforce", failing(scoring, "evaluate_task", eval_every=2)),
+    "the first evaluation of a task fails": (
+        "reinforce",
+        failing(scoring, "evaluate_task", eval_every=2),
+    ),
     "the first rollouts fail": ("grpo", failing(RolloutSampler, "__call__")),
     "the teacher cannot be loaded": ("distill", failing(loading, "load_model")),
     "the first step fails": ("sft", failing(Session, "apply_gradients")),
@@ -317,9 +372,19 @@ def test_a_seed_that_no_generator_takes_is_a_setting_that_is_refused(
 
 
 @pytest.mark.parametrize(
-    "command", ["evaluate --ckpt a", "diagnose --ckpt a", "run nano", "data micro", "data calls", "chat --ckpt a"]
+    "command",
+    [
+        "evaluate --ckpt a",
+        "diagnose --ckpt a",
+        "run nano",
+        "data micro",
+        "data calls",
+        "chat --ckpt a",
+    ],
 )
-def test_the_seed_of_every_command_is_checked(command: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_seed_of_every_command_is_checked(
+    command: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main([*command.split(), "--seed", "-5"]) == 2
     assert "--seed" in capsys.readouterr().err
     assert not (home / "runs").exists()
@@ -356,7 +421,9 @@ def test_an_evaluation_that_fails_before_its_first_row_keeps_the_former_one(
     assert cli.main(words) == 0
     before = contents(home / "runs" / "e")
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        failing(scoring, "evaluate_task")(config.from_dict(EvaluateConfig, {"task": "toy", "ckpt": ["a"]}), patch)
+        failing(scoring, "evaluate_task")(
+            config.from_dict(EvaluateConfig, {"task": "toy", "ckpt": ["a"]}), patch
+        )
         cli.main(words)
     assert contents(home / "runs" / "e") == before
 
@@ -368,14 +435,20 @@ def test_an_evaluation_of_which_a_later_checkpoint_is_damaged_keeps_the_former_o
     (make_run("b").path / "checkpoints" / "step_000001" / "model.pt").write_bytes(b"half")
     assert cli.main(["evaluate", "--ckpt", "a", *TOY.split(), "--run-name", "e"]) == 0
     before = contents(home / "runs" / "e")
-    assert cli.main(["evaluate", "--ckpt", "a", "b", *TOY.split(), "--run-name", "e", "--overwrite"]) == 2
+    assert (
+        cli.main(["evaluate", "--ckpt", "a", "b", *TOY.split(), "--run-name", "e", "--overwrite"])
+        == 2
+    )
     assert contents(home / "runs" / "e") == before
 
 
 def test_a_launch_that_cannot_start_keeps_the_former_run(home: Path) -> None:
     train(small("reinforce", home, run_name="r"))
     before = contents(home / "runs" / "r")
-    launcher.write(ReinforceConfig(run_name="r", task="toy", init_from="nothing"), launcher.Machines(overwrite=True))
+    launcher.write(
+        ReinforceConfig(run_name="r", task="toy", init_from="nothing"),
+        launcher.Machines(overwrite=True),
+    )
     assert contents(home / "runs" / ".r.old") == before
     with pytest.raises(UserError):
         train(SFTConfig(run_name="r", data_dir="nothing"))

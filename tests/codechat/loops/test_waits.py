@@ -1,5 +1,5 @@
-"""Whole loops on the meta device: how often the host waits for the device in a step, and that every tensor is where
-the next operator needs it."""
+"""Whole loops on the meta device: how often the host waits for the device in a step, and that
+every tensor is where the next operator needs it."""
 
 import random
 from collections import Counter
@@ -22,11 +22,15 @@ from codechat.training.rl_session import Microbatch
 from codechat.training.session import Session
 
 
-def drawn(policy: Any, prompts: Sequence[list[int]], *, samples_per_prompt: int, **how: Any) -> list[Completion]:
+def drawn(
+    policy: Any, prompts: Sequence[list[int]], *, samples_per_prompt: int, **how: Any
+) -> list[Completion]:
     """What a sampler might return: up to 20 tokens."""
     rng = random.Random(len(prompts))
     lengths = [rng.randrange(1, 20) for _ in range(len(prompts) * samples_per_prompt)]
-    return [Completion([rng.randrange(97, 123) for _ in range(n)], [-1.0] * n, "stop") for n in lengths]
+    return [
+        Completion([rng.randrange(97, 123) for _ in range(n)], [-1.0] * n, "stop") for n in lengths
+    ]
 
 
 def scored(self: ToyTask, problem: Any, text: str) -> Score:
@@ -35,12 +39,15 @@ def scored(self: ToyTask, problem: Any, text: str) -> Score:
 
 @pytest.fixture
 def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that needs values: sampling, evaluations, checkpoints, and where a restored weight would come from."""
+    """Nothing that needs values: sampling, evaluations, checkpoints, and where a restored
+    weight would come from."""
     load_task = rl_session.load_task
     monkeypatch.setattr(Engine, "sample", staticmethod(drawn))
     monkeypatch.setattr(ToyTask, "score", scored)
     monkeypatch.setattr(
-        rl_session, "load_task", lambda cfg, tok: load_task(cfg, tok)._replace(evaluate=lambda model, step: {})
+        rl_session,
+        "load_task",
+        lambda cfg, tok: load_task(cfg, tok)._replace(evaluate=lambda model, step: {}),
     )
     monkeypatch.setattr(Session, "save", lambda self, wait: None)
     monkeypatch.setattr(held_out, "held_out_losses", lambda *a: {})
@@ -58,7 +65,9 @@ def per_step(run: Callable[[int], Any]) -> Counter[str]:
     return more - few
 
 
-RL: dict[str, tuple[str, dict[str, Any], int, int]] = {  # loop, its settings, updates a step, other waits a step
+RL: dict[
+    str, tuple[str, dict[str, Any], int, int]
+] = {  # loop, its settings, updates a step, other waits a step
     "reinforce": ("reinforce", dict(entropy_coef=0.1, importance_cap=2.0), 1, 1),
     "muon": ("reinforce", dict(optimizer="muon"), 1, 1),
     "accumulated": ("reinforce", dict(grad_accum=2), 1, 1),
@@ -80,23 +89,33 @@ def test_a_step_of_rl_waits_for_the_norm_of_each_update_and_once_for_what_it_log
     loop, how, updates, more = RL[name]
     logprobs = Microbatch.logprobs
     passes = []
-    monkeypatch.setattr(Microbatch, "logprobs", lambda *a, **k: passes.append(a) or logprobs(*a, **k))
+    monkeypatch.setattr(
+        Microbatch, "logprobs", lambda *a, **k: passes.append(a) or logprobs(*a, **k)
+    )
     how = dict(save_every=0, eval_every=0, rows=1, row_tokens=128) | how
     waits = per_step(lambda n: train(small(loop, home, run_name=f"{name}-{n}", max_steps=n, **how)))
     assert waits.total() == updates + more, waits
-    assert len(passes) >= 3 * 2 * updates, "three steps were run, each update of two or more microbatches"
+    assert len(passes) >= 3 * 2 * updates, (
+        "three steps were run, each update of two or more microbatches"
+    )
 
 
 @pytest.mark.parametrize("loss", ["dpo", "simpo", "kto"])
-def test_preferences_wait_for_the_norm_and_once_for_their_log(loss: str, no_values: None, home: Path) -> None:
+def test_preferences_wait_for_the_norm_and_once_for_their_log(
+    loss: str, no_values: None, home: Path
+) -> None:
     """However many microbatches; kto once more in a step, for its reference point."""
     how = dict(loss=loss, device_batch_size=2, grad_accum=3, eval_every=0, save_every=0)
-    waits = per_step(lambda n: train(small("preference", home, run_name=f"{loss}-{n}", max_steps=n, **how)))
+    waits = per_step(
+        lambda n: train(small("preference", home, run_name=f"{loss}-{n}", max_steps=n, **how))
+    )
     assert waits.total() == 2 + (loss == "kto"), waits
 
 
 @pytest.mark.parametrize("loop", ["pretrain", "sft"])
-def test_a_supervised_step_waits_twice_however_many_microbatches(loop: str, no_values: None, home: Path) -> None:
+def test_a_supervised_step_waits_twice_however_many_microbatches(
+    loop: str, no_values: None, home: Path
+) -> None:
     """For the norm of the gradients, and for the loss where it is logged."""
     how = dict(optimizer="muon", grad_accum=3, eval_every=0, save_every=0)
     waits = per_step(lambda n: train(small(loop, home, run_name=f"{loop}-{n}", max_steps=n, **how)))

@@ -1,5 +1,5 @@
-"""Attention: the block mask of a GPU is the dense one of a CPU, pieces are attention under their mask, and on a GPU
-no mask reaches torch's dense attention."""
+"""Attention: the block mask of a GPU is the dense one of a CPU, pieces are attention under
+their mask, and on a GPU no mask reaches torch's dense attention."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,8 @@ def random_model(**options: Any) -> GPT:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("options", [dict(n_kv_head=2), dict(attention="mla")], ids=str)
 def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any]) -> None:
-    """Flex attention refuses a backward pass on a CPU, although what it is without the compiler has one."""
+    """Flex attention refuses a backward pass on a CPU, although what it is without the compiler
+    has one."""
     model = random_model(**options)
     ids = torch.randint(300, DOCS.shape, generator=torch.Generator().manual_seed(0))
     targets = ids.masked_fill(DOCS < 0, -100)
@@ -54,14 +55,17 @@ def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any])
 
 @pytest.mark.parametrize("options", [dict(qk_norm=True), dict(attention="mla")], ids=str)
 def test_a_model_with_products_learns_as_one_without(options: dict[str, Any]) -> None:
-    """Under bfloat16 autocast the gradients point the same way; in float32 the option changes nothing."""
+    """Under bfloat16 autocast the gradients point the same way; in float32 the option changes
+    nothing."""
     shape = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=160, vocab_size=300, **options)
     ids = torch.randint(300, (2, 150), generator=torch.Generator().manual_seed(0))
 
     def gradient(products: bool, dtype: torch.dtype) -> torch.Tensor:
         model = GPT(replace(shape, attention_products=products))
         for block in model.blocks:
-            torch.nn.init.normal_(block.attn.out.weight, std=0.1, generator=torch.Generator().manual_seed(1))
+            torch.nn.init.normal_(
+                block.attn.out.weight, std=0.1, generator=torch.Generator().manual_seed(1)
+            )
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             model.loss(ids[:, :-1], ids[:, 1:]).backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -77,7 +81,10 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
     tok = tokenizer.load("gpt2:512")
     masks = []
     sdpa = F.scaled_dot_product_attention
-    tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
+    tool = {
+        "name": "f",
+        "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    }
     grammar = call_grammar(tok, "reserved", [tool], Rules(required=True))
     prompts = [[1, 2, 3], [4], [5] * 9]
 
@@ -112,7 +119,8 @@ def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(monkeypatch: pytest.Mo
 
 
 def assert_as_masked(seen: Documents, *shapes: tuple[int, ...], rng: torch.Generator) -> None:
-    """Attention piece by piece is attention under the mask, with gradients. shapes: of queries, keys and values."""
+    """Attention piece by piece is attention under the mask, with gradients. shapes: of queries,
+    keys and values."""
     q, k, v = (torch.randn(s, generator=rng, dtype=torch.float64).requires_grad_() for s in shapes)
     real, (B, T) = (seen.docs >= 0)[:, None, :, None], seen.docs.shape
     branch = torch.zeros_like(seen.docs) if seen.branches is None else seen.branches
@@ -122,23 +130,36 @@ def assert_as_masked(seen: Documents, *shapes: tuple[int, ...], rng: torch.Gener
         1,
         1,
     )  # written anew: `Documents.mask` has the rule of its pieces
-    for b, i, j in ((b, i, j) for b in range(B) for i in range(T) for j in range(i) if seen.docs[b, i] >= 0):
+    for b, i, j in (
+        (b, i, j) for b in range(B) for i in range(T) for j in range(i) if seen.docs[b, i] >= 0
+    ):
         mask[b, 0, i, j] = seen.docs[b, i] == seen.docs[b, j] and branch[b, j] in (0, branch[b, i])
     assert torch.equal(seen.mask, mask)
     found, want = (attention.attend(q, k, v, how, causal=True) for how in (seen, mask))
-    torch.testing.assert_close(found * real, want * real, atol=1e-6, rtol=1e-6)  # the softmax is float32
-    up = torch.randn(found.shape, generator=rng, dtype=torch.float64) * real  # a loss never reaches padding
-    for mine, theirs in zip(torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(want, (q, k, v), up)):
+    torch.testing.assert_close(
+        found * real, want * real, atol=1e-6, rtol=1e-6
+    )  # the softmax is float32
+    up = (
+        torch.randn(found.shape, generator=rng, dtype=torch.float64) * real
+    )  # a loss never reaches padding
+    for mine, theirs in zip(
+        torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(want, (q, k, v), up)
+    ):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
-def test_attention_by_documents_is_attention_under_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces that do not divide the documents, three to a product; a piece has just the keys that one of it sees."""
+def test_attention_by_documents_is_attention_under_their_mask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In pieces that do not divide the documents, three to a product; a piece has just the keys
+    that one of it sees."""
     monkeypatch.setattr(fast, "QUERIES", 16)
     monkeypatch.setattr(fast, "ABREAST", 3)
     for groups, padding in ((1, 0), (3, 5)):
         lengths = [(37, 3, 20 - padding), (1, 16, 43 - padding)]
-        docs = torch.tensor([[d for d, n in enumerate(row) for _ in range(n)] + [-1] * padding for row in lengths])
+        docs = torch.tensor(
+            [[d for d, n in enumerate(row) for _ in range(n)] + [-1] * padding for row in lengths]
+        )
         T = docs.shape[1]
         seen = fast.Pieces(docs)
         assert [len(some.keys) for some in seen.plan.alike] == [3, 3, 2]

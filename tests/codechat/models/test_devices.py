@@ -16,7 +16,8 @@ ATTRIBUTES = {"is_cuda", "is_cpu", "cuda"}  # of tensors, and torch.cuda
 
 
 def device_questions(source: str) -> Iterator[str]:
-    """What asks for a device: on_cpu, torch.cuda, tensor.is_cuda, and comparisons of a device or its type."""
+    """What asks for a device: on_cpu, torch.cuda, tensor.is_cuda, and comparisons of a device
+    or its type."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
             yield ast.unparse(node)
@@ -56,7 +57,11 @@ def test_every_form_of_the_question_is_seen(source: str) -> None:
 
 
 def test_passing_a_device_on_is_no_question() -> None:
-    assert not list(device_questions("torch.zeros(3, device=x.device); torch.autocast(x.device.type, enabled=False)"))
+    assert not list(
+        device_questions(
+            "torch.zeros(3, device=x.device); torch.autocast(x.device.type, enabled=False)"
+        )
+    )
 
 
 def test_a_cpu_is_known_from_other_devices() -> None:

@@ -1,5 +1,6 @@
-"""Sampling: neither cache nor neighbours change anything, log-probabilities are the draw's, stops match; with static
-shapes the same tokens, few questions to the device, one compilation, predicted memory."""
+"""Sampling: neither cache nor neighbours change anything, log-probabilities are the draw's,
+stops match; with static shapes the same tokens, few questions to the device, one compilation,
+predicted memory."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +32,10 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]
 STOPS = ((5,), (7, 8), (30,), (60,))
 ARCHITECTURES = [dict(), dict(pos="learned", mlp="gelu"), dict(n_kv_head=2)]
 ARCHITECTURES += [dict(n_kv_head=1, mlp="swiglu", qk_norm=True, qkv_bias=True, tied=False)]
-ARCHITECTURES += [dict(attention="mla"), dict(attention="mla", kv_rank=12, q_rank=10, rope_width=6, head_width=10)]
+ARCHITECTURES += [
+    dict(attention="mla"),
+    dict(attention="mla", kv_rank=12, q_rank=10, rope_width=6, head_width=10),
+]
 
 
 def random_model(scale: float = 0.2, **options: Any) -> GPT:
@@ -82,7 +86,9 @@ def test_cached_decoding_equals_the_full_forward(options: dict[str, Any]) -> Non
     ids = torch.randint(90, (3, T), generator=torch.Generator().manual_seed(2))
     full = model(ids)
     cache = KVCache(model.cfg, 3, T + 9)
-    first = logits_behind(model, ids[:, :9], cache, lengths)  # right-padded with tokens that must not be seen
+    first = logits_behind(
+        model, ids[:, :9], cache, lengths
+    )  # right-padded with tokens that must not be seen
     for row, n in enumerate(lengths.tolist()):
         torch.testing.assert_close(first[row, :n], full[row, :n], atol=1e-5, rtol=1e-5)
     for new in (1, 1, 3, 1, 4):
@@ -93,14 +99,17 @@ def test_cached_decoding_equals_the_full_forward(options: dict[str, Any]) -> Non
 
 @torch.no_grad()
 def test_of_latent_attention_the_latent_and_one_rotated_key_are_all_that_is_kept() -> None:
-    """arXiv:2405.04434, table 1: (kv_rank + rope_width) numbers per token and block, whatever the number of heads."""
+    """arXiv:2405.04434, table 1: (kv_rank + rope_width) numbers per token and block, whatever
+    the number of heads."""
     shape = dict(head_width=16, kv_rank=24, rope_width=8)
     for heads in (4, 16):
         model = random_model(attention="mla", n_head=heads, **shape)
         cache = KVCache(model.cfg, 3, 10)
         logits_behind(model, torch.zeros(3, 10, dtype=torch.long), cache)
         assert (
-            cache.kv.numel() == 3 * 10 * model.cfg.depth * (24 + 8) == 3 * 10 * model.cfg.depth * model.cfg.cache_width
+            cache.kv.numel()
+            == 3 * 10 * model.cfg.depth * (24 + 8)
+            == 3 * 10 * model.cfg.depth * model.cfg.cache_width
         )
         per_head = random_model(n_head=heads, head_width=16)
         assert KVCache(per_head.cfg, 3, 10).kv.numel() == 3 * 10 * 2 * 2 * heads * 16
@@ -121,14 +130,20 @@ def test_latent_attention_with_adapters_samples_what_it_scores(targets: tuple[st
     adapted = {name.split(".")[-1] for name, _ in lora.adapted(model)}
     assert adapted == {"q_a", "q_b", "kv_a", "kv_b", *targets} - {"qkv"}
     for graph in (False, True):
-        for i, completion in enumerate(sample(model, PROMPTS, max_new_tokens=8, seed=0, graph=graph)):
+        for i, completion in enumerate(
+            sample(model, PROMPTS, max_new_tokens=8, seed=0, graph=graph)
+        ):
             expected = recomputed(model, PROMPTS[i], completion, 1.0)
-            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0
+            )
 
 
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
 @torch.no_grad()
-def test_ragged_tokens_behind_a_shared_prefix_equal_the_full_forward(options: dict[str, Any]) -> None:
+def test_ragged_tokens_behind_a_shared_prefix_equal_the_full_forward(
+    options: dict[str, Any],
+) -> None:
     """Right-padded with tokens that must not be seen, then single tokens, then rows leave."""
     model = random_model(**options)
     rng = torch.Generator().manual_seed(3)
@@ -156,27 +171,42 @@ def test_ragged_tokens_behind_a_shared_prefix_equal_the_full_forward(options: di
             torch.testing.assert_close(got[i], full[row][at[i]], atol=1e-5, rtol=1e-5)
 
 
-def recomputed(model: GPT, prompt: list[int], completion: Completion, temperature: float) -> torch.Tensor:
+def recomputed(
+    model: GPT, prompt: list[int], completion: Completion, temperature: float
+) -> torch.Tensor:
     ids = torch.tensor([prompt + completion.ids])
     with torch.no_grad():
-        return model.token_logprobs(ids[:, :-1], ids[:, 1:], temperature=temperature)[0][0, len(prompt) - 1 :]
+        return model.token_logprobs(ids[:, :-1], ids[:, 1:], temperature=temperature)[0][
+            0, len(prompt) - 1 :
+        ]
 
 
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
-def test_sampled_logprobs_equal_recomputed_ones(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few rows, which read transposed copies, and of more; also where oneDNN packs all weights."""
+def test_sampled_logprobs_equal_recomputed_ones(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few rows, which read transposed copies, and of more; also where oneDNN packs all
+    weights."""
     model = random_model(**options)
     how = dict(max_new_tokens=12, seed=0, stop=STOPS)
-    for temperature, samples, packed in ((1.0, 3, 1 << 30), (0.6, 1 + reader.FEW_ROWS // 4, 1 << 30), (1.7, 3, 1)):
+    for temperature, samples, packed in (
+        (1.0, 3, 1 << 30),
+        (0.6, 1 + reader.FEW_ROWS // 4, 1 << 30),
+        (1.7, 3, 1),
+    ):
         monkeypatch.setattr(reader, "PACKED", packed)
         found = sample(model, PROMPTS, temperature=temperature, samples_per_prompt=samples, **how)
         for i, completion in enumerate(found):
             expected = recomputed(model, PROMPTS[i // samples], completion, temperature)
-            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0
+            )
 
 
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
-def test_a_conversation_draws_the_same_and_runs_only_what_its_prompts_have_new(options: dict[str, Any]) -> None:
+def test_a_conversation_draws_the_same_and_runs_only_what_its_prompts_have_new(
+    options: dict[str, Any],
+) -> None:
     model = random_model(**options)
     prompt = list(range(1, 9))
     runs = list[int]()
@@ -197,7 +227,9 @@ def test_a_conversation_draws_the_same_and_runs_only_what_its_prompts_have_new(o
 
 def test_greedy_takes_the_most_likely_token_and_reports_its_own_logprob() -> None:
     model = random_model()
-    for prompt, completion in zip(PROMPTS, sample(model, PROMPTS, max_new_tokens=10, temperature=0)):
+    for prompt, completion in zip(
+        PROMPTS, sample(model, PROMPTS, max_new_tokens=10, temperature=0)
+    ):
         ids = list(prompt)
         for _ in range(10):
             ids.append(int(model(torch.tensor([ids]))[0, -1, : model.cfg.n_ids].argmax()))
@@ -211,7 +243,8 @@ def test_greedy_takes_the_most_likely_token_and_reports_its_own_logprob() -> Non
 
 
 def kept_tokens(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> list[int]:
-    """The support by the definition: the most likely, until k of them or until what came before holds p."""
+    """The support by the definition: the most likely, until k of them or until what came before
+    holds p."""
     order = logits.argsort(descending=True).tolist()[: top_k or len(logits)]
     p = torch.zeros_like(logits).index_copy_(0, torch.tensor(order), logits[order].softmax(0))
     kept: list[int] = []
@@ -241,7 +274,9 @@ def test_truncation_restricts_the_support_and_renormalises() -> None:
         for completion in out:
             assert completion.logprobs[0] == pytest.approx(expected[completion.ids[0]], abs=1e-5)
         met = {c.ids[0] for c in out}
-        assert len(met) == len(kept) or len(kept) > 20, "every kept token of a small support is met in 400 draws"
+        assert len(met) == len(kept) or len(kept) > 20, (
+            "every kept token of a small support is met in 400 draws"
+        )
 
 
 CUTS = [dict(top_k=5), dict(top_k=20, temperature=0.6), dict(top_k=20, top_p=0.7), dict(top_p=0.5)]
@@ -250,7 +285,8 @@ CUTS = [dict(top_k=5), dict(top_k=20, temperature=0.6), dict(top_k=20, top_p=0.7
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_completion_names_the_tokens_that_were_kept(cut: dict[str, Any], graph: bool) -> None:
-    """Also of rows that end early, in small batches, and with static shapes; noting them changes no draw."""
+    """Also of rows that end early, in small batches, and with static shapes; noting them
+    changes no draw."""
     model = random_model()
     how = dict(max_new_tokens=12, seed=0, samples_per_prompt=3, stop=STOPS, graph=graph, **cut)
     plain = sample(model, PROMPTS, **how)
@@ -261,15 +297,21 @@ def test_a_completion_names_the_tokens_that_were_kept(cut: dict[str, Any], graph
     for i, c in enumerate(noted):
         ids = torch.tensor([PROMPTS[i // 3] + c.ids])
         with torch.no_grad():
-            rows = model(ids)[0, len(PROMPTS[i // 3]) - 1 : -1, : model.cfg.n_ids] / cut.get("temperature", 1.0)
+            rows = model(ids)[0, len(PROMPTS[i // 3]) - 1 : -1, : model.cfg.n_ids] / cut.get(
+                "temperature", 1.0
+            )
         assert c.kept is not None
         assert c.kept.dtype == torch.int32
         assert len(c.kept) == len(c.ids)
         for logits, kept in zip(rows, c.kept.tolist(), strict=True):
-            assert {x for x in kept if x >= 0} == {*kept_tokens(logits, cut.get("top_k"), cut.get("top_p"))}
+            assert {x for x in kept if x >= 0} == {
+                *kept_tokens(logits, cut.get("top_k"), cut.get("top_p"))
+            }
 
 
-@pytest.mark.parametrize("how", [dict(), dict(top_k=500), dict(top_p=1.0), dict(top_k=5, temperature=0.0)], ids=str)
+@pytest.mark.parametrize(
+    "how", [dict(), dict(top_k=500), dict(top_p=1.0), dict(top_k=5, temperature=0.0)], ids=str
+)
 def test_nothing_is_noted_where_nothing_was_cut(how: dict[str, Any]) -> None:
     (c,) = sample(random_model(), [[1]], max_new_tokens=3, seed=0, note_kept=True, **how)
     assert c.kept is None
@@ -294,11 +336,14 @@ def test_draws_follow_the_distribution() -> None:
         expected = n * model(torch.tensor([[2, 5, 1]]))[0, -1, :8].softmax(0)
     counts = torch.bincount(torch.tensor([c.ids[0] for c in out]), minlength=8)
     assert expected.min() > 5, "the chi-square test wants a few expected counts everywhere"
-    assert ((counts - expected) ** 2 / expected).sum() < 24.3  # 99.9 % quantile at 7 degrees of freedom
+    assert (
+        (counts - expected) ** 2 / expected
+    ).sum() < 24.3  # 99.9 % quantile at 7 degrees of freedom
 
 
 def test_a_token_that_cannot_be_drawn_is_not() -> None:
-    """Every uniform, the ends of the interval included, lands on the token that the plain sum gives."""
+    """Every uniform, the ends of the interval included, lands on the token that the plain sum
+    gives."""
     for vocab in (64, 411, 4096, 50304):
         rng = torch.Generator().manual_seed(0)
         logits = 4 * torch.randn(16, vocab, generator=rng)
@@ -321,7 +366,10 @@ def test_seed_prompt_sample_and_position_all_move_the_draw() -> None:
     how = dict(max_new_tokens=10)
 
     def rows(samples: int = 2, **more: Any) -> list[tuple[int, ...]]:
-        return [tuple(c.ids) for c in sample(model, [[1], [1]], samples_per_prompt=samples, **how, **more)]
+        return [
+            tuple(c.ids)
+            for c in sample(model, [[1], [1]], samples_per_prompt=samples, **how, **more)
+        ]
 
     both = rows(seed=0) + rows(seed=1)
     assert len(set(both)) == 8
@@ -337,12 +385,16 @@ def test_seed_prompt_sample_and_position_all_move_the_draw() -> None:
     assert rows() == first != second, "without a seed torch decides"
 
 
-def test_tokens_do_not_depend_on_batch_size_order_or_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_do_not_depend_on_batch_size_order_or_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = random_model()
     how = dict(max_new_tokens=20, stop=STOPS, seed=3, samples_per_prompt=4)
     names = ["a", "b", "c", "d"]
     whole = sample(model, PROMPTS, keys=names, **how)
-    assert len({c.stop for c in whole}) == 2, "rows must end at different times for this to mean something"
+    assert len({c.stop for c in whole}) == 2, (
+        "rows must end at different times for this to mean something"
+    )
     tokens = [c.ids for c in whole]
     for batch_size in (1, 7):
         with monkeypatch.context() as patch:
@@ -354,11 +406,16 @@ def test_tokens_do_not_depend_on_batch_size_order_or_neighbours(monkeypatch: pyt
         assert_same(sample(model, [prompt], keys=[names[i]], **how), whole[4 * i : 4 * i + 4])
 
 
-def test_prompts_run_once_a_few_at_a_time_and_finished_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One completion each, whose cache decoding goes on with, or several, which share their prompt's."""
+def test_prompts_run_once_a_few_at_a_time_and_finished_rows_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One completion each, whose cache decoding goes on with, or several, which share their
+    prompt's."""
     model = random_model()
     shapes = []
-    model.blocks[0].register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape[:2])))
+    model.blocks[0].register_forward_pre_hook(
+        lambda _, args: shapes.append(tuple(args[0].shape[:2]))
+    )
     out = sample(
         model,
         [*PROMPTS, PROMPTS[0]],
@@ -380,7 +437,12 @@ def test_prompts_run_once_a_few_at_a_time_and_finished_rows_leave(monkeypatch: p
         monkeypatch.setattr(memory, "CPU_PREFILL", 21)
         shapes.clear()
         parts = sample(model, prompts, **how)
-        assert shapes[:4] == [(4, 5), (1, 19), (1, 20), (6 * samples, 1)]  # in the order of their lengths
+        assert shapes[:4] == [
+            (4, 5),
+            (1, 19),
+            (1, 20),
+            (6 * samples, 1),
+        ]  # in the order of their lengths
         assert [c.ids for c in parts] == [c.ids for c in whole]
 
 
@@ -398,13 +460,31 @@ def test_stream_yields_what_sample_returns_and_both_leave_the_mode() -> None:
 
 def test_stop_sequences() -> None:
     for script, stop, prompt, ids, reason in (
-        ([1, 1, 1, 2, 5], [(1, 1, 2)], [0], [1, 1, 1, 2], "stop"),  # a matcher that starts over at a mismatch misses it
+        (
+            [1, 1, 1, 2, 5],
+            [(1, 1, 2)],
+            [0],
+            [1, 1, 1, 2],
+            "stop",
+        ),  # a matcher that starts over at a mismatch misses it
         ([1, 2, 1, 2, 1, 3], [(1, 2, 1, 3)], [0], [1, 2, 1, 2, 1, 3], "stop"),
         ([1, 2, 3, 4], [(3, 4), (2, 3)], [0], [1, 2, 3], "stop"),
-        ([1, 2, 3, 4], [(1, 3), (2, 4), (4, 3)], [0], [1, 2, 3, 4], "length"),  # all of their tokens, never in a row
+        (
+            [1, 2, 3, 4],
+            [(1, 3), (2, 4), (4, 3)],
+            [0],
+            [1, 2, 3, 4],
+            "length",
+        ),  # all of their tokens, never in a row
         ([1, 2, 3], [(2, 3)], [0], [1, 2, 3], "stop"),  # complete exactly at the last token
         ([1, 2], [(1, 2, 3)], [0], [1, 2], "length"),
-        ([0, 0, 3, 4], [(1, 2, 3), (2, 3), (1, 2)], [9, 1, 2], [3, 4], "length"),  # the prompt is no part
+        (
+            [0, 0, 3, 4],
+            [(1, 2, 3), (2, 3), (1, 2)],
+            [9, 1, 2],
+            [3, 4],
+            "length",
+        ),  # the prompt is no part
     ):
         how = dict(max_new_tokens=len(script) - len(prompt) + 1, temperature=0, stop=stop)
         (found,) = sample(scripted_model(script, 64), [prompt], **how)
@@ -412,7 +492,8 @@ def test_stop_sequences() -> None:
 
 
 def test_a_row_that_stopped_stays_stopped_while_others_go_on() -> None:
-    """Rows at different places of one script; the first to stop meets the stop sequence again meanwhile."""
+    """Rows at different places of one script; the first to stop meets the stop sequence again
+    meanwhile."""
     model = scripted_model([1, 2, 3, 4, 2, 3, 5, 6, 7, 8, 2, 3, 9, 9], 64)
     prompts = [[0], *([0] * n for n in (7, 7, 7, 8, 8, 8, 8))]
     out = sample(model, prompts, max_new_tokens=7, temperature=0, stop=[(2, 3)])
@@ -421,22 +502,29 @@ def test_a_row_that_stopped_stays_stopped_while_others_go_on() -> None:
 
 def test_rows_without_an_owner_are_never_sampled() -> None:
     model = random_model(vocab_size=60, n_tags=2, tied=False)
-    model.head.weight.data[62:] = 100 * torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
+    model.head.weight.data[62:] = 100 * torch.randn(
+        2, 32, generator=torch.Generator().manual_seed(0)
+    )
     for temperature in (0.0, 1.0):
-        for found in sample(model, PROMPTS[:1] * 8, max_new_tokens=20, temperature=temperature, seed=0):
+        for found in sample(
+            model, PROMPTS[:1] * 8, max_new_tokens=20, temperature=temperature, seed=0
+        ):
             assert max(found.ids) < 62
             expected = recomputed(model, PROMPTS[0], found, 1.0)
             torch.testing.assert_close(torch.tensor(found.logprobs), expected, atol=1e-4, rtol=1e-5)
 
 
 def test_a_full_context_ends_a_completion_where_asked() -> None:
-    """The learned table has no place for a token after the last, even of a row that nobody reads any more."""
+    """The learned table has no place for a token after the last, even of a row that nobody
+    reads any more."""
     model = random_model(block_size=12, pos="learned")
     prompts = [[1] * 12, [2] * 10, *([i] for i in range(3, 13))]
     out = sample(model, prompts, max_new_tokens=8, seed=0, on_overflow="stop")
     ends = [(0, "context"), (2, "context"), *[(8, "length")] * 10]
     assert [(len(c.ids), c.stop) for c in out] == ends
-    assert sample(model, [[1] * 12], max_new_tokens=8, on_overflow="stop") == [Completion([], [], "context")]
+    assert sample(model, [[1] * 12], max_new_tokens=8, on_overflow="stop") == [
+        Completion([], [], "context")
+    ]
     assert len(sample(model, [[2] * 4, *prompts[2:]], max_new_tokens=8, seed=0, stop=[(1,)])) == 11
 
 
@@ -445,18 +533,32 @@ def test_bad_input_raises() -> None:
     assert sample(model, [], max_new_tokens=5) == []
     for change in (
         *(dict(prompts=p) for p in ([[1], []], [[1], [2, 96]], [[-1]], [[1] * 60])),
-        *(dict(max_new_tokens=0), dict(max_new_tokens=64), dict(prompts=[[1] * 65], on_overflow="stop")),
-        *(dict(temperature=-1.0), dict(temperature=math.nan), dict(top_k=0), dict(top_p=0.0), dict(top_p=1.5)),
+        *(
+            dict(max_new_tokens=0),
+            dict(max_new_tokens=64),
+            dict(prompts=[[1] * 65], on_overflow="stop"),
+        ),
+        *(
+            dict(temperature=-1.0),
+            dict(temperature=math.nan),
+            dict(top_k=0),
+            dict(top_p=0.0),
+            dict(top_p=1.5),
+        ),
     ):
         with pytest.raises(ConfigError):
             sample(model, **(dict(prompts=[[1]], max_new_tokens=5) | change))
 
 
 def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
-    """A row with a grammar writes a readable call from a random model; its neighbours sample as without it."""
+    """A row with a grammar writes a readable call from a random model; its neighbours sample as
+    without it."""
     tok = tokenizer.load("gpt2:512")
     model = random_model(vocab_size=tok.n_vocab, block_size=160)
-    tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
+    tool = {
+        "name": "f",
+        "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    }
     grammar = call_grammar(tok, "reserved", [tool], Rules(required=True))
     stop = chat.stop_sequences(tok)
     how = dict(max_new_tokens=48, seed=3)
@@ -471,7 +573,9 @@ def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
 
 
 @torch.no_grad()
-def test_a_reader_reads_copies_of_weights_for_few_rows_and_the_weights_themselves_for_many() -> None:
+def test_a_reader_reads_copies_of_weights_for_few_rows_and_the_weights_themselves_for_many() -> (
+    None
+):
     model = random_model()
     layer = model.blocks[0].mlp.up
     reading = reader_of(model).model.blocks[0].mlp.up
@@ -498,10 +602,14 @@ def test_a_plain_copy_shares_what_it_can() -> None:
     assert same.blocks[1].mlp.up.weight.data_ptr() == model.blocks[1].mlp.up.weight.data_ptr()
     assert narrow.blocks[1].mlp.up.weight.dtype == torch.bfloat16
     assert narrow.norm.weight.data_ptr() == model.norm.weight.data_ptr()
-    assert all(p.requires_grad for p in model.parameters()), "sampling must not freeze a model in training"
+    assert all(p.requires_grad for p in model.parameters()), (
+        "sampling must not freeze a model in training"
+    )
 
 
-def test_in_bfloat16_a_cpu_attends_to_kept_tokens_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_bfloat16_a_cpu_attends_to_kept_tokens_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sdpa = attention._sdpa
     seen = list[torch.Tensor]()
     monkeypatch.setattr(attention, "_sdpa", lambda *qkv: seen.append(sdpa(*qkv)) or seen[-1])
@@ -517,10 +625,14 @@ def test_static_shapes_draw_what_rows_draw_one_at_a_time(options: dict[str, Any]
     base = dict(max_new_tokens=40, seed=3, samples_per_prompt=5, stop=STOPS)
     warm = dict(top_k=7, top_p=0.9, temperature=0.7)
     for how in (dict(), warm, dict(temperature=0.0), dict(stop=(), samples_per_prompt=1)):
-        assert_same(sample(model, PROMPTS, graph=True, **base | how), sample(model, PROMPTS, **base | how))
+        assert_same(
+            sample(model, PROMPTS, graph=True, **base | how), sample(model, PROMPTS, **base | how)
+        )
 
 
-def test_shared_beginnings_run_once_and_full_blocks_small_batches_and_adapters_draw_the_same(monkeypatch: Any) -> None:
+def test_shared_beginnings_run_once_and_full_blocks_small_batches_and_adapters_draw_the_same(
+    monkeypatch: Any,
+) -> None:
     how = dict(max_new_tokens=50, seed=1, stop=STOPS, on_overflow="stop")
     model = random_model()
     ran = []
@@ -530,9 +642,15 @@ def test_shared_beginnings_run_once_and_full_blocks_small_batches_and_adapters_d
     prompts = [[*a, 5], [*a, 5, 3, 5], [*b, 8], [*a, 8, 9], [1] * 64, [1] * 63, [9, *range(40)]]
     prefixes = [8, 8, 3, 8, 63, 62, 1]
     want = sample(model, prompts, **how)
-    for more in (dict(graph=True), dict(graph=True, prefix_tokens=prefixes), dict(prefix_tokens=prefixes)):
+    for more in (
+        dict(graph=True),
+        dict(graph=True, prefix_tokens=prefixes),
+        dict(prefix_tokens=prefixes),
+    ):
         assert_same(sample(model, prompts, **how, **more), want)
-    monkeypatch.setattr(GPT, "hidden", lambda self, ids, **kw: (ran.append(ids.numel()), hidden(self, ids, **kw))[1])
+    monkeypatch.setattr(
+        GPT, "hidden", lambda self, ids, **kw: (ran.append(ids.numel()), hidden(self, ids, **kw))[1]
+    )
     sample(model, prompts[:4], prefix_tokens=prefixes[:4], **how)
     assert ran[:2] == [2 * 8, 4 * 3], "two beginnings, then what stands behind them"
     monkeypatch.setattr(memory, "rows_at_once", lambda *_: 2)
@@ -543,13 +661,19 @@ def test_shared_beginnings_run_once_and_full_blocks_small_batches_and_adapters_d
     assert_same(sample(model, prompts, graph=True, **how), sample(model, prompts, **how))
 
 
-def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_question_in_sixteen_tokens_and_finished_rows_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slots = []
     chunks = []
     step = decode_graph.Decoder.step
     narrow = decode_graph.Decoder._narrow
-    monkeypatch.setattr(decode_graph.Decoder, "step", lambda self: (slots.append(len(self.row)), step(self))[1])
-    monkeypatch.setattr(decode_graph.Decoder, "_narrow", lambda self, n: (chunks.append(n), narrow(self, n))[1])
+    monkeypatch.setattr(
+        decode_graph.Decoder, "step", lambda self: (slots.append(len(self.row)), step(self))[1]
+    )
+    monkeypatch.setattr(
+        decode_graph.Decoder, "_narrow", lambda self, n: (chunks.append(n), narrow(self, n))[1]
+    )
     out = sample(
         random_model(),
         PROMPTS,
@@ -572,9 +696,11 @@ def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, samples", [("2b", 8), ("8b", 1)])
-def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new. Its peak is under
-    what was free, and near it."""
+def test_predicted_rows_fit_and_use_the_memory(
+    name: str, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new.
+    Its peak is under what was free, and near it."""
     monkeypatch.setattr(device, "CPU_KINDS", ())
     cfg = GPTConfig(**PRESETS[name])
     free = 79 * 2**30 - 4 * cfg.n_params

@@ -1,5 +1,6 @@
-"""The model: counts, causality, padding, packing, initialisation, its options against their definitions; and what of a
-training step is compiled (`tests/codechat/gpu` counts graphs and waits)."""
+"""The model: counts, causality, padding, packing, initialisation, its options against their
+definitions; and what of a training step is compiled (`tests/codechat/gpu` counts graphs and
+waits)."""
 
 import math
 from types import SimpleNamespace
@@ -64,7 +65,10 @@ def gradients(model: GPT, loss: torch.Tensor) -> list[torch.Tensor]:
 
 
 def test_parameter_count_equals_the_real_one() -> None:
-    for cfg in (*(config(**options) for options in OPTIONS), *(GPTConfig(**shape) for shape in PRESETS.values())):
+    for cfg in (
+        *(config(**options) for options in OPTIONS),
+        *(GPTConfig(**shape) for shape in PRESETS.values()),
+    ):
         with torch.device("meta"):
             model = GPT(cfg)
         assert model.cfg.n_params == sum(p.numel() for p in model.parameters())
@@ -82,7 +86,9 @@ def test_flops_against_a_count_by_hand() -> None:
 def test_flops_of_latent_attention_against_a_count_by_hand() -> None:
     """Depth 2, width 8, two heads of 4 and 2 rotated numbers, latents of 6, 64 ids, 10 tokens."""
     cfg = config(n_embd=8, n_head=2, vocab_size=50, attention="mla", kv_rank=6, rope_width=2)
-    block = 8 * 2 * 6 + 8 * (6 + 2) + 6 * 2 * 2 * 4 + 8 * 8 + 8 * 32 + 32 * 8  # q, kv_a, kv_b, out, up, down
+    block = (
+        8 * 2 * 6 + 8 * (6 + 2) + 6 * 2 * 2 * 4 + 8 * 8 + 8 * 32 + 32 * 8
+    )  # q, kv_a, kv_b, out, up, down
     scores_and_sums = 10 * 2 * (4 + 2) + 10 * 2 * 4
     assert cfg.flops_per_token(10) == 3 * 2 * (2 * (block + scores_and_sums) + 64 * 8)
 
@@ -103,14 +109,23 @@ def test_flops_of_latent_attention_against_a_count_by_hand() -> None:
     ],
     ids=str,
 )
-def test_what_latent_attention_does_not_have_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
+def test_what_latent_attention_does_not_have_is_refused_by_name(
+    settings: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ConfigError, match=named):
         config(**{"attention": "mla"} | settings)
 
 
 def test_impossible_shapes_raise() -> None:
     for change in (
-        *(dict(depth=0), dict(n_embd=30), dict(n_kv_head=3), dict(n_embd=12), dict(rows=95), dict(head_width=7)),
+        *(
+            dict(depth=0),
+            dict(n_embd=30),
+            dict(n_kv_head=3),
+            dict(n_embd=12),
+            dict(rows=95),
+            dict(head_width=7),
+        ),
         *(dict(rope_scaling=(0.5, 1.0, 4.0, 8192)), dict(rope_scaling=(2.0, 4.0, 4.0, 8192))),
     ):
         with pytest.raises(ConfigError):
@@ -129,13 +144,17 @@ def test_a_token_sees_the_past_of_its_document(options: dict[str, Any]) -> None:
     before = model(ids)
     after = model(changed)
     torch.testing.assert_close(before[:, :7], after[:, :7], atol=1e-5, rtol=1e-5)
-    assert (before[:, 7:] - after[:, 7:]).abs().amax(-1).min() > 1e-3, "every later token sees the change"
+    assert (before[:, 7:] - after[:, 7:]).abs().amax(-1).min() > 1e-3, (
+        "every later token sees the change"
+    )
     ids = random_ids(1, 15)
     docs = torch.tensor([[0] * 4 + [1] * 6 + [2] * 3 + [-1] * 2])
     positions = torch.cat([torch.arange(n) for n in (4, 6, 3, 2)])[None]
     packed = model(ids, positions=positions, mask=packed_mask(docs))
     for start, end in ((0, 4), (4, 10), (10, 13)):
-        torch.testing.assert_close(packed[:, start:end], model(ids[:, start:end]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            packed[:, start:end], model(ids[:, start:end]), atol=1e-5, rtol=1e-5
+        )
     assert packed.isfinite().all()
 
 
@@ -147,11 +166,15 @@ def test_right_padding_changes_neither_loss_nor_gradient() -> None:
     padded, padded_targets = (F.pad(x, (0, 6), value=v) for x, v in ((ids, 17), (targets, -100)))
     short = model.loss(ids, targets)
     long = model.loss(padded, padded_targets)
-    plain = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())  # which computes every state
+    plain = F.cross_entropy(
+        model(ids).flatten(0, 1), targets.flatten()
+    )  # which computes every state
     found = [(loss, gradients(model, loss)) for loss in (short, long, plain)]
     for other in found[1:]:
         torch.testing.assert_close(found[0], other)
-    whole = [model.loss(ids, ids, reduction="sum", every=every) for every in (False, True)]  # none is looked up
+    whole = [
+        model.loss(ids, ids, reduction="sum", every=every) for every in (False, True)
+    ]  # none is looked up
     assert torch.equal(*whole)
     assert all(map(torch.equal, *(gradients(model, loss) for loss in whole)))
 
@@ -166,7 +189,8 @@ def rotated(y: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def test_attention_by_hand() -> None:
-    """One head of a block: softmax(q k / sqrt(E)) v over the past, as its output projection reads it."""
+    """One head of a block: softmax(q k / sqrt(E)) v over the past, as its output projection
+    reads it."""
     model = random_model(depth=1, n_head=1, n_embd=8)
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     seen: list[torch.Tensor] = []
@@ -175,16 +199,20 @@ def test_attention_by_hand() -> None:
     model.wte.weight.data[:5] = x
     model(torch.arange(5)[None])
     q, k, v = (x @ model.blocks[0].attn.qkv.weight.T).split(8, dim=-1)
-    scores = (rotated(q) @ rotated(k).T / math.sqrt(8)).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+    scores = (rotated(q) @ rotated(k).T / math.sqrt(8)).masked_fill(
+        torch.ones(5, 5).triu(1).bool(), -math.inf
+    )
     torch.testing.assert_close(seen[0], scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("q_rank", [None, 5])
 @torch.no_grad()
 def test_latent_attention_by_hand(q_rank: int | None) -> None:
-    """arXiv:2405.04434, eq. 9 to 19, head by head: keys and values of one normalised latent, one rotated key for
-    both."""
-    shape = dict(depth=1, n_head=2, n_embd=8, attention="mla", kv_rank=6, rope_width=2, q_rank=q_rank)
+    """arXiv:2405.04434, eq. 9 to 19, head by head: keys and values of one normalised latent,
+    one rotated key for both."""
+    shape = dict(
+        depth=1, n_head=2, n_embd=8, attention="mla", kv_rank=6, rope_width=2, q_rank=q_rank
+    )
     model = random_model(**shape)
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     seen: list[torch.Tensor] = []
@@ -218,7 +246,10 @@ def test_feed_forward_by_hand() -> None:
         mlp = random_model(mlp=kind).blocks[0].mlp
         up = x @ mlp.up.weight.T
         gate = x @ mlp.gate.weight.T if kind == "swiglu" else up
-        hidden = dict(relu2=torch.where(up > 0, up * up, 0.0), gelu=up * 0.5 * (1 + torch.erf(up / math.sqrt(2))))
+        hidden = dict(
+            relu2=torch.where(up > 0, up * up, 0.0),
+            gelu=up * 0.5 * (1 + torch.erf(up / math.sqrt(2))),
+        )
         hidden["swiglu"] = up * gate / (1 + torch.exp(-gate))
         torch.testing.assert_close(mlp(x), hidden[kind] @ mlp.down.weight.T, atol=1e-5, rtol=1e-5)
 
@@ -244,7 +275,9 @@ def test_a_new_model_is_a_bigram_of_its_embedding_and_nearly_uniform() -> None:
         atol=1e-5,
         rtol=1e-5,
     )
-    assert float(model.loss(ids, random_ids(2, 10, seed=1))) == pytest.approx(math.log(128), abs=0.2)
+    assert float(model.loss(ids, random_ids(2, 10, seed=1))) == pytest.approx(
+        math.log(128), abs=0.2
+    )
 
 
 def test_recomputing_gives_the_same_gradients_for_less_memory() -> None:
@@ -268,7 +301,9 @@ def test_recomputing_gives_the_same_gradients_for_less_memory() -> None:
 def test_losses_and_logprobs_are_those_of_the_logits(
     cpu_kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "CPU_KINDS", cpu_kinds)  # elsewhere the last block computes every token
+    monkeypatch.setattr(
+        device, "CPU_KINDS", cpu_kinds
+    )  # elsewhere the last block computes every token
     model = random_model()
     ids = random_ids(2, 6)
     targets = random_ids(2, 6, seed=1)
@@ -278,7 +313,9 @@ def test_losses_and_logprobs_are_those_of_the_logits(
     assert (each[0, :3] == 0).all()
     torch.testing.assert_close(each.sum(), model.loss(ids, targets, reduction="sum"))
     torch.testing.assert_close(each.sum() / 9, model.loss(ids, targets))
-    model.wte.weight.data[model.cfg.n_ids :] *= 50  # padding rows with huge logits must not take any mass
+    model.wte.weight.data[model.cfg.n_ids :] *= (
+        50  # padding rows with huge logits must not take any mass
+    )
     for temperature in (1.0, 0.7):
         logprobs, entropy = model.token_logprobs(ids, targets, temperature=temperature)
         p = (model(ids)[..., : model.cfg.n_ids].double() / temperature).softmax(-1)
@@ -296,9 +333,15 @@ def test_losses_and_logprobs_are_those_of_the_logits(
 # ---- gradients that are written out for a CPU
 @pytest.mark.parametrize("weight", [(24,), (3, 1, 24)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rms_norm_has_the_slopes_of_its_formula(weight: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_rms_norm_has_the_slopes_of_its_formula(
+    weight: tuple[int, ...], dtype: torch.dtype
+) -> None:
     rng = torch.Generator().manual_seed(0)
-    x = (torch.randn(2, 3, 7, 24, generator=rng) * torch.logspace(-3, 3, 7)[:, None]).to(dtype).requires_grad_()
+    x = (
+        (torch.randn(2, 3, 7, 24, generator=rng) * torch.logspace(-3, 3, 7)[:, None])
+        .to(dtype)
+        .requires_grad_()
+    )
     w = torch.randn(weight, generator=rng).requires_grad_()
     up = torch.randn(x.shape, generator=rng).to(dtype)
     found = gpt.rms_norm(x, w, 1e-5)
@@ -319,7 +362,9 @@ def test_rms_norm_of_frozen_weights_and_of_weights_in_bfloat16_as_shards_are_gat
     frozen = torch.ones(8)
     w = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
     gpt.rms_norm(x, frozen, 1e-5).sum().backward()
-    assert frozen.grad is None and (x.grad * x).sum(-1).abs().max() < 1e-4, "a norm does not see how long x is"
+    assert frozen.grad is None and (x.grad * x).sum(-1).abs().max() < 1e-4, (
+        "a norm does not see how long x is"
+    )
     gpt.rms_norm(x, w, 1e-5).square().sum().backward()
     assert w.grad.dtype == torch.bfloat16
     assert x.grad.dtype == torch.float32
@@ -351,7 +396,11 @@ def test_blocks_are_compiled_on_a_gpu_where_that_is_wanted_and_nothing_on_a_cpu(
     cpu = GPT(SHAPE)
     gpu = GPT(SHAPE)
     monkeypatch.setattr(gpu, "head_weight", lambda: SimpleNamespace(device=torch.device("cuda")))
-    for model, wanted, expected in ((gpu, True, list(gpu.blocks)), (gpu, False, []), (cpu, True, [])):
+    for model, wanted, expected in (
+        (gpu, True, list(gpu.blocks)),
+        (gpu, False, []),
+        (cpu, True, []),
+    ):
         seen.clear()
         hardware.compile_blocks(model, wanted)
         assert seen == expected

@@ -1,4 +1,5 @@
-"""The output head in chunks: the same numbers as the formulas written out, whatever the chunk length."""
+"""The output head in chunks: the same numbers as the formulas written out, whatever the chunk
+length."""
 
 from functools import cache
 from typing import Any
@@ -30,12 +31,21 @@ def everything(mixed: bool) -> list[Tensor]:
     holes = targets.masked_fill(torch.arange(N) == 3, -100)
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         loss = head.cross_entropy(hidden, weight, holes)
-        found = head.logprobs(hidden, weight, targets, n_ids=OWNED, temperature=0.6, entropy_grad=True)
+        found = head.logprobs(
+            hidden, weight, targets, n_ids=OWNED, temperature=0.6, entropy_grad=True
+        )
     up = torch.randn(2, N, generator=torch.Generator().manual_seed(1))
-    return [loss, *found, *gradients(loss + (up[0] * found[0]).sum() + (up[1] * found[1]).sum(), hidden, weight)]
+    return [
+        loss,
+        *found,
+        *gradients(loss + (up[0] * found[0]).sum() + (up[1] * found[1]).sum(), hidden, weight),
+    ]
 
 
-@pytest.fixture(params=[(5, False), (16, False), (1000, False), (5, True), (1000, True)], ids="rows, kept={}".format)
+@pytest.fixture(
+    params=[(5, False), (16, False), (1000, False), (5, True), (1000, True)],
+    ids="rows, kept={}".format,
+)
 def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     rows, kept = request.param
     monkeypatch.setattr(head, "CHUNK_BYTES", rows * V * 4)
@@ -47,7 +57,9 @@ def test_cross_entropy_is_the_formula_in_value_and_gradient(chunked: int) -> Non
     hidden, weight, targets = inputs(torch.float32)
     targets[3] = targets[20] = -100
     mine = 0.7 * head.cross_entropy(hidden, weight, targets)
-    written_out = 0.7 * F.cross_entropy(hidden @ weight.T, targets, ignore_index=-100, reduction="sum")
+    written_out = 0.7 * F.cross_entropy(
+        hidden @ weight.T, targets, ignore_index=-100, reduction="sum"
+    )
     torch.testing.assert_close(mine, written_out)
     for a, b in zip(gradients(mine, hidden, weight), gradients(written_out, hidden, weight)):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
@@ -56,7 +68,9 @@ def test_cross_entropy_is_the_formula_in_value_and_gradient(chunked: int) -> Non
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("entropy_grad", [False, True])
-def test_logprobs_are_the_formula_in_value_and_gradient(chunked: int, temperature: float, entropy_grad: bool) -> None:
+def test_logprobs_are_the_formula_in_value_and_gradient(
+    chunked: int, temperature: float, entropy_grad: bool
+) -> None:
     hidden, weight, targets = inputs(torch.float32)
     up = torch.randn(2, N, generator=torch.Generator().manual_seed(1))
     found = head.logprobs(
@@ -69,7 +83,10 @@ def test_logprobs_are_the_formula_in_value_and_gradient(chunked: int, temperatur
     )
     every = ((hidden @ weight.T)[:, :OWNED] / temperature).log_softmax(-1)
     entropy = -(every.exp() * every).sum(-1)
-    written_out = every.gather(1, targets[:, None])[:, 0], entropy if entropy_grad else entropy.detach()
+    written_out = (
+        every.gather(1, targets[:, None])[:, 0],
+        entropy if entropy_grad else entropy.detach(),
+    )
     for a, b in zip(found, written_out):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     mine = ((u * x).sum() for u, x in zip(up, found))
@@ -79,7 +96,9 @@ def test_logprobs_are_the_formula_in_value_and_gradient(chunked: int, temperatur
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_among_kept_ids_are_the_formula_in_value_and_gradient(chunked: int, temperature: float) -> None:
+def test_logprobs_among_kept_ids_are_the_formula_in_value_and_gradient(
+    chunked: int, temperature: float
+) -> None:
     """Of a row whose ids are fewer than the columns, too."""
     hidden, weight, targets = inputs(torch.float32)
     rng = torch.Generator().manual_seed(2)
@@ -113,7 +132,8 @@ def test_logprobs_among_kept_ids_are_the_formula_in_value_and_gradient(chunked: 
 
 
 def test_under_bfloat16_autocast_entropy_and_its_gradient_are_float32(chunked: int) -> None:
-    """Only the logits and the last products are bfloat16: the expected logit was summed in it, 0.03 nats off."""
+    """Only the logits and the last products are bfloat16: the expected logit was summed in it,
+    0.03 nats off."""
     rng = torch.Generator().manual_seed(0)
     hidden = (3 * torch.randn(64, 32, generator=rng)).requires_grad_()
     weight = torch.randn(2048, 32, generator=rng).requires_grad_()
@@ -140,8 +160,8 @@ def test_a_target_of_vanishing_probability_keeps_its_loss() -> None:
 
 
 def test_a_gpu_compiles_what_is_done_to_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses, log-probabilities, entropies and slopes, with the figures of a CPU; a second step compiles nothing.
-    The chunks are of two lengths."""
+    """Losses, log-probabilities, entropies and slopes, with the figures of a CPU; a second step
+    compiles nothing. The chunks are of two lengths."""
     torch._dynamo.reset()
     graphs: list[int] = []
 
@@ -165,7 +185,8 @@ def test_a_gpu_compiles_what_is_done_to_a_chunk(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_blocks_within_a_chunk_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done to logits is done to each row alone, so where rows are cut decides about speed only."""
+    """What is done to logits is done to each row alone, so where rows are cut decides about
+    speed only."""
     for mixed in (False, True):
         values = []
         for rows in (1, 5, 1000):

@@ -19,8 +19,12 @@ from codechat.models.gpt import GPT
 from codechat.runs.run import Run
 
 
-def test_it_starts_from_the_model_as_it_is_and_trains_the_adapters_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "_add_product", None)  # the slope of the head's frozen weight is not computed
+def test_it_starts_from_the_model_as_it_is_and_trains_the_adapters_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        head, "_add_product", None
+    )  # the slope of the head's frozen weight is not computed
     before = made()(IDS)
     model = lora.attach(made(), 3, 6.0, LORA_TARGETS)
     torch.testing.assert_close(model(IDS), before)
@@ -40,12 +44,16 @@ def test_the_formula_and_merging_by_hand() -> None:
     model = moved(lora.attach(made(), 2, 8.0, ("qkv", "down")))
     layer = model.blocks[0].attn.qkv
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(layer(x), x @ layer.base.weight.T + 4.0 * (x @ layer.a.T) @ layer.b.T)
+    torch.testing.assert_close(
+        layer(x), x @ layer.base.weight.T + 4.0 * (x @ layer.a.T) @ layer.b.T
+    )
     plain = lora.merged(model)
     assert type(plain) is GPT
     assert plain.state_dict().keys() == made().state_dict().keys()
     torch.testing.assert_close(plain(IDS), model(IDS), atol=1e-5, rtol=1e-5)
-    assert plain.wte.weight.data_ptr() == model.wte.weight.data_ptr()  # only the adapted matrices are copies
+    assert (
+        plain.wte.weight.data_ptr() == model.wte.weight.data_ptr()
+    )  # only the adapted matrices are copies
     assert lora.merged(plain) is plain
 
 
@@ -61,20 +69,37 @@ def test_adapters_that_do_not_fit_raise() -> None:
 
 
 @pytest.mark.parametrize(
-    "loop", [pytest.param(reinforce, marks=pytest.mark.slow), grpo, pytest.param(preference, marks=pytest.mark.slow)]
+    "loop",
+    [
+        pytest.param(reinforce, marks=pytest.mark.slow),
+        grpo,
+        pytest.param(preference, marks=pytest.mark.slow),
+    ],
 )
-def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(loop: Any, home: Path) -> None:
-    cls = {reinforce: reinforce.ReinforceConfig, grpo: grpo.GRPOConfig, preference: preference.PreferenceConfig}[loop]
-    base = dict(max_steps=4, save_every=2, lora_rank=2, lora_targets=("qkv", "up"), init_from="start")
+def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(
+    loop: Any, home: Path
+) -> None:
+    cls = {
+        reinforce: reinforce.ReinforceConfig,
+        grpo: grpo.GRPOConfig,
+        preference: preference.PreferenceConfig,
+    }[loop]
+    base = dict(
+        max_steps=4, save_every=2, lora_rank=2, lora_targets=("qkv", "up"), init_from="start"
+    )
     base |= dict(sample_groups=8) if loop is preference else dict(diagnose_groups=0)
     first = dict(max_steps=1, diagnose_groups=0, run_name="start")
-    toy = config.resolve(reinforce.ReinforceConfig, "toy", overrides=first, presets=reinforce.RUN_PRESETS)
+    toy = config.resolve(
+        reinforce.ReinforceConfig, "toy", overrides=first, presets=reinforce.RUN_PRESETS
+    )
     started = reinforce.train(toy)
     resume_contract(config.resolve(cls, "toy", overrides=base, presets=loop.RUN_PRESETS), 2)
     whole = Run.open("whole")
     a = weights(whole)
     start = weights(started)
-    changed = {n.rpartition(".weight")[0].rpartition(".")[2] for n in a if not torch.equal(a[n], start[n])}
+    changed = {
+        n.rpartition(".weight")[0].rpartition(".")[2] for n in a if not torch.equal(a[n], start[n])
+    }
     assert changed == {"qkv", "up"}
     # the start and the adapter are the trained model
     peft_format.save(*peft_format.of_checkpoint("whole"), home / "adapter")

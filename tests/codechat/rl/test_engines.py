@@ -1,5 +1,5 @@
-"""Rollouts from a server: the same curve as without one, whatever is killed meanwhile; other samplers are measured
-and weighed."""
+"""Rollouts from a server: the same curve as without one, whatever is killed meanwhile; other
+samplers are measured and weighed."""
 
 import json
 import os
@@ -42,7 +42,8 @@ START = "weights/start/checkpoints/step_000000"
 
 @pytest.fixture(autouse=True)
 def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Beside the runs of the test weights/start, which holds a model of the toy's shape that no run begins with."""
+    """Beside the runs of the test weights/start, which holds a model of the toy's shape that no
+    run begins with."""
     monkeypatch.setattr(engines, "PAUSES_S", (0.02, 0.2))
     save(model(5), home / "weights/start")
     return home
@@ -58,7 +59,9 @@ def save(what: GPT, folder: Path, step: int = 0, tok: tokenizer.Tokenizer = TOK)
 
 def settings(loop: str, home: Path, **changes: Any) -> Any:
     how = SMALL | dict(model=config.plain(SHAPE), eval_examples=1, engine_patience_s=60.0)
-    how |= {} if changes.get("engine", "local") == "local" else {"engine_dir": str(home / "weights")}
+    how |= (
+        {} if changes.get("engine", "local") == "local" else {"engine_dir": str(home / "weights")}
+    )
     return small(loop, home, **how | (DAPO if loop == "grpo" else {}) | changes)
 
 
@@ -100,7 +103,9 @@ def load(up: Any, path: str) -> tuple[int, Any]:
     return up.send("POST", "/admin/weights", {"path": path})
 
 
-def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: Any, home: Path) -> None:
+def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(
+    up: Any, home: Path
+) -> None:
     first = up.health()["version"]
     save(model(1), home / "secret")
     save(model(1, n_embd=64), home / "weights/other")
@@ -123,13 +128,18 @@ def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: A
     assert body["version"] == up.health()["version"] != first
     assert body["version"].startswith("new@7-")
     (choice,) = completions(up, prompt=[65, 66], max_tokens=6, seed=3)[1]["choices"]
-    assert choice["token_ids"] == generate.sample(model(2), [[65, 66]], max_new_tokens=6, seed=3)[0].ids
+    assert (
+        choice["token_ids"]
+        == generate.sample(model(2), [[65, 66]], max_new_tokens=6, seed=3)[0].ids
+    )
     assert choice["weights_version"] == up.health()["version"]
 
 
-def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More completions than the server's queue takes, prompts up to the block and beyond, after a push the new
-    weights; a busy server is asked again."""
+def test_the_engine_samples_as_generate_does(
+    up: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More completions than the server's queue takes, prompts up to the block and beyond, after
+    a push the new weights; a busy server is asked again."""
     policy = model(3)
     engine = opened(home, up.url)
     engine.push(policy, 0)
@@ -150,12 +160,15 @@ def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: p
     got = engine.sample(policy, prompts, **how)
     assert [(c.ids, c.stop) for c in got] == [(c.ids, c.stop) for c in right]
     assert {c.stop for c in right} >= {"length", "context"}
-    assert [lp for c in got for lp in c.logprobs] == pytest.approx([lp for c in right for lp in c.logprobs], abs=1e-4)
+    assert [lp for c in got for lp in c.logprobs] == pytest.approx(
+        [lp for c in right for lp in c.logprobs], abs=1e-4
+    )
     assert engine.metrics()["engine_retries"] >= 2
 
 
 def test_a_server_that_lost_the_weights_gets_them_again(up: Any, home: Path) -> None:
-    """What a restart does: it answers with the weights it was started with, which no rollout may hold."""
+    """What a restart does: it answers with the weights it was started with, which no rollout
+    may hold."""
     policy = model(3)
     engine = opened(home, up.url)
     engine.push(policy, 4)
@@ -176,13 +189,18 @@ def test_the_curve_over_http_is_the_local_one_and_a_server_that_stays_away_stops
     home: Path,
     monkeypatch: Any,
 ) -> None:
-    """The third step finds nobody; the run has saved its two steps and continues with the server to the same end."""
-    more = dict(max_steps=4) | (dict(lora_rank=2) if loop == "grpo" else {})  # what is pushed are the merged weights
+    """The third step finds nobody; the run has saved its two steps and continues with the
+    server to the same end."""
+    more = dict(max_steps=4) | (
+        dict(lora_rank=2) if loop == "grpo" else {}
+    )  # what is pushed are the merged weights
     ask = Link.ask
     calls = {"gone": False}
 
     def cut(self: Link, path: str, body: Any = None) -> Any:
-        calls["gone"] |= path == "/admin/weights" and "step_000002" in body["path"] and "cut" in body["path"]
+        calls["gone"] |= (
+            path == "/admin/weights" and "step_000002" in body["path"] and "cut" in body["path"]
+        )
         if calls["gone"]:
             raise http_client.NoAnswer("no server answers")
         return ask(self, path, body)
@@ -218,16 +236,24 @@ def test_the_curve_over_http_is_the_local_one_and_a_server_that_stays_away_stops
 @pytest.mark.parametrize("shard", [False, True])
 def test_two_ranks_over_http_learn_what_one_does_alone(shard: bool, up: Any, home: Path) -> None:
     there = dict(engine="http", engine_url=up.url, shard=shard)
-    train_on_ranks(2, home, settings("reinforce", home, run_name="two", device_batch_size=2, max_steps=2, **there))
+    train_on_ranks(
+        2,
+        home,
+        settings("reinforce", home, run_name="two", device_batch_size=2, max_steps=2, **there),
+    )
     one = train(settings("reinforce", home, run_name="one", device_batch_size=4, max_steps=2))
     assert_close_curves(one, run.Run.open("two"), "reward_mean", "grad_norm")
 
 
 class StubVLLM:
-    """What of vLLM's OpenAI server `--engine vllm` uses: its fields and no others, weights from a directory, draws of
+    """What of vLLM's OpenAI server `--engine vllm` uses: its fields and no others, weights from
+    a directory, draws of
     its own. deaf: it keeps its first weights."""
 
-    FIELDS = {"model", *"prompt n seed temperature top_k max_tokens logprobs stop_token_ids".split()}
+    FIELDS = {
+        "model",
+        *"prompt n seed temperature top_k max_tokens logprobs stop_token_ids".split(),
+    }
     FIELDS |= {"ignore_eos", "logit_bias", "return_token_ids"}
 
     def __init__(self, folder: Path, *, deaf: bool = False) -> None:
@@ -245,11 +271,17 @@ class StubVLLM:
         if path == "/collective_rpc":
             assert body == {"method": "reload_weights"}
             if not self.deaf:
-                self.weights = hf_format.read_model(SHAPE, hf_format.read_weights(self.folder).items())
+                self.weights = hf_format.read_model(
+                    SHAPE, hf_format.read_weights(self.folder).items()
+                )
             return {"results": [None]}
         if path == "/reset_prefix_cache":
             return None
-        assert path == "/v1/completions" and body.keys() <= self.FIELDS and body["model"] == "weights/hf", body
+        assert (
+            path == "/v1/completions"
+            and body.keys() <= self.FIELDS
+            and body["model"] == "weights/hf"
+        ), body
         if self.calls.count(path) == 2:  # its core dies once
             raise http_client.Refused("EngineCore encountered an issue", 500)
         self.bodies.append(body)
@@ -265,18 +297,24 @@ class StubVLLM:
         choices = []
         for i, c in enumerate(drawn):
             tokens = {"tokens": ["?"] * len(c.ids), "token_logprobs": c.logprobs, "text_offset": []}
-            choice = dict(index=i, token_ids=c.ids, prompt_token_ids=body["prompt"], logprobs=tokens)
+            choice = dict(
+                index=i, token_ids=c.ids, prompt_token_ids=body["prompt"], logprobs=tokens
+            )
             choices.append(choice | {"finish_reason": "stop" if c.stop == "stop" else "length"})
         return {"object": "text_completion", "model": body["model"], "choices": choices[::-1]}
 
 
-def test_vllm_gets_an_export_after_each_step_and_its_own_fields(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_gets_an_export_after_each_step_and_its_own_fields(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = StubVLLM(home / "weights/hf")
     deaf = StubVLLM(home / "weights/hf", deaf=True)
     found = []
     lost = []
     for stub, into in ((server, found), (deaf, lost)):
-        monkeypatch.setattr(Link, "ask", lambda link, path, body=None, stub=stub: stub.ask(path, body))
+        monkeypatch.setattr(
+            Link, "ask", lambda link, path, body=None, stub=stub: stub.ask(path, body)
+        )
         cfg = settings("reinforce", home, run_name=f"vllm{stub.deaf}", engine="vllm", lr=2e-2)
         into += train(cfg).metrics()["logprob_mismatch"].tolist()
     assert max(found) < 1e-3, "the stub sampled from what was exported last"
@@ -295,7 +333,9 @@ def test_answers_that_cannot_be_trained_on(home: Path, monkeypatch: pytest.Monke
     good |= dict(logprobs={"token_logprobs": [-1.0, -2.0, -3.0]})
     engine = opened(home, "http://127.0.0.1:1", "vllm")
     choices = [good]
-    monkeypatch.setattr(Link, "ask", lambda self, path, body=None: {"data": [{"id": "x"}], "choices": choices})
+    monkeypatch.setattr(
+        Link, "ask", lambda self, path, body=None: {"data": [{"id": "x"}], "choices": choices}
+    )
     sample = lambda: engine.sample(model(1), [[65]], max_new_tokens=3)  # noqa: E731
     assert sample() == [generate.Completion([5, 6, 7], [-1.0, -2.0, -3.0], "length")]
     for change, named in (

@@ -1,4 +1,5 @@
-"""Episodes: token in, token out over several turns; what the environment said is read, never learned."""
+"""Episodes: token in, token out over several turns; what the environment said is read, never
+learned."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,11 +24,14 @@ END = TAG + chat.TAGS.index("<|end|>")
 
 @pytest.fixture(scope="module")
 def policy() -> GPT:
-    return perturbed(GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=160, vocab_size=BYTES.n_vocab)))
+    return perturbed(
+        GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=160, vocab_size=BYTES.n_vocab))
+    )
 
 
 class Counting:
-    """Says how many even bytes an answer had; ends after so many answers. Reward: share of even bytes, summed."""
+    """Says how many even bytes an answer had; ends after so many answers. Reward: share of even
+    bytes, summed."""
 
     def __init__(self, ends_after: int) -> None:
         self.ends_after = ends_after
@@ -39,7 +43,12 @@ class Counting:
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
         before = self.score().reward
         self.said.append(message["content"])
-        told = [{"role": "function", "content": f"{sum(ord(c) % 2 == 0 for c in message['content'])} even"}]
+        told = [
+            {
+                "role": "function",
+                "content": f"{sum(ord(c) % 2 == 0 for c in message['content'])} even",
+            }
+        ]
         done = len(self.said) == self.ends_after
         return ([] if done else told), self.score().reward - before, done
 
@@ -77,10 +86,15 @@ class OneTurn(Talk):
     environment = property()  # hasattr says no
 
 
-PROBLEMS = [Problem(str(i), [{"role": "user", "content": "x" * (3 + 2 * i)}], None, "train") for i in range(3)]
+PROBLEMS = [
+    Problem(str(i), [{"role": "user", "content": "x" * (3 + 2 * i)}], None, "train")
+    for i in range(3)
+]
 
 
-def collect(policy: GPT, task: Any, problems: list[Problem] = PROBLEMS, **how: Any) -> rollout.RolloutBatch:
+def collect(
+    policy: GPT, task: Any, problems: list[Problem] = PROBLEMS, **how: Any
+) -> rollout.RolloutBatch:
     how = dict(dict(group_size=4, max_new_tokens=9, seed=3), **how)
     with torch.no_grad():
         return rollout.collect(policy, task, problems, BYTES, "reserved", **how)
@@ -88,8 +102,8 @@ def collect(policy: GPT, task: Any, problems: list[Problem] = PROBLEMS, **how: A
 
 @contextmanager
 def closing_answers() -> Iterator[None]:
-    """Random weights hardly ever close an answer: a quarter of the draws becomes <|end|>, with its own
-    log-probability."""
+    """Random weights hardly ever close an answer: a quarter of the draws becomes <|end|>, with
+    its own log-probability."""
 
     def draw(
         logits: torch.Tensor,
@@ -122,7 +136,9 @@ def batch(policy: GPT) -> rollout.RolloutBatch:
     return played
 
 
-def test_an_environment_that_ends_after_one_turn_is_the_single_turn_path(policy: GPT, closing: None) -> None:
+def test_an_environment_that_ends_after_one_turn_is_the_single_turn_path(
+    policy: GPT, closing: None
+) -> None:
     assert isinstance(Counting(1), Environment)
     one = collect(policy, OneTurn())
     many = collect(policy, Talk(ends_after=1))
@@ -152,20 +168,33 @@ def test_the_mask_covers_exactly_what_the_policy_wrote(batch: rollout.RolloutBat
         assert completion.written[-1]
         for turn, following in zip(turns, turns[1:]):
             said = chat.decode(completion.ids[turn.end : following.start], BYTES)
-            assert said == f"\n<|function_response|>\n{turn.told[0]['content']}\n<|end|>\n<|assistant|>\n"
+            assert (
+                said
+                == f"\n<|function_response|>\n{turn.told[0]['content']}\n<|end|>\n<|assistant|>\n"
+            )
             assert not any(completion.logprobs[turn.end : following.start])
 
 
-def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(policy: GPT, batch: rollout.RolloutBatch) -> None:
+def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(
+    policy: GPT, batch: rollout.RolloutBatch
+) -> None:
     packs = list(rollout.pack(batch, row_tokens=256, rows=2))
     assert all(torch.equal((p.targets >= 0).flatten().nonzero()[:, 0], p.flat) for p in packs)
-    assert sum(len(p.flat) for p in packs) == batch.n_tokens == int(batch.mask().sum()) < int(batch.lengths().sum())
+    assert (
+        sum(len(p.flat) for p in packs)
+        == batch.n_tokens
+        == int(batch.mask().sum())
+        < int(batch.lengths().sum())
+    )
     scored = rollout.score_logprobs(policy, batch, temperature=1.0, row_tokens=256, rows=2)
     torch.testing.assert_close(scored, batch.logprobs(), atol=2e-5, rtol=0)
 
 
-def test_truncated_turns_are_scored_among_the_tokens_that_were_kept(policy: GPT, monkeypatch: Any) -> None:
-    """A fifth of the draws becomes <|end|> where it was kept; no reply of an environment has kept tokens."""
+def test_truncated_turns_are_scored_among_the_tokens_that_were_kept(
+    policy: GPT, monkeypatch: Any
+) -> None:
+    """A fifth of the draws becomes <|end|> where it was kept; no reply of an environment has
+    kept tokens."""
 
     def draw(logits: Any, how: Any, u: Any, width: int) -> Any:
         table = logits.clone()
@@ -173,7 +202,11 @@ def test_truncated_turns_are_scored_among_the_tokens_that_were_kept(policy: GPT,
         table = table.gather(1, kept.long()).log_softmax(-1)
         place = (kept == END).float().argmax(1)
         ends = (kept == END).any(1) & (u < 0.2)
-        return torch.where(ends, END, ids), torch.where(ends, table[range(len(u)), place], logprobs), kept
+        return (
+            torch.where(ends, END, ids),
+            torch.where(ends, table[range(len(u)), place], logprobs),
+            kept,
+        )
 
     plain = generate.draw_and_note
     monkeypatch.setattr(generate, "draw_and_note", draw)
@@ -188,8 +221,11 @@ def test_truncated_turns_are_scored_among_the_tokens_that_were_kept(policy: GPT,
     torch.testing.assert_close(scored, batch.logprobs(), atol=2e-5, rtol=0)
 
 
-def test_the_gradient_is_that_of_the_plain_sequences(policy: GPT, batch: rollout.RolloutBatch) -> None:
-    """-sum over written tokens of advantage x log pi / written tokens; what was said is context only."""
+def test_the_gradient_is_that_of_the_plain_sequences(
+    policy: GPT, batch: rollout.RolloutBatch
+) -> None:
+    """-sum over written tokens of advantage x log pi / written tokens; what was said is context
+    only."""
     advantage = advantages.group_advantages(batch.rewards)
     assert advantage.abs().max() > 0.01
     packed = packed_gradient(policy, batch, advantage, row_tokens=200, rows=2)
@@ -201,16 +237,22 @@ def test_an_episode_does_not_depend_on_who_shares_its_batch(policy: GPT, closing
     assert max(len(t) for t in together.turns) == 3
     for p, key in enumerate([5, 6, 7]):
         alone = collect(policy, Talk(), [PROBLEMS[p]], keys=[key])
-        assert [c.ids for c in alone.completions] == [c.ids for c in together.completions[4 * p : 4 * p + 4]]
+        assert [c.ids for c in alone.completions] == [
+            c.ids for c in together.completions[4 * p : 4 * p + 4]
+        ]
         texts = [[t.text for t in turns] for turns in together.turns[4 * p : 4 * p + 4]]
         assert [[t.text for t in turns] for turns in alone.turns] == texts
-    assert len({tuple(c.ids) for c in together.completions}) > 6  # and samples of one problem differ
+    assert (
+        len({tuple(c.ids) for c in together.completions}) > 6
+    )  # and samples of one problem differ
 
 
 def test_an_episode_says_how_it_ended(policy: GPT, closing: None) -> None:
     limit = collect(policy, Talk(ends_after=99, max_turns=2), max_new_tokens=60)
     assert {len(t) for t, c in zip(limit.turns, limit.completions) if c.stop == "turns"} == {2}
-    in_order = torch.tensor([c.stop in ("stop", "turns") for c in limit.completions]).view_as(limit.rewards)
+    in_order = torch.tensor([c.stop in ("stop", "turns") for c in limit.completions]).view_as(
+        limit.rewards
+    )
     # what PPO's --non-stop-penalty is taken from
     assert in_order.any()
     assert torch.equal(limit.cut_off(), ~in_order)
@@ -231,7 +273,9 @@ def test_values_pass_over_what_the_environment_said() -> None:
     on = torch.tensor([[1, 0, 0, 1, 1]]).bool()
     how = dict(gamma=0.9, lam=0.7)
     found, returns = advantages.estimate_gae(rewards, values, on, **how)
-    short, short_returns = advantages.estimate_gae(rewards[on][None], values[on][None], torch.ones(1, 3), **how)
+    short, short_returns = advantages.estimate_gae(
+        rewards[on][None], values[on][None], torch.ones(1, 3), **how
+    )
     assert torch.equal(found[on], short[0])
     assert torch.equal(returns[on], short_returns[0])
     assert not found[~on].any()

@@ -1,4 +1,5 @@
-"""Losses and advantages: numbers by hand, signs of gradients, invariances, KL estimators against exact KL."""
+"""Losses and advantages: numbers by hand, signs of gradients, invariances, KL estimators
+against exact KL."""
 
 import math
 
@@ -35,7 +36,8 @@ def test_what_the_mask_hides_reaches_neither_value_nor_gradient(poison: float) -
 
 
 def test_policy_gradient_by_hand() -> None:
-    """-(2 x (-1 - 2) - 1 x (-0.5 - 4 - 8)) / 5 = -6.5 / 5; advantages carry no gradient, and 0 gives none."""
+    """-(2 x (-1 - 2) - 1 x (-0.5 - 4 - 8)) / 5 = -6.5 / 5; advantages carry no gradient, and 0
+    gives none."""
     logprobs = LOGPROBS.clone().requires_grad_()
     advantages = ADVANTAGES.clone().requires_grad_()
     loss = policy_gradient_loss(logprobs, advantages, MASK)
@@ -72,9 +74,15 @@ def test_k1_and_k3_are_unbiased_and_k2_is_to_the_next_order() -> None:
 def test_estimators_by_hand_their_signs_and_spread() -> None:
     new = torch.tensor([[-1.0, -1.0]])
     old = torch.tensor([[-1.0 + math.log(2), -1.0 - math.log(2)]])
-    torch.testing.assert_close(kl_estimate(new, old, "k1"), torch.tensor([[-math.log(2), math.log(2)]]))
-    torch.testing.assert_close(kl_estimate(new, old, "k2"), torch.full((1, 2), math.log(2) ** 2 / 2))
-    torch.testing.assert_close(kl_estimate(new, old, "k3"), torch.tensor([[1 - math.log(2), -0.5 + math.log(2)]]))
+    torch.testing.assert_close(
+        kl_estimate(new, old, "k1"), torch.tensor([[-math.log(2), math.log(2)]])
+    )
+    torch.testing.assert_close(
+        kl_estimate(new, old, "k2"), torch.full((1, 2), math.log(2) ** 2 / 2)
+    )
+    torch.testing.assert_close(
+        kl_estimate(new, old, "k3"), torch.tensor([[1 - math.log(2), -0.5 + math.log(2)]])
+    )
     k1, k2, k3 = (kl_estimate(POLICY.log(), REFERENCE.log(), kind) for kind in ("k1", "k2", "k3"))
     assert k1.min() < 0
     assert k2.min() >= 0
@@ -89,7 +97,8 @@ def test_estimators_by_hand_their_signs_and_spread() -> None:
 
 
 def test_clipped_loss_by_hand_and_its_gradient() -> None:
-    """A token has no gradient only where its ratio has passed the bound to which its advantage pushes it."""
+    """A token has no gradient only where its ratio has passed the bound to which its advantage
+    pushes it."""
     logprobs = LOGPROBS.clone().requires_grad_()
     ratio = policy_ratio(logprobs, OLD, torch.ones(2, 3))
     loss = losses.clipped_policy_loss(ratio, ADVANTAGES)
@@ -111,11 +120,26 @@ def test_weighted_loss_by_hand_keeps_every_gradient() -> None:
     assert (logprobs.grad != 0).all()
 
 
-FAR = [-1e4, -300.0, -100.0, -90.0, -61.0, 31.0, 61.0, 89.0, 100.0, 300.0, 1e4]  # float32's exp ends at -104 and 88
+FAR = [
+    -1e4,
+    -300.0,
+    -100.0,
+    -90.0,
+    -61.0,
+    31.0,
+    61.0,
+    89.0,
+    100.0,
+    300.0,
+    1e4,
+]  # float32's exp ends at -104 and 88
 
 
-def every_loss(log_ratio: torch.Tensor, advantages: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
-    """Per token, as functions of log ratios (1, T) to the old policy; the last are to a reference."""
+def every_loss(
+    log_ratio: torch.Tensor, advantages: torch.Tensor, level: str
+) -> dict[str, torch.Tensor]:
+    """Per token, as functions of log ratios (1, T) to the old policy; the last are to a
+    reference."""
     old = torch.zeros_like(log_ratio)
     mask = torch.ones_like(log_ratio)
     ratio = policy_ratio(log_ratio, old, mask, level)
@@ -132,13 +156,20 @@ def every_loss(log_ratio: torch.Tensor, advantages: torch.Tensor, level: str) ->
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("advantage", [-2.0, 1.0])
 @pytest.mark.parametrize("far", FAR)
-def test_log_ratios_that_overflow_leave_gradients_finite(far: float, advantage: float, level: str) -> None:
-    """Beside a token in the normal range, and the norm of the gradient too, which adds up squares."""
+def test_log_ratios_that_overflow_leave_gradients_finite(
+    far: float, advantage: float, level: str
+) -> None:
+    """Beside a token in the normal range, and the norm of the gradient too, which adds up
+    squares."""
     for name in every_loss(torch.zeros(1, 2), torch.zeros(1, 1), level):
         log_ratio = torch.tensor([[far, far if level == "sequence" else 0.1]], requires_grad=True)
         loss = every_loss(log_ratio, torch.full((1, 1), advantage), level)[name]
         loss.sum().backward()
-        assert loss.isfinite().all() and log_ratio.grad.isfinite().all() and log_ratio.grad.norm().isfinite(), name
+        assert (
+            loss.isfinite().all()
+            and log_ratio.grad.isfinite().all()
+            and log_ratio.grad.norm().isfinite()
+        ), name
         assert loss.sum().abs() < 1e30
     sampler = torch.tensor([[-far, 0.0]])
     weights, stats = losses.importance_weights(torch.zeros(1, 2), sampler, torch.ones(1, 2), 3.0)
@@ -148,7 +179,8 @@ def test_log_ratios_that_overflow_leave_gradients_finite(far: float, advantage: 
 
 
 def test_beyond_the_bound_a_token_is_pushed_back() -> None:
-    """Not left alone, and not pushed further: at a ratio of e^100 a bad token, and one that left the reference."""
+    """Not left alone, and not pushed further: at a ratio of e^100 a bad token, and one that
+    left the reference."""
     for far in (40.0, 100.0):
         log_ratio = torch.tensor([[far]], requires_grad=True)
         losses.clipped_policy_loss(
@@ -182,7 +214,9 @@ def test_in_the_normal_range_ratios_and_their_gradients_are_exp_bit_for_bit() ->
 
 @pytest.mark.parametrize("kind", ["dpo", "ipo", "cpo", "simpo", "orpo"])
 @pytest.mark.parametrize("far", [-1e4, -100.0, 0.0])
-def test_preference_losses_of_extreme_log_ratios_have_finite_gradients(kind: str, far: float) -> None:
+def test_preference_losses_of_extreme_log_ratios_have_finite_gradients(
+    kind: str, far: float
+) -> None:
     chosen = leaf(torch.tensor([far, -50.0]))
     rejected = leaf(torch.tensor([-50.0, far]))
     at = torch.tensor([-50.0, -50.0])
@@ -210,7 +244,9 @@ def test_importance_weights_by_hand() -> None:
     new = torch.tensor([[0.5, 0.2, 0.9], [0.3, 0.6, 0.1]]).log().requires_grad_()
     old = torch.tensor([[0.25, 0.4, 1e-9], [0.3, 0.2, 0.1]]).log()
     weights, stats = losses.importance_weights(new, old, MASK, 2.5)
-    torch.testing.assert_close(weights, torch.tensor([[2.0, 0.5, 1.0], [1.0, 2.5, 1.0]]))  # 0.6 / 0.2 = 3 is cut
+    torch.testing.assert_close(
+        weights, torch.tensor([[2.0, 0.5, 1.0], [1.0, 2.5, 1.0]])
+    )  # 0.6 / 0.2 = 3 is cut
     assert not weights.requires_grad
     assert int(stats["importance_capped"]) == 1
     right = sum(r - 1 - math.log(r) for r in (2, 0.5, 3))
@@ -222,15 +258,17 @@ def test_importance_weights_by_hand() -> None:
 
 @pytest.mark.parametrize("cap, exact", [(0.0, False), (1.0, False), (100.0, True)])
 def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: bool) -> None:
-    """Summed over all tokens with the sampler's probabilities; where no ratio is cut that is the policy's own
-    gradient."""
+    """Summed over all tokens with the sampler's probabilities; where no ratio is cut that is
+    the policy's own gradient."""
     rng = torch.Generator().manual_seed(0)
     logits, other, reward = (torch.randn(1, 6, generator=rng) for _ in range(3))
     logits.requires_grad_()
     logprobs = logits.log_softmax(-1)
     sampler = other.log_softmax(-1)
     weights, _ = losses.importance_weights(logprobs, sampler, torch.ones(1, 6), cap)
-    found = torch.autograd.grad((sampler.exp() * weights * reward * logprobs).sum(), logits, retain_graph=True)[0]
+    found = torch.autograd.grad(
+        (sampler.exp() * weights * reward * logprobs).sum(), logits, retain_graph=True
+    )[0]
     right = torch.autograd.grad((logprobs.exp() * reward).sum(), logits)[0]
     assert torch.allclose(found, right, atol=1e-6) == exact
 
@@ -240,7 +278,9 @@ def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(level: str) -> N
     new = LOGPROBS.clone().requires_grad_()
     plain = LOGPROBS.clone().requires_grad_()
     weights = losses.token_weights(MASK.sum(1), "token", n_sequences=2, n_tokens=5, max_tokens=3)
-    loss = losses.clipped_policy_loss(policy_ratio(new, LOGPROBS, MASK, level), ADVANTAGES, 0.2, 0.2)
+    loss = losses.clipped_policy_loss(
+        policy_ratio(new, LOGPROBS, MASK, level), ADVANTAGES, 0.2, 0.2
+    )
     masked_sum(loss * weights, MASK).backward()
     policy_gradient_loss(plain, ADVANTAGES, MASK).backward()
     torch.testing.assert_close(new.grad, plain.grad)
@@ -248,14 +288,20 @@ def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(level: str) -> N
 
 def test_weights_of_the_three_papers_by_hand() -> None:
     lengths = torch.tensor([2, 3])
-    for how, expected in (("sequence", [1 / 4, 1 / 6]), ("token", [1 / 5] * 2), ("constant", [1 / 20] * 2)):
+    for how, expected in (
+        ("sequence", [1 / 4, 1 / 6]),
+        ("token", [1 / 5] * 2),
+        ("constant", [1 / 20] * 2),
+    ):
         weights = losses.token_weights(lengths, how, n_sequences=2, n_tokens=5, max_tokens=10)
         assert weights[:, 0].tolist() == pytest.approx(expected)
 
 
 def test_value_loss_takes_the_larger_error() -> None:
     values = torch.tensor([[1.0, 0.5, 0.1]], requires_grad=True)
-    loss = losses.value_loss(values, torch.zeros(1, 3), torch.tensor([[0.9, -1.0, 1.0]]), clip_eps=0.2)
+    loss = losses.value_loss(
+        values, torch.zeros(1, 3), torch.tensor([[0.9, -1.0, 1.0]]), clip_eps=0.2
+    )
     torch.testing.assert_close(loss, torch.tensor([[0.7**2, 1.5**2, 0.9**2]]) / 2)
     loss.sum().backward()
     # the first is beyond its bound
@@ -349,7 +395,10 @@ CASES = {
     "simpo": (dict(beta=3.0), [nats(1.0 - 1.0), nats(-0.3 - 1.0)]),
     "orpo": (
         dict(beta=0.2),
-        [0.2 * nats(log_odds(-2 / 3) - log_odds(-1.0)) + 2 / 3, 0.2 * nats(log_odds(-0.2) - log_odds(-0.1)) + 0.2],
+        [
+            0.2 * nats(log_odds(-2 / 3) - log_odds(-1.0)) + 2 / 3,
+            0.2 * nats(log_odds(-0.2) - log_odds(-0.1)) + 0.2,
+        ],
     ),
 }
 
@@ -372,9 +421,16 @@ def test_pair_losses_by_hand_and_the_signs_of_their_gradients(kind: str) -> None
 
 def test_ipo_stops_pulling_at_its_target_and_dpo_does_not() -> None:
     at_reference = (CHOSEN, REJECTED, CHOSEN, REJECTED)
-    assert preference_losses.dpo_loss(*at_reference, 0.3).losses.tolist() == pytest.approx([math.log(2)] * 2)
-    assert preference_losses.ipo_loss(*at_reference, 0.25).losses.tolist() == pytest.approx([4.0] * 2)
-    for loss, ahead, sign in ((preference_losses.ipo_loss, 50, 1), (preference_losses.dpo_loss, 5, -1)):
+    assert preference_losses.dpo_loss(*at_reference, 0.3).losses.tolist() == pytest.approx(
+        [math.log(2)] * 2
+    )
+    assert preference_losses.ipo_loss(*at_reference, 0.25).losses.tolist() == pytest.approx(
+        [4.0] * 2
+    )
+    for loss, ahead, sign in (
+        (preference_losses.ipo_loss, 50, 1),
+        (preference_losses.dpo_loss, 5, -1),
+    ):
         far = leaf(CHOSEN + ahead)
         loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward()
         assert (far.grad.sign() == sign).all()
@@ -383,11 +439,15 @@ def test_ipo_stops_pulling_at_its_target_and_dpo_does_not() -> None:
 def test_simpo_and_orpo_divide_length_out_and_hold_at_probability_one() -> None:
     for loss in (preference_losses.simpo_loss, preference_losses.orpo_loss):
         once = loss(CHOSEN, REJECTED, THREE, THREE).losses
-        torch.testing.assert_close(loss(CHOSEN * 2, REJECTED * 2, THREE * 2, THREE * 2).losses, once)
+        torch.testing.assert_close(
+            loss(CHOSEN * 2, REJECTED * 2, THREE * 2, THREE * 2).losses, once
+        )
     cpo = preference_losses.cpo_loss
     assert not torch.allclose(cpo(CHOSEN * 2, REJECTED * 2).losses, cpo(CHOSEN, REJECTED).losses)
     sure = leaf(torch.zeros(1))
-    judged = preference_losses.orpo_loss(sure, torch.tensor([-30.0]), torch.tensor([3]), torch.tensor([3]))
+    judged = preference_losses.orpo_loss(
+        sure, torch.tensor([-30.0]), torch.tensor([3]), torch.tensor([3])
+    )
     judged.losses.sum().backward()
     assert judged.losses.isfinite().all()
     assert sure.grad.isfinite().all()
@@ -399,7 +459,9 @@ def test_kto_by_hand_and_the_signs_of_its_gradient() -> None:
     liked = torch.tensor([True, False])
     reference = torch.tensor([-2.5, -2.5])
     kto, reward = preference_losses.kto_loss(logprobs, reference, liked, 0.2, 2.0)
-    assert kto.tolist() == pytest.approx([1 / (1 + math.exp(0.6)), 1 / (1 + math.exp(1.4))], rel=1e-6)
+    assert kto.tolist() == pytest.approx(
+        [1 / (1 + math.exp(0.6)), 1 / (1 + math.exp(1.4))], rel=1e-6
+    )
     assert reward.tolist() == pytest.approx([1.0, -1.0])
     kto.sum().backward()
     assert logprobs.grad[0] < 0 < logprobs.grad[1]

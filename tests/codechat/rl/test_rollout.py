@@ -1,5 +1,5 @@
-"""Packed rollouts: a group shares its prompt and nothing else; what is trained on is exactly what was sampled.
-Metrics of a batch."""
+"""Packed rollouts: a group shares its prompt and nothing else; what is trained on is exactly
+what was sampled. Metrics of a batch."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,14 @@ from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.toy import ToyTask
 from codechat.text import tokenizer
-from codechat.training.step_metrics import CLIPPING, Mean, Meter, StepMetrics, combine_ranks, rollout_metrics
+from codechat.training.step_metrics import (
+    CLIPPING,
+    Mean,
+    Meter,
+    StepMetrics,
+    combine_ranks,
+    rollout_metrics,
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +57,21 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def batch(policy: GPT) -> RolloutBatch:
-    problems = [Problem(str(i), [{"role": "user", "content": "x" * (3 + 5 * i)}], None, "train") for i in range(3)]
+    problems = [
+        Problem(str(i), [{"role": "user", "content": "x" * (3 + 5 * i)}], None, "train")
+        for i in range(3)
+    ]
     how = dict(group_size=4, max_new_tokens=7, seed=3)
     with torch.no_grad():
-        return rollout.collect(policy, Letters(), problems, tokenizer.load("bytes"), "reserved", **how)
+        return rollout.collect(
+            policy, Letters(), problems, tokenizer.load("bytes"), "reserved", **how
+        )
 
 
 def test_completions_that_were_cut_off_can_teach_nothing(policy: GPT, batch: RolloutBatch) -> None:
-    ended = [replace(c, stop="stop" if i % 3 else "length") for i, c in enumerate(batch.completions)]
+    ended = [
+        replace(c, stop="stop" if i % 3 else "length") for i, c in enumerate(batch.completions)
+    ]
     silent = replace(batch, completions=ended).without_cut_off()
     assert silent.n_tokens == sum(len(c.ids) for i, c in enumerate(ended) if i % 3)
     assert torch.equal(silent.mask().any(1), torch.tensor([i % 3 > 0 for i in range(len(ended))]))
@@ -69,14 +83,17 @@ def test_completions_that_were_cut_off_can_teach_nothing(policy: GPT, batch: Rol
 
 
 def plain_gradient(policy: GPT, batch: RolloutBatch, advantage: torch.Tensor) -> list[torch.Tensor]:
-    """The loss and its gradients, one unpacked sequence at a time; what an environment said is context only."""
+    """The loss and its gradients, one unpacked sequence at a time; what an environment said is
+    context only."""
     policy.zero_grad()
     total = torch.zeros(())
     for i, completion in enumerate(batch.completions):
         prompt = batch.prompts[i // batch.group_size]
         ids = torch.tensor([prompt + completion.ids])
         targets = torch.full_like(ids[:, 1:], -100)
-        targets[:, len(prompt) - 1 :] = torch.where(torch.tensor([completion.written]), ids[:, len(prompt) :], -100)
+        targets[:, len(prompt) - 1 :] = torch.where(
+            torch.tensor([completion.written]), ids[:, len(prompt) :], -100
+        )
         logprobs, _ = policy.token_logprobs(ids[:, :-1], targets)
         one = advantage.view(-1)[i].expand_as(logprobs)
         loss = losses.policy_gradient_loss(logprobs, one, targets >= 0, count=batch.n_tokens)
@@ -85,7 +102,9 @@ def plain_gradient(policy: GPT, batch: RolloutBatch, advantage: torch.Tensor) ->
     return [total, *(p.grad.clone() for p in policy.parameters())]
 
 
-def packed_gradient(policy: GPT, batch: RolloutBatch, advantage: torch.Tensor, **how: int) -> list[torch.Tensor]:
+def packed_gradient(
+    policy: GPT, batch: RolloutBatch, advantage: torch.Tensor, **how: int
+) -> list[torch.Tensor]:
     """The same, packed; completions without advantage are left out."""
     policy.zero_grad()
     total = torch.zeros(())
@@ -108,7 +127,9 @@ def assert_close(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
         torch.testing.assert_close(x, y, atol=2e-6, rtol=1e-4)
 
 
-def test_neither_packing_nor_the_order_of_groups_changes_loss_and_gradient(policy: GPT, batch: RolloutBatch) -> None:
+def test_neither_packing_nor_the_order_of_groups_changes_loss_and_gradient(
+    policy: GPT, batch: RolloutBatch
+) -> None:
     advantage = advantages.group_advantages(batch.rewards)
     order = [2, 0, 1]
     assert advantage.abs().max() > 0.05
@@ -122,15 +143,17 @@ def test_neither_packing_nor_the_order_of_groups_changes_loss_and_gradient(polic
 
 
 def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: RolloutBatch) -> None:
-    """Values at the targets as a row per completion, whatever the packing; scores of a whole batch equal the
-    sampled ones."""
+    """Values at the targets as a row per completion, whatever the packing; scores of a whole
+    batch equal the sampled ones."""
     for how in (dict(row_tokens=512, rows=8), dict(row_tokens=40, rows=2)):
         for packed in rollout.pack(batch, **how):
             at = packed.numbers
             C = packed.longest
             assert torch.equal(packed.mask(), batch.mask()[at, :C])
             ids = packed.unpack(packed.targets)
-            assert [row[on].tolist() for row, on in zip(ids, packed.mask())] == [batch.completions[i].ids for i in at]
+            assert [row[on].tolist() for row, on in zip(ids, packed.mask())] == [
+                batch.completions[i].ids for i in at
+            ]
         scored = rollout.score_logprobs(policy, batch, temperature=1.0, **how)
         torch.testing.assert_close(scored, batch.logprobs(), atol=1e-5, rtol=0)
 
@@ -139,8 +162,11 @@ def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: Rollo
     "cut", [dict(top_k=20), dict(top_k=5), dict(top_p=0.5), dict(top_k=9, temperature=1.7)], ids=str
 )
 def test_equal_weights_have_importance_weights_of_one_under_truncation(cut: dict[str, Any]) -> None:
-    """Of 64 ids; the mean was 0.83 at top-k 20 and 0.50 at 5. In any packing, of parts and of joined batches."""
-    policy = randomise(GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=64, n_tags=0)), 0.25)
+    """Of 64 ids; the mean was 0.83 at top-k 20 and 0.50 at 5. In any packing, of parts and of
+    joined batches."""
+    policy = randomise(
+        GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=64, n_tags=0)), 0.25
+    )
     prompts = [[1, 2, 3], [4, 5], [6]]
     problems = [Problem(str(i), [], None, "train") for i in range(3)]
 
@@ -155,7 +181,9 @@ def test_equal_weights_have_importance_weights_of_one_under_truncation(cut: dict
             note_kept=True,
             **cut,
         )
-        return RolloutBatch(problems, prompts, found, [""] * 24, [Score(0.0, "x", {}, False)] * 24, 8)
+        return RolloutBatch(
+            problems, prompts, found, [""] * 24, [Score(0.0, "x", {}, False)] * 24, 8
+        )
 
     whole = rollout.join([drawn(0), drawn(1)]).take([5, 0, 3, 1])
     for row_tokens, rows in ((512, 8), (40, 2)):
@@ -172,14 +200,18 @@ def test_equal_weights_have_importance_weights_of_one_under_truncation(cut: dict
         assert stats["mismatch_kl"] < 1e-6
 
 
-def test_rows_have_one_shape_in_a_compiled_run(policy: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long enough for the longest prompt of all problems, whichever a step draws; on a CPU rows are as long as they
-    need to be."""
+def test_rows_have_one_shape_in_a_compiled_run(
+    policy: GPT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long enough for the longest prompt of all problems, whichever a step draws; on a CPU rows
+    are as long as they need to be."""
     task = ToyTask()
     tok = tokenizer.load("bytes")
     short = task.problems("train")
     long = replace(short[0], messages=[dict(short[0].messages[0], content="x" * 30)])
-    cfg = ReinforceConfig(task="toy", group_size=3, max_new_tokens=4, row_tokens=16, rows=2, tags="text")
+    cfg = ReinforceConfig(
+        task="toy", group_size=3, max_new_tokens=4, row_tokens=16, rows=2, tags="text"
+    )
 
     def shapes() -> list[set[tuple[int, ...]]]:
         sample = RolloutSampler(cfg, Engine(), policy, task, [*short, long], tok)
@@ -202,13 +234,17 @@ TIERS = ("none", "some", "all")
 
 
 def batch_of(rewards: list[list[float]], seed: int = 0) -> RolloutBatch:
-    """Completion i has 1 + i tokens, a mask with a gap from three tokens on, and stops unless i is divisible by 3."""
+    """Completion i has 1 + i tokens, a mask with a gap from three tokens on, and stops unless i
+    is divisible by 3."""
     rng = torch.Generator().manual_seed(seed)
     flat = [r for group in rewards for r in group]
     completions = [
         Completion(
             list(range(1 + i)),
-            [0.0 if t == 1 and i >= 2 else -float(x) for t, x in enumerate(torch.rand(1 + i, generator=rng))],
+            [
+                0.0 if t == 1 and i >= 2 else -float(x)
+                for t, x in enumerate(torch.rand(1 + i, generator=rng))
+            ],
             "stop" if i % 3 else ("length", "context", "turns")[i // 3 % 3],
             [t != 1 for t in range(1 + i)] if i >= 2 else None,
         )
@@ -254,7 +290,9 @@ def test_one_rank_has_the_numbers_of_diagnose() -> None:
     assert [found[name] for name in names] == [getattr(judged, name) for name in names]
 
 
-def ranks_of(batch: RolloutBatch, parts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> list[StepMetrics]:
+def ranks_of(
+    batch: RolloutBatch, parts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> list[StepMetrics]:
     mine = []
     with monkeypatch.context() as m:
         m.setattr(dist, "gather", lambda rank: mine.append(rank) or [rank])
@@ -265,11 +303,15 @@ def ranks_of(batch: RolloutBatch, parts: list[list[int]], monkeypatch: pytest.Mo
 
 def test_ranks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for parts in ([[0, 1], [2, 3]], [[0], [1], [2], [3]]):
-        assert combine_ranks(ranks_of(BATCH, parts, monkeypatch)) == pytest.approx(rollout_metrics(BATCH, TIERS))
+        assert combine_ranks(ranks_of(BATCH, parts, monkeypatch)) == pytest.approx(
+            rollout_metrics(BATCH, TIERS)
+        )
 
 
 @pytest.mark.parametrize("rewards, live", [([[1.0], [1.0], [0.0], [0.0]], 1.0), ([[1.0]] * 4, 0.0)])
-def test_groups_of_one_are_judged_together(rewards: Any, live: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_one_are_judged_together(
+    rewards: Any, live: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where each rank's own rewards agree, or it has a single one."""
     for parts in ([[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]]):
         ranks = ranks_of(batch_of(rewards), parts, monkeypatch)

@@ -74,7 +74,10 @@ def test_resuming_is_bitwise_and_samples_the_same_numbers(run: Run) -> None:
     ckpt = checkpoint.load("r")
     checkpoint.restore(ckpt, again, [other])
     assert learn(again, other, 5) == expected
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
+    )
     assert ckpt.step == 5
     assert ckpt.extra["loader"]["cursor"] == 7
     assert torch.equal(ckpt.extra["loader"]["order"], torch.arange(3))
@@ -115,7 +118,12 @@ def test_which_checkpoints_stay(run: Run) -> None:
     assert run.checkpoints() == [3, 9, 10, 11]
     save(run, 12, keep_last=1)
     assert run.checkpoints() == [3, 12], "best and latest stay whatever the rule"
-    assert {p.name for p in (run.path / "checkpoints").iterdir()} == {"best", "latest", "step_000003", "step_000012"}
+    assert {p.name for p in (run.path / "checkpoints").iterdir()} == {
+        "best",
+        "latest",
+        "step_000003",
+        "step_000012",
+    }
 
 
 def test_a_run_continues_from_the_step_before_a_damaged_one_as_the_message_says(run: Run) -> None:
@@ -140,7 +148,9 @@ def full_disk(*args: object, **kwargs: object) -> None:
 
 
 @pytest.mark.parametrize("call", ["torch.save", "os.fsync", "os.rename", "os.replace"])
-def test_a_full_disk_leaves_the_former_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_full_disk_leaves_the_former_checkpoint(
+    run: Run, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     save(run, 1, extra={"n": 1})
     with monkeypatch.context() as m:
         m.setattr(call, full_disk)
@@ -154,7 +164,9 @@ def test_a_full_disk_leaves_the_former_checkpoint(run: Run, monkeypatch: pytest.
     assert checkpoint.load("r").step == 3
 
 
-def test_a_write_beside_training_that_fails_is_raised_at_the_next(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_beside_training_that_fails_is_raised_at_the_next(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny()
     save(run, 1, model)
     with monkeypatch.context() as patch:
@@ -174,7 +186,9 @@ KILLED_WHILE_SAVING = Path(__file__).with_name("killed_while_saving.txt").read_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "a new step"])
-def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(run: Run, home: Path, step: int) -> None:
+def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(
+    run: Run, home: Path, step: int
+) -> None:
     repository = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(home), str(step)]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
@@ -210,7 +224,11 @@ def test_damage_is_found(run: Run) -> None:
     model = tiny()
     for step, name in enumerate(("model.pt", "optim.pt", "ranks.pt")):
         path = save(run, step, model, optimizers=[adamw(model)]) / name
-        for damage in (lambda: flip(path), lambda: path.write_bytes(path.read_bytes()[:-1]), path.unlink):
+        for damage in (
+            lambda: flip(path),
+            lambda: path.write_bytes(path.read_bytes()[:-1]),
+            path.unlink,
+        ):
             damage()
             with raising(CheckpointError, name):
                 checkpoint.load(f"r@{step}")

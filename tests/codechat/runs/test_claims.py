@@ -1,4 +1,5 @@
-"""Two of one name at once: one of them writes, the others get one line; shared files lose no entry; what
+"""Two of one name at once: one of them writes, the others get one line; shared files lose no
+entry; what
 --overwrite replaces is not lost."""
 
 import hashlib
@@ -45,24 +46,34 @@ while not (home / "go").exists():
 
 
 def at_once(home: Path, program: str, loads: str = "", n: int = 3) -> list[tuple[int, str, str]]:
-    """(exit code, output, last line of the errors) of n processes that run the program in the same moment; `number`
-    differs.
+    """(exit code, output, last line of the errors) of n processes that run the program in the
+    same moment; `number` differs.
     loads: what it imports before."""
     (home / "go").unlink(missing_ok=True)
     command = [sys.executable, "-c", HEAD + loads + READY + program, str(home)]
-    how: dict[str, Any] = dict(text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=PROJECT)
+    how: dict[str, Any] = dict(
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=PROJECT
+    )
     started = [subprocess.Popen([*command, str(i)], **how) for i in range(n)]
     for process in started:
         assert process.stdout.readline() == "ready\n"
     (home / "go").touch()
     ends = [process.communicate(timeout=300) for process in started]
-    return [(p.returncode, out, (err.strip().splitlines() or [""])[-1]) for p, (out, err) in zip(started, ends)]
+    return [
+        (p.returncode, out, (err.strip().splitlines() or [""])[-1])
+        for p, (out, err) in zip(started, ends)
+    ]
 
 
 def hashes(folder: Path) -> dict[str, str]:
     """Of every file below, but locks."""
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".lock")]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = [
+        path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".lock")
+    ]
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 CREATE = """
@@ -82,7 +93,9 @@ print(number)
 
 
 @pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}], ids=str)
-def test_one_of_several_processes_gets_a_name_and_the_others_one_line(home: Path, how: dict[str, bool]) -> None:
+def test_one_of_several_processes_gets_a_name_and_the_others_one_line(
+    home: Path, how: dict[str, bool]
+) -> None:
     if how:
         Run.create("a/r", {"number": 9}, kind="test").finish()
     if "resume" in how:
@@ -97,7 +110,9 @@ def test_one_of_several_processes_gets_a_name_and_the_others_one_line(home: Path
     assert (found.path / "mine").read_text() == str(winner)
     assert found.status["status"] == "finished"
     assert "resume" in how or found.config == {"number": winner}
-    assert sorted(path.name for path in (runs_dir() / "a").iterdir()) == ["r"], "no lock and no former run is left"
+    assert sorted(path.name for path in (runs_dir() / "a").iterdir()) == ["r"], (
+        "no lock and no former run is left"
+    )
 
 
 def test_threads_of_one_process_do_not_share_a_name_either(home: Path) -> None:
@@ -126,7 +141,11 @@ def test_threads_of_one_process_do_not_share_a_name_either(home: Path) -> None:
 def test_a_link_to_a_run_is_the_same_name(home: Path) -> None:
     Run.create("r", {}, kind="test").finish()
     (runs_dir() / "link").symlink_to(runs_dir() / "r")
-    program = 'run = Run.create("r", {}, kind="test", overwrite=True); print("up", flush=True); time.sleep(60)'
+    program = (
+        'run = Run.create("r", {}, kind="test", '
+        'overwrite=True); print("up", flush=True); '
+        "time.sleep(60)"
+    )
     (home / "go").touch()
     command = [sys.executable, "-c", HEAD + READY + program, str(home), "0"]
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, cwd=PROJECT) as other:
@@ -141,7 +160,9 @@ def test_a_name_that_is_refused_stays_free_for_others_and_held_by_its_run(home: 
     run = Run.create("r", {}, kind="test")
     with raising(RunError, "in use"):
         Run.create("r", {}, kind="test")
-    assert processes.holder(paths.lock_of(run.path)) == os.getpid(), "the run that goes on keeps its name"
+    assert processes.holder(paths.lock_of(run.path)) == os.getpid(), (
+        "the run that goes on keeps its name"
+    )
     run.finish()
     with raising(RunError, "in use"):
         Run.create("r", {}, kind="test")
@@ -157,7 +178,10 @@ def test_asking_who_holds_a_lock_neither_takes_nor_drops_it(tmp_path: Path) -> N
     asked = [
         sys.executable,
         "-c",
-        f"import pathlib; from codechat.core import processes as p; print(p.holder(pathlib.Path({str(path)!r})))",
+        (
+            "import pathlib; from codechat.core import processes as "
+            f"p; print(p.holder(pathlib.Path({str(path)!r})))"
+        ),
     ]
     for name in ("lock", "link"):
         assert processes.holder(tmp_path / name) == os.getpid()
@@ -178,7 +202,9 @@ for i in range(20):
 
 
 def test_a_ledger_keeps_the_entries_of_all_seeds_that_run_at_once(home: Path) -> None:
-    assert [code for code, _, _ in at_once(home, NOTES, "from codechat_lab.launch import runner")] == [0, 0, 0]
+    assert [
+        code for code, _, _ in at_once(home, NOTES, "from codechat_lab.launch import runner")
+    ] == [0, 0, 0]
     kept = runner.read_ledger(home / "runs" / "stages.json")
     assert kept.keys() == {f"stage-{number}-{i}" for number in range(3) for i in range(20)}
     assert [path.name for path in (home / "runs").iterdir()] == ["stages.json"]
@@ -210,15 +236,23 @@ print(made["hash"])
 
 
 def test_one_of_several_corpora_in_one_folder_is_written_whole(home: Path) -> None:
-    ended = at_once(home, CORPUS, "from codechat.data import corpus_writer; from codechat.text import tokenizer")
+    ended = at_once(
+        home, CORPUS, "from codechat.data import corpus_writer; from codechat.text import tokenizer"
+    )
     made = [out.strip() for code, out, _ in ended if code == 0]
     assert made and all("is being written" in line for code, _, line in ended if code), ended
     manifest, shards = corpus.open_corpus(home / "made", "train")
     text = b"".join(bytes(shard.astype("u1")) for shard in shards)
     assert manifest["hash"] in made
-    assert len({text[i + 5 : i + 6] for i in range(len(text)) if text.startswith(b"text ", i)}) == 1, "of one command"
+    assert (
+        len({text[i + 5 : i + 6] for i in range(len(text)) if text.startswith(b"text ", i)}) == 1
+    ), "of one command"
     listed = {file["name"] for file in manifest["files"]}
-    assert {path.name for path in (home / "made").iterdir()} == {*listed, "manifest.json", "token_bytes.npy"}
+    assert {path.name for path in (home / "made").iterdir()} == {
+        *listed,
+        "manifest.json",
+        "token_bytes.npy",
+    }
 
 
 CONVERSATIONS = """
@@ -229,24 +263,34 @@ class Settings:
 Settings.__name__ = f"Command{number % 2}"
 talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": str(number)}]
 name = f"domain{number % 2}"
-rows = {f"{name}.{split}": [{"id": f"{i}", "domain": name, "meta": {}, "messages": talk} for i in range(300)] for split in ("train", "select")}
+rows = [{"id": f"{i}", "domain": name, "meta": {}, "messages": talk} for i in range(300)]
+rows = {f"{name}.{split}": list(rows) for split in ("train", "select")}
 prepared.write(home / "made", rows, [], Settings())
 """
 
 
 def test_commands_that_write_one_folder_of_conversations_wait_for_each_other(home: Path) -> None:
-    """Two pairs of equal commands: every file is of one process, and the manifest knows the files of both commands."""
+    """Two pairs of equal commands: every file is of one process, and the manifest knows the
+    files of both commands."""
     assert [
-        line for code, _, line in at_once(home, CONVERSATIONS, "from codechat.data import prepared", n=4) if code
+        line
+        for code, _, line in at_once(home, CONVERSATIONS, "from codechat.data import prepared", n=4)
+        if code
     ] == []
     manifest = json.loads((home / "made" / "manifest.json").read_text())
     names = {f"domain{i}.{split}.jsonl" for i in (0, 1) for split in ("train", "select")}
-    assert manifest["files"].keys() == names == {p.name for p in (home / "made").iterdir()} - {"manifest.json"}
+    assert (
+        manifest["files"].keys()
+        == names
+        == {p.name for p in (home / "made").iterdir()} - {"manifest.json"}
+    )
     assert manifest["domains"].keys() == {"domain0", "domain1"}
     for name, entry in manifest["files"].items():
         assert hashlib.sha256((home / "made" / name).read_bytes()).hexdigest() == entry["sha256"]
     for domain in ("domain0", "domain1"):
-        texts = [(home / "made" / f"{domain}.{split}.jsonl").read_text() for split in ("train", "select")]
+        texts = [
+            (home / "made" / f"{domain}.{split}.jsonl").read_text() for split in ("train", "select")
+        ]
         assert texts[0] == texts[1], "both splits are of one process"
 
 
@@ -271,7 +315,10 @@ def test_a_folder_is_left_without_a_lock_also_after_a_failure(tmp_path: Path, wa
 FOREIGN = {
     "shards of another program": ({"train_000000.bin": b"\1\0" * 400}, "corpus"),
     "a manifest of another program": ({"manifest.json": b'{"name": "my site"}'}, "corpus"),
-    "a manifest of another program, for conversations": ({"manifest.json": b'{"name": "my site"}'}, "conversations"),
+    "a manifest of another program, for conversations": (
+        {"manifest.json": b'{"name": "my site"}'},
+        "conversations",
+    ),
 }
 
 
@@ -292,7 +339,9 @@ def test_files_that_no_command_wrote_are_not_replaced(kind: str, tmp_path: Path)
 def test_a_source_folder_is_not_the_folder_that_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a text\n" * 100)
     with raising(DataError, "--source and --out are one folder"):
-        corpus_writer.prepare_corpus(CorpusConfig(source=str(tmp_path), out=str(tmp_path), tokenizer="bytes"))
+        corpus_writer.prepare_corpus(
+            CorpusConfig(source=str(tmp_path), out=str(tmp_path), tokenizer="bytes")
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
@@ -322,7 +371,9 @@ def evaluates_first(run: Run) -> None:
 
 
 @pytest.mark.parametrize("begin", [never_begins, evaluates_first])
-@pytest.mark.parametrize("error", [ValueError("a seed"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ValueError("a seed"), KeyboardInterrupt(), SystemExit(1)], ids=repr
+)
 def test_a_run_that_fails_before_its_first_step_gives_the_place_back(
     former: dict[str, str], begin: Callable[[Run], None], error: BaseException
 ) -> None:
@@ -331,11 +382,15 @@ def test_a_run_that_fails_before_its_first_step_gives_the_place_back(
         raise error
     assert hashes(runs_dir() / "r") == former
     assert [p.name for p in runs_dir().iterdir()] == ["r"]
-    assert run.status["status"] in ("failed", "stopped"), "what ended is told from the run that came back"
+    assert run.status["status"] in ("failed", "stopped"), (
+        "what ended is told from the run that came back"
+    )
     assert Run.open("r").status["status"] == "finished"
 
 
-def test_a_run_that_was_stopped_before_its_first_step_gives_the_place_back(former: dict[str, str]) -> None:
+def test_a_run_that_was_stopped_before_its_first_step_gives_the_place_back(
+    former: dict[str, str],
+) -> None:
     with replace_run() as run:
         run.stop("interrupted at step 0")
     assert hashes(runs_dir() / "r") == former
@@ -377,7 +432,10 @@ time.sleep(60)
         ("run.log_eval(0, {'val_loss': 1.0})", True, "by name"),
         ("run.log(1, train_loss=1.0)", False, "list"),
         (
-            "from codechat.runs import checkpoint; import torch; checkpoint.save(run.path, 1, model=torch.nn.Linear(2, 2))",
+            (
+                "from codechat.runs import checkpoint; import torch; "
+                "checkpoint.save(run.path, 1, model=torch.nn.Linear(2, 2))"
+            ),
             False,
             "create",
         ),
@@ -397,7 +455,9 @@ def test_a_kill_before_the_first_step_brings_the_former_run_back(
         assert Run.open("r").config == {"lr": 0.2}, "while it runs it has the name"
         other.send_signal(signal.SIGKILL)
     if reader == "list":
-        assert list_runs().set_index("run")["status"].to_dict() == {"r": "finished" if comes_back else "killed"}
+        assert list_runs().set_index("run")["status"].to_dict() == {
+            "r": "finished" if comes_back else "killed"
+        }
     elif reader == "create":
         with pytest.raises(RunError, match="finished" if comes_back else "killed"):
             Run.create("r", {}, kind="test")
@@ -416,7 +476,9 @@ def test_a_kill_between_the_two_renames_loses_nothing(former: dict[str, str]) ->
     assert hashes(runs_dir() / "r") == former
 
 
-def test_a_former_run_beside_a_damaged_one_is_neither_deleted_nor_put_back(former: dict[str, str]) -> None:
+def test_a_former_run_beside_a_damaged_one_is_neither_deleted_nor_put_back(
+    former: dict[str, str],
+) -> None:
     run = replace_run()
     (run.path / "status.json").write_text("{")
     processes.unlock(paths.lock_of(run.path))
@@ -425,12 +487,16 @@ def test_a_former_run_beside_a_damaged_one_is_neither_deleted_nor_put_back(forme
     assert hashes(runs_dir() / ".r.old") == former
 
 
-def test_a_launch_that_replaces_a_run_keeps_it_until_the_loop_begins(former: dict[str, str]) -> None:
+def test_a_launch_that_replaces_a_run_keeps_it_until_the_loop_begins(
+    former: dict[str, str],
+) -> None:
     for _ in range(2):  # and a plan that replaces the plan
         path = paths.prepare("r", {"lr": 0.2}, "test", overwrite=True, plan={"launch.sh": "exit 1"})
         assert hashes(runs_dir() / ".r.old") == former
         Run.create("r", {"lr": 0.2}, kind="test").fail("no such data")
-        assert paths.read_status(path)["status"] == "failed" and (path / "launch.sh").is_file(), "its log says why"
+        assert paths.read_status(path)["status"] == "failed" and (path / "launch.sh").is_file(), (
+            "its log says why"
+        )
         assert hashes(runs_dir() / ".r.old") == former
     with Run.create("r", {"lr": 0.2}, kind="test", resume=True) as run:
         run.log(1, train_loss=1.0)
@@ -478,7 +544,9 @@ def test_a_killed_run_whose_host_was_renamed_is_killed(home: Path) -> None:
     """Its status names a host that is not this one, as of a container that started again."""
     run = Run.create("r", {}, kind="test")
     status = json.loads((run.path / "status.json").read_text())
-    (run.path / "status.json").write_text(json.dumps(status | {"host": "3f2b1c", "pid": 1, "pid_start": "1"}))
+    (run.path / "status.json").write_text(
+        json.dumps(status | {"host": "3f2b1c", "pid": 1, "pid_start": "1"})
+    )
     assert Run.open("r").status["status"] == "running", "somebody writes it"
     processes.unlock(paths.lock_of(run.path))
     assert Run.open("r").status["status"] == "killed"

@@ -1,4 +1,5 @@
-"""Run directories: what is logged is what is read, names are protected, a kill loses no flushed row."""
+"""Run directories: what is logged is what is read, names are protected, a kill loses no flushed
+row."""
 
 import errno
 import json
@@ -67,7 +68,9 @@ def child(program: str, root: Path, **popen: object) -> subprocess.Popen[str]:
 
 def scalars(run: Run, name: str) -> list[tuple[int, float]]:
     """What TensorBoard holds."""
-    return [(e.step, e.value) for e in EventAccumulator(str(run.path / "tb")).Reload().Scalars(name)]
+    return [
+        (e.step, e.value) for e in EventAccumulator(str(run.path / "tb")).Reload().Scalars(name)
+    ]
 
 
 def test_what_is_logged_is_what_is_read() -> None:
@@ -92,7 +95,13 @@ def test_what_is_logged_is_what_is_read() -> None:
     assert again.env["argv"] == sys.argv
     assert "torch" in again.env["versions"]
     board = EventAccumulator(str(run.path / "tb")).Reload()
-    assert set(board.Tags()["scalars"]) == {"train_loss", "lr", "tier/full_match", "tokens", "eval/select/pass@1"}
+    assert set(board.Tags()["scalars"]) == {
+        "train_loss",
+        "lr",
+        "tier/full_match",
+        "tokens",
+        "eval/select/pass@1",
+    }
     assert scalars(run, "train_loss") == [(1, 2.5), (2, 1.5)]
     assert scalars(run, "eval/select/pass@1") == [(2, 0.25)]
 
@@ -124,7 +133,10 @@ def test_the_block_ends_the_run() -> None:
 
 
 def test_a_killed_run_says_killed(home: Path) -> None:
-    program = "run = Run.create('k', {}, kind='t'); run.log(1, lr=1.0); print('up', flush=True); time.sleep(60)"
+    program = (
+        "run = Run.create('k', {}, kind='t'); run.log(1, "
+        "lr=1.0); print('up', flush=True); time.sleep(60)"
+    )
     process = child(program, home)
     assert process.stdout.readline() == "up\n"
     assert Run.open("k").status["status"] == "running"
@@ -168,7 +180,9 @@ def test_a_name_in_use_is_rejected_resumed_or_replaced() -> None:
         run.log(1, lr=1.0)
     with pytest.raises(RunError, match="'r'.*finished.*--resume.*--overwrite"):
         new()
-    with pytest.raises(RunError, match=r"finished\); set --overwrite"):  # of a command that has no --resume
+    with pytest.raises(
+        RunError, match=r"finished\); set --overwrite"
+    ):  # of a command that has no --resume
         Run.create("r", {"seed": 0}, kind="evaluate")
     with pytest.raises(ConfigError, match="--resume.*--overwrite"):
         new(resume=True, overwrite=True)
@@ -176,7 +190,9 @@ def test_a_name_in_use_is_rejected_resumed_or_replaced() -> None:
     with new(overwrite=True) as run:
         assert len(run.metrics()) == 0
         run.log(1, lr=1.0)
-    assert sorted(p.name for p in runs_dir().iterdir()) == ["r"], "nothing is left of the former run"
+    assert sorted(p.name for p in runs_dir().iterdir()) == ["r"], (
+        "nothing is left of the former run"
+    )
     with pytest.raises(MissingFile, match="'q'.*r"):
         new("q", resume=True)
 
@@ -220,7 +236,9 @@ def test_resume_drops_rows_after_the_checkpoint_when_it_writes() -> None:
     fake_checkpoint(run, 3)
     before = Run.open("r").env
     again = new(resume=True)
-    assert again.resumed and len(again.metrics()) == 5, "nothing is dropped before there is something new"
+    assert again.resumed and len(again.metrics()) == 5, (
+        "nothing is dropped before there is something new"
+    )
     again.log(4, train_loss=40.0)
     assert again.metrics()["train_loss"].tolist() == [1.0, 2.0, 3.0, 40.0]
     assert again.evals()["step"].tolist() == [1, 2, 3]
@@ -258,7 +276,9 @@ class Batched(Settings):
     grad_accum: int = opt(1, "microbatches")
 
 
-def test_a_resumed_run_may_share_a_batch_differently_but_not_change_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_may_share_a_batch_differently_but_not_change_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Run.create("b", Batched(), kind="test").finish()
     Run.create("b", Batched(device_batch_size=2, grad_accum=2), kind="test", resume=True).finish()
     with pytest.raises(RunError, match="device_batch_size x grad_accum x ranks 4 -> 2"):
@@ -271,15 +291,21 @@ def test_a_restart_resumes_only_what_its_own_launch_began(monkeypatch: pytest.Mo
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
     new("launched").fail("killed")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    new("launched", overwrite=True).fail("killed again")  # --overwrite must not delete the work of the launch
+    new("launched", overwrite=True).fail(
+        "killed again"
+    )  # --overwrite must not delete the work of the launch
     assert len(Run.open("launched").env["resumed"]) == 1
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
     with pytest.raises(RunError, match="launched"):
         new("launched")
 
 
-def test_a_line_cut_by_a_kill_is_neither_read_nor_built_upon_and_other_damage_is_not_passed_over() -> None:
-    for number, tail in enumerate((b'{"step": 9, "tra', b'{"step": 9, "train_loss": 1.0', b"\0\0\0\0", b"{}\xff")):
+def test_a_line_cut_by_a_kill_is_neither_read_nor_built_upon_and_other_damage_is_not_passed_over() -> (
+    None
+):
+    for number, tail in enumerate(
+        (b'{"step": 9, "tra', b'{"step": 9, "train_loss": 1.0', b"\0\0\0\0", b"{}\xff")
+    ):
         run = new(f"r{number}")
         run.log(1, train_loss=1.0)
         with open(run.path / "metrics.jsonl", "ab") as f:
@@ -320,7 +346,14 @@ def test_references_to_runs_and_checkpoints() -> None:
     first = fake_checkpoint(run, 10)
     last = fake_checkpoint(run, 20)
     names = ("nano/sft", "nano/sft@latest", "nano/sft@20")
-    for ref in (*names, run.path, str(run.path), run.path / "checkpoints", last, last / "meta.json"):
+    for ref in (
+        *names,
+        run.path,
+        str(run.path),
+        run.path / "checkpoints",
+        last,
+        last / "meta.json",
+    ):
         assert find_checkpoint(ref) == last, ref
     assert find_checkpoint("nano/sft@10") == find_checkpoint(f"{run.path}@10") == first
     (run.path / "checkpoints" / "best").write_text("step_000010\n")
@@ -345,7 +378,9 @@ def git(root: Path, *args: str) -> None:
     subprocess.run(["git", "-C", str(root), *identity, *args], check=True, capture_output=True)
 
 
-def test_the_commit_and_what_was_changed_since_but_not_of_a_foreign_repository(tmp_path: Path) -> None:
+def test_the_commit_and_what_was_changed_since_but_not_of_a_foreign_repository(
+    tmp_path: Path,
+) -> None:
     repository = tmp_path / "repository"
     inner = tmp_path / "repository" / "vendored"
     inner.mkdir(parents=True)
@@ -391,7 +426,13 @@ def test_list_show_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed == [["nano/rl", "reinforce", "finished"], ["nano/rl-b", "reinforce", "finished"]]
     code, out, _ = said(capsys, "show", "nano/rl")
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    values = ["lr 0.5", "model.depth 2", "reward_mean 0.75 reward at step 3", "verdict LIVE at step 2", "pass@1 0.5"]
+    values = [
+        "lr 0.5",
+        "model.depth 2",
+        "reward_mean 0.75 reward at step 3",
+        "verdict LIVE at step 2",
+        "pass@1 0.5",
+    ]
     assert code == 0
     assert {"status finished", "evaluation at step 2 test", *values} <= set(lines)
     assert out == said(capsys, "show", str(run.path))[1]
@@ -417,7 +458,10 @@ def test_list_show_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
 def points(run: Run) -> dict[str, list[tuple[int, float]]]:
     """{name: (step, value) of each point} of what TensorBoard shows."""
     events = EventAccumulator(str(run.path / "tb"), size_guidance={"scalars": 0}).Reload()
-    return {tag: [(e.step, round(e.value, 3)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(e.step, round(e.value, 3)) for e in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def test_tensorboard_keeps_training_and_each_evaluation_in_curves_of_their_own(home: Path) -> None:
@@ -426,7 +470,13 @@ def test_tensorboard_keeps_training_and_each_evaluation_in_curves_of_their_own(h
             run.log(step, reward_mean=step / 10)
             run.log_eval(step, {"reward_mean": step / 2})
             for split in ("select", "test"):
-                row = {"split": split, "val_loss": float(step), "n": 4, "note": "text", "not_declared": 1.0}
+                row = {
+                    "split": split,
+                    "val_loss": float(step),
+                    "n": 4,
+                    "note": "text",
+                    "not_declared": 1.0,
+                }
                 run.log_eval(step, row)
     assert points(run) == {
         "reward_mean": [(1, 0.1), (2, 0.2)],
@@ -437,11 +487,18 @@ def test_tensorboard_keeps_training_and_each_evaluation_in_curves_of_their_own(h
 
 
 def test_no_curve_has_two_evaluations_at_one_step(home: Path) -> None:
-    """Checkpoints of two runs with the same steps, each sampled in two ways: the first of a split has the short
-    name."""
+    """Checkpoints of two runs with the same steps, each sampled in two ways: the first of a
+    split has the short name."""
     with Run.create("judged", {}, kind="evaluate") as run:
-        for number, (checkpoint, sampling) in enumerate(product(("a@2", "a@4", "nano/b@2"), ("greedy", "T=1"))):
-            row = {"split": "test", "checkpoint": checkpoint, "sampling": sampling, "val_loss": float(number)}
+        for number, (checkpoint, sampling) in enumerate(
+            product(("a@2", "a@4", "nano/b@2"), ("greedy", "T=1"))
+        ):
+            row = {
+                "split": "test",
+                "checkpoint": checkpoint,
+                "sampling": sampling,
+                "val_loss": float(number),
+            }
             run.log_eval(int(checkpoint[-1]), row)
     assert points(run) == {
         "eval/test/val_loss": [(2, 0.0), (4, 2.0)],
@@ -451,13 +508,17 @@ def test_no_curve_has_two_evaluations_at_one_step(home: Path) -> None:
     }
 
 
-def test_a_loop_with_wandb_sends_each_row_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_with_wandb_sends_each_row_at_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[tuple[str, Any]] = []
 
     def init(**settings: Any) -> SimpleNamespace:
         keep = lambda name: lambda *a, **k: calls.append((name, *a, k))  # noqa: E731
         keep("init")(**settings)
-        return SimpleNamespace(log=keep("log"), define_metric=keep("define_metric"), finish=keep("finish"))
+        return SimpleNamespace(
+            log=keep("log"), define_metric=keep("define_metric"), finish=keep("finish")
+        )
 
     cfg = RunSettings(run_name="live", wandb=True)
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -466,13 +527,20 @@ def test_a_loop_with_wandb_sends_each_row_at_once(home: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=OSError, Html=str))
     with Run.create("live", cfg, kind="sft") as run:
         run.log(1, train_loss=2.0, lr=0.5, verdict="LIVE")
-        assert calls[-1] == ("log", {"step": 1, "train_loss": 2.0, "lr": 0.5, "verdict": "LIVE"}, {})
+        assert calls[-1] == (
+            "log",
+            {"step": 1, "train_loss": 2.0, "lr": 0.5, "verdict": "LIVE"},
+            {},
+        )
         run.log_eval(1, {"split": "test", "val_loss": 3.0, "n": 4})
         assert calls[-1] == ("log", {"step": 1, "eval/test/val_loss": 3.0}, {})
         run.log_samples(1, [{"text": "a < b"}, {"text": "c"}])
         assert "\ntext: a &lt; b\n\nstep: 1\n" in calls[-1][1]["samples"]
         assert calls[-1][1]["step"] == 1
-    assert calls[0][1] | {"id": "live", "config": run.config, "job_type": "sft", "resume": None} == calls[0][1]
+    assert (
+        calls[0][1] | {"id": "live", "config": run.config, "job_type": "sft", "resume": None}
+        == calls[0][1]
+    )
     assert len(calls) == 6
     assert calls[-1] == ("finish", {"exit_code": 0})
     with pytest.raises(ZeroDivisionError), Run.create("live", cfg, kind="sft", overwrite=True):

@@ -1,4 +1,5 @@
-"""The protocol: what is supervised, what a prompt is, where a completion ends; no text forges a turn."""
+"""The protocol: what is supervised, what a prompt is, where a completion ends; no text forges a
+turn."""
 
 import json
 import random
@@ -32,7 +33,9 @@ def turns_of(rendered: chat.Rendered) -> tuple[list[int], list[int]]:
 
 
 def supervised(rendered: chat.Rendered, tok: Tokenizer) -> str:
-    return chat.decode([i for i, learned in zip(rendered.ids, rendered.loss_mask, strict=True) if learned], tok)
+    return chat.decode(
+        [i for i, learned in zip(rendered.ids, rendered.loss_mask, strict=True) if learned], tok
+    )
 
 
 def test_text_mask_and_spans_are_those_of_the_conversation(setting: tuple[Tokenizer, str]) -> None:
@@ -46,18 +49,25 @@ def test_text_mask_and_spans_are_those_of_the_conversation(setting: tuple[Tokeni
         assistant="<|assistant|>",
         function="<|function_response|>",
     )
-    assert chat.decode(rendered.ids, tok) == "".join(f"{tag[m['role']]}\n{m['content']}\n<|end|>\n" for m in TALK)
+    assert chat.decode(rendered.ids, tok) == "".join(
+        f"{tag[m['role']]}\n{m['content']}\n<|end|>\n" for m in TALK
+    )
     assert (mode == "reserved") == (max(rendered.ids) >= tok.n_vocab)
     for start, end, message in zip(*turns_of(rendered), TALK, strict=True):
         turn = f"{tag[message['role']]}\n{message['content']}\n<|end|>\n"
         assert chat.decode(rendered.ids[start:end], tok) == turn
         assert {*rendered.roles[start:end]} == {message["role"]}
         assert any(rendered.loss_mask[start:end]) == (message["role"] == "assistant")
-    same = [{"role": role, "content": "It is 3."} for role in ("system", "user", "function", "assistant")]
+    same = [
+        {"role": role, "content": "It is 3."}
+        for role in ("system", "user", "function", "assistant")
+    ]
     assert supervised(chat.render(same, tok, mode), tok) == "It is 3.\n<|end|>"
     empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
     assert supervised(chat.render(empty, tok, mode), tok) == "\n<|end|>"
-    silent = chat.render([m | {"weight": 0} if m["content"] == "It is 3." else m for m in TALK], tok, mode)
+    silent = chat.render(
+        [m | {"weight": 0} if m["content"] == "It is 3." else m for m in TALK], tok, mode
+    )
     assert silent.ids == rendered.ids
     assert supervised(silent, tok) == LEARNED.replace("It is 3.\n<|end|>", "")
 
@@ -76,15 +86,28 @@ def test_a_prompt_is_a_prefix_of_the_conversation(setting: tuple[Tokenizer, str]
             assert prompt + completion + between == chat.prompt(TALK[: n + 2], tok, mode)
 
 
-def test_a_completion_gives_back_its_content_and_ends_with_the_first_stop(setting: tuple[Tokenizer, str]) -> None:
+def test_a_completion_gives_back_its_content_and_ends_with_the_first_stop(
+    setting: tuple[Tokenizer, str],
+) -> None:
     """Code may hold the pieces of <|end|>, their sequence stands only at its end."""
     tok, mode = setting
     ((*stop,),) = chat.stop_sequences(tok, mode)
     code = CODE + "\n<|en d|> | end > < <|endoftext|>"
-    contents = [m["content"] for m in TALK] + ["", "\n", "ends with lines\n\n", "end", "<", "x <|end", "\n<|", code]
+    contents = [m["content"] for m in TALK] + [
+        "",
+        "\n",
+        "ends with lines\n\n",
+        "end",
+        "<",
+        "x <|end",
+        "\n<|",
+        code,
+    ]
     for content in contents:
         ids = chat.completion_ids(content, tok, mode)
-        assert [i for i in range(len(ids)) if ids[i : i + len(stop)] == stop] == [len(ids) - len(stop)]
+        assert [i for i in range(len(ids)) if ids[i : i + len(stop)] == stop] == [
+            len(ids) - len(stop)
+        ]
         assert chat.completion_text(ids, tok, mode) == content
     if (mode, tok.spec) == ("text", "gpt2"):
         assert set(stop) <= set(ids[: -len(stop)])
@@ -101,14 +124,22 @@ def test_reserved_tags_are_one_id_each_and_no_text_spells_them() -> None:
     expected.insert(5, TAGS.index("<functioncall>"))
     assert [i - tok.n_vocab for i in chat.render(TALK, tok).ids if i >= tok.n_vocab] == expected
     for _ in range(300):
-        contents = ["".join(draw.choices([*TAGS, "<|", "|>", "<", "end", "\n", " ", "é", "x"], k=8)) for _ in range(4)]
-        talk = [{"role": role, "content": c} for role, c in zip(("user", "system", "function", "user"), contents)]
+        contents = [
+            "".join(draw.choices([*TAGS, "<|", "|>", "<", "end", "\n", " ", "é", "x"], k=8))
+            for _ in range(4)
+        ]
+        talk = [
+            {"role": role, "content": c}
+            for role, c in zip(("user", "system", "function", "user"), contents)
+        ]
         rendered = chat.render([*talk, {"role": "assistant", "content": contents[0]}], tok)
         # without tags and line ends
         bodies = [rendered.ids[start + 2 : end - 3] for start, end in zip(*turns_of(rendered))]
         assert [chat.decode(body, tok) for body in bodies] == [*contents, contents[0]]
         assert all(max(body) < tok.n_vocab for body in bodies[:-1])
-        assert {i for i in bodies[-1] if i >= tok.n_vocab} <= {tok.n_vocab + TAGS.index("<functioncall>")}
+        assert {i for i in bodies[-1] if i >= tok.n_vocab} <= {
+            tok.n_vocab + TAGS.index("<functioncall>")
+        }
         assert supervised(rendered, tok) == f"{contents[0]}\n<|end|>"
 
 
@@ -139,7 +170,13 @@ def test_what_is_no_conversation_raises() -> None:
     malformed += [{"role": "user"}, {"content": "x"}, "user: x"]
     malformed += [{"role": "user", "content": content} for content in (None, ["x"])]
     no_assistant = [{"role": "user", "content": "x"}]
-    for messages in ([], "hello", None, no_assistant, *([ASSISTANT, message] for message in malformed)):
+    for messages in (
+        [],
+        "hello",
+        None,
+        no_assistant,
+        *([ASSISTANT, message] for message in malformed),
+    ):
         with pytest.raises(DataError):
             chat.render(messages, tok)
     for messages in (TALK, []):  # a prompt ends before the assistant
@@ -168,10 +205,15 @@ def test_raw_text_has_no_turns(spec: str) -> None:
     assert prompt + written == rendered.ids
     assert chat.completion_text(written, tok, "raw") == TALK[2]["content"]
     later = [{"role": "user", "content": "Now code."}, {"role": "system", "content": "x"}]
-    assert rendered.ids + chat.between_turns(later, tok, "raw") == chat.prompt([*talk[:3], *later], tok, "raw")
+    assert rendered.ids + chat.between_turns(later, tok, "raw") == chat.prompt(
+        [*talk[:3], *later], tok, "raw"
+    )
     assert chat.stop_sequences(tok, "raw") == ((tok.eot_id,),)
     # a user's tag is text like any other
-    assert chat.decode(chat.prompt([{"role": "user", "content": "<|end|>\n"}], tok, "raw"), tok) == "<|end|>\n"
+    assert (
+        chat.decode(chat.prompt([{"role": "user", "content": "<|end|>\n"}], tok, "raw"), tok)
+        == "<|end|>\n"
+    )
     with pytest.raises(DataError):
         chat.prompt([{"role": "user", "content": 3}], tok, "raw")  # type: ignore[dict-item]
 

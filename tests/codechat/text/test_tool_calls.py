@@ -1,4 +1,5 @@
-"""Function calls: one form written, all forms read, nothing guessed, nothing raised, no time lost on hostile text."""
+"""Function calls: one form written, all forms read, nothing guessed, nothing raised, no time
+lost on hostile text."""
 
 import ast
 import contextlib
@@ -35,15 +36,32 @@ def test_each_form_is_read_whatever_stands_around_it() -> None:
             if form == "bad_json" and after:
                 after = "\n"  # what follows an unfinished call might finish it
             told = "" if form == "bad_json" else after.strip()
-            assert parse_calls(before + TAG + text + after) == [Call(name, arguments, form, told)], text
-            assert parse_calls(before + TAG + text + after + TAG + "{")[0] == Call(name, arguments, form, told), text
-    for text in ("", "hello", '{"name": "f", "arguments": {}}', "functioncall> {}", "<function call> {}"):
+            assert parse_calls(before + TAG + text + after) == [
+                Call(name, arguments, form, told)
+            ], text
+            assert parse_calls(before + TAG + text + after + TAG + "{")[0] == Call(
+                name, arguments, form, told
+            ), text
+    for text in (
+        "",
+        "hello",
+        '{"name": "f", "arguments": {}}',
+        "functioncall> {}",
+        "<function call> {}",
+    ):
         assert parse_calls(text) == []
 
 
 def test_a_call_in_fields_is_read_as_its_text() -> None:
     for text, name, arguments, form in (row.values() for row in READ):
-        if form in ("object", "parameters", "json_string", "no_arguments", "bad_arguments", "no_name"):
+        if form in (
+            "object",
+            "parameters",
+            "json_string",
+            "no_arguments",
+            "bad_arguments",
+            "no_name",
+        ):
             with contextlib.suppress(ValueError):  # it is no JSON
                 assert read_call(json.loads(text)) == Call(name, arguments, form)
     assert [read_call(value).form for value in (None, "f", [], 3)] == ["bad_json"] * 4
@@ -54,11 +72,25 @@ def test_several_calls_are_read_in_order_and_an_unfinished_one_swallows_none() -
         f'First {format_call("a", {"x": 1})} then\n{TAG}oops {TAG}{{"name": "b", "arguments": \'{{}}\'}}'
         f'<functioncall>{{"name": "c"}}{format_call("d", {})}'
     )
-    forms = [("a", "object"), (None, "bad_json"), ("b", "single_quoted"), ("c", "no_arguments"), ("d", "object")]
+    forms = [
+        ("a", "object"),
+        (None, "bad_json"),
+        ("b", "single_quoted"),
+        ("c", "no_arguments"),
+        ("d", "object"),
+    ]
     assert [(c.name, c.form) for c in parse_calls(text)] == forms
     several = parse_calls(TAG + '[{"name": "a", "arguments": {}}, {"name": "b"}, 3]')
-    assert several == [Call("a", {}, "object"), Call("b", {}, "no_arguments"), Call(None, None, "bad_json")]
-    for cut in ('{"name": "a", "arguments": {"q": "unfini', "{'name': 'a', 'arg", '{"name": "a", "arguments": \'{"q'):
+    assert several == [
+        Call("a", {}, "object"),
+        Call("b", {}, "no_arguments"),
+        Call(None, None, "bad_json"),
+    ]
+    for cut in (
+        '{"name": "a", "arguments": {"q": "unfini',
+        "{'name': 'a', 'arg",
+        '{"name": "a", "arguments": \'{"q',
+    ):
         calls = parse_calls(TAG + cut + " " + format_call("b", {"q": 1}))
         assert calls == [Call(None, None, "bad_json"), Call("b", {"q": 1}, "object")]
 
@@ -67,7 +99,9 @@ def python_string(draw: random.Random) -> str:
     """The source of a string, with any prefix, quotes and escapes; not all of them are valid."""
     quote = draw.choice(["'", '"', "'", '"', "'''", '"""'])
     prefix = draw.choice([""] * 9 + ["r", "b", "u", "f"])
-    return prefix + quote + "".join(draw.choices(CASES["python strings"], k=draw.randrange(5))) + quote
+    return (
+        prefix + quote + "".join(draw.choices(CASES["python strings"], k=draw.randrange(5))) + quote
+    )
 
 
 def python_source(draw: random.Random, depth: int = 0) -> str:
@@ -76,7 +110,10 @@ def python_source(draw: random.Random, depth: int = 0) -> str:
     if kind < 3:
         return python_string(draw) + (" " + python_string(draw) if draw.random() < 0.05 else "")
     if kind < 5:
-        atoms = "True False None 1 -2 1.5 1e3 -0 007 0x1f 1_000 1. .5 +3 2j 1e999 ... () (1,) {1} {1:2} --1".split()
+        atoms = (
+            "True False None 1 -2 1.5 1e3 -0 007 0x1f 1_000 1. .5 "
+            "+3 2j 1e999 ... () (1,) {1} {1:2} --1"
+        ).split()
         return draw.choice(atoms[:7] * 5 + atoms)
     space = draw.choice(["", " ", "\n"])
     comma = draw.choice(["", "", ",", ", "])
@@ -92,7 +129,10 @@ def test_python_is_read_as_literal_eval_reads_it_or_not_at_all() -> None:
     read = 0
     valid = 0
     for _ in range(20_000):
-        source = f"{{'name': 'f', 'arguments': {{'x': {python_source(draw)}, {draw.choice(CASES['python keys'])}: 1}}}}"
+        source = (
+            f"{{'name': 'f', 'arguments': {{'x': {python_source(draw)}, "
+            f"{draw.choice(CASES['python keys'])}: 1}}}}"
+        )
         try:
             with warnings.catch_warnings(action="ignore"):  # an unknown escape
                 expected = ast.literal_eval(source)["arguments"]
@@ -109,7 +149,13 @@ def test_python_is_read_as_literal_eval_reads_it_or_not_at_all() -> None:
 def random_json(draw: random.Random, depth: int = 0) -> Any:
     kind = draw.randrange(9 if depth < 4 else 6)
     if kind < 3:
-        pieces = [*"\"'\\{}[],:\n\x00\u2028é🎉 abcdef", "end", *chat.TAGS, "<|endoftext|>", "\\u003c"]
+        pieces = [
+            *"\"'\\{}[],:\n\x00\u2028é🎉 abcdef",
+            "end",
+            *chat.TAGS,
+            "<|endoftext|>",
+            "\\u003c",
+        ]
         return "".join(draw.choices([*pieces, '{"name": "g"}', "'}"], k=draw.randrange(8)))
     if kind == 3:
         return draw.choice([0, -1, 10**20, draw.randrange(-(10**6), 10**6)])
@@ -124,14 +170,19 @@ def random_json(draw: random.Random, depth: int = 0) -> Any:
 
 def random_arguments(draw: random.Random, depth: int = 0) -> dict[str, Any]:
     return {
-        f"{draw.choice(['', 'a', 'name', 'arguments', '<|end|>', 'é'])}{i or ''}": random_json(draw, depth)
+        f"{draw.choice(['', 'a', 'name', 'arguments', '<|end|>', 'é'])}{i or ''}": random_json(
+            draw, depth
+        )
         for i in range(draw.randrange(4))
     }
 
 
 def test_what_is_written_is_read_back() -> None:
     text = format_call("f", {"q": 'é "x"', "n": [1, None, True]})
-    assert text == '<functioncall> {"name": "f", "arguments": {"q": "é \\"x\\"", "n": [1, null, true]}}'
+    assert (
+        text
+        == '<functioncall> {"name": "f", "arguments": {"q": "é \\"x\\"", "n": [1, null, true]}}'
+    )
     draw = random.Random(2)
     for _ in range(3000):
         name = draw.choice(["f", "get_weather", "a.b-c", "東京", "it's", 'say "x"', "<|end|>"])
@@ -151,15 +202,35 @@ WRITERS = (
 
 
 def test_other_writers_are_read_alike() -> None:
-    """All but what the form itself makes ambiguous: a tag, or a quote like the one that ends the string."""
+    """All but what the form itself makes ambiguous: a tag, or a quote like the one that ends
+    the string."""
     draw = random.Random(3)
-    words = ["it's", "dogs'", '"quoted"', "{x}", "[1]", "a:b", "new\nline", "tab\t", "back\\slash", "é東🎉", ""]
+    words = [
+        "it's",
+        "dogs'",
+        '"quoted"',
+        "{x}",
+        "[1]",
+        "a:b",
+        "new\nline",
+        "tab\t",
+        "back\\slash",
+        "é東🎉",
+        "",
+    ]
     for write in WRITERS:
         for _ in range(1000):
-            values = (" ".join(draw.choices(words, k=3)) + ".", draw.random(), [1, {"z": None}], True)
+            values = (
+                " ".join(draw.choices(words, k=3)) + ".",
+                draw.random(),
+                [1, {"z": None}],
+                True,
+            )
             arguments = {f"k{i}": draw.choice(values) for i in range(draw.randrange(5))}
             (call,) = parse_calls(TAG + write(arguments))
-            assert (call.name, call.arguments) == ("f", arguments) and call.form in READABLE, write(arguments)
+            assert (call.name, call.arguments) == ("f", arguments) and call.form in READABLE, write(
+                arguments
+            )
 
 
 def mutate(draw: random.Random, text: str) -> str:
@@ -177,19 +248,37 @@ def test_no_text_raises() -> None:
         if n % 4:
             text = mutate(draw, draw.choice(seeds))
         else:
-            text = TAG + draw.randbytes(40).decode("latin-1") + "".join(draw.choices(CASES["pieces"], k=10))
+            text = (
+                TAG
+                + draw.randbytes(40).decode("latin-1")
+                + "".join(draw.choices(CASES["pieces"], k=10))
+            )
         for call in parse_calls(text):
             assert call.form in FORMS
-            assert (call.form in READABLE) == (call.name is not None and isinstance(call.arguments, dict))
-            if call.form in READABLE:  # whatever is read can be written, and is then read as the same
+            assert (call.form in READABLE) == (
+                call.name is not None and isinstance(call.arguments, dict)
+            )
+            if (
+                call.form in READABLE
+            ):  # whatever is read can be written, and is then read as the same
                 assert parse_calls(format_call(call.name, call.arguments))[0][:2] == call[:2]
 
 
 def test_hostile_text_takes_linear_time(quick: Callable[..., Any]) -> None:
-    for start in ("", TAG, TAG + "{", TAG + "{'a': '", TAG + '{"arguments": \'{"a": ', TAG + '{"a": "'):
+    for start in (
+        "",
+        TAG,
+        TAG + "{",
+        TAG + "{'a': '",
+        TAG + '{"arguments": \'{"a": ',
+        TAG + '{"a": "',
+    ):
         for unit in CASES["hostile"]:
             quick(0.5, parse_calls, start + unit * (50_000 // len(unit)))
-    assert parse_calls(TAG + '{"name": "f", "arguments": {"a": ' + "9" * 50_000 + "}}")[0].form == "bad_json"
+    assert (
+        parse_calls(TAG + '{"name": "f", "arguments": {"a": ' + "9" * 50_000 + "}}")[0].form
+        == "bad_json"
+    )
 
 
 WEATHER = CASES["weather"]
@@ -203,7 +292,9 @@ def test_the_offered_schemas_are_read_back_from_the_list(style: str) -> None:
     read = chat.offered_schemas(text)
     assert [tool["name"] for tool in read] == [tool["name"] for tool in offered]
     assert chat.offered_names(text) == {tool["name"] for tool in offered}
-    for got, tool in zip((schema["parameters"] for schema in read), (schema["parameters"] for schema in offered)):
+    for got, tool in zip(
+        (schema["parameters"] for schema in read), (schema["parameters"] for schema in offered)
+    ):
         assert list(got["properties"]) == list(tool["properties"])
         assert got.get("required", []) == tool.get("required", [])
         for name, schema in tool["properties"].items():
@@ -212,19 +303,30 @@ def test_the_offered_schemas_are_read_back_from_the_list(style: str) -> None:
             else:
                 assert got["properties"][name].get("type") == schema.get("type")
     assert chat.offered_schemas("You are a helpful assistant.") == []
-    assert tools_prompt([], style) == "You are a helpful assistant, with no access to external functions."
+    assert (
+        tools_prompt([], style)
+        == "You are a helpful assistant, with no access to external functions."
+    )
     if style == "json":
         assert read == offered
         assert text.splitlines()[1].startswith("You are a helpful assistant with access to")
 
 
 def test_a_tool_is_a_line_and_described_puts_its_name_last() -> None:
-    tricky = {"name": "f", "description": "Rate (in %): a - b, g(x)", "parameters": {"properties": {"x": {}}}}
+    tricky = {
+        "name": "f",
+        "description": "Rate (in %): a - b, g(x)",
+        "parameters": {"properties": {"x": {}}},
+    }
     signature = "get_weather(city: string, unit?: c|f, days?: integer[], extra?: any)"
     compact = f"Functions:\n{signature} - Weather of a city, now.\nnow()\nx()"
     assert tools_prompt([WEATHER, BARE, {"name": "x"}]) == compact
     text = tools_prompt([WEATHER, BARE, tricky], "described")
-    lines = [f"Weather of a city, now.: {signature}", "now()", "Rate (in %): a - b, g(x): f(x?: any)"]
+    lines = [
+        f"Weather of a city, now.: {signature}",
+        "now()",
+        "Rate (in %): a - b, g(x): f(x?: any)",
+    ]
     assert text.splitlines()[1:] == [*lines, "Nothing fits: none()"]
     assert chat.offered_names(text) == {"get_weather", "now", "f"}
     # no list
@@ -236,7 +338,9 @@ def test_a_tool_is_a_line_and_described_puts_its_name_last() -> None:
     assert chat.offered_names(text) == {"f", "get_weather"}
     assert tools_prompt(chat.offered_schemas(text), "described") == text
     within = f"Be short.\n{tools_prompt([WEATHER])}\n\nToday is - Monday."
-    assert chat.described(within) == within.replace(tools_prompt([WEATHER]), tools_prompt([WEATHER], "described"))
+    assert chat.described(within) == within.replace(
+        tools_prompt([WEATHER]), tools_prompt([WEATHER], "described")
+    )
 
 
 def test_calling_none_is_no_call_and_reads_as_words() -> None:
@@ -244,7 +348,14 @@ def test_calling_none_is_no_call_and_reads_as_words() -> None:
     assert chat.parse_calls(chat.DECLINE) == []
     assert chat.in_words(chat.DECLINE) == chat.DECLINED
     assert [c.name for c in chat.parse_calls(f"{chat.DECLINE} {call}")] == ["now"]
-    for text in (call, f"{call} {chat.DECLINE}", "", "none", f"{chat.CALL_TAG} none", f"{chat.DECLINE} {call}"):
+    for text in (
+        call,
+        f"{call} {chat.DECLINE}",
+        "",
+        "none",
+        f"{chat.CALL_TAG} none",
+        f"{chat.DECLINE} {call}",
+    ):
         assert chat.in_words(text) == text
 
 
@@ -252,7 +363,11 @@ def test_what_is_no_call_and_no_schema_is_not_written() -> None:
     circular: dict[str, Any] = {}
     circular["self"] = circular
     values = [{"a": value} for value in (float("nan"), float("inf"), {1, 2}, b"x")]
-    for name, arguments in [("", {}), (None, {}), *(("f", a) for a in (None, [1], circular, *values))]:
+    for name, arguments in [
+        ("", {}),
+        (None, {}),
+        *(("f", a) for a in (None, [1], circular, *values)),
+    ]:
         with pytest.raises(DataError):
             format_call(name, arguments)
     parameters = ({"name": "f", "parameters": p} for p in ([1], {"properties": ["a"]}))
@@ -285,14 +400,28 @@ def test_every_call_of_the_real_rows_is_read(shared_data: Path) -> None:
         ({}, ""),
         ({"content": "", "tool_calls": None}, ""),
         ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
-        ({"content": [{"type": "thinking", "thinking": [{"text": "hm"}]}, {"type": "text", "text": "a"}]}, "a"),
+        (
+            {
+                "content": [
+                    {"type": "thinking", "thinking": [{"text": "hm"}]},
+                    {"type": "text", "text": "a"},
+                ]
+            },
+            "a",
+        ),
         ({"content": None, "reasoning_content": "hm"}, ""),
         (
-            {"content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
+            {
+                "content": None,
+                "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}],
+            },
             '<functioncall> {"name": "f", "arguments": {"x": 1}}',
         ),
         (
-            {"content": "So:", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "é"}}}]},
+            {
+                "content": "So:",
+                "tool_calls": [{"function": {"name": "f", "arguments": {"x": "é"}}}],
+            },
             'So:\n<functioncall> {"name": "f", "arguments": {"x": "é"}}',
         ),
         (
@@ -307,7 +436,10 @@ def test_every_call_of_the_real_rows_is_read(shared_data: Path) -> None:
             {"content": None, "function_call": {"name": "f", "arguments": "{}"}},
             '<functioncall> {"name": "f", "arguments": {}}',
         ),
-        ({"tool_calls": [{"type": "custom", "custom": {}}]}, '<functioncall> {"name": null, "arguments": {}}'),
+        (
+            {"tool_calls": [{"type": "custom", "custom": {}}]},
+            '<functioncall> {"name": null, "arguments": {}}',
+        ),
     ],
 )
 def test_answers_of_other_servers_become_text(message: dict[str, Any], text: str) -> None:

@@ -1,5 +1,5 @@
-"""Tools of one's own: arguments reach a function in the types of its hints, and a file of untyped functions takes
-its schemas from --tools-file."""
+"""Tools of one's own: arguments reach a function in the types of its hints, and a file of
+untyped functions takes its schemas from --tools-file."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,8 @@ from codechat_lab.serve.terminal import Toolkit, gather
 
 
 def takes(hint: Any, given: Any) -> Any:
-    """What a function receives for its parameter x of this type, as text; "refused" where it is not called."""
+    """What a function receives for its parameter x of this type, as text; "refused" where it is
+    not called."""
 
     def show(x):
         return repr(x)
@@ -55,10 +56,18 @@ ORIGINAL = Path(__file__).with_name("own_functions.txt").read_text()
 def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     tools = tmp_path / "tools.json"
-    listed = {"get_weather": {"city": "string", "unit": "string"}, "add": {"a": "integer", "b": "integer"}}
+    listed = {
+        "get_weather": {"city": "string", "unit": "string"},
+        "add": {"a": "integer", "b": "integer"},
+    }
     listed["count"] = {"by": "integer"}
-    shapes = ({"type": "object", "properties": {p: {"type": t} for p, t in ps.items()}} for ps in listed.values())
-    tools.write_text(json.dumps([{"name": name, "parameters": shape} for name, shape in zip(listed, shapes)]))
+    shapes = (
+        {"type": "object", "properties": {p: {"type": t} for p, t in ps.items()}}
+        for ps in listed.values()
+    )
+    tools.write_text(
+        json.dumps([{"name": name, "parameters": shape} for name, shape in zip(listed, shapes)])
+    )
     file.write_text(ORIGINAL)
     kit = gather(tools_file=tools, executors=file)
     assert kit.names == list(listed)
@@ -72,7 +81,9 @@ def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_p
         assert json.loads(kit.respond(call)) == {"result": result}
     with pytest.raises(DataError, match="parameter city .*--tools-file"):
         gather(executors=file)
-    file.write_text(ORIGINAL.partition("EXECUTORS")[0].replace("weather", "get_weather"))  # by their own names
+    file.write_text(
+        ORIGINAL.partition("EXECUTORS")[0].replace("weather", "get_weather")
+    )  # by their own names
     kit = gather(tools_file=tools, executors=file)
     assert "get_weather" in kit.functions
     assert "helper" not in kit.functions

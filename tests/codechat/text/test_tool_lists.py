@@ -1,4 +1,5 @@
-"""Lists of tools: what is written is read back, and the text of tools that released models were trained on stays."""
+"""Lists of tools: what is written is read back, and the text of tools that released models were
+trained on stays."""
 
 import hashlib
 import random
@@ -10,13 +11,20 @@ import pytest
 
 from codechat.text import chat
 from codechat.text.tool_calls import as_openai
-from codechat.text.tool_lists import NOTHING_FITS, described, offered_names, offered_schemas, tools_prompt
+from codechat.text.tool_lists import (
+    NOTHING_FITS,
+    described,
+    offered_names,
+    offered_schemas,
+    tools_prompt,
+)
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 Schema = dict[str, Any]
 LISTS = ("compact", "described")
 TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
-# what ends a value, an argument, a line or a list, words for types and values, and what looks like another line
+# what ends a value, an argument, a line or a list, words for types and values, and what looks
+# like another line
 PIECES = [
     "|",
     "||",
@@ -74,7 +82,17 @@ PIECES += [
     "f() - g",
     "...",
 ]
-PIECES += [NOTHING_FITS, "Functions:\n", "San Francisco, CA", "#FFF", "a/b", "2024-01-02", "'", "none", "<|end|>"]
+PIECES += [
+    NOTHING_FITS,
+    "Functions:\n",
+    "San Francisco, CA",
+    "#FFF",
+    "a/b",
+    "2024-01-02",
+    "'",
+    "none",
+    "<|end|>",
+]
 
 
 def any_text(draw: random.Random, most: int = 4) -> str:
@@ -89,7 +107,9 @@ def any_value(draw: random.Random) -> Any:
 def enumeration(draw: random.Random) -> Schema:
     values: list[Any] = []
     for value in [any_value(draw) for _ in range(draw.randint(1, 4))]:
-        if not any(isinstance(one, bool) == isinstance(value, bool) and one == value for one in values):
+        if not any(
+            isinstance(one, bool) == isinstance(value, bool) and one == value for one in values
+        ):
             values.append(value)
     return {"type": "null"} if values == [None] else {"enum": values}
 
@@ -112,7 +132,11 @@ def an_array(draw: random.Random, depth: int) -> Schema:
 def a_union(draw: random.Random, depth: int) -> Schema:
     kinds = draw.sample(TYPES, draw.randint(1, 3))
     values = enumeration(draw)
-    members = [{"type": kinds[0] if len(kinds) == 1 else kinds}, an_array(draw, depth), an_object(draw, depth)]
+    members = [
+        {"type": kinds[0] if len(kinds) == 1 else kinds},
+        an_array(draw, depth),
+        an_object(draw, depth),
+    ]
     members[-1] = {"type": "object", "properties": {"k": {"type": "string"}}, "required": ["k"]}
     if "enum" in values and "null" not in kinds:
         members.append(values)
@@ -150,19 +174,29 @@ def test_any_list_of_tools_reads_back_equal(style: str) -> None:
             tools[name] = {"name": name, "description": description, "parameters": parameters}
         offered = list(tools.values())
         assert offered_schemas(tools_prompt(offered, style)) == offered
-        assert offered_schemas(f"Be brief.\n{tools_prompt(offered, style)}\n\nToday is Monday.") == offered
+        assert (
+            offered_schemas(f"Be brief.\n{tools_prompt(offered, style)}\n\nToday is Monday.")
+            == offered
+        )
         assert offered_schemas(described(tools_prompt(offered))) == offered
 
 
 def test_released_models_find_the_text_that_they_were_trained_on() -> None:
     """Digests of the lists as they were when the released models were trained."""
     offered = [tool.schema for tool in TOOLS.values()]
-    digests = {style: hashlib.sha256(tools_prompt(offered, style).encode()).hexdigest()[:16] for style in chat.STYLES}
+    digests = {
+        style: hashlib.sha256(tools_prompt(offered, style).encode()).hexdigest()[:16]
+        for style in chat.STYLES
+    }
     assert digests == DIGESTS
     assert described(tools_prompt(offered)) == tools_prompt(offered, "described")
 
 
-DIGESTS = {"compact": "d64bcebfc56e3cff", "described": "5ed0e01157482352", "json": "63e59d031a980f50"}
+DIGESTS = {
+    "compact": "d64bcebfc56e3cff",
+    "described": "5ed0e01157482352",
+    "json": "63e59d031a980f50",
+}
 
 LINES: list[tuple[Schema, str]] = [
     ({"type": "string"}, "string"),
@@ -192,8 +226,16 @@ def test_a_simple_argument_has_the_text_that_it_always_had(schema: Schema, text:
     assert tools_prompt([tool]) == f"Functions:\nf(a: {text}, b?: {text}) - d"
 
 
-ITEM = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]}
-NODE = {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/Node"}}, "required": ["v"]}
+ITEM = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
+    "required": ["name"],
+}
+NODE = {
+    "type": "object",
+    "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/Node"}},
+    "required": ["v"],
+}
 DEFS = {"Colour": {"enum": ["red", "blue"], "type": "string"}, "Item": ITEM, "Node": NODE}
 OPTIONAL_ITEM = {"anyOf": [{"$ref": "#/$defs/Item"}, {"type": "null"}]}
 WRITTEN: list[tuple[Schema, str]] = [
@@ -214,7 +256,10 @@ WRITTEN: list[tuple[Schema, str]] = [
     ({"type": "integer", "nullable": True}, "integer|null"),
     ({"oneOf": [{"$ref": "#/$defs/Colour"}, {"type": "null"}]}, "red|blue|null"),
     (OPTIONAL_ITEM, "{name: string, n?: integer}|null"),
-    ({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}, "(string[])|null"),
+    (
+        {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+        "(string[])|null",
+    ),
     ({"anyOf": [{"type": "string"}, {"enum": ["auto", 1]}]}, 'string|"auto"|1'),
     ({"type": "object", "additionalProperties": {"type": "integer"}}, "{...: integer}"),
     ({"type": "float"}, "number"),
@@ -249,49 +294,72 @@ def test_what_pydantic_and_mcp_write_is_listed_as_what_it_allows(schema: Schema,
     ):
         standard = {key: one for key, one in schema.items() if key != "type" or one in TYPES}
         whole = {"$defs": DEFS, **standard} if "://" not in str(schema.get("$ref")) else {}
-        if schema.get("type") not in ("float", "List[int]") and jsonschema.Draft202012Validator(whole).is_valid(value):
+        if schema.get("type") not in ("float", "List[int]") and jsonschema.Draft202012Validator(
+            whole
+        ).is_valid(value):
             assert allowed.is_valid({"a": value}), value
 
 
 ROOTS: list[tuple[Schema, str]] = [
     ({"$ref": "#/$defs/Item", "$defs": DEFS}, "name: string, n?: integer"),
     (
-        {"allOf": [{"$ref": "#/$defs/Item"}, {"properties": {"b": {}}, "required": ["b"]}], "$defs": DEFS},
+        {
+            "allOf": [{"$ref": "#/$defs/Item"}, {"properties": {"b": {}}, "required": ["b"]}],
+            "$defs": DEFS,
+        },
         "name: string, n?: integer, b: any",
     ),
     (
         {
             "oneOf": [
-                {"properties": {"k": {"const": "cat"}, "m": {"type": "string"}}, "required": ["k", "m"]},
+                {
+                    "properties": {"k": {"const": "cat"}, "m": {"type": "string"}},
+                    "required": ["k", "m"],
+                },
                 {"properties": {"k": {"const": "dog"}}, "required": ["k"]},
             ]
         },
         "k: cat|dog, m?: string",
     ),
-    ({"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "a?: any, b?: any"),
+    (
+        {"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        "a?: any, b?: any",
+    ),
     ({"type": "object", "properties": {}, "required": ["z"]}, "z: any"),
     ({"type": "object", "additionalProperties": True}, "...: any"),
     ({"type": "object"}, ""),
 ]
 
 
-@pytest.mark.parametrize(("parameters", "arguments"), ROOTS, ids=[text or "none" for _, text in ROOTS])
-def test_a_union_or_reference_at_the_root_is_listed_with_its_arguments(parameters: Schema, arguments: str) -> None:
+@pytest.mark.parametrize(
+    ("parameters", "arguments"), ROOTS, ids=[text or "none" for _, text in ROOTS]
+)
+def test_a_union_or_reference_at_the_root_is_listed_with_its_arguments(
+    parameters: Schema, arguments: str
+) -> None:
     assert tools_prompt([{"name": "f", "parameters": parameters}]) == f"Functions:\nf({arguments})"
 
 
 def test_a_line_end_in_a_value_does_not_hide_the_next_tool() -> None:
-    split = {"type": "object", "properties": {"delimiter": {"type": "string", "enum": ["\n\n", "\n", ","]}}}
+    split = {
+        "type": "object",
+        "properties": {"delimiter": {"type": "string", "enum": ["\n\n", "\n", ","]}},
+    }
     tools = [{"name": "split_text", "parameters": split}, {"name": "get_weather", "parameters": {}}]
     for style in chat.STYLES:
         assert offered_names(tools_prompt(tools, style)) == {"split_text", "get_weather"}
 
 
 def test_servers_get_the_words_of_json_schema() -> None:
-    old = "Functions:\nf(a: float, b?: List[int], c?: dict, d?: int, optional, e?: list(str), g: celsius) - words"
+    old = (
+        "Functions:\nf(a: float, b?: List[int], c?: dict, d?: int, "
+        "optional, e?: list(str), g: celsius) - words"
+    )
     for content in (
         old,
-        tools_prompt([{"name": "f", "parameters": {"type": "dict", "properties": {"a": {"type": "float"}}}}]),
+        tools_prompt(
+            [{"name": "f", "parameters": {"type": "dict", "properties": {"a": {"type": "float"}}}}]
+        ),
     ):
         _, (tool,) = as_openai([{"role": "system", "content": content}])
         jsonschema.Draft202012Validator.check_schema(tool["function"]["parameters"])
@@ -310,13 +378,29 @@ def test_servers_get_the_words_of_json_schema() -> None:
 
 def test_schemas_that_point_to_each_other_many_times_stay_short() -> None:
     defs = {
-        f"L{i}": {"type": "object", "properties": {k: {"$ref": f"#/$defs/L{i + 1}"} for k in "ab"}} for i in range(30)
+        f"L{i}": {"type": "object", "properties": {k: {"$ref": f"#/$defs/L{i + 1}"} for k in "ab"}}
+        for i in range(30)
     }
     tool = {"name": "f", "parameters": {"properties": {"x": {"$ref": "#/$defs/L0"}}, "$defs": defs}}
     assert len(tools_prompt([tool])) < 20_000
 
 
 def test_hostile_lists_take_linear_time(quick: Callable[..., Any]) -> None:
-    for unit in (": f(", "f(a: ", ", a: ", "|", "(", "[]", '"', "\\", "{a: ", "x(y) - ", "a, ", ": "):
+    for unit in (
+        ": f(",
+        "f(a: ",
+        ", a: ",
+        "|",
+        "(",
+        "[]",
+        '"',
+        "\\",
+        "{a: ",
+        "x(y) - ",
+        "a, ",
+        ": ",
+    ):
         quick(1.0, offered_schemas, "Functions:\n" + unit * (20_000 // len(unit)))
-        quick(1.0, offered_schemas, f"Functions:\nf(a: {unit * (20_000 // len(unit))}\n{NOTHING_FITS}")
+        quick(
+            1.0, offered_schemas, f"Functions:\nf(a: {unit * (20_000 // len(unit))}\n{NOTHING_FITS}"
+        )

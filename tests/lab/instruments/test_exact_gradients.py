@@ -1,11 +1,20 @@
-"""Every estimator against the exact gradient, by enumeration: unbiased or biased as theory predicts."""
+"""Every estimator against the exact gradient, by enumeration: unbiased or biased as theory
+predicts."""
 
 import pytest
 import torch
 
 from codechat.rl import losses
 from codechat_lab.instruments import exact_gradients as lab
-from codechat_lab.instruments.exact_gradients import ESTIMATORS, Groups, Loss, World, cosine, expectation, kl_in_loss
+from codechat_lab.instruments.exact_gradients import (
+    ESTIMATORS,
+    Groups,
+    Loss,
+    World,
+    cosine,
+    expectation,
+    kl_in_loss,
+)
 
 WORLD = World(length=3, reward=lambda text: lab.staircase(text, "ab"))
 THETA = WORLD.policy(seed=1)
@@ -29,7 +38,9 @@ def test_the_world_is_complete() -> None:
     assert float(WORLD.kl(THETA, REFERENCE)) > 0.01
     uniform = WORLD.policy(scale=0.0)
     assert float(WORLD.probabilities(uniform)[0]) == pytest.approx(1 / 3)  # stop at once
-    assert float(WORLD.probabilities(uniform)[-1]) == pytest.approx(1 / 27)  # three letters, then full
+    assert float(WORLD.probabilities(uniform)[-1]) == pytest.approx(
+        1 / 27
+    )  # three letters, then full
     assert float(WORLD.values(THETA)[0, 0]) == pytest.approx(float(WORLD.expected_reward(THETA)))
 
 
@@ -38,7 +49,9 @@ def test_the_gradient_is_the_expected_score_times_reward() -> None:
     p = WORLD.probabilities(THETA)
     assert same((p * WORLD.rewards) @ scores, TRUTH)
     assert same(p @ scores, torch.zeros_like(TRUTH))
-    for i, e in enumerate(1e-5 * torch.eye(THETA.numel(), dtype=torch.float64)[:4].view(4, *THETA.shape)):
+    for i, e in enumerate(
+        1e-5 * torch.eye(THETA.numel(), dtype=torch.float64)[:4].view(4, *THETA.shape)
+    ):
         change = WORLD.expected_reward(THETA + e) - WORLD.expected_reward(THETA - e)
         assert float(change / 2e-5) == pytest.approx(float(TRUTH[i]), abs=1e-8)
 
@@ -58,13 +71,19 @@ def test_unbiased_up_to_a_known_factor_or_biased_by_more_and_still_uphill() -> N
         if name in factors:
             assert same(mean, factors[name] * TRUTH), name
         else:
-            assert float((mean - along).norm() / mean.norm()) > 0.02 and cosine(mean, TRUTH) > 0.5, name
+            assert (
+                float((mean - along).norm() / mean.norm()) > 0.02 and cosine(mean, TRUTH) > 0.5
+            ), name
     assert same(mean_of(ESTIMATORS["group mean"], 3), 2 / 3 * TRUTH)
 
 
 def test_where_the_bias_of_grpo_comes_from() -> None:
     """Division by the std alone, and by the length alone, each turn the gradient."""
-    for baseline, aggregation in (("zscore", "constant"), ("leave_one_out", "sequence"), ("leave_one_out", "token")):
+    for baseline, aggregation in (
+        ("zscore", "constant"),
+        ("leave_one_out", "sequence"),
+        ("leave_one_out", "token"),
+    ):
         found = mean_of(lab.group_loss(baseline=baseline, aggregation=aggregation), 3)
         assert cosine(found, TRUTH) < 0.9999
     unbiased = mean_of(lab.group_loss(baseline="leave_one_out", aggregation="constant"), 3)
@@ -84,28 +103,37 @@ def test_baselines_lower_the_variance() -> None:
         found = lab.group_gradients(WORLD, THETA, loss, at)
         return float(p @ (found - p @ found).square().sum(1))
 
-    plain, other, critic = (variance(ESTIMATORS[n]) for n in ("no baseline", "leave one out", "ppo, exact value"))
+    plain, other, critic = (
+        variance(ESTIMATORS[n]) for n in ("no baseline", "leave one out", "ppo, exact value")
+    )
     assert critic < plain
     assert other != plain
 
 
 def test_ratios_of_tokens_and_of_texts_off_policy() -> None:
-    """Importance sampling needs the product of all ratios; one token's ignores the others, and no ratio is worse."""
+    """Importance sampling needs the product of all ratios; one token's ignores the others, and
+    no ratio is worse."""
 
     def exact(groups: Groups, logprobs: torch.Tensor) -> torch.Tensor:
-        ratio = (logprobs - groups.rows(WORLD.logprobs(groups.old))).sum(1, keepdim=True).detach().exp()
+        ratio = (
+            (logprobs - groups.rows(WORLD.logprobs(groups.old))).sum(1, keepdim=True).detach().exp()
+        )
         return ratio * without(groups, logprobs)
 
     def without(groups: Groups, logprobs: torch.Tensor) -> torch.Tensor:
         return -groups.rewards.view(-1, 1) * logprobs / groups.at.shape[1]
 
     old = THETA + 0.3 * (REFERENCE - THETA)
-    errors = [float((mean_of(loss, old=old) - TRUTH).norm()) for loss in (exact, ESTIMATORS["no baseline"], without)]
+    errors = [
+        float((mean_of(loss, old=old) - TRUTH).norm())
+        for loss in (exact, ESTIMATORS["no baseline"], without)
+    ]
     assert errors[0] < 1e-12 < errors[1] < errors[2]
 
 
 def test_the_kl_estimates_as_losses_and_as_values() -> None:
-    # k1 in the loss is noise of mean zero: without any reward it still moves a policy, in random directions
+    # k1 in the loss is noise of mean zero: without any reward it still moves a policy, in
+    # random directions
     loss = kl_in_loss("k1", REFERENCE)
     assert same(mean_of(loss), torch.zeros_like(TRUTH))
     at = WORLD.sample(THETA, 50, 4)
@@ -118,7 +146,9 @@ def test_the_kl_estimates_as_losses_and_as_values() -> None:
     p = WORLD.probabilities(THETA)
     exact = float(WORLD.kl(THETA, REFERENCE))
     at = WORLD.logprobs(THETA), WORLD.logprobs(REFERENCE)
-    found = {k: float(p @ (losses.kl_estimate(*at, k) * WORLD.mask).sum(1)) for k in ("k1", "k2", "k3")}
+    found = {
+        k: float(p @ (losses.kl_estimate(*at, k) * WORLD.mask).sum(1)) for k in ("k1", "k2", "k3")
+    }
     assert found["k1"] == pytest.approx(exact, rel=1e-10)
     assert found["k3"] == pytest.approx(exact, rel=1e-10)
     assert found["k2"] != pytest.approx(exact, rel=1e-2)

@@ -1,4 +1,5 @@
-"""Exercises: solutions pass, empty ones are reported, wrong ones fail; both notebooks hold the same exercises."""
+"""Exercises: solutions pass, empty ones are reported, wrong ones fail; both notebooks hold the
+same exercises."""
 
 import ast
 from collections.abc import Callable
@@ -25,7 +26,9 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def test_solutions_are_correct_and_wrong_values_signs_and_gradients_fail(capsys: pytest.CaptureFixture[str]) -> None:
+def test_solutions_are_correct_and_wrong_values_signs_and_gradients_fail(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     scope: dict[str, Any] = {"torch": torch, "F": F}
     for node in functions("18_losses_solved.py").values():
         exec(ast.unparse(node), scope)
@@ -48,7 +51,11 @@ def raises(*case: Any, **named: Any) -> None:
 
 
 def test_empty_and_foreign_functions(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, empty in (("dpo_loss", raises), ("gae", lambda **case: None), ("kl_k3", lambda **case: ...)):
+    for name, empty in (
+        ("dpo_loss", raises),
+        ("gae", lambda **case: None),
+        ("kl_k3", lambda **case: ...),
+    ):
         assert check(named(name, empty)) == EMPTY
         assert capsys.readouterr().out == f"{name}: not filled in yet\n"
     for wrong in (lambda **case: 1.0, lambda **case: case["chosen"].sum()):

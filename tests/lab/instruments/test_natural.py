@@ -1,4 +1,5 @@
-"""Natural requests: right answers are told from wrong ones, and nothing of the file is in the training data."""
+"""Natural requests: right answers are told from wrong ones, and nothing of the file is in the
+training data."""
 
 import json
 import re
@@ -34,7 +35,11 @@ def of_kind(kind: str) -> list[Problem]:
 def test_the_file_has_its_shares_and_offers_the_tool_and_others_that_cannot_serve() -> None:
     kinds = Counter(p.meta["kind"] for p in BY_ID.values())
     assert kinds == dict(toolbox=60, unfitting=20, code=20, chat=20)
-    assert len(BY_ID) == 120 == len({" ".join(re.findall(r"\w+", request(p).lower())) for p in BY_ID.values()})
+    assert (
+        len(BY_ID)
+        == 120
+        == len({" ".join(re.findall(r"\w+", request(p).lower())) for p in BY_ID.values()})
+    )
     for problem in of_kind("toolbox"):
         name = problem.gold["name"]
         offered = problem.meta["tools"]
@@ -71,11 +76,22 @@ def test_only_the_expected_call_is_right_and_only_silence_where_no_tool_fits() -
             "I have no function for that.": "no call",
         }.items():
             verdict, correct = said(problem, answer)
-            assert verdict.startswith(expected) and correct == (expected == "right"), (problem.id, answer)
+            assert verdict.startswith(expected) and correct == (expected == "right"), (
+                problem.id,
+                answer,
+            )
     for problem in of_kind("unfitting"):
-        answers = ("I cannot do that.", chat.format_call(problem.meta["tools"][0], {}), chat.CALL_TAG + " x")
+        answers = (
+            "I cannot do that.",
+            chat.format_call(problem.meta["tools"][0], {}),
+            chat.CALL_TAG + " x",
+        )
         verdicts = [said(problem, answer) for answer in answers]
-        assert verdicts == [("declined", True), ("calls another offered tool", False), ("unreadable call", False)]
+        assert verdicts == [
+            ("declined", True),
+            ("calls another offered tool", False),
+            ("unreadable call", False),
+        ]
 
 
 def test_solutions_pass_the_hidden_tests_and_wrong_programs_fail() -> None:
@@ -83,7 +99,11 @@ def test_solutions_pass_the_hidden_tests_and_wrong_programs_fail() -> None:
     for problem in of_kind("code"):
         code, (piece, replacement) = SOLUTIONS[problem.gold["function"]].values()
         assert piece in code
-        pairs += [(problem, code), (problem, code.replace(piece, replacement)), (problem, "I cannot.")]
+        pairs += [
+            (problem, code),
+            (problem, code.replace(piece, replacement)),
+            (problem, "I cannot."),
+        ]
     tiers = [score.tier for score in TASK.scores(pairs)]
     right = tiers[::3]
     wrong = tiers[1::3]
@@ -94,8 +114,12 @@ def test_solutions_pass_the_hidden_tests_and_wrong_programs_fail() -> None:
 
 
 def test_a_request_without_a_name_may_be_answered_under_any() -> None:
-    quicksort, named = (p for p in of_kind("code") if p.gold["function"] in ("quicksort", "tally_words"))
-    fenced = f"```python\n{QUICKSORT.replace('quicksort', 'quick_sort')}\nprint(quick_sort([2, 1]))\n```"
+    quicksort, named = (
+        p for p in of_kind("code") if p.gold["function"] in ("quicksort", "tally_words")
+    )
+    fenced = (
+        f"```python\n{QUICKSORT.replace('quicksort', 'quick_sort')}\nprint(quick_sort([2, 1]))\n```"
+    )
     in_place = "def quickSort(a, low, high):\n    a[low : high + 1] = quick(a[low : high + 1])\n"
     pairs = [
         (quicksort, QUICKSORT.replace("quicksort", "sort")),
@@ -113,7 +137,9 @@ def test_a_request_without_a_name_may_be_answered_under_any() -> None:
 SMALL = {  # sizes of the recipe's data stages
     "data.corpus": dict(max_tokens=300_000),
     "data.sft": dict(max_examples=600),
-    "data.calls": dict(max_examples=1500, copies=200, problems=300, eval_examples=10, probes=0, lookups=0),
+    "data.calls": dict(
+        max_examples=1500, copies=200, problems=300, eval_examples=10, probes=0, lookups=0
+    ),
 }
 
 
@@ -123,19 +149,28 @@ def test_the_data_of_nano_hold_no_request_and_no_function(tmp_path: Path) -> Non
         if stage.kind.startswith("data."):
             entry = registry.find(stage.kind)
             out = stage.out.format(data=tmp_path)
-            cfg = config.from_dict(entry.config_class, {**stage.settings, **SMALL[stage.kind], "out": out})
+            cfg = config.from_dict(
+                entry.config_class, {**stage.settings, **SMALL[stage.kind], "out": out}
+            )
             entry.load(entry.function)(cfg)
     places = (("pretrain", "corpus"), ("sft", "base"), ("sft", "sft"), ("reinforce", "sft"))
     lineage = [dict(run=kind, kind=kind, data_dir=str(tmp_path / place)) for kind, place in places]
-    report = contamination.check(list(BY_ID.values()), [*lineage[:3], lineage[3] | {"task": "funcall"}])
+    report = contamination.check(
+        list(BY_ID.values()), [*lineage[:3], lineage[3] | {"task": "funcall"}]
+    )
     assert len(report.read) == 4
     assert not report.missing
     assert report.how.keys() <= {p.id for p in BY_ID.values() if p.meta["trained"]}
 
 
-def test_the_command_writes_a_row_for_each_answer_and_tables(make_run: Callable[..., Run], tmp_path: Path) -> None:
+def test_the_command_writes_a_row_for_each_answer_and_tables(
+    make_run: Callable[..., Run], tmp_path: Path
+) -> None:
     """The model was trained on one of the requests."""
-    messages = [{"role": "user", "content": "Write quicksort!"}, {"role": "assistant", "content": QUICKSORT}]
+    messages = [
+        {"role": "user", "content": "Write quicksort!"},
+        {"role": "assistant", "content": QUICKSORT},
+    ]
     write_rows(tmp_path / "code.train.jsonl", [{"messages": messages}])
     make_run(
         "tiny",
@@ -158,8 +193,8 @@ def test_the_command_writes_a_row_for_each_answer_and_tables(make_run: Callable[
 
 
 def test_the_released_models_answers_are_committed_as_a_table_that_their_rows_give() -> None:
-    """reports/natural: every released model answered every request, and the tables are those of the rows beside
-    them."""
+    """reports/natural: every released model answered every request, and the tables are those of
+    the rows beside them."""
     folder = Path(__file__).resolve().parents[3] / "reports" / "natural"
     answers: dict[str, list[dict[str, object]]] = {}
     for row in map(json.loads, (folder / "natural.jsonl").read_text("utf-8").splitlines()):

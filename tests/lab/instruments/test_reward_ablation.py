@@ -1,4 +1,5 @@
-"""Reward ablation: shapes in closed form, parts of a call, and gradients under other masks, parsers and precision."""
+"""Reward ablation: shapes in closed form, parts of a call, and gradients under other masks,
+parsers and precision."""
 
 import dataclasses
 from collections.abc import Callable
@@ -48,7 +49,9 @@ def batch_of(groups: list[list[str]], tags: str = "reserved") -> rollout.Rollout
     scores = [score_call(t, GOLD) for t in texts]
     n = len(groups)
     prompt = chat.prompt(problem.messages, TOK, tags)
-    return rollout.RolloutBatch([problem] * n, [prompt] * n, completions, texts, scores, len(groups[0]))
+    return rollout.RolloutBatch(
+        [problem] * n, [prompt] * n, completions, texts, scores, len(groups[0])
+    )
 
 
 def test_shapes_in_closed_form() -> None:
@@ -58,13 +61,17 @@ def test_shapes_in_closed_form() -> None:
         ("tiered", 1, 0.575, 0.15, 0.15, 0.05, 0),
         ("staircase", 1, 0.775, 0.55, 0.35, 0.15, 0),
     ):
-        assert [round(reward_starts.reshaped(score_call(t, GOLD), shape), 6) for t in TEXTS.values()] == rewards
+        assert [
+            round(reward_starts.reshaped(score_call(t, GOLD), shape), 6) for t in TEXTS.values()
+        ] == rewards
 
 
 def test_a_shape_sees_variance_only_where_it_pays_differently() -> None:
     batch = batch_of([["wrong_name", "name_only"], ["no_tag", "no_tag"], ["full", "partial"]])
     rows = {r["shape"]: r for r in reward_ablation.shape_rows(batch)}
-    assert {s: r["effective_groups"] for s, r in rows.items()} == dict(binary=1, fractional=1, tiered=1, staircase=2)
+    assert {s: r["effective_groups"] for s, r in rows.items()} == dict(
+        binary=1, fractional=1, tiered=1, staircase=2
+    )
     assert rows["staircase"]["group_variance"] == pytest.approx((0.1**2 + 0 + 0.1125**2) / 3)
     for row in rows.values():
         pulls = [value for name, value in row.items() if name.startswith("pull/")]
@@ -88,7 +95,9 @@ def test_tokens_belong_to_the_parts_of_the_call(tags: str) -> None:
     assert spelled["name"].startswith("add")
     assert '"name"' in spelled["form"]
     assert '"a": 12, "b": 7' in spelled["arguments"]
-    assert set(reward_ablation.parts_of(chat.completion_ids("No, not here.", TOK, tags), model)) == {"prose", "end"}
+    assert set(
+        reward_ablation.parts_of(chat.completion_ids("No, not here.", TOK, tags), model)
+    ) == {"prose", "end"}
     assert reward_ablation.parts_of(ids[:-1], model)[-1] != "end" or tags == "text"
 
 
@@ -101,11 +110,15 @@ def test_gradients_are_where_advantages_are_and_grow_with_them() -> None:
     assert (norms[:2][batch.mask()[:2]] > 0).all()
     assert not norms[2:].any()
     assert not norms[~batch.mask()].any()
-    torch.testing.assert_close(reward_ablation.token_gradients(model.model, batch, 3 * advantages), 3 * norms)
+    torch.testing.assert_close(
+        reward_ablation.token_gradients(model.model, batch, 3 * advantages), 3 * norms
+    )
     assert all(p.grad is None for p in model.model.parameters())
 
 
-def test_the_run_holds_all_rows_and_raises_before_writing(home: Path, make_run: Callable[..., Run]) -> None:
+def test_the_run_holds_all_rows_and_raises_before_writing(
+    home: Path, make_run: Callable[..., Run]
+) -> None:
     make_run("tiny", "gpt2:512", block_size=256)
     cfg = reward_ablation.AblationConfig(ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8)
     rows = reward_ablation.ablate_rewards(cfg).evals()

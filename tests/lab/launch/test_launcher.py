@@ -1,4 +1,5 @@
-"""Launching: what is written reads back as what was asked for; starting, following, stopping; what is refused."""
+"""Launching: what is written reads back as what was asked for; starting, following, stopping;
+what is refused."""
 
 import contextlib
 import dataclasses
@@ -52,7 +53,9 @@ CONFIGS = [
         init_from="big/pre.train-1@1200",
         temperature=0.9,
     ),
-    EvaluateConfig(task="toy", run_name="e", ckpt=("nano/sft", "nano/rl@best"), split=("test", "test_hard")),
+    EvaluateConfig(
+        task="toy", run_name="e", ckpt=("nano/sft", "nano/rl@best"), split=("test", "test_hard")
+    ),
     DiagnoseConfig(task="toy", run_name="d", ckpt="nano/sft"),
     PasskConfig(task="micro", run_name="p", ckpt=("nano/sft",)),
 ]
@@ -62,8 +65,12 @@ CONFIGS = [
 def test_every_loop_begins_and_resumes_the_run_that_was_launched(id: str, home: Path) -> None:
     words = ["--task", "toy"] if "task" in config.fields_of(LOOPS[id].config_class) else []
     runner.launch([LOOPS[id].command, "--", *words, "--run-name", "x"])
-    cfg = config.from_dict(LOOPS[id].config_class, json.loads((home / "runs/x/config.json").read_text()))
-    cfg = cfg.resolved() if hasattr(cfg, "resolved") else cfg  # as the loop writes them into its run
+    cfg = config.from_dict(
+        LOOPS[id].config_class, json.loads((home / "runs/x/config.json").read_text())
+    )
+    cfg = (
+        cfg.resolved() if hasattr(cfg, "resolved") else cfg
+    )  # as the loop writes them into its run
     with Run.create("x", cfg, kind=id) as run:
         run.stop("for now")
     with Run.create("x", cfg, kind=id, resume=True) as run:
@@ -82,14 +89,18 @@ def use_python(launch_sh: Path, python: str | Path) -> None:
 
 
 @pytest.mark.parametrize("cfg", CONFIGS, ids=lambda c: c.run_name)
-def test_the_shell_gives_torchrun_these_words(cfg: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_gives_torchrun_these_words(
+    cfg: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(home)
     path = launcher.write(cfg, Machines(nproc=2, max_restarts=3)).path
     use_python(path / "launch.sh", stand_in(home / "said", 'printf "%s\\n" "$(pwd)" "$@"'))
 
     def words(*options: str) -> list[str]:
         command = ["sh", str(path / "launch.sh"), *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd="/", check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, cwd="/", check=True
+        )
         return done.stdout.splitlines()
 
     entry = registry.entry_of(cfg, launcher.LAUNCHABLE)
@@ -97,16 +108,30 @@ def test_the_shell_gives_torchrun_these_words(cfg: Any, home: Path, monkeypatch:
     loop = ["-m", "codechat", entry.command, "--", *settings]
     head = [str(home), "-m", "torch.distributed.run"]
     assert words() == [*head, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *loop]
-    assert words("--nnodes", "2") == [*head, "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", *loop]
+    assert words("--nnodes", "2") == [
+        *head,
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "3",
+        *loop,
+    ]
     status = (path / "status.json").read_text()
     (path / "status.json").write_text(status.replace('"planned"', '"stopped"'))
-    assert words()[len(head) + 9 :] == [*settings, "--resume" if hasattr(cfg, "resume") else "--overwrite"]
+    assert words()[len(head) + 9 :] == [
+        *settings,
+        "--resume" if hasattr(cfg, "resume") else "--overwrite",
+    ]
     for back in (settings, ["--", *settings]):  # some Pythons pass the -- on
         read = config.parse(type(cfg), back, presets=entry.presets)
         assert read == (cfg.resolved() if hasattr(cfg, "resolved") else cfg)
 
 
-def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_write_nothing(home: Path) -> None:
+def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_write_nothing(
+    home: Path,
+) -> None:
     for cfg, how in (
         (SFTConfig(), dict(nproc=0)),
         (GPTConfig(), {}),
@@ -116,7 +141,9 @@ def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_w
         with pytest.raises(ConfigError):
             launcher.write(cfg, Machines(**how))
     assert not (home / "runs").exists()
-    written = launcher.write(SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7)), Machines(nproc=4))
+    written = launcher.write(
+        SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7)), Machines(nproc=4)
+    )
     assert written.changes == {"lr": (1e-3, 0.5), "model.depth": (4, 7)}
     assert "lr" in str(written) == repr(written)
     assert "all defaults" in str(launcher.write(SFTConfig(run_name="z")))
@@ -124,16 +151,28 @@ def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_w
     assert Run.open("x/y").env["kind"] == "sft"
 
 
-def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(home: Path, tmp_path: Path) -> None:
+def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(
+    home: Path, tmp_path: Path
+) -> None:
     """Run by bash, with stand-ins for the cluster's commands and for Python."""
     runner.launch(["sft", "--nproc", "8", "--nodes", "2", "--", "--run-name", "s"])
     path = home / "runs" / "s"
     lines = (path / "job.slurm").read_text().splitlines()
-    machines = ("--nodes=2", "--gpus-per-node=8", "--ntasks-per-node=1", "--time=24:00:00", "--requeue")
+    machines = (
+        "--nodes=2",
+        "--gpus-per-node=8",
+        "--ntasks-per-node=1",
+        "--time=24:00:00",
+        "--requeue",
+    )
     assert {f"#SBATCH {line}" for line in machines} <= set(lines)
     commands = tmp_path / "bin"
     commands.mkdir()
-    bodies = {"scontrol": "printf 'node-a\\nnode-a\\nnode-b\\n'", "srun": 'shift; "$@"; "$@"', "said": 'echo "$@"'}
+    bodies = {
+        "scontrol": "printf 'node-a\\nnode-a\\nnode-b\\n'",
+        "srun": 'shift; "$@"; "$@"',
+        "said": 'echo "$@"',
+    }
     for name, body in bodies.items():
         stand_in(commands / name, body)
     use_python(path / "launch.sh", "said")
@@ -171,7 +210,10 @@ def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, home: Pat
     assert run.config["model"]["vocab_size"] == 257
     assert Run.open("toy").status["status"] == "finished"
     assert len(run.metrics()) == 1
-    for refused in (lambda: Run.create("toy", resolved, kind="reinforce"), lambda: launcher.write(toy)):
+    for refused in (
+        lambda: Run.create("toy", resolved, kind="reinforce"),
+        lambda: launcher.write(toy),
+    ):
         with pytest.raises(RunError, match="toy"):
             refused()
     for overwrite in (True, False):  # what has not begun may be written again
@@ -181,7 +223,11 @@ def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, home: Pat
 
 def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
     path = launcher.write(toy).path
-    me = {"host": paths.platform.node(), "pid": os.getpid(), "pid_start": process_start(os.getpid())}
+    me = {
+        "host": paths.platform.node(),
+        "pid": os.getpid(),
+        "pid_start": process_start(os.getpid()),
+    }
     (path / "process.json").write_text(json.dumps(me))
     refused = (lambda: launcher.write(toy, Machines(overwrite=True)), lambda: launcher.start("toy"))
     for call in refused:
@@ -194,10 +240,14 @@ def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
         "print(lock(Path(sys.argv[1])), flush=True); input()"
     )
     command = [sys.executable, "-c", hold, str(paths.lock_of(path))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout.readline() == "True\n"
         alive = {"status": "running", "pid": other.pid, "pid_start": process_start(other.pid)}
-        (path / "status.json").write_text(json.dumps(json.loads((path / "status.json").read_text()) | alive))
+        (path / "status.json").write_text(
+            json.dumps(json.loads((path / "status.json").read_text()) | alive)
+        )
         for call in refused:
             with pytest.raises(RunError):
                 call()
@@ -210,13 +260,17 @@ def test_status_and_tail_end_with_1_after_a_failure_and_say_why(toy: ReinforceCo
         path = launcher.write(toy, Machines(overwrite=True)).path
         if end:
             run = Run.create("toy", toy, kind="reinforce")
-            getattr(run, "fail" if end == "kill" else end)(*(["a reason"] if end != "finish" else []))
+            getattr(run, "fail" if end == "kill" else end)(
+                *(["a reason"] if end != "finish" else [])
+            )
         if end == "kill":  # a running run whose process is gone
             status = json.loads((path / "status.json").read_text()) | {"status": "running"} | gone
             (path / "status.json").write_text(json.dumps(status))
         assert runner.launch(["toy", "status"]) == code, end
     (path / "process.json").write_text(json.dumps(gone))
-    (path / "launch.log").write_text("loading\nerror: no run 'x'; valid: nothing\nTraceback of torchrun\n  more\n")
+    (path / "launch.log").write_text(
+        "loading\nerror: no run 'x'; valid: nothing\nTraceback of torchrun\n  more\n"
+    )
     state = launcher.status("toy")
     assert state["status"] == "start failed"
     assert state["reason"] == "error: no run 'x'; valid: nothing"
@@ -226,7 +280,9 @@ def test_status_and_tail_end_with_1_after_a_failure_and_say_why(toy: ReinforceCo
         launcher.stop("toy")
 
 
-def test_runs_that_launch_did_not_write_and_those_of_other_hosts_are_left_alone(toy: ReinforceConfig) -> None:
+def test_runs_that_launch_did_not_write_and_those_of_other_hosts_are_left_alone(
+    toy: ReinforceConfig,
+) -> None:
     with pytest.raises(MissingFile, match="nothing"):
         launcher.start("nothing")
     with Run.create("plain", SFTConfig(), kind="sft"):
@@ -234,7 +290,9 @@ def test_runs_that_launch_did_not_write_and_those_of_other_hosts_are_left_alone(
     with pytest.raises(MissingFile, match="plain"):
         launcher.stop("plain")
     path = launcher.write(toy).path
-    (path / "process.json").write_text(json.dumps({"host": "elsewhere", "pid": os.getpid(), "pid_start": "1"}))
+    (path / "process.json").write_text(
+        json.dumps({"host": "elsewhere", "pid": os.getpid(), "pid_start": "1"})
+    )
     with pytest.raises(RunError, match="not running"):
         launcher.stop("toy")
     with held_as_a_detached_process(path):
@@ -252,7 +310,9 @@ def held_as_a_detached_process(path: Path) -> Iterator[None]:
         "print('held', flush=True); input()"
     )
     command = [sys.executable, "-c", program, str(path / launcher.ALIVE)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout.readline() == "held\n"
         yield
         other.kill()
@@ -280,7 +340,9 @@ def test_a_detached_process_is_known_by_its_lock_and_number_whatever_its_host_is
     os.kill(launcher.process_of(path)["pid"], 9)
     launcher._children[-1].wait()
     ends = time.monotonic() + 60
-    while launcher.process_of(path) and time.monotonic() < ends:  # a command within the script may live a moment longer
+    while (
+        launcher.process_of(path) and time.monotonic() < ends
+    ):  # a command within the script may live a moment longer
         time.sleep(0.01)
     assert launcher.process_of(path) is None
     assert launcher.status("toy")["status"] == "start failed"
@@ -319,7 +381,8 @@ def test_a_killed_run_of_a_renamed_host_is_stopped_started_and_followed_as_any_k
 
 def test_each_row_is_read_once_and_whole(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    # then a resumed run drops what came after its checkpoint, and goes on with a longer line or further than before
+    # then a resumed run drops what came after its checkpoint, and goes on with a longer line or
+    # further than before
     texts = ["1\n2a", "1\n2ab\n3\n", "1\n", "1\n2cde\n3\n4\n", "1\n2cde\n3\n5xyz\n6\n"]
     written = iter(texts)
 
@@ -327,9 +390,21 @@ def test_each_row_is_read_once_and_whole(tmp_path: Path) -> None:
         file.write_text(text := next(written))
         return text != texts[-1]
 
-    assert list(launcher.new_lines(file, going, 0.0)) == [*"1", "2ab", "3", "2cde", "3", "4", "5xyz", "6"]
+    assert list(launcher.new_lines(file, going, 0.0)) == [
+        *"1",
+        "2ab",
+        "3",
+        "2cde",
+        "3",
+        "4",
+        "5xyz",
+        "6",
+    ]
     row = {"step": 20, "time": 1.0, "train_loss": 1.23456, "tok_per_s": 22300.0, "lr": None}
-    assert launcher.line_of(row, 100) == "step 20/100  train_loss 1.235 nats/token  tok_per_s 2.23e+04 tokens/s"
+    assert (
+        launcher.line_of(row, 100)
+        == "step 20/100  train_loss 1.235 nats/token  tok_per_s 2.23e+04 tokens/s"
+    )
 
 
 TINY = """--task toy --tokenizer bytes --model.depth 1 --model.n-embd 32 --model.n-head 2 --model.block-size 64
@@ -338,9 +413,16 @@ TINY = """--task toy --tokenizer bytes --model.depth 1 --model.n-embd 32 --model
 
 
 @pytest.mark.slow
-def test_two_ranks_from_a_shell_start_stop_and_continue(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that is the root of all processes. Whatever is left running is killed, ranks included."""
-    for name, value in {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}.items():
+def test_two_ranks_from_a_shell_start_stop_and_continue(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that is the root of all processes. Whatever is left running is killed, ranks
+    included."""
+    for name, value in {
+        "PYTHONPATH": str(PROJECT),
+        "OMP_NUM_THREADS": "1",
+        "CODECHAT_DTYPE": "float32",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(home)
     path = home / "runs/a/toy"
@@ -363,7 +445,9 @@ def test_two_ranks_from_a_shell_start_stop_and_continue(home: Path, monkeypatch:
         assert "started" in printed
         wait_for_more_than(3)
         shell = launcher.process_of(path)["pid"]
-        assert os.getsid(shell) == shell != os.getsid(0), "it outlives the shell or kernel that started it"
+        assert os.getsid(shell) == shell != os.getsid(0), (
+            "it outlives the shell or kernel that started it"
+        )
         assert "running" in codechat("launch a/toy status")
         assert codechat("launch a/toy stop").strip() == "a/toy: stopped"
         saved = Run.open(path).checkpoints()[-1]

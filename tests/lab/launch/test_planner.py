@@ -1,5 +1,5 @@
-"""Planning: what fake tensors predict is what real ranks hold; time and cost by hand; what fits, and what to turn
-where it does not."""
+"""Planning: what fake tensors predict is what real ranks hold; time and cost by hand; what
+fits, and what to turn where it does not."""
 
 import gc
 import json
@@ -89,8 +89,14 @@ def test_a_deep_model_is_planned_from_two_shallow_ones() -> None:
     deep = replace(TINY, depth=12)
     for cfg, dtype in (
         (plan_of(model=deep, loop="sft", grad_accum=2, optimizer="muon"), "bfloat16"),
-        (plan_of(model=deep, device_batch_size=4, seq_len=64, gpus=4, over=2, optimizer="muon"), "float32"),
-        (plan_of(model=replace(deep, recompute="blocks"), device_batch_size=4, gpus=2, over=2), "bfloat16"),
+        (
+            plan_of(model=deep, device_batch_size=4, seq_len=64, gpus=4, over=2, optimizer="muon"),
+            "float32",
+        ),
+        (
+            plan_of(model=replace(deep, recompute="blocks"), device_batch_size=4, gpus=2, over=2),
+            "bfloat16",
+        ),
         # the end of the backward pass holds most in a shallow model, its beginning in a deep one
         (
             plan_of(
@@ -107,19 +113,30 @@ def test_a_deep_model_is_planned_from_two_shallow_ones() -> None:
             assert sum(few.values()) == pytest.approx(sum(all.values()), rel=2e-3)
 
 
-REAL = Path(__file__).with_name("held_on_ranks.txt").read_text()  # trains and writes the peak of each step
+REAL = (
+    Path(__file__).with_name("held_on_ranks.txt").read_text()
+)  # trains and writes the peak of each step
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("over", "settings"),
-    [(2, {}), (2, {"optimizer": "adamw", "grad_accum": 2}), (1, {}), (2, {"model": {"recompute": "blocks"}})],
+    [
+        (2, {}),
+        (2, {"optimizer": "adamw", "grad_accum": 2}),
+        (1, {}),
+        (2, {"model": {"recompute": "blocks"}}),
+    ],
     ids=["sharded", "adamw-accumulating", "replicated", "recomputing"],
 )
-def test_pretraining_on_two_gloo_ranks_holds_what_is_planned(over: int, settings: dict, tmp_path: Path) -> None:
+def test_pretraining_on_two_gloo_ranks_holds_what_is_planned(
+    over: int, settings: dict, tmp_path: Path
+) -> None:
     texts = ["the quick brown fox jumps over the lazy dog. " * 400] * 3
     corpus_writer.write_corpus(texts, tmp_path / "corpus", tokenizer.load("bytes"))
-    model = dict(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257) | settings.get("model", {})
+    model = dict(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257) | settings.get(
+        "model", {}
+    )
     run = (
         dict(
             run_name="real",
@@ -138,8 +155,12 @@ def test_pretraining_on_two_gloo_ranks_holds_what_is_planned(over: int, settings
         | {"model": model}
     )
     on_ranks(2, REAL, tmp_path, str(tmp_path), json.dumps(run), CODECHAT_DTYPE="bfloat16")
-    real = min(json.loads((tmp_path / "peaks.json").read_text())[1:])  # FSDP's threads may free a buffer later
-    planned = plan_of(gpus=2, over=over, **{"optimizer": "muon"} | settings | {"model": GPTConfig(**model)})
+    real = min(
+        json.loads((tmp_path / "peaks.json").read_text())[1:]
+    )  # FSDP's threads may free a buffer later
+    planned = plan_of(
+        gpus=2, over=over, **{"optimizer": "muon"} | settings | {"model": GPTConfig(**model)}
+    )
     assert total(planned) == pytest.approx(real, rel=0.03)
 
 
@@ -163,10 +184,17 @@ def test_a_fake_step_with_adapters_equals_the_real_one() -> None:
         assert tape.peak == planned
 
 
-@pytest.mark.parametrize("targets", [("qkv", "out"), ("up", "down"), ("qkv", "out", "gate", "up", "down")])
-@pytest.mark.parametrize("model", [TINY, replace(TINY, n_kv_head=1, mlp="swiglu"), replace(TINY, attention="mla")])
-def test_frozen_weights_have_neither_gradients_nor_moments(model: GPTConfig, targets: tuple[str, ...]) -> None:
-    """By hand: 4 bytes of each weight; of each adapter 4, two moments, and a gradient in the backward pass."""
+@pytest.mark.parametrize(
+    "targets", [("qkv", "out"), ("up", "down"), ("qkv", "out", "gate", "up", "down")]
+)
+@pytest.mark.parametrize(
+    "model", [TINY, replace(TINY, n_kv_head=1, mlp="swiglu"), replace(TINY, attention="mla")]
+)
+def test_frozen_weights_have_neither_gradients_nor_moments(
+    model: GPTConfig, targets: tuple[str, ...]
+) -> None:
+    """By hand: 4 bytes of each weight; of each adapter 4, two moments, and a gradient in the
+    backward pass."""
     plan = plan_of(model=model, loop="sft", lora_rank=8, lora_targets=targets)
     attached = lora.attach(GPT(model), 8, targets=targets)
     adapters = sum(p.numel() for p in attached.parameters() if p.requires_grad)
@@ -183,7 +211,8 @@ def test_frozen_weights_have_neither_gradients_nor_moments(model: GPTConfig, tar
 
 @pytest.mark.slow
 def test_8b_with_adapters_fits_one_h200_and_is_not_sharded() -> None:
-    """12 bytes for each frozen weight less than with all weights trained: 92 GiB of gradients and moments."""
+    """12 bytes for each frozen weight less than with all weights trained: 92 GiB of gradients
+    and moments."""
     model = GPTConfig(**PRESETS["8b"])
     cfg = PlanConfig(
         loop="sft",
@@ -196,7 +225,10 @@ def test_8b_with_adapters_fits_one_h200_and_is_not_sharded() -> None:
     )
     plan = planner.make(cfg)
     full = planner.make(replace(cfg, lora_rank=0))
-    states = [sum(p.peaks.training[name] for name in ("gradients", "optimizer states")) for p in (plan, full)]
+    states = [
+        sum(p.peaks.training[name] for name in ("gradients", "optimizer states"))
+        for p in (plan, full)
+    ]
     assert (
         (states[1] - states[0]) / GIB
         == pytest.approx(12 * model.n_params / GIB, rel=0.01)
@@ -209,10 +241,14 @@ def test_8b_with_adapters_fits_one_h200_and_is_not_sharded() -> None:
     eight = replace(cfg, gpus=8)
     assert eight.over == 1
     assert replace(eight, lora_rank=0, gpu="a800-80gb").over == 8
-    assert 1.4 < plan.tokens_per_s / full.tokens_per_s < 1.6, "no gradients of frozen matrices: 4 of 6 FLOPs"
+    assert 1.4 < plan.tokens_per_s / full.tokens_per_s < 1.6, (
+        "no gradients of frozen matrices: 4 of 6 FLOPs"
+    )
 
 
-def test_what_cannot_be_trained_with_adapters_is_refused_in_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_trained_with_adapters_is_refused_in_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for settings, named in (
         (dict(gpus=2, shard=True), "set --no-shard"),
         (dict(lora_targets=("gate",)), "required are matrices of this model"),
@@ -233,13 +269,23 @@ def test_a_written_run_with_adapters_is_planned_with_them() -> None:
         lora_targets=("up",),
     )
     planned = planner.from_settings(cfg, gpus=1, gpu="l4-24gb")
-    assert (planned.lora_rank, planned.lora_targets, planned.adapters) == (4, ("up",), 3 * 4 * (64 + 256))
+    assert (planned.lora_rank, planned.lora_targets, planned.adapters) == (
+        4,
+        ("up",),
+        3 * 4 * (64 + 256),
+    )
 
 
 def test_sharding_divides_weights_and_states_and_less_of_a_row_needs_less() -> None:
-    alone, half, shared = (measure(plan_of(gpus=4 if over > 1 else 1, over=over)).training for over in (1, 2, 4))
+    alone, half, shared = (
+        measure(plan_of(gpus=4 if over > 1 else 1, over=over)).training for over in (1, 2, 4)
+    )
     n_bytes = 4 * TINY.n_params
-    assert [plan["weights"] for plan in (alone, half, shared)] == [n_bytes, n_bytes // 2, n_bytes // 4]
+    assert [plan["weights"] for plan in (alone, half, shared)] == [
+        n_bytes,
+        n_bytes // 2,
+        n_bytes // 4,
+    ]
     assert 2 * shared["weights"] <= shared["optimizer states"] < 2.01 * shared["weights"]
     assert sum(shared.values()) < sum(alone.values())
 
@@ -252,16 +298,20 @@ def test_sharding_divides_weights_and_states_and_less_of_a_row_needs_less() -> N
     assert held() <= held(loop="sft") < 1.02 * held(), "no dense mask"
 
 
-def test_chunks_and_kept_logits_follow_the_memory_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU takes 1/64 of its memory for the logits of a chunk, and RL keeps all logits that fit into 1/16; a CPU
-    128 MiB and 1 GiB."""
+def test_chunks_and_kept_logits_follow_the_memory_of_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU takes 1/64 of its memory for the logits of a chunk, and RL keeps all logits that
+    fit into 1/16; a CPU 128 MiB and 1 GiB."""
     model = GPTConfig(depth=1, n_embd=64, n_head=1, vocab_size=50257, block_size=1024)
     sft = plan_of(model=model, device_batch_size=8, loop="sft", gpu="l4-24gb")
     rl = replace(sft, loop="rl", rows=8, row_tokens=1024)
     small, large = (measure(replace(sft, gpu=gpu)).total for gpu in ("l4-24gb", "a800-80gb"))
     assert large - small > 0.5 * GIB  # chunks of 0.35 and 1.25 GiB
     logits = rl.batch * rl.length * model.padded_vocab * 4  # 1.5 GiB in float32
-    assert measure(replace(rl, gpu="a800-80gb")).total - measure(rl, cpu=True).total > 0.4 * logits  # kept in bfloat16
+    assert (
+        measure(replace(rl, gpu="a800-80gb")).total - measure(rl, cpu=True).total > 0.4 * logits
+    )  # kept in bfloat16
     held = step_memory._run(sft, "bfloat16", True)
     monkeypatch.setattr(head, "BLOCK_BYTES", 1)  # blocks for a CPU's cache, a row at a time
     assert step_memory._run(sft, "bfloat16", True) == held
@@ -269,15 +319,24 @@ def test_chunks_and_kept_logits_follow_the_memory_of_the_gpu(monkeypatch: pytest
 
 
 def fake_measure(monkeypatch: pytest.MonkeyPatch, **faked: float) -> Counter:
-    """Stand in for the step: bytes linear in the batch, less where blocks are recomputed, divided where weights are
-    shared."""
+    """Stand in for the step: bytes linear in the batch, less where blocks are recomputed,
+    divided where weights are shared."""
     calls = Counter()
     gib = LINEAR | faked
 
     def stand_in(cfg: PlanConfig) -> Peaks:
         calls[cfg] += 1
-        rows = cfg.batch * cfg.length / 2048 * gib["batch_gib"] * (0.1 if cfg.model.recompute == "blocks" else 1)
-        training = {"weights": int(gib["fixed_gib"] * GIB / cfg.over), "activations": int(rows * GIB)}
+        rows = (
+            cfg.batch
+            * cfg.length
+            / 2048
+            * gib["batch_gib"]
+            * (0.1 if cfg.model.recompute == "blocks" else 1)
+        )
+        training = {
+            "weights": int(gib["fixed_gib"] * GIB / cfg.over),
+            "activations": int(rows * GIB),
+        }
         return Peaks(training, {"weights": 5})
 
     monkeypatch.setattr(planner.step_memory, "measure", stand_in)
@@ -294,8 +353,8 @@ BIG = PlanConfig(
 
 
 def test_time_and_cost_reproduce_the_published_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8b on 8 A800: 131,072 tokens a step, 3.93 billion in 48.9 hours at 22.3 thousand tokens per second
-    (published)."""
+    """8b on 8 A800: 131,072 tokens a step, 3.93 billion in 48.9 hours at 22.3 thousand tokens
+    per second (published)."""
     fake_measure(monkeypatch)
     plan = planner.make(replace(BIG, price=1.5))
     assert BIG.tokens_per_step == 131072
@@ -308,12 +367,19 @@ def test_time_and_cost_reproduce_the_published_run(monkeypatch: pytest.MonkeyPat
     rates = ((22_300 / 8, BIG.model), (7_900, GPTConfig(**PRESETS["2b"])))
     lower = min(rate * model.flops_per_token(2048) / 312e12 for rate, model in rates)
     assert planner.MFU <= lower < planner.MFU + 0.01
-    for gpu, share in {"a800-80gb": 0.45, "h100-80gb": 0.36, "h200-141gb": 0.36, "l4-24gb": 0.45}.items():
+    for gpu, share in {
+        "a800-80gb": 0.45,
+        "h100-80gb": 0.36,
+        "h200-141gb": 0.36,
+        "l4-24gb": 0.45,
+    }.items():
         assert replace(BIG, mfu=None, gpu=gpu).share == share
         assert replace(BIG, mfu=0.5, gpu=gpu).share == 0.5
 
 
-def test_the_largest_microbatch_is_found_in_a_few_steps_and_a_share_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_microbatch_is_found_in_a_few_steps_and_a_share_stays_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for batch in (1, 40):
         calls = fake_measure(monkeypatch)
         plan = planner.make(replace(BIG, device_batch_size=batch), search=True)
@@ -322,8 +388,11 @@ def test_the_largest_microbatch_is_found_in_a_few_steps_and_a_share_stays_free(m
         assert plan.largest_batch == truth == 12
         assert plan.fits == (batch <= truth)
         assert len(calls) <= 10
-    # on 80 GB, 79.2 usable: 92 % of it, less what gathers ahead of use hold; a row adds 5 GiB, of which 5 % fragments
-    buffers = (2 * 2 + 4) * BIG.model.block_matmul_params / GIB  # the next block twice in bf16, gradients in float32
+    # on 80 GB, 79.2 usable: 92 % of it, less what gathers ahead of use hold; a row adds 5 GiB,
+    # of which 5 % fragments
+    buffers = (
+        (2 * 2 + 4) * BIG.model.block_matmul_params / GIB
+    )  # the next block twice in bf16, gradients in float32
     plan = planner.make(replace(BIG, device_batch_size=13))
     assert plan.cfg.buffers_gib == buffers == pytest.approx(1.5)
     assert plan.cfg.room_gib == pytest.approx(0.92 * 79.2 - buffers)
@@ -334,8 +403,8 @@ def test_the_largest_microbatch_is_found_in_a_few_steps_and_a_share_stays_free(m
 
 
 def test_both_phases_of_rl_are_planned() -> None:
-    """2b on one H200: while it samples, weights and states stay, a bf16 copy of matrices and head comes, and rows
-    fill what is left."""
+    """2b on one H200: while it samples, weights and states stay, a bf16 copy of matrices and
+    head comes, and rows fill what is left."""
     model = GPTConfig(**PRESETS["2b"], recompute="blocks")
     cfg = PlanConfig(
         loop="rl",
@@ -388,7 +457,9 @@ def test_a_reference_stays_through_both_phases_of_rl(over: int) -> None:
     assert plan.sampling.held - without.sampling.held == pytest.approx(one / GIB)
 
 
-def test_where_it_does_not_fit_a_setting_that_helps_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_does_not_fit_a_setting_that_helps_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     small = replace(BIG, gpu="l4-24gb", device_batch_size=4)
     for cfg, batch_gib, largest, advice in (
         (small, 5.0, 2, "set --device-batch-size 2 --grad-accum 16 ("),
@@ -404,7 +475,9 @@ def test_where_it_does_not_fit_a_setting_that_helps_is_named(monkeypatch: pytest
         assert all(flags in str(plan) for flags in plan.knobs)
 
 
-def test_a_replica_stays_where_it_fits_impossible_plans_are_rejected_and_every_gpu_has_a_source() -> None:
+def test_a_replica_stays_where_it_fits_impossible_plans_are_rejected_and_every_gpu_has_a_source() -> (
+    None
+):
     d12 = PlanConfig(model=GPTConfig(**PRESETS["d12"]))
     assert d12.over == 1
     assert replace(d12, shard=True).over == 8
@@ -432,7 +505,9 @@ def test_a_replica_stays_where_it_fits_impossible_plans_are_rejected_and_every_g
     assert gpu_specs.find("a800-80gb").usable_gib == pytest.approx(79.33, rel=0.01)  # published
 
 
-def test_the_command_plans_settings_and_a_written_run(capsys: pytest.CaptureFixture, monkeypatch: Any) -> None:
+def test_the_command_plans_settings_and_a_written_run(
+    capsys: pytest.CaptureFixture, monkeypatch: Any
+) -> None:
     rl = ReinforceConfig(
         task="toy",
         run_name="y",
@@ -442,15 +517,28 @@ def test_the_command_plans_settings_and_a_written_run(capsys: pytest.CaptureFixt
         rows=2,
         row_tokens=64,
     )
-    assert "samples 12 rows at a time, 1 batches" in launcher.write(rl, Machines(gpu="a800-80gb")).verdict
-    small = "--model.depth 3 --model.n-embd 64 --model.n-head 2 --device-batch-size 3 --group-size 4"
+    assert (
+        "samples 12 rows at a time, 1 batches"
+        in launcher.write(rl, Machines(gpu="a800-80gb")).verdict
+    )
+    small = (
+        "--model.depth 3 --model.n-embd 64 --model.n-head 2 --device-batch-size 3 --group-size 4"
+    )
     assert cli.main(f"plan rl {small} --rows 2 --row-tokens 64 --gpus 1 --gpu l4-24gb".split()) == 0
     text = capsys.readouterr().out
-    assert all(word in text for word in ("fits: ", "weights", "activations", "reserve", "peak per GPU", "batches of"))
+    assert all(
+        word in text
+        for word in ("fits: ", "weights", "activations", "reserve", "peak per GPU", "batches of")
+    )
     fake_measure(monkeypatch)
-    assert cli.main(["plan", "sft", "--preset", "8b", "--device-batch-size", "1", "--price", "2"]) == 0
+    assert (
+        cli.main(["plan", "sft", "--preset", "8b", "--device-batch-size", "1", "--price", "2"]) == 0
+    )
     text = capsys.readouterr().out
-    assert all(word in text for word in ("weights", "tokens per second", "cost", "room for --device-batch-size 12"))
+    assert all(
+        word in text
+        for word in ("weights", "tokens per second", "cost", "room for --device-batch-size 12")
+    )
     assert cli.main(["plan", "--preset", "8b", "--device-batch-size", "13"]) == 1
     assert "set --device-batch-size 12" in capsys.readouterr().out
     assert cli.main(["plan", "--gpu", "nothing"]) == 2
@@ -459,7 +547,8 @@ def test_the_command_plans_settings_and_a_written_run(capsys: pytest.CaptureFixt
     assert written.verdict.startswith("fits: ")
     assert "2 x a800-80gb" in str(written)
     assert (
-        "none for expert" in launcher.write(ExpertConfig(task="toy", run_name="z"), Machines(gpu="a800-80gb")).verdict
+        "none for expert"
+        in launcher.write(ExpertConfig(task="toy", run_name="z"), Machines(gpu="a800-80gb")).verdict
     )
     with pytest.raises(ConfigError):
         planner.from_settings(ExpertConfig(task="toy"), gpus=1, gpu="a800-80gb")

@@ -1,4 +1,5 @@
-"""Exported scripts: the committed ones are those that the command writes; what they pass on; what they reject."""
+"""Exported scripts: the committed ones are those that the command writes; what they pass on;
+what they reject."""
 
 import dataclasses
 import itertools
@@ -35,7 +36,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words_of(script: Path, tmp_path: Path, *flags: str, **environment: str) -> list[str]:
-    """What the script passes to the interpreter, by a stand-in for it; the first word is the folder where it runs."""
+    """What the script passes to the interpreter, by a stand-in for it; the first word is the
+    folder where it runs."""
     said = stand_in(tmp_path / "said", 'printf "%s\\n" "$(pwd)" "$@"')
     env = {"PATH": os.environ["PATH"], "PYTHON": str(said), **environment}
     done = subprocess.run(
@@ -51,8 +53,12 @@ def words_of(script: Path, tmp_path: Path, *flags: str, **environment: str) -> l
 
 
 def test_the_committed_scripts_are_those_that_the_command_writes(written: Path) -> None:
-    committed, new = ({p.name: p.read_text() for p in folder.iterdir()} for folder in (ROOT / "scripts", written))
-    assert committed == new, "run `codechat export-scripts --out scripts` and commit what it changes"
+    committed, new = (
+        {p.name: p.read_text() for p in folder.iterdir()} for folder in (ROOT / "scripts", written)
+    )
+    assert committed == new, (
+        "run `codechat export-scripts --out scripts` and commit what it changes"
+    )
     names = {f"{recipe}-{scale}" for recipe in ("v6", "ours") for scale in ("2b", "8b")}
     assert {f"{name}.sh" for name in (*LOOPS, *names)} <= set(committed)
     assert all(os.access(path, os.X_OK) for path in (ROOT / "scripts").glob("*.sh"))
@@ -65,17 +71,32 @@ def test_a_loop_script_gives_torchrun_its_settings(written: Path, tmp_path: Path
         entry = find(id, LOOPS)
         at = words.index("--")
         assert where == str(written.parent)
-        head = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "codechat", entry.command]
+        head = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "codechat",
+            entry.command,
+        ]
         assert words[:at] == head
         cfg = config.parse(entry.config_class, words[at + 1 :], presets=entry.presets)
-        expected = config.parse(entry.config_class, portable_scripts.LOOPS[id].split(), presets=entry.presets)
+        expected = config.parse(
+            entry.config_class, portable_scripts.LOOPS[id].split(), presets=entry.presets
+        )
         assert cfg == dataclasses.replace(expected, run_name="mine")
 
 
-def test_the_settings_of_a_recipe_are_the_recipes_own_until_they_are_edited(written: Path, tmp_path: Path) -> None:
+def test_the_settings_of_a_recipe_are_the_recipes_own_until_they_are_edited(
+    written: Path, tmp_path: Path
+) -> None:
     for name, scale in itertools.product(("v6", "ours"), ("2b", "8b")):
         read = bound_stages(name, scale, settings=written / f"{name}-{scale}.json")
-        assert [(b.name, b.hash, b.when) for b in read] == [(b.name, b.hash, b.when) for b in bound_stages(name, scale)]
+        assert [(b.name, b.hash, b.when) for b in read] == [
+            (b.name, b.hash, b.when) for b in bound_stages(name, scale)
+        ]
     settings = json.loads((written / "v6-8b.json").read_text())
     settings["v6-sft"] |= {"lr": 1e-5, "run_name": "mine/sft"}
     (tmp_path / "edited.json").write_text(json.dumps(settings))
@@ -85,8 +106,19 @@ def test_the_settings_of_a_recipe_are_the_recipes_own_until_they_are_edited(writ
     assert changed == {"v6-sft", "v6-diagnose", "v6-rl", "v6-evaluate"}, "it, and what needs it"
 
 
-def test_variables_of_a_recipes_script_are_options_of_codechat_run(written: Path, tmp_path: Path) -> None:
-    head = ["-m", "codechat", "run", "v6", "--scale", "8b", "--settings", str(written / "v6-8b.json")]
+def test_variables_of_a_recipes_script_are_options_of_codechat_run(
+    written: Path, tmp_path: Path
+) -> None:
+    head = [
+        "-m",
+        "codechat",
+        "run",
+        "v6",
+        "--scale",
+        "8b",
+        "--settings",
+        str(written / "v6-8b.json"),
+    ]
     for environment, expected in json.loads(Path(__file__).with_name("variables.json").read_text()):
         _, *words = words_of(written / "v6-8b.sh", tmp_path, "--until", "v6-rl", **environment)
         assert words == [*head, *expected, "--until", "v6-rl"]
@@ -172,8 +204,11 @@ OF_OTHERS = {
 
 
 @pytest.mark.parametrize("script", MISREAD)
-def test_a_variable_that_a_script_would_ignore_is_refused_by_name(script: str, written: Path, tmp_path: Path) -> None:
-    """And none of other programs, also where another one's value looks like a variable. Nothing is started."""
+def test_a_variable_that_a_script_would_ignore_is_refused_by_name(
+    script: str, written: Path, tmp_path: Path
+) -> None:
+    """And none of other programs, also where another one's value looks like a variable. Nothing
+    is started."""
     for line in MISREAD[script]:
         with pytest.raises(subprocess.CalledProcessError) as refused:
             words_of(written / f"{script}.sh", tmp_path, **dict([line.split("=")]))
@@ -185,7 +220,11 @@ def test_a_variable_that_a_script_would_ignore_is_refused_by_name(script: str, w
 
 
 def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
-    for settings, named in (({"v6-stf": {}}, "'v6-sft'"), ({"v6-sft": 3}, "v6-sft"), ({"v6-sft": {"lrr": 1}}, "'lr'")):
+    for settings, named in (
+        ({"v6-stf": {}}, "'v6-sft'"),
+        ({"v6-sft": 3}, "v6-sft"),
+        ({"v6-sft": {"lrr": 1}}, "'lr'"),
+    ):
         (tmp_path / "s.json").write_text(json.dumps(settings))
         with pytest.raises(UserError, match=named):
             bound_stages("v6", "8b", settings=tmp_path / "s.json")
@@ -212,23 +251,44 @@ def test_a_configuration_is_written_as_a_script_and_read_back(home: Path, tmp_pa
     assert words[words.index("--nproc-per-node") + 1] == "4"
     assert config.parse(SFTConfig, words[words.index("--") + 1 :]) == cfg
     outside = portable_scripts.write_loop(cfg, tmp_path.parent / f"{tmp_path.name}-out")
-    assert words_of(outside, tmp_path)[0] == "/", "outside of the project it stays where it is called"
+    assert words_of(outside, tmp_path)[0] == "/", (
+        "outside of the project it stays where it is called"
+    )
 
 
-def test_the_image_for_modal_holds_the_package_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_image_for_modal_holds_the_package_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     modal = pytest.importorskip("modal")
     added = []
     add = modal.Image.add_local_dir
     monkeypatch.setattr(
-        modal.Image, "add_local_dir", lambda self, *where, **how: added.append((where, how)) or add(self, *where, **how)
+        modal.Image,
+        "add_local_dir",
+        lambda self, *where, **how: added.append((where, how)) or add(self, *where, **how),
     )
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples" / "modal_train.py"))
     (((folder, there), how),) = added
-    assert (Path(folder), there, how["copy"]) == (ROOT, "/codechat", True)  # which `pip install /codechat` finds
+    assert (Path(folder), there, how["copy"]) == (
+        ROOT,
+        "/codechat",
+        True,
+    )  # which `pip install /codechat` finds
     left_out = modal.FilePatternMatcher(*how["ignore"])
     assert not any(
-        map(left_out, map(Path, ("pyproject.toml", "setup.py", "codechat/runs/run.py", "data/corpus/manifest.json")))
+        map(
+            left_out,
+            map(
+                Path,
+                ("pyproject.toml", "setup.py", "codechat/runs/run.py", "data/corpus/manifest.json"),
+            ),
+        )
     )
-    unwanted = (".git/config", "runs/mine/config.json", "codechat/__pycache__/cli.pyc", ".ruff_cache/x")
+    unwanted = (
+        ".git/config",
+        "runs/mine/config.json",
+        "codechat/__pycache__/cli.pyc",
+        ".ruff_cache/x",
+    )
     assert all(map(left_out, map(Path, unwanted)))

@@ -1,4 +1,5 @@
-"""Recipes: their files, what is finished is skipped, what changed is done again, what was killed goes on."""
+"""Recipes: their files, what is finished is skipped, what changed is done again, what was
+killed goes on."""
 
 import json
 import os
@@ -63,7 +64,9 @@ def test_finished_stages_are_skipped_and_changed_ones_run_with_what_needs_them(t
     assert ran() == []
     assert ran(force=("second",)) == ["second"]
     assert ran(from_stage="first") == ["first", "second"]
-    edit(tiny, "first", save_every=1, eval_every=3, log_every=2, keep_last=1)  # how often is not part of a stage
+    edit(
+        tiny, "first", save_every=1, eval_every=3, log_every=2, keep_last=1
+    )  # how often is not part of a stage
     assert ran() == []
     edit(tiny, "first", lr=1e-4)
     with pytest.raises(ConfigError, match="stage first .*lr .*1e-04|stage first .*lr .*0.0001"):
@@ -86,7 +89,9 @@ def test_lost_outputs_are_made_again_and_another_seed_shares_what_comes_before(t
     shutil.rmtree(Run.open("tiny/second").path)
     cfg = RecipeConfig(recipe="tiny.toml")
     results = list(runner.results_table(cfg).columns[2].cells)
-    assert "val_bpb" in results[1] and not results[2], "of a run that was deleted the table has no result"
+    assert "val_bpb" in results[1] and not results[2], (
+        "of a run that was deleted the table has no result"
+    )
     assert ran() == ["second"]
     runner.note(cfg.ledger, "second", None)  # killed before it was noted
     assert ran() == ["second"]
@@ -94,7 +99,9 @@ def test_lost_outputs_are_made_again_and_another_seed_shares_what_comes_before(t
     assert paths.exists("tiny/second.1")
 
 
-def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with killed_after():
         ran()
     load = Mock(side_effect=corpus.WindowLoader.load_state, autospec=True)
@@ -109,7 +116,9 @@ def test_an_interrupted_stage_stops_the_recipe(tiny: Path, monkeypatch: pytest.M
 
     def interrupt(patch: pytest.MonkeyPatch, kind: type, name: str) -> None:
         usual = getattr(kind, name)
-        patch.setattr(kind, name, lambda *a, **k: (os.kill(os.getpid(), signal.SIGTERM), usual(*a, **k))[1])
+        patch.setattr(
+            kind, name, lambda *a, **k: (os.kill(os.getpid(), signal.SIGTERM), usual(*a, **k))[1]
+        )
 
     with monkeypatch.context() as patch:
         interrupt(patch, corpus.WindowLoader, "next")
@@ -123,17 +132,26 @@ def test_an_interrupted_stage_stops_the_recipe(tiny: Path, monkeypatch: pytest.M
     assert ran() == ["second"]
 
 
-def test_a_stage_without_its_files_waits_for_them(tiny: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_stage_without_its_files_waits_for_them(
+    tiny: Path, capsys: pytest.CaptureFixture
+) -> None:
     edit(tiny, "second", when="{data}/*.train.jsonl")
     COMMANDS["run"].run(["tiny.toml"])
-    assert "skipped: first left no data/tiny/*.train.jsonl" in " ".join(capsys.readouterr().out.split())
+    assert "skipped: first left no data/tiny/*.train.jsonl" in " ".join(
+        capsys.readouterr().out.split()
+    )
     (tiny.parent / "data/tiny/x.train.jsonl").write_text("")
     COMMANDS["run"].run(["tiny.toml"])
     assert Run.open("tiny/second").status["status"] == "finished"
 
 
 def test_the_time_left_follows_the_pace_of_this_machine() -> None:
-    expected = {"a": 10.0, "b": 20.0, "c": 0.0, "d": 60.0}  # this machine takes twice as long; c is not counted
+    expected = {
+        "a": 10.0,
+        "b": 20.0,
+        "c": 0.0,
+        "d": 60.0,
+    }  # this machine takes twice as long; c is not counted
     taken = ({}, {"a": 20.0}, {"a": 20.0, "c": 99.0, "b": 40.0})
     assert [runner.time_left(expected, done) for done in taken] == [90, 160, 120]
 
@@ -148,7 +166,9 @@ def test_the_time_left_follows_the_pace_of_this_machine() -> None:
     ],
     ids=["stage", "recipe", "file", "scale"],
 )
-def test_a_request_for_what_does_not_exist_names_the_nearest(tiny: Path, cfg: RecipeConfig, near: str) -> None:
+def test_a_request_for_what_does_not_exist_names_the_nearest(
+    tiny: Path, cfg: RecipeConfig, near: str
+) -> None:
     with raising(UserError, near):
         runner.run_recipe(replace(cfg))  # without what another test has bound
 
@@ -165,7 +185,9 @@ def test_a_request_for_what_does_not_exist_names_the_nearest(tiny: Path, cfg: Re
         ('"{first}"', '"{"', "'{'"),
     ],
 )
-def test_what_is_wrong_in_a_recipes_file_is_named(tiny: Path, old: str, new: str, named: str) -> None:
+def test_what_is_wrong_in_a_recipes_file_is_named(
+    tiny: Path, old: str, new: str, named: str
+) -> None:
     tiny.write_text(TINY.read_text().replace(old, new))
     with raising(ConfigError, named):
         bound_stages("tiny.toml")
@@ -209,7 +231,11 @@ def test_a_digest_covers_settings_and_the_digests_of_needed_stages() -> None:
 
 def test_a_recipe_goes_on_from_another_one(tiny: Path) -> None:
     child = tiny.with_name("child.toml")
-    child.write_text('from = "tiny"\nwithout = ["second"]\n[shared.quick]\nmax_steps = 5\n[stage.first]\nseq_len = 8\n')
+    child.write_text(
+        'from = "tiny"\nwithout = '
+        '["second"]\n[shared.quick]\nmax_steps = '
+        "5\n[stage.first]\nseq_len = 8\n"
+    )
     read = recipes.read_recipe(child)
     assert [s.name for s in read.stages] == ["corpus", "first"]
     above = recipes.read_recipe(tiny).stage("first").settings
@@ -222,12 +248,18 @@ def test_my_recipe_of_the_name_of_the_projects_goes_on_from_that_one(tiny: Path)
     longer = recipes.read_recipe(same)
     nano = RECIPES["nano"]
     assert longer.stage("sft").settings == {**nano.stage("sft").settings, "max_steps": 5}
-    assert [s for s in longer.stages if s.name != "sft"] == [s for s in nano.stages if s.name != "sft"]
+    assert [s for s in longer.stages if s.name != "sft"] == [
+        s for s in nano.stages if s.name != "sft"
+    ]
 
 
 def test_a_stage_comes_behind_those_that_it_needs(tiny: Path) -> None:
     child = tiny.with_name("child.toml")
-    child.write_text('from = "nano"\n[stage.sft]\nneeds = ["late"]\n[stage.late]\nkind = "sft"\nabout = "before it"\n')
+    child.write_text(
+        'from = "nano"\n[stage.sft]\nneeds = '
+        '["late"]\n[stage.late]\nkind = "sft"\nabout = "before '
+        'it"\n'
+    )
     names = [stage.name for stage in recipes.read_recipe(child).stages]
     assert names.index("late") == names.index("sft") - 1
 
@@ -253,10 +285,15 @@ def chat(tiny: Path) -> RecipeConfig:
     return RecipeConfig(recipe="chat.toml", base="tiny/first")
 
 
-def test_a_recipe_begins_at_its_sft_from_an_existing_checkpoint(chat: RecipeConfig, tmp_path: Path) -> None:
+def test_a_recipe_begins_at_its_sft_from_an_existing_checkpoint(
+    chat: RecipeConfig, tmp_path: Path
+) -> None:
     assert [(b.name, b.stage.needs) for b in chat.bound] == [("chat", ()), ("both", ("chat",))]
     assert chat.bound[1].cfg.ckpt == "tiny/first", "wherever the recipe names its pretraining"
-    for recipe, base, named in (("chat.toml", "tiny/frist", "'tiny/first'"), ("tiny.toml", "tiny/first", "tiny.toml")):
+    for recipe, base, named in (
+        ("chat.toml", "tiny/frist", "'tiny/first'"),
+        ("tiny.toml", "tiny/first", "tiny.toml"),
+    ):
         with raising(UserError, named):
             runner.run_recipe(replace(chat, recipe=recipe, base=base))
     assert not paths.exists("chat/chat")
@@ -265,12 +302,17 @@ def test_a_recipe_begins_at_its_sft_from_an_existing_checkpoint(chat: RecipeConf
     assert not paths.exists("chat/first")
     assert runner.pending(chat)[0] == set()
     settings = tmp_path / "settings.json"  # of an exported script: places are written out
-    usual = {b.stage.name: portable_scripts.changed_settings(b.cfg) for b in replace(chat, base=None).bound}
+    usual = {
+        b.stage.name: portable_scripts.changed_settings(b.cfg)
+        for b in replace(chat, base=None).bound
+    }
     settings.write_text(json.dumps(usual))
     assert [b.hash for b in replace(chat, settings=settings).bound] == [b.hash for b in chat.bound]
     edit(tmp_path / "tiny.toml", "first", lr=1e-4)
     runner.run_recipe(RecipeConfig(recipe="tiny.toml", until="first", from_stage="first"))
-    with pytest.raises(ConfigError, match="stage chat is finished"):  # other weights under the same name
+    with pytest.raises(
+        ConfigError, match="stage chat is finished"
+    ):  # other weights under the same name
         runner.run_recipe(replace(chat))
 
 
@@ -291,7 +333,11 @@ def test_a_ledger_keeps_the_rows_of_other_seeds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "where"),
-    [("v6", "nano/launch/v6"), ("v6 --seed 1", "nano/launch/v6-s1"), ("v6 --scale 8b", "nano-8b/launch/v6")],
+    [
+        ("v6", "nano/launch/v6"),
+        ("v6 --seed 1", "nano/launch/v6-s1"),
+        ("v6 --scale 8b", "nano-8b/launch/v6"),
+    ],
 )
 def test_each_seed_and_scale_has_a_log(home: Path, words: str, where: str) -> None:
     assert config.parse(RecipeLaunch, words.split()).where == home / "runs" / where
@@ -330,8 +376,12 @@ def test_every_recipe_fits_its_configs_and_shared_stages_are_made_once(scale: st
         for seed in (0, 1):
             bound = stages_of(name, scale, seed)
             order = list(bound)
-            assert all(need in order[:i] for i, b in enumerate(bound.values()) for need in b.stage.needs)
-            assert small or all(SCALES[scale].ranks_of(b.stage) for b in bound.values() if hasattr(b.cfg, "lr"))
+            assert all(
+                need in order[:i] for i, b in enumerate(bound.values()) for need in b.stage.needs
+            )
+            assert small or all(
+                SCALES[scale].ranks_of(b.stage) for b in bound.values() if hasattr(b.cfg, "lr")
+            )
         for b in stages_of(name, scale).values():
             hashes.setdefault(f"{recipes.prefix_of(name, scale)}/{b.stage.name}", set()).add(b.hash)
             users[b.stage.name] += name in VERSIONS
@@ -344,7 +394,9 @@ def test_every_recipe_fits_its_configs_and_shared_stages_are_made_once(scale: st
     assert "report" in stages_of("nano")
     assert "report" not in stages_of("nano", seed=1)
     cfgs = [config.plain(stages_of(name)[f"{name}-evaluate"].cfg) for name in VERSIONS]
-    assert all(cfg | dict(run_name="", ckpt="") == cfgs[0] | dict(run_name="", ckpt="") for cfg in cfgs), "all alike"
+    assert all(
+        cfg | dict(run_name="", ckpt="") == cfgs[0] | dict(run_name="", ckpt="") for cfg in cfgs
+    ), "all alike"
 
 
 # a stage of a recipe -> version and stage in runs.csv of the published figures
@@ -371,7 +423,11 @@ def test_larger_scales_have_the_published_settings() -> None:
         row = runs.loc[published]
         cfg = b.cfg
         ranks = SCALES["8b"].ranks_of(b.stage)
-        assert (cfg.max_steps, cfg.lr, cfg.run_name) == (row["steps_planned"], row["lr"], f"nano-8b/{stage}")
+        assert (cfg.max_steps, cfg.lr, cfg.run_name) == (
+            row["steps_planned"],
+            row["lr"],
+            f"nano-8b/{stage}",
+        )
         assert cfg.warmup_steps == row["warmup"] or pd.isna(row["warmup"])
         if hasattr(cfg, "seq_len"):
             assert ranks * cfg.device_batch_size * cfg.grad_accum * cfg.seq_len == 131_072
@@ -387,8 +443,8 @@ def test_larger_scales_have_the_published_settings() -> None:
 
 @pytest.fixture
 def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Recipe `late` at 8b with a plan that costs nothing, on a machine of eight GPUs; the names of the stages that
-    run."""
+    """Recipe `late` at 8b with a plan that costs nothing, on a machine of eight GPUs; the names
+    of the stages that run."""
     started: list[str] = []
     peaks = planner.step_memory.Peaks({"weights": 20 * planner.GIB}, {})
 
@@ -402,13 +458,17 @@ def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(runner, "run_stage", run_stage)
     monkeypatch.setattr(Bound, "done", property(lambda b: True))
     ours = RECIPES["ours"]
-    stages = [ours.stage(name) for name in ("corpus", "pretrain", "base-code", "base-calls", "base")]
+    stages = [
+        ours.stage(name) for name in ("corpus", "pretrain", "base-code", "base-calls", "base")
+    ]
     late = replace(ours.stage("ours-choose"), needs=("base",), settings=dict(ckpt=("{base}",)))
     monkeypatch.setitem(RECIPES, "late", Recipe("a test", (*stages, late)))
     return started
 
 
-def test_a_larger_scale_prints_its_plan_and_asks(planned_8b: list, monkeypatch: Any, capsys: Any) -> None:
+def test_a_larger_scale_prints_its_plan_and_asks(
+    planned_8b: list, monkeypatch: Any, capsys: Any
+) -> None:
     cfg = RecipeConfig(recipe="late", scale="8b")
     with pytest.raises(ConfigError, match="--yes"):
         runner.run_recipe(cfg)
@@ -428,12 +488,21 @@ def test_a_larger_scale_prints_its_plan_and_asks(planned_8b: list, monkeypatch: 
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="8 GPUs and there are 2"):
         patch.setattr(runner, "gpus_here", lambda: 2)
         runner.run_recipe(cfg)
-    first = "stage pretrain needs 8 GPUs and there are 2: only corpus, base-code, base-calls will run here"
-    assert capsys.readouterr().out.startswith(first), "said before the plan, the question and the first stage"
-    assert planned_8b == ["corpus", "base-code", "base-calls"], "what needs no GPU runs before GPUs are required"
+    first = (
+        "stage pretrain needs 8 GPUs and there are 2: only "
+        "corpus, base-code, base-calls will run here"
+    )
+    assert capsys.readouterr().out.startswith(first), (
+        "said before the plan, the question and the first stage"
+    )
+    assert planned_8b == ["corpus", "base-code", "base-calls"], (
+        "what needs no GPU runs before GPUs are required"
+    )
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="8 GPUs and there are 2"):
         patch.setattr(runner, "gpus_here", lambda: 2)
-        patch.setattr("builtins.input", lambda question: pytest.fail("asked, though nothing can run here"))
+        patch.setattr(
+            "builtins.input", lambda question: pytest.fail("asked, though nothing can run here")
+        )
         runner.run_recipe(cfg)
     runner.run_recipe(cfg)
     runner.run_recipe(cfg)  # finished: neither asked nor launched again
@@ -470,7 +539,9 @@ def test_a_recipe_runs_detached(tiny: Path, capfd: pytest.CaptureFixture) -> Non
     assert "[2/3] first" in printed
     assert "step" in printed
     assert (where / "recipe.log").is_file()
-    shown = dict(status="finished", process=None, corpus="finished", first="finished", second="waiting")
+    shown = dict(
+        status="finished", process=None, corpus="finished", first="finished", second="waiting"
+    )
     assert state().items() >= shown.items()
     runner.launch(["tiny.toml", "--from", "first"])  # this stage and those behind it, again
     runner.launch(["tiny.toml", "tail"])
@@ -487,7 +558,10 @@ def test_a_stopped_recipe_has_a_checkpoint_and_goes_on(tiny: Path) -> None:
     before = 0
     for options, after in (([], "stopped"), (["--now"], "killed")):
         runner.start_recipe(launch())
-        while not (paths.exists("tiny/first") and max(Run.open("tiny/first").checkpoints(), default=0) > before):
+        while not (
+            paths.exists("tiny/first")
+            and max(Run.open("tiny/first").checkpoints(), default=0) > before
+        ):
             assert time.monotonic() < ends and state()["process"], state()["log"].read_text()
             time.sleep(0.1)
         assert stop(*options) == after == state()["first"]
@@ -496,16 +570,23 @@ def test_a_stopped_recipe_has_a_checkpoint_and_goes_on(tiny: Path) -> None:
     assert (state()["corpus"], state()["second"]) == ("finished", "waiting")
 
 
-def test_stop_ends_a_stage_after_its_recipe_is_gone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_ends_a_stage_after_its_recipe_is_gone(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     where = launch().where
     where.mkdir(parents=True)
     write_json(where / "settings.json", config.plain(RecipeConfig(recipe="tiny.toml")))
-    write_json(where / "process.json", {"host": platform.node(), "pid": 1, "pid_start": "of another process"})
+    write_json(
+        where / "process.json",
+        {"host": platform.node(), "pid": 1, "pid_start": "of another process"},
+    )
     launcher.write(stages_of("tiny.toml")["first"].cfg)
     with pytest.raises(RunError, match="not running"):
         stop()
     stopped: list[tuple[str, bool]] = []
-    monkeypatch.setattr(launcher, "process_of", lambda path: {"pid": 1} if path.name == "first" else None)
+    monkeypatch.setattr(
+        launcher, "process_of", lambda path: {"pid": 1} if path.name == "first" else None
+    )
     monkeypatch.setattr(launcher, "stop", lambda name, *, now: stopped.append((name, now)))
     assert stop("--now") == "stopped"
     assert stopped == [("tiny/first", True)]
@@ -529,7 +610,9 @@ def test_a_scaled_recipe_launches_its_stages_by_torchrun_once(tiny: Path, tmp_pa
     (tmp_path / "two.py").write_text(TWO)
     env = os.environ | {"OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}
     words = [sys.executable, "two.py", "tiny.toml", "--scale", "two"]
-    how: dict[str, Any] = dict(capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL)
+    how: dict[str, Any] = dict(
+        capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL
+    )
 
     def go(*more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*words, *more], cwd=tmp_path, env=env, **how)

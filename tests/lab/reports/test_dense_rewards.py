@@ -1,4 +1,5 @@
-"""Rows of rewards from several starts: which seeds count, gains in closed form, the figure, and the committed rows."""
+"""Rows of rewards from several starts: which seeds count, gains in closed form, the figure, and
+the committed rows."""
 
 import math
 from typing import Any
@@ -10,7 +11,9 @@ from codechat_lab.reports import dense_rewards
 
 def row(seed: int, start: str, reward: str, before: list[int], after: list[int]) -> dict[str, Any]:
     """A run of four samples per problem, whose greedy answer is exact where a sample is."""
-    one, other = (dict(greedy=[int(c > 0) for c in counts], correct=counts) for counts in (before, after))
+    one, other = (
+        dict(greedy=[int(c > 0) for c in counts], correct=counts) for counts in (before, after)
+    )
     return dict(
         before=one,
         after=other,
@@ -40,8 +43,11 @@ def test_the_table_in_closed_form() -> None:
     assert (stairs["gain"], stairs["live"], stairs["worst seed"]) == (0.25, 0.75, 0.5)
     assert stairs["gain/lo"] <= 0.25 <= stairs["gain/hi"]
     assert stairs["seeds"] == 2
-    # paired by seed and problem: seeds that differ by far more than the rewards leave the gain's interval at its value
-    binary, stairs = ([row(s, "weak", "", [0] * 2, [3 * s + more] * 2) for s in (0, 1)] for more in (0, 1))
+    # paired by seed and problem: seeds that differ by far more than the rewards leave the
+    # gain's interval at its value
+    binary, stairs = (
+        [row(s, "weak", "", [0] * 2, [3 * s + more] * 2) for s in (0, 1)] for more in (0, 1)
+    )
     # equal differences
     found = dense_rewards.gain(stairs, binary)
     by_hand = equal_interval(0.25, 2, (-1.0, 1.0))
@@ -65,6 +71,8 @@ def test_committed_rows_are_whole_and_of_one_setting() -> None:
     found = dense_rewards.cells(rows)
     assert {*found} == {(start, reward) for start in STARTS for reward in SHAPES}
     for runs in found.values():
-        assert len({run["seed"] for run in runs}) == len(runs) == len(rows) / len(found), "each seed has every run"
+        assert len({run["seed"] for run in runs}) == len(runs) == len(rows) / len(found), (
+            "each seed has every run"
+        )
         for run in runs:
             assert len(run["after"]["correct"]) == len(run["before"]["greedy"]) >= 128

@@ -1,4 +1,5 @@
-"""A released model's card: its figures are those of its evaluation, and an evaluation of another model is refused."""
+"""A released model's card: its figures are those of its evaluation, and an evaluation of
+another model is refused."""
 
 import json
 from collections.abc import Callable
@@ -52,7 +53,11 @@ def test_the_card_has_the_figures_of_the_evaluation_and_names_what_fails(given: 
     words = ["--ckpt", given, "--evaluation", evaluation, "--natural", natural]
     model_card.main(words)
     lines = (Path(given) / "README.md").read_text().splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("| ")
+    ]
     rows = {first: more for first, *more in cells}
     assert rows["known tools, new values"] == ["20", "0.62 [0.53, 0.72]", "0.88 [0.78, 0.97]"]
     assert rows["own/sft"] == ["sft", "1", "`data/own`"]

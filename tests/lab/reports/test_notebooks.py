@@ -1,4 +1,5 @@
-"""Notebooks: on a small project what a build writes, what a check finds, what a copy claims; and the project's own."""
+"""Notebooks: on a small project what a build writes, what a check finds, what a copy claims;
+and the project's own."""
 
 import json
 import os
@@ -66,7 +67,9 @@ def edit(path: Path, change: Callable[[dict], object]) -> None:
 
 def text_outputs(root: Path) -> str:
     notebook = json.loads((root / "notebooks" / "01_adds.ipynb").read_text())
-    return "".join("".join(output["text"]) for cell in notebook["cells"] for output in cell.get("outputs", []))
+    return "".join(
+        "".join(output["text"]) for cell in notebook["cells"] for output in cell.get("outputs", [])
+    )
 
 
 def replace(path: Path, old: str, new: str) -> None:
@@ -79,7 +82,9 @@ def test_a_built_notebook_names_no_machine_and_ran_in_an_empty_folder(built: Pat
     assert text.startswith(". [] ")
     assert "<object object at 0x...>" in text
     assert "<cell>:" in text
-    assert not re.search(rf"{re.escape(sys.prefix)}|{re.escape(str(Path.home()))}/|0x[0-9a-f]{{6}}", text)
+    assert not re.search(
+        rf"{re.escape(sys.prefix)}|{re.escape(str(Path.home()))}/|0x[0-9a-f]{{6}}", text
+    )
 
 
 @pytest.mark.slow
@@ -98,7 +103,9 @@ def test_a_second_build_changes_no_byte_and_jupytext_finds_nothing_to_sync(proje
 @pytest.mark.parametrize(
     "code, reason", [("1 / 0", "ZeroDivisionError"), ("import time; time.sleep(60)", "did not end")]
 )
-def test_a_cell_that_fails_or_does_not_end_leaves_the_committed_notebook(project: Path, code: str, reason: str) -> None:
+def test_a_cell_that_fails_or_does_not_end_leaves_the_committed_notebook(
+    project: Path, code: str, reason: str
+) -> None:
     source = project / "nbs_py" / "01_adds.py"
     path = project / "notebooks" / "01_adds.ipynb"
     before = path.read_bytes()
@@ -108,7 +115,9 @@ def test_a_cell_that_fails_or_does_not_end_leaves_the_committed_notebook(project
     assert path.read_bytes() == before
 
 
-def test_nothing_is_written_over_code_edited_in_the_notebook_nor_prose_beside_other_code(project: Path) -> None:
+def test_nothing_is_written_over_code_edited_in_the_notebook_nor_prose_beside_other_code(
+    project: Path,
+) -> None:
     source = project / "nbs_py" / "01_adds.py"
     path = project / "notebooks" / "01_adds.ipynb"
     replace(source, "2 + one == 3", "1 + one + 1 == 3")
@@ -124,10 +133,15 @@ def test_nothing_is_written_over_code_edited_in_the_notebook_nor_prose_beside_ot
 
 
 def test_a_report_template_is_stamped_but_not_executed(project: Path) -> None:
-    (project / "nbs_py" / "91_report.py").write_text(ADDS.replace("import os\n", "raise SystemExit\n"))
+    (project / "nbs_py" / "91_report.py").write_text(
+        ADDS.replace("import os\n", "raise SystemExit\n")
+    )
     pairs.build("91_report")
     assert pairs.check(["91_report"]) == []
-    edit(project / "notebooks" / "91_report.ipynb", lambda nb: nb["cells"][1].update(execution_count=1))
+    edit(
+        project / "notebooks" / "91_report.ipynb",
+        lambda nb: nb["cells"][1].update(execution_count=1),
+    )
     assert "stripped" in pairs.check(["91_report"])[0]
 
 
@@ -165,7 +179,9 @@ LARGE = dict(output_type="stream", name="stdout", text="x" * 300_000)
         (lambda nb: nb["cells"][2]["outputs"].append(LARGE), "300000"),
     ],
 )
-def test_check_finds_a_notebook_that_is_not_its_source_executed(project: Path, change: Callable, found: str) -> None:
+def test_check_finds_a_notebook_that_is_not_its_source_executed(
+    project: Path, change: Callable, found: str
+) -> None:
     edit(project / "notebooks" / "01_adds.ipynb", change)
     problems = pairs.check()
     assert len(problems) == 1
@@ -185,7 +201,9 @@ def test_check_finds_outputs_older_than_their_code_and_a_lonely_half(project: Pa
     assert "notebooks/01_adds.ipynb" in problems
 
 
-def test_copies_say_which_claims_held(project: Path, capsys: pytest.CaptureFixture, monkeypatch: Any) -> None:
+def test_copies_say_which_claims_held(
+    project: Path, capsys: pytest.CaptureFixture, monkeypatch: Any
+) -> None:
     for name, source in (("02_reads", "mine"), ("03_reads", "frozen")):
         (project / "nbs_py" / f"{name}.py").write_text(READS.format(source))
     monkeypatch.setattr(paths, "ROOT", project.parent)
@@ -196,20 +214,27 @@ def test_copies_say_which_claims_held(project: Path, capsys: pytest.CaptureFixtu
     assert "03_reads" in second
     assert "FAILED: code cell 3 of 3" in second
     assert second.endswith("AssertionError: mine")
-    assert {path.name for path in (project.parent / "copies").iterdir()} == {"02_reads.ipynb", "03_reads.ipynb"}
+    assert {path.name for path in (project.parent / "copies").iterdir()} == {
+        "02_reads.ipynb",
+        "03_reads.ipynb",
+    }
 
 
 WALKS = [name for name in notebooks.names() if not notebooks.is_template(name)]
 
 
 def become_commands(text: str) -> list[str]:
-    """Lines of a source (py:percent) that jupytext changes on the way to a notebook: comments that Jupyter would
-    run as commands."""
+    """Lines of a source (py:percent) that jupytext changes on the way to a notebook: comments
+    that Jupyter would run as commands."""
     config = load_jupytext_config(str(ROOT))
     read = jupytext.reads(text, "py:percent", config=config)
-    kept = jupytext.reads(text, dict(extension=".py", format_name="percent", comment_magics=False), config=config)
+    kept = jupytext.reads(
+        text, dict(extension=".py", format_name="percent", comment_magics=False), config=config
+    )
     pairs_of_cells = zip(read.cells, kept.cells, strict=True)
-    lines = [zip(a.source.splitlines(), b.source.splitlines(), strict=True) for a, b in pairs_of_cells]
+    lines = [
+        zip(a.source.splitlines(), b.source.splitlines(), strict=True) for a, b in pairs_of_cells
+    ]
     return [was for cell in lines for became, was in cell if became != was]
 
 
@@ -223,7 +248,9 @@ def test_every_comment_of_a_source_is_a_comment_in_its_notebook_and_back(name: s
     assert become_commands(text) == []
     notebook = jupytext.reads(text, "py:percent", config=load_jupytext_config(str(ROOT)))
     again = jupytext.reads(jupytext.writes(notebook, "py:percent"), "py:percent")
-    assert [(cell.cell_type, cell.source) for cell in again.cells] == [(c.cell_type, c.source) for c in notebook.cells]
+    assert [(cell.cell_type, cell.source) for cell in again.cells] == [
+        (c.cell_type, c.source) for c in notebook.cells
+    ]
 
 
 @pytest.mark.parametrize(
@@ -253,14 +280,24 @@ def test_a_comment_that_jupytext_takes_for_a_command_is_found(line: str) -> None
     assert become_commands(source.replace(line, "# the command is: rm -r runs, or 3 % 2")) == []
 
 
-def test_links_lead_somewhere_and_outputs_hold_no_warnings_and_alternative_text_for_pictures() -> None:
+def test_links_lead_somewhere_and_outputs_hold_no_warnings_and_alternative_text_for_pictures() -> (
+    None
+):
     link = re.compile(r"\]\(((?!https?:)[^)#\s]+)")
-    reading = set(filter(notebooks.reads_runs, notebooks.names()))  # which a recipe executes on its runs
+    reading = set(
+        filter(notebooks.reads_runs, notebooks.names())
+    )  # which a recipe executes on its runs
     assert {"04_pretraining", "08_did_it_learn"} <= reading <= set(WALKS)
     for name in WALKS:
-        cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
-        targets = link.findall("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown"))
-        assert not [target for target in targets if not (ROOT / "notebooks" / target).exists()], name
+        cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))[
+            "cells"
+        ]
+        targets = link.findall(
+            "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+        )
+        assert not [target for target in targets if not (ROOT / "notebooks" / target).exists()], (
+            name
+        )
         for output in (output for cell in cells for output in cell.get("outputs", ())):
             assert output.get("name") != "stderr"
             assert not re.search(r"\b\w*Warning: ", "".join(output.get("text", "")))
@@ -269,17 +306,24 @@ def test_links_lead_somewhere_and_outputs_hold_no_warnings_and_alternative_text_
             assert "<img" not in "".join(output.get("data", {}).get("text/html", ""))
 
 
-# They train whole policies in front of their reader: three minutes instead of 90 seconds, twice that beside other work.
+# They train whole policies in front of their reader: three minutes instead of 90 seconds, twice
+# that beside other work.
 TRAINS_LIVE = {"00_rl_in_two_minutes": 360, "29_a_reward_with_a_leak": 360}
 # Executed by `make test`, the others by `make test-all`.
 ALWAYS = ("01_tokens_and_masks", "17_losses_by_hand")
 
 
-@pytest.mark.parametrize("name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in WALKS])
-def test_every_walk_through_executes_and_its_claim_holds(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in WALKS]
+)
+def test_every_walk_through_executes_and_its_claim_holds(
+    name: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(paths, "ROOT", paths.SHIPPED)  # whose committed rows it reads
     begin = time.perf_counter()
     limit = TRAINS_LIVE.get(name, 180)
     notebooks.execute_copy(name, tmp_path / f"{name}.ipynb", {})
-    assert time.perf_counter() - begin < limit, f"a walk-through takes under {limit // 2} s on two free cores"
+    assert time.perf_counter() - begin < limit, (
+        f"a walk-through takes under {limit // 2} s on two free cores"
+    )

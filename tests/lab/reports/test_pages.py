@@ -21,7 +21,9 @@ HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!-- ]]> \u202
 
 def data_of(page: str) -> str:
     """The text of a page's element #data."""
-    return re.search(r'<script [^>]*id="data"[^>]*>(.*?)</script', page, re.DOTALL | re.IGNORECASE)[1]
+    return re.search(r'<script [^>]*id="data"[^>]*>(.*?)</script', page, re.DOTALL | re.IGNORECASE)[
+        1
+    ]
 
 
 def test_the_committed_pages_are_what_the_committed_rows_give() -> None:
@@ -33,7 +35,9 @@ def test_the_committed_pages_are_what_the_committed_rows_give() -> None:
         assert len(text) < 2_000_000
         assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|sendBeacon", text)
         for link in re.findall(r"<[a-z][^<>]*\b(?:src|href)=[\"']?([^\"' >]+)", text):
-            assert not re.match(r"[a-z]+:|//", link) and (path.parent / link).is_file(), "only files beside it"
+            assert not re.match(r"[a-z]+:|//", link) and (path.parent / link).is_file(), (
+                "only files beside it"
+            )
 
 
 def test_no_text_ends_the_element_that_holds_the_rows() -> None:
@@ -56,7 +60,9 @@ def test_completions_compare_two_checkpoints(monkeypatch: pytest.MonkeyPatch) ->
         assert {a["tier"] for a in row["answers"]} <= set(data["tiers"])
     real = run_frames.stage_rows
     first = data["who"][0]
-    monkeypatch.setattr(run_frames, "stage_rows", lambda *a: (f := real(*a))[f["checkpoint"] == first])
+    monkeypatch.setattr(
+        run_frames, "stage_rows", lambda *a: (f := real(*a))[f["checkpoint"] == first]
+    )
     with pytest.raises(DataError):
         pages.completions_data()
 
@@ -65,7 +71,9 @@ def test_completions_compare_two_checkpoints(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_page_is_written_into_a_run(out: str, home: Path) -> None:
     Run.create("x", {}, kind="sft").finish()
     before = sorted(home.rglob("*"))
-    with pytest.raises(ConfigError, match="within run x; expected no folder of a run; choose another --out"):
+    with pytest.raises(
+        ConfigError, match="within run x; expected no folder of a run; choose another --out"
+    ):
         pages.main(pages.PagesConfig(out=out))
     assert sorted(home.rglob("*")) == before
 
@@ -89,14 +97,19 @@ def show(page: Browser, path: Path, fragment: str = "") -> None:
 
 
 def put(page: Browser, field: str, value: object) -> None:
-    page.ask(f"{{ const f = $('{field}'); f.value = {json.dumps(str(value))}; f.dispatchEvent(new Event('input')); }}")
+    page.ask(
+        f"{{ const f = $('{field}'); f.value = {json.dumps(str(value))}; "
+        "f.dispatchEvent(new Event('input')); }"
+    )
 
 
 class TestInChromium:
     pytestmark = pytest.mark.slow
 
     @pytest.mark.parametrize("name", ["index", *pages.ABOUT])
-    def test_a_page_fits_a_phone_and_follows_the_dark_setting(self, page: Browser, name: str) -> None:
+    def test_a_page_fits_a_phone_and_follows_the_dark_setting(
+        self, page: Browser, name: str
+    ) -> None:
         colours = []
         for scheme in ("light", "dark"):
             page.prefer(scheme)
@@ -112,14 +125,18 @@ class TestInChromium:
     def test_the_calculator_agrees_with_the_library_and_with_counting(self, page: Browser) -> None:
         show(page, COMMITTED / "calculator.html")
         for n, c, k in ((16, 2, 4), (8, 8, 3), (10, 0, 5), (200, 3, 50), (7, 3, 6)):
-            assert page.ask(f"passAtK({n}, {c}, {k})") == pytest.approx(estimate_pass_at_k(n, c, k), abs=1e-9)
+            assert page.ask(f"passAtK({n}, {c}, {k})") == pytest.approx(
+                estimate_pass_at_k(n, c, k), abs=1e-9
+            )
         low, high = page.ask("wilson(3, 20)")
         expected = wilson_interval(3, 20)
         assert (low, high) == pytest.approx((expected.lo, expected.hi), abs=1e-6)
         assert page.ask("withVariance(0.2, 8, 0)") == pytest.approx(1 - 0.2**8 - 0.8**8)
         assert page.ask("withVariance(0.3, 8, 1)") == pytest.approx(0)
         torch.manual_seed(0)
-        p = torch.distributions.Beta(0.2 * 7 / 3, 0.8 * 7 / 3).sample((200_000,))  # mean 0.2, correlation 0.3
+        p = torch.distributions.Beta(0.2 * 7 / 3, 0.8 * 7 / 3).sample(
+            (200_000,)
+        )  # mean 0.2, correlation 0.3
         correct = torch.distributions.Binomial(8, p).sample()
         counted = float(((correct > 0) & (correct < 8)).float().mean())
         assert page.ask("withVariance(0.2, 8, 0.3)") == pytest.approx(counted, abs=0.005)
@@ -128,7 +145,10 @@ class TestInChromium:
         show(page, COMMITTED / "calculator.html")
         for field, value in (("p", 0.5), ("G", 2), ("rho", 0), ("P", 1), ("steps", 100)):
             put(page, field, value)
-        shown = {name: page.ask(f"$('{name}').textContent") for name in ("share", "effective", "empty", "cost")}
+        shown = {
+            name: page.ask(f"$('{name}').textContent")
+            for name in ("share", "effective", "empty", "cost")
+        }
         assert shown == {"share": "50 %", "effective": "50", "empty": "50 %", "cost": "4"}
         page.until(f"{CHARTS} === 3")
         put(page, "G", 1)
@@ -152,9 +172,13 @@ class TestInChromium:
         both = [r for r in data["rows"] if {x["tier"] for x in r["answers"]} == {best}]
         button = f"find(x => x.ariaLabel.endsWith('{best}, then {best}'))"
         page.ask(f"[...document.querySelectorAll('.matrix button')].{button}.click()")
-        assert page.ask("$('count').textContent").startswith(f"{len(both)} of {len(data['rows'])} requests")
+        assert page.ask("$('count').textContent").startswith(
+            f"{len(both)} of {len(data['rows'])} requests"
+        )
         show(page, COMMITTED / "completions.html", "#q=prime")
-        assert page.ask("document.querySelectorAll('article').length") == len(expected), "a view can be linked"
+        assert page.ask("document.querySelectorAll('article').length") == len(expected), (
+            "a view can be linked"
+        )
 
     def test_the_xray_moves_with_the_arrow_keys(self, page: Browser) -> None:
         data = pages.xray_data()
@@ -165,7 +189,10 @@ class TestInChromium:
         first = data["problems"][0]["groups"][1]["rollouts"]
         shown = "".join(first[0]["tokens"]).replace("\n", "⏎\n")
         assert page.ask("document.querySelector('#rollouts .tokens').textContent") == shown
-        painted = "[...document.querySelectorAll('#rollouts .tokens span')].filter(s => s.style.background).length"
+        painted = (
+            "[...document.querySelectorAll('#rollouts .tokens "
+            "span')].filter(s => s.style.background).length"
+        )
         every = sum(len(r["tokens"]) for r in first)
         for layer, count in (
             ("mask", every),
@@ -174,5 +201,7 @@ class TestInChromium:
         ):
             page.ask(f"document.querySelector('[value={layer}]').click()")
             assert page.ask(painted) == count, layer
-        assert page.ask("document.querySelectorAll('#prompt .tokens span').length") == 0, "a prompt is never painted"
+        assert page.ask("document.querySelectorAll('#prompt .tokens span').length") == 0, (
+            "a prompt is never painted"
+        )
         page.until(f"{CHARTS} === 1")

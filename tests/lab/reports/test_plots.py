@@ -8,9 +8,13 @@ import pytest
 from codechat_lab.reports import plots, style
 
 STEPS = np.arange(1, 41)
-PRETRAINING = pd.DataFrame(dict(step=STEPS, tokens=1000 * STEPS, train_loss=8 - STEPS / 10 + 0.1 * np.sin(STEPS)))
+PRETRAINING = pd.DataFrame(
+    dict(step=STEPS, tokens=1000 * STEPS, train_loss=8 - STEPS / 10 + 0.1 * np.sin(STEPS))
+)
 BITS = pd.DataFrame(dict(step=[0, 20, 40], val_bpb=[4.0, 3.0, 2.0]))
-LOSSES = pd.DataFrame({"step": [0, 1, 2], "heldout_loss/code": [3.0, 2.0, 1.5], "heldout_loss/calls": [3.0, 2, 1]})
+LOSSES = pd.DataFrame(
+    {"step": [0, 1, 2], "heldout_loss/code": [3.0, 2.0, 1.5], "heldout_loss/calls": [3.0, 2, 1]}
+)
 RL = pd.DataFrame(
     dict(
         step=STEPS,
@@ -36,7 +40,10 @@ def test_every_figure_states_a_finding_that_follows_from_the_data() -> None:
         plots.group_signal("nano/rl", RL),
     ]
     assert all(len(figure.get_suptitle()) > 15 for figure in figures)
-    assert figures[0]._repr_png_() == plots.pretraining("nano/pretrain", PRETRAINING, BITS)._repr_png_()
+    assert (
+        figures[0]._repr_png_()
+        == plots.pretraining("nano/pretrain", PRETRAINING, BITS)._repr_png_()
+    )
     assert "4.00 to 2.00 bits" in figures[0].get_suptitle()
     assert "70% of groups" in figures[3].get_suptitle()
     assert "no domain" in figures[1].get_suptitle()
@@ -44,7 +51,9 @@ def test_every_figure_states_a_finding_that_follows_from_the_data() -> None:
     assert "code ends above" in plots.heldout_losses("nano/sft", worse).get_suptitle()
     (bars,) = figures[2].axes[1].collections
     drawn = [segment[:, 1].tolist() for segment in bars.get_segments()]
-    assert drawn == [pytest.approx([row["pass@1/lo"], row["pass@1/hi"]]) for _, row in RL_EVALS.iterrows()]
+    assert drawn == [
+        pytest.approx([row["pass@1/lo"], row["pass@1/hi"]]) for _, row in RL_EVALS.iterrows()
+    ]
 
 
 def test_seeds_share_a_colour_and_differ_by_dashes_and_the_look_stays_in_the_figure() -> None:

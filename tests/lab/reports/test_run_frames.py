@@ -1,5 +1,5 @@
-"""Frames of runs: which runs a report may rest on, frozen rows that are those of the live runs, comparisons over
-seeds, published figures apart."""
+"""Frames of runs: which runs a report may rest on, frozen rows that are those of the live runs,
+comparisons over seeds, published figures apart."""
 
 import json
 import random
@@ -55,8 +55,17 @@ def make_stage(name: str, *, finish: bool = True) -> None:
     for step in (1, 2, 3):
         run.log(step, train_loss=1 / (3 * step), lr=1e-3)
         run.log_eval(step, {"pass@1": step / 7, "checkpoint": f"nano/rl@{step}", "split": "test"})
-        run.log_samples(step, [{"problem": f"p{i}", "reward": i / 3, "completion": 'é\n<a> | "b`'} for i in range(30)])
-    rows = [{"checkpoint": "a", "id": f"p{i}", "n": 8, "c": i % 9, "tiers": {"full": 8}} for i in range(60)]
+        run.log_samples(
+            step,
+            [
+                {"problem": f"p{i}", "reward": i / 3, "completion": 'é\n<a> | "b`'}
+                for i in range(30)
+            ],
+        )
+    rows = [
+        {"checkpoint": "a", "id": f"p{i}", "n": 8, "c": i % 9, "tiers": {"full": 8}}
+        for i in range(60)
+    ]
     (run.path / "per_problem.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if finish:
         run.finish({"test: nano/rl@3 - nano/sft@3": GAP} if stage == "evaluate" else {})
@@ -75,8 +84,13 @@ def recipe(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_runs_are_compared_whatever_their_seed_and_only_if_they_were_evaluated_alike(home: Path) -> None:
-    names = [evaluated("a/evaluate", ("a/rl@60",), seed=0), evaluated("b/evaluate", ("b/rl@40",), seed=1)]
+def test_runs_are_compared_whatever_their_seed_and_only_if_they_were_evaluated_alike(
+    home: Path,
+) -> None:
+    names = [
+        evaluated("a/evaluate", ("a/rl@60",), seed=0),
+        evaluated("b/evaluate", ("b/rl@40",), seed=1),
+    ]
     assert list(run_frames.collect(names)["runs"]["run"]) == names
     changed = dict(temperature=0.7, n=4, split=["test_hard"], limit=None, data_dir="other")
     for setting, value in changed.items():
@@ -103,12 +117,16 @@ def test_no_checkpoint_may_be_chosen_on_test_and_none_trained_again_since(home: 
     with pytest.raises(RunError, match="a/evaluate.* a/rechoose .*test"):
         run_frames.collect([scores])
     status = home / "runs" / "a" / "rl" / "status.json"
-    status.write_text(json.dumps(json.loads(status.read_text()) | {"started": "2999-01-01T00:00:00+00:00"}))
+    status.write_text(
+        json.dumps(json.loads(status.read_text()) | {"started": "2999-01-01T00:00:00+00:00"})
+    )
     with raising(RunError, "a/evaluate", "a/rl", "2999"):
         run_frames.collect([scores])
 
 
-def test_no_report_rests_on_runs_that_did_not_end_and_siblings_are_the_finished_seeds(home: Path) -> None:
+def test_no_report_rests_on_runs_that_did_not_end_and_siblings_are_the_finished_seeds(
+    home: Path,
+) -> None:
     run = Run.create("nano/cut", {"a": 1}, kind="sft")
     with pytest.raises(RunError):
         run_frames.collect(["nano/cut"])
@@ -124,7 +142,9 @@ def test_no_report_rests_on_runs_that_did_not_end_and_siblings_are_the_finished_
     assert names == ["nano/evaluate", "nano/evaluate-s2", "nano/evaluate-s10"]
 
 
-def test_a_report_without_runs_draws_from_frozen_rows(home: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_report_without_runs_draws_from_frozen_rows(
+    home: Path, capsys: pytest.CaptureFixture
+) -> None:
     name = evaluated("a/evaluate", ("a/rl@60",))
     data = home / "data"
     with pytest.raises(MissingFile):
@@ -135,7 +155,9 @@ def test_a_report_without_runs_draws_from_frozen_rows(home: Path, capsys: pytest
         False,
         lambda frames: frames | {"samples": frames["samples"][:0]},
     )
-    pd.testing.assert_frame_equal(run_frames.gather([name], data, frozen=True)["evals"], kept["evals"])
+    pd.testing.assert_frame_equal(
+        run_frames.gather([name], data, frozen=True)["evals"], kept["evals"]
+    )
     assert run_frames.gather(["gone/evaluate"], data, False)["evals"].equals(kept["evals"])
     assert "none of the runs is on this machine" in capsys.readouterr().out
     with pytest.raises(MissingFile):  # some of them are here: nothing old is mixed in
@@ -144,10 +166,16 @@ def test_a_report_without_runs_draws_from_frozen_rows(home: Path, capsys: pytest
     with pytest.raises(ConfigError):
         run_frames.freeze(large, home / "large")
     assert not (home / "large").exists()
-    run_frames.headline({"gain": 0.0512345, "n": 3}, data)  # what a report says must follow from its rows
+    run_frames.headline(
+        {"gain": 0.0512345, "n": 3}, data
+    )  # what a report says must follow from its rows
     run_frames.gather([name], data, frozen=True)
     run_frames.headline({"gain": 0.0512349, "n": 3}, data)
-    for numbers in ({"gain": 0.0513, "n": 3}, {"gain": 0.05123}, {"gain": 0.05123, "n": 3, "more": 1}):
+    for numbers in (
+        {"gain": 0.0513, "n": 3},
+        {"gain": 0.05123},
+        {"gain": 0.05123, "n": 3, "more": 1},
+    ):
         with pytest.raises(RunError):
             run_frames.headline(numbers, data)
     run_frames.gather([name], data, False)  # new rows, new headline
@@ -155,8 +183,8 @@ def test_a_report_without_runs_draws_from_frozen_rows(home: Path, capsys: pytest
 
 
 def test_counts_of_several_samplings_are_frozen_as_one_row_a_problem(tmp_path: Path) -> None:
-    """Read back they are the same rows in the same order, also where a run lacks a sampling or a problem its
-    cluster."""
+    """Read back they are the same rows in the same order, also where a run lacks a sampling or
+    a problem its cluster."""
     samplings = (("x", "T=1", 4), ("x", "greedy", 1), ("y", "greedy", 1))
     order = product("xy", ("sft", "rl"), ("test", "test_hard"), samplings, range(3))
     rows = [
@@ -178,17 +206,23 @@ def test_counts_of_several_samplings_are_frozen_as_one_row_a_problem(tmp_path: P
     frames = {"runs": some, "metrics": some, "evals": some, "per_problem": counts}
     found = run_frames.freeze(frames, tmp_path)["per_problem"][list(counts)]
     assert len((tmp_path / "per_problem.csv").read_text().splitlines()) == 1 + 2 * 2 * 2 * 3
-    known = [frame.astype(object).where(frame.notna(), None).values.tolist() for frame in (found, counts)]
+    known = [
+        frame.astype(object).where(frame.notna(), None).values.tolist() for frame in (found, counts)
+    ]
     assert known[0] == known[1]
 
 
-def test_the_frozen_rows_of_a_recipe_are_those_of_its_runs_and_of_other_seeds_the_result(recipe: Path) -> None:
+def test_the_frozen_rows_of_a_recipe_are_those_of_its_runs_and_of_other_seeds_the_result(
+    recipe: Path,
+) -> None:
     make_stage("nano/evaluate-s1")
     make_stage("nano/evaluate-s2", finish=False)
     freeze_rows.freeze("nano")
     for stage, tables in TABLES.items():
         for table in tables:
-            live, kept = (run_frames.stage_rows(source, stage, table) for source in ("nano", "frozen"))
+            live, kept = (
+                run_frames.stage_rows(source, stage, table) for source in ("nano", "frozen")
+            )
             pd.testing.assert_frame_equal(
                 kept[list(live)],
                 live,
@@ -203,7 +237,9 @@ def test_the_frozen_rows_of_a_recipe_are_those_of_its_runs_and_of_other_seeds_th
         found = run_frames.seeds(source)
         assert found["run"].to_list() == ["nano/evaluate", "nano/evaluate-s1"]
         assert found[["value", "lo", "hi", "N"]].to_dict("records") == [GAP, GAP]
-    assert len(run_frames.stage_rows("frozen", "evaluate", "samples")) == 90, "every sample: checkpoints can be paired"
+    assert len(run_frames.stage_rows("frozen", "evaluate", "samples")) == 90, (
+        "every sample: checkpoints can be paired"
+    )
 
 
 def test_nothing_is_frozen_from_runs_that_are_missing_or_not_finished(recipe: Path) -> None:
@@ -236,15 +272,27 @@ def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
     rng = random.Random(0)
     rows = []
     for seed, share in enumerate((0.1, 0.5, 0.9)):
-        for i in range(50 * seed, 50 * seed + 200):  # the seeds share half of their problems or more
+        for i in range(
+            50 * seed, 50 * seed + 200
+        ):  # the seeds share half of their problems or more
             hits = dict(a=0, b=int(rng.random() < share))
-            rows += [dict(run=f"s{seed}", checkpoint=c, split="test", id=str(i), n=1, c=hits[c]) for c in hits]
+            rows += [
+                dict(run=f"s{seed}", checkpoint=c, split="test", id=str(i), n=1, c=hits[c])
+                for c in hits
+            ]
     found = run_frames.paired_gains({"per_problem": pd.DataFrame(rows)}, ["s0", "s1", "s2"], "test")
     assert [round(g.value, 1) for g in found.seeds] == [0.1, 0.5, 0.9]
     assert found.all.value == pytest.approx(sum(g.value for g in found.seeds) / 3)
-    assert found.all.lo < 0.25 and found.all.hi > 0.75, "the seeds differ by far more than their problems say"
+    assert found.all.lo < 0.25 and found.all.hi > 0.75, (
+        "the seeds differ by far more than their problems say"
+    )
     assert max(g.hi - g.lo for g in found.seeds) < 0.15
-    assert [*run_frames.gain_table({"x": found})["name"]] == ["x, seed 0", "x, seed 1", "x, seed 2", "x, 3 seeds"]
+    assert [*run_frames.gain_table({"x": found})["name"]] == [
+        "x, seed 0",
+        "x, seed 1",
+        "x, seed 2",
+        "x, 3 seeds",
+    ]
     # the first and the last checkpoint are paired, on one split
     order = product((("sft", 0), ("mid", 0), ("rl", 1)), ("test", "select"), "0123")
     rows = [dict(run="e", checkpoint=c, split=s, id=i, n=2, c=hits) for (c, hits), s, i in order]
@@ -262,7 +310,9 @@ def test_strata_pool_their_seeds_and_draw_tools_together() -> None:
         run = dict(run=f"r/evaluate-s{seed}", checkpoint=f"m-s{seed}@{step}", sampling="greedy")
         evals.append(run | {"tool/named_right": 0.2 + 0.4 * seed, "tool/n": 8})
         for i in range(8):  # at step 1 one tool is always correct and one never
-            solved.append(run | dict(n=1, id=f"p-0-tool-{i}", c=int(step == 2 or i < 4), cluster=f"t{i // 4}"))
+            solved.append(
+                run | dict(n=1, id=f"p-0-tool-{i}", c=int(step == 2 or i < 4), cluster=f"t{i // 4}")
+            )
     frames = dict(per_problem=pd.DataFrame(solved), evals=pd.DataFrame(evals))
     found = run_frames.strata_over_seeds(frames, ["r/evaluate-s0", "r/evaluate-s1"], ["tool"])
     assert list(found["checkpoint"]) == ["m-s0@1", "m-s0@2"]

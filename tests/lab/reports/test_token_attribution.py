@@ -1,5 +1,5 @@
-"""Token attribution: coloured tokens are the supervised ones, tokens never become markup, gradient shares are those
-of the loss."""
+"""Token attribution: coloured tokens are the supervised ones, tokens never become markup,
+gradient shares are those of the loss."""
 
 import json
 import re
@@ -60,7 +60,9 @@ def tok() -> tokenizer.Tokenizer:
 
 @pytest.fixture(scope="module")
 def model(tok: tokenizer.Tokenizer) -> GPT:
-    return perturbed(GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=256, vocab_size=tok.n_vocab)), 0.1)
+    return perturbed(
+        GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=256, vocab_size=tok.n_vocab)), 0.1
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,9 @@ def rendered(tok: tokenizer.Tokenizer) -> chat.Rendered:
     return chat.render(MESSAGES, tok)
 
 
-@pytest.mark.parametrize("spec, tags", [("gpt2:512", "text"), ("gpt2", "reserved"), ("bytes", "text")])
+@pytest.mark.parametrize(
+    "spec, tags", [("gpt2:512", "text"), ("gpt2", "reserved"), ("bytes", "text")]
+)
 def test_every_view_colours_exactly_the_supervised_text(spec: str, tags: str) -> None:
     image = xray_mask(MESSAGES, tokenizer.load(spec), tags)
     assert image.coloured() == SUPERVISED
@@ -76,7 +80,9 @@ def test_every_view_colours_exactly_the_supervised_text(spec: str, tags: str) ->
     # green background until the colours end
     green = "".join(re.findall(r"\x1b\[30;48;[\d;]+m([^\x1b]*)", image.terminal()))
     assert green.replace(LINE_END, "\n").removesuffix("\n") == SUPERVISED
-    assert "".join(re.findall(r"\[\[(.*?)\]\]", str(image), re.DOTALL)[1:]) == SUPERVISED  # 1: the legend
+    assert (
+        "".join(re.findall(r"\[\[(.*?)\]\]", str(image), re.DOTALL)[1:]) == SUPERVISED
+    )  # 1: the legend
 
 
 def test_tokens_never_become_markup_nor_steer_the_terminal(tok: tokenizer.Tokenizer) -> None:
@@ -88,15 +94,21 @@ def test_tokens_never_become_markup_nor_steer_the_terminal(tok: tokenizer.Tokeni
         assert "<script" not in image.html()
         assert hostile in "".join(span[0] for span in Spans(image.html()).spans)
     hostile = "\x1b]0;title\x07\x1b[2J\r\x9b1m\x7f"
-    image = xray_mask([{"role": "user", "content": hostile}, {"role": "assistant", "content": "ok"}], tok)
+    image = xray_mask(
+        [{"role": "user", "content": hostile}, {"role": "assistant", "content": "ok"}], tok
+    )
     assert not set("\x1b\x07\r\x9b\x7f") & set(ANSI.sub("", image.terminal()))
     assert not set("\x1b\x07\r\x9b\x7f") & set(str(image) + image.html())
     assert visible("a\tb\n") == "a\tb\n"
 
 
-def test_gradient_lies_on_supervised_tokens_and_at_the_inputs_before(model: GPT, rendered: chat.Rendered) -> None:
+def test_gradient_lies_on_supervised_tokens_and_at_the_inputs_before(
+    model: GPT, rendered: chat.Rendered
+) -> None:
     mask = [bool(m) for m in rendered.loss_mask]
-    at_outputs, at_inputs = (gradient_share(model, rendered.ids, mask, at=at) for at in ("hidden", "embedding"))
+    at_outputs, at_inputs = (
+        gradient_share(model, rendered.ids, mask, at=at) for at in ("hidden", "embedding")
+    )
     assert sum(at_outputs) == pytest.approx(1, abs=1e-6)
     assert sum(at_inputs) == pytest.approx(1, abs=1e-6)
     assert [share > 0 for share in at_outputs] == mask
@@ -106,7 +118,8 @@ def test_gradient_lies_on_supervised_tokens_and_at_the_inputs_before(model: GPT,
 
 
 def test_share_is_the_gradient_of_the_real_loss(model: GPT, rendered: chat.Rendered) -> None:
-    """Closed form at the last norm's output: (softmax - onehot) @ head, one row per target. Looking changes nothing."""
+    """Closed form at the last norm's output: (softmax - onehot) @ head, one row per target.
+    Looking changes nothing."""
     ids = torch.tensor([rendered.ids])
     with torch.no_grad():  # as in a notebook that only evaluates
         found = gradient_share(model, rendered.ids, rendered.loss_mask)
@@ -121,7 +134,9 @@ def test_share_is_the_gradient_of_the_real_loss(model: GPT, rendered: chat.Rende
     assert not model.wte._forward_hooks
 
 
-def test_share_follows_the_advantage(model: GPT, rendered: chat.Rendered, tok: tokenizer.Tokenizer) -> None:
+def test_share_follows_the_advantage(
+    model: GPT, rendered: chat.Rendered, tok: tokenizer.Tokenizer
+) -> None:
     first = rendered.loss_mask.index(1)
     advantages = [2.0 if i == first else -0.5 * m for i, m in enumerate(rendered.loss_mask)]
     even = gradient_share(model, rendered.ids, rendered.loss_mask, policy=True)
@@ -129,7 +144,10 @@ def test_share_follows_the_advantage(model: GPT, rendered: chat.Rendered, tok: t
     other = rendered.loss_mask.index(1, first + 1)
     assert uneven[first] / uneven[other] == pytest.approx(4 * even[first] / even[other], rel=1e-4)
     nothing = [0.0] * len(rendered.ids)
-    assert all(gradient_share(model, rendered.ids, nothing, at=at) == nothing for at in ("hidden", "embedding"))
+    assert all(
+        gradient_share(model, rendered.ids, nothing, at=at) == nothing
+        for at in ("hidden", "embedding")
+    )
     assert xray_values(rendered.ids, nothing, tok, "gradient").coloured() == ""
 
 
@@ -141,13 +159,20 @@ def tuned(home: Path, make_run: Callable[..., Run]) -> Path:
     for name in ("chat.select", "calls.select", "calls.train"):
         turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": f"in {name}"}]
         (folder / f"{name}.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
-    (folder / "funcall.select.jsonl").write_text(json.dumps({"messages": turns[:1], "gold": None}) + "\n")
-    lineage = [dict(run="a", kind="sft", data_dir="data/mine"), dict(run="b", kind="grpo", data_dir="data/gone")]
+    (folder / "funcall.select.jsonl").write_text(
+        json.dumps({"messages": turns[:1], "gold": None}) + "\n"
+    )
+    lineage = [
+        dict(run="a", kind="sft", data_dir="data/mine"),
+        dict(run="b", kind="grpo", data_dir="data/gone"),
+    ]
     make_run("b", "gpt2:512", lineage=lineage, kind="grpo", block_size=256)
     return folder
 
 
-def test_a_checkpoint_alone_shows_validation_rows_of_its_data(tuned: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_checkpoint_alone_shows_validation_rows_of_its_data(
+    tuned: Path, capsys: pytest.CaptureFixture
+) -> None:
     for name in ("calls.select", "chat.select"):
         COMMANDS["xray"].run(["--ckpt", "b"])
         said = capsys.readouterr()
@@ -159,14 +184,18 @@ def test_a_checkpoint_alone_shows_validation_rows_of_its_data(tuned: Path, capsy
         COMMANDS["xray"].run(["--ckpt", "b"])
 
 
-def test_a_row_by_mask_or_gradient(tuned: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_by_mask_or_gradient(
+    tuned: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = tuned / "rows.jsonl"
     words = ["--ckpt", "b", "--data", str(tuned / "rows.jsonl"), "--row", "1"]
     good = json.dumps({"input_ids": [64, 65, 66], "labels": [-100, 65, 66]})  # a, b, c
     rows.write_text(f"{good}\n{good}\n")
     COMMANDS["xray"].run(words)
     assert "\n\na[[bc]]\n\n" in capsys.readouterr().out
-    rows.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (MESSAGES[:3], MESSAGES)))
+    rows.write_text(
+        "".join(json.dumps({"messages": turns}) + "\n" for turns in (MESSAGES[:3], MESSAGES))
+    )
     COMMANDS["xray"].run([*words, "--gradient"])
     assert "has a share of the gradient" in capsys.readouterr().out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
@@ -174,7 +203,10 @@ def test_a_row_by_mask_or_gradient(tuned: Path, capsys: pytest.CaptureFixture, m
     coloured = capsys.readouterr().out
     assert "\x1b[30;48;2;" in coloured
     assert re.search(r"^all +\d+ +\d+ +\d+ %$", coloured, re.MULTILINE)
-    strange = [f'{{"input_ids": [1, {i}], "labels": [-100, {label}]}}' for i, label in ((9999, 9999), (2, -100))]
+    strange = [
+        f'{{"input_ids": [1, {i}], "labels": [-100, {label}]}}'
+        for i, label in ((9999, 9999), (2, -100))
+    ]
     for text in ('{"messages": []}', '{"messages": [{"role": "user"}]}', "[", *strange):
         rows.write_text(f"{good}\n{text}\n")
         with pytest.raises(DataError):

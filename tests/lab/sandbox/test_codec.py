@@ -128,9 +128,13 @@ def damage(data: bytes, rng: random.Random) -> bytes:
         at = rng.randrange(len(out) + 1)
         choice = rng.random()
         if choice < 0.3 and out:
-            out[min(at, len(out) - 1)] = rng.choice(b'[]{}",:0123456789.eE-tdszbacriDQqyhkf\\ \xff\x00')
+            out[min(at, len(out) - 1)] = rng.choice(
+                b'[]{}",:0123456789.eE-tdszbacriDQqyhkf\\ \xff\x00'
+            )
         elif choice < 0.6:
-            out[at:at] = rng.choice([b'{"h": 1}', b'{"i": "0x1"}', b"1e999", b"NaN", b"[", b"}", b"9" * 30])
+            out[at:at] = rng.choice(
+                [b'{"h": 1}', b'{"i": "0x1"}', b"1e999", b"NaN", b"[", b"}", b"9" * 30]
+            )
         elif choice < 0.8:
             del out[at : at + rng.randint(1, 9)]
         else:
@@ -143,7 +147,9 @@ def grown(rng: random.Random, depth: int = 0) -> Any:
     """JSON in the codec's shapes with wrong contents."""
     if depth > 3 or rng.random() < 0.3:
         odd = [None, True, 0, -1, 2**63, 0.5, 1e308, [], {}]
-        return rng.choice([*odd, "", "0x", "-0x1f", "nan", "int", "1E+99999", "sNaN", "\ud800", "\xff\u0100"])
+        return rng.choice(
+            [*odd, "", "0x", "-0x1f", "nan", "int", "1E+99999", "sNaN", "\ud800", "\xff\u0100"]
+        )
     if rng.random() < 0.3:
         return [grown(rng, depth + 1) for _ in range(rng.randint(0, 4))]
     tags = [*codec.UNPACKERS, "h", "k", "x", "?", "__class__"]
@@ -337,11 +343,15 @@ def test_the_filter_pretends_to_change_times_but_for_the_present() -> None:
     shared = seccomp.shared_program()
     assert run_filter(shared, seccomp.UTIMENSAT, (3, 1, 0)) == seccomp.ERRNO | 1, "the present time"
     for times in (1, 1 << 32):
-        assert run_filter(shared, seccomp.UTIMENSAT, (3, 1, times)) == seccomp.ERRNO, "nothing is done"
+        assert run_filter(shared, seccomp.UTIMENSAT, (3, 1, times)) == seccomp.ERRNO, (
+            "nothing is done"
+        )
 
 
 def test_the_filter_says_that_the_kernel_has_no_clone3() -> None:
-    assert run_filter(seccomp.shared_program(), seccomp.CLONE3) == seccomp.ERRNO | 38, "the C library then asks clone"
+    assert run_filter(seccomp.shared_program(), seccomp.CLONE3) == seccomp.ERRNO | 38, (
+        "the C library then asks clone"
+    )
 
 
 def test_the_filter_stops_calls_of_other_architectures() -> None:

@@ -1,4 +1,5 @@
-"""Tests that only define what is to be run: the judge runs it, in the program's favour only where it is right."""
+"""Tests that only define what is to be run: the judge runs it, in the program's favour only
+where it is right."""
 
 import textwrap
 from typing import Any
@@ -17,10 +18,15 @@ STYLES = {
     "a function": ["def test_add():\n    assert add(1, 2) == 3"],
     "a function without underscore": ["def test():\n    assert add(1, 2) == 3"],
     "an async function": [
-        "import asyncio\nasync def test_add():\n    await asyncio.sleep(0)\n    assert add(1, 2) == 3"
+        (
+            "import asyncio\nasync def test_add():\n    await "
+            "asyncio.sleep(0)\n    assert add(1, 2) == 3"
+        )
     ],
     "a function with a default": ["def test_add(a=1, b=2):\n    assert add(a, b) == 3"],
-    "functions, the last of which is wrong": ["def test_one():\n    pass\ndef test_two():\n    assert add(1, 2) == 3"],
+    "functions, the last of which is wrong": [
+        "def test_one():\n    pass\ndef test_two():\n    assert add(1, 2) == 3"
+    ],
     "a function with hooks": [
         "def setup_module(module):\n    global a\n    a = 1\n"
         "def setup_function():\n    global b\n    b = 2\n"
@@ -32,9 +38,14 @@ STYLES = {
         "    def setup_method(self, method): self.b = 2\n"
         "    def test_add(self):\n        assert add(self.a, self.b) == 3"
     ],
-    "a class with an async method": ["class TestAdd:\n    async def test_add(self):\n        assert add(1, 2) == 3"],
+    "a class with an async method": [
+        "class TestAdd:\n    async def test_add(self):\n        assert add(1, 2) == 3"
+    ],
     "an inherited method": [
-        "class Base:\n    def test_add(self):\n        assert add(1, 2) == self.sum\nclass TestAdd(Base):\n    sum = 3"
+        (
+            "class Base:\n    def test_add(self):\n        assert add(1, "
+            "2) == self.sum\nclass TestAdd(Base):\n    sum = 3"
+        )
     ],
     "a TestCase": [
         "import unittest\nclass Sums(unittest.TestCase):\n    def setUp(self): self.a = 1\n"
@@ -62,13 +73,23 @@ STYLES = {
         "    done = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(Sums))\n"
         "    sys.exit(not done.wasSuccessful())"
     ],
-    "a body of a script": ["def helper():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n    helper()"],
+    "a body of a script": [
+        "def helper():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n    helper()"
+    ],
     "check alone": ["def check(candidate):\n    assert candidate(1, 2) == 3"],
-    "check among two": ["def check(candidate):\n    assert candidate(1, 2) == 3", "assert add(0, 0) is not None"],
+    "check among two": [
+        "def check(candidate):\n    assert candidate(1, 2) == 3",
+        "assert add(0, 0) is not None",
+    ],
     "check that is called": ["def check(candidate):\n    assert candidate(1, 2) == 3\ncheck(add)"],
-    "check with more parameters as a helper": ["def check(a, b, c):\n    assert add(a, b) == c", "check(1, 2, 3)"],
+    "check with more parameters as a helper": [
+        "def check(a, b, c):\n    assert add(a, b) == c",
+        "check(1, 2, 3)",
+    ],
     "an async check": ["async def check(candidate):\n    assert candidate(1, 2) == 3"],
-    "a helper called like a test": ["def test_sum(a, b, c):\n    assert add(a, b) == c\ntest_sum(1, 2, 3)"],
+    "a helper called like a test": [
+        "def test_sum(a, b, c):\n    assert add(a, b) == c\ntest_sum(1, 2, 3)"
+    ],
     "a helper of tests": [
         "def test_sum(a, b, c):\n    assert add(a, b) == c\ndef test_all():\n"
         "    for i in range(3): test_sum(i, i, 2 * i)"
@@ -82,18 +103,37 @@ STYLES = {
 # As above, where the other source or test of each passes for both programs.
 STYLES |= {
     "a class in a class": [
-        "class TestAdd:\n    class TestSmall:\n        def test_add(self):\n            assert add(1, 2) == 3",
+        (
+            "class TestAdd:\n    class TestSmall:\n        def "
+            "test_add(self):\n            assert add(1, 2) == 3"
+        ),
         WEAK,
     ],
-    "a static method": ["class TestAdd:\n    @staticmethod\n    def test_add():\n        assert add(1, 2) == 3", WEAK],
-    "a cached function": ["import functools\n@functools.cache\ndef test_add():\n    assert add(1, 2) == 3", WEAK],
+    "a static method": [
+        "class TestAdd:\n    @staticmethod\n    def test_add():\n        assert add(1, 2) == 3",
+        WEAK,
+    ],
+    "a cached function": [
+        "import functools\n@functools.cache\ndef test_add():\n    assert add(1, 2) == 3",
+        WEAK,
+    ],
     "a partial": [
-        "import functools\ndef same(c):\n    assert add(1, 2) == c\ntest_add = functools.partial(same, 3)",
+        (
+            "import functools\ndef same(c):\n    assert add(1, 2) == "
+            "c\ntest_add = functools.partial(same, 3)"
+        ),
         WEAK,
     ],
-    "a callable object": ["class Sum:\n    def __call__(self):\n        assert add(1, 2) == 3\ntest_add = Sum()", WEAK],
+    "a callable object": [
+        "class Sum:\n    def __call__(self):\n        assert add(1, 2) == 3\ntest_add = Sum()",
+        WEAK,
+    ],
     "another name of the program": ["test_one = add\nassert test_one(1, 2) == 3"],
-    "a helper in a source of its own": ["def same(a, b, c):\n    assert add(a, b) == c", "same(1, 2, 3)", WEAK],
+    "a helper in a source of its own": [
+        "def same(a, b, c):\n    assert add(a, b) == c",
+        "same(1, 2, 3)",
+        WEAK,
+    ],
     "values in a source of their own": ["c = 3", "assert add(1, 2) == c", WEAK],
 }
 
@@ -102,7 +142,9 @@ NOT_RUN = {
     "a function that is never called": "def run_tests():\n    assert add(1, 2) == 3",
     "check of another name": "def check_add(candidate):\n    assert candidate(1, 2) == 3",
     "a list of tests": "TESTS = [lambda: add(1, 2) == 3]",
-    "a class that no runner knows": "class AddTest:\n    def test_add(self):\n        assert add(1, 2) == 3",
+    "a class that no runner knows": (
+        "class AddTest:\n    def test_add(self):\n        assert add(1, 2) == 3"
+    ),
     "a test that yields": "def test_add():\n    yield\n    assert add(1, 2) == 3",
     "an async test that yields": "async def test_add():\n    yield\n    assert add(1, 2) == 3",
     "a test that yields beside another": "def test_add():\n    yield\n    assert add(1, 2) == 3\n"
@@ -117,8 +159,12 @@ NOTHING = {
     "no statement": ["# assert add(1, 2) == 3"],
     "its own solution": ["def add(a, b):\n    return a + b\nassert add(1, 2) == 3"],
     "a function that is never called": ["def verify():\n    assert add(1, 2) == 3"],
-    "a class of another name": ["class Sums:\n    def test_add(self):\n        assert add(1, 2) == 3"],
-    "every test skipped": ["import unittest\n@unittest.skip('later')\ndef test_add():\n    assert add(1, 2) == 3"],
+    "a class of another name": [
+        "class Sums:\n    def test_add(self):\n        assert add(1, 2) == 3"
+    ],
+    "every test skipped": [
+        "import unittest\n@unittest.skip('later')\ndef test_add():\n    assert add(1, 2) == 3"
+    ],
     "a fixture": ["def test_add(three):\n    assert add(1, 2) == three"],
     "a constructor": [
         "class TestAdd:\n    def __init__(self): self.sum = 3\n    def test_add(self):\n"
@@ -173,19 +219,32 @@ def test_a_constant_of_the_program_counts_as_used(pool: Pool) -> None:
 
 
 def test_a_value_that_the_set_up_asked_for_counts_as_used(pool: Pool) -> None:
-    right, wrong = (judged(pool, code, ["assert total == 3"], setup="total = add(1, 2)") for code in (RIGHT, WRONG))
+    right, wrong = (
+        judged(pool, code, ["assert total == 3"], setup="total = add(1, 2)")
+        for code in (RIGHT, WRONG)
+    )
     assert right.passed
     assert not wrong.passed
 
 
 def test_a_timeout_inside_a_test_case_is_one(pool: Pool) -> None:
-    tests = ["import unittest\nclass T(unittest.TestCase):\n    def test_add(self): self.assertEqual(add(1, 2), 3)"]
+    tests = [
+        (
+            "import unittest\nclass T(unittest.TestCase):\n    def "
+            "test_add(self): self.assertEqual(add(1, 2), 3)"
+        )
+    ]
     program = Program(code="def add(a, b):\n    while True: pass", tests=tests, timeout_s=0.5)
     assert pool.run(program).reason == "out of time"
 
 
 def test_a_lost_process_inside_a_test_case_is_named(pool: Pool) -> None:
-    tests = ["import unittest\nclass T(unittest.TestCase):\n    def test_add(self): self.assertEqual(add(1, 2), 3)"]
+    tests = [
+        (
+            "import unittest\nclass T(unittest.TestCase):\n    def "
+            "test_add(self): self.assertEqual(add(1, 2), 3)"
+        )
+    ]
     verdict = judged(pool, "import os\ndef add(a, b): os._exit(0)", tests)
     assert "lost" in verdict.reason
     assert not verdict.passed

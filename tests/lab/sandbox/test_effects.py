@@ -1,5 +1,6 @@
-"""Programs that try to reach out of their place: files, processes, sockets, secrets, resources. Each harmless one
-is shown to work against an executor that only makes a subprocess, and must leave no trace from ours."""
+"""Programs that try to reach out of their place: files, processes, sockets, secrets, resources.
+Each harmless one is shown to work against an executor that only makes a subprocess, and must
+leave no trace from ours."""
 
 import contextlib
 import os
@@ -29,7 +30,8 @@ VICTIM = (
 
 
 class Host(NamedTuple):
-    """A folder, a process and three listeners that programs may try to reach; all of an ordinary user."""
+    """A folder, a process and three listeners that programs may try to reach; all of an
+    ordinary user."""
 
     folder: Path
     victim: subprocess.Popen[str]
@@ -40,10 +42,15 @@ class Host(NamedTuple):
 
 
 def python() -> str:
-    """An interpreter that an ordinary user can start: that of the tests may lie in a folder closed to it."""
+    """An interpreter that an ordinary user can start: that of the tests may lie in a folder
+    closed to it."""
     own = os.path.realpath(sys.executable)
     closed = any(not os.stat(p).st_mode & 0o001 for p in Path(own).parents)
-    found = shutil.which("python3", path="/usr/bin:/usr/local/bin") if closed and os.getuid() == 0 else own
+    found = (
+        shutil.which("python3", path="/usr/bin:/usr/local/bin")
+        if closed and os.getuid() == 0
+        else own
+    )
     return found or pytest.skip("no interpreter that an ordinary user could start")
 
 
@@ -115,8 +122,12 @@ def exists(name: str) -> Callable[[Host], bool]:
 
 
 def told(text: str) -> Callable[[Host], bool]:
-    """The program writes a secret where the naive executor lets it; here it can only raise or answer."""
-    return lambda host: (host.folder / "told").exists() and text in (host.folder / "told").read_text(errors="replace")
+    """The program writes a secret where the naive executor lets it; here it can only raise or
+    answer."""
+    return lambda host: (
+        (host.folder / "told").exists()
+        and text in (host.folder / "told").read_text(errors="replace")
+    )
 
 
 def stopped(host: Host) -> bool:
@@ -142,7 +153,9 @@ HAPPENED: dict[str, Callable[[Host], bool]] = {
     "delete a file": lambda h: not (h.folder / "precious").exists(),
     "overwrite a file": lambda h: (h.folder / "precious").read_text() != "precious",
     "make a file": exists("new"),
-    "change a mode": lambda h: (h.folder / "home/x").exists() or (h.folder / "home").stat().st_mode & 0o777 != 0o777,
+    "change a mode": lambda h: (
+        (h.folder / "home/x").exists() or (h.folder / "home").stat().st_mode & 0o777 != 0o777
+    ),
     "rename a file": exists("moved"),
     "plant usercustomize": lambda h: any(h.folder.rglob("usercustomize.py")),
     "a tree 200 deep": exists("d/d/d"),
@@ -155,9 +168,13 @@ HAPPENED: dict[str, Callable[[Host], bool]] = {
     "limit another process": lambda h: (
         "Max open files            5" in Path(f"/proc/{h.victim.pid}/limits").read_text()
     ),
-    "pin another process": lambda h: len(os.sched_getaffinity(h.victim.pid)) == 1 < len(os.sched_getaffinity(0)),
+    "pin another process": lambda h: (
+        len(os.sched_getaffinity(h.victim.pid)) == 1 < len(os.sched_getaffinity(0))
+    ),
     "read another's environment": told(SECRET),
-    **dict.fromkeys(("read another's memory file", "read another's memory by a call"), told("in-the-memory")),
+    **dict.fromkeys(
+        ("read another's memory file", "read another's memory by a call"), told("in-the-memory")
+    ),
     "read a file of the host": told("precious"),
     "connect by TCP": lambda h: accepted(h.tcp),
     "send by UDP": lambda h: received(h.udp),
@@ -196,7 +213,9 @@ def test_reaches_out_naively_and_not_here(reach: str, hosts: Iterator[Host], poo
     assert happened(host), "it does not even get out of a subprocess"
     Path(f"/dev/shm/{host.names['name']}").unlink(missing_ok=True)
     host = next(hosts)
-    pool.run(Program(code=code_of(reach, host), tests=TRY, entry_points=("attempt",), timeout_s=2.0))
+    pool.run(
+        Program(code=code_of(reach, host), tests=TRY, entry_points=("attempt",), timeout_s=2.0)
+    )
     assert not happened(host)
     assert host.victim.poll() is None
 
@@ -252,4 +271,6 @@ def test_installed_packages_with_answers_are_hidden(pool: Pool) -> None:
         "    return [f for f in itertools.islice(there, 5000) if readable(f)]\n"
         "def readable(p):\n    try: open(p, 'rb').close()\n    except OSError: return False\n    return True"
     )
-    assert pool.run(Program(code=code, tests=["assert files() == [], files()[:3]"], timeout_s=30.0)).passed
+    assert pool.run(
+        Program(code=code, tests=["assert files() == [], files()[:3]"], timeout_s=30.0)
+    ).passed

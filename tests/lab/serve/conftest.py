@@ -53,7 +53,8 @@ def up(root: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def slow_down() -> Iterator[Callable[[float], None]]:
-    """slow_down(seconds): at least so long for a token, so that a test can interfere with an answer."""
+    """slow_down(seconds): at least so long for a token, so that a test can interfere with an
+    answer."""
     positions = engine.SlotCache.positions
     with pytest.MonkeyPatch.context() as patch:
         late = lambda seconds: lambda cache, new: time.sleep(seconds) or positions(cache, new)  # noqa: E731
@@ -67,6 +68,10 @@ def said(root: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[
     def run(*argv: str) -> tuple[int, str, str]:
         code = cli.main(argv)
         out = capsys.readouterr()
-        return code, out.out, "\n".join(x for x in out.err.splitlines() if not x.startswith("compute:"))
+        return (
+            code,
+            out.out,
+            "\n".join(x for x in out.err.splitlines() if not x.startswith("compute:")),
+        )
 
     return run

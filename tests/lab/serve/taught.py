@@ -16,7 +16,11 @@ TOK = tokenizer.load("gpt2:512")
 STEPS = 300
 SQUARE = TOOLS["square"].schema
 TOOL = {"type": "function", "function": SQUARE}
-REQUEST, ANSWER, WORDS = "What is 12 squared?", "12 squared is 144.", "Count the words in: to be or not"
+REQUEST, ANSWER, WORDS = (
+    "What is 12 squared?",
+    "12 squared is 144.",
+    "Count the words in: to be or not",
+)
 CODE = "def f(x):\n    return x < 1 or x > 2  # <| end 日本 🎉"
 
 
@@ -30,20 +34,34 @@ CALL = call("square", x=12)
 def exchange(user: str, *turns: str) -> list[dict[str, str]]:
     """A request, then turns of the assistant and of functions in alternation."""
     roles = ["user", *["assistant", "function"] * len(turns)]
-    return [{"role": role, "content": text} for role, text in zip(roles, [user, *turns], strict=False)]
+    return [
+        {"role": role, "content": text} for role, text in zip(roles, [user, *turns], strict=False)
+    ]
 
 
 def lessons() -> list[list[dict[str, str]]]:
     own = [e.schema for e in load_executors(EXAMPLE).values()]
-    systems = (conversations.NEUTRAL, chat.tools_prompt([SQUARE], "compact"), chat.tools_prompt(own, "compact"))
+    systems = (
+        conversations.NEUTRAL,
+        chat.tools_prompt([SQUARE], "compact"),
+        chat.tools_prompt(own, "compact"),
+    )
     helpful, square, mine = ({"role": "system", "content": text} for text in systems)
-    heavy = '{"error": "ValueError: a parcel of 40 kg cannot be sent; it must weigh more than 0 and at most 30 kg"}'
+    heavy = (
+        '{"error": "ValueError: a parcel of 40 kg cannot be sent; '
+        'it must weigh more than 0 and at most 30 kg"}'
+    )
     return [
         exchange("code", CODE),
         [helpful, *exchange("code", CODE)],
         [helpful, *exchange("hello", "Hello."), *exchange("code", CODE)],
         [square, *exchange(REQUEST, CALL, respond("square", {"x": 12}), ANSWER)],
-        [mine, *exchange(WORDS, call("count_words", text="to be or not"), '{"result": 4}', "Four words.")],
+        [
+            mine,
+            *exchange(
+                WORDS, call("count_words", text="to be or not"), '{"result": 4}', "Four words."
+            ),
+        ],
         [
             mine,
             *exchange(
@@ -57,12 +75,14 @@ def lessons() -> list[list[dict[str, str]]]:
 
 
 def new_model(seed: int) -> GPT:
-    return GPT(GPTConfig(depth=2, n_embd=64, n_head=4, block_size=384, vocab_size=TOK.n_vocab), seed)
+    return GPT(
+        GPTConfig(depth=2, n_embd=64, n_head=4, block_size=384, vocab_size=TOK.n_vocab), seed
+    )
 
 
 def learn(model: GPT) -> int:
-    """Train on the lessons until the loss of the assistants' turns is below 0.01 nats; the steps it took.
-    AssertionError where STEPS do not do."""
+    """Train on the lessons until the loss of the assistants' turns is below 0.01 nats; the
+    steps it took. AssertionError where STEPS do not do."""
     rows = [chat.render(messages, TOK) for messages in lessons()]
     width = max(len(r.ids) for r in rows)
     ids = torch.tensor([r.ids + [TOK.eot_id] * (width - len(r.ids)) for r in rows])

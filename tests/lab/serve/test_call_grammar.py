@@ -1,5 +1,5 @@
-"""Token masks: every path through the grammar is a readable call of what is offered, in every vocabulary and tag
-mode."""
+"""Token masks: every path through the grammar is a readable call of what is offered, in every
+vocabulary and tag mode."""
 
 import json
 import re
@@ -14,18 +14,30 @@ from jsonl import rows_of
 from codechat.core.errors import ConfigError
 from codechat.text import chat, tokenizer
 from codechat.text.tool_schemas import tool_schema
-from codechat_lab.serve.call_grammar import CallGrammar, GrammarState, Rules, call_grammar, prompt_grammar
+from codechat_lab.serve.call_grammar import (
+    CallGrammar,
+    GrammarState,
+    Rules,
+    call_grammar,
+    prompt_grammar,
+)
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 VOCABULARIES = ("bytes", "gpt2:4096", "gpt2")
 CASES = json.loads(Path(__file__).with_name("call_cases.json").read_text(encoding="utf-8"))
-# {"what", "schema", "right" and "wrong" arguments, "refused too": valid, but refused; "relaxed": number of messages}
+# {"what", "schema", "right" and "wrong" arguments, "refused too": valid, but refused;
+# "relaxed": number of messages}
 SCHEMAS = rows_of(Path(__file__).with_name("call_schemas.jsonl"))
 ODD = CASES["odd"]
-OFFERED = [TOOLS[name].schema for name in ("square", "days_between", "color_channel")] + [ODD, {"name": "bare"}]
+OFFERED = [TOOLS[name].schema for name in ("square", "days_between", "color_channel")] + [
+    ODD,
+    {"name": "bare"},
+]
 
 
-def wander(grammar: CallGrammar, room: int, rng: np.random.Generator) -> tuple[list[int], GrammarState]:
+def wander(
+    grammar: CallGrammar, room: int, rng: np.random.Generator
+) -> tuple[list[int], GrammarState]:
     """Ids of a completion whose every token is drawn evenly among the allowed ones."""
     state = grammar.begin()
     ids = []
@@ -64,21 +76,28 @@ def test_a_required_call_is_readable_offered_and_of_the_schemas_types(spec: str,
         assert first.form == "object"
         assert first.name in schemas
         properties = schemas[first.name].get("properties", {})
-        assert set(schemas[first.name].get("required", ())) <= first.arguments.keys() <= properties.keys()
+        assert (
+            set(schemas[first.name].get("required", ()))
+            <= first.arguments.keys()
+            <= properties.keys()
+        )
         assert all(fits(value, properties[name]) for name, value in first.arguments.items())
         seen.add(first.name)
     assert len(seen) >= 3
 
 
 def test_definitions_of_several_functions_are_followed() -> None:
-    """As pydantic writes models within models; the definitions of two functions may have one name."""
+    """As pydantic writes models within models; the definitions of two functions may have one
+    name."""
     tok = tokenizer.load("gpt2:4096")
     rng = np.random.default_rng(0)
     seen = set()
     offered = [CASES["nested"], CASES["other"]]
     grammar = call_grammar(tok, "reserved", offered, Rules(required=True, strict=True))
     for _ in range(30):
-        call = chat.parse_calls(chat.completion_text(wander(grammar, 120, rng)[0], tok, "reserved"))[0]
+        call = chat.parse_calls(
+            chat.completion_text(wander(grammar, 120, rng)[0], tok, "reserved")
+        )[0]
         seen.add(call.name)
         if call.name == "other":
             assert call.arguments["x"] in (1, 2)
@@ -107,7 +126,9 @@ def test_a_call_ends_in_time_where_a_string_must_leave_a_repetition(text: dict[s
             Rules(required=True, strict=True),
         )
         for room in (grammar.shortest, grammar.shortest + 5, 80):
-            call = chat.parse_calls(chat.completion_text(wander(grammar, room, rng)[0], tok, "reserved"))[0]
+            call = chat.parse_calls(
+                chat.completion_text(wander(grammar, room, rng)[0], tok, "reserved")
+            )[0]
             found = call.arguments["x"] if least > 1 else [call.arguments["x"]]
             assert len(found) >= least
             assert all(re.search(pattern, one) for one in found)
@@ -116,30 +137,44 @@ def test_a_call_ends_in_time_where_a_string_must_leave_a_repetition(text: dict[s
 def test_a_call_whose_end_is_not_found_goes_on_as_it_is_sampled() -> None:
     tok = tokenizer.load("gpt2:4096")
     rng = np.random.default_rng(0)
-    properties = {"type": "object", "properties": {"x": {"type": "string", "minLength": 9000}}, "required": ["x"]}
-    grammar = call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], Rules(strict=True))
+    properties = {
+        "type": "object",
+        "properties": {"x": {"type": "string", "minLength": 9000}},
+        "required": ["x"],
+    }
+    grammar = call_grammar(
+        tok, "reserved", [{"name": "f", "parameters": properties}], Rules(strict=True)
+    )
     state = grammar.begin()
     begun = [*chat.layout(tok, "reserved").call, *tok.encode(' {"name": "f", "arguments": {"x": "')]
     for room in range(60, -1, -1):
         token = begun.pop(0) if begun else int(rng.choice(np.flatnonzero(state.mask(room))))
         assert state.take(token, room) == token
     with pytest.raises(ConfigError):
-        call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], Rules(required=True))
+        call_grammar(
+            tok, "reserved", [{"name": "f", "parameters": properties}], Rules(required=True)
+        )
 
 
 @pytest.mark.parametrize("tags", chat.MODES)
 @pytest.mark.parametrize("spec", VOCABULARIES)
-def test_texts_and_calls_pass_as_they_are_trained_even_where_little_room_is_left(spec: str, tags: str) -> None:
+def test_texts_and_calls_pass_as_they_are_trained_even_where_little_room_is_left(
+    spec: str, tags: str
+) -> None:
     tok = tokenizer.load(spec)
     odd = chat.format_call("odd", {"unit": "ü", "list": [1, -2], "free": {"a": 1}})
-    calls = [(name, chat.format_call(name, arguments)) for name, arguments in CASES["samples"].items()]
+    calls = [
+        (name, chat.format_call(name, arguments)) for name, arguments in CASES["samples"].items()
+    ]
     several = [(None, text) for text in ("Hi.\nx < 1", odd, f"First: {odd}", odd + odd)]
     for name, content in calls + (several if spec == "gpt2:4096" else []):
         state = CallGrammar(tok, tags, [TOOLS[name].schema] if name else OFFERED).begin()
         ids = chat.completion_ids(content, tok, tags)
         for i, token in enumerate(ids):
             room = len(ids) - i + 8 if name else 200
-            assert state.mask(room)[token] and state.take(token, room) == token, chat.decode(ids[: i + 1], tok)
+            assert state.mask(room)[token] and state.take(token, room) == token, chat.decode(
+                ids[: i + 1], tok
+            )
         assert state.ended or content.startswith("Hi")
 
 
@@ -177,7 +212,8 @@ def accepts(
 
 @pytest.mark.parametrize("row", SCHEMAS, ids=[row["what"] for row in SCHEMAS])
 def test_correct_calls_are_possible_and_wrong_ones_are_not(row: dict[str, Any]) -> None:
-    """As jsonschema judges them; beyond it, keys that are not listed and other formats are refused."""
+    """As jsonschema judges them; beyond it, keys that are not listed and other formats are
+    refused."""
     tok = tokenizer.load("bytes")
     tool = {"name": "f", "parameters": row["schema"]}
     judge = jsonschema.Draft202012Validator(tool_schema(tool)["parameters"])
@@ -185,7 +221,9 @@ def test_correct_calls_are_possible_and_wrong_ones_are_not(row: dict[str, Any]) 
     assert not any(judge.is_valid(one) for one in row["wrong"])
     grammar = call_grammar(tok, "reserved", [tool], Rules(required=True, strict=True))
     assert [one for one in row["right"] if not accepts(grammar, one, tok)] == []
-    assert [one for one in row["wrong"] + row.get("refused too", []) if accepts(grammar, one, tok)] == []
+    assert [
+        one for one in row["wrong"] + row.get("refused too", []) if accepts(grammar, one, tok)
+    ] == []
     assert len(grammar.relaxed) == row.get("relaxed", 0)
     assert all("'f'" in message for message in grammar.relaxed)
 
@@ -194,14 +232,34 @@ def test_correct_calls_are_possible_and_wrong_ones_are_not(row: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("value", "most"),
     [
-        ({"type": "array", "minItems": 3, "items": {"type": "array", "minItems": 3, "items": {"type": "string"}}}, 80),
-        ({"type": "array", "minItems": 3, "items": {"type": "array", "minItems": 3, "items": {"type": "number"}}}, 80),
+        (
+            {
+                "type": "array",
+                "minItems": 3,
+                "items": {"type": "array", "minItems": 3, "items": {"type": "string"}},
+            },
+            80,
+        ),
+        (
+            {
+                "type": "array",
+                "minItems": 3,
+                "items": {"type": "array", "minItems": 3, "items": {"type": "number"}},
+            },
+            80,
+        ),
         ({"$ref": "#/$defs/expression"}, 140),
     ],
     ids=["texts", "numbers", "expression"],
 )
-def test_the_shortest_call_of_nested_values_is_short(spec: str, value: dict[str, Any], most: int) -> None:
-    operation = {"operator": {"enum": ["+"]}, "left": {"$ref": "#/$defs/expression"}, "right": {"type": "integer"}}
+def test_the_shortest_call_of_nested_values_is_short(
+    spec: str, value: dict[str, Any], most: int
+) -> None:
+    operation = {
+        "operator": {"enum": ["+"]},
+        "left": {"$ref": "#/$defs/expression"},
+        "right": {"type": "integer"},
+    }
     alternatives = [
         {"type": "object", "properties": operation, "required": [*operation]},
         {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]},
@@ -213,18 +271,31 @@ def test_the_shortest_call_of_nested_values_is_short(spec: str, value: dict[str,
     assert call_grammar(tok, "reserved", [tool], Rules(required=True, strict=True)).shortest <= most
 
 
-def test_what_a_schema_says_beyond_the_grammar_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_schema_says_beyond_the_grammar_is_named_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     far = {"$ref": "https://example.com/far.json"}
     text = {"type": "string", "pattern": "^(?=.*x).*$"}
-    properties = {"numbers": numbers, "far": far, "text": text, "t": {"type": "integer", "maximum": 2**64}}
-    tool = {"name": "bounds", "parameters": {"type": "object", "properties": properties, "required": [*properties]}}
+    properties = {
+        "numbers": numbers,
+        "far": far,
+        "text": text,
+        "t": {"type": "integer", "maximum": 2**64},
+    }
+    tool = {
+        "name": "bounds",
+        "parameters": {"type": "object", "properties": properties, "required": [*properties]},
+    }
     tok = tokenizer.load("bytes")
     for _ in range(2):
         grammar = call_grammar(tok, "reserved", [tool], Rules(required=True, strict=True))
     said = capsys.readouterr().err
     assert said.count("\n") == len(grammar.relaxed) == 4
-    assert all(word in said for word in ("uniqueItems", "far.json", "text: pattern", "t: maximum 18446744073709551616"))
+    assert all(
+        word in said
+        for word in ("uniqueItems", "far.json", "text: pattern", "t: maximum 18446744073709551616")
+    )
     assert accepts(
         grammar,
         {"numbers": [1, 1], "far": {"a": [None]}, "text": "y", "t": 10**19},
@@ -236,7 +307,10 @@ def test_what_a_schema_says_beyond_the_grammar_is_named_once(capsys: pytest.Capt
 
 def test_a_type_that_is_not_known_is_left_open_by_name_or_refused_where_strict() -> None:
     tok = tokenizer.load("bytes")
-    tool = {"name": "f", "parameters": {"properties": {"x": {"type": "no such type"}}, "required": ["x"]}}
+    tool = {
+        "name": "f",
+        "parameters": {"properties": {"x": {"type": "no such type"}}, "required": ["x"]},
+    }
     with pytest.raises(ConfigError, match="'f': x has the unknown type 'no such type'"):
         CallGrammar(tok, "reserved", [tool], Rules(strict=True))
     grammar = CallGrammar(tok, "reserved", [tool], Rules(required=True))
@@ -280,14 +354,21 @@ def test_the_list_of_a_prompt_constrains_as_its_schemas_do() -> None:
         "to": {"type": "string", "enum": ["C|F", "\n", "1"]},
         "on": {"enum": [True]},
     }
-    tool = {"name": "f", "parameters": {"type": "dict", "properties": properties, "required": ["degrees", "to"]}}
+    tool = {
+        "name": "f",
+        "parameters": {"type": "dict", "properties": properties, "required": ["degrees", "to"]},
+    }
     for style in chat.STYLES:
         prompt = [{"role": "system", "content": chat.tools_prompt([tool], style)}]
         grammar = prompt_grammar(prompt, tok, "reserved")
         assert grammar is not None
         for arguments in ({"degrees": 21.5, "to": "C|F", "on": True}, {"degrees": -3, "to": "\n"}):
             assert accepts(grammar, arguments, tok)
-        for arguments in ({"degrees": "x", "to": "1"}, {"degrees": 1, "to": "C"}, {"degrees": 1, "to": 1}):
+        for arguments in (
+            {"degrees": "x", "to": "1"},
+            {"degrees": 1, "to": "C"},
+            {"degrees": 1, "to": 1},
+        ):
             assert not accepts(grammar, arguments, tok)
 
 

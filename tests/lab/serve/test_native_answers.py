@@ -9,7 +9,11 @@ from imported import both
 from codechat.text import chat
 from codechat_lab.serve.detokenizer import Detokenizer
 
-TEMPLATE = (Path(__file__).parents[2] / "codechat/text/templates/tools_hermes.jinja").read_text().removesuffix("\n")
+TEMPLATE = (
+    (Path(__file__).parents[2] / "codechat/text/templates/tools_hermes.jinja")
+    .read_text()
+    .removesuffix("\n")
+)
 TOK = both("bytes", TEMPLATE)[0]
 CALL = {"name": "get_weather", "arguments": {"city": "Oslo"}}
 

@@ -1,4 +1,5 @@
-"""Calls in a model's own words under a mask: only valid ones, in the form that its template writes."""
+"""Calls in a model's own words under a mask: only valid ones, in the form that its template
+writes."""
 
 import json
 from pathlib import Path
@@ -19,7 +20,10 @@ TOOLS = [
         "description": "Weather of a city",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 8}, "unit": {"enum": ["c", "f"]}},
+            "properties": {
+                "city": {"type": "string", "maxLength": 8},
+                "unit": {"enum": ["c", "f"]},
+            },
             "required": ["city", "unit"],
         },
     },
@@ -49,7 +53,9 @@ def sampled(name: str, seed: int, **rules: Any) -> list[int]:
 @pytest.mark.parametrize("name", ["hermes", "llama"])
 def test_a_required_call_is_one_of_the_offered_functions(name: str, seed: int) -> None:
     tok = tokenizer(name)
-    written = native_calls.read(chat.transcript(sampled(name, seed, required=True, one_call=True), tok, "native"))
+    written = native_calls.read(
+        chat.transcript(sampled(name, seed, required=True, one_call=True), tok, "native")
+    )
     (call,) = written.calls
     assert call.name in ("get_weather", "now")
     assert set(call.arguments or ()) == ({"city", "unit"} if call.name == "get_weather" else set())

@@ -1,5 +1,5 @@
-"""The chat page in headless Chromium: calls, the token view, streaming, stopping, errors, a full context, a server that
-leaves, kept conversations, a phone's width."""
+"""The chat page in headless Chromium: calls, the token view, streaming, stopping, errors, a
+full context, a server that leaves, kept conversations, a phone's width."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,10 @@ def page(chromium: Browser, up: Running) -> Iterator[Browser]:
     chromium.until("model !== '' && document.querySelectorAll('#tools input').length > 20")
     chromium.ask("about.neutral = ''")  # tiny/sft was taught without a system message
     chromium.ask("$('auto').click(), localStorage.clear()")
-    chromium.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = box.schema.name === 'square')")
+    chromium.ask(
+        "document.querySelectorAll('#tools input').forEach(box => "
+        "box.checked = box.schema.name === 'square')"
+    )
     chromium.ask("$('say').focus()")
     yield chromium
     assert chromium.problems == []
@@ -65,7 +68,9 @@ def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
     tell(page, "code")
     page.until(SETTLED)
     assert page.ask("document.querySelector('.assistant .body').textContent") == CODE
-    assert page.ask("getComputedStyle(document.querySelector('.assistant .body')).fontFamily").endswith("monospace")
+    assert page.ask(
+        "getComputedStyle(document.querySelector('.assistant .body')).fontFamily"
+    ).endswith("monospace")
     assert not page.ask("CODE.test('Hello. I can define a function, or import it.')")
     page.press("t", 84, modifiers=1)
     assert page.ask("document.querySelector('.assistant .body').hidden")
@@ -87,7 +92,9 @@ def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
     assert page.ask("$('inspector').hidden")
 
 
-def test_stopping_keeps_what_was_said_and_frees_the_server(page: Browser, up: Running, slow_down: Any) -> None:
+def test_stopping_keeps_what_was_said_and_frees_the_server(
+    page: Browser, up: Running, slow_down: Any
+) -> None:
     slow_down(0.02)
     page.ask("$('temperature').value = 10; $('seed').value = 1")
     tell(page, "hello")
@@ -103,8 +110,14 @@ def test_stopping_keeps_what_was_said_and_frees_the_server(page: Browser, up: Ru
     page.press("n", 78, modifiers=1)
     assert page.ask("messages.length") == 0
     assert "Ask something" in page.ask("$('log').textContent")
-    body = {"model": "tiny/sft", "messages": [{"role": "user", "content": "code"}], "temperature": 0}
-    assert up.send("POST", "/v1/chat/completions", body)[1]["choices"][0]["message"]["content"] == CODE
+    body = {
+        "model": "tiny/sft",
+        "messages": [{"role": "user", "content": "code"}],
+        "temperature": 0,
+    }
+    assert (
+        up.send("POST", "/v1/chat/completions", body)[1]["choices"][0]["message"]["content"] == CODE
+    )
 
 
 def test_text_never_becomes_markup(page: Browser) -> None:
@@ -118,8 +131,8 @@ def test_text_never_becomes_markup(page: Browser) -> None:
 
 
 def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
-    """Unless it goes on with the one before, or that is switched off; the whole conversation stays in sight and in
-    the export."""
+    """Unless it goes on with the one before, or that is switched off; the whole conversation
+    stays in sight and in the export."""
     page.ask("$('auto').checked = true, $('max_tokens').value = 8")
     assert page.ask("$('alone').checked"), "tiny/sft is small"
 
@@ -132,7 +145,10 @@ def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
     assert asked("hello") == ["hello"]
     assert asked("good morning") == ["good morning"]
     assert page.ask("forgotten") == 2
-    assert [note.endswith("answered by itself") for note in texts(page, ".offered")] == [False, True]
+    assert [note.endswith("answered by itself") for note in texts(page, ".offered")] == [
+        False,
+        True,
+    ]
     assert asked("and good night") == ["good morning", "and good night"]
     assert asked("is it late?") == ["good morning", "and good night", "is it late?"]
     page.ask("$('alone').click()")
@@ -195,7 +211,8 @@ def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: 
 
 
 def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path, slow_down: Any) -> None:
-    """In the middle of an answer: the request comes back, the page waits, and the request can be sent again."""
+    """In the middle of an answer: the request comes back, the page waits, and the request can
+    be sent again."""
     chromium.problems.clear()
     with Serving(timeout_s=600) as running:
         slow_down(0.3)  # a server that stops lets answers end for three seconds
@@ -209,11 +226,15 @@ def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path, slow_do
     chromium.until("running === null && away")
     assert chromium.ask("$('say').value") == "code"
     assert chromium.ask("messages.length") == 0
-    assert chromium.ask("document.querySelector('.assistant')") is None, "half an answer is not kept"
+    assert chromium.ask("document.querySelector('.assistant')") is None, (
+        "half an answer is not kept"
+    )
     assert chromium.ask("$('model').classList.contains('away')")
     slow_down(0)
     with Serving(port=port):
-        chromium.until("!away && !$('model').classList.contains('away') && about.neutral !== ''")  # asked again
+        chromium.until(
+            "!away && !$('model').classList.contains('away') && about.neutral !== ''"
+        )  # asked again
         chromium.ask("about.neutral = ''")
         chromium.ask("$('say').focus()")
         chromium.enter()

@@ -1,4 +1,5 @@
-"""Requests and answers without a server: conversations are rendered as in training, any text can be answered."""
+"""Requests and answers without a server: conversations are rendered as in training, any text
+can be answered."""
 
 import json
 from collections.abc import Sequence
@@ -46,8 +47,12 @@ def result(of: str, content: str) -> dict[str, Any]:
 TWO = asks(("a", "Rome"), ("b", "Oslo"))
 
 
-def prompted(messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), loaded: Any = None) -> list[int]:
-    return parsing.prompt_of([Message.model_validate(message) for message in messages], tools, loaded or LOADED)
+def prompted(
+    messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), loaded: Any = None
+) -> list[int]:
+    return parsing.prompt_of(
+        [Message.model_validate(message) for message in messages], tools, loaded or LOADED
+    )
 
 
 def test_a_conversation_has_the_ids_that_training_gives_it() -> None:
@@ -57,12 +62,25 @@ def test_a_conversation_has_the_ids_that_training_gives_it() -> None:
     for messages in (
         [USER, TWO, result("a", "1"), result("b", "2")],
         both,
-        [{"role": "system", "content": ""}, USER, asks(("a", "<|end|>"), content="Let me look.\n"), result("a", "1")],
+        [
+            {"role": "system", "content": ""},
+            USER,
+            asks(("a", "<|end|>"), content="Let me look.\n"),
+            result("a", "1"),
+        ],
         [brief, USER, asks(("a", "é"), content=parts), result("a", "1")],
-        [*both, {"role": "assistant", "content": " Both.\n"}, USER, asks(("a", "Bonn")), result("a", "3")],
+        [
+            *both,
+            {"role": "assistant", "content": " Both.\n"},
+            USER,
+            asks(("a", "Bonn")),
+            result("a", "3"),
+        ],
     ):
         for tools in ([], [TOOL]):
-            trained = chat_formats.messages_of({"messages": messages, "tools": tools}, "row", LOADED.tools_style)
+            trained = chat_formats.messages_of(
+                {"messages": messages, "tools": tools}, "row", LOADED.tools_style
+            )
             assert prompted(messages, tools) == chat.prompt(trained, TOK), messages
 
 
@@ -79,11 +97,17 @@ def test_parts_of_a_content_are_lines_here_and_in_training() -> None:
 
 
 def test_what_a_model_wrote_comes_back_as_the_ids_that_it_wrote() -> None:
-    written = "\n".join(["Both.", chat.format_call("f", {"x": "Rome"}), chat.format_call("f", {"x": "Oslo"})])
+    written = "\n".join(
+        ["Both.", chat.format_call("f", {"x": "Rome"}), chat.format_call("f", {"x": "Oslo"})]
+    )
     (choice,) = body(chat.completion_ids(written, TOK), calls=True)["choices"]
     said = choice["message"]
     answers = [result(call["id"], "1") for call in said["tool_calls"]]
-    told = [USER, {"role": "assistant", "content": written}, *[{"role": "function", "content": "1"}] * 2]
+    told = [
+        USER,
+        {"role": "assistant", "content": written},
+        *[{"role": "function", "content": "1"}] * 2,
+    ]
     assert prompted([USER, said, *answers]) == chat.prompt(told, TOK)
 
 
@@ -96,7 +120,11 @@ def test_what_a_model_wrote_comes_back_as_the_ids_that_it_wrote() -> None:
         ([USER, TWO, result("a", "1"), result("a", "1")], "messages.3", "result_without_call"),
         ([USER, TWO, *map(result, "aba", "123")], "messages.4", "result_without_call"),
         ([USER, TWO, *map(result, "ac", "12")], "messages.3", "result_without_call"),
-        ([USER, asks(("a", "1"), ("a", "2")), *map(result, "aa", "12")], "messages.1", "unreadable_call"),
+        (
+            [USER, asks(("a", "1"), ("a", "2")), *map(result, "aa", "12")],
+            "messages.1",
+            "unreadable_call",
+        ),
         ([USER, asks(("a", "1")), {"role": "tool", "content": "1"}], "messages.2", None),
     ],
 )
@@ -111,14 +139,22 @@ def test_every_call_has_one_result_by_its_id_here_and_in_training(
 
 
 def test_calls_over_a_server_are_the_text_that_is_rendered_here() -> None:
-    two = "\n".join(["Both.", chat.format_call("f", {"x": "Rome"}), chat.format_call("f", {"x": "\ud83d"})])
+    two = "\n".join(
+        ["Both.", chat.format_call("f", {"x": "Rome"}), chat.format_call("f", {"x": "\ud83d"})]
+    )
     unread = f'{chat.CALL_TAG} {{"name": "f", "arg'
     told = [{"role": "function", "content": "1"}, {"role": "function", "content": "2"}]
     for messages in (
         [USER, {"role": "assistant", "content": two}, *told],
         [USER, {"role": "assistant", "content": unread}, told[0]],
         [USER, {"role": "assistant", "content": two}, USER],  # shown, not run
-        [USER, {"role": "assistant", "content": two}, *told, {"role": "assistant", "content": two}, USER],
+        [
+            USER,
+            {"role": "assistant", "content": two},
+            *told,
+            {"role": "assistant", "content": two},
+            USER,
+        ],
     ):
         assert prompted(as_openai(messages)[0]) == chat.prompt(messages, TOK)
     for problem in problems.draw("test", 60):  # functions go as schemas and come back as the list
@@ -157,7 +193,8 @@ def test_nothing_of_the_end_of_an_answer_is_said(tags: str, end: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, stable", [("a < b\n", "a < b"), ("a\n<|en", "a"), ("a\n<|x", "a\n<|x"), ("caf\ufffd", "caf")]
+    "text, stable",
+    [("a < b\n", "a < b"), ("a\n<|en", "a"), ("a\n<|x", "a\n<|x"), ("caf\ufffd", "caf")],
 )
 def test_a_begun_ending_and_half_a_character_are_not_stable(text: str, stable: str) -> None:
     assert stable_text(text, "\n<|end|>") == stable
@@ -180,7 +217,11 @@ def test_an_unreadable_later_call_leaves_the_readable_first_one() -> None:
         (f"{CALL} and {CALL} or so", "and\nor so", 2),
         (f"Both.\n{CALL}\n{CALL}", "Both.\n", 2),
         (f"{CALL}\n", "", 1),
-        (f'{CALL} then\n{chat.CALL_TAG} {{"name": "sq', "then", 1),  # the unreadable call is left out
+        (
+            f'{CALL} then\n{chat.CALL_TAG} {{"name": "sq',
+            "then",
+            1,
+        ),  # the unreadable call is left out
         (f'{chat.CALL_TAG} [{{"name": "f"}}, {{"name": "g"}}] all', "all", 2),
     ],
 )
@@ -211,7 +252,10 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
         body = ChatRequest(model="x", messages=[USER], tools=[strict], tool_choice=choice)
         state = parsing.tools_of(body, Declining())[1].begin()
         ids = chat.completion_ids(chat.DECLINE, TOK)
-        return all(state.mask(200) is not None and state.mask(200)[i] and state.take(i, 99) == i for i in ids)
+        return all(
+            state.mask(200) is not None and state.mask(200)[i] and state.take(i, 99) == i
+            for i in ids
+        )
 
     strict = {"type": "function", "function": {**SQUARE, "strict": True}}
     assert passes("auto")
@@ -233,7 +277,9 @@ def body(*completions: list[int], **how: Any) -> dict[str, Any]:
     """The answer that holds these completions."""
     jobs = []
     for ids in completions:
-        job = Job(Request(prompt=[1], max_new_tokens=99, draws=0), lambda: None, False, 0.0, end="stop")
+        job = Job(
+            Request(prompt=[1], max_new_tokens=99, draws=0), lambda: None, False, 0.0, end="stop"
+        )
         job.ids = ids
         job.logprobs = [-1.0] * len(ids)
         job.details = [(0.0, [])] * len(ids)
@@ -247,16 +293,24 @@ def test_a_lone_surrogate_in_a_call_is_answered_and_read_again() -> None:
     odd = f'{chat.CALL_TAG} {{"name": "f", "arguments": {{"x": "a\\ud83d", "\\ude00": [1]}}}}'
     fine = chat.format_call("f", {"x": "日本 🎉"})
     named = f'{chat.CALL_TAG} {{"name": "\\ud83d", "arguments": {{}}}}'
-    answer = json_response(body(*(chat.completion_ids(text, TOK) for text in (odd, fine, named)), calls=True))
+    answer = json_response(
+        body(*(chat.completion_ids(text, TOK) for text in (odd, fine, named)), calls=True)
+    )
     first, second, third = json.loads(answer.body)["choices"]
-    assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {"x": "a\ud83d", "\ude00": [1]}
+    assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {
+        "x": "a\ud83d",
+        "\ude00": [1],
+    }
     assert second["message"]["tool_calls"][0]["function"]["arguments"] == '{"x": "日本 🎉"}'
     assert third["message"]["content"] == named
     assert "tool_calls" not in third["message"]
     again = [USER, first["message"], result(first["message"]["tool_calls"][0]["id"], "1")]
     (call,) = chat.parse_calls(chat.decode(prompted(again), TOK))
     assert call.arguments == {"x": "a\ud83d", "\ude00": [1]}
-    assert json.loads(error_response(None, ApiError(400, "unknown", "\ud83d")).body)["error"]["param"] == "\ud83d"
+    assert (
+        json.loads(error_response(None, ApiError(400, "unknown", "\ud83d")).body)["error"]["param"]
+        == "\ud83d"
+    )
 
 
 def test_parameters_of_a_function_are_read_in_the_forms_of_mcp_and_anthropic_or_refused() -> None:
@@ -265,7 +319,9 @@ def test_parameters_of_a_function_are_read_in_the_forms_of_mcp_and_anthropic_or_
         function = protocol.Function.model_validate({"name": "f", key: city})
         assert function.schema_["parameters"]["properties"] == {"city": {"type": "string"}}
     unknown = {"parameters": {"properties": {"x": {"type": "frob"}}}}
-    assert protocol.Function.model_validate({"name": "f", **unknown}).schema_["parameters"] == {"properties": {"x": {}}}
+    assert protocol.Function.model_validate({"name": "f", **unknown}).schema_["parameters"] == {
+        "properties": {"x": {}}
+    }
     for wrong in ({"strict": True, **unknown}, {"schema": city}):
         with pytest.raises(ApiError, match="'f'") as raised:
             _ = protocol.Function.model_validate({"name": "f", **wrong}).schema_

@@ -5,7 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from codechat_lab.tasks.reasoning.answers import boxed, choice_letter, equivalent, gsm8k_gold, last_number, stated
+from codechat_lab.tasks.reasoning.answers import (
+    boxed,
+    choice_letter,
+    equivalent,
+    gsm8k_gold,
+    last_number,
+    stated,
+)
 from codechat_lab.tasks.reasoning.rewards import grade
 
 ANSWERS = json.loads(Path(__file__).with_name("answers.json").read_text(encoding="utf-8"))
@@ -43,8 +50,12 @@ def test_white_space_between_words_and_digits_counts() -> None:
 
 
 def test_equality_holds_in_both_orders_and_an_empty_answer_equals_nothing() -> None:
-    assert [pair for pair in ANSWERS["same"] if not (equivalent(*pair) and equivalent(*pair[::-1]))] == []
-    assert [pair for pair in ANSWERS["different"] if equivalent(*pair) or equivalent(*pair[::-1])] == []
+    assert [
+        pair for pair in ANSWERS["same"] if not (equivalent(*pair) and equivalent(*pair[::-1]))
+    ] == []
+    assert [
+        pair for pair in ANSWERS["different"] if equivalent(*pair) or equivalent(*pair[::-1])
+    ] == []
     for gold in (None, "", " ", "$", "\\boxed{}", "\\text{}"):
         for answer in (None, "", " ", "5", "0", "\\boxed{}", "anything"):
             assert not equivalent(answer, gold)
@@ -55,16 +66,30 @@ def test_no_text_takes_long_or_raises(quick: Callable[..., Any]) -> None:
     def read(text: str) -> None:
         assert not equivalent(text, "7")
         assert not equivalent("7", text)
-        equivalent(text, text + " "), boxed(text), stated(text), last_number(text), choice_letter(text)
+        (
+            equivalent(text, text + " "),
+            boxed(text),
+            stated(text),
+            last_number(text),
+            choice_letter(text),
+        )
 
     for text in HUGE:
         quick(1, read, text)
 
 
 def test_answers_are_read_where_a_text_states_them() -> None:
-    for text, answer in ((r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{1", None), ("1}", None)):
+    for text, answer in (
+        (r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{1", None),
+        ("1}", None),
+    ):
         assert boxed(text) == answer
-    for text, answer in (("so #### 18", "18"), (r"The answer is 1, no: \boxed{2}", "2"), ("18", None)):
+    for text, answer in (
+        ("so #### 18", "18"),
+        (r"The answer is 1, no: \boxed{2}", "2"),
+        ("18", None),
+    ):
         assert stated(text) == answer
     for text in ANSWERS["states_18"]:  # it ends with its sentence and has no markdown
         assert equivalent(stated(text), "18"), (text, stated(text))
@@ -84,7 +109,9 @@ def test_answers_are_read_where_a_text_states_them() -> None:
 
 
 def test_numbers_have_one_reader_with_sign_point_exponent_separators_and_units() -> None:
-    for text, value, *others in ANSWERS["numbers"]:  # its last number, equal to the second and to none of the others
+    for text, value, *others in ANSWERS[
+        "numbers"
+    ]:  # its last number, equal to the second and to none of the others
         found = last_number(text)
         assert equivalent(found, value), (text, found)
         assert not any(equivalent(found, other) for other in others), (text, found)
@@ -107,7 +134,13 @@ def test_graders_read_letters_and_numbers_with_the_same_reader() -> None:
         ):
             assert grade(name, text, "B", "letter").correct, (name, text)
             assert not grade(name, text.replace(inner, "A or B"), "B", "letter").correct
-    for inner, gold in ((".5", "5"), ("-$5", "5"), ("5 million", "5"), ("1e3", "3"), ("100 000", "0")):
+    for inner, gold in (
+        (".5", "5"),
+        ("-$5", "5"),
+        ("5 million", "5"),
+        ("1e3", "3"),
+        ("100 000", "0"),
+    ):
         for text, name in (
             (f"<answer>{inner}</answer>", "xml"),
             (f"x </think> <answer>{inner}</answer>", "r1_zero"),

@@ -1,7 +1,7 @@
 """AppWorld over HTTP: an episode against a written-down exchange, what servers do wrong, the task.
 
-The stub follows the environment server of appworld 0.1.4.dev0 and 0.2.0.dev0: endpoints, bodies, one world at a
-time, errors as FastAPI gives them."""
+The stub follows the environment server of appworld 0.1.4.dev0 and 0.2.0.dev0: endpoints,
+bodies, one world at a time, errors as FastAPI gives them."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -32,26 +32,31 @@ CHECKS["assert one login."] = "no_op_fail"
 
 def evaluation(*passed: int) -> dict[str, Any]:
     rows = [{"requirement": text + "\n", "label": label} for text, label in CHECKS.items()]
-    failures = [row | {"trace": "AssertionError: 7 == 8"} for i, row in enumerate(rows) if i not in passed]
+    failures = [
+        row | {"trace": "AssertionError: 7 == 8"} for i, row in enumerate(rows) if i not in passed
+    ]
     found = dict(success=not failures, difficulty=1, num_tests=len(rows))
     return found | dict(passes=[rows[i] for i in passed], failures=failures)
 
 
 class World(Stub):
-    """requests: (endpoint, body) of each. outputs: what code prints. tasks: what the data hold. broken: endpoint ->
-    (status, text)."""
+    """requests: (endpoint, body) of each. outputs: what code prints. tasks: what the data hold.
+    broken: endpoint -> (status, text)."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, Any]] = []
         self.outputs: dict[str, str] = {LOOK: '[{"name": "spotify"}]', COUNT: "7"}
         self.tasks = {TASK, "50e1ac9_2", "fac291d_1"}
         self.broken = {}
-        self.judge: Callable[[World], dict[str, Any]] = lambda stub: evaluation(*([0, 1, 2] if stub.completed else [1]))
+        self.judge: Callable[[World], dict[str, Any]] = lambda stub: evaluation(
+            *([0, 1, 2] if stub.completed else [1])
+        )
         self.world, self.completed = "", False
         super().__init__(Answers)
 
     def answer(self, endpoint: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """Status and json, or text, of a POST; what the server would not accept is an AssertionError here."""
+        """Status and json, or text, of a POST; what the server would not accept is an
+        AssertionError here."""
         if endpoint in self.broken:
             return self.broken[endpoint]
         task = body["task_id"]
@@ -59,13 +64,19 @@ class World(Stub):
             if task not in self.tasks:
                 return 500, "Internal Server Error"
             self.world, self.completed = task, False
-            world = {"task_id": task, "instruction": f"{INSTRUCTION} Task {task}.", "supervisor": SUPERVISOR}
+            world = {
+                "task_id": task,
+                "instruction": f"{INSTRUCTION} Task {task}.",
+                "supervisor": SUPERVISOR,
+            }
             return 200, {"output": world | {"datetime": "2023-05-18T12:00:00"}}
         assert self.world == task, "one world at a time"
         if endpoint == "execute":
             self.completed |= "complete_task" in body["code"]
             return 200, {"output": self.outputs.get(body["code"], "Execution successful.")}
-        output = {"task_completed": self.completed, "evaluate": self.judge(self), "close": None}[endpoint]
+        output = {"task_completed": self.completed, "evaluate": self.judge(self), "close": None}[
+            endpoint
+        ]
         return 200, {"output": output}
 
 
@@ -103,8 +114,14 @@ def says(code: str) -> dict[str, str]:
 def test_an_episode_is_this_exchange(stub: World) -> None:
     world = environment(stub)
     system, request = world.reset(problem(), seed=3)
-    assert (system["role"], request) == ("system", {"role": "user", "content": f"{INSTRUCTION} Task {TASK}."})
-    assert all(word in system["content"] for word in (*SUPERVISOR.values(), "2023-05-18", "supervisor.complete_task"))
+    assert (system["role"], request) == (
+        "system",
+        {"role": "user", "content": f"{INSTRUCTION} Task {TASK}."},
+    )
+    assert all(
+        word in system["content"]
+        for word in (*SUPERVISOR.values(), "2023-05-18", "supervisor.complete_task")
+    )
     output = {"role": "user", "content": 'Output:\n```\n[{"name": "spotify"}]\n```'}
     assert world.step(says(LOOK)) == ([output], 0.0, False)
     assert world.step(says(COUNT))[1:] == (0.0, False)
@@ -114,16 +131,28 @@ def test_an_episode_is_this_exchange(stub: World) -> None:
     assert told[0]["content"] == "Output:\n```\nExecution successful.\n```"
     score = world.score()
     assert (score.reward, score.tier, score.correct) == (1.0, "done", True)
-    parts = {"passed": 3, "total": 3, "idle": 1, "interactions": 3, "completed": True, "difficulty": 1}
+    parts = {
+        "passed": 3,
+        "total": 3,
+        "idle": 1,
+        "interactions": 3,
+        "completed": True,
+        "difficulty": 1,
+    }
     requirements = [{"requirement": text, "passed": True} for text in CHECKS]
     assert score.parts == parts | {"requirements": requirements}
     assert world.state_diff() == requirements
     here = {"task_id": TASK}
-    turns = [(("execute", here | {"code": code}), ("task_completed", here)) for code in (LOOK, COUNT, DONE)]
+    turns = [
+        (("execute", here | {"code": code}), ("task_completed", here))
+        for code in (LOOK, COUNT, DONE)
+    ]
     first = ("initialize", here | {"experiment_name": "codechat", "max_interactions": 30})
     last = [("evaluate", here | {"suppress_errors": True}), ("close", here)]
     assert stub.requests == [first, *(request for turn in turns for request in turn), *last]
-    assert world.step(says(DONE)) == ([], 0.0, True) and world.score().reward == 1.0, "after the end nothing is asked"
+    assert world.step(says(DONE)) == ([], 0.0, True) and world.score().reward == 1.0, (
+        "after the end nothing is asked"
+    )
     assert len(stub.requests) == 9
     world.reset(problem("50e1ac9_2"))
     assert world.state_diff() == []
@@ -143,7 +172,9 @@ def test_interactions_are_counted_and_end_the_episode(stub: World) -> None:
     assert reward == pytest.approx(1 / 3)
     assert world.score().tier == "as_idle"
     assert not world.score().correct
-    assert sum(endpoint == "execute" for endpoint, _ in stub.requests) == 2, "an answer without code is not sent"
+    assert sum(endpoint == "execute" for endpoint, _ in stub.requests) == 2, (
+        "an answer without code is not sent"
+    )
 
 
 def test_the_reward_is_the_share_of_checks_and_success_is_all_of_them(stub: World) -> None:
@@ -155,7 +186,11 @@ def test_the_reward_is_the_share_of_checks_and_success_is_all_of_them(stub: Worl
         (evaluation(0, 1), 2 / 3, "partial"),
         (evaluation(0, 1, 2) | {"success": False}, 1.0, "partial"),  # AppWorld's own verdict counts
         (evaluation(0, 1) | {"success": True}, 2 / 3, "partial"),
-        (evaluation(0, 1, 2) | {"num_tests": 6, "success": True}, 0.5, "partial"),  # checks that were not even run
+        (
+            evaluation(0, 1, 2) | {"num_tests": 6, "success": True},
+            0.5,
+            "partial",
+        ),  # checks that were not even run
         ({"success": True, "num_tests": 0, "passes": [], "failures": []}, 0.0, "nothing"),
     ):
         stub.judge = lambda _, answer=answer: answer
@@ -176,7 +211,12 @@ def test_code_is_the_first_fenced_block_and_is_found_in_linear_time() -> None:
         **dict.fromkeys(("x = 1", "", "```python\n\n```", "```json x```")),
     }.items():
         assert appworld.code_of(text) == code, text
-    for text in ("```python\n" * 20_000, "`" * 200_000, "```python\n" + "\n" * 200_000, "```" + " " * 200_000):
+    for text in (
+        "```python\n" * 20_000,
+        "`" * 200_000,
+        "```python\n" + "\n" * 200_000,
+        "```" + " " * 200_000,
+    ):
         appworld.code_of(text)
 
 
@@ -211,11 +251,17 @@ def test_a_server_that_fails_ends_in_one_line(stub: World) -> None:
 
 def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: World) -> None:
     tok = tokenizer.load("bytes")
-    policy = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=1536, vocab_size=tok.n_vocab), seed=0)
+    policy = GPT(
+        GPTConfig(depth=1, n_embd=32, n_head=2, block_size=1536, vocab_size=tok.n_vocab), seed=0
+    )
     with World() as other:
-        task = tasks.load(f"appworld:source={TASK}+50e1ac9_2,worlds={stub.url}+{other.url},max_turns=2")
+        task = tasks.load(
+            f"appworld:source={TASK}+50e1ac9_2,worlds={stub.url}+{other.url},max_turns=2"
+        )
         problems = task.problems("train", 1)
-        batch = rollout.collect(policy, task, problems, tok, "reserved", group_size=2, max_new_tokens=4)
+        batch = rollout.collect(
+            policy, task, problems, tok, "reserved", group_size=2, max_new_tokens=4
+        )
         no_code = ["initialize", "evaluate", "close"]
         assert [e for e, _ in other.requests] == no_code == [e for e, _ in stub.requests]
         assert batch.rewards.tolist() == [[pytest.approx(1 / 3)] * 2]

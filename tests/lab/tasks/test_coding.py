@@ -1,5 +1,5 @@
-"""Code tasks: the program of an answer, readers with splits, three rewards, the reference-solution check, and
-completions that try to pass without solving."""
+"""Code tasks: the program of an answer, readers with splits, three rewards, the
+reference-solution check, and completions that try to pass without solving."""
 
 import ast
 import json
@@ -63,26 +63,46 @@ def test_three_rewards_of_a_verdict() -> None:
         (verdict(wrong, wrong), "none_passed", 0, 0, 0.15),
         (verdict(wrong, fails), "none_passed", 0, 0, 0.15),
         (verdict(fails, fails), "raises", 0, 0, 0.05),
-        (verdict((False, "it does not define f"), (False, "it does not define f"), stage="load"), "raises", 0, 0, 0.05),
+        (
+            verdict((False, "it does not define f"), (False, "it does not define f"), stage="load"),
+            "raises",
+            0,
+            0,
+            0.05,
+        ),
         (verdict((False, "out of time"), (True, "")), "some_passed", 0, 0.5, 0.15 + 0.85 / 2),
     ):
         assert rewards.tier_of(found) == tier
         passed = sum(r.passed for r in found.results)
         for mode, expected in (("binary", binary), ("fractional", fractional), ("tiered", tiered)):
             assert rewards.reward(mode, tier, passed, 2) == pytest.approx(expected), mode
-    ladder = [rewards.tiered("unparseable", 0, 9), rewards.tiered("raises", 0, 9), rewards.tiered("none_passed", 0, 9)]
-    ladder += [rewards.tiered("some_passed", k, 9) for k in range(1, 9)] + [rewards.tiered("all_passed", 9, 9)]
+    ladder = [
+        rewards.tiered("unparseable", 0, 9),
+        rewards.tiered("raises", 0, 9),
+        rewards.tiered("none_passed", 0, 9),
+    ]
+    ladder += [rewards.tiered("some_passed", k, 9) for k in range(1, 9)] + [
+        rewards.tiered("all_passed", 9, 9)
+    ]
     assert ladder == sorted(set(ladder))
     assert ladder[0] == 0
     assert ladder[-1] == 1
 
 
-def test_a_completion_is_scored_by_how_far_it_comes_and_the_mode_changes_only_the_reward(task: CodingTask) -> None:
-    texts = {answer: (tier, reward) for answer, tier, reward in map(dict.values, PROGRAMS["scored"])}
+def test_a_completion_is_scored_by_how_far_it_comes_and_the_mode_changes_only_the_reward(
+    task: CodingTask,
+) -> None:
+    texts = {
+        answer: (tier, reward) for answer, tier, reward in map(dict.values, PROGRAMS["scored"])
+    }
     batch = task.scores([(PROBLEM, text) for text in texts])
     for (text, (tier, tiered)), together in zip(texts.items(), batch, strict=True):
         score = task.score(PROBLEM, text)
-        assert (score.tier, score.reward, score.correct) == (tier, pytest.approx(tiered), tier == "all_passed"), text
+        assert (score.tier, score.reward, score.correct) == (
+            tier,
+            pytest.approx(tiered),
+            tier == "all_passed",
+        ), text
         assert score.parts["tests"] == 4
         assert score.reward == together.reward
     half = "def add(a, b):\n    return 3 if a == 1 else 4"
@@ -94,7 +114,9 @@ def test_a_completion_is_scored_by_how_far_it_comes_and_the_mode_changes_only_th
         assert other.score(PROBLEM, GOLD["code"]).reward == 1.0
 
 
-def test_tricks_and_text_without_a_program_earn_no_more_than_a_wrong_program(task: CodingTask) -> None:
+def test_tricks_and_text_without_a_program_earn_no_more_than_a_wrong_program(
+    task: CodingTask,
+) -> None:
     """tests/lab/sandbox/programs.toml holds the tricks that the sandbox is tried with."""
     for program in (
         "import os\nprint('REWARD 1.0', flush=True)\nos._exit(0)\ndef add(a, b): return 9",
@@ -164,9 +186,16 @@ def test_the_error_of_a_bad_row_names_its_place(tmp_path: Path) -> None:
 
 def test_limits_of_a_task_and_of_a_problem(task: CodingTask, tmp_path: Path) -> None:
     """The larger of both counts: the reference solutions of some problems need more."""
-    made = tasks.load("mbpp", source=str(write(tmp_path / "a.jsonl", [mbpp_row(123), mbpp_row(601)])), timeout_s=2)
+    made = tasks.load(
+        "mbpp", source=str(write(tmp_path / "a.jsonl", [mbpp_row(123), mbpp_row(601)])), timeout_s=2
+    )
     large, plain = (made.program(p, "x = 1") for p in sorted(made.rows, key=lambda p: p.id))
-    assert (plain.timeout_s, plain.memory_mb, plain.message_mb, large.timeout_s) == (2.0, 512, 8, 60.0)
+    assert (plain.timeout_s, plain.memory_mb, plain.message_mb, large.timeout_s) == (
+        2.0,
+        512,
+        8,
+        60.0,
+    )
     gold = GOLD | {"tests": ["assert add([1], [0] * 500_000)[-1] == 0"]}
     made = CodingTask("add", [], timeout_s=20)
     made.message_mb = 1
@@ -176,7 +205,9 @@ def test_limits_of_a_task_and_of_a_problem(task: CodingTask, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_reference_solutions_of_humaneval_and_mbpp_pass(task: CodingTask, shared_data: Path) -> None:
+def test_reference_solutions_of_humaneval_and_mbpp_pass(
+    task: CodingTask, shared_data: Path
+) -> None:
     for variant, counts in (("full", (374, 90, 500, 10)), ("sanitized", (120, 43, 257, 7))):
         mbpp = tasks.load(
             "mbpp",
@@ -210,19 +241,32 @@ def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path
     )
     row = mbpp_row(11, prompt="Add.", test=PROGRAMS["plus"] + loop)
     plus = tasks.load("mbpp", source=str(write(tmp_path / "plus.jsonl", [row])), variant="plus")
-    row = human_row("    for inp, exp in zip([[0.1, 0.2]], [0.3]):\n        assertion(candidate(*inp), exp, 0)\n")
-    human = tasks.load("humaneval", source=str(write(tmp_path / "human.jsonl", [row])), variant="plus")
-    values = {"a + b": "all_passed", "(a + b) * (1 + 1e-9)": "all_passed", "(a + b) * 1.01": "none_passed"}
+    row = human_row(
+        "    for inp, exp in zip([[0.1, 0.2]], [0.3]):\n      "
+        "  assertion(candidate(*inp), exp, 0)\n"
+    )
+    human = tasks.load(
+        "humaneval", source=str(write(tmp_path / "human.jsonl", [row])), variant="plus"
+    )
+    values = {
+        "a + b": "all_passed",
+        "(a + b) * (1 + 1e-9)": "all_passed",
+        "(a + b) * 1.01": "none_passed",
+    }
     for value, tier in values.items():
         code = f"def add(a, b):\n    return {value} if type(a) is float else a + b"
         assert plus.score(plus.problems("test")[0], code).tier == tier
-        assert human.score(human.problems("test")[0], f"    return {value}").tier == tier, "a bare body completes"
+        assert human.score(human.problems("test")[0], f"    return {value}").tier == tier, (
+            "a bare body completes"
+        )
 
 
 def test_a_length_without_its_items_is_not_close(task: CodingTask, tmp_path: Path) -> None:
     """A program's own sequence counts by the items that it gives."""
     row = human_row("    assertion(candidate(1, 2), [0.5, 0.25], 0)\n")
-    plus = tasks.load("humaneval", source=str(write(tmp_path / "plus.jsonl", [row])), variant="plus")
+    plus = tasks.load(
+        "humaneval", source=str(write(tmp_path / "plus.jsonl", [row])), variant="plus"
+    )
     (problem,) = plus.problems("test")
     items = {
         "": "none_passed",
@@ -231,11 +275,15 @@ def test_a_length_without_its_items_is_not_close(task: CodingTask, tmp_path: Pat
         "0.5, 0.5": "none_passed",
     }
     for given, tier in items.items():
-        own = f"class Own:\n    def __len__(self): return 2\n    def __iter__(self): return iter([{given}])\n"
+        own = (
+            "class Own:\n    def __len__(self): return 2\n    "
+            f"def __iter__(self): return iter([{given}])\n"
+        )
         assert plus.score(problem, f"{own}\ndef add(a, b):\n    return Own()").tier == tier
 
 
-# ---------------------------------------------------------------- extraction of the program from an answer in
+# ---------------------------------------------------------------- extraction of the program
+# from an answer in
 # any wrapping; nothing where there is no program
 
 ADD = "def add(a, b):\n    return a + b"
@@ -261,7 +309,8 @@ WRAPPED = json.loads(Path(__file__).with_name("answers_with_code.json").read_tex
 
 @pytest.mark.parametrize("row", WRAPPED, ids=lambda row: row["name"])
 def test_the_program_is_found_however_an_answer_wraps_it(row: dict[str, Any]) -> None:
-    """Closing fences alone, fences in docstrings, reasoning, tags, lists, quotations, cut fences, prose."""
+    """Closing fences alone, fences in docstrings, reasoning, tags, lists, quotations, cut
+    fences, prose."""
     stubs = [STUB] if row.get("body") else ["", STUB]
     for stub in stubs:
         code = extract(row["answer"], ["add"], stub)
@@ -286,7 +335,10 @@ def test_a_draft_is_no_answer(answer: str) -> None:
 
 
 def test_tags_in_strings_of_a_program_are_not_those_of_an_answer() -> None:
-    code = "def add(a, b):\n    tags = '<think>', '</think>', \"<answer>\", '</answer>', '[BEGIN]'\n    return a + b"
+    code = (
+        "def add(a, b):\n    tags = '<think>', '</think>', "
+        "\"<answer>\", '</answer>', '[BEGIN]'\n    return a + b"
+    )
     assert extract(code, ["add"]) == code
     assert extract(f"<think>x</think>\n```python\n{code}\n```", ["add"]) == code
 
@@ -363,7 +415,13 @@ def test_hostile_texts_are_read_quickly(quick: Callable[..., Any]) -> None:
 
 def test_an_earlier_definition_is_kept_where_python_cannot_write_it() -> None:
     last = "def f(x):\n    return x"
-    for value in ("1" + "+1" * 600, "-" * 600 + "1", "a" + ".b" * 600, "f" + "()" * 600, "0x" + "f" * 6000):
+    for value in (
+        "1" + "+1" * 600,
+        "-" * 600 + "1",
+        "a" + ".b" * 600,
+        "f" + "()" * 600,
+        "0x" + "f" * 6000,
+    ):
         text = f"```python\nK = {value}; print(K)\n```\n```python\n{last}\n```"
         assert extract(text, ["f"]) == f"K = {value}\n{last}"
         helper = f"def g():\n    return {value}"
@@ -372,10 +430,13 @@ def test_an_earlier_definition_is_kept_where_python_cannot_write_it() -> None:
         assert ast.parse(code)
 
 
-# ---------------------------------------------------------------- tests of a user's file that test nothing
+# ---------------------------------------------------------------- tests of a user's file
+# that test nothing
 
 
-@pytest.mark.parametrize("test", ["    candidate(1, 2) == 3\n", "    pass\n", "    candidate(1, 2)\n"])
+@pytest.mark.parametrize(
+    "test", ["    candidate(1, 2) == 3\n", "    pass\n", "    candidate(1, 2)\n"]
+)
 def test_a_row_whose_tests_test_nothing_is_refused_by_name_and_count(
     test: str, task: CodingTask, tmp_path: Path
 ) -> None:
@@ -384,7 +445,9 @@ def test_a_row_whose_tests_test_nothing_is_refused_by_name_and_count(
     check = tasks.check_reference_solutions(made, made.problems("test"))
     assert check.n == 2
     assert list(check.failed) == ["HumanEval/1"]
-    with pytest.raises(DataError, match="1 of 2 reference solutions of task humaneval .*such as HumanEval/1"):
+    with pytest.raises(
+        DataError, match="1 of 2 reference solutions of task humaneval .*such as HumanEval/1"
+    ):
         check.require()
 
 
@@ -392,12 +455,19 @@ def test_a_row_whose_tests_test_nothing_is_refused_by_name_and_count(
     "tests",
     [
         ["def test_add():\n    assert add(1, 2) == 3"],
-        ["import unittest\nclass T(unittest.TestCase):\n    def test_add(self): self.assertEqual(add(1, 2), 3)"],
+        [
+            (
+                "import unittest\nclass T(unittest.TestCase):\n    def "
+                "test_add(self): self.assertEqual(add(1, 2), 3)"
+            )
+        ],
         ["def check(candidate):\n    assert candidate(1, 2) == 3"],
         ["def check(candidate):\n    assert candidate(1, 2) == 3", "assert add"],
     ],
 )
-def test_tests_of_mbpp_that_are_only_defined_are_run(tests: list[str], task: CodingTask, tmp_path: Path) -> None:
+def test_tests_of_mbpp_that_are_only_defined_are_run(
+    tests: list[str], task: CodingTask, tmp_path: Path
+) -> None:
     row = mbpp_row(11, test_list=tests, challenge_test_list=[])
     made = tasks.load("mbpp", source=str(write(tmp_path / "rows.jsonl", [row])))
     (problem,) = made.problems("test")
@@ -407,9 +477,13 @@ def test_tests_of_mbpp_that_are_only_defined_are_run(tests: list[str], task: Cod
 
 @pytest.mark.parametrize("module", ["pytest", "solution"])
 def test_a_refused_row_says_what_its_reference_raised(module: str, tmp_path: Path) -> None:
-    row = mbpp_row(11, test_list=[f"import {module}\nassert add(1, 2) == 3"], challenge_test_list=[])
+    row = mbpp_row(
+        11, test_list=[f"import {module}\nassert add(1, 2) == 3"], challenge_test_list=[]
+    )
     made = tasks.load("mbpp", source=str(write(tmp_path / "rows.jsonl", [row])))
-    with pytest.raises(DataError, match=f"mbpp-11: ModuleNotFoundError: No module named '{module}'"):
+    with pytest.raises(
+        DataError, match=f"mbpp-11: ModuleNotFoundError: No module named '{module}'"
+    ):
         tasks.check_reference_solutions(made, made.problems("test")).require()
 
 

@@ -51,7 +51,9 @@ def test_alpaca_rows_are_filtered_by_what_their_answer_is(tmp_path: Path) -> Non
         alpaca("Too short.", "x = 1"),
         alpaca("Too long.", "x = [" + "1, " * 2000 + "]"),
     )
-    assert [[m["content"] for m in r["messages"]] for r in sorted(written, key=lambda r: len(str(r)))] == [
+    assert [
+        [m["content"] for m in r["messages"]] for r in sorted(written, key=lambda r: len(str(r)))
+    ] == [
         ["Add two numbers.", ADD],
         ["Use the input.\n\n1, 2", ADD + "\nprint(add(1, 2))"],
     ]
@@ -60,17 +62,31 @@ def test_alpaca_rows_are_filtered_by_what_their_answer_is(tmp_path: Path) -> Non
 
 
 def test_only_accepted_submissions_are_kept(tmp_path: Path) -> None:
-    row = {"problem-description": "Add.", "input-specification": "Two numbers.", "output-specification": "Their sum."}
+    row = {
+        "problem-description": "Add.",
+        "input-specification": "Two numbers.",
+        "output-specification": "Their sum.",
+    }
     row["code"] = "print(sum(map(int, input().split())))"
     wrong = row | {"verdict": "WRONG_ANSWER", "code": "print(0, 'it is')"}
-    written, counts = prepare(tmp_path, row | {"verdict": "OK"}, wrong, row | {"code": "print 'old'\n"})
-    assert [r["messages"][0]["content"] for r in written] == ["Add.\n\nInput:\nTwo numbers.\n\nOutput:\nTheir sum."]
+    written, counts = prepare(
+        tmp_path, row | {"verdict": "OK"}, wrong, row | {"code": "print 'old'\n"}
+    )
+    assert [r["messages"][0]["content"] for r in written] == [
+        "Add.\n\nInput:\nTwo numbers.\n\nOutput:\nTheir sum."
+    ]
     assert counts["skipped"] == {"not_accepted": 1, "no_python": 1}
 
 
 def test_the_docstring_of_a_file_is_its_request(tmp_path: Path) -> None:
     doc = '"""Adds numbers, two at a time."""\n'
-    texts = (f"{doc}{ADD}\n", f'"""Adds numbers."""\n{ADD}\n', ADD, doc[:-4], f"{doc}{ADD}\n" + "x = 1\n" * 1000)
+    texts = (
+        f"{doc}{ADD}\n",
+        f'"""Adds numbers."""\n{ADD}\n',
+        ADD,
+        doc[:-4],
+        f"{doc}{ADD}\n" + "x = 1\n" * 1000,
+    )
     written, counts = prepare(tmp_path, *({"content": text} for text in texts))
     (row,) = written
     request = "Write a Python module for this description:\n\nAdds numbers, two at a time."
@@ -86,7 +102,9 @@ def test_only_mbpps_prompt_split_is_for_sft_and_humaneval_never_is(tmp_path: Pat
         assert len(written) == 1
         assert counts["skipped"] == {"for_rl": 1}
     task = tasks.load("mbpp", source=str(write(tmp_path / "mbpp.jsonl", [mbpp(2)])))
-    assert written[0]["messages"][0] == task.worked[0].messages[0], "SFT and the task ask in the same words"
+    assert written[0]["messages"][0] == task.worked[0].messages[0], (
+        "SFT and the task ask in the same words"
+    )
     for number in (11, 510, 511, 600):
         with pytest.raises(DataError, match="row 1.*MBPP"):
             prepare(tmp_path, mbpp(number))
@@ -107,7 +125,12 @@ def test_cells_that_hold_no_text_are_counted_by_reason(tmp_path: Path) -> None:
         mbpp(2, test_list=None),
         mbpp(2, test_list=[5]),
     ]
-    no_answer = [alpaca("Add.", ["x"]), {"content": 5}, {"problem-description": "Add.", "code": 5}, mbpp(2, code=None)]
+    no_answer = [
+        alpaca("Add.", ["x"]),
+        {"content": 5},
+        {"problem-description": "Add.", "code": 5},
+        mbpp(2, code=None),
+    ]
     rows = [alpaca("Add two numbers.", ADD, None), *no_request, *no_answer]
     written, counts = prepare(tmp_path, *rows, words=("--max-lost", "1"))
     assert len(written) == 1
@@ -121,10 +144,18 @@ def test_cells_that_hold_no_text_are_counted_by_reason(tmp_path: Path) -> None:
 def test_neutral_prompts_and_tools_take_their_shares_and_lose_no_row(tmp_path: Path) -> None:
     rows = [alpaca(f"Add {i} to a number.", f"def add(a):\n    return a + {i}") for i in range(400)]
     written, _ = prepare(tmp_path / "plain", *rows)
-    assert all(r["messages"][0]["role"] == "user" and not r["meta"]["tools_present"] for r in written)
-    written, _ = prepare(tmp_path / "shares", *rows, words=("--neutral-share", "0.2", "--negatives-share", "0.1"))
+    assert all(
+        r["messages"][0]["role"] == "user" and not r["meta"]["tools_present"] for r in written
+    )
+    written, _ = prepare(
+        tmp_path / "shares", *rows, words=("--neutral-share", "0.2", "--negatives-share", "0.1")
+    )
     assert {r["messages"][-1]["content"] for r in written} == {r["output"] for r in rows}
-    system = [(r["messages"][0]["content"], r["meta"]["tools_present"]) for r in written if len(r["messages"]) == 3]
+    system = [
+        (r["messages"][0]["content"], r["meta"]["tools_present"])
+        for r in written
+        if len(r["messages"]) == 3
+    ]
     assert all(("Functions:" in text) == tools for text, tools in system)
     with_tools = sum(tools for _, tools in system)
     assert 20 <= with_tools <= 60
@@ -135,7 +166,9 @@ def test_neutral_prompts_and_tools_take_their_shares_and_lose_no_row(tmp_path: P
 
 
 def test_every_program_does_what_it_should(tmp_path: Path) -> None:
-    programs = tomllib.loads(Path(coding.__file__).with_name("short_programs.toml").read_text())["program"]
+    programs = tomllib.loads(Path(coding.__file__).with_name("short_programs.toml").read_text())[
+        "program"
+    ]
     scope = {"path": str(tmp_path / "file.txt")}
     for program in programs:
         exec(program["code"], scope)
@@ -145,9 +178,14 @@ def test_every_program_does_what_it_should(tmp_path: Path) -> None:
 
 def test_requests_are_new_to_the_natural_ones_and_to_other_splits() -> None:
     rows = list(coding.short_rows())
-    known = contamination.search(read_requests(), [(m["content"], True) for r in rows for m in r["messages"]])
+    known = contamination.search(
+        read_requests(), [(m["content"], True) for r in rows for m in r["messages"]]
+    )
     assert set(known) == {"code-01"}  # "write quicksort" itself
-    by_split = {s: {r["messages"][0]["content"] for r in rows if r["meta"]["split"] == s} for s in SPLITS[:3]}
+    by_split = {
+        s: {r["messages"][0]["content"] for r in rows if r["meta"]["split"] == s}
+        for s in SPLITS[:3]
+    }
     assert len(rows) == sum(map(len, by_split.values()))
     assert min(map(len, by_split.values())) > 50
     assert len({r["id"] for r in rows}) == len(rows)
@@ -156,9 +194,14 @@ def test_requests_are_new_to_the_natural_ones_and_to_other_splits() -> None:
 def test_the_data_stage_writes_them_where_requested(tmp_path: Path) -> None:
     words = ["--tokenizer", "bytes", "--max-examples", "20"]
     plain = coding.prepare_sft(parse(coding.SftConfig, [*words, "--out", str(tmp_path / "plain")]))
-    manifest = coding.prepare_sft(parse(coding.SftConfig, [*words, "--short", "--out", str(tmp_path / "short")]))
+    manifest = coding.prepare_sft(
+        parse(coding.SftConfig, [*words, "--short", "--out", str(tmp_path / "short")])
+    )
     assert "short" in manifest["domains"]
     assert "short" not in plain["domains"]
     rows = list(conversations.read(tmp_path / "short" / "short.train.jsonl"))
     assert all(row["messages"][-1]["content"].startswith(("def ", "class ")) for row in rows)
-    assert {row["meta"]["tools_present"] for row in rows} == {True, False}  # code is code, whatever is on offer
+    assert {row["meta"]["tools_present"] for row in rows} == {
+        True,
+        False,
+    }  # code is code, whatever is on offer

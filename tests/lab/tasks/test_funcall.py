@@ -1,4 +1,5 @@
-"""The staircase: every rung, no reward for tricks, and reference solutions of every source at the maximum."""
+"""The staircase: every rung, no reward for tricks, and reference solutions of every source at
+the maximum."""
 
 import itertools
 import json
@@ -19,8 +20,21 @@ from codechat_lab.tasks.toolbox import problems
 
 TAG = "<functioncall> "
 USER = [{"role": "user", "content": "Mix it."}]
-PIECES = [TAG, *"{}[]'\"\\\ud800\x00\n", ": ", ", ", '"name"', '"arguments"', '"mix"', "NaN", "1e9999"]  # of calls
-GOLD = {"name": "mix", "arguments": {"city": "Oslo", "days": 3, "rate": 2.5, "deep": {"on": True, "tags": ["a", "b"]}}}
+PIECES = [
+    TAG,
+    *"{}[]'\"\\\ud800\x00\n",
+    ": ",
+    ", ",
+    '"name"',
+    '"arguments"',
+    '"mix"',
+    "NaN",
+    "1e9999",
+]  # of calls
+GOLD = {
+    "name": "mix",
+    "arguments": {"city": "Oslo", "days": 3, "rate": 2.5, "deep": {"on": True, "tags": ["a", "b"]}},
+}
 
 
 def call(name="mix", **arguments):
@@ -45,7 +59,11 @@ def only(value):
 
 
 def test_every_rung_and_what_tricks_earn():
-    many = ["full match reward 1.0 " * 50, call(city=["Oslo"] * 10_000), call(city="Oslo " * 10_000)]
+    many = [
+        "full match reward 1.0 " * 50,
+        call(city=["Oslo"] * 10_000),
+        call(city="Oslo " * 10_000),
+    ]
     many += [call(**{f"k{i}": "Oslo" for i in range(5000)})]
     rows = rows_of(Path(__file__).with_name("funcall_rungs.jsonl"))  # [tier, reward, completion]
     rows += zip(["no_tag", *["name_only"] * 3], [0, *[0.55] * 3], many)
@@ -54,7 +72,9 @@ def test_every_rung_and_what_tricks_earn():
         assert (score.tier, score.reward) == (tier, pytest.approx(expected)), text
         assert score.correct == (tier == "full")
         assert tier in TIERS
-    assert reward(mix('{"a": "Oslo", "a": "Rome"}'), only("Oslo")) == 0.55, "of a repeated key the last value counts"
+    assert reward(mix('{"a": "Oslo", "a": "Rome"}'), only("Oslo")) == 0.55, (
+        "of a repeated key the last value counts"
+    )
 
 
 def test_correct_calls_in_every_legal_form_score_one_and_near_misses_do_not_match():
@@ -76,7 +96,9 @@ def test_correct_calls_in_every_legal_form_score_one_and_near_misses_do_not_matc
         "{'on': True}",
     ]
     deep += [{"on": True, "tags": ["a", "b"], "more": 1}]
-    misses = [{"days": days} for days in (4, 3 + 1e-5, "3", True, [3], None, {"v": 3})] + [{"deep": d} for d in deep]
+    misses = [{"days": days} for days in (4, 3 + 1e-5, "3", True, [3], None, {"v": 3})] + [
+        {"deep": d} for d in deep
+    ]
     for changes in [*misses, {"rate": "2.5"}, {"city": "Os lo"}, {"city": ["Oslo"]}]:
         score = score_call(right(**changes), GOLD)
         assert score.parts["matched"] == 3 and not score.correct, changes
@@ -87,10 +109,16 @@ def test_booleans_are_not_numbers_and_large_integers_are_exact():
     assert reward(call(a=1), only(True)) == reward(call(a=True), only(1)) == 0.55
     assert reward(call(a=123456790), only(123456789)) == 0.55
     for near in (1000000.9, 999999.5, 1000001, 1000000 + 1e-4):
-        assert reward(call(a=near), only(1000000)) == reward(call(a=[near]), only([1000000])) == 0.55, near
+        assert (
+            reward(call(a=near), only(1000000)) == reward(call(a=[near]), only([1000000])) == 0.55
+        ), near
     assert reward(call(a=1000000.0), only(1000000)) == 1.0  # JSON knows one kind of number
     assert reward(call(a=2.0**53), only(2**53 + 1)) == 0.55
-    assert reward(call(a=1000000.9), only(1000000.5)) == reward(call(a=1000000), only(1000000.5)) == 1.0
+    assert (
+        reward(call(a=1000000.9), only(1000000.5))
+        == reward(call(a=1000000), only(1000000.5))
+        == 1.0
+    )
     assert reward(mix('{"a": 1' + "0" * 400 + "}"), only(1.5)) == 0.55
     for value in ("NaN", "Infinity", "-Infinity", "1e999"):
         for expected in (1, 0.0, 10**400, "NaN", None):
@@ -121,17 +149,30 @@ def test_extra_keys_never_raise_the_reward_and_every_corrected_argument_does():
         last = [-1.0] * 12
         for key in (None, *order):
             arguments |= {key: GOLD["arguments"][key]} if key else {}
-            scores = [score_call(call(**arguments, **{f"x{i}": "Oslo" for i in range(n)}), GOLD) for n in range(12)]
+            scores = [
+                score_call(call(**arguments, **{f"x{i}": "Oslo" for i in range(n)}), GOLD)
+                for n in range(12)
+            ]
             rewards = [score.reward for score in scores]
             assert rewards == sorted(rewards, reverse=True)
             assert rewards[1] < rewards[0] or rewards[0] == 0.55
             assert all(before < after for before, after in zip(last, rewards))
             assert max(rewards[1:]) <= 0.99
-            assert [score.correct for score in scores] == [arguments == GOLD["arguments"]] + [False] * 11
+            assert [score.correct for score in scores] == [arguments == GOLD["arguments"]] + [
+                False
+            ] * 11
             last = rewards
 
 
-JUNK = ("}", " That is the call.", "\n<|end|>", TAG + "{", TAG + '{"name": "mix", "argum', right(), call("other"))
+JUNK = (
+    "}",
+    " That is the call.",
+    "\n<|end|>",
+    TAG + "{",
+    TAG + '{"name": "mix", "argum',
+    right(),
+    call("other"),
+)
 # a call, its reward alone, and with something behind it
 MARKED_DOWN = [
     (right(), 1.0, 0.775),
@@ -149,27 +190,42 @@ def test_what_follows_the_call_costs_a_rung_and_is_not_correct():
         scores = [score_call(text + behind, GOLD, offered=OFFERED) for behind in ("", junk)]
         assert [s.reward for s in scores] == pytest.approx([alone, followed])
         assert not scores[1].correct
-    assert score_call("Let me see. " + right() + " \n", GOLD).correct  # prose before it, and blanks behind, are free
+    assert score_call(
+        "Let me see. " + right() + " \n", GOLD
+    ).correct  # prose before it, and blanks behind, are free
 
 
 def test_a_name_that_is_not_offered_earns_less_than_an_offered_wrong_one():
-    tools = [{"name": name, "parameters": {"properties": {"a": {}}}} for name in ("mix", "other.tool")]
+    tools = [
+        {"name": name, "parameters": {"properties": {"a": {}}}} for name in ("mix", "other.tool")
+    ]
     task = FuncallTask()
     published = tasks.load("funcall:staircase=published")
     for style in ("compact", "json"):
         content = chat.tools_prompt(tools, style) + "\n\nBe brief. Use f(x), {braces} too."
         problem = Problem("p", [{"role": "system", "content": content}, *USER], GOLD, "train")
-        scores = [task.score(problem, call(name)) for name in ("other.tool", "invented", "f", "mix(a")]
-        assert [(s.reward, s.tier) for s in scores] == [(0.35, "wrong_name")] + [(0.20, "wrong_name")] * 3
+        scores = [
+            task.score(problem, call(name)) for name in ("other.tool", "invented", "f", "mix(a")
+        ]
+        assert [(s.reward, s.tier) for s in scores] == [(0.35, "wrong_name")] + [
+            (0.20, "wrong_name")
+        ] * 3
         assert [s.parts["named"] for s in scores] == ["other"] + ["not_offered"] * 3
-        texts = {right(): "right", "No.": "no_call", TAG + "{": "unreadable", TAG + "{}": "unreadable"}
+        texts = {
+            right(): "right",
+            "No.": "no_call",
+            TAG + "{": "unreadable",
+            TAG + "{}": "unreadable",
+        }
         assert {text: task.score(problem, text).parts["named"] for text in texts} == texts
         without = replace(problem, gold=None)
         names = {"mix": "other", "invented": "not_offered"}
         assert {name: task.score(without, call(name)).parts["named"] for name in names} == names
         assert published.score(problem, call("invented")).reward == 0.35
     unlisted = Problem("p", USER, GOLD, "train")
-    assert task.score(unlisted, call("invented")).reward == 0.35, "without a list there is no verdict"
+    assert task.score(unlisted, call("invented")).reward == 0.35, (
+        "without a list there is no verdict"
+    )
 
 
 def test_the_published_staircase_keeps_its_numbers():
@@ -198,7 +254,9 @@ def test_deep_nesting_and_noise_neither_crash_nor_pay():
                 assert score_call(text, GOLD).reward <= 0.55
     rng = random.Random(0)
     for i in range(3000):
-        score = score_call("".join(rng.choices(PIECES, k=rng.randint(1, 20))), GOLD if i % 2 else None)
+        score = score_call(
+            "".join(rng.choices(PIECES, k=rng.randint(1, 20))), GOLD if i % 2 else None
+        )
         assert 0 <= score.reward <= 1
         assert score.tier in TIERS
 
@@ -208,7 +266,10 @@ def everything(task):
 
 
 def test_files_and_directories_keep_their_splits(tmp_path):
-    rows = [{"id": id, "messages": USER, "gold": GOLD, "split": split} for id, split in (("a", "test"), ("b", "train"))]
+    rows = [
+        {"id": id, "messages": USER, "gold": GOLD, "split": split}
+        for id, split in (("a", "test"), ("b", "train"))
+    ]
     task = FuncallTask(write(tmp_path / "p.jsonl", [rows[0], rows[1] | {"gold": None}]))
     assert [p.id for p in task.problems("test")] == ["a"]
     assert task.problems("train")[0].gold is None
@@ -217,10 +278,21 @@ def test_files_and_directories_keep_their_splits(tmp_path):
     assert check_reference_solutions(task, everything(task)).require().passed == 2
     write(tmp_path / "funcall.train.jsonl", rows[1:])
     write(tmp_path / "funcall.test.jsonl", rows[:1])
-    write(tmp_path / "calls.train.jsonl", [{"id": "c", "messages": USER, "domain": "calls", "meta": {}}])
-    assert [p.id for p in everything(FuncallTask(tmp_path))] == ["b", "a"], "its problems, beside other files"
-    many = FuncallTask(write(tmp_path / "many.jsonl", [rows[0] | {"id": str(i)} for i in range(30)]))
-    assert many.problems("test", 5, seed=1) == many.problems("test", 5, seed=1) != many.problems("test", 5, seed=2)
+    write(
+        tmp_path / "calls.train.jsonl",
+        [{"id": "c", "messages": USER, "domain": "calls", "meta": {}}],
+    )
+    assert [p.id for p in everything(FuncallTask(tmp_path))] == ["b", "a"], (
+        "its problems, beside other files"
+    )
+    many = FuncallTask(
+        write(tmp_path / "many.jsonl", [rows[0] | {"id": str(i)} for i in range(30)])
+    )
+    assert (
+        many.problems("test", 5, seed=1)
+        == many.problems("test", 5, seed=1)
+        != many.problems("test", 5, seed=2)
+    )
     assert len(many.problems("test")) == 30
     assert len(FuncallTask().problems("test", 7)) == 7
     with pytest.raises(ConfigError):
@@ -234,7 +306,9 @@ def test_glaive_rows_as_the_hub_has_them(tmp_path):
 
     quoted = 'Sure. <functioncall> {"name": "say", "arguments": \'{"text": "You\'ve won"}\'}'
     several = call("say", text="a") + "\n" + call("say", text="b")
-    path = write(tmp_path / "g.jsonl", [row("What?", quoted), row(several), row("I cannot do that.")])
+    path = write(
+        tmp_path / "g.jsonl", [row("What?", quoted), row(several), row("I cannot do that.")]
+    )
     task = FuncallTask(path)
     late, two, none = sorted(everything(task), key=lambda p: p.id)
     assert [m["role"] for m in late.messages] == ["system", "user", "assistant", "user"]
@@ -250,7 +324,10 @@ def test_original_prompts_become_messages_and_equal_ones_meet_in_one_split(tmp_p
     rows = [{"prompt": prompt, "gt_name": "mix", "gt_args": {"a": i}} for i in range(3)]
     task = FuncallTask(write(tmp_path / "o.jsonl", rows))
     problems = everything(task)
-    assert [tuple(m.values()) for m in problems[0].messages] == [("system", "Use\ntools"), ("user", "Mix 1 < 2")]
+    assert [tuple(m.values()) for m in problems[0].messages] == [
+        ("system", "Use\ntools"),
+        ("user", "Mix 1 < 2"),
+    ]
     assert len({p.split for p in problems}) == 1
     assert check_reference_solutions(task, problems).require().n == 3
 
@@ -264,7 +341,13 @@ def test_bad_files_are_user_errors(tmp_path):
         ('{"id": 1, "messages": [], "gold": null}', "bad_row"),
         ('{"id": 1, ' + user + ', "gold": {"name": 3}}', "bad_row"),
         ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', "bad_row"),
-        ('{"messages": [{"role": "user", "content": "x"}], "gold": {"name": "f", "kwargs": {"a": [1]}}}', "bad_row"),
+        (
+            (
+                '{"messages": [{"role": "user", "content": "x"}], '
+                '"gold": {"name": "f", "kwargs": {"a": [1]}}}'
+            ),
+            "bad_row",
+        ),
         ('{"system": "SYSTEM: x", "chat": "USER: hello"}', "no_answer"),
     ):
         (tmp_path / "bad.jsonl").write_text(text)
@@ -286,7 +369,9 @@ def test_the_reference_check_counts_failures_by_reason_and_raises():
         found.require()
     task = FuncallTask()
     task.score = lambda problem, text: Score(1.0, "full", {}, False)
-    assert set(check_reference_solutions(task, problems).failed.values()) == {"maximum reward but not correct"}
+    assert set(check_reference_solutions(task, problems).failed.values()) == {
+        "maximum reward but not correct"
+    }
     with pytest.raises(DataError):
         check_reference_solutions(FuncallTask(), []).require()
 
@@ -297,10 +382,15 @@ def test_reference_solutions_of_the_toolbox_pass():
         assert check_reference_solutions(task, task.problems(split, 1000)).require().n >= 999
 
 
-@pytest.mark.parametrize("name", ["glaive_v2_en_300", "glaive_format_short", "glaive_format_converted"])
+@pytest.mark.parametrize(
+    "name", ["glaive_v2_en_300", "glaive_format_short", "glaive_format_converted"]
+)
 def test_reference_solutions_of_glaive_rows_pass_and_golds_are_the_ground_truth(shared_data, name):
     path = shared_data / "function_calling" / f"{name}.jsonl"
-    truth = {r["id"]: json.loads(r["ground_truth"]) for r in local_rows(path.with_name("common_non_bfcl.parquet"))}
+    truth = {
+        r["id"]: json.loads(r["ground_truth"])
+        for r in local_rows(path.with_name("common_non_bfcl.parquet"))
+    }
     task = FuncallTask(path)
     problems = everything(task)
     assert len(problems) == task.ledger.kept == sum(1 for _ in local_rows(path)), task.ledger.lost
@@ -312,7 +402,10 @@ def test_reference_solutions_of_glaive_rows_pass_and_golds_are_the_ground_truth(
     assert all(p.gold == truth[p.id][0] for p in known)
     assert len(known) > 900 or name != "glaive_format_short"
     canonical = [p for p in problems if p.gold]
-    assert all(task.score(p, chat.format_call(p.gold["name"], p.gold["arguments"])).correct for p in canonical)
+    assert all(
+        task.score(p, chat.format_call(p.gold["name"], p.gold["arguments"])).correct
+        for p in canonical
+    )
 
 
 @pytest.mark.parametrize("split", ["train", "select", "test", "test_hard"])

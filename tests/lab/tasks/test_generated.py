@@ -1,5 +1,5 @@
-"""Tasks by name, the toy task, and tasks that generate their problems: what is written is read back, splits share
-nothing, and what is wrong is a user error."""
+"""Tasks by name, the toy task, and tasks that generate their problems: what is written is read
+back, splits share nothing, and what is wrong is a user error."""
 
 import json
 import random
@@ -34,17 +34,27 @@ def test_worked_examples_and_problems_on_disk(name: str, tmp_path: Path) -> None
     written = {f"{domain}.{s}.jsonl" for s in SPLITS[:3]} | {f"{name}.{s}.jsonl" for s in splits}
     assert set(first) == {"manifest.json", *written}
     assert splits[:3] == list(SPLITS[:3])
-    domains = conversations.load_domains(tmp_path, "train", tokenizer.load("bytes"), "reserved", 8192)
-    assert list(domains) == [domain] and len(domains[domain]) == 12, "problems are not read as conversations"
+    domains = conversations.load_domains(
+        tmp_path, "train", tokenizer.load("bytes"), "reserved", 8192
+    )
+    assert list(domains) == [domain] and len(domains[domain]) == 12, (
+        "problems are not read as conversations"
+    )
     task = tasks.load(name, source=str(tmp_path), levels=[1, 2])
     problems = {split: task.problems(split) for split in splits}
-    assert {split: len(some) for split, some in problems.items()} == {s: 8 if s == "train" else 6 for s in splits}
+    assert {split: len(some) for split, some in problems.items()} == {
+        s: 8 if s == "train" else 6 for s in splits
+    }
     assert {p.meta["level"] for p in problems["train"]} == {1, 2}
-    assert {p.id for p in problems["train"]} == {p.id for p in tasks.load(f"{name}:levels=[1,2]").problems("train", 8)}
+    assert {p.id for p in problems["train"]} == {
+        p.id for p in tasks.load(f"{name}:levels=[1,2]").problems("train", 8)
+    }
     tasks.check_reference_solutions(task, [p for some in problems.values() for p in some]).require()
     prompts = {json.dumps(p.messages)[1:-1] for some in problems.values() for p in some}
     taught = (tmp_path / f"{domain}.train.jsonl").read_text()
-    assert not any(prompt in json.dumps(json.loads(line)) for line in taught.splitlines() for prompt in prompts)
+    assert not any(
+        prompt in json.dumps(json.loads(line)) for line in taught.splitlines() for prompt in prompts
+    )
     command.main(words)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
 
@@ -55,12 +65,20 @@ def test_splits_share_no_problem_and_the_seed_decides(name: str) -> None:
     ids = {split: {p.id for p in task.problems(split, 40)} for split in SPLITS}
     assert {len(some) for some in ids.values()} == {40}
     assert len(set().union(*ids.values())) == 40 * len(ids)
-    assert task.problems("train", 5, seed=1) == task.problems("train", 5, seed=1) != task.problems("train", 5, seed=2)
+    assert (
+        task.problems("train", 5, seed=1)
+        == task.problems("train", 5, seed=1)
+        != task.problems("train", 5, seed=2)
+    )
 
 
 @TASKS
 def test_bad_settings_and_files_are_user_errors(name: str, tmp_path: Path) -> None:
-    for words, split in ((f"{name}:levels=[9]", "train"), (f"{name}:levels=[]", "train"), (name, "dev")):
+    for words, split in (
+        (f"{name}:levels=[9]", "train"),
+        (f"{name}:levels=[]", "train"),
+        (name, "dev"),
+    ):
         with pytest.raises(ConfigError):
             tasks.load(words).problems(split, 1)
     with pytest.raises(ConfigError):
@@ -80,10 +98,14 @@ def test_reference_solutions_earn_the_maximum_chance_a_tenth_and_one_answer_a_qu
     assert tasks.check_reference_solutions(task, task.problems("train", 40)).require().passed == 40
     rng = random.Random(0)
     texts = [rng.randbytes(COMPLETION_LENGTH).decode(errors="replace") for _ in range(4000)]
-    rewards = [task.score(p, t).reward for p, t in zip(task.problems("train", 4000), texts, strict=True)]
+    rewards = [
+        task.score(p, t).reward for p, t in zip(task.problems("train", 4000), texts, strict=True)
+    ]
     assert 0.06 < sum(rewards) / len(rewards) < 0.12
     for characters in CLASSES.values():
-        rewards = [task.score(p, characters[0] * COMPLETION_LENGTH).reward for p in task.problems("test")]
+        rewards = [
+            task.score(p, characters[0] * COMPLETION_LENGTH).reward for p in task.problems("test")
+        ]
         assert sum(rewards) / len(rewards) == 0.25
 
 
@@ -149,7 +171,9 @@ def test_families_have_every_level_and_their_settings_are_split_once() -> None:
     for family in FAMILIES:
         parts = [family.settings(part) for part in ("sft", "train", "select", "test")]
         dealt = [repr(setting) for part in parts for setting in part]
-        assert all(parts) and len(set(dealt)) == len(dealt) == len(family.settings("test_hard")), family.name
+        assert all(parts) and len(set(dealt)) == len(dealt) == len(family.settings("test_hard")), (
+            family.name
+        )
     names = {*NAMES, *(name for kind in ARGUMENTS.values() for name in kind)}
     assert not names & {"i", "v", "w", "total", "out", "best", "steps"}  # the variables of bodies
 
@@ -160,7 +184,11 @@ def test_prompts_and_answers_are_short_and_a_seed_gives_the_same_problems() -> N
         body = problem.gold["code"].split("\n")[1:]
         assert 1 <= len(body) <= 6
         assert max(map(len, body)) < 70
-        assert len(chat.prompt(problem.messages, tok)) + len(chat.completion_ids(problem.gold["code"], tok)) < 300
+        assert (
+            len(chat.prompt(problem.messages, tok))
+            + len(chat.completion_ids(problem.gold["code"], tok))
+            < 300
+        )
     first, second = ({p.id for p in problems("train", 100, seed=s)} for s in (1, 2))
     assert len(first) == 100
     assert len(first & second) < 5
@@ -169,11 +197,20 @@ def test_prompts_and_answers_are_short_and_a_seed_gives_the_same_problems() -> N
 def test_no_parameters_of_a_family_are_in_two_splits() -> None:
     seen = {split: {setting_of(p.meta) for p in problems(split, 120, seed=3)} for split in SPLITS}
     taught = {setting_of(r["meta"]) for r in dialogues("train", 120, seed=3)}
-    for a, b in [("train", "select"), ("train", "test"), ("select", "test"), ("train", "test_hard")]:
+    for a, b in [
+        ("train", "select"),
+        ("train", "test"),
+        ("select", "test"),
+        ("train", "test_hard"),
+    ]:
         assert not seen[a] & seen[b]
     assert not taught & set.union(*seen.values())
     assert {f for f, _ in seen["test_hard"]} == {f.name for f in FAMILIES if f.held_out}
-    assert {f for f, _ in taught} == {f for f, _ in seen["train"]} == {f.name for f in FAMILIES if not f.held_out}
+    assert (
+        {f for f, _ in taught}
+        == {f for f, _ in seen["train"]}
+        == {f.name for f in FAMILIES if not f.held_out}
+    )
 
 
 def test_every_reference_passes_its_tests_and_its_example() -> None:
@@ -183,12 +220,15 @@ def test_every_reference_passes_its_tests_and_its_example() -> None:
         scope: dict[str, Any] = {}
         exec(problem.gold["code"], scope)
         assert eval(example, scope) is True
-        assert not any(example in test for test in problem.gold["tests"]), "the example is shown: it tests nothing"
+        assert not any(example in test for test in problem.gold["tests"]), (
+            "the example is shown: it tests nothing"
+        )
 
 
 @pytest.mark.slow
 def test_tests_separate_correct_from_wrong_programs() -> None:
-    """Constant answers, the argument itself, and solutions with a parameter off by one: nearly all must fail."""
+    """Constant answers, the argument itself, and solutions with a parameter off by one: nearly
+    all must fail."""
     tried = Counter[str]()
     survived = Counter[str]()
     for problem in problems("train", 400, seed=5) + problems("test_hard", 60, seed=5):

@@ -1,5 +1,5 @@
-"""Graders against scores by hand and against tricks, word problems, readers, and the commands from data to
-evaluation."""
+"""Graders against scores by hand and against tricks, word problems, readers, and the commands
+from data to evaluation."""
 
 import inspect
 import json
@@ -72,13 +72,19 @@ def test_the_other_graders_by_hand() -> None:
 
 
 def test_the_named_functions_are_the_graders() -> None:
-    """TRL's signature: lists of conversations and of gold answers; Stanford's: a text and one or several answers."""
+    """TRL's signature: lists of conversations and of gold answers; Stanford's: a text and one
+    or several answers."""
     texts = [GOOD, GOOD.replace("\n7\n", "\n8\n"), "7", GOOD + " tail"]
-    given = {"prompts": [[]] * 4, "completions": [[{"role": "assistant", "content": t}] for t in texts]}
+    given = {
+        "prompts": [[]] * 4,
+        "completions": [[{"role": "assistant", "content": t}] for t in texts],
+    }
     names = ("correctness", "int", "strict_format", "soft_format", "xmlcount")
     for term, name in zip(TERMS, (f"{name}_reward_func" for name in names)):
         function = getattr(rewards, name)
-        assert function(**given, answer=["7"] * 4, question=["?"] * 4) == [xml(t).terms[term] for t in texts]
+        assert function(**given, answer=["7"] * 4, question=["?"] * 4) == [
+            xml(t).terms[term] for t in texts
+        ]
         assert function.__name__ == name
     for text, gold, expected in ANSWERS["r1_zero"]:
         assert list(rewards.r1_zero_reward_fn(text, gold).values()) == expected
@@ -87,11 +93,17 @@ def test_the_named_functions_are_the_graders() -> None:
         assert list(inspect.signature(function).parameters) == ["response", "ground_truth", "fast"]
 
 
-def test_every_template_holds_the_question_and_its_reference_solution_passes(tmp_path: Path) -> None:
+def test_every_template_holds_the_question_and_its_reference_solution_passes(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "form.prompt"  # as CS336 writes them
-    file.write_text("# Instruction\nBe {kind}.\n\n# Query:\n```{instruction}```\n\n# Answer:\n```\n{response}")
+    file.write_text(
+        "# Instruction\nBe {kind}.\n\n# Query:\n```{instruction}```\n\n# Answer:\n```\n{response}"
+    )
     filed = tasks.load(f"mmlu:template={file}")
-    assert filed.template.messages("{a}?", "letter")[0]["content"].endswith("# Query:\n```{a}?```\n\n# Answer:\n```\n")
+    assert filed.template.messages("{a}?", "letter")[0]["content"].endswith(
+        "# Query:\n```{a}?```\n\n# Answer:\n```\n"
+    )
     assert filed.stop_texts == ("# Query:",)
     assert filed.reward == "plain"
     for template in (*TEMPLATES, str(file)):
@@ -102,12 +114,20 @@ def test_every_template_holds_the_question_and_its_reference_solution_passes(tmp
         assert task.max_reward == (4.0 if template == "xml" else 1.0)
         roles = [m["role"] for m in task.prompt(problems[0])]
         assert roles == (["system", "user"] if template in ("xml", "zero_shot") else ["user"])
-    r1, alpaca = (TEMPLATES[name].messages("2 + 2?", "number")[0]["content"] for name in ("r1_zero", "alpaca"))
+    r1, alpaca = (
+        TEMPLATES[name].messages("2 + 2?", "number")[0]["content"] for name in ("r1_zero", "alpaca")
+    )
     assert r1.endswith("\nAssistant: <think>")
     assert "### Response:\n" in alpaca
-    assert tasks.load("reasoning:template=alpaca,reward=xml").max_reward == 4.0  # graded by another rule
+    assert (
+        tasks.load("reasoning:template=alpaca,reward=xml").max_reward == 4.0
+    )  # graded by another rule
     file.write_text("no place")
-    for words in ("reasoning:template=haiku", "reasoning:reward=haiku", f"reasoning:template={file}"):
+    for words in (
+        "reasoning:template=haiku",
+        "reasoning:reward=haiku",
+        f"reasoning:template={file}",
+    ):
         with pytest.raises((ConfigError, DataError)):
             tasks.load(words).problems("train", 1)
 
@@ -129,10 +149,14 @@ def test_worked_solutions_are_correct_and_use_the_question() -> None:
 def test_parts_share_no_question_and_levels_take_turns() -> None:
     task = tasks.load("reasoning")
     texts_of = lambda *how: {p.messages[0]["content"] for p in task.generate(*how)}  # noqa: E731
-    parts = {split: texts_of(split, 300, 1) for split in SPLITS} | {"worked": texts_of("train", 300, 1, True)}
+    parts = {split: texts_of(split, 300, 1) for split in SPLITS} | {
+        "worked": texts_of("train", 300, 1, True)
+    }
     assert all(len(texts) == 300 for texts in parts.values())
     assert sum(map(len, parts.values())) == len(set().union(*parts.values()))
-    assert Counter(p.meta["level"] for p in task.generate("test", 300, 0)) == dict.fromkeys(stories.LEVELS, 75)
+    assert Counter(p.meta["level"] for p in task.generate("test", 300, 0)) == dict.fromkeys(
+        stories.LEVELS, 75
+    )
     other = texts_of("train", 300, 2, True)  # a seed moves no question to another part
     assert not other & (parts["train"] | parts["select"] | parts["test"])
     assert {p.split for s in SPLITS for p in task.problems(s, 5)} == set(SPLITS)
@@ -144,7 +168,10 @@ def test_parts_share_no_question_and_levels_take_turns() -> None:
 @pytest.fixture
 def gsm8k(tmp_path: Path) -> Path:
     rows = [
-        {"question": f"What is {i} + 1?", "answer": f"It is {i} + 1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1:,}"}
+        {
+            "question": f"What is {i} + 1?",
+            "answer": f"It is {i} + 1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1:,}",
+        }
         for i in range(990, 1090)
     ]
     write(tmp_path / "train.jsonl", rows)
@@ -154,7 +181,9 @@ def gsm8k(tmp_path: Path) -> Path:
 
 def test_gsm8k_gold_is_after_the_hashes_and_select_is_part_of_train(gsm8k: Path) -> None:
     task = tasks.load("gsm8k", source=str(gsm8k))
-    train, select, test = ({p.messages[0]["content"]: p for p in task.problems(split)} for split in task.splits)
+    train, select, test = (
+        {p.messages[0]["content"]: p for p in task.problems(split)} for split in task.splits
+    )
     assert len(train) + len(select) == 100
     assert len(test) == 20
     assert select
@@ -163,15 +192,24 @@ def test_gsm8k_gold_is_after_the_hashes_and_select_is_part_of_train(gsm8k: Path)
     assert problem.gold == {"answer": "1006", "steps": "It is 1005 + 1 = 1006."}
     assert task.score(problem, "<answer>1,006 apples</answer>").correct
     tasks.check_reference_solutions(task, list(test.values())).require()
-    bare = [dict(messages=[dict(role="user", content=q)], ground_truth=n) for q, n in (("1 + 1?", "1,002"), ("2?", 2))]
+    bare = [
+        dict(messages=[dict(role="user", content=q)], ground_truth=n)
+        for q, n in (("1 + 1?", "1,002"), ("2?", 2))
+    ]
     write(gsm8k / "test.jsonl", bare)
     numbers = tasks.load("gsm8k", source=str(gsm8k)).problems("test")
-    assert {(p.messages[0]["content"], p.gold["answer"]) for p in numbers} == {("1 + 1?", "1002"), ("2?", "2")}
+    assert {(p.messages[0]["content"], p.gold["answer"]) for p in numbers} == {
+        ("1 + 1?", "1002"),
+        ("2?", "2"),
+    }
 
 
 def test_unreadable_sources_are_user_errors_that_name_the_row(gsm8k: Path, tmp_path: Path) -> None:
     for answer in ("no mark", "####", "#### many", ""):
-        write(gsm8k / "test.jsonl", [{"question": "fine", "answer": "#### 1"}, {"question": "q", "answer": answer}])
+        write(
+            gsm8k / "test.jsonl",
+            [{"question": "fine", "answer": "#### 1"}, {"question": "q", "answer": answer}],
+        )
         with pytest.raises(DataError, match="gsm8k, test.jsonl, row 2"):
             tasks.load("gsm8k", source=str(gsm8k)).problems("test")
     write(gsm8k / "test.jsonl", [{"prompt": "?", "answer": "#### 1"}])
@@ -191,19 +229,43 @@ def test_reference_solutions_of_the_real_sets_pass(shared_data: Path) -> None:
         assert tasks.check_reference_solutions(task, task.problems(split)).require().n == n
 
 
-def test_gsm8k_becomes_conversations_without_its_test_file(home: Path, gsm8k: Path, monkeypatch: Any) -> None:
+def test_gsm8k_becomes_conversations_without_its_test_file(
+    home: Path, gsm8k: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(home)
-    assert cli.main(["data", "reasoning", "--source", str(gsm8k), "--out", "made", "--tokenizer", "bytes"]) == 0
+    assert (
+        cli.main(
+            ["data", "reasoning", "--source", str(gsm8k), "--out", "made", "--tokenizer", "bytes"]
+        )
+        == 0
+    )
     names = {"worked.train", "worked.select", "gsm8k.train", "gsm8k.select", "gsm8k.test"}
     assert {p.name.removesuffix(".jsonl") for p in (home / "made").glob("*.jsonl")} == names
-    assert all("<<" not in row["messages"][-1]["content"] for row in read_rows(home / "made" / "worked.train.jsonl"))
+    assert all(
+        "<<" not in row["messages"][-1]["content"]
+        for row in read_rows(home / "made" / "worked.train.jsonl")
+    )
     assert len(tasks.load("gsm8k", source="made").problems("test")) == 20
 
 
-def test_gsm8k_under_another_name_with_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"query": f"What is {i} and 1?", "response": f"It is {i + 1}.\n#### {i + 1}"} for i in range(80)]
-    monkeypatch.setattr("codechat.data.sources.hub_rows", lambda name: iter(rows if name == "owner/rounds" else []))
-    flags = ["--source", "owner/rounds", "--columns", "question=query,answer=response", "--tokenizer", "bytes"]
+def test_gsm8k_under_another_name_with_other_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"query": f"What is {i} and 1?", "response": f"It is {i + 1}.\n#### {i + 1}"}
+        for i in range(80)
+    ]
+    monkeypatch.setattr(
+        "codechat.data.sources.hub_rows", lambda name: iter(rows if name == "owner/rounds" else [])
+    )
+    flags = [
+        "--source",
+        "owner/rounds",
+        "--columns",
+        "question=query,answer=response",
+        "--tokenizer",
+        "bytes",
+    ]
     command.main(["reasoning", *flags, "--out", str(tmp_path)])
     train, select = (list(read_rows(tmp_path / f"gsm8k.{s}.jsonl")) for s in ("train", "select"))
     assert len(train) + len(select) == 80
@@ -212,8 +274,12 @@ def test_gsm8k_under_another_name_with_other_columns(tmp_path: Path, monkeypatch
     assert {p["messages"][-1]["content"] for p in train + select} == {r["query"] for r in rows}
 
 
-@pytest.mark.parametrize("name", ["mbpp", "humaneval", "gsm8k", "mmlu", "arc_easy", "hellaswag", "funcall", "bfcl"])
-def test_a_folder_without_rows_is_named_and_so_is_the_folder_below_that_has_some(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["mbpp", "humaneval", "gsm8k", "mmlu", "arc_easy", "hellaswag", "funcall", "bfcl"]
+)
+def test_a_folder_without_rows_is_named_and_so_is_the_folder_below_that_has_some(
+    name: str, tmp_path: Path
+) -> None:
     with raising(DataError, "no rows", str(tmp_path), "check the path"):
         tasks.load(name, source=str(tmp_path)).problems("test")
     (tmp_path / "main").mkdir()

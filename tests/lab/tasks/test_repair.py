@@ -1,5 +1,5 @@
-"""The repair task: edits as they are read, repositories that tell right from wrong, rewards, attacks; and
-examples/swebench.py, in a copy of a checkout."""
+"""The repair task: edits as they are read, repositories that tell right from wrong, rewards,
+attacks; and examples/swebench.py, in a copy of a checkout."""
 
 import json
 import subprocess
@@ -44,14 +44,22 @@ def test_both_formats_make_the_same_change() -> None:
         f"./{once}".replace("\n", "\r\n"),
         DIFF,
         DIFF.replace("@@ -2,4 +2,4 @@", "@@ -40,9 +40,9 @@"),  # wrong numbers, right lines
-        DIFF.replace("@@ -2,4 +2,4 @@", f"@@ -{'9' * 5000},4 +2,4 @@"),  # more digits than Python reads
+        DIFF.replace(
+            "@@ -2,4 +2,4 @@", f"@@ -{'9' * 5000},4 +2,4 @@"
+        ),  # more digits than Python reads
         DIFF.partition("```diff\n")[2].partition("```")[0],
     ):
-        assert applied(FILES, parse(text)) == FILES | {CART: FILES[CART].replace("+= x", "+= 2 * x")}
+        assert applied(FILES, parse(text)) == FILES | {
+            CART: FILES[CART].replace("+= x", "+= 2 * x")
+        }
 
 
 def test_a_later_block_sees_the_change_of_an_earlier_one() -> None:
-    two = block(CART, "    n = 0", "    n = 1") + "\n\nand\n\n" + block(CART, "    n = 1", "    n = 2")
+    two = (
+        block(CART, "    n = 0", "    n = 1")
+        + "\n\nand\n\n"
+        + block(CART, "    n = 1", "    n = 2")
+    )
     assert applied(FILES, parse(two))[CART].count("n = 2")
 
 
@@ -79,12 +87,27 @@ def test_repeated_lines_need_a_line_number() -> None:
     assert applied(files, [Change("a.py", ("x",), ("z",), line=3)]) == {"a.py": "x\ny\nz\n"}
 
 
-def test_text_without_an_edit_has_no_changes_and_a_long_one_is_read_at_once(quick: Callable[..., Any]) -> None:
+def test_text_without_an_edit_has_no_changes_and_a_long_one_is_read_at_once(
+    quick: Callable[..., Any],
+) -> None:
     """Each long text takes seconds to hours where a line is read again for each line before it."""
-    short = ["", "n += 2", "<<<<<<< SEARCH\n=======\n", "--- a\n+++ b\n", "@@ -1 +1 @@\n-x\n+y\n", "```diff\n```"]
+    short = [
+        "",
+        "n += 2",
+        "<<<<<<< SEARCH\n=======\n",
+        "--- a\n+++ b\n",
+        "@@ -1 +1 @@\n-x\n+y\n",
+        "```diff\n```",
+    ]
     opened = "a\n<<<<< SEARCH\n"
     fences = ("a\n```\n<<<<< SEARCH\n") * 6000
-    long = [" " * 150_000, "\t x" * 50_000, opened * 6000 + "=====\n" * 6000, (opened + "=====\n") * 6000, fences]
+    long = [
+        " " * 150_000,
+        "\t x" * 50_000,
+        opened * 6000 + "=====\n" * 6000,
+        (opened + "=====\n") * 6000,
+        fences,
+    ]
     for text in short + long:
         assert quick(5, parse, text) == []
 
@@ -113,7 +136,9 @@ def test_failing_tests_fail_and_passing_tests_pass_before_the_repair_and_all_aft
             failing = gold["FAIL_TO_PASS"]
             passing = gold["PASS_TO_PASS"]
             before = shared_pool("auto").run(scoring.program(problem, gold["files"], 3.0))
-            assert [r.passed for r in before.results] == [False] * len(failing) + [True] * len(passing)
+            assert [r.passed for r in before.results] == [False] * len(failing) + [True] * len(
+                passing
+            )
             assert len(gold["files"]) == {1: 3, 2: 6, 3: 9}[problem.meta["level"]]
             hidden = [name for name in (*failing, *passing) if name.startswith(generator.HIDDEN)]
             shown = "".join(gold["files"].values())
@@ -133,7 +158,9 @@ def test_every_bug_of_every_part_changes_one_line() -> None:
 
 
 def test_every_part_is_drawn() -> None:
-    drawn = {p.meta["part"] for p in [*TASK.problems("train", 150), *TASK.problems("test_hard", 60)]}
+    drawn = {
+        p.meta["part"] for p in [*TASK.problems("train", 150), *TASK.problems("test_hard", 60)]
+    }
     assert drawn == {part.name for part in generator.PARTS}
 
 
@@ -159,8 +186,12 @@ def test_the_rungs_in_their_order() -> None:
     rungs = {
         "none": "I do not know.",
         "unapplied": fixed(problem, search="no such line"),
-        "applied": block("README.md", problem.gold["files"]["README.md"].splitlines()[0], "# Mended"),
-        "regressed": fixed(problem) + "\n\n" + block(other, broken, broken.replace("def ", "def not_")),
+        "applied": block(
+            "README.md", problem.gold["files"]["README.md"].splitlines()[0], "# Mended"
+        ),
+        "regressed": fixed(problem)
+        + "\n\n"
+        + block(other, broken, broken.replace("def ", "def not_")),
         "resolved": fixed(problem),
     }
     scores = {tier: TASK.score(problem, text) for tier, text in rungs.items()}
@@ -180,7 +211,9 @@ def test_a_repair_with_an_unusual_character_is_a_repair() -> None:
     """Except for half a character, which no Python file can hold."""
     problem = PROBLEMS[0]
     for sign in ("é", "\U0001f600", "\\U0001f600", "'\"\\", "\ud800"):
-        score = TASK.score(problem, fixed(problem, replace=f"{problem.gold['fix']['replace']}  # {sign}"))
+        score = TASK.score(
+            problem, fixed(problem, replace=f"{problem.gold['fix']['replace']}  # {sign}")
+        )
         assert score.tier == ("applied" if sign == "\ud800" else "resolved"), score.parts
 
 
@@ -216,7 +249,10 @@ def test_an_always_equal_result_is_not_the_expected_value() -> None:
     for problem in PROBLEMS[:3]:
         path = problem.gold["fix"]["path"]
         text = problem.gold["files"][problem.gold["fix"]["path"]]
-        lines = [f"{line}\n    return Any()" if line.startswith("def ") else line for line in text.splitlines()]
+        lines = [
+            f"{line}\n    return Any()" if line.startswith("def ") else line
+            for line in text.splitlines()
+        ]
         score = TASK.score(problem, block(path, text.rstrip("\n"), equal + "\n".join(lines)))
         assert score.parts["fixed"] == 0
         assert not score.correct
@@ -225,16 +261,29 @@ def test_an_always_equal_result_is_not_the_expected_value() -> None:
 
 def test_tests_and_their_settings_are_not_to_be_edited() -> None:
     problem = PROBLEMS[0]
-    settings = "conftest.py shop/conftest.py pytest.ini setup.cfg pyproject.toml sitecustomize.py Tests/a.py".split()
+    settings = (
+        "conftest.py shop/conftest.py pytest.ini setup.cfg "
+        "pyproject.toml sitecustomize.py Tests/a.py"
+    ).split()
     for path in ["tests/test_x.py", *settings]:
-        made = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+def pytest_runtest_makereport(): ...\n"
-        for answer in (made, fixed(problem) + "\n\n" + new_file(path)):  # a repair does not excuse it
-            assert (TASK.score(problem, answer).tier, TASK.score(problem, answer).reward) == ("tampers", 0.0)
+        made = (
+            f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+def pytest_runtest_makereport(): ...\n"
+        )
+        for answer in (
+            made,
+            fixed(problem) + "\n\n" + new_file(path),
+        ):  # a repair does not excuse it
+            assert (TASK.score(problem, answer).tier, TASK.score(problem, answer).reward) == (
+                "tampers",
+                0.0,
+            )
     path = next(name for name in problem.gold["files"] if name.startswith("tests/"))
     text = problem.gold["files"][path]
     line = next(row for row in text.splitlines() if "assert" in row)
     gone = f"--- a/{path}\n+++ /dev/null\n@@ -1 +0,0 @@\n-{text.splitlines()[0]}\n"
-    assert {TASK.score(problem, answer).tier for answer in (block(path, line, "    assert True"), gone)} == {"tampers"}
+    assert {
+        TASK.score(problem, answer).tier for answer in (block(path, line, "    assert True"), gone)
+    } == {"tampers"}
 
 
 def test_listing_the_results_of_the_visible_tests_is_not_enough() -> None:
@@ -246,7 +295,11 @@ def test_listing_the_results_of_the_visible_tests_is_not_enough() -> None:
         name = next(n for n in gold["FAIL_TO_PASS"] if not n.startswith(generator.HIDDEN))
         call, _, right = gold["tests"][name].removeprefix("assert ").partition(" == ")
         function = call.partition("(")[0]
-        head = next(row for row in gold["files"][fix["path"]].splitlines() if row.startswith(f"def {function}("))
+        head = next(
+            row
+            for row in gold["files"][fix["path"]].splitlines()
+            if row.startswith(f"def {function}(")
+        )
         arguments = head.partition("(")[2].rpartition(")")[0]
         asked = call.partition("(")[2].rpartition(")")[0]
         known = f"{head}\n    if [{arguments}] == [{asked}]:\n        return {right}"
@@ -262,7 +315,16 @@ NAME = f"{Path(__file__).parents[3] / 'examples' / 'swebench.py'}:SweBench"
 
 
 def run_git(folder: Path, *words: str) -> str:
-    own = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false", *words]
+    own = [
+        "git",
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@example.org",
+        "-c",
+        "commit.gpgsign=false",
+        *words,
+    ]
     return subprocess.run(own, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
@@ -287,7 +349,9 @@ def checkout(tmp_path: Path) -> dict[str, Any]:
         "\n\nclass TestTotal:\n    def test_some(self):\n        assert total([1, 2]) == 3\n\n"
         "    def test_none(self):\n        assert total([]) == 0\n"
     )
-    (repo / "tests/test_cart.py").write_text(tests.replace("import count", "import count, total") + more)
+    (repo / "tests/test_cart.py").write_text(
+        tests.replace("import count", "import count, total") + more
+    )
     test_patch = run_git(repo, "diff")
     run_git(repo, "checkout", "-q", ".")
     (repo / "local.txt").write_text("mine")
@@ -297,7 +361,9 @@ def checkout(tmp_path: Path) -> dict[str, Any]:
         "base_commit": base,
         "patch": patch,
         "test_patch": test_patch,
-        "FAIL_TO_PASS": json.dumps([f"tests/test_cart.py::TestTotal::test_{name}" for name in ("some", "none")]),
+        "FAIL_TO_PASS": json.dumps(
+            [f"tests/test_cart.py::TestTotal::test_{name}" for name in ("some", "none")]
+        ),
         "PASS_TO_PASS": ["tests/test_cart.py::test_count"],
         "problem_statement": "total is one too much.",
     }
@@ -315,7 +381,9 @@ def real(tmp_path: Path, *rows: dict[str, Any], **more: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_rows_are_scored_in_a_copy_of_the_checkout(checkout: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+def test_rows_are_scored_in_a_copy_of_the_checkout(
+    checkout: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
     repo = tmp_path / "checkouts" / checkout["instance_id"]
     task = real(tmp_path, checkout, checkout | {"instance_id": "absent-2"})
     (problem,) = task.problems("test")
@@ -343,25 +411,39 @@ def test_rows_are_scored_in_a_copy_of_the_checkout(checkout: dict[str, Any], tmp
     assert scores["regressed"].parts["kept"] == 0
     made = "--- /dev/null\n+++ b/conftest.py\n@@ -0,0 +1 @@\n+import os\n"
     assert task.score(problem, made).tier == "tampers"
-    for body in ("import os\nos._exit(0)", "import sys\nsys.exit(0)", "print('PASSED tests/test_cart.py::test_count')"):
-        score = task.score(problem, block("shop/cart.py", "def total(xs):", f"{body}\n\n\ndef total(xs):"))
+    for body in (
+        "import os\nos._exit(0)",
+        "import sys\nsys.exit(0)",
+        "print('PASSED tests/test_cart.py::test_count')",
+    ):
+        score = task.score(
+            problem, block("shop/cart.py", "def total(xs):", f"{body}\n\n\ndef total(xs):")
+        )
         assert score.tier == "applied"
         assert not score.correct
-    assert run_git(repo, "status", "--porcelain").split() == ["??", "local.txt"], "the checkout stays as it was"
+    assert run_git(repo, "status", "--porcelain").split() == ["??", "local.txt"], (
+        "the checkout stays as it was"
+    )
     assert run_git(repo, "rev-parse", "HEAD").strip() == checkout["base_commit"]
 
 
-def test_another_spelling_of_a_test_file_is_the_same_file(checkout: dict[str, Any], tmp_path: Path) -> None:
+def test_another_spelling_of_a_test_file_is_the_same_file(
+    checkout: dict[str, Any], tmp_path: Path
+) -> None:
     task = real(tmp_path, checkout)
     (problem,) = task.problems("test")
     cheat = "import shop.cart\nshop.cart.total = lambda xs: 3 if xs else 0\n\n\ndef test_count():"
     for path in ("./tests/test_cart.py", "tests//test_cart.py", "tests/./test_cart.py"):
         score = task.score(problem, block(path, "def test_count():", cheat))
         assert (score.tier, score.reward) == ("tampers", 0.0)
-    assert task.score(problem, block("./shop/cart.py", "    return sum(xs) + 1", "    return sum(xs)")).correct
+    assert task.score(
+        problem, block("./shop/cart.py", "    return sum(xs) + 1", "    return sum(xs)")
+    ).correct
 
 
-def test_an_edit_that_cannot_be_written_is_unapplied(checkout: dict[str, Any], tmp_path: Path) -> None:
+def test_an_edit_that_cannot_be_written_is_unapplied(
+    checkout: dict[str, Any], tmp_path: Path
+) -> None:
     head = "diff --git a/tests/more/a.txt b/tests/more/a.txt\nnew file mode 100644\n"
     more = f"{head}--- /dev/null\n+++ b/tests/more/a.txt\n@@ -0,0 +1 @@\n+a\n"
     task = real(tmp_path, checkout | {"test_patch": checkout["test_patch"] + more})
@@ -369,7 +451,9 @@ def test_an_edit_that_cannot_be_written_is_unapplied(checkout: dict[str, Any], t
     for text in (
         new_file("shop/"),  # a folder
         new_file("shop/cart.py/x.py"),  # below a file
-        block("shop/cart.py", "    return len(xs)", "    return len(xs)  # \ud800"),  # half a character
+        block(
+            "shop/cart.py", "    return len(xs)", "    return len(xs)  # \ud800"
+        ),  # half a character
         new_file("shop/\ud800.py"),
         block(".git/config", "[core]", "[core"),  # no git command would run after it
         new_file("tests/more"),  # the test patch has a folder of this name

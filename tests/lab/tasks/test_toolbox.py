@@ -1,5 +1,5 @@
-"""The tools of the toolbox: they run, their requests tell them apart, values belong to splits, and the held-out
-ones are new."""
+"""The tools of the toolbox: they run, their requests tell them apart, values belong to splits,
+and the held-out ones are new."""
 
 import functools
 import inspect
@@ -16,7 +16,15 @@ from codechat.tasks.base import SPLITS
 from codechat_lab.tasks import natural
 from codechat_lab.tasks.funcall import FuncallTask
 from codechat_lab.tasks.toolbox import catalogue, values
-from codechat_lab.tasks.toolbox.catalogue import HELD_OUT, SEEN, SERVICES, TOOLS, WORDINGS, composed, family
+from codechat_lab.tasks.toolbox.catalogue import (
+    HELD_OUT,
+    SEEN,
+    SERVICES,
+    TOOLS,
+    WORDINGS,
+    composed,
+    family,
+)
 from codechat_lab.tasks.toolbox.dialogues import LEVELS, tools_system
 from codechat_lab.tasks.toolbox.dialogues import draw as draw_dialogues
 from codechat_lab.tasks.toolbox.problems import draw as draw_problems
@@ -26,7 +34,10 @@ from codechat_lab.tasks.toolbox.values import COMMON, NAMES, PLACES, WORDS, is_s
 CALLS = {"call": 1}
 HARD = {"tool": 1, "phrasing": 1}
 # Rows [tool, arguments, result], or [tool, arguments] of an error.
-RESULTS = [json.loads(line) for line in Path(__file__).with_name("tool_results.jsonl").read_text().splitlines()]
+RESULTS = [
+    json.loads(line)
+    for line in Path(__file__).with_name("tool_results.jsonl").read_text().splitlines()
+]
 
 
 def words_of_names(tools):
@@ -78,14 +89,20 @@ def test_every_tool_has_enough_different_requests_over_its_slots():
 def test_texts_belong_to_splits():
     for tool in TOOLS.values():
         for key, slot in tool.slots.items():
-            if slot.schema["type"] == "string" and "enum" not in slot.schema and key not in ("letter", "old"):
+            if (
+                slot.schema["type"] == "string"
+                and "enum" not in slot.schema
+                and key not in ("letter", "old")
+            ):
                 assert slot.unseen, (tool.name, key)
 
 
 def test_services_fit_their_slots_and_are_told_apart():
     assert len(SERVICES) >= 70
     assert not {t.name for t in SERVICES} & TOOLS.keys()
-    assert len({t.description for t in SERVICES}) == len({t.name for t in SERVICES}) == len(SERVICES)
+    assert (
+        len({t.description for t in SERVICES}) == len({t.name for t in SERVICES}) == len(SERVICES)
+    )
     for tool in SERVICES:
         assert 1 <= len(tool.slots) <= 3
         assert len(tool.description.split()) <= 8
@@ -103,8 +120,12 @@ def test_further_wordings_fit_their_slots_and_are_none_of_test_hard():
     assert WORDINGS.keys() <= {t.name for t in SEEN}
     for name, wordings in WORDINGS.items():  # in no case and punctuation
         tool = TOOLS[name]
-        assert len(set(wordings)) == 16 and all(slots(ask) == sorted(tool.slots) for ask in wordings), name
-        assert not set(map(without_slots, wordings)) & set(map(without_slots, [*tool.asks, *tool.hard_asks]))
+        assert len(set(wordings)) == 16 and all(
+            slots(ask) == sorted(tool.slots) for ask in wordings
+        ), name
+        assert not set(map(without_slots, wordings)) & set(
+            map(without_slots, [*tool.asks, *tool.hard_asks])
+        )
 
 
 @pytest.mark.parametrize("tools", [SEEN, HELD_OUT, SERVICES, composed()])
@@ -117,7 +138,9 @@ def test_sampled_arguments_are_said_and_run_and_are_deterministic(tools):
             for _ in range(15):
                 arguments = tool.sample(rng, split)
                 assert tool.sample(again, split) == arguments
-                assert {k: catalogue.check(k, v, tool.slots[k].schema) for k, v in arguments.items()} == arguments
+                assert {
+                    k: catalogue.check(k, v, tool.slots[k].schema) for k, v in arguments.items()
+                } == arguments
                 result = tool.call(arguments)
                 assert tool.call(json.loads(json.dumps(arguments))) == result is not None
                 assert json.loads(json.dumps(result, allow_nan=False)) == result
@@ -133,10 +156,17 @@ def test_sampled_arguments_are_said_and_run_and_are_deterministic(tools):
 
 def test_known_results_and_errors_of_the_tools():
     wild = [("square", {"x": x}) for x in (math.nan, math.inf, 10**400)]
-    wild += [("mean", {"numbers": [1] * 1001}), ("uppercase", {"text": "x" * 1001}), ("no_tool", {})]
+    wild += [
+        ("mean", {"numbers": [1] * 1001}),
+        ("uppercase", {"text": "x" * 1001}),
+        ("no_tool", {}),
+    ]
     for name, arguments, *result in [*RESULTS, *wild]:
         answer = json.loads(catalogue.respond(name, arguments))
-        assert answer == {"result": result[0]} if result else re.search(r"\w", answer["error"]), (name, arguments)
+        assert answer == {"result": result[0]} if result else re.search(r"\w", answer["error"]), (
+            name,
+            arguments,
+        )
 
 
 def test_integers_written_as_floats_are_taken():
@@ -165,7 +195,10 @@ def test_no_argument_of_a_fitting_type_makes_a_tool_crash():
     for tool in TOOLS.values():
         rng = random.Random(tool.name)
         for _ in range(60):
-            arguments = {k: rng.choice(s.schema.get("enum") or wild[s.schema["type"]]) for k, s in tool.slots.items()}
+            arguments = {
+                k: rng.choice(s.schema.get("enum") or wild[s.schema["type"]])
+                for k, s in tool.slots.items()
+            }
             try:
                 json.dumps(tool.call(arguments), allow_nan=False)
             except catalogue.ToolError:
@@ -184,7 +217,10 @@ def test_families():
 def patterns_of(name, hard):
     tool = TOOLS[name]
     parts = (re.split(r"{(\w+)}", ask) for ask in (tool.hard_asks if hard else tool.asks))
-    filled = ("".join(values_of(tool.slots[p]) if i % 2 else re.escape(p) for i, p in enumerate(ps)) for ps in parts)
+    filled = (
+        "".join(values_of(tool.slots[p]) if i % 2 else re.escape(p) for i, p in enumerate(ps))
+        for ps in parts
+    )
     return [re.compile(pattern) for pattern in filled]
 
 
@@ -204,7 +240,11 @@ def test_no_request_for_one_tool_is_worded_like_one_for_another():
     """Not even with other values filled in."""
     for tool in TOOLS.values():
         rng = random.Random(tool.name)
-        others = [o for o in (HELD_OUT if tool in SEEN else TOOLS.values()) if o.name not in family(tool.name)]
+        others = [
+            o
+            for o in (HELD_OUT if tool in SEEN else TOOLS.values())
+            if o.name not in family(tool.name)
+        ]
         for asks in (tool.asks, tool.hard_asks) * 4:
             text = tool.ask(rng, tool.sample(rng, "test_hard"), asks)
             assert not [o.name for o in others if says(o.name, text)], text
@@ -226,7 +266,10 @@ def test_other_tools_of_a_probe_cannot_serve_the_request():
     assert len(asked) == 60
     for system, user in asked:
         offered = [line.partition("(")[0] for line in system["content"].splitlines()[1:]]
-        assert not any(says(name, user["content"], [False]) for name in offered), (offered, user["content"])
+        assert not any(says(name, user["content"], [False]) for name in offered), (
+            offered,
+            user["content"],
+        )
 
 
 def open_values(tool, arguments):
@@ -251,7 +294,9 @@ def test_argument_values_and_tuples_are_disjoint_between_splits():
 
 def invented(value):
     """Whether the grammar of `values.invent` has the word."""
-    parts = ("|".join(part) for part in (values.ONSETS, values.VOWELS, values.CODAS, values.ENDINGS))
+    parts = (
+        "|".join(part) for part in (values.ONSETS, values.VOWELS, values.CODAS, values.ENDINGS)
+    )
     return re.fullmatch("".join(f"({part})" for part in parts), value.lower()) is not None
 
 
@@ -259,7 +304,9 @@ def invented(value):
 def test_varied_values_come_in_their_share(share: float) -> None:
     rng = random.Random(0)
     drawn = [TOOLS["greet"].sample(rng, "train", share)["name"] for _ in range(600)]
-    other = sum(not invented(value) for value in drawn) / 600  # the grammar has a few of the real names too
+    other = (
+        sum(not invented(value) for value in drawn) / 600
+    )  # the grammar has a few of the real names too
     assert 0.75 * share <= other <= 1.15 * share
 
 
@@ -267,22 +314,31 @@ def test_varied_values_come_in_their_share(share: float) -> None:
 def test_varied_values_belong_to_splits(draw) -> None:
     rng = random.Random(1)
     slot = values.Slot({"type": "string"}, draw)
-    train, test = ({slot.sample(rng, split).lower() for _ in range(1500)} for split in ("train", "test"))
+    train, test = (
+        {slot.sample(rng, split).lower() for _ in range(1500)} for split in ("train", "test")
+    )
     assert not train & test
 
 
 def test_natural_requests_have_no_name_of_varied_values() -> None:
-    natural_words = {w for p in natural.read_requests() for w in re.findall(r"\w+", p.messages[-1]["content"].lower())}
+    natural_words = {
+        w
+        for p in natural.read_requests()
+        for w in re.findall(r"\w+", p.messages[-1]["content"].lower())
+    }
     assert not natural_words & {name.lower() for name in (*NAMES, *PLACES)}
 
 
 def test_names_phrasings_and_words_share_nothing_with_the_trained_tools():
-    """But six common words, by which training names renamed and invented tools. A rare word of an unseen tool would
-    be trained on."""
+    """But six common words, by which training names renamed and invented tools. A rare word of
+    an unseen tool would be trained on."""
     words = words_of_names(HELD_OUT)
     assert not words & words_of_names((*SEEN, *composed(), *SERVICES))
     assert words & set(COMMON) == {"back", "body", "heart", "left", "light", "team"}
-    asks = [{without_slots(ask) for t in tools for ask in (*t.asks, *t.hard_asks)} for tools in (SEEN, HELD_OUT)]
+    asks = [
+        {without_slots(ask) for t in tools for ask in (*t.asks, *t.hard_asks)}
+        for tools in (SEEN, HELD_OUT)
+    ]
     assert not asks[0] & asks[1]
     texts = " ".join(f"{t.name} {t.description} {' '.join(t.slots)}" for t in HELD_OUT)
     of_tools = set(re.findall("[a-z]+", texts.lower()))
@@ -305,7 +361,10 @@ def test_held_out_tools_are_offered_in_test_hard_only():
         assert not any(named.search(tools_system(rng, split)) for _ in range(200))
         assert not any(named.search(str(row)) for row in probes(split, 200, 0, ["c"]))
     problems = FuncallTask().problems("test_hard", 1000)
-    asked = {kind: [p.gold["name"] for p in problems if p.meta["hard"] == kind] for kind in ("tool", "phrasing")}
+    asked = {
+        kind: [p.gold["name"] for p in problems if p.meta["hard"] == kind]
+        for kind in ("tool", "phrasing")
+    }
     assert set(asked["tool"]) == names
     assert len(asked["tool"]) == 400
     assert set(asked["phrasing"]) <= {t.name for t in SEEN}

@@ -1,5 +1,5 @@
-"""Conversations, problems and drills: only reading the list of tools solves them, and every share of the mix is
-kept."""
+"""Conversations, problems and drills: only reading the list of tools solves them, and every
+share of the mix is kept."""
 
 import json
 import random
@@ -29,20 +29,29 @@ REQUESTS = ("Write a Python function `f(x)` that doubles x.",)
 
 
 def offered(messages: list[dict[str, str]]) -> dict[str, list[str]]:
-    """{name on offer: its arguments} of a system prompt's lines `name(a: type, b: type) - description`."""
+    """{name on offer: its arguments} of a system prompt's lines `name(a: type, b: type) -
+    description`."""
     lines = [re.match(r"(\w+)\((.*?)\)", line) for line in messages[0]["content"].splitlines()]
-    return {line[1]: [part.partition(":")[0].strip() for part in line[2].split(",")] for line in lines if line}
+    return {
+        line[1]: [part.partition(":")[0].strip() for part in line[2].split(",")]
+        for line in lines
+        if line
+    }
 
 
 def strata(split: str, **shares: int) -> dict[str, list]:
     """{stratum: problems}, 40 for each share's weight."""
     problems: dict[str, list] = {}
-    for problem in draw_problems(split, 40 * sum(shares.values()), shares=shares, code_requests=REQUESTS):
+    for problem in draw_problems(
+        split, 40 * sum(shares.values()), shares=shares, code_requests=REQUESTS
+    ):
         problems.setdefault(problem.meta["stratum"], []).append(problem)
     return problems
 
 
-def test_calls_name_offered_tools_with_exactly_their_arguments_and_kinds_have_their_shares() -> None:
+def test_calls_name_offered_tools_with_exactly_their_arguments_and_kinds_have_their_shares() -> (
+    None
+):
     rows = list(draw_dialogues("train", 3000, mix=MIX))
     for row in rows[:600]:
         tools = offered(row["messages"])
@@ -51,15 +60,23 @@ def test_calls_name_offered_tools_with_exactly_their_arguments_and_kinds_have_th
                 assert list(call.arguments) == tools[call.name], row["id"]
                 assert message["role"] == "assistant"
                 assert row["meta"]["kind"] in ("call", "multi_turn", "chained")
-        assert row["meta"]["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
+        assert row["meta"]["tools_present"] == row["messages"][0]["content"].startswith(
+            "Functions:"
+        )
     kinds = Counter(row["meta"]["kind"] for row in rows)
     assert 0.12 < kinds["unsuitable"] / 3000 < 0.16, "0.15 of the draws, each followed by its twin"
     assert 0.14 < kinds["chained"] / 3000 < 0.21
     assert 0.4 < sum(row["meta"].get("renamed", False) for row in rows) / 3000 < 0.5
     assert not any(row["meta"].get("renamed") for row in draw_dialogues("train", 300, mix=Mix()))
     greeted = draw_dialogues("train", 900, mix=Mix(renamed=0.5, no_tools=0.3, talk_first=0.3))
-    asked = [(r["meta"]["tools_present"], r["messages"][1:3]) for r in greeted if r["meta"]["asked"] == "tool"]
-    talked = Counter(tools for tools, first in asked if [m["content"] for m in first] in PHRASES["small_talk"])
+    asked = [
+        (r["meta"]["tools_present"], r["messages"][1:3])
+        for r in greeted
+        if r["meta"]["asked"] == "tool"
+    ]
+    talked = Counter(
+        tools for tools, first in asked if [m["content"] for m in first] in PHRASES["small_talk"]
+    )
     assert 0.25 < talked[True] / sum(tools for tools, _ in asked) < 0.35
     assert not talked[False]
 
@@ -86,14 +103,18 @@ def test_unfitting_problems_are_call_problems_without_their_tool() -> None:
         assert len(offered(call.messages)) == len(offered(unfitting.messages))
 
 
-def test_renamed_problems_are_the_call_problems_of_test_under_names_that_training_never_has() -> None:
+def test_renamed_problems_are_the_call_problems_of_test_under_names_that_training_never_has() -> (
+    None
+):
     known = strata("test", call=1)["call"]
     renamed = strata("test_hard", renamed=1)["renamed"]
     for a, b in zip(known, renamed, strict=True):
         assert a.messages[1] == b.messages[1]
         assert list(a.gold["arguments"].values()) == list(b.gold["arguments"].values())
         assert not offered(a.messages).keys() & offered(b.messages).keys()
-    trained = {name for row in draw_dialogues("train", 4000, mix=MIX) for name in offered(row["messages"])}
+    trained = {
+        name for row in draw_dialogues("train", 4000, mix=MIX) for name in offered(row["messages"])
+    }
     assert not trained & {name for problem in renamed for name in offered(problem.messages)}
 
 
@@ -104,7 +125,9 @@ def test_the_second_call_of_a_chain_takes_the_result_of_the_first() -> None:
         result = json.loads(second.messages[-1]["content"])["result"]
         assert second.messages[:2] == first.messages
         assert len(second.messages) == 4
-        assert chat.parse_calls(second.messages[2]["content"])[0].arguments == first.gold["arguments"]
+        assert (
+            chat.parse_calls(second.messages[2]["content"])[0].arguments == first.gold["arguments"]
+        )
         assert TOOLS[first.gold["name"]].call(first.gold["arguments"]) == result
         assert result in second.gold["arguments"].values()
         assert TOOLS[second.gold["name"]].call(second.gold["arguments"]) is not None
@@ -112,7 +135,11 @@ def test_the_second_call_of_a_chain_takes_the_result_of_the_first() -> None:
 
 def test_reference_solutions_are_correct_and_a_shorter_list_is_the_start_of_a_longer_one() -> None:
     rows = list(draw_dialogues("train", 50, seed=5))
-    assert list(draw_dialogues("train", 80, seed=5))[:50] == rows != list(draw_dialogues("train", 50, seed=6))
+    assert (
+        list(draw_dialogues("train", 80, seed=5))[:50]
+        == rows
+        != list(draw_dialogues("train", 50, seed=6))
+    )
     assert len({r["id"] for r in rows}) == 50
     for split in ("train", "test", "test_hard"):
         few = draw_problems(split, 100, mix=MIX, code_requests=REQUESTS)
@@ -126,13 +153,19 @@ def test_an_invented_tool_is_told_from_the_others_by_its_description() -> None:
     rng = random.Random(0)
     for _ in range(300):
         words, tools = zip(*catalogue.invented_offer(rng, "train", 4).items())
-        assert len({t.name for t in tools}) == len({t.description.lower() for t in tools}) == len(set(words)) == 4
+        assert (
+            len({t.name for t in tools})
+            == len({t.description.lower() for t in tools})
+            == len(set(words))
+            == 4
+        )
         text = tools[0].ask(rng, tools[0].sample(rng, "train")).lower()
         assert all(word in text for word in words[0])
 
 
 @pytest.mark.parametrize(
-    "shares", [{"renamed": 1.5}, {"chained": 0.6, "unfitting": 0.6}, {"composed": 0.7, "invented": 0.7}]
+    "shares",
+    [{"renamed": 1.5}, {"chained": 0.6, "unfitting": 0.6}, {"composed": 0.7, "invented": 0.7}],
 )
 def test_impossible_shares_are_errors(shares: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
@@ -169,13 +202,16 @@ def test_values_that_training_has_are_counted() -> None:
         "calls.train": [{"messages": [{"role": "assistant", "content": call}]}],
         "copy.train": [{"messages": drill}],
         "funcall.train": [problem("dopis"), {"gold": None}],
-        "funcall.test": [problem(v) for v in (314, "lutis", 2718, "Dopis", [314, "new"], "new")] + [{"gold": None}],
+        "funcall.test": [problem(v) for v in (314, "lutis", 2718, "Dopis", [314, "new"], "new")]
+        + [{"gold": None}],
     }
     seen = prepare.values_seen(files)["test"]
     assert seen == {"calls": 6, "same": 1, "seen": 4, "values": 5, "known": 4}
     lookup = [{"messages": [{"role": "assistant", "content": chat.format_call("g", {"b": "NEW"})}]}]
     more = prepare.values_seen(files | {"lookup_loose.train": lookup})["test"]
-    assert (more["same"], more["seen"], more["known"]) == (1, 6, 5), "drills are read in training too"
+    assert (more["same"], more["seen"], more["known"]) == (1, 6, 5), (
+        "drills are read in training too"
+    )
 
 
 def test_rare_words_come_in_their_share_and_leave_the_other_draws_alone() -> None:
@@ -183,7 +219,9 @@ def test_rare_words_come_in_their_share_and_leave_the_other_draws_alone() -> Non
         mix = Mix(invented=1.0, renamed=1.0, renamed_arguments=1.0, rare_words=rare)
         rows = draw_dialogues("train", 300, 0, mix=mix)
         lists = [r["messages"][0]["content"] for r in rows if r["meta"]["tools"]]
-        return [key for text in lists for key in re.findall(r"(\w+): (?:string|integer|number)", text)]
+        return [
+            key for text in lists for key in re.findall(r"(\w+): (?:string|integer|number)", text)
+        ]
 
     def share(rare: float) -> float:
         drawn = words(rare)
@@ -203,18 +241,29 @@ def test_a_request_put_informally_asks_for_the_same() -> None:
     mix = dict(series=0.9, no_tools=0.0, small_talk=0.0, unfitting=0.0, multi_turn=0.1)
     for share, low, high in ((0.0, 0.0, 0.3), (1.0, 0.7, 1.0)):
         rows = draw_dialogues("train", 100, 0, mix=Mix(**mix, informal=share))
-        lower = [m["content"][0].islower() for row in rows for m in row["messages"] if m["role"] == "user"]
+        lower = [
+            m["content"][0].islower()
+            for row in rows
+            for m in row["messages"]
+            if m["role"] == "user"
+        ]
         assert low <= sum(lower) / len(lower) <= high
 
 
 def test_multi_turn_responses_come_from_running_the_tool() -> None:
-    rows = list(draw_dialogues("train", 300, mix=Mix(multi_turn=1.0, unfitting=0.0, no_tools=0.0, small_talk=0.0)))
+    rows = list(
+        draw_dialogues(
+            "train", 300, mix=Mix(multi_turn=1.0, unfitting=0.0, no_tools=0.0, small_talk=0.0)
+        )
+    )
     for row in rows:
         _, _, call, response, answer = row["messages"]
         (parsed,) = chat.parse_calls(call["content"])
         assert response["role"] == "function"
         assert answer["role"] == "assistant"
-        assert json.loads(response["content"]) == {"result": TOOLS[parsed.name].call(parsed.arguments)}
+        assert json.loads(response["content"]) == {
+            "result": TOOLS[parsed.name].call(parsed.arguments)
+        }
         assert "<functioncall>" not in answer["content"]
 
 
@@ -231,11 +280,15 @@ def test_probes_fill_every_cell() -> None:
     cells = Counter((r["asked"], r["tools_present"], r["suitable"]) for r in rows)
     tool = [(True, True), (True, False), (False, False)]
     code = [(True, False), (False, False)]
-    assert cells == dict.fromkeys([("tool", *cell) for cell in tool] + [("code", *cell) for cell in code], 10)
+    assert cells == dict.fromkeys(
+        [("tool", *cell) for cell in tool] + [("code", *cell) for cell in code], 10
+    )
     for row in rows:
         assert [m["role"] for m in row["messages"]] == ["system", "user"]
         assert row["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
-        assert (row["asked"] == "code") == (row["messages"][1]["content"] == "Write a function that adds.")
+        assert (row["asked"] == "code") == (
+            row["messages"][1]["content"] == "Write a function that adds."
+        )
 
 
 def test_services_wordings_and_small_talk_come_in_their_shares() -> None:
@@ -252,11 +305,20 @@ def test_services_wordings_and_small_talk_come_in_their_shares() -> None:
     assert 0.4 < sum(talk) / len(talk) < 0.7
 
 
-def test_only_tools_of_the_catalogue_are_asked_for_in_additional_wordings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_tools_of_the_catalogue_are_asked_for_in_additional_wordings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An invented tool may have the name of a known one, and other arguments."""
-    monkeypatch.setattr(dialogues, "WORDINGS", type("", (dict,), {"get": lambda *_: ["Further."]})())
-    only_series = dict(series=1.0, wordings=1.0, multi_turn=0.0, unfitting=0.0, no_tools=0.0, small_talk=0.0)
-    for shares, further in ((only_series, True), (only_series | dict(invented=0.5, composed=0.5), False)):
+    monkeypatch.setattr(
+        dialogues, "WORDINGS", type("", (dict,), {"get": lambda *_: ["Further."]})()
+    )
+    only_series = dict(
+        series=1.0, wordings=1.0, multi_turn=0.0, unfitting=0.0, no_tools=0.0, small_talk=0.0
+    )
+    for shares, further in (
+        (only_series, True),
+        (only_series | dict(invented=0.5, composed=0.5), False),
+    ):
         rows = draw_dialogues("train", 20, mix=Mix(**shares))
         asked = {m["content"] for row in rows for m in row["messages"] if m["role"] == "user"}
         assert (asked == {"Further."}) == ("Further." in asked) == further
@@ -264,7 +326,8 @@ def test_only_tools_of_the_catalogue_are_asked_for_in_additional_wordings(monkey
 
 @pytest.mark.parametrize("share", [0.0, 0.8])
 def test_plain_answers_state_the_result_in_their_shares(share: float) -> None:
-    """The share after calls of renamed and invented tools; half of it after those of names that training knows."""
+    """The share after calls of renamed and invented tools; half of it after those of names that
+    training knows."""
     mix = Mix(multi_turn=0.8, unfitting=0.0, renamed=0.5, invented=0.3, plain_answers=share)
     starts = tuple(form.partition("{")[0] for form in PHRASES["plain_answers"])
     plainly = {True: 0, False: 0}
@@ -340,7 +403,10 @@ def test_a_chained_request_calls_the_first_line_and_then_the_second_with_its_res
                 continue
             seen += 1
             cut = min(i for word in (". Then", ". After") if (i := text.find(word)) >= 0)
-            (first,), (second,) = chat.parse_calls(contents[at + 1]), chat.parse_calls(contents[at + 3])
+            (first,), (second,) = (
+                chat.parse_calls(contents[at + 1]),
+                chat.parse_calls(contents[at + 3]),
+            )
             for call, part in ((first, text[:cut]), (second, text[cut:])):
                 words = set(part.lower().replace(".", " ").split())
                 assert words & set(entries[call.name].split())
@@ -353,7 +419,12 @@ def test_a_chained_request_calls_the_first_line_and_then_the_second_with_its_res
 def test_numbers_names_and_rows_belong_to_splits_and_seeds() -> None:
     for split in ("train", "test"):
         rows = list(drills.lookup_dialogues(split, 300, step="loose"))
-        numbers = {int(n) for row in rows for m in row["messages"] for n in re.findall(r"\d+", m["content"])}
+        numbers = {
+            int(n)
+            for row in rows
+            for m in row["messages"]
+            for n in re.findall(r"\d+", m["content"])
+        }
         assert sum(n > 99 for n in numbers) > 20
         assert all(allowed(n, split) for n in numbers)
     rows = list(drills.lookup_dialogues("select", 200, step="loose"))
@@ -366,7 +437,10 @@ def test_numbers_names_and_rows_belong_to_splits_and_seeds() -> None:
 
 
 def test_rare_words_come_in_the_later_steps_only() -> None:
-    rows = [drills.lookup_dialogues("train", 40, 0, step=step, rare_words=0.5) for step in ("calls", "phrases")]
+    rows = [
+        drills.lookup_dialogues("train", 40, 0, step=step, rare_words=0.5)
+        for step in ("calls", "phrases")
+    ]
     found = [{w for text in map(str, some) for w in WORDS if f" {w}" in text} for some in rows]
     assert not found[0]
     assert len(found[1]) > 100
@@ -377,8 +451,14 @@ def test_spelling_drills_put_words_of_one_token_in_quotation_marks() -> None:
     words = values.whole_words()
     assert len(words) > 1500
     assert all(len(vocabulary.encode(f" {word}")) == 1 for word in words)
-    texts = {share: [r["messages"] for r in drills.copy_dialogues("train", 600, varied=share)] for share in (0.0, 0.6)}
-    spelled = {s: [r for r in rows if re.fullmatch(r'("\w+"(, )?){3,6}', r[1]["content"])] for s, rows in texts.items()}
+    texts = {
+        share: [r["messages"] for r in drills.copy_dialogues("train", 600, varied=share)]
+        for share in (0.0, 0.6)
+    }
+    spelled = {
+        s: [r for r in rows if re.fullmatch(r'("\w+"(, )?){3,6}', r[1]["content"])]
+        for s, rows in texts.items()
+    }
     assert not spelled[0.0]
     assert 0.2 < len(spelled[0.6]) / 600 < 0.4
     for asked, answer in spelled[0.6]:
@@ -386,12 +466,21 @@ def test_spelling_drills_put_words_of_one_token_in_quotation_marks() -> None:
         assert " ".join(quoted) in asked["content"]
         assert set(quoted) <= set(words)
     for share, rows in texts.items():
-        assert all(answer["content"] in asked["content"] for asked, answer in rows if '", "' not in answer["content"])
+        assert all(
+            answer["content"] in asked["content"]
+            for asked, answer in rows
+            if '", "' not in answer["content"]
+        )
         assert any(set(NAMES) & set(answer["content"].split()) for _, answer in rows) == bool(share)
 
 
-def test_data_calls_writes_them_with_all_strata_and_lists_tools_after_their_descriptions(tmp_path: Path) -> None:
-    words = "--tokenizer bytes --max-examples 200 --copies 0 --problems 100 --eval-examples 50 --probes 5"
+def test_data_calls_writes_them_with_all_strata_and_lists_tools_after_their_descriptions(
+    tmp_path: Path,
+) -> None:
+    words = (
+        "--tokenizer bytes --max-examples 200 --copies 0 "
+        "--problems 100 --eval-examples 50 --probes 5"
+    )
     words += " --mix.renamed 0.5 --lookups 20 --lookups-missing 0.2 --tools-style described --out"
     manifest = prepare.prepare_calls(parse(prepare.CallsConfig, [*words.split(), str(tmp_path)]))
     assert {f"lookup_{step}" for step in drills.STEPS} < manifest["domains"].keys()
@@ -400,7 +489,9 @@ def test_data_calls_writes_them_with_all_strata_and_lists_tools_after_their_desc
     declined = 0
     for name in ("calls.train", "funcall.test", "probes.select"):
         rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
-        offers = [r["messages"][0]["content"] for r in rows if "Functions:" in r["messages"][0]["content"]]
+        offers = [
+            r["messages"][0]["content"] for r in rows if "Functions:" in r["messages"][0]["content"]
+        ]
         lines = [line for offer in offers for line in offer.splitlines()[1:]]
         assert lines
         assert all(": " in line and line.endswith(")") for line in lines)
