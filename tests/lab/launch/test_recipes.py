@@ -461,7 +461,9 @@ def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     stages = [
         ours.stage(name) for name in ("corpus", "pretrain", "base-code", "base-calls", "base")
     ]
-    late = replace(ours.stage("ours-choose"), needs=("base",), settings=dict(ckpt=("{base}",)))
+    late = replace(
+        ours.stage("ours-choose"), needs=("base",), settings=dict(ckpt=("{base}",), task="funcall")
+    )
     monkeypatch.setitem(RECIPES, "late", Recipe("a test", (*stages, late)))
     return started
 
