@@ -109,7 +109,11 @@ def train(cfg: SFTConfig) -> Run:
 
     with dist.session(cfg) as world:
         cfg, parent, tok = load_parent(cfg)
-        length = min(cfg.length, cfg.model.block_size)
+        if cfg.length > cfg.model.block_size:  # known only with the model that is tuned
+            raise ConfigError(
+                f"seq_len {cfg.seq_len} exceeds block_size {cfg.model.block_size}; lower --seq-len"
+            )
+        length = cfg.length
         examples = conversations.load_domains(
             cfg.data_dir, "train", tok, cfg.chosen_tags, length, wanted=cfg.weights
         )

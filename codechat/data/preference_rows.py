@@ -1,6 +1,7 @@
 """Rows of preferences -> the messages before the answers, the answers, and which of them is liked.
 
-    pairs     {prompt, chosen, rejected}; When2Call's {messages, chosen_response, rejected_response}
+    pairs     {prompt, chosen, rejected}; When2Call's {messages, chosen_response, rejected_response};
+              ms-swift's {messages, rejected_response}, whose messages end with the chosen answer
     labels    {prompt, completion, label} or {messages, label}
 
 The prompt is text, messages, or the columns of an instruction. An answer is text, a message, or
@@ -17,6 +18,7 @@ from codechat.text.tool_calls import Unreadable
 PAIRS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
 PROMPTS = ("prompt", "conversations", "messages")
 BESIDE = (*row_readers.INPUTS, "history")  # columns that belong to a prompt of text
+SWIFT = ("messages", "rejected_response")
 LABELLED = ("completion", "messages", "conversations")
 EQUAL = "with equal answers"
 # Unreadable calls are a reason to reject an answer, so a rejected answer with them is kept as text.
@@ -42,6 +44,7 @@ class Judged(NamedTuple):
 def preference_of(row: Row, where: str) -> Preference | str:
     """The preference of a row, or why it teaches nothing. DataError, beginning with `where`,
     for a row that is none."""
+    row = _with_both_sides(row)
     judged = _judged(row, where)
     sides = [_conversation(row, each, where) for each in judged]
     before = sides[0][:-1]
@@ -57,6 +60,21 @@ def preference_of(row: Row, where: str) -> Preference | str:
         answers=[side[-1]["content"] for side in sides],
         rewards=[each.reward for each in judged],
     )
+
+
+def _with_both_sides(row: Row) -> Row:
+    """A row of ms-swift with the whole conversation of each answer; any other row unchanged."""
+    given = {name for name, value in row.items() if value is not None}
+    messages = turns_in(row.get("messages"))
+    if (
+        "rejected_response" not in given
+        or "chosen_response" in given
+        or not isinstance(messages, list)
+    ):
+        return row
+    kept = {name: value for name, value in row.items() if name not in SWIFT}
+    refused = {"role": "assistant", "content": row["rejected_response"]}
+    return {**kept, "chosen": messages, "rejected": [*messages[:-1], refused]}
 
 
 def _judged(row: Row, where: str) -> list[Judged]:

@@ -390,3 +390,10 @@ def test_a_reward_or_log_probability_that_is_not_finite_ends_the_run_before_the_
             )
         )
     good_checkpoints("bad", 2)
+
+
+def test_rows_longer_than_the_models_block_are_refused_before_anything_is_read(home: Path) -> None:
+    block = small("sft", home).model.block_size
+    with raising(ConfigError, f"seq_len {block + 1} exceeds block_size {block}; lower --seq-len"):
+        train(small("sft", home, seq_len=block + 1))
+    assert not paths.exists("sft")
