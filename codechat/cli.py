@@ -50,11 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
     """Call `command(argv)`; turn a user error, an interrupt or a failing disk into one line on
     stderr and an exit code."""
+    # sampled text may not fit the terminal's encoding
     for stream in (
         sys.stdin,
         sys.stdout,
         sys.stderr,
-    ):  # sampled text may not fit the terminal's encoding
+    ):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
     try:

@@ -1,10 +1,10 @@
 """Distillation: a student learns to write what a larger teacher would write, on the prompts of
 a task.
 
-    codechat distill --teacher d20-sft --init-from d12-sft --task my_task.py:MyTask --run-name
-    d12-taught
-    torchrun --standalone --nproc-per-node 8 -m codechat distill --teacher d20-sft --init-from
-    d12-sft --task my_task.py
+    codechat distill --teacher d20-sft --init-from d12-sft --task my_task.py:MyTask \\
+        --run-name d12-taught
+    torchrun --standalone --nproc-per-node 8 -m codechat distill --teacher d20-sft \\
+        --init-from d12-sft --task my_task.py
 
 --samples student: on-policy distillation (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543).
 The student samples, and the teacher's log-probability of each sampled token less the student's
@@ -63,8 +63,7 @@ def check_same_text(cfg: DistillConfig, theirs: Meta, ours: Meta) -> None:
 
 def check_room(cfg: DistillConfig, theirs: Meta, ours: Meta) -> None:
     """ConfigError if the teacher's block is shorter than prompts and completions may become: it
-    has learned no position
-    behind its block. theirs, ours: meta.json of teacher and student."""
+    has learned no position behind its block. theirs, ours: meta.json of teacher and student."""
     from codechat import tasks
     from codechat.rl import episodes
     from codechat.text import chat, tokenizer

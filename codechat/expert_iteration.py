@@ -2,18 +2,17 @@
 repeat.
 
     codechat expert --init-from my-sft --task my_task.py:MyTask --run-name my-expert
-    torchrun --standalone --nproc-per-node 8 -m codechat expert --init-from d20-sft --task
-    my_task.py --run-name d20-exp
+    torchrun --standalone --nproc-per-node 8 -m codechat expert --init-from d20-sft \\
+        --task my_task.py --run-name d20-exp
 
 Rejection sampling: it learns from kept completions only, never from failures, and has no ratio,
 baseline or clipping. --keep correct keeps every exactly correct completion (STaR,
-arXiv:2203.14465; the start needs some).
---keep best keeps the best completions of each group with unequal rewards (RAFT,
-arXiv:2304.06767; rewards need only differ). Each step samples with the newest policy, like
-REINFORCE (reinforce.py), and makes inner_epochs x minibatches updates on the kept completions.
+arXiv:2203.14465; the start needs some). --keep best keeps the best completions of each group
+with unequal rewards (RAFT, arXiv:2304.06767; rewards need only differ). Each step samples with
+the newest policy, like REINFORCE (reinforce.py), and makes inner_epochs x minibatches updates
+on the kept completions.
 
-Twenty steps in a row in which no group has variance, or no completion is kept, end the run.
-"""
+Twenty steps in a row in which no group has variance, or no completion is kept, end the run."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -3,9 +3,8 @@ GSPO and CISPO.
 
     codechat grpo --init-from my-sft --task my_task.py:MyTask --run-name my-grpo
     codechat grpo --init-from qwen --preset lora --task my_task.py --run-name qwen-grpo
-    adapters on an imported model
-    torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft --task my_task.py
-    --run-name d20-grpo
+    torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft \\
+        --task my_task.py --run-name d20-grpo
 
 GRPO adds four things to REINFORCE (reinforce.py): several updates per batch of rollouts, with
 clipped ratios to the sampling policy; choices of loss aggregation and reward scale; new groups
@@ -15,11 +14,9 @@ paper; any flag overrides them.
 
     grpo     arXiv:2402.03300   reward / group's std; mean over each completion's tokens; clip 0.2
     dr_grpo  arXiv:2503.20783   no std, no division by length: sum over max_new_tokens
-    dapo     arXiv:2503.14476   mean over all tokens; clip 0.2 below, 0.28 above; groups without
-             variance replaced
+    dapo     arXiv:2503.14476   mean over all tokens; clip 0.2 below, 0.28 above; groups without variance replaced
     gspo     arXiv:2507.18071   one ratio per completion; clip 0.0003 below, 0.0004 above
-    cispo    arXiv:2506.13585   mean over all tokens; the ratio is a weight, cut at 1 + 4 (ours:
-             the paper gives no
+    cispo    arXiv:2506.13585   mean over all tokens; the ratio is a weight, cut at 1 + 4 (ours: the paper gives no
              number), not below
 
 A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. Without rewards,
@@ -202,9 +199,10 @@ def train(cfg: GRPOConfig) -> Run:
             sampled, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C) each
             old = r.score(r.model, batch) if cfg.old_logprobs == "trainer" else sampled  # (N, C)
             ref = r.score_reference(batch)  # (N, C)
+            # (N, C)
             importance, off_policy = losses.importance_weights(
                 old, sampled, mask, cfg.importance_cap
-            )  # (N, C)
+            )
             advantage, live = credit(cfg, chosen.baseline, batch, old, ref)  # (P, G) each
             keep = None if cfg.entropy_coef or kl_loss else advantage != 0
             learned = batch.without_cut_off() if cfg.mask_truncated else batch
@@ -218,13 +216,14 @@ def train(cfg: GRPOConfig) -> Run:
                             logprobs, mb.of(ref), cfg.kl_kind
                         )
                     loss = loss - cfg.entropy_coef * entropy
+                    # (B, 1)
                     weights = losses.token_weights(
                         mb.mask.sum(1),
                         chosen.loss_aggregation,
                         update.n_sequences,
                         update.n_tokens,
                         cfg.max_new_tokens,
-                    )  # (B, 1)
+                    )
                     sums = losses.clip_statistics(
                         ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip
                     )

@@ -2,8 +2,8 @@
 in minibatches.
 
     codechat ppo --init-from my-sft --task my_task.py:MyTask --run-name my-ppo
-    torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task
-    my_task.py --run-name d20-ppo
+    torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task my_task.py \\
+        --run-name d20-ppo
 
 Like GRPO (grpo.py), but a token's advantage comes from a learned value, not from the group. A
 linear head on the policy's last states predicts the future reward, `advantages.estimate_gae`
@@ -72,9 +72,8 @@ def train(cfg: PPOConfig) -> Run:
             ref = r.score_reference(batch)  # (N, C)
             rewards = advantages.token_rewards(cfg, batch, old, ref)  # (N, C)
             old_values = advantages.values_of(r.cfg, r.model, r.head, batch)  # (N, C)
-            advantage, returns = advantages.estimate_gae(
-                rewards, old_values, mask, lam=cfg.lam
-            )  # (N, C) each
+            # (N, C) each
+            advantage, returns = advantages.estimate_gae(rewards, old_values, mask, lam=cfg.lam)
             explained = advantages.explained_variance(
                 returns.flatten()[written], old_values.flatten()[written]
             )

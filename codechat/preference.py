@@ -1,10 +1,9 @@
 """Preferences: DPO, IPO, KTO, CPO, ORPO or SimPO on fixed pairs (or labelled completions).
 
     codechat preference --init-from my-sft --data-dir data/preferences --loss dpo --run-name my-dpo
-    codechat preference --init-from my-sft --task my_task.py:MyTask --run-name my-dpo      pairs
-    sampled from the policy
-    torchrun --standalone --nproc-per-node 8 -m codechat preference --init-from d20-sft --data-dir
-    data/preferences
+    codechat preference --init-from my-sft --task my_task.py:MyTask --run-name my-dpo      pairs sampled from the policy
+    torchrun --standalone --nproc-per-node 8 -m codechat preference --init-from d20-sft \\
+        --data-dir data/preferences
 
 Pairs come from preferences.train.jsonl (and .select.jsonl for evaluation), or, without
 --data-dir, from the best and the worst completion of groups that the starting policy samples on

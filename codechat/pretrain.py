@@ -1,8 +1,8 @@
 """Pretraining: next-token prediction over a sharded corpus, validated in bits per byte.
 
     codechat pretrain --preset nano --data-dir data/nano/corpus --run-name my-pretrain
-    torchrun --standalone --nproc-per-node 8 -m codechat pretrain --preset d20 --data-dir
-    data/corpus --run-name d20
+    torchrun --standalone --nproc-per-node 8 -m codechat pretrain --preset d20 \\
+        --data-dir data/corpus --run-name d20
     codechat pretrain --depth 6 --data-dir data/corpus --run-name d6
 
 --depth follows nanochat's rule (models/config.py: by_depth): width 64 x depth, AdamW's rate
@@ -150,9 +150,8 @@ def train(cfg: PretrainConfig) -> Run:
         model = build_policy(cfg, parent)
         hardware.compile_blocks(model, cfg.compile)
         found = manifest.get("hash", "")
-        if dist.is_main() and (
-            cfg.resume or not found
-        ):  # a copy may have mixed two corpora; bare shards have no hash
+        # a copy may have mixed two corpora; bare shards have no hash
+        if dist.is_main() and (cfg.resume or not found):
             found = corpus.hash_shards(cfg.data_dir, manifest)
         session = SupervisedSession(
             "pretrain",
@@ -170,13 +169,11 @@ def train(cfg: PretrainConfig) -> Run:
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
         with session.running():
             for _ in session.steps():
-                nats = torch.zeros(
-                    (), device=world.device
-                )  # a GPU is not waited for in each microbatch
+                # a GPU is not waited for in each microbatch
+                nats = torch.zeros((), device=world.device)
                 for _ in range(cfg.grad_accum):
-                    ids, targets = (
-                        x.to(world.device, non_blocking=True) for x in loader.next()
-                    )  # (B, T) each
+                    # (B, T) each
+                    ids, targets = (x.to(world.device, non_blocking=True) for x in loader.next())
                     with dist.autocast():
                         # the mean over the tokens of all microbatches and ranks
                         loss = (

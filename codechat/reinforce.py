@@ -1,8 +1,8 @@
 """REINFORCE on a task's reward, with the group's mean reward as baseline.
 
     codechat reinforce --init-from my-sft --task my_task.py:MyTask --run-name my-rl
-    torchrun --standalone --nproc-per-node 8 -m codechat reinforce --init-from d20-sft --task
-    my_task.py --run-name d20-rl
+    torchrun --standalone --nproc-per-node 8 -m codechat reinforce --init-from d20-sft \\
+        --task my_task.py --run-name d20-rl
 
 For each step: sample G completions of each problem from the policy, score them with the task
 (the same score that evaluation uses), subtract each group's mean reward, and take one

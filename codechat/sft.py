@@ -2,8 +2,8 @@
 supervised tokens.
 
     codechat sft --init-from my-pretrain --data-dir data/nano/sft --run-name my-sft
-    torchrun --standalone --nproc-per-node 8 -m codechat sft --init-from d20 --data-dir data/sft
-    --run-name d20-sft
+    torchrun --standalone --nproc-per-node 8 -m codechat sft --init-from d20 --data-dir data/sft \\
+        --run-name d20-sft
 
 Only assistant messages and their closing tag carry loss. Several conversations share a row but
 do not attend to each other. Evaluations measure each domain's held-out loss (three rises in a
@@ -159,9 +159,8 @@ def train(cfg: SFTConfig) -> Run:
                 # and ranks
                 batches = [loader.next() for _ in range(cfg.grad_accum)]
                 n_tokens = dist.total(sum(batch.supervised for batch in batches))
-                nats = torch.zeros(
-                    (), device=world.device
-                )  # a GPU is not waited for in each microbatch
+                # a GPU is not waited for in each microbatch
+                nats = torch.zeros((), device=world.device)
                 for batch in batches:
                     places = batch.places(world.device)  # of the targets, found on the host
                     batch = batch.to(world.device)

@@ -32,8 +32,7 @@ def base_of(ref: str) -> str | None:
 
 def fetch(name: str, ref: str) -> None:
     """Download and import a pretrained model as run base/NAME, unless it is there. NAME alone
-    is taken: recipe
-    `smollm2` has its runs there."""
+    is taken: recipe `smollm2` has its runs there."""
     run = f"base/{name}"
     path = paths.runs_dir() / run
     path.parent.mkdir(parents=True, exist_ok=True)

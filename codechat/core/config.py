@@ -35,13 +35,14 @@ from codechat.core.errors import ConfigError, UserError, check_choice, nearest
 T = TypeVar("T")
 Presets = Mapping[str, Mapping[str, Any]]
 # A flag of which many settings follow, by (number, build) -> configuration: what is given wins
-# over the settings in build(settings). The first line of the docstring is the help.
+# over the settings in build(settings). The first paragraph of the docstring is the help.
 Dials = Mapping[str, Callable[[int, Callable[[Mapping[str, Any]], Any]], Any]]
 REQUIRED = dataclasses.MISSING
+# bounds of a seed: what every generator takes, no two alike
 SEEDS: dict[str, int] = {
     "least": 0,
     "most": 2**32 - 1,
-}  # bounds of a seed: what every generator takes, no two alike
+}
 NONE = ("none", "null")  # words for None
 # Spelling of another tool -> our fields, of which the first that a class has is meant.
 ALIASES = json.loads(Path(__file__).with_name("aliases.json").read_text(encoding="utf-8"))
@@ -447,9 +448,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     if isinstance(value, Path):
-        return (
-            f"./{value}" if str(value).lower() in NONE else str(value)
-        )  # a folder of that name is not None
+        # a folder of that name is not None
+        return f"./{value}" if str(value).lower() in NONE else str(value)
     return value
 
 
@@ -516,9 +516,8 @@ def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
 
 def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, Any]:
     """argv as {key: word, words or bool}. extra: flags that are no settings."""
-    words = list(
-        argv[1:] if argv[:1] == ["--"] else argv
-    )  # some Pythons pass on the -- of `torchrun -m MODULE -- ...`
+    # some Pythons pass on the -- of `torchrun -m MODULE -- ...`
+    words = list(argv[1:] if argv[:1] == ["--"] else argv)
     leaves = leaves_of(cls)
     free = [name for name, field in leaves.items() if field.meta.get("positional")]
     values: dict[str, Any] = {}
@@ -594,7 +593,8 @@ def format_help(
     entries = [("--preset NAME", f"start from one of: {', '.join(presets)}")] if presets else []
     for name, dial in dials.items():
         doc = getattr(dial, "func", dial).__doc__  # of a partial, what it calls
-        entries.append((f"{flag_of(name)} N", str(doc).partition("\n")[0]))
+        about = " ".join(str(doc).partition("\n\n")[0].split())
+        entries.append((f"{flag_of(name)} N", about))
     entries.append(
         ("--config FILE", "json file, such as the config.json of a run; flags win over it")
     )

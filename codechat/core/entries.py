@@ -26,8 +26,7 @@ PRESETS = (
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """A loop, preparation, stage or other command: `function` of `module` takes a `config`. Or
-    an instrument, whose
-    `function` takes what its user says."""
+    an instrument, whose `function` takes what its user says."""
 
     id: str
     # command: no stage of a recipe; instrument: a function that another entry calls

@@ -30,12 +30,13 @@ UNCUT: Mapping[str, Any] = MappingProxyType({"top_p": 1.0, "min_p": 0.0, "top_k"
 # Cohere's
 CUT = ("length", "model_length", "max_tokens", "MAX_TOKENS")
 UNKNOWN_FIELD = (400, 422)  # HTTP statuses with which servers refuse a field
+# OverflowError: of a port above 65535
 BROKEN = (
     OSError,
     OverflowError,
     ValueError,
     http.client.HTTPException,
-)  # OverflowError: of a port above 65535
+)
 
 
 class NoAnswer(RunError):
@@ -128,9 +129,8 @@ class Link:
         dispensable: Mapping[str, Any] = MappingProxyType({}),
     ) -> Answer:
         """The chat completion of a request. ConfigError where the answer has none. A busy
-        server is asked again for
-        patience_s seconds. dispensable: fields that the server may refuse; it is then asked
-        without them, and stderr names them once."""
+        server is asked again for patience_s seconds. dispensable: fields that the server may
+        refuse; it is then asked without them, and stderr names them once."""
         answer = self._without_unknown(body, patience_s, dispensable)
         try:
             choice = answer["choices"][0]

@@ -181,9 +181,8 @@ def stoppable() -> Iterator[None]:
         )
 
     stop.clear()
-    here = (
-        threading.current_thread() is threading.main_thread()
-    )  # only there can signals be handled
+    # only there can signals be handled
+    here = threading.current_thread() is threading.main_thread()
     former = {
         number: signal.signal(number, on_signal)
         for number in (signal.SIGINT, signal.SIGTERM)
@@ -238,9 +237,8 @@ def others_compute() -> bool:
     """Whether other processes now keep cores busy that this process's threads want."""
     if sys.platform != "linux":
         return False
-    running = (
-        Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
-    )  # of "0.52 0.58 0.59 3/612 4242"
+    # of "0.52 0.58 0.59 3/612 4242"
+    running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
     others = int(running) - 1
     return others + len(os.sched_getaffinity(0)) > (os.cpu_count() or 1)
 

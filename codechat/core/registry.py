@@ -2,8 +2,8 @@
 commands of `codechat`.
 
 The library's own entries stand here. An installed package adds its own through an entry point
-of the group
-`codechat.entries` that names a sequence of `Entry`; the laboratory adds its commands in this way.
+of the group `codechat.entries` that names a sequence of `Entry`; the laboratory adds its
+commands in this way.
 
 The id is the `kind` in `runs/NAME/status.json`, so it never changes. Modules are imported when
 they are needed."""

@@ -1,12 +1,9 @@
 """How public sets write calls into the text of an answer.
 
-    <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen; one or several
-    values in each tag
+    <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen; one or several values in each tag
     <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>     Nemotron, When2Call
-    [get_weather(city="Oslo"), get_time(zone="UTC")]             ToolACE, the Berkeley leaderboard,
-    Llama 3.2
-    {"name": "get_weather", "parameters": {"city": "Oslo"}}      Llama 3.1, also a list, also in a
-    fence
+    [get_weather(city="Oslo"), get_time(zone="UTC")]             ToolACE, the Berkeley leaderboard, Llama 3.2
+    {"name": "get_weather", "parameters": {"city": "Oslo"}}      Llama 3.1, also a list, also in a fence
     {"tool_calls": [{"name": ..., "arguments": {...}}]}          xLAM's models
 
 Reasoning in tags before an answer is prose, whatever it says. A closing tag inside a string

@@ -1,26 +1,17 @@
 """Rows of any public form -> messages of our protocol (`text.chat`). `FORMS` is the table of
 what is read:
 
-    OpenAI        {messages, tools}: content null or parts, tool_calls, role "tool" with
-                  tool_call_id; of 2023:
-                  function_call and functions; tools may also stand at a message; messages may
-                  be JSON text (Toucan)
-    ShareGPT      {conversations, system, tools}: human, gpt, function_call, observation; tools at
-                  the system turn
+    OpenAI        {messages, tools}: content null or parts, tool_calls, role "tool" with tool_call_id; of 2023:
+                  function_call and functions; tools may also stand at a message; messages may be JSON text (Toucan)
+    ShareGPT      {conversations, system, tools}: human, gpt, function_call, observation; tools at the system turn
                   (minimind)
-    Hermes, Qwen  <tool_call> in answers, <tool_response>, schemas between <tools> and </tools>;
-    {text} in ChatML
-    ToolACE       schemas in the system text, calls such as [f(a="b"), g(c=1)]; `call_forms` lists
-                  all forms of calls
-    glaive        {system, chat}: schemas, then USER:, ASSISTANT: and FUNCTION RESPONSE: with
-                  <functioncall> {...}
-    xLAM          {query, answers, tools}: a request, the calls that answer it and schemas, also as
-                  JSON text
-    tool sets     {question, functions, ground_truth}: messages, schemas and the calls that answer
-                  them, also as JSON
+    Hermes, Qwen  <tool_call> in answers, <tool_response>, schemas between <tools> and </tools>; {text} in ChatML
+    ToolACE       schemas in the system text, calls such as [f(a="b"), g(c=1)]; `call_forms` lists all forms of calls
+    glaive        {system, chat}: schemas, then USER:, ASSISTANT: and FUNCTION RESPONSE: with <functioncall> {...}
+    xLAM          {query, answers, tools}: a request, the calls that answer it and schemas, also as JSON text
+    tool sets     {question, functions, ground_truth}: messages, schemas and the calls that answer them, also as JSON
     Anthropic     parts of the types tool_use, tool_result and thinking
-    instructions  {instruction, input, output}, {prompt, completion}, {question, answer}, ..., with
-                  system and history
+    instructions  {instruction, input, output}, {prompt, completion}, {question, answer}, ..., with system and history
 
 Tools are listed after the row's own system text, as the server lists them. Several calls at
 once are one answer, and their results follow in the order of the calls. An answer marked
@@ -203,9 +194,8 @@ def _column_tools(row: Row, raw: Sequence[Any]) -> list[dict[str, Any]]:
     holders = [row, *(turn for turn in raw if isinstance(turn, Mapping))]
     offered = [_schemas_at(name, holder) for holder in holders for name in OFFERED]
     available = [_schemas_at(name, holder) for holder in holders for name in AVAILABLE]
-    offers = list(filter(None, offered)) or list(
-        filter(None, available)
-    )  # Toucan offers fewer than are available
+    # Toucan offers fewer than are available
+    offers = list(filter(None, offered)) or list(filter(None, available))
     if any(offer != offers[0] for offer in offers):
         raise Unreadable("tools_differ")
     return offers[0] if offers else []

@@ -3,13 +3,10 @@ their problems.
 
     codechat data corpus --source embedded --tokenizer gpt2:4096 --max-tokens 8e6 --out data/corpus
     codechat data sft    --source embedded --out data/sft        code questions and plain chat
-    codechat data calls  --source embedded --out data/sft        toolbox conversations, problems,
-    probes
-    codechat data calls  --source my_rows.jsonl --preview 3      your own: OpenAI messages with
-    tools, ShareGPT, Hermes,
+    codechat data calls  --source embedded --out data/sft        toolbox conversations, problems, probes
+    codechat data calls  --source my_rows.jsonl --preview 3      your own: OpenAI messages with tools, ShareGPT, Hermes,
                                                                  ToolACE, xLAM
-    codechat data sft    --source OWNER/NAME --columns question=query,answer=response      a hub
-                         data set by name
+    codechat data sft    --source OWNER/NAME --columns question=query,answer=response      a hub data set by name
 
 Sources: `embedded` needs no network; `hub` streams public data sets; the columns of a file
 decide how it is read. Each command prints how many rows it kept, skipped by a rule, and lost;

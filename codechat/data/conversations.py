@@ -1,7 +1,7 @@
 """Conversations: reading, encoding, packing, mixing.
 
-Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`, or the original project's:
-`{input_ids, labels}` (labels aligned with the ids) and `{source, conversations}`.
+Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`, or the original
+project's: `{input_ids, labels}` (labels aligned with the ids) and `{source, conversations}`.
 `PackedLoader` puts several conversations into a row of T tokens; they cannot attend to each
 other (`packed_mask`), positions restart, and no target crosses from one to the next.
 

@@ -190,9 +190,8 @@ def val_windows(
     world: int = 1,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
     """(ids (B, T), targets (B, T), bytes of text behind the targets). Each token of the split
-    but the first is a target
-    once. limit: windows of all ranks together; ranks take batches in turn. The last row is
-    padded with target -100."""
+    but the first is a target once. limit: windows of all ranks together; ranks take batches in
+    turn. The last row is padded with target -100."""
     import torch
 
     manifest, shards = open_corpus(directory, "val")

@@ -142,9 +142,8 @@ class _ShardWriter:
 
     def add(self, part: Encoded) -> None:
         """Append one document and count it."""
-        size = len(
-            part.document.text.encode("utf-8", "replace")
-        )  # halves of characters have no encoding
+        # halves of characters have no encoding
+        size = len(part.document.text.encode("utf-8", "replace"))
         for counts in (self.totals[part.split], self.origins[part.document.source]):
             counts.update(documents=1, bytes=size, tokens=len(part.ids))
         self._append(part.ids, part.split)
@@ -270,9 +269,8 @@ def _assign(documents: Iterator[Hashed], share: float) -> Iterator[Part]:
         return
     if head and len(head) < FEW_DOCUMENTS:
         smallest = min(fraction(name) for _, name in head)
-        share = max(
-            share, smallest + 2**-33
-        )  # half a step of `fraction`, so that `<` holds out just this one
+        # half a step of `fraction`, so that `<` holds out just this one
+        share = max(share, smallest + 2**-33)
     for document, name in chain(head, documents):
         yield Part(document, "val" if fraction(name) < share else "train")
 

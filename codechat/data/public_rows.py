@@ -38,9 +38,8 @@ _OTHER_CODE = re.compile(
     r"[;{}]\s*$|^\s*(#!|#include|function |public |SELECT |<\w+|var |const |let |echo |\$ )|</\w+>",
     re.MULTILINE,
 )
-_NOT_IN_A_NAME = re.compile(
-    r"[^A-Za-z0-9_-]"
-)  # a domain names a file: no folder, and no dot, which ends the domain
+# a domain names a file: no folder, and no dot, which ends the domain
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
 
 

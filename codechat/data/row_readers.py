@@ -103,9 +103,8 @@ def xlam(row: Row, where: str) -> Row:
     """{query, answers, tools}: a request, the calls that answer it, and schemas."""
     if not _cell(row, "query").strip():
         raise Unreadable("no_instruction")
-    asked = {
-        name: row.get(name) for name in ("query", *INPUTS)
-    }  # `answers` holds calls, other columns no request
+    # `answers` holds calls, other columns no request
+    asked = {name: row.get(name) for name in ("query", *INPUTS)}
     request = {"role": "user", "content": request_text(asked)}
     answer = _answer_of(row["answers"])
     turns = [*turns_before(row, where), request, answer]

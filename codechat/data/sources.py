@@ -183,9 +183,8 @@ def embedded_python(
     ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = None
 ) -> Iterator[Document]:
     """Documents of Python files without tests and vendored copies, in the order of the hashes
-    of their relative paths,
-    so any prefix is a fair sample. roots: (source name, directory); None = the standard library
-    and what is installed."""
+    of their relative paths, so any prefix is a fair sample. roots: (source name, directory);
+    None = the standard library and what is installed."""
     files: dict[str, tuple[str, Path]] = {}
     for source, root in _installed_python() if roots is None else roots:
         for path in _python_files(root):
@@ -194,9 +193,8 @@ def embedded_python(
             if rule:
                 ledger.skip(rule)
             else:
-                files.setdefault(
-                    relative, (source, path)
-                )  # the first directory wins, as in an import
+                # the first directory wins, as in an import
+                files.setdefault(relative, (source, path))
     for relative in sorted(files, key=lambda name: (digest(name), name)):
         source, path = files[relative]
         document = read_text_file(path, relative, source, ledger)
@@ -469,9 +467,8 @@ def _csv_rows(path: Path) -> Iterator[Row]:
     """Rows by the names in the first line, which MMLU's own files lack. DataError for a line
     with more or fewer fields, the effect of an unquoted comma, and for a quotation mark that is
     not closed."""
-    csv.field_size_limit(
-        min(sys.maxsize, 2**31 - 1)
-    )  # the module's own limit is 131,072 characters
+    # the module's own limit is 131,072 characters
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     reader = csv.reader(open_text(path), strict=True)
     rows: list[Row] = []  # all of them before the first is used: a fault may be in the last line
     names: list[str] = []
@@ -611,9 +608,8 @@ def probe_hub(name: str, remedy: str = OTHER_SOURCES) -> None:
         except (OSError, ValueError) as error:
             problems.append(str(getattr(error, "reason", error)))
 
-    thread = threading.Thread(
-        target=reach, daemon=True
-    )  # a look-up of a name obeys no timeout but a thread's
+    # a look-up of a name obeys no timeout but a thread's
+    thread = threading.Thread(target=reach, daemon=True)
     thread.start()
     thread.join(PROBE_S + 1)
     problem = problems[0] if problems else f"no answer within {PROBE_S:.0f} s"

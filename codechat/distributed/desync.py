@@ -25,10 +25,11 @@ import codechat
 from codechat.core.errors import RunError
 
 PACKAGE = Path(codechat.__file__).resolve().parent
+# no line of these helps
 PLUMBING = (
     str(Path(__file__).resolve()),
     str(Path(__file__).resolve().with_name("dist.py")),
-)  # no line of these helps
+)
 SIGN_OF_LIFE_S = 5.0  # seconds between two notes of `Watch`
 
 

@@ -2,8 +2,7 @@
 replica does not fit.
 
     model = sharding.build(lambda: GPT(shape), seed=0, shard_it=cfg.shard)
-    with sharding.whole(model) as reader:      # sampling and evaluation: plain tensors, and no
-                                               collectives
+    with sharding.whole(model) as reader:      # sampling and evaluation: plain tensors, and no collectives
 
 Master weights are float32 on the rank that owns them. Blocks are gathered in the compute dtype,
 the root (embedding, last norm) and gradients in float32. Forward and backward passes of a
@@ -32,10 +31,11 @@ BYTES_PER_FROZEN = 6  # of it the master and the copy: no gradient and no moment
 SHARE_FOR_WEIGHTS = 0.6  # of a device's memory; activations and buffers take the rest
 # importing it takes as long as torch itself: only where a model is sharded
 FSDP = "torch.distributed.fsdp"
+# what loops call besides forward: each gathers the root's weights
 FORWARD_METHODS = (
     "loss",
     "token_logprobs",
-)  # what loops call besides forward: each gathers the root's weights
+)
 
 
 def device_memory(device: torch.device) -> float:
@@ -102,12 +102,10 @@ def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
     fully_shard(model, mesh=ranks, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     for part in model.modules():
         if isinstance(part, FSDPModule):
-            part.set_gradient_divide_factor(
-                1.0
-            )  # losses are divided by the tokens of all ranks, so gradients add up;
-            part.set_force_sum_reduction_for_comms(
-                True
-            )  # gloo supports no other reduction with a factor
+            # losses are divided by the tokens of all ranks, so gradients add up;
+            part.set_gradient_divide_factor(1.0)
+            # gloo supports no other reduction with a factor
+            part.set_force_sum_reduction_for_comms(True)
     for name in FORWARD_METHODS:
         if hasattr(model, name):
             register_fsdp_forward_method(model, name)
@@ -127,8 +125,8 @@ def build(
     adapters: int = 0,
 ) -> M:
     """The model that `make` returns, initialised from `seed` (none = not at all) on this rank's
-    device; the same weights
-    whole or sharded. shard_it: None = where a replica does not fit; adapters: as of `fits`."""
+    device; the same weights whole or sharded. shard_it: None = where a replica does not fit;
+    adapters: as of `fits`."""
     with torch.device("meta"):
         model = make()
     device = dist.device()

@@ -4,8 +4,8 @@ share of weights that an update changes.
     codechat diagnose --ckpt my-sft --task my_task.py:MyTask --groups 64 --group-size 8
 
 A group whose rewards are all equal has advantage exactly 0. `judge` counts such groups before
-reinforcement learning,
-`Sentinel` at each step; `weights_changed_bf16` shows whether updates survive rounding to bfloat16.
+reinforcement learning, `Sentinel` at each step; `weights_changed_bf16` shows whether updates
+survive rounding to bfloat16.
 
 Shapes: P groups (problems), G completions each."""
 
@@ -47,9 +47,8 @@ LOGGED = (
     "effective_groups",
 )
 
-REMEDIES = json.loads(
-    Path(__file__).with_name("remedies.json").read_text("utf-8")
-)  # by the signal, and by pass@1
+# by the signal, and by pass@1
+REMEDIES = json.loads(Path(__file__).with_name("remedies.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,15 @@
 """Evaluate checkpoints with the task's own `score`: pass@k with intervals, tiers, the behaviour
 matrix.
 
-    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --split test test_hard --n 8
-    --ks 1 8
-    codechat evaluate --ckpt my-rl --task my_task.py --split select --all-checkpoints --run-name
-    choice
-    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --temperatures 0 0.5
-    --forced-call true
+    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --split test test_hard --n 8 \\
+        --ks 1 8
+    codechat evaluate --ckpt my-rl --task my_task.py --split select --all-checkpoints \\
+        --run-name choice
+    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --temperatures 0 0.5 \\
+        --forced-call true
     codechat evaluate --ckpt my-rl --task my_task.py --constrain true
-    codechat evaluate --ckpt my-model --task my_choices.py --score loglik       multiple choice
-    (`loglik`)
-    codechat evaluate --endpoint http://127.0.0.1:8000 --task my_task.py       a server instead
-    (`endpoint`)
+    codechat evaluate --ckpt my-model --task my_choices.py --score loglik       multiple choice (`loglik`)
+    codechat evaluate --endpoint http://127.0.0.1:8000 --task my_task.py       a server instead (`endpoint`)
 
 Seeds depend on the problem's id, so two checkpoints are compared with common random numbers.
 --all-checkpoints chooses the best pass@1 on the validation split and writes the run's
@@ -50,12 +48,13 @@ from codechat.tasks.base import Problem
 from codechat.text import chat
 
 LOSS_ROWS = 8  # packed rows of a batch of held-out conversations
+# of a row, that the run's summary repeats
 VERDICTS = (
     "verdict",
     "remedy",
     "reward_verdict",
     "gate",
-)  # of a row, that the run's summary repeats
+)
 
 
 # ---- the rows of the results
@@ -64,8 +63,7 @@ VERDICTS = (
 @dataclass(frozen=True)
 class Sampling:
     """How completions are drawn for one row of the results, which bears the name. call_given:
-    each begins with the
-    call tag. constrain: calls are held to the offered schemas."""
+    each begins with the call tag. constrain: calls are held to the offered schemas."""
 
     name: str
     temperature: float
@@ -165,9 +163,8 @@ def _load_problems(
 
 # ---- the evaluation
 
-Exposed = Mapping[
-    str, Sequence[str]
-]  # problem id -> the ways in which it was found in the training data
+# problem id -> the ways in which it was found in the training data
+Exposed = Mapping[str, Sequence[str]]
 
 
 class SearchReport(Protocol):
@@ -177,9 +174,8 @@ class SearchReport(Protocol):
     def how(self) -> Exposed: ...
 
 
-Search = Callable[
-    [Sequence[Problem], Sequence[Mapping[str, Any]]], SearchReport
-]  # problems, and a lineage
+# problems, and a lineage
+Search = Callable[[Sequence[Problem], Sequence[Mapping[str, Any]]], SearchReport]
 # further metrics of a result, from its run, its checkpoint and split, and the problems that
 # were trained on
 Judge = Callable[[Run, results.TaskResult, Mapping[str, str], Exposed], dict[str, Any]]
@@ -246,9 +242,8 @@ class _Evaluation:
 
     def evaluate(self, subject: Subject) -> dict[str, results.Row]:
         """Metrics of the first sampling by split. Logs and prints those of every sampling."""
-        if hasattr(
-            self.task, "tools_style"
-        ):  # prompts list tools as the model learned to read them
+        # prompts list tools as the model learned to read them
+        if hasattr(self.task, "tools_style"):
             self.task.tools_style = subject.tools_style
         exposed = self.find_exposed(subject)
         rows: dict[str, results.Row] = {}

@@ -91,9 +91,8 @@ def hierarchical_interval(
     rng = np.random.default_rng(seed)
     means = []
     for r in _chunks(resamples, n_groups):
-        of_seeds = rng.multinomial(
-            len(x), np.full(len(x), 1 / len(x)), r
-        )  # (r, seeds) times that each is drawn
+        # (r, seeds) times that each is drawn
+        of_seeds = rng.multinomial(len(x), np.full(len(x), 1 / len(x)), r)
         of_groups = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), r)  # (r, groups)
         total = ((of_seeds @ sums) * of_groups).sum(1)
         count = ((of_seeds @ sizes) * of_groups).sum(1)

@@ -1,14 +1,13 @@
 """Before RL: how often does a checkpoint solve code problems, and which are worth training on?
 
-    codechat passk  --ckpt my-sft --task my_programs.py --split train --max-new-tokens 256
-    --run-name rates
+    codechat passk  --ckpt my-sft --task my_programs.py --split train --max-new-tokens 256 \\
+        --run-name rates
     codechat filter --rates rates --window 0.05 0.95 --out data/kept
     codechat grpo   --init-from my-sft --task my_programs.py --data-dir data/kept
 
 `passk` is `evaluate` with the tiered reward and two verdicts: by pass@1, and by the variance of
-groups (`diagnose`).
-`filter` keeps problems with a pass rate in the window; if there are none, those with a mean
-tiered reward of at least 0.1. It copies the other splits unchanged."""
+groups (`diagnose`). `filter` keeps problems with a pass rate in the window; if there are none,
+those with a mean tiered reward of at least 0.1. It copies the other splits unchanged."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -137,9 +136,8 @@ def filter_problems(cfg: FilterConfig) -> dict[str, int]:
         [row for row in rows if row["sampling"] == rows[0]["sampling"]], cfg.window
     )
     print(words)
-    task: Any = tasks.load(
-        tried["task"], source=tried["data_dir"], reward="tiered"
-    )  # with splits and worked examples
+    # with splits and worked examples
+    task: Any = tasks.load(tried["task"], source=tried["data_dir"], reward="tiered")
     by_id = {p.id: p for p in task.problems("train", limit=tried["limit"], seed=tried["seed"])}
     lost = [id for id in kept if id not in by_id]
     if lost:

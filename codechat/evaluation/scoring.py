@@ -54,8 +54,8 @@ def evaluate_task(
 
     begin: ids with which every completion begins, such as the call tag. constrain: makes the
     grammar that a prompt's completions follow. A prompt that fills the model's block counts as
-    failed. model, tokenizer and tags are None for a
-    `collect` that needs none of them; the default is `rollout.collect`."""
+    failed. model, tokenizer and tags are None for a `collect` that needs none of them; the
+    default is `rollout.collect`."""
     draw: Collect = collect or rollout.collect
     if constrain and episodes.has_environment(task):
         raise ConfigError(
@@ -166,9 +166,8 @@ def _example(task: Task, batch: rollout.RolloutBatch, i: int) -> Row:
     problem = batch.problems[i // batch.group_size]
     completion = batch.completions[i]
     score = batch.scores[i]
-    if (
-        completion.stop == "context" and not completion.ids
-    ):  # silence may be a correct answer, but there was none
+    # silence may be a correct answer, but there was none
+    if completion.stop == "context" and not completion.ids:
         score = Score(0.0, task.tiers[0], score.parts, False, dict.fromkeys(score.terms, 0.0))
     row = dict(
         problem=problem.id,

@@ -49,9 +49,8 @@ class TaskSettings(SamplingSettings):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "task", tasks.name_of(self.task)
-        )  # an object or a class of a notebook, by its name
+        # an object or a class of a notebook, by its name
+        object.__setattr__(self, "task", tasks.name_of(self.task))
         super().__post_init__()
 
 
@@ -112,9 +111,8 @@ class EvaluateConfig(TaskSettings):
             raise ConfigError(
                 "no --ckpt or --endpoint, or no --split; at least one of each is required"
             )
-        if (
-            1 not in self.ks or not 1 <= min(self.ks) <= max(self.ks) <= self.n
-        ):  # pass@1 ranks checkpoints
+        # pass@1 ranks checkpoints
+        if 1 not in self.ks or not 1 <= min(self.ks) <= max(self.ks) <= self.n:
             raise ConfigError(
                 f"ks {list(self.ks)}, n {self.n}; each k must be from 1 to n, and one of them 1"
             )

@@ -5,17 +5,14 @@ elsewhere as a run (docs/commands.md, "Out and in").
     codechat export --ckpt nano/rl --out nano-rl-hf
     codechat export --ckpt nano/sft --out my-model --format run
     codechat export --ckpt smollm2/sft --out tools --format gguf --dtype q8_0
-    codechat export --ckpt smollm2/sft --out tools --format adapter    what it adds to the
-    pretrained model
-    codechat import qwen --run-name qwen    after `codechat download Qwen/Qwen2.5-0.5B-Instruct
-                                            --out qwen`
+    codechat export --ckpt smollm2/sft --out tools --format adapter    what it adds to the pretrained model
+    codechat import qwen --run-name qwen    after `codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen`
     codechat import old/latest.pt --run-name old
     vllm serve nano-rl-hf --model-impl transformers
 
 Squared ReLU with QK-norm becomes Qwen3 with hidden_act relu; its gate projection repeats the up
 projection, which import drops. Weights become float32. An imported model keeps its tokenizer
-and chat template (tags "template");
---tags text, reserved and raw replace it."""
+and chat template (tags "template"); --tags text, reserved and raw replace it."""
 
 from __future__ import annotations
 
@@ -42,11 +39,12 @@ if TYPE_CHECKING:
     from codechat.runs.run import Run
 
 SMOLLM2 = "smollm2"  # what `codechat download` knows by this name
+# the others fit every format
 FORMAT_OF_DTYPE = {
     "float16": "gguf",
     "q8_0": "gguf",
     "float8_e4m3fn": "adapter",
-}  # the others fit every format
+}
 OF_THE_MACHINE = {"argv", "cwd", "host", "launch", "parent", "resumed"}  # entries of env.json
 
 
@@ -378,9 +376,8 @@ def import_model(cfg: ImportConfig) -> Run:
         exported = theirs != tok.template
         tok = tokenizer.from_dict(tok.to_dict() | {"template": theirs})
     form = _chat_form(cfg, tok, exported)
-    chat.stop_sequences(
-        tok, form.tags
-    )  # a template that cannot be masked fails here rather than in training
+    # a template that cannot be masked fails here rather than in training
+    chat.stop_sequences(tok, form.tags)
     model, step = _read_model(read, tok, form.tags, cfg.source)
     origin = dict(run=cfg.run_name, kind="import", source=cfg.source.resolve().name)
     if form.tools_style != "compact":

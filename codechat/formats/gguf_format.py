@@ -2,10 +2,9 @@
 Face, and written.
 
 A file holds weights in F32, F16, BF16 or quantized blocks, the architecture, the tokenizer and
-the chat template. The
-`gguf` package reads its layout and its quantizations. The rows of Llama's query and key
-projections are in the order of interleaved rotary positions. Tokenizers are byte-level
-("gpt2"); SentencePiece ones ("llama") are not read."""
+the chat template. The `gguf` package reads its layout and its quantizations. The rows of
+Llama's query and key projections are in the order of interleaved rotary positions. Tokenizers
+are byte-level ("gpt2"); SentencePiece ones ("llama") are not read."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -54,17 +53,19 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
+# further names of the width of a head
 HEAD_WIDTHS = (
     "attention.value_length",
     "rope.dimension_count",
-)  # further names of the width of a head
+)
 LARGEST = {"F16": 65504.0, "Q8_0": 127 * 65504.0}  # the scale of a block is in float16
+# our names of theirs
 WRITTEN = {
     "float32": "F32",
     "float16": "F16",
     "bfloat16": "BF16",
     "q8_0": "Q8_0",
-}  # our names of theirs
+}
 # Of the architecture's keys: those that change nothing, whatever they say, and the values of
 # others that change nothing. One that stands in no table and is set would be a computation that
 # our model does not have.
@@ -209,9 +210,8 @@ def read(path: Path) -> File:
         about = _config(path, fields["general.architecture"], fields)
         has_head = "output.weight" in tensors
         about["tie_word_embeddings"] = _tie(gguf, path, tensors)
-        about["vocab_size"] = int(
-            tensors["token_embd.weight"].shape[1]
-        )  # rows beyond the tokens are padding
+        # rows beyond the tokens are padding
+        about["vocab_size"] = int(tensors["token_embd.weight"].shape[1])
         names = _names(about)
         saved = gguf_tokenizer.read(path, fields.get("tokenizer.ggml.pre", "default"), fields)
     except ConfigError:
@@ -279,9 +279,8 @@ def _config(path: Path, family: str, fields: Mapping[str, Any]) -> dict[str, Any
         if key.startswith(f"{family}.")
     }
     width = keys["embedding_length"] // keys["attention.head_count"]
-    keys.setdefault(
-        "attention.key_length", width
-    )  # llama.cpp's default, which is not Qwen3's in Hugging Face
+    # llama.cpp's default, which is not Qwen3's in Hugging Face
+    keys.setdefault("attention.key_length", width)
     harmless = HARMLESS_VALUES | dict.fromkeys(HEAD_WIDTHS, (keys["attention.key_length"],))
     for key, value in keys.items():
         if key not in KEYS and key not in HARMLESS and value not in harmless.get(key, (0, "")):

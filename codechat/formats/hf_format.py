@@ -3,13 +3,10 @@ its tensors. transformers is never imported.
 
     Arcee    squared ReLU (our default)
     Llama    swiglu
-    Qwen2    swiglu, qkv_bias, with an imported tokenizer: wherever model_type is qwen2,
-             AutoTokenizer splits as Qwen
+    Qwen2    swiglu, qkv_bias, with an imported tokenizer: wherever model_type is qwen2, AutoTokenizer splits as Qwen
              does
-    Qwen3    swiglu, qk_norm; or squared ReLU, qk_norm (preset nano): hidden_act relu, the gate
-             projection repeats the
-             up projection, exact since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy
-"""
+    Qwen3    swiglu, qk_norm; or squared ReLU, qk_norm (preset nano): hidden_act relu, the gate projection repeats the
+             up projection, exact since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy"""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -86,12 +83,13 @@ ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_posi
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 IGNORED = ("rotary_emb.inv_freq", HEAD)  # buffers of older files, and the copy of a tied head
+# narrower ones need a scale beside them
 FLOATS = (
     torch.float64,
     torch.float32,
     torch.float16,
     torch.bfloat16,
-)  # narrower ones need a scale beside them
+)
 
 
 def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
@@ -129,11 +127,12 @@ def pieces(cfg: GPTConfig) -> Iterator[Piece]:
     """Every tensor of their model."""
     q = cfg.n_head * cfg.head_dim
     kv = cfg.kv_heads * cfg.head_dim
+    # rows of our one matrix
     fused = {
         "q": slice(0, q),
         "k": slice(q, q + kv),
         "v": slice(q + kv, q + 2 * kv),
-    }  # rows of our one matrix
+    }
     parts = {
         "input_layernorm": "attn_norm",
         "self_attn.o_proj": "attn.out",
@@ -331,9 +330,8 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     not have.
 
     vocab_size: ids of its tokenizer; embedding rows beyond them stay as unused padding."""
-    positions = (
-        config.get("rope_parameters") or config.get("rope_scaling") or {}
-    )  # of transformers 5, and of 4
+    # of transformers 5, and of 4
+    positions = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(positions, dict):
         positions = {"rope_type": positions}
     scaled = positions.get("rope_type", positions.get("type", "default"))

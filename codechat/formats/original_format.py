@@ -32,8 +32,7 @@ PART = re.compile("|".join(map(re.escape, OURS)))
 
 def read(path: Path, n_vocab: int) -> tuple[GPT, int]:
     """The model of {"model": state, "cfg": {...}, "step": n}, with learned positions and GELU,
-    and its step; no code in
-    the file is executed. n_vocab: ids of its tokenizer."""
+    and its step; no code in the file is executed. n_vocab: ids of its tokenizer."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         model, tied = _model_of(saved, n_vocab)

@@ -57,9 +57,8 @@ def save(
 ) -> None:
     """Write `lora.adapters` for `PeftModel.from_pretrained(exported base, directory)`; base:
     the name of that model."""
-    hf_format.family_of(
-        cfg, imported=True
-    )  # else adapters of some matrices would have no name of theirs
+    # else adapters of some matrices would have no name of theirs
+    hf_format.family_of(cfg, imported=True)
     directory = Path(directory)
     tensors = dict[str, Tensor]()
     for theirs, ours, start, stop in hf_format.pieces(cfg):
@@ -96,15 +95,13 @@ def load(model: GPT, directory: str | Path) -> GPT:
     about = read_json(Path(directory) / ABOUT)
     factors = load_file(Path(directory) / ADAPTER)
     odd = {k: v for k, v in about.items() if v and k not in HARMLESS and v not in PLAIN.get(k, ())}
-    hf_format.family_of(
-        model.cfg, imported=True
-    )  # else some of our weights would have no name of theirs
+    # else some of our weights would have no name of theirs
+    hf_format.family_of(model.cfg, imported=True)
     weights = hf_format.tensors(model.cfg, model.state_dict())
     try:
         rank = about["r"]
-        scale = about["lora_alpha"] / (
-            rank**0.5 if about.get("use_rslora") else rank
-        )  # arXiv:2312.03732
+        # arXiv:2312.03732
+        scale = about["lora_alpha"] / (rank**0.5 if about.get("use_rslora") else rank)
         for name, weight in weights.items():
             names = [f"{_stem(name)}.lora_{part}.weight" for part in "AB"]
             a, b = map(factors.get, names)

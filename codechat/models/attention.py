@@ -38,9 +38,8 @@ def attend(
     faster = fast.attend(q, k, v, mask, causal=causal, products=products)
     if faster is not None:
         return faster
-    dense: Any = (
-        mask.mask if isinstance(mask, Documents) else mask
-    )  # no block mask: those are flex attention's
+    # no block mask: those are flex attention's
+    dense: Any = mask.mask if isinstance(mask, Documents) else mask
     return _sdpa(q, k, v, dense, mask is None and causal)
 
 
@@ -75,9 +74,8 @@ class KVCache:
             cfg.depth, parts, batch, heads, length, width, device=device, dtype=dtype
         )
         self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,) real tokens
-        self.real = torch.ones(
-            batch, length, device=device, dtype=torch.bool
-        )  # (B, S) false = padding
+        # (B, S) false = padding
+        self.real = torch.ones(batch, length, device=device, dtype=torch.bool)
         self.padded = False
         self.extent = 0  # columns in use; on the host, so no step waits for the device
 

@@ -1,8 +1,6 @@
 """Draws: a truncated distribution, one token of it per row, the random numbers that decide, and
 what the rows of a batch have sampled. The numbers are hashes of (seed, prompt key, sample,
-position), so that a row's tokens do not
-depend on its neighbours. Shapes: B rows, V ids.
-"""
+position), so that a row's tokens do not depend on its neighbours. Shapes: B rows, V ids."""
 
 import math
 from collections.abc import Sequence
@@ -48,9 +46,8 @@ BLOCK = 64  # our padded vocabulary is a multiple of it
 # in place of a stop sequence's id: every token matches; none does
 ANY = -2
 NEVER = -3
-COLDEST = torch.finfo(
-    torch.float32
-).tiny  # a smaller temperature may be 0 in float32, and 0 / 0 is NaN
+# a smaller temperature may be 0 in float32, and 0 / 0 is NaN
+COLDEST = torch.finfo(torch.float32).tiny
 
 
 class Ended(NamedTuple):
@@ -96,9 +93,8 @@ class Truncation:
             logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(max(self.temperature, COLDEST))
         if self.top_k is None and (self.top_p is None or self.top_p == 1):
             return logits, None
-        best, ids = logits.topk(
-            min(self.top_k or logits.shape[1], logits.shape[1])
-        )  # (B, K), largest first
+        # (B, K), largest first
+        best, ids = logits.topk(min(self.top_k or logits.shape[1], logits.shape[1]))
         if self.top_p is not None:
             p = best.softmax(-1)
             best = best.masked_fill(p.cumsum(-1) - p >= self.top_p, -math.inf)
@@ -255,6 +251,7 @@ class Rows:
 
     `size` rows: those of the batch, then padding, which is done from the start."""
 
+    # one value per row
     KEPT = [
         "row",
         "keys",
@@ -266,7 +263,7 @@ class Rows:
         "ids",
         "logprobs",
         "kept",
-    ]  # one value per row
+    ]
 
     def __init__(self, batch: Batch, size: int, device: Any) -> None:
         most = max(batch.budgets)
@@ -278,9 +275,8 @@ class Rows:
         padding = (0, size - len(batch.draws))
         self.keys = F.pad(torch.tensor(batch.draws, device=device), padding)
         self.budget = F.pad(torch.tensor(batch.budgets, device=device), padding)
-        self.tail = torch.full(
-            (size, longest), -1, device=device
-        )  # (B, L) last tokens; -1 = none yet
+        # (B, L) last tokens; -1 = none yet
+        self.tail = torch.full((size, longest), -1, device=device)
         self.done = self.budget == 0
         self.stopped = torch.zeros_like(self.done)  # by a stop sequence
         self.ends = self.budget.clone()  # tokens of the completion
@@ -300,9 +296,8 @@ class Rows:
         it is. kept (B, K): the ids that could have been drawn, where the batch notes them."""
         self.tail.copy_(torch.cat((self.tail[:, 1:], ids[:, None]), dim=1))
         hit = ((self.tail[:, None] == self.endings) | (self.endings == ANY)).all(-1).any(-1)
-        if (
-            states is not None
-        ):  # a stop sequence inside a call is part of it, and the end of a grammar is an end
+        # a stop sequence inside a call is part of it, and the end of a grammar is an end
+        if states is not None:
             inside = torch.tensor([s is not None and s.inside for s in states], device=hit.device)
             ended = torch.tensor([s is not None and s.ended for s in states], device=hit.device)
             hit = (hit & ~inside) | ended

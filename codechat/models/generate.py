@@ -135,9 +135,8 @@ def sample(
     cuts = [len(p) for p in prompts] if prefix_tokens is None else prefix_tokens
     names = range(len(prompts)) if keys is None else keys
     seed = int(torch.randint(2**62, ())) if seed is None else seed
-    rows = [
-        (i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)
-    ]  # prompt, sample
+    # prompt, sample
+    rows = [(i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)]
     done = {row: Completion([], [], "context") for row in rows if not budgets[row[0]]}
     if len(done) == len(rows):
         return [*done.values()]
@@ -251,8 +250,7 @@ def _steps(
     reader: Reader, batch: Batch, begun: tuple[KVCache, Tensor] | None = None
 ) -> Iterator[Rows]:
     """The rows after each new token, until all have ended. Rows that have ended stay until they
-    are many. begun: of
-    `prefill`."""
+    are many. begun: of `prefill`."""
     model = reader.model
     states = batch.states
     cache, hidden = prefill(model, batch, max(batch.budgets)) if begun is None else begun

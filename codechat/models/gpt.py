@@ -3,9 +3,8 @@ attention, a non-gated 4x MLP with squared ReLU, no biases and a tied head; or o
 options.
 
 The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to
-a multiple of 64, which
-`token_logprobs` and sampling exclude. Weights are float32; `dist.autocast` decides the dtype of
-matrix products.
+a multiple of 64, which `token_logprobs` and sampling exclude. Weights are float32;
+`dist.autocast` decides the dtype of matrix products.
 
 Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head
 width, V padded vocabulary."""
@@ -99,9 +98,8 @@ class Attention(nn.Module):
         cfg = self.cfg
         B, T, _ = x.shape
         heads = self.qkv(x).view(B, T, cfg.n_head + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
-        qk, v = heads.split(
-            (cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1
-        )  # (B, H + K, T, E), (B, K, T, E)
+        # (B, H + K, T, E), (B, K, T, E)
+        qk, v = heads.split((cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q_gain = self.q_norm.weight.expand(cfg.n_head, 1, -1)
             k_gain = self.k_norm.weight.expand(cfg.kv_heads, 1, -1)
@@ -360,9 +358,8 @@ class GPT(nn.Module):
         have to be waited for.
         positions, mask: of `hidden`."""
         flat = targets.flatten()
-        if (
-            not every or reduction == "none"
-        ):  # the last block and the head skip tokens without a target
+        # the last block and the head skip tokens without a target
+        if not every or reduction == "none":
             places = (flat >= 0).nonzero()[:, 0] if places is None else places
             flat = flat[places]
         hidden = self.hidden(ids, positions=positions, mask=mask, places=places).flatten(0, -2)
@@ -389,11 +386,9 @@ class GPT(nn.Module):
         mask: Mask | None = None,
     ) -> tuple[Tensor, ...]:
         """Log-probability of `targets` (B, T) given ids, and entropy of each distribution (B,
-        T), in nats, of what
-        `generate.sample` draws from without truncation; 0 where the target is -100. places,
-        positions, mask: as of
-        `loss`. kept (targets, K): the ids among which each target was drawn, -1 = none; then
-        both are of the distribution over them.
+        T), in nats, of what `generate.sample` draws from without truncation; 0 where the target
+        is -100. places, positions, mask: as of `loss`. kept (targets, K): the ids among which
+        each target was drawn, -1 = none; then both are of the distribution over them.
 
         The entropy carries gradient only with entropy_grad. hidden: `self.hidden(ids)`, if
         already computed. states: return it too, (B, T, D): where the model is sharded, one

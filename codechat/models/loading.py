@@ -38,8 +38,7 @@ class LoadedModel:
 
 def tools_style(meta: dict[str, Any]) -> str:
     """How system prompts list tools for a checkpoint (`chat.tools_prompt`): as when it was last
-    fine-tuned, else as
-    `import` was told. A native template gets whole schemas."""
+    fine-tuned, else as `import` was told. A native template gets whole schemas."""
     if meta.get("tags") == chat.NATIVE:
         return "json"
     tuned = [entry for entry in meta.get("lineage", ()) if entry.get("kind") in ("sft", "import")]
@@ -62,9 +61,8 @@ def load_model(
 ) -> LoadedModel:
     """The model of a checkpoint: a run, RUN@best, RUN@STEP or a directory. tags: none = those
     it was trained with."""
-    ckpt = checkpoint.load(
-        ref, optimizer=False, mmap=True
-    )  # no second copy in host memory, whatever the device
+    # no second copy in host memory, whatever the device
+    ckpt = checkpoint.load(ref, optimizer=False, mmap=True)
     shape, tok, trained_with = describe(ckpt.path, ckpt.meta)
     with torch.device("meta"):  # random weights would be overwritten
         model = GPT(shape)

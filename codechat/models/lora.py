@@ -1,7 +1,6 @@
 """LoRA: low-rank updates of frozen matrices, for any loop (arXiv:2106.09685).
 
-    h = W x + (alpha / rank) B A x,   A (rank, in) random, B (out, rank) zero: training starts from
-                                      the unchanged model
+    h = W x + (alpha / rank) B A x,   A (rank, in) random, B (out, rank) zero: training starts from the unchanged model
 
 After `attach` only A and B are trained. A checkpoint holds the merged model, which loads like
 any other, and also A and B. `formats.peft_format` writes PEFT's files."""
@@ -106,9 +105,8 @@ def _factors(model: GPT) -> dict[str, Tensor]:
 
 def adapters(model: GPT) -> dict[str, Tensor]:
     """Copies of A and B of every adapter, by name, for a checkpoint; empty without adapters."""
-    return {
-        name: tensor.clone() for name, tensor in _factors(model).items()
-    }  # training may continue meanwhile
+    # training may continue meanwhile
+    return {name: tensor.clone() for name, tensor in _factors(model).items()}
 
 
 def load(model: GPT, saved: Mapping[str, Tensor]) -> None:

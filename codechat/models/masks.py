@@ -39,6 +39,5 @@ class Documents:
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-    Mask = (
-        Tensor | Documents | BlockMask
-    )  # of `attention.attend`; a tensor is bool (B, 1, T, T), true = attend
+    # of `attention.attend`; a tensor is bool (B, 1, T, T), true = attend
+    Mask = Tensor | Documents | BlockMask

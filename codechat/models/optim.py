@@ -78,9 +78,8 @@ def build(
         if params:
             groups.append({"params": params, "weight_decay": decay, "base_lr": lr})
     optimizers: list[torch.optim.Optimizer] = []
-    if (
-        groups
-    ):  # none where Muon has all that is trained, as it does with adapters: each lies in a block
+    # none where Muon has all that is trained, as it does with adapters: each lies in a block
+    if groups:
         optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True))
     if matrices:
         optimizers.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
@@ -143,9 +142,8 @@ def _orthogonalise_replicated(matrices: list[Tensor]) -> list[Tensor]:
     if mine:
         done[: len(mine)] = orthogonalise(torch.stack(mine))
     every = done.new_empty(ranks * share, *first.shape)
-    gather = (
-        getattr(td, "all_gather_single", None) or td.all_gather_into_tensor
-    )  # torch 2.13 renames it
+    # torch 2.13 renames it
+    gather = getattr(td, "all_gather_single", None) or td.all_gather_into_tensor
     gather(every, done)
     return list(every[: len(matrices)])
 

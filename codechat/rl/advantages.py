@@ -117,13 +117,12 @@ def credit(
     ref: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """GRPO's (P, G) advantages of the rewards within their group, and a (P, G) mask of those
-    that differ from 0. With
-    --kl-in reward each advantage is reduced by the completion's KL divergence from the reference.
+    that differ from 0. With --kl-in reward each advantage is reduced by the completion's KL
+    divergence from the reference.
 
     The penalty is centred as the reward is, but not divided by its standard deviation, which is
-    tiny where penalties
-    agree. It is not in the mask: rounding alone gives completions of equal reward penalties
-    that differ."""
+    tiny where penalties agree. It is not in the mask: rounding alone gives completions of equal
+    reward penalties that differ."""
     advantage = group_advantages(batch.rewards, baseline)
     live = advantage != 0
     if ref is None or cfg.kl_in == "loss":
@@ -136,9 +135,8 @@ def credit(
 def token_rewards(cfg: KLSettings, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> Tensor:
     """PPO's (N, C) reward of each token: the task's at the last one, less the KL penalty of
     each (arXiv:2203.02155, eq. 2)."""
-    rows = batch.lengths().nonzero()[
-        :, 0
-    ]  # a prompt that fills the block leaves an empty completion
+    # a prompt that fills the block leaves an empty completion
+    rows = batch.lengths().nonzero()[:, 0]
     rewards = torch.zeros(old.shape)
     rewards[rows, batch.lengths()[rows] - 1] = batch.rewards.flatten()[rows]
     rewards = dist.send(rewards, old.device)

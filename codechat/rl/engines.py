@@ -2,10 +2,8 @@
 step.
 
     local   `generate.sample` on the policy itself
-    http    `codechat serve --reload-from DIR`; draws the tokens of `local`: seed and keys travel
-            with each request
-    vllm    vLLM's OpenAI server on GPUs; its own random generator: another curve of the same
-            distribution
+    http    `codechat serve --reload-from DIR`; draws the tokens of `local`: seed and keys travel with each request
+    vllm    vLLM's OpenAI server on GPUs; its own random generator: another curve of the same distribution
 
 Weights travel through --engine-dir, which trainer and server both see. Our server reports with
 every completion which weights sampled it; completions of other weights, as after a restart, are
@@ -323,9 +321,8 @@ class VLLM(Http):
         key: int | str,
     ) -> dict[str, Any]:
         single = [s[0] for s in stop if len(s) == 1]
-        if (
-            stop and not single
-        ):  # endings of more tokens only save time: completions are cut at stop texts
+        # endings of more tokens only save time: completions are cut at stop texts
+        if stop and not single:
             problem = "vLLM stops at single ids, but a turn of this model ends with several"
             raise ConfigError(f"{problem}; use --tags reserved, or --engine http")
         bias = {str(i): BANNED for i in range(self.shape.n_ids, self.shape.padded_vocab)} or None
@@ -333,9 +330,8 @@ class VLLM(Http):
         return {"stop_token_ids": single, "top_k": top_k or -1, "logit_bias": bias, "seed": seed}
 
     def _load_weights(self) -> None:
-        dtype: Any = str(dist.compute_dtype()).removeprefix(
-            "torch."
-        )  # one of the names that an export takes
+        # one of the names that an export takes
+        dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")
         exchange.export(
             exchange.ExportConfig(
                 ckpt=str(self.path),
@@ -412,9 +408,8 @@ class RolloutSampler:
         number within its step over all ranks. One part is judged while the next one is sampled.
         A collective."""
         cfg = self.cfg
-        part = (
-            cfg.device_batch_size if cfg.grad_accum > 1 else max(n, 1)
-        )  # problems sampled together
+        # problems sampled together
+        part = cfg.device_batch_size if cfg.grad_accum > 1 else max(n, 1)
 
         def sample(numbers: range) -> RolloutBatch:
             return rollout.draw(

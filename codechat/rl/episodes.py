@@ -73,9 +73,8 @@ class Episode:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.mask: list[bool] = []
-        self.kept: list[
-            tuple[int, Tensor | None]
-        ] = []  # tokens of each part, and their `Completion.kept`
+        # tokens of each part, and their `Completion.kept`
+        self.kept: list[tuple[int, Tensor | None]] = []
         self.turns: list[Turn] = []
         self.stop: generate.StopReason | None = None  # none = it goes on
 
@@ -109,9 +108,8 @@ class Episode:
         if len(self.prompt) + len(self.ids) + len(reply) >= room:
             self.stop = "context"
             return
-        self._append(
-            reply, [0.0] * len(reply), False
-        )  # the environment's text is input, never a target
+        # the environment's text is input, never a target
+        self._append(reply, [0.0] * len(reply), False)
 
     def finished(self) -> Self:
         kept = generate.joined_kept(self.kept)
@@ -169,9 +167,8 @@ def play(
         on_overflow="stop",
     )
     groups = list(zip(problems, range(len(problems)) if keys is None else keys, strict=True))
-    at_once = max(
-        1, getattr(task, "episodes_at_once", len(problems) * group_size) // group_size
-    )  # groups
+    # groups
+    at_once = max(1, getattr(task, "episodes_at_once", len(problems) * group_size) // group_size)
     played: list[Episode] = []
     for at in range(0, len(groups), at_once):
         part = groups[at : at + at_once]

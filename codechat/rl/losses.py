@@ -83,8 +83,7 @@ def policy_ratio(
     level: Literal["token", "sequence"] = "token",
 ) -> Tensor:
     """(B, T) new / old policy of each token, or the geometric mean of its sequence (GSPO,
-    arXiv:2507.18071, eq. 7); see
-    `bounded` for ratios above 1e13."""
+    arXiv:2507.18071, eq. 7); see `bounded` for ratios above 1e13."""
     log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, torch.zeros_like(logprobs))
     if level == "sequence":
         log_ratio = (
@@ -100,9 +99,8 @@ def importance_weights(
     cap: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(B, T) min(pi / mu, cap) of each token, pi the trainer's and mu the sampler's
-    probability, no gradient; 1 if
-    `cap` is 0. For a sampler that computes other probabilities than the trainer, or is some
-    steps behind.
+    probability, no gradient; 1 if `cap` is 0. For a sampler that computes other probabilities
+    than the trainer, or is some steps behind.
 
     Truncated importance sampling (Ionides 2008), per token as in Yao et al. 2025 ("Your
     efficient RL framework secretly brings you off-policy RL training"). The cap bounds the
@@ -184,11 +182,10 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> 
     (Schulman, "Approximating KL divergence").
 
     With r = ref / policy: k1 = -log r, unbiased, can be negative; k2 = (log r)^2 / 2, biased,
-    low variance; k3 = r - 1
-    - log r, unbiased and never negative. As a *loss*, k1's gradient is noise of mean zero, k2's
-    is that of the next token's KL, k3's that of KL(reference || policy). As a *reward*, without
-    gradient through it, k1 has the gradient of the whole KL, k2 and k3 do not.
-    `codechat_lab.instruments.exact_gradients` computes them."""
+    low variance; k3 = r - 1 - log r, unbiased and never negative. As a *loss*, k1's gradient is
+    noise of mean zero, k2's is that of the next token's KL, k3's that of KL(reference ||
+    policy). As a *reward*, without gradient through it, k1 has the gradient of the whole KL, k2
+    and k3 do not. `codechat_lab.instruments.exact_gradients` computes them."""
     log_r = ref_logprobs - logprobs
     if kind == "k1":
         return -log_r

@@ -408,9 +408,8 @@ def pack(
     fixed: bool = False,
 ) -> Iterator[Packed]:
     """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not
-    fit is split, its prompt
-    repeated. fixed: of exactly `rows` rows of row_tokens, or of a multiple of it where a row is
-    longer, so that compiled code meets one shape.
+    fit is split, its prompt repeated. fixed: of exactly `rows` rows of row_tokens, or of a
+    multiple of it where a row is longer, so that compiled code meets one shape.
 
     keep: (P, G) bool, completions to pack; default all. Completions of advantage 0 add exactly
     0 to a policy gradient and may be left out, so counts that normalise the loss must come from
@@ -430,9 +429,8 @@ def pack(
         row.extend(chunk)
     bins.sort(key=len, reverse=True)
     length = -(-len(bins[0]) // row_tokens) * row_tokens if bins and fixed else 0
-    first = (
-        batch.lengths().cumsum(0) - batch.lengths()
-    )  # (N,) row of `batch.kept` of each completion's first token
+    # (N,) row of `batch.kept` of each completion's first token
+    first = batch.lengths().cumsum(0) - batch.lengths()
     for at in range(0, len(bins), rows):
         packed = _pad(bins[at : at + rows], length, rows if fixed else 0)
         if batch.kept is not None:
@@ -453,13 +451,11 @@ def _group_chunks(
     for number in batch.numbers([p]):
         ids = batch.completions[number].ids
         written = batch.completions[number].written
-        if not wanted[number] or not any(
-            written
-        ):  # of tokens that are no targets there is nothing to learn
+        # of tokens that are no targets there is nothing to learn
+        if not wanted[number] or not any(written):
             continue
-        if (
-            branch and len(chunk) + len(ids) > row_tokens
-        ):  # a single branch stays whole, in a row that is longer
+        # a single branch stays whole, in a row that is longer
+        if branch and len(chunk) + len(ids) > row_tokens:
             yield chunk
             chunk = _opening(prompt)
             branch = 0

@@ -4,12 +4,9 @@ complete or absent.
     checkpoints/step_000120/model.pt   weights, float32
                             optim.pt   optimizer states
                             ranks.pt   random states, and the `extra` of each rank
-                            meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the
-                                       files
-    checkpoints/step_001000/model.safetensors   all of a released one but meta.json
-                                                (`formats.exchange`); or
-                            adapter.safetensors  what it adds to a pretrained model, which is
-                            fetched on first use
+                            meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the files
+    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`formats.exchange`); or
+                            adapter.safetensors  what it adds to the run base/NAME, which must exist
     checkpoints/latest, best           text: the name of a step
 
 A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`).
@@ -309,13 +306,13 @@ def save(
     keep_last: int = 2,
     wait: bool = True,
 ) -> Path:
-    """Write checkpoints/step_<step> and point `latest` at it; returns its directory. A collective.
+    """Write checkpoints/step_<step> and point `latest` at it; returns its directory. A
+    collective.
 
     extra: this rank's own state (data cursor, ...). meta: json about the model (tokenizer,
     tags, lineage). wait: False lets a thread write a copy in host memory; its errors are raised
-    by the next `save` or by `settle`. Kept: the newest
-    `keep_last` (0 = all), best and latest. CheckpointError where the disk fails; the former
-    ones are untouched."""
+    by the next `save` or by `settle`. Kept: the newest `keep_last` (0 = all), best and latest.
+    CheckpointError where the disk fails; the former ones are untouched."""
     global _under_way
     settle()
     final = Path(run_path) / "checkpoints" / f"step_{step:06d}"

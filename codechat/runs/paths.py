@@ -530,9 +530,8 @@ def prepare(
             "env.json": here | {"parent": origin},
             "status.json": status,
         }
-        if plan is None and (
-            planned or resume
-        ):  # in place: launch.sh and its log stay where they are
+        # in place: launch.sh and its log stay where they are
+        if plan is None and (planned or resume):
             if not planned:
                 check_same(name, config)
                 env = read_json(path / "env.json")

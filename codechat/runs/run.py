@@ -173,9 +173,8 @@ class Run:
         self._ended: dict[str, Any] | None = None  # the status of a run that gave its place back
         self._begins: int | None = None  # step from which a resumed run continues
         self._rewind = False  # whether the next row drops those behind that step
-        self._curves: dict[
-            str, tuple[str, str]
-        ] = {}  # split -> checkpoint's run and sampling of its first evaluation
+        # split -> checkpoint's run and sampling of its first evaluation
+        self._curves: dict[str, tuple[str, str]] = {}
         self._board: Any = None
         self._tracked: Any = None  # the run of wandb
 

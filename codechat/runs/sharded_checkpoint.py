@@ -35,8 +35,8 @@ def write(
     temp: Path, states: Mapping[str, Mapping[str, Tensor]], group: td.ProcessGroup
 ) -> dict[str, Any]:
     """Write this rank's shard of {model, optim: {name: tensor}}; {file: record} of all ranks'
-    files. A collective over
-    `group`. OSError, on every rank, where a disk fails; the temporary directory is then removed."""
+    files. A collective over `group`. OSError, on every rank, where a disk fails; the temporary
+    directory is then removed."""
     td.barrier(group)
     problem = None
     mine = {}

@@ -2,9 +2,8 @@
 
 The library has one task of its own, `toy`, and reads rows of one's own (`custom`). Every other
 task is a class of a file or module, or of an installed package that names it in its entry
-points `codechat.tasks`, as the laboratory does.
-`load` imports a task's module at that moment, so names and help texts cost nothing.
-"""
+points `codechat.tasks`, as the laboratory does. `load` imports a task's module at that moment,
+so names and help texts cost nothing."""
 
 import inspect
 import json

@@ -39,9 +39,8 @@ class Problem:
 @dataclass(frozen=True)
 class Score:
     """reward: in [0, max_reward], may be shaped. tier: a rung of the task. parts: counts behind
-    the reward. correct:
-    the exact answer. terms: the addends of a reward that is a sum, logged one by one; every
-    score of a task has the same names."""
+    the reward. correct: the exact answer. terms: the addends of a reward that is a sum, logged
+    one by one; every score of a task has the same names."""
 
     reward: float
     tier: str
@@ -319,9 +318,8 @@ def check_reward(task: Task, problems: Iterable[Problem]) -> dict[str, float]:
     )
     paid = Counter[str]()
     for i, problem in enumerate(problems):
-        answers = dict.fromkeys(
-            [*golds[i : i + 1], *golds]
-        )  # its own first; if all are equal, that one solves it
+        # its own first; if all are equal, that one solves it
+        answers = dict.fromkeys([*golds[i : i + 1], *golds])
         attacks = ATTACKS | {
             "the prompt": "\n".join(message["content"] for message in task.prompt(problem)),
             "all answers": "\n".join(answers) if len(answers) > 1 else "",

@@ -3,19 +3,16 @@ a notebook.
 
     class Capitals(RowsTask):
         rows = "capitals.jsonl"               # {"prompt", "gold"} a line; or a list of such rows
-        rewards = {exact: 1.0, short: 0.0}    # functions of (completion, problem); weight 0:
-                                              logged, not trained
+        rewards = {exact: 1.0, short: 0.0}    # functions of (completion, problem); weight 0: logged, not trained
 
 A reward function returns a number in [0, 1], or a mapping of such numbers: each is logged, and
 the mean counts. TRL's form (prompts, completions, **columns) -> list of numbers works too. Any
 class with the methods of `tasks.base.Task` is a task.
 
-    codechat new task capitals                 a start: capitals.py, test_capitals.py and
-                                               capitals.jsonl in this folder
+    codechat new task capitals                 a start: capitals.py, test_capitals.py and capitals.jsonl in this folder
     codechat grpo --task capitals.py:Capitals --init-from nano/sft --run-name capitals
     codechat new package capitals              the same in capitals/, with a pyproject.toml
-    pip install ./capitals                     then: codechat grpo --task capitals
-"""
+    pip install ./capitals                     then: codechat grpo --task capitals"""
 
 import inspect
 import json
@@ -60,16 +57,16 @@ class RowsTask(BaseTask):
     problem's `meta`. A completion is correct if its reward is full."""
 
     name: str = ""
+    # error: a reward function failed; its message is in Score.parts
     tiers = (
         "none",
         "error",
         "some",
         "full",
-    )  # error: a reward function failed; its message is in Score.parts
+    )
     rows: Any = ()  # as given; of an object the problems
-    rewards: ClassVar[
-        Mapping[Function, float] | Sequence[Function]
-    ] = {}  # function -> weight; in a list all weigh 1
+    # function -> weight; in a list all weigh 1
+    rewards: ClassVar[Mapping[Function, float] | Sequence[Function]] = {}
 
     def __init_subclass__(cls) -> None:
         cls.name = vars(cls).get("name") or cls.__name__.lower()
@@ -78,9 +75,8 @@ class RowsTask(BaseTask):
         self._rewards = self._named_rewards()
         self._rows: dict[str, Row] = {}  # by the id of the problem
         self.rows = self._problems(self._read_rows(source))
-        self._terms: list[
-            str
-        ] = []  # names of the terms of a reference solution; every score must have the same
+        # names of the terms of a reference solution; every score must have the same
+        self._terms: list[str] = []
         self._shown = False
 
     def _named_rewards(self) -> list[Reward]:

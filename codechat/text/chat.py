@@ -3,21 +3,17 @@
 A message is {"role": "system" | "user" | "assistant" | "function", "content": str}. Five modes
 turn it into ids:
 
-    reserved    {tag}\\n{content}\\n<|end|>\\n; a tag is one id, n_vocab + its index in TAGS: no
-                text forges a turn
+    reserved    {tag}\\n{content}\\n<|end|>\\n; a tag is one id, n_vocab + its index in TAGS: no text forges a turn
     text        the same in ordinary tokens; content that holds a tag raises
     template    an imported model's own jinja template, see `chat_template`
-    native      the same, and the template also lists the tools and writes the calls, see
-                `native_template`
-    raw         contents alone, for base models: a begin-of-text token if there is one, an empty
-                line before a content
+    native      the same, and the template also lists the tools and writes the calls, see `native_template`
+    raw         contents alone, for base models: a begin-of-text token if there is one, an empty line before a content
                 unless it follows or is an answer, the end of text after an answer
 
 In reserved and text mode <functioncall> is a tag too, in assistant turns only. Tags, line ends
 and contents are tokenised separately, so a prompt's ids are a prefix of the conversation's. A
-stop is a sequence of ids: code may hold
-`<`, `|`, `end` and `>`. Only what the assistant writes carries loss: content, the line end
-after it and <|end|>."""
+stop is a sequence of ids: code may hold `<`, `|`, `end` and `>`. Only what the assistant writes
+carries loss: content, the line end after it and <|end|>."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -200,9 +196,8 @@ def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
     """Text of ids in any mode, every blank of it, reserved ids spelled as their tags. DataError
     for ids beyond them."""
     pieces: list[str] = []
-    run: list[
-        int
-    ] = []  # ids since the last tag; a character may take several, so they are decoded together
+    # ids since the last tag; a character may take several, so they are decoded together
+    run: list[int] = []
     for token in map(int, ids):
         if token < tokenizer.n_vocab:
             run.append(token)
@@ -272,10 +267,11 @@ def _turns(
     _check(messages, tokenizer, tags)
     if tags in TEMPLATES:
         return _template(tokenizer, tags).turns(messages, prompt)
+    # as if an answer stood before raw text
     roles_before = [
         "assistant",
         *(message["role"] for message in messages),
-    ]  # as if an answer stood before raw text
+    ]
     turns = [
         _turn(message, tokenizer, tags, before) for message, before in zip(messages, roles_before)
     ]

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 from codechat.core.errors import ConfigError, DataError
 from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 
-Message = Mapping[
-    str, Any
-]  # role and content, both strings; `weight` 0 for an answer that carries no loss
+# role and content, both strings; `weight` 0 for an answer that carries no loss
+Message = Mapping[str, Any]
 
 # Contents of the private use area, which no template treats specially.
 USER = {"role": "user", "content": "\ue0000\ue001"}
@@ -142,9 +141,8 @@ class ChatTemplate:
         begins to write."""
         turns, tail = self._texts(messages, prompt)
         parts: list[list[int]] = []  # the ids of every part of every turn, in order
-        waiting: list[
-            str
-        ] = []  # what stands between two answers is tokenised together, behind the first one
+        # what stands between two answers is tokenised together, behind the first one
+        waiting: list[str] = []
         before = ""
         for message, turn in zip(messages, turns):
             if message["role"] == "assistant":

@@ -1,13 +1,10 @@
 """Tool calls in the words of other models, read as calls of our chat format.
 
-    <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>         Hermes, Qwen, SmolLM3,
-    Granite 4
-    [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]                 Mistral; also
-    [TOOL_CALLS]f[ARGS]{"a": 1}
+    <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>         Hermes, Qwen, SmolLM3, Granite 4
+    [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]                 Mistral; also [TOOL_CALLS]f[ARGS]{"a": 1}
     <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                 Granite 3, Phi-4-mini
     <|tool_call_start|>[f(a=1)]<|tool_call_end|>                        LFM2
-    {"name": "f", "parameters": {"a": 1}}                               Llama 3, also behind
-    <|python_tag|>
+    {"name": "f", "parameters": {"a": 1}}                               Llama 3, also behind <|python_tag|>
     <tool_call><function=f><parameter=a>1</parameter></function></tool_call>           Qwen3-Coder
     <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>               GLM
     <｜tool▁call▁begin｜>function<｜tool▁sep｜>f ... ```json {"a": 1} ```              DeepSeek

@@ -2,9 +2,8 @@
 
 Conversations stay as they are everywhere else: the system text lists functions (`tool_lists`),
 an answer holds calls behind our tag (`tool_calls`), a result has the role function. Here they
-become what the template knows (`tools`,
-`tool_calls`, the role tool), and what a model samples becomes a conversation of ours again
-(`native_calls`).
+become what the template knows (`tools`, `tool_calls`, the role tool), and what a model samples
+becomes a conversation of ours again (`native_calls`).
 
 A template is used only if it is proven to: calls of all kinds are rendered, read again, and
 compared. One whose calls do not come back is refused with the reason; `--tags template` then

@@ -48,13 +48,14 @@ LONGEST_SPACE = 50_000
 _LONG_SPACE = re.compile(rf"(?<!\s)\s{{{LONGEST_SPACE},}}+")
 
 
+# before a text inside another, the first that stays a token of its own
 ORDINARY = (
     "\n",
     "a",
     "0",
     ".",
     "",
-)  # before a text inside another, the first that stays a token of its own
+)
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -199,8 +200,7 @@ class ImportedTokenizer(Tokenizer):
     @cached_property
     def beginning(self) -> tuple[int, ...]:  # type: ignore[override]
         """The ids that the tokenizer's own post-processor puts before a text (Llama's
-        begin-of-text; none in Qwen).
-        `chat` puts them before raw text."""
+        begin-of-text; none in Qwen). `chat` puts them before raw text."""
         before, _ = tokenizer_files.around(self._special)
         return tuple(before)
 

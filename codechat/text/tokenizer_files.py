@@ -133,9 +133,8 @@ def _add_listed(made: Any, spec: str, table: Any) -> None:
         raise DataError(
             f"{spec}: added_tokens_decoder is no table of ids and tokens ({error!r}); {ADVICE}"
         ) from None
-    made.add_tokens(
-        sorted(tokens, key=lambda token: ids[token.content])
-    )  # a new token takes the next free id
+    # a new token takes the next free id
+    made.add_tokens(sorted(tokens, key=lambda token: ids[token.content]))
     for content, i in ids.items():
         found = made.token_to_id(content)
         if found != i:

@@ -248,8 +248,8 @@ def _strict(text: str, start: int = 0) -> Read | None:
 
 def _literal(text: str, start: int, stop: int, quoted: bool = True) -> Read | None:
     """A Python literal, JSON with commas too many, or a mixture. Equal to `ast.literal_eval`
-    where that reads the text
-    too, or nothing. quoted: it is a call, whose arguments may be JSON in single quotes."""
+    where that reads the text too, or nothing. quoted: it is a call, whose arguments may be JSON
+    in single quotes."""
     return _LiteralReader(text, start, stop, quoted).read()
 
 
@@ -364,9 +364,8 @@ def _escaped(match: re.Match[str]) -> str:
         return _ESCAPED[code]
     if code[0] not in "01234567xuUN\r":
         return match[0]
-    number = (
-        int(code, 8) if code[0] in "01234567" else int(code[1:], 16)
-    )  # ValueError for what lacks its digits
+    # ValueError for what lacks its digits
+    number = int(code, 8) if code[0] in "01234567" else int(code[1:], 16)
     if number in range(0xD800, 0xE000):  # half a character
         raise ValueError(code)
     return chr(number)
@@ -440,8 +439,8 @@ def answer_text(message: Mapping[str, Any]) -> str:
     as the model wrote them.
 
     Other servers' forms of it are read too: content in parts (Mistral), arguments as an object
-    (Ollama), one
-    `function_call` (OpenAI's of 2023). Reasoning beside the content is no part of the answer."""
+    (Ollama), one `function_call` (OpenAI's of 2023). Reasoning beside the content is no part of
+    the answer."""
     content = message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
         content = "\n".join(

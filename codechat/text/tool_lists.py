@@ -5,10 +5,9 @@
     add_note(note: {text: string, tags?: string[]}, colour?: red|"a|b"|null)
 
 `?` = optional; `a|b` = one of these values or types; `[]` = a list of what stands before it;
-`{...}` = an object of
-these keys, `...: type` in it = any further keys. A value is written as JSON where its plain
-text would be read as another one. A line reads back as what it was written for, whatever names,
-values and descriptions hold: each is read before it is used.
+`{...}` = an object of these keys, `...: type` in it = any further keys. A value is written as
+JSON where its plain text would be read as another one. A line reads back as what it was written
+for, whatever names, values and descriptions hold: each is read before it is used.
 
 Lists keep names, types, enumerations, which arguments are required, and nested objects.
 References, `anyOf`, `allOf` and `const` are written as what they allow. What a list cannot say
@@ -36,9 +35,8 @@ MOST_REFERENCES = (
     200  # that one tool's line follows; a further one is written as the type it points to
 )
 DEEPEST = 20  # levels of a type that are read and written
-PLAIN, VALUES, ALL = range(
-    3
-)  # what of a line is written as JSON: nothing, values that are no plain words, all
+# what of a line is written as JSON: nothing, values that are no plain words, all
+PLAIN, VALUES, ALL = range(3)
 FURTHER = "..."  # the name under which an object's further keys stand
 
 # The quantifiers *+ and ++ are possessive, so that no list makes a pattern backtrack.
@@ -236,8 +234,7 @@ def offered_names(prompt: str) -> frozenset[str]:
 
 def offered_schemas(prompt: str) -> list[Schema]:
     """{"name", "description", "parameters": JSON Schema} of the functions that a system text
-    offers in any style of
-    `tools_prompt`, as far as it says."""
+    offers in any style of `tools_prompt`, as far as it says."""
     return split_offer(prompt)[1]
 
 
@@ -424,9 +421,8 @@ def _read_union(parts: Sequence[str | Schema]) -> Schema:
         return {"enum": words} if named is None else named
     types = all(word in TYPES or word == "any" for word in words)
     members = [_read_member(part, types) for part in parts]
-    if not any(
-        "enum" in one for part, one in zip(parts, members) if part != "null"
-    ):  # beside values null is one
+    # beside values null is one
+    if not any("enum" in one for part, one in zip(parts, members) if part != "null"):
         members = [{"type": "null"} if part == "null" else one for part, one in zip(parts, members)]
     return union(members)
 

@@ -1,17 +1,14 @@
-"""The schema of a tool in any public form -> {"name", "description", "parameters": JSON Schema}.
+"""The schema of a tool in any public form -> {"name", "description", "parameters": JSON
+Schema}.
 
-    OpenAI             {"type": "function", "function": {...}}, {"function": {...}}, or without the
-                       object around it
-    MCP, Anthropic     {"name", "description", "inputSchema" or "input_schema"}; Bedrock has
-                       toolSpec around it
-    xLAM, Seal-Tools   "parameters": {"city": {"type": "str, optional", ...}}, without the object
-                       around the names
+    OpenAI             {"type": "function", "function": {...}}, {"function": {...}}, or without the object around it
+    MCP, Anthropic     {"name", "description", "inputSchema" or "input_schema"}; Bedrock has toolSpec around it
+    xLAM, Seal-Tools   "parameters": {"city": {"type": "str, optional", ...}}, without the object around the names
     lists              "parameters": [{"name": "city", "type": "string", "required": true}]
 
 Words for types of Python, Java, JavaScript, C and OpenAPI become JSON Schema's: `float`,
-`dict`, `List[int]`,
-`Optional[str]`, `Map<String, Integer>`, `array of strings`, `int, optional`, and `nullable:
-true`. A word that is not
+`dict`, `List[int]`, `Optional[str]`, `Map<String, Integer>`, `array of strings`, `int,
+optional`, and `nullable: true`. A word that is not
 known is never read as another one: the value is left unconstrained and the word is named, or it
 is an error. What is JSON Schema already stays as it is."""
 
@@ -572,9 +569,8 @@ def _word(tokens: _Tokens) -> Schema:
         if not inside:
             raise LookupError(word)
         return _union([*inside, {"type": "null"}] if word == "optional" else inside)
-    kind = TYPE_OF_WORD.get(word) or TYPE_OF_WORD.get(
-        word.removesuffix("s")
-    )  # "strings", but not "short"
+    # "strings", but not "short"
+    kind = TYPE_OF_WORD.get(word) or TYPE_OF_WORD.get(word.removesuffix("s"))
     if kind is None:
         raise LookupError(word)
     if kind == "any":

@@ -1,6 +1,5 @@
 """What SFT is evaluated on: held-out loss of each domain, behaviour probes, and greedy answers
-to problems of
---eval-task."""
+to problems of --eval-task."""
 
 import importlib
 import sys

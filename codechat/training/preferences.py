@@ -1,8 +1,8 @@
 """What `preference` trains on and how it is scored: pairs read or sampled, their losses with
 the reference model's log-probabilities, and what is logged.
 
-Rows of `preferences.SPLIT.jsonl` have the forms of `data.preference_rows`. Pairs are groups of a
-`rollout.RolloutBatch`, so that rollouts and preferences share packing and scoring."""
+Rows of `preferences.SPLIT.jsonl` have the forms of `data.preference_rows`. Pairs are groups of
+a `rollout.RolloutBatch`, so that rollouts and preferences share packing and scoring."""
 
 import sys
 import time

@@ -1,13 +1,11 @@
 """What the loops that learn from a task's reward share: rollouts in, updates out, and
 everything about a step that has one right answer.
 
-    with rl_session(cfg, "reinforce") as r:                 # policy, task, engine, run; checks;
-    resume; the last save
+    with rl_session(cfg, "reinforce") as r:                 # policy, task, engine, run; checks; resume; the last save
         for step in r.steps():                              # saves and evaluates when due
             batch = r.sample()                              # P problems x G completions
             advantage = group_advantages(batch.rewards)     # (P, G)
-            for update in r.updates(batch, advantage != 0): # none where all groups of all ranks
-            agree
+            for update in r.updates(batch, advantage != 0): # none where all groups of all ranks agree
                 for mb in update.microbatches():            # completions padded to (B, C)
                     logprobs, entropy = mb.logprobs()
                     mb.backward(...)
@@ -71,8 +69,8 @@ def rl_session(
     is written, for bad settings or a DEAD task.
 
     reference: keep the starting policy as `r.reference`. value_head: train `r.head`. measures:
-    names that
-    `Microbatch.backward` adds up. data: hashes of what the loop uses beside its task."""
+    names that `Microbatch.backward` adds up. data: hashes of what the loop uses beside its
+    task."""
     with dist.session(cfg) as world:
         r = RLSession(
             cfg,
@@ -178,9 +176,8 @@ class RLSession(Session):
     def sample(self, resample_rounds: int = 0) -> RolloutBatch:
         """G completions of this rank's next P problems, drawn by the policy as it is. Dynamic
         sampling (DAPO, arXiv:2503.14476, eq. 11): groups without variance are replaced by those
-        of further problems, at most so many
-        times. A collective: every rank joins every round, since replacements shift the other
-        ranks' problem indices."""
+        of further problems, at most so many times. A collective: every rank joins every round,
+        since replacements shift the other ranks' problem indices."""
         self.meter = Meter(self.measures)
         self.engine.push(self.model, self.step)
         mine = self.cfg.batch_per_rank
@@ -327,8 +324,8 @@ class RLSession(Session):
 
     def _watch_signal(self, with_variance: float) -> None:
         """Report the first step that learned nothing although rewards differ, and end the run
-        after --dead-patience
-        DEAD steps in a row. with_variance: share of groups whose rewards differ."""
+        after --dead-patience DEAD steps in a row. with_variance: share of groups whose rewards
+        differ."""
         idle = ""
         if with_variance and not self.meter.updates:
             idle = self.cfg.idle_reason
@@ -367,8 +364,8 @@ class Counts(NamedTuple):
 
 def count_minibatches(written: Tensor, live: Tensor, dealt: Sequence[list[int]]) -> list[Counts]:
     """Counts of each minibatch. written: (P, G) tokens that the policy wrote. live: (P, G)
-    bool; a completion without
-    tokens is never live. dealt: the groups of each minibatch. A collective."""
+    bool; a completion without tokens is never live. dealt: the groups of each minibatch. A
+    collective."""
     live = live & (written > 0)
     mine = []
     for groups in dealt:
@@ -437,9 +434,8 @@ class Microbatch:
 
     def logprobs(self, states: bool = False, whole: bool = False) -> tuple[Tensor, ...]:
         """(B, C) log-probabilities and entropies of the distribution that was sampled: at its
-        temperature, under
-        --top-k over the tokens that the sampler kept. The entropy carries gradient if
-        --entropy-coef is not 0.
+        temperature, under --top-k over the tokens that the sampler kept. The entropy carries
+        gradient if --entropy-coef is not 0.
 
         states: also what `ValueHead` reads, as `unpack` takes it. whole: over all tokens under
         --top-k too, for a loss
@@ -454,9 +450,8 @@ class Microbatch:
                     comparable, *_ = self._forward(packed, states)
             packed = replace(packed, kept=None)
         logprobs, entropy, *hidden = self._forward(packed, states)
-        if (
-            first
-        ):  # the largest difference between the trainer's and the sampler's log-probabilities
+        # the largest difference between the trainer's and the sampler's log-probabilities
+        if first:
             ours = packed.unpack(logprobs.detach() if comparable is None else comparable)
             gap = torch.where(self.mask, ours - self.of(session.sampled_logprobs), 0.0)
             session.meter.add({"logprob_mismatch": gap.abs().max()})

@@ -79,9 +79,8 @@ class RLSettings(SamplingSettings, LearningSettings):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "task", name_of(self.task)
-        )  # an object or a class of a notebook, by its name
+        # an object or a class of a notebook, by its name
+        object.__setattr__(self, "task", name_of(self.task))
         super().__post_init__()
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(

@@ -1,12 +1,12 @@
 """A run while it trains, and what a loop opens before its first step: parent checkpoint and
 policy. Every loop has a session; a session knows no task.
 
-s = SupervisedSession("sft", cfg, model, tok, parent=parent, evaluate=evaluate, kept={"loader":
-loader}, ...) with s.running():
-    for step in s.steps():             # saves, evaluates and ends when due
-        ...                            # forward and backward passes
-        s.apply_gradients()
-        s.log_supervised(nats, tokens_per_step)
+    s = SupervisedSession("sft", cfg, model, tok, parent=parent, evaluate=evaluate, ...)
+    with s.running():
+        for step in s.steps():         # saves, evaluates and ends when due
+            ...                        # forward and backward passes
+            s.apply_gradients()
+            s.log_supervised(nats, tokens_per_step)
 """
 
 import math
@@ -70,11 +70,9 @@ class Session:
         data: Mapping[str, str] = {},
     ) -> None:
         """evaluate(model, step): a row of eval.jsonl. heads: modules beside the model, such as
-        a value head, and their
-        learning rates. kept: objects with state() and load_state(), which a checkpoint holds
-        beside model and
-        optimizers. trained_on: what the contamination check searches. data: {what the run uses:
-        hash}; --resume refuses other data by name."""
+        a value head, and their learning rates. kept: objects with state() and load_state(),
+        which a checkpoint holds beside model and optimizers. trained_on: what the contamination
+        check searches. data: {what the run uses: hash}; --resume refuses other data by name."""
         self.cfg = cfg
         self.model = model
         self.tok = tok
@@ -319,9 +317,8 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 class Prefetched:
     """A loader (next, state, load_state) with a thread that prepares batches, `ahead` of them,
-    in pinned memory while a
-    step runs. beside: whether to use the thread; None = on a GPU. `state()` is that of the
-    batches handed out."""
+    in pinned memory while a step runs. beside: whether to use the thread; None = on a GPU.
+    `state()` is that of the batches handed out."""
 
     def __init__(
         self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None
@@ -364,8 +361,8 @@ class Start(NamedTuple, Generic[C]):
 def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> Start[C]:
     """The parent checkpoint and tokenizer of a run. The settings take the architecture and,
     unless they name others, the tags from the parent; without a parent the vocabulary is that
-    of the tokenizer. ConfigError if the parent has
-    another architecture. tok: the tokenizer of the data, where those decide it."""
+    of the tokenizer. ConfigError if the parent has another architecture. tok: the tokenizer of
+    the data, where those decide it."""
     parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
     if isinstance(cfg, ChatSettings) and not cfg.tags:
         cfg = replace(cfg, tags=parent.meta["tags"] if parent else "reserved")

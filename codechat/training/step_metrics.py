@@ -5,12 +5,11 @@ Metrics of a batch, over all ranks:
 
 reward_mean, reward_std    over all completions; the task's own reward, without penalties
 exact_match, tier/*        shares of completions; reward/*: mean of each term of the reward
-frac_zero_std_groups       share of groups whose rewards are all equal; effective_groups: how many
-                           differ
-completion_tokens_mean     tokens that the policy wrote, per completion
+frac_zero_std_groups       share of groups whose rewards are all equal; effective_groups: how
+many differ completion_tokens_mean     tokens that the policy wrote, per completion
 truncated_frac             share of completions that were cut off within an answer
-entropy                    nats per token: mean -log p of the sampled tokens under the sampler
-"""
+entropy                    nats per token: mean -log p of the sampled tokens under the
+sampler"""
 
 from __future__ import annotations
 
@@ -31,12 +30,13 @@ from codechat.rl.advantages import equal_groups
 from codechat.rl.rollout import RolloutBatch
 
 MAXIMA = ("logprob_mismatch", "ratio_max")
+# measures of loops that clip ratios
 CLIPPING = (
     "clipped_low",
     "clipped_high",
     "kl_old",
     "ratio_max",
-)  # measures of loops that clip ratios
+)
 
 
 class Meter:
@@ -77,9 +77,8 @@ class Meter:
         for name, given in unread:
             value = next(values) if isinstance(given, Tensor) else float(given)
             if name in self.maxima:
-                self.maxima[name] = float(
-                    np.maximum(self.maxima[name], value)
-                )  # NaN where either is
+                # NaN where either is
+                self.maxima[name] = float(np.maximum(self.maxima[name], value))
             else:
                 self.sums.update({name: value})
         return [*values]
@@ -123,9 +122,8 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Metrics of the batch that all ranks train on, with a loop's own. maxima: NaN if any is. A
     collective."""
-    nats = -math.fsum(
-        x for c in batch.completions for x in c.logprobs
-    )  # 0 where an environment spoke
+    # 0 where an environment spoke
+    nats = -math.fsum(x for c in batch.completions for x in c.logprobs)
     shares = dict(
         exact_match=float(batch.correct.double().mean()),
         completion_tokens_mean=batch.n_tokens / len(batch.completions),

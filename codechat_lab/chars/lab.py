@@ -2,17 +2,16 @@
 masked denoising.
 
     codechat chars --objective supervised --run-name letters
-    codechat chars --objective grpo --horizon 70 --partial-logprob 0.05 --kl-coef 0.001
-    --kl-warmup-tokens 200000
+    codechat chars --objective grpo --horizon 70 --partial-logprob 0.05 --kl-coef 0.001 \\
+        --kl-warmup-tokens 200000
     codechat chars --objective ppo --feed text --source my_text.txt --tokenizer gpt2:1024
     torchrun --standalone --nproc-per-node 2 -m codechat chars --objective denoise
 
 GRPO and PPO pretrain: the policy samples symbols, and each that matches the text earns a
 reward. GRPO compares the samples at one position with each other, PPO with a learned value. The
-weight of the KL divergence from a frozen
---reference, a bigram model of the text or the random policy of the start, rises from 0 to
---kl-coef over
---kl-warmup-tokens. All four objectives read the same windows.
+weight of the KL divergence from a frozen --reference, a bigram model of the text or the random
+policy of the start, rises from 0 to --kl-coef over --kl-warmup-tokens. All four objectives read
+the same windows.
 
 `tokens` counts positions in backward passes, over all ranks and epochs; --max-tokens ends every
 objective at the same count. `epoch` counts passes over the text: a policy that reads its own

@@ -2,14 +2,11 @@
 lineage was trained on.
 
 A problem counts as exposed where
-    prompt    at least half of the 13-grams of its request are in the training text, or a shorter
-              request is a whole
+    prompt    at least half of the 13-grams of its request are in the training text, or a shorter request is a whole
               message of it
     solution  the same for the 13-grams of the reference solution
-    program   a function of the training text equals the reference solution except for names,
-              comments and layout
-    function  a text defines a function of the requested name, for problems without a reference
-              solution
+    program   a function of the training text equals the reference solution except for names, comments and layout
+    function  a text defines a function of the requested name, for problems without a reference solution
 
 13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix
 C); half are required, so that a template that all problems share does not count. Programs of

@@ -10,8 +10,7 @@ minus the true gradient is its bias.
     world = World()
     theta = world.policy(seed=0)
     g = world.gradient(theta)                                         # d expected reward / d theta
-    m = expectation(world, theta, ESTIMATORS["grpo"], group_size=2)   # the mean over all groups of
-    two
+    m = expectation(world, theta, ESTIMATORS["grpo"], group_size=2)   # the mean over all groups of two
     cosine(m, g)
 
 Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameters; N groups of G

@@ -4,8 +4,8 @@
     codechat natural --ckpt nano/rl --temperature 0.5 --seed 1 --run-name natural-warm
 
 This is `evaluate` on that task, greedy; the run directory also gets `natural.jsonl`, a row per
-answer, and tables,
-`natural.md`. Requests that a checkpoint was trained on are also reported separately."""
+answer, and tables, `natural.md`. Requests that a checkpoint was trained on are also reported
+separately."""
 
 import html
 import json

@@ -2,8 +2,8 @@
 microbatch, a setting that makes it fit.
 
     codechat plan --preset 8b --gpus 8 --gpu a800-80gb --device-batch-size 4
-    codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.recompute
-    blocks --price 2.5
+    codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb \\
+        --model.recompute blocks --price 2.5
     codechat plan sft --preset 8b --gpus 1 --gpu h200-141gb --lora-rank 16 --device-batch-size 1
     codechat plan rl --preset 2b --gpus 1 --gpu h200-141gb --group-size 16 --max-new-tokens 512
 

@@ -2,8 +2,7 @@
 (seconds for any size, and no GPU), divided by the ranks that share the weights.
 
 Every token counts as supervised, the most that a batch can cost. The CPU's path runs with the
-GPU's numeric types;
-`torch.compile` keeps less than the eager step that is measured here."""
+GPU's numeric types; `torch.compile` keeps less than the eager step that is measured here."""
 
 from __future__ import annotations
 

@@ -4,16 +4,13 @@ survives a closed terminal or a restarted kernel.
     codechat launch sft --nproc 8 -- --preset d20 --data-dir data/sft --run-name my-sft
     codechat launch my-sft start
     codechat launch my-sft status
-    codechat launch my-sft tail                   follow the metrics; Ctrl-C stops following, not
-                                                  the run
+    codechat launch my-sft tail                   follow the metrics; Ctrl-C stops following, not the run
     codechat launch my-sft stop                   saves a checkpoint, then ends
     codechat launch sft --nproc 8 --nodes 2 -- --preset 8b --data-dir data/sft --run-name big-sft
 
-    codechat launch v6                            the unfinished stages of a recipe, with the
-                                                  options of `codechat run`
+    codechat launch v6                            the unfinished stages of a recipe, with the options of `codechat run`
     codechat launch v6 --from v6-rl --scale 8b --yes
-    codechat launch v6 status --scale 8b          its process, its stages, its log; also tail and
-                                                  stop, with the same
+    codechat launch v6 status --scale 8b          its process, its stages, its log; also tail and stop, with the same
                                                   --scale and --seed
 
 From a notebook: launcher.write(cfg, launcher.Machines(nproc=8)), then launcher.start("my-sft"),

@@ -1,8 +1,7 @@
 """`codechat export-scripts`: shell scripts with json settings, for the loops and for whole
 recipes, to run on any machine.
 
-    codechat export-scripts --out scripts                          every loop on eight GPUs; v6 and
-    ours at 2b and 8b
+    codechat export-scripts --out scripts                          every loop on eight GPUs; v6 and ours at 2b and 8b
     codechat export-scripts --out mine --recipes v5 --scales 8b
     PYTHON=python3.12 sh scripts/sft.sh --run-name mine --max-steps 100
     SKIP_TO=7 sh scripts/v6-8b.sh

@@ -308,8 +308,7 @@ def hash_stages(
     placed: Iterable[Placed], cfgs: Iterable[Any], replaced: Mapping[str, str]
 ) -> dict[str, str]:
     """A digest of each stage, over its kind, its settings and the digests of the stages that it
-    needs: a change
-    reaches all later stages. replaced: digests that are known."""
+    needs: a change reaches all later stages. replaced: digests that are known."""
     hashes = dict(replaced)
     for one, cfg in zip(placed, cfgs):
         needed = [hashes[need] for need in one.stage.needs]

@@ -2,16 +2,12 @@
 
     codechat run nano                      every stage that is not finished
     codechat run my.toml                   your own recipe (docs/recipes.md)
-    codechat run nano --from rl            rl and every stage after it, again; the old runs become
-                                           rl.1 and so on
+    codechat run nano --from rl            rl and every stage after it, again; the old runs become rl.1 and so on
     codechat run nano --force evaluate     this stage again, then the stages that need it
-    codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same
-                                           data and pretraining
+    codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same data and pretraining
     codechat run nano --base my-base       from SFT on, from a checkpoint that exists
-    codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks;
-                                           --yes launches
-    codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of
-    `codechat export-scripts`
+    codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
+    codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
     codechat recipes                       list all recipes
 
 The ledger `runs/NAME/stages.json` holds a hash of each finished stage, over its settings and
@@ -223,8 +219,7 @@ def time_left(expected: Mapping[str, float], taken: Mapping[str, float]) -> floa
 
 def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) -> float:
     """Run a stage and enter it in the ledger; returns its seconds. ranks: of torchrun; 0 = in
-    this process. again:
-    --from or --force names it or a stage before it."""
+    this process. again: --from or --force names it or a stage before it."""
     processes.stop.clear()
     began = time.perf_counter()
     path = paths.runs_dir() / (b.run_name or "")

@@ -1,9 +1,7 @@
 """The parts of a report that is read as an article: its answer and its tables, as Markdown.
 
-    articles.answer(numbers, "RL adds {gain:+.1f} points.", "...", "...")     three sentences from
-    asserted numbers
-    articles.beside([("pass@1", "0.86", "0.64", "another task set")])         published | ours |
-    what it means
+    articles.answer(numbers, "RL adds {gain:+.1f} points.", "...", "...")     three sentences from asserted numbers
+    articles.beside([("pass@1", "0.86", "0.64", "another task set")])         published | ours | what it means
     articles.table(frame, {"lr": "learning rate", "changed": ("values changed", ".1%")})
 
 The numbers of an answer are those that the report stores with `run_frames.headline`, which

@@ -1,13 +1,10 @@
 """Build reports: finished runs -> figures -> one executed notebook and its web page.
 
     codechat report                            list the reports
-    codechat report nano staircase             write reports/NAME.{ipynb,html} and
-                                               reports/NAME/data of each
-    codechat report staircase --frozen         from the committed rows, without any run, in
-                                               runs/drawn/report: what is
+    codechat report nano staircase             write reports/NAME.{ipynb,html} and reports/NAME/data of each
+    codechat report staircase --frozen         from the committed rows, without any run, in runs/drawn/report: what is
                                                committed stays as it is
-    codechat report nano --out runs/nano/report    write elsewhere; the recipe does this, so the
-                                                   repository stays
+    codechat report nano --out runs/nano/report    write elsewhere; the recipe does this, so the repository stays
                                                    unchanged
 
 A report is a template `nbs_py/9x_NAME.py`, which papermill can run, by default on the committed

@@ -1,15 +1,12 @@
 """Interactive pages without a kernel: static HTML with the rows of runs. They open from disk or
 from any web server.
 
-    codechat pages                                         write the pages into reports/pages, from
-                                                           the committed rows
-    codechat pages --source nano --out runs/nano/pages     with the completions of the runs of this
-                                                           machine
+    codechat pages                                         write the pages into reports/pages, from the committed rows
+    codechat pages --source nano --out runs/nano/pages     with the completions of the runs of this machine
 
     calculator    pass@k from counts, and the number of rollout groups that carry a gradient
     completions   requests with the reference call and the answers of two checkpoints, by tier
-    xray          loss mask, advantage, share of the gradient and probability of rollouts over the
-                  steps of RL, as
+    xray          loss mask, advantage, share of the gradient and probability of rollouts over the steps of RL, as
                   notebook 00 recorded them
 
 A page loads nothing from the network: it contains its rows, and the chart library (Vega-Lite)

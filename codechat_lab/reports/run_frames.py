@@ -1,12 +1,10 @@
 """Finished runs as DataFrames, the rows that are frozen of them, and what reports and
 walk-throughs compute from these.
 
-    frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data", frozen=False)    #
-    from the runs, or from
+    frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data", frozen=False)    # from the runs, or from
     the frozen rows
     metrics = run_frames.rows_of(frames["metrics"], "nano/rl")
-    metrics = run_frames.stage_rows("frozen", "rl", "metrics")                  # what a
-    walk-through reads
+    metrics = run_frames.stage_rows("frozen", "rl", "metrics")                  # what a walk-through reads
 
 `gather` writes the rows it read below `data` and returns them as read back, so that a figure
 can be redrawn from committed bytes. Columns of published tables end in "(published)", so that
@@ -184,8 +182,8 @@ def gather(
     prepare: Callable[[Frames], Frames] | None = None,
 ) -> Frames:
     """The frames that a report draws from: those of its runs, changed by `prepare` and frozen
-    into `data`. With
-    `frozen`, or if this machine has none of the runs, those already frozen there."""
+    into `data`. With `frozen`, or if this machine has none of the runs, those already frozen
+    there."""
     if frozen or (not any(map(paths.exists, runs)) and (Path(data) / "runs.csv").is_file()):
         print(
             f"drawn from the frozen rows{'' if frozen else ': none of the runs is on this machine'}"

@@ -4,8 +4,7 @@ Tests and program never share an interpreter: a program can read and change ever
 own. A judge holds the tests and requests values from an isolated process that holds the
 program:
 
-    Pool (in the trainer)  ->  judge (runs the tests)  ->  zygote (sees neither)  ->  one
-    process per program
+    Pool (in the trainer)  ->  judge (runs the tests)  ->  zygote (sees neither)  ->  one process per program
 
 Isolation: Landlock, seccomp and resource limits, also for an ordinary user and in a container;
 without Landlock only programs run that are explicitly trusted (isolation="none"). Not covered:

@@ -137,8 +137,7 @@ def encode(value: Any, to_ref: ToRef, kept: Kept = lambda value, data: None) -> 
     raises CodecError.
 
     kept(object, data) gives {tag: JSON} for an object of a derived class that is more than its
-    data, whose JSON
-    `data()` gives; None where it is no more."""
+    data, whose JSON `data()` gives; None where it is no more."""
     return ENCODER(_pack(value, to_ref, kept, 0)).encode()
 
 

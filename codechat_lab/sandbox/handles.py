@@ -2,10 +2,9 @@
 that asks for them.
 
 A handle forwards attributes, calls, iteration, length, indexing, `with`, `await` and text, but
-never `==`, arithmetic,
-ordering or `in`: the other operand may be the value that the test expects, and the program
-would only have to agree. Where the object descends from a list, dict, set or tuple, the data
-that it holds decide these, in the judge."""
+never `==`, arithmetic, ordering or `in`: the other operand may be the value that the test
+expects, and the program would only have to agree. Where the object descends from a list, dict,
+set or tuple, the data that it holds decide these, in the judge."""
 
 import asyncio
 import builtins

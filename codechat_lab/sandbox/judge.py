@@ -126,8 +126,7 @@ class Interpreter:
 
 class Zygote(Interpreter):
     """Gives a process for each program; the next one starts while the current one is in use.
-    They write in
-    `scratch`."""
+    They write in `scratch`."""
 
     def __init__(self, level: str, scratch: Scratch) -> None:
         super().__init__("zygote", level, scratch.path, str(scratch.lock), keep=(scratch.lock,))
@@ -260,9 +259,8 @@ class Trial:
 
     def settle(self, results: list[Result], idle: list[int]) -> None:
         """A test that passed without the program, as any would, has failed where no test used
-        it, where another failed,
-        or where it holds tests that were not run: else a program could earn their share by
-        doing nothing."""
+        it, where another failed, or where it holds tests that were not run: else a program
+        could earn their share by doing nothing."""
         names = ", ".join(self.job["required"]) or "the program"
         failure = next((result for result in results if not result[0]), None)
         if len(idle) == len(results):

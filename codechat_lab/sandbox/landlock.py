@@ -50,8 +50,8 @@ class _PathRule(ctypes.Structure):
 
 def ruleset(scratch: str, files_only: bool = False) -> int:
     """A descriptor of rules: read the interpreter's library, read and write four harmless
-    devices and the folder
-    `scratch`, nothing else. files_only: no rules of TCP, signals and abstract sockets.
+    devices and the folder `scratch`, nothing else. files_only: no rules of TCP, signals and
+    abstract sockets.
 
     OSError without Landlock."""
     version = kernel.prepared("landlock_create_ruleset", None, 0, ASK_VERSION)()

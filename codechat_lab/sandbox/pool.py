@@ -7,9 +7,7 @@ program or thousands.
 The trainer is never forked: a judge is executed with a clean environment. One thread per judge
 feeds it and ends it if it hangs. A judge dies with its thread.
 
-    codechat sandbox check    whether this machine isolates untrusted programs; exit code 0 if
-                              every action was stopped
-"""
+    codechat sandbox check   whether this machine isolates untrusted programs; exit code 0 if every action was stopped"""
 
 import ast
 import builtins
@@ -58,11 +56,9 @@ class Program:
     program, none passes. setup: trusted source that runs in the judge before the tests.
     entry_points: names that the program must define (see `entry_points_of`); for
     `check(candidate)` the first is the candidate. Other names that the tests use and nothing
-    else defines come from the
-    program too, if it has them. timeout_s: wall seconds for loading and for each test; the
-    whole program gets three
-    times that. memory_mb: MiB of address space beyond the interpreter's own. message_mb: MiB of
-    the largest value, as
+    else defines come from the program too, if it has them. timeout_s: wall seconds for loading
+    and for each test; the whole program gets three times that. memory_mb: MiB of address space
+    beyond the interpreter's own. message_mb: MiB of the largest value, as
     text: values cross whole."""
 
     code: str
@@ -121,8 +117,8 @@ def job_of(program: Program) -> dict[str, Any]:
 @functools.lru_cache(maxsize=4096)  # the completions of one problem share their tests
 def _read(tests: tuple[str, ...], setup: str, required: tuple[str, ...]) -> dict[str, Any]:
     """What a job says of the tests. names: that the program is asked for. modules: of the
-    library, which tests use
-    without an import. imports: of the set-up, which the program gets too."""
+    library, which tests use without an import. imports: of the set-up, which the program gets
+    too."""
     of_setup = names_of(setup, "the set-up")
     of_tests = [names_of(source, "a test") for source in tests]
     every = [of_setup, *of_tests]
@@ -181,10 +177,10 @@ def _test(
     source: str, every: Sequence[Names], place: int, required: Sequence[str]
 ) -> dict[str, Any]:
     """A test for the judge; every: the names of all tests. defines: names among which it looks
-    for tests. used: by any
-    test. unrun: whether it names the program or defines code, and no other test calls what it
-    defines: then it tests something only if it uses the program. candidate: what its `check` is
-    called with, or None where it has none, or where a test calls it itself.
+    for tests. used: by any test. unrun: whether it names the program or defines code, and no
+    other test calls what it defines: then it tests something only if it uses the program.
+    candidate: what its `check` is called with, or None where it has none, or where a test calls
+    it itself.
 
     DataError for a `check(candidate)` without a candidate."""
     names = every[place]

@@ -4,11 +4,10 @@ threads, time, pipes.
 The zygote filters itself and so its programs; a program's process then gives up what only the
 zygote needs (a short filter costs each program less). A call off the list fails with EPERM:
 sockets (except an unconnected pair, for asyncio), exec, fork, ptrace, mounts, signals to
-others, keys, bpf, io_uring, memfd. `clone` makes threads only;
-`clone3`, whose flags a filter cannot read, answers ENOSYS, and the C library uses `clone`.
-Changes of modes and times seem to succeed and have no effect (shutil.copy needs them): Landlock
-does not restrict them. A program cannot send descriptors, which would hide files from the
-watch."""
+others, keys, bpf, io_uring, memfd. `clone` makes threads only; `clone3`, whose flags a filter
+cannot read, answers ENOSYS, and the C library uses `clone`. Changes of modes and times seem to
+succeed and have no effect (shutil.copy needs them): Landlock does not restrict them. A program
+cannot send descriptors, which would hide files from the watch."""
 
 import ctypes
 import errno

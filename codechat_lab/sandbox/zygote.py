@@ -1,4 +1,5 @@
-"""The process that forks the processes of untrusted programs. It never sees a program or a test.
+"""The process that forks the processes of untrusted programs. It never sees a program or a
+test.
 
 It imports the standard library once, isolates itself and serves its judge over one socket: NEXT
 -> the socket of the next process, which was forked ahead; END -> that process ends, then END,
@@ -10,10 +11,8 @@ and they use sockets without Python's wrapper classes.
 A program's process holds one untrusted program (`Program`) and answers the judge's requests
 about it. It can only change what is sent, and the judge accepts only plain data. Requests and
 replies are lists, encoded by codec.py:
-    [number, "load", code, names, imports, memory_mb, cpu_s]    -> [[name, value], ...] of the
-    names that it defines
-    [number, "call", object, args, kwargs]                      -> [result, changed arguments or
-    None]
+    [number, "load", code, names, imports, memory_mb, cpu_s]    -> [[name, value], ...] of the names that it defines
+    [number, "call", object, args, kwargs]                      -> [result, changed arguments or None]
     [number, a key of `Program.ops`, object, ...]
 A reply is [number, "ok", value] or [number, "raise", type, message]. Before it replies, a
 program may call a

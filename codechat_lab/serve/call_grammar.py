@@ -3,8 +3,7 @@ arguments of the types and enumerations of the schemas.
 
     grammar = CallGrammar(tokenizer, tags, tools, Rules(required=True))
     state = grammar.begin()                     one per completion
-    state.mask(room)                            (n,) bool: ids that may come next; room: tokens
-                                                that may follow it
+    state.mask(room)                            (n,) bool: ids that may come next; room: tokens that may follow it
     token = state.take(token, room)             the id that counts
 
 The grammar is text without a call, then calls; `required`: calls only. Calls have the form of
@@ -194,8 +193,8 @@ class GrammarState:
 
     def take(self, token: int, room: int) -> int:
         """Go on with the sampled id, or with the next one of the shortest ending where that
-        would no longer fit into
-        `room` tokens after it. Sets `ended` with the end of the answer."""
+        would no longer fit into `room` tokens after it. Sets `ended` with the end of the
+        answer."""
         if self.ended or room < 0:
             return token
         if not self._closing:

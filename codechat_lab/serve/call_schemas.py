@@ -79,9 +79,8 @@ def calls_schema(
     are skipped.
 
     arguments_key: the key of the arguments, "parameters" in Llama's calls. relaxed: takes a
-    message for each part that
-    is not enforced. strict: an unknown type raises ConfigError, as does a tool without a
-    readable schema."""
+    message for each part that is not enforced. strict: an unknown type raises ConfigError, as
+    does a tool without a readable schema."""
     definitions: Schema = dict(ANY_VALUES)
     calls = []
     for i, tool in enumerate(tools):
@@ -434,8 +433,8 @@ class _Translator:
         self, node: Any, within: tuple[str, ...], certain: bool = True
     ) -> Iterator[tuple[str, bool]]:
         """Keys that an object may have, each with whether its schema stands in a part that
-        always holds. certain: node
-        is such a part. within: references around it, which are not followed again."""
+        always holds. certain: node is such a part. within: references around it, which are not
+        followed again."""
         if not isinstance(node, Mapping):
             return
         for key, value in node.items():

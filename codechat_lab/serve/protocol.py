@@ -2,8 +2,8 @@
 
 An unknown field is rejected, and an unsupported one unless its value changes nothing
 (`neutral_fields`). Roles come from the request's structure alone, so no text can open a turn.
-Beyond OpenAI's: `top_k`, and `return_token_ids`,
-`stop_token_ids`, `ignore_eos` and `key` for trainers."""
+Beyond OpenAI's: `top_k`, and `return_token_ids`, `stop_token_ids`, `ignore_eos` and `key` for
+trainers."""
 
 import json
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -126,8 +126,7 @@ class Message(Part):
 
 class Function(Part, extra="allow"):
     """Other fields are kept, since one of them may hold the parameters: MCP's `inputSchema`,
-    Anthropic's
-    `input_schema`."""
+    Anthropic's `input_schema`."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None

@@ -1,15 +1,14 @@
 """AppWorld (Trivedi et al., 2024, arXiv:2407.18901): its environment over HTTP.
 
-    appworld serve environment --port 8000              # in an environment of its own: pip install
-                                                        appworld
+    appworld serve environment --port 8000              # in an environment of its own: pip install appworld
     codechat evaluate --ckpt RUN --task appworld --data-dir ~/appworld --split select --n 1 --ks 1
 
 The policy answers a request with Python in a fenced block and gets the printed output, until
-the code calls
-`apis.supervisor.complete_task(...)` or the interactions are used up. The reward is pass_count /
-total_count of AppWorld's own evaluation; `correct` needs every test. Some tests pass without
-any action (`parts["idle"]`). A server plays one episode at a time. Endpoints as in appworld
-0.1.3.post1 and 0.2.0.dev0. The code runs at the server, under its rules and time limit."""
+the code calls `apis.supervisor.complete_task(...)` or the interactions are used up. The reward
+is pass_count / total_count of AppWorld's own evaluation; `correct` needs every test. Some tests
+pass without any action (`parts["idle"]`). A server plays one episode at a time. Endpoints as in
+appworld 0.1.3.post1 and 0.2.0.dev0. The code runs at the server, under its rules and time
+limit."""
 
 import contextlib
 import re

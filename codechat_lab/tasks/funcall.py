@@ -1,18 +1,17 @@
 """Function calling: one request, the tools on offer, one call, graded by the staircase.
 
-Problems come from the toolbox (generated, any number) or from files, told apart by their columns:
+Problems come from the toolbox (generated, any number) or from files, told apart by their
+columns:
 
-    problems  {id, messages, gold: {name, arguments} | null, split}, as `codechat data calls`
-    writes them
+    problems  {id, messages, gold: {name, arguments} | null, split}, as `codechat data calls` writes them
     glaive    {system, chat}: the first assistant call is gold; without one, no call is correct
     original  {prompt, gt_name, gt_args}: prompt is rendered text with tags, of the original project
 
 The staircase, for the first call: no_tag 0, bad_json 0.15, no_name 0.3, wrong_name 0.35 (0.2 if
 it is not offered), name_only 0.55, partial 0.55 + 0.45 f, full 1; f = matched / expected
-arguments (1 if none is expected) x max(0.5, 1
-- 0.1 x extra keys). What follows the call costs a rung: f is halved, else the reward is that of
-the next lower rung. Where no call is correct, an answer without one scores 1, any call 0.
-"published" is the original system's staircase.
+arguments (1 if none is expected) x max(0.5, 1 - 0.1 x extra keys). What follows the call costs
+a rung: f is halved, else the reward is that of the next lower rung. Where no call is correct,
+an answer without one scores 1, any call 0. "published" is the original system's staircase.
 
 Values match if they are equal numbers (3 and 3.0 are; floats within a tolerance), strings equal
 up to case and outer blanks, or lists or objects of matching items. Types are never mixed: true

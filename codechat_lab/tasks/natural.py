@@ -4,9 +4,7 @@ natural`).
 toolbox     60 requests for trained tools in words that no template has: is the call right?
 unfitting   20 requests that none of the offered tools serves: does the answer call nothing?
 code        20 requests for functions: does it pass hidden tests? (under any name, where the
-            request has none)
-chat        20 greetings and simple questions: shown, not scored
-"""
+request has none) chat        20 greetings and simple questions: shown, not scored"""
 
 import ast
 import json

@@ -48,9 +48,8 @@ def attend(
 ) -> Tensor | None:
     """`attention.attend` where a faster way than torch's attention is known; else none."""
     if isinstance(mask, Pieces):
-        flat = [
-            x.transpose(1, 2).flatten(0, 1) for x in (_scaled(q), k, v)
-        ]  # (N, H, E), (N, K, E) twice
+        # (N, H, E), (N, K, E) twice
+        flat = [x.transpose(1, 2).flatten(0, 1) for x in (_scaled(q), k, v)]
         return _InPieces.apply(*flat, mask.plan).unflatten(0, (len(q), -1)).transpose(1, 2)
     if mask is None and products and causal and on_cpu(q.device) and q.dtype == torch.bfloat16:
         return _causal_products(_scaled(q), k, v)
@@ -202,9 +201,8 @@ class _InPieces(torch.autograd.Function):
         weights = []
         qs, ks, vs = map(_with_padding, (q, k, v))
         for some in plan.alike:
-            scores = (
-                _grouped_rows(qs, some.queries, k.shape[1]) @ _rows(ks, some.keys).mT
-            )  # (P, K, G x Q, S)
+            # (P, K, G x Q, S)
+            scores = _grouped_rows(qs, some.queries, k.shape[1]) @ _rows(ks, some.keys).mT
             scores.unflatten(2, (-1, some.queries.shape[1])).masked_fill_(some.hides, -torch.inf)
             weights.append(scores.softmax(-1))
             out.append(_tokens(weights[-1] @ _rows(vs, some.keys), some.queries))

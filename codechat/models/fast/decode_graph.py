@@ -107,16 +107,13 @@ class Decoder(Rows):
         self.extent = cache.extent
         self.room = room_for(self.extent + self.most)
         self.owner = F.pad(cache.owner, (0, B - count))  # (B,) prompt of each row
-        self.base = F.pad(
-            cache.positions(1)[:, 0], (0, B - count)
-        )  # (B,) position of the first new token
+        # (B,) position of the first new token
+        self.base = F.pad(cache.positions(1)[:, 0], (0, B - count))
         self.hidden = F.pad(last, (0, 0, 0, B - count))  # (B, D) last states
-        self.prompt_real = prompts.real[
-            :, None, None, : prompts.extent
-        ]  # (P, 1, 1, S) false = padding
-        self.column = torch.tensor(
-            [self.extent], device=last.device
-        )  # (1,) own column that the next token takes
+        # (P, 1, 1, S) false = padding
+        self.prompt_real = prompts.real[:, None, None, : prompts.extent]
+        # (1,) own column that the next token takes
+        self.column = torch.tensor([self.extent], device=last.device)
         self.all_real = torch.ones(B, 1, 1, self.room, dtype=torch.bool, device=last.device)
         self.all_real[:count, 0, 0, : self.extent] = cache.real[:, : self.extent]
         self.layers = []
@@ -154,9 +151,8 @@ class Decoder(Rows):
             logits, self.batch.how, uniform(self.keys, self.t), self.batch.kept
         )
         self.add(ids, logprobs, kept=kept)
-        mask = self.real & (
-            torch.arange(self.real.shape[3], device=ids.device) <= self.column
-        )  # (B, 1, 1, O)
+        # (B, 1, 1, O)
+        mask = self.real & (torch.arange(self.real.shape[3], device=ids.device) <= self.column)
         x = model.embedded(ids[:, None], positions[:, None])
         rope = rope_table(model.cfg, positions[:, None]) if model.cfg.pos == "rope" else None
         for block, layer in zip(model.blocks, self.layers):

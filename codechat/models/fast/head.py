@@ -20,19 +20,16 @@ from torch.autograd.function import once_differentiable
 from codechat.distributed import dist
 from codechat.models.fast.device import compute_dtype, on_cpu
 
-CHUNK_BYTES = (
-    1 << 27
-)  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
+# float32 logits of one chunk: shorter chunks make narrower products, which are slower
+CHUNK_BYTES = 1 << 27
 KEEP_BYTES = 1 << 30  # of logits that `logprobs` keeps: a third less work than recomputing them
 # the same on a GPU, of its memory
 CHUNK_SHARE = 1 / 64
 KEEP_SHARE = 1 / 16
-CUT = (
-    -1e20
-)  # in place of the logit of a token that was cut: its weight is 0, and 0 times it is no NaN
-BLOCK_BYTES = (
-    1 << 22
-)  # float32 logits of one block: a few such tensors fit into the cache that two cores share
+# in place of the logit of a token that was cut: its weight is 0, and 0 times it is no NaN
+CUT = -1e20
+# float32 logits of one block: a few such tensors fit into the cache that two cores share
+BLOCK_BYTES = 1 << 22
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

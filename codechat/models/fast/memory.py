@@ -12,9 +12,8 @@ from codechat.models.config import GPTConfig
 from codechat.models.fast.device import compute_dtype, on_cpu
 from codechat.models.gpt import GPT
 
-CACHE_BYTES = (
-    2**30
-)  # on a CPU, memory of keys, values and logits that the default batch size aims at
+# on a CPU, memory of keys, values and logits that the default batch size aims at
+CACHE_BYTES = 2**30
 CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
 GPU_PREFILL = (
     16384  # the same on a GPU: more are no faster, and their states would take the rows' memory

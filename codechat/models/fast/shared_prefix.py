@@ -56,9 +56,8 @@ class SharedCache(KVCache):
         self.prefix = prefix
         self.owner = owner
         self.grid = group_members(owner, len(prefix.lengths))
-        self.prefix_mask = (
-            prefix.real[:, None, None, : prefix.extent] if prefix.padded else None
-        )  # (P, 1, 1, S)
+        # (P, 1, 1, S)
+        self.prefix_mask = prefix.real[:, None, None, : prefix.extent] if prefix.padded else None
 
     @property
     def empty(self) -> bool:
@@ -91,9 +90,8 @@ def attend_shared(
     rows, mask = by_key_head(q, k, mask)
     rows = rows.to(k.dtype)
     behind, behind_lse = partial_attention(rows, mask, k, v)
-    queries = rows[grid.members].transpose(
-        1, 2
-    )  # (P, K, W, H/K x T, E): a group's queries as one matrix
+    # (P, K, W, H/K x T, E): a group's queries as one matrix
+    queries = rows[grid.members].transpose(1, 2)
     past, past_lse = partial_attention(
         queries.flatten(2, 3), prefix.real, prefix.keys, prefix.values
     )

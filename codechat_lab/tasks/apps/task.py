@@ -137,8 +137,7 @@ def trajectory(problem: Problem, world: AppsEnvironment) -> list[Message]:
 
 class AppsTask(GeneratedTask):
     """source: None generates problems; a directory has them in apps.SPLIT.jsonl. levels: of the
-    problems; a repeated
-    level is sampled more often. max_turns: most answers of an episode.
+    problems; a repeated level is sampled more often. max_turns: most answers of an episode.
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 

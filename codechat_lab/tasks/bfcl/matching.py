@@ -6,13 +6,13 @@ that the argument may be omitted. A call must have the answer's name, every requ
 and no unknown one, and each value must have the declared type and equal an acceptable one:
 
 - an int is a float, a float never an int, a bool no number; inside a list only as the answer
-itself has it;
-- a value of another type is accepted if the answer's first value has that type (a variable's
-name, null), letter by
+itself has it; - a value of another type is accepted if the answer's first value has that type
+(a variable's name, null), letter by
   letter;
-- strings are compared without case, blanks and ,./-_*^ and with ' read as ", at any depth;
-- a tuple is a list; lists match in order; in an object each key lists its own acceptable values;
-- an omission may be written as "" for a string and [] for a list. Several calls match in any order.
+- strings are compared without case, blanks and ,./-_*^ and with ' read as ", at any depth; - a
+tuple is a list; lists match in order; in an object each key lists its own acceptable values; -
+an omission may be written as "" for a string and [] for a list. Several calls match in any
+order.
 
 As gorilla's ast_checker (BFCL v4, Python), except: calls are matched exactly, not greedily; a
 bool is no number inside objects either; strings in nested lists are compared like others. Java

@@ -1,17 +1,12 @@
 """The Berkeley Function Calling Leaderboard, single turn: which functions are called, with
 which arguments, and when none is.
 
-    tasks.load("bfcl")                                    embedded hard cases, written by hand
-                                                          (`cases.jsonl`)
-    tasks.load("bfcl:source=hub,categories=live")         the real problems, version 3; or
-                                                          --data-dir with the files
+    tasks.load("bfcl")                                    embedded hard cases, written by hand (`cases.jsonl`)
+    tasks.load("bfcl:source=hub,categories=live")         the real problems, version 3; or --data-dir with the files
 
-    BFCL_v4_simple_python.json            {id, question: [[message]], function: [schema]}, one JSON
-                                          object per line
-    possible_answer/BFCL_v4_....json      {id, ground_truth: [{name: {argument: [acceptable
-                                          values]}}]}
-    any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values
-                                          as JSON or as JSON
+    BFCL_v4_simple_python.json            {id, question: [[message]], function: [schema]}, one JSON object per line
+    possible_answer/BFCL_v4_....json      {id, ground_truth: [{name: {argument: [acceptable values]}}]}
+    any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values as JSON or as JSON
                                           text
 
 The reward is 1 or 0, and the tier names the fault (`matching.py`). Where no function fits, any

@@ -2,14 +2,10 @@
 installed Python.
 
 `prepare_code` (`codechat data code`) makes conversations (domain "programs") from
-    {instruction, output}               Alpaca's columns: python_code_instructions_18k_alpaca,
-                                        CodeAlpaca-20k
-    {problem-description, code}         Codeforces-Python-Submissions; only accepted ones where a
-                                        verdict is given
-    {content}                           the-stack-smol: files with a docstring, which becomes the
-                                        request
-    {task_id, text or prompt, code, test_list}    MBPP's prompt split; its other splits are for RL
-                                                  and evaluation
+    {instruction, output}               Alpaca's columns: python_code_instructions_18k_alpaca, CodeAlpaca-20k
+    {problem-description, code}         Codeforces-Python-Submissions; only accepted ones where a verdict is given
+    {content}                           the-stack-smol: files with a docstring, which becomes the request
+    {task_id, text or prompt, code, test_list}    MBPP's prompt split; its other splits are for RL and evaluation
 `prepare_sft` (`codechat data sft`) makes code questions and plain chat. Both know the functions
 of the installed Python (embedded)."""
 

@@ -2,15 +2,13 @@
 
     binary      1 where every test passes, else 0
     fractional  the share of tests that pass
-    tiered      0 for no program or invalid Python; 0.05 where it raises; 0.15 where it runs and
-                passes no test;
+    tiered      0 for no program or invalid Python; 0.05 where it raises; 0.15 where it runs and passes no test;
                 0.15 + 0.85 k/n for k of n tests; 1 for all
 
 A weak base model hardly ever passes every test, so its groups have no variance under `binary`;
 `tiered` gives it rungs to climb. Where the request shows the tests, a constant that answers one
-of them is such a rung (notebook 37).
-`Score.correct` means that every test passes, in every mode.
-"""
+of them is such a rung (notebook 37). `Score.correct` means that every test passes, in every
+mode."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Code problems: write a function that passes hidden tests.
 
-    tasks.load("mbpp", source="hub")                 or a path;
-                                                     "mbpp:variant=sanitized,reward=binary" in one
-                                                     word
+    tasks.load("mbpp", source="hub")                 or a path; "mbpp:variant=sanitized,reward=binary" in one word
     tasks.load("humaneval")                          evaluation only
 
 `Score.tier` is the rung in every reward mode. A row of MBPP gets its split from its task_id,

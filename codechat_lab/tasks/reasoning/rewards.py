@@ -1,9 +1,7 @@
 """Rewards of reasoning and answer, under the names that their authors gave them.
 
-    xml            correctness 2.0, integer 0.5, strict_format 0.5, soft_format 0.5, tags 4 x 0.125
-                   in all 4.0
-    r1_zero        1.0 where the layout <think> ... </think> <answer> ... </answer> and the answer
-                   are correct
+    xml            correctness 2.0, integer 0.5, strict_format 0.5, soft_format 0.5, tags 4 x 0.125     in all 4.0
+    r1_zero        1.0 where the layout <think> ... </think> <answer> ... </answer> and the answer are correct
     question_only  1.0 where the stated answer (\\boxed{}, "####", "answer is") is correct
     plain          1.0 where the last number, or the letter after "answer is", is correct
 

@@ -2,8 +2,7 @@
 `codechat data reasoning`.
 
     xml            a system prompt that requests <reasoning> and <answer>, each on their own lines
-    r1_zero        DeepSeek-R1-Zero's prompt for a base model (arXiv:2501.12948, table 1); it ends
-                   in <think>
+    r1_zero        DeepSeek-R1-Zero's prompt for a base model (arXiv:2501.12948, table 1); it ends in <think>
     question_only  only the question (Dr. GRPO, arXiv:2503.20783, section 2, "no template")
     alpaca         Stanford Alpaca's instruction template
     zero_shot      a system prompt that requests steps and "The answer is N."
@@ -197,8 +196,8 @@ def _worked(steps: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
 
 class ReasoningTask(AnswerTask, preparation.GeneratedTask):
     """Generated word problems. levels: a repeated level is sampled more often. Worked
-    solutions, training, `select` and
-    `test` never share a question; `test_hard` has wordings that occur nowhere else."""
+    solutions, training, `select` and `test` never share a question; `test_hard` has wordings
+    that occur nowhere else."""
 
     name = "reasoning"
     known_levels = LEVELS
@@ -227,8 +226,8 @@ class ReasoningTask(AnswerTask, preparation.GeneratedTask):
 
 class Gsm8kTask(AnswerTask, preparation.PublicTask):
     """Grade school mathematics (Cobbe et al., 2021, arXiv:2110.14168). source: hub, a path, or
-    a hub set with
-    training rows by its name. columns: OURS=THEIRS where it has no question and answer."""
+    a hub set with training rows by its name. columns: OURS=THEIRS where it has no question and
+    answer."""
 
     name = "gsm8k"
     splits = ("train", "select", "test")

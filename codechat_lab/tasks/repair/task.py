@@ -67,8 +67,7 @@ def of_counts(fixed: int, failing: int, kept: int, passing: int, reason: str = "
 
 class RepairTask(GeneratedTask, JudgedTask):
     """source: None generates problems; a directory has them in repair.SPLIT.jsonl. levels: of
-    the problems; a repeated
-    level is sampled more often. timeout_s: wall seconds of each test.
+    the problems; a repeated level is sampled more often. timeout_s: wall seconds of each test.
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 

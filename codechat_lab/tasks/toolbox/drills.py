@@ -8,9 +8,8 @@ words of the vocabulary in any split.
 
 Choosing a tool by its description is a lookup: the words of the request lead to a line, the
 line to a name. These drills teach it beside calls in one SFT
-(docs/experiments/reading-tools.md). Lists have the style `described` of
-`chat.tools_prompt`: the name follows its words, as copying needs it, and declining is an entry
-like any other."""
+(docs/experiments/reading-tools.md). Lists have the style `described` of `chat.tools_prompt`:
+the name follows its words, as copying needs it, and declining is an entry like any other."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -46,10 +45,9 @@ def copy_dialogues(
     split: str, n: int, seed: int = 0, *, varied: float = 0.0
 ) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain": "copy", "meta"}: one to three values in a request,
-    and the same values as the
-    answer. varied: share of the words and names drawn by `values.Slot.varied`; half of it is
-    also the share of spelling drills, which put words in quotation marks (`values.whole_words`
-    has the reason)."""
+    and the same values as the answer. varied: share of the words and names drawn by
+    `values.Slot.varied`; half of it is also the share of spelling drills, which put words in
+    quotation marks (`values.whole_words` has the reason)."""
     rng = random.Random(f"copy {split} {seed}")
     for i in range(n):
         values = [
@@ -69,9 +67,9 @@ def copy_dialogues(
 @dataclass(frozen=True)
 class Step:
     """A kind of lookup drills. pool: words of lines and names. entries: most lines of a list.
-    words: most words of a
-    line. loose: share of requests in other words than the line's. chained: share of requests
-    for two lines, where the second call takes the result of the first."""
+    words: most words of a line. loose: share of requests in other words than the line's.
+    chained: share of requests for two lines, where the second call takes the result of the
+    first."""
 
     pool: Sequence[str]
     entries: int
@@ -108,9 +106,8 @@ def lookup_dialogues(
     each line, in any order.
 
     step: a key of STEPS. missing: share of requests for words that no line has; the answer is
-    then the last entry,
-    `chat.NOTHING`. rare_words: share of the words of the steps "phrases" and "loose" that are
-    of `values.WORDS`."""
+    then the last entry, `chat.NOTHING`. rare_words: share of the words of the steps "phrases"
+    and "loose" that are of `values.WORDS`."""
     rng = random.Random(f"lookup {step} {split} {seed}")
     for i in range(n):
         kind = STEPS[step]

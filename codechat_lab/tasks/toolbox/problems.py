@@ -3,8 +3,7 @@
 Problems have a stratum in `meta["stratum"]`, by which evaluations group scores:
 
     call       a trained tool; its values of open domains are of this split (`values`)
-    unfitting  the request of a call problem (its twin), whose tool is replaced by others: no call
-               is correct
+    unfitting  the request of a call problem (its twin), whose tool is replaced by others: no call is correct
     no_tools   a request without any list: no call is correct
     code       a request for Python code, with or without tools: no call is correct
     chain_1    the first call of a request that needs two

@@ -56,10 +56,9 @@ def say_plainly(rng: random.Random, value: Any) -> str:
 @dataclass(frozen=True)
 class Slot:
     """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: (rng,
-    value) -> text of the
-    request. unseen: each value belongs to one split. cost: its part of a tool's level. varied:
-    as draw, but real words, compounds and random letters too; None for a domain that has no
-    words."""
+    value) -> text of the request. unseen: each value belongs to one split. cost: its part of a
+    tool's level. varied: as draw, but real words, compounds and random letters too; None for a
+    domain that has no words."""
 
     schema: Mapping[str, Any]
     draw: Callable[[random.Random], Any]

@@ -5,7 +5,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -574,3 +574,14 @@ def test_words_for_none_on_a_command_line_are_none_where_no_choice_has_the_name(
         "as a notebook writes it, too"
     )
     assert parse_grpo(["--shard", "--seed", "3"]).shard is True
+
+
+def test_the_help_of_a_dial_is_the_first_paragraph_of_its_docstring() -> None:
+    def by_size(number: int, build: Callable[[Mapping[str, Any]], Any]) -> Any:
+        """rate and batch of a size follow;
+        what is set wins
+
+        Not part of the help."""
+
+    shown = " ".join(config.format_help(Loop, dials={"size": by_size}).split())
+    assert "--size N rate and batch of a size follow; what is set wins --config" in shown
