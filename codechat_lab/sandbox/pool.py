@@ -7,7 +7,7 @@ program or thousands.
 The trainer is never forked: a judge is executed with a clean environment. One thread per judge
 feeds it and ends it if it hangs. A judge dies with its thread.
 
-    codechat sandbox check   whether this machine isolates untrusted programs; exit code 0 if every action was stopped"""
+    codechat sandbox check    whether this machine isolates untrusted programs; exit code 0 if it does"""
 
 import ast
 import builtins
