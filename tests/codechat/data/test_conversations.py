@@ -27,9 +27,12 @@ def numbered(
 ) -> list[Example]:
     """Conversation k holds the ids 1000 k, 1000 k + 1, ...; its last `supervised` tokens
     (default: half) carry loss."""
-    ids = [np.arange(1000 * k, 1000 * k + n, dtype=np.int32) for k, n in enumerate(lengths, 1)]
-    masks = [np.arange(n) >= n - (supervised or max(1, n // 2)) for n in lengths]
-    return [Example(some, mask, domain) for some, mask in zip(ids, masks)]
+    examples = []
+    for k, length in enumerate(lengths, 1):
+        ids = np.arange(1000 * k, 1000 * k + length, dtype=np.int32)
+        loss_mask = np.arange(length) >= length - (supervised or max(1, length // 2))
+        examples.append(Example(ids, loss_mask, domain))
+    return examples
 
 
 def random_lengths(seed: int, low: int, high: int, n: int) -> list[int]:
@@ -38,12 +41,26 @@ def random_lengths(seed: int, low: int, high: int, n: int) -> list[int]:
 
 def ids_by_row(batch: conversations.Batch) -> list[list[int]]:
     """Ids of each packed conversation, in the order of rows."""
-    rows = zip(batch.ids, batch.docs, strict=True)
-    return [ids[docs == d].tolist() for ids, docs in rows for d in range(int(docs.max()) + 1)]
+    found = []
+    for ids, docs in zip(batch.ids, batch.docs, strict=True):
+        for number in range(int(docs.max()) + 1):
+            found.append(ids[docs == number].tolist())
+    return found
 
 
 def encoded(row, tags="reserved", block=64):
     return conversations.encode(row, BYTES, tags, block)
+
+
+def load(folder, block=64, limit=None, wanted=None):
+    """Conversations by domain, as SFT loads them."""
+    return conversations.load_domains(
+        folder, "train", BYTES, "reserved", block, limit=limit, wanted=wanted
+    )
+
+
+def sizes(domains):
+    return {name: len(rows) for name, rows in domains.items()}
 
 
 @pytest.mark.parametrize("tags", ["reserved", "text"])
@@ -78,27 +95,27 @@ def test_a_conversation_may_fill_the_block():
     assert encoded(talk("hi", "x"), block=n - 1) == "too_long"
 
 
-def test_the_original_projects_files_are_read(tmp_path):
-    path = write(
-        tmp_path / "train.jsonl", [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}]
-    )
-    (batch,) = conversations.held_out(
-        [conversations.encode(*conversations.read(path), BYTES, "text", 16)], 1, 3
-    )
+def test_the_original_projects_labels_become_targets(tmp_path):
+    row = {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}
+    (read,) = conversations.read(write(tmp_path / "train.jsonl", [row]))
+    example = conversations.encode(read, BYTES, "text", 16)
+    (batch,) = conversations.held_out([example], 1, 3)
     assert batch.ids.tolist() == [[5, 6, 7]]
     assert batch.targets.tolist() == [[-100, 7, 8]]
+
+
+def test_an_id_outside_the_vocabulary_is_named():
+    row = {"input_ids": [5, 999], "labels": [5, 999], "domain": "x"}
     with pytest.raises(DataError, match="999"):
-        conversations.encode(
-            {"input_ids": [5, 999], "labels": [5, 999], "domain": "x"},
-            BYTES,
-            "text",
-            16,
-        )
+        conversations.encode(row, BYTES, "text", 16)
+
+
+def test_the_original_projects_sources_and_roles_get_our_names(tmp_path):
     turns = [{"role": role, "content": role} for role in ("user", "tool", "assistant")]
     rows = [{"source": s, "conversations": turns} for s in ("code", "funcall", "negative")]
-    rows = list(conversations.read(write(path, rows)))
-    assert [row["domain"] for row in rows] == ["code", "calls", "code"]
-    assert [m["role"] for m in rows[0]["messages"]] == ["user", "function", "assistant"]
+    read = list(conversations.read(write(tmp_path / "train.jsonl", rows)))
+    assert [row["domain"] for row in read] == ["code", "calls", "code"]
+    assert [m["role"] for m in read[0]["messages"]] == ["user", "function", "assistant"]
 
 
 def test_a_bad_line_is_named_with_its_file(tmp_path):
@@ -109,65 +126,60 @@ def test_a_bad_line_is_named_with_its_file(tmp_path):
             list(conversations.read(path))
 
 
-@pytest.mark.parametrize("chunk", [64, 5])  # 5: in processes, where there are several cores
-def test_load_domains_reads_the_conversations_that_the_mix_has_and_no_problems(
-    tmp_path,
-    capsys,
-    monkeypatch,
-    chunk,
-):
-    monkeypatch.setattr(conversations, "CHUNK", chunk)
-    write(
-        tmp_path / "calls.train.jsonl",
-        [talk("a", "b", "calls")] * 30 + [talk("a", "b" * 200, "calls")],
-    )
+@pytest.fixture(params=[64, 5])  # 5: in processes, where there are several cores
+def folder(request, tmp_path, monkeypatch):
+    """Thirty short conversations with calls and one too long, three with code, a problem and a
+    probe."""
+    monkeypatch.setattr(conversations, "CHUNK", request.param)
+    calls = [talk("a", "b", "calls")] * 30
+    write(tmp_path / "calls.train.jsonl", [*calls, talk("a", "b" * 200, "calls")])
     write(tmp_path / "code.train.jsonl", [talk("c", "d", "code")] * 3)
-    write(
-        tmp_path / "funcall.train.jsonl",
-        [{"id": "p", "messages": [], "gold": None, "split": "train"}],
-    )
-    write(
-        tmp_path / "probes.train.jsonl", [{"messages": [], "asked": "code", "tools_present": True}]
-    )
+    problem = {"id": "p", "messages": [], "gold": None, "split": "train"}
+    write(tmp_path / "funcall.train.jsonl", [problem])
+    probe = {"messages": [], "asked": "code", "tools_present": True}
+    write(tmp_path / "probes.train.jsonl", [probe])
+    return tmp_path
 
-    def counts(**how) -> dict[str, int]:
-        domains = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 64, **how)
-        return {name: len(rows) for name, rows in domains.items()}
 
-    assert counts() == {"calls": 30, "code": 3}
-    assert (
-        "calls.train.jsonl: 30 conversations, dropped too_long 1 (block 64)"
-        in capsys.readouterr().err
-    )
-    assert counts(limit=2) == {"calls": 2, "code": 2}
-    write(tmp_path / "long.train.jsonl", [talk("q", "x" * 200, "long")] * 10)
+def test_load_domains_reads_conversations_and_no_problems(folder, capsys):
+    assert sizes(load(folder)) == {"calls": 30, "code": 3}
+    dropped = "calls.train.jsonl: 30 conversations, dropped too_long 1 (block 64)"
+    assert dropped in capsys.readouterr().err
+
+
+def test_load_domains_reads_no_more_of_a_domain_than_the_limit(folder):
+    assert sizes(load(folder, limit=2)) == {"calls": 2, "code": 2}
+
+
+def test_a_domain_without_a_usable_conversation_raises_where_the_mix_has_it(folder):
+    write(folder / "long.train.jsonl", [talk("q", "x" * 200, "long")] * 10)
     with pytest.raises(DataError, match="too_long"):
-        counts()
-    assert counts(wanted={"code": 1.0, "long": 0.0}) == {"code": 3}
+        load(folder)
+    assert sizes(load(folder, wanted={"code": 1.0, "long": 0.0})) == {"code": 3}
+
+
+def test_an_unknown_domain_is_named_with_those_that_there_are(folder):
     with pytest.raises(DataError, match="(?=.*cdoe)(?=.*calls)(?=.*code)"):
-        counts(wanted={"cdoe": 1.0, "code": 1.0})
+        load(folder, wanted={"cdoe": 1.0, "code": 1.0})
 
 
 def test_preferences_in_the_folder_are_no_conversations(tmp_path):
     write(tmp_path / "chat.train.jsonl", [{"prompt": "Two?", "completion": "2"}])
-    write(
-        tmp_path / "preferences.train.jsonl",
-        [{"prompt": "Two?", "completion": "3", "label": False}],
-    )
-    domains = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
-    assert {name: len(rows) for name, rows in domains.items()} == {"chat": 1}
+    preference = {"prompt": "Two?", "completion": "3", "label": False}
+    write(tmp_path / "preferences.train.jsonl", [preference])
+    assert sizes(load(tmp_path, block=4096)) == {"chat": 1}
     (tmp_path / "chat.train.jsonl").unlink()
     with pytest.raises(MissingFile, match="no conversations"):
-        conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
+        load(tmp_path, block=4096)
 
 
 @pytest.mark.parametrize("column", ["label", "kto_tag"])
 @pytest.mark.parametrize("label", [False, 0, 0.0, -1, "False", "false", "0"])
 def test_an_answer_with_the_label_false_is_named_wherever_it_lies(tmp_path, label, column):
-    row = {"messages": [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "3"}]}
+    row = talk("Two?", "3")
     write(tmp_path / "chat.train.jsonl", [row | {column: True}, row | {column: label}])
     with pytest.raises(DataError, match="chat.train.jsonl:2 .*label"):
-        conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
+        load(tmp_path, block=4096)
 
 
 def test_a_packed_row_holds_whole_conversations_with_own_positions_and_targets():
@@ -183,20 +195,25 @@ def test_a_packed_row_holds_whole_conversations_with_own_positions_and_targets()
 def test_the_mask_is_causal_within_a_conversation_and_padding_sees_itself():
     mask = conversations.packed_mask(torch.tensor([[0, 0, 1, 1, -1, -1]])).mask
     expected = ["x.....", "xx....", "..x...", "..xx..", "....x.", ".....x"]
-    assert ["".join(".x"[int(v)] for v in row) for row in mask[0, 0]] == expected
+    wanted = [[mark == "x" for mark in row] for row in expected]
+    assert mask[0, 0].bool().tolist() == wanted
 
 
 def test_held_out_holds_every_conversation_once_and_grows_to_the_longest():
     examples = numbered([5, 9, 30, 4, 12, 7])
     batches = conversations.held_out(examples, 2, 16)
-    assert {b.ids.shape[1] for b in batches} == {29}
-    assert sorted(sum(map(ids_by_row, batches), [])) == sorted(
-        e.ids[:-1].tolist() for e in examples
-    )
+    assert {batch.ids.shape[1] for batch in batches} == {29}
+    held = [ids for batch in batches for ids in ids_by_row(batch)]
+    assert sorted(held) == sorted(example.ids[:-1].tolist() for example in examples)
+
+
+def test_held_out_batches_count_their_supervised_tokens():
+    examples = numbered([5, 9, 30, 4, 12, 7])
+    batches = conversations.held_out(examples, 2, 16)
     assert sum(b.supervised for b in batches) == sum(e.supervised for e in examples)
 
 
-def test_one_epoch_draws_every_conversation_once_into_rows_filled_above_95_percent():
+def test_one_epoch_draws_every_conversation_once():
     loader = PackedLoader({"chat": numbered(random_lengths(0, 3, 30, 600))}, None, 1, 64)
     seen = []
     while loader.drawn[0] < 600 or len(seen) < 300:
@@ -204,9 +221,14 @@ def test_one_epoch_draws_every_conversation_once_into_rows_filled_above_95_perce
     assert len(set(seen[:300])) == 300
     assert set(seen) <= {1000 * k for k in range(1, 601)}
     assert loader.epochs["chat"] >= 1
+
+
+def test_rows_are_filled_above_95_percent():
     lengths = np.random.default_rng(1).lognormal(4.4, 0.7, 2000).clip(8, 500).astype(int)
     loader = PackedLoader({"chat": numbered(lengths.tolist())}, None, 8, 512)
-    assert np.mean([(loader.next().docs < 0).float().mean().item() for _ in range(50)]) < 0.05
+    batches = [loader.next() for _ in range(50)]
+    padding = [(batch.docs < 0).float().mean().item() for batch in batches]
+    assert np.mean(padding) < 0.05
 
 
 def test_domains_are_mixed_by_supervised_tokens():
@@ -218,53 +240,90 @@ def test_domains_are_mixed_by_supervised_tokens():
     weights = {"calls": 0.6, "code": 0.3, "chat": 0.1}
     loader = PackedLoader(examples, weights, 8, 256, seed=1)
     totals = np.zeros(3)
-    for batch in (loader.next() for _ in range(300)):
+    for _ in range(300):
+        batch = loader.next()
         totals += np.bincount(batch.domains[batch.targets >= 0].numpy(), minlength=3)
     shares = dict(zip(loader.domains, totals / totals.sum(), strict=True))
-    assert all(abs(shares[name] - weight) < 0.02 for name, weight in weights.items()), shares
+    for name, weight in weights.items():
+        assert abs(shares[name] - weight) < 0.02, shares
 
 
-def test_a_mix_given_in_rows_is_one_in_rows():
-    """Rows of calls and programs as 5.6 to 1 although a program has five times the tokens: what
-    concatenating does."""
-    examples = {
+@pytest.fixture
+def long_programs():
+    """Programs with five times the supervised tokens of calls."""
+    return {
         "calls": numbered([40] * 300, "calls", supervised=10),
         "programs": numbered([80] * 100, "programs", supervised=50),
         "chat": numbered([9] * 9),
     }
-    weights = conversations.token_weights(examples, {"calls": 5.6, "programs": 1.0})
+
+
+def test_a_mix_given_in_rows_is_one_in_rows(long_programs):
+    """Rows of calls and programs as 5.6 to 1: what concatenating does."""
+    weights = conversations.token_weights(long_programs, {"calls": 5.6, "programs": 1.0})
     assert weights["calls"] / weights["programs"] == pytest.approx(5.6 / 5)
-    loader = PackedLoader(examples, weights, 8, 256)
+    loader = PackedLoader(long_programs, weights, 8, 256)
     for _ in range(100):
         loader.next()
     assert loader.drawn[0] / loader.drawn[1] == pytest.approx(5.6, rel=0.05)
+
+
+def test_a_mix_with_an_unknown_domain_is_refused(long_programs):
     with pytest.raises(DataError, match="'poems'.*--mix"):
-        conversations.token_weights(examples, {"poems": 1.0})
-    without = {"a": numbered([20] * 30, "a"), "b": numbered([20] * 10, "b")}
-    assert PackedLoader(without, None, 1, 64).weights == [0.75, 0.25]  # the data's own shares
-    assert PackedLoader(without, {"a": 1.0, "b": 0.0}, 1, 64).domains == ["a"]
+        conversations.token_weights(long_programs, {"poems": 1.0})
+
+
+def test_without_a_mix_domains_keep_their_own_shares():
+    examples = {"a": numbered([20] * 30, "a"), "b": numbered([20] * 10, "b")}
+    assert PackedLoader(examples, None, 1, 64).weights == [0.75, 0.25]
+
+
+def test_a_domain_of_weight_0_is_left_out():
+    examples = {"a": numbered([20] * 30, "a"), "b": numbered([20] * 10, "b")}
+    assert PackedLoader(examples, {"a": 1.0, "b": 0.0}, 1, 64).domains == ["a"]
 
 
 def same_batches(a, b):
     return all(map(torch.equal, a, b))
 
 
+@pytest.fixture
+def mixed():
+    return {
+        "a": numbered(random_lengths(70, 5, 60, 70), "a"),
+        "b": numbered(random_lengths(30, 5, 60, 30), "b"),
+    }
+
+
+def loader_of(mixed):
+    return PackedLoader(mixed, {"a": 2, "b": 1}, 4, 128, seed=7)
+
+
 @pytest.mark.parametrize("beside", [False, True])
-def test_state_resumes_bitwise_across_epochs(beside):
+def test_state_resumes_bitwise_across_epochs(beside, mixed):
     """Also with the thread of a GPU, which has prepared batches that were not learned from."""
-    mixed = {d: numbered(random_lengths(n, 5, 60, n), d) for d, n in (("a", 70), ("b", 30))}
-    plain, *both = (PackedLoader(mixed, {"a": 2, "b": 1}, 4, 128, seed=7) for _ in range(3))
-    loader, again = (Prefetched(each, torch.device("cpu"), 2, beside) for each in both)
-    assert all(same_batches(loader.next(), plain.next()) for _ in range(9))
+    plain = loader_of(mixed)
+    loader = Prefetched(loader_of(mixed), torch.device("cpu"), 2, beside)
+    again = Prefetched(loader_of(mixed), torch.device("cpu"), 2, beside)
+    for _ in range(9):
+        assert same_batches(loader.next(), plain.next())
     again.load_state(json.loads(json.dumps(loader.state())))
-    for a, b, c in ((loader.next(), again.next(), plain.next()) for _ in range(20)):
-        assert same_batches(a, b)
-        assert same_batches(b, c)
+    for _ in range(20):
+        batch = loader.next()
+        assert same_batches(batch, again.next())
+        assert same_batches(batch, plain.next())
     assert again.state() == loader.state()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_state_of_other_data_or_another_seed_is_refused(beside, mixed):
+    loader = Prefetched(loader_of(mixed), torch.device("cpu"), 2, beside)
+    loader.next()
+    state = loader.state()
     fewer = {name: rows[:-1] for name, rows in mixed.items()}
     for other in (
         PackedLoader(mixed, None, 4, 128, seed=8),
         PackedLoader(fewer, None, 4, 128, seed=7),
     ):
         with pytest.raises(DataError, match="--seed"):
-            other.load_state(loader.state())
+            other.load_state(state)

@@ -19,13 +19,15 @@ def texts(n: int) -> list[str]:
     return [f"def f{i}(x):\n    return x + {i}\n" * 3 for i in range(n)]
 
 
-def write(out: Path, documents=None, **options) -> dict:
+def write(out: Path, documents=None, shard_tokens=1 << 24, max_tokens=None) -> dict:
+    """The manifest of a corpus of some documents, a tenth of them held out."""
     return corpus_writer.write_corpus(
         texts(60) if documents is None else documents,
         out,
         BYTES,
         val_share=0.1,
-        **options,
+        shard_tokens=shard_tokens,
+        max_tokens=max_tokens,
     )
 
 
@@ -37,76 +39,104 @@ def split_texts(out: Path, split: str) -> list[str]:
     return BYTES.decode(stream(out, split).tolist()).split("<|endoftext|>")[:-1]
 
 
-def test_every_document_is_in_exactly_one_split_and_joined_by_end_of_text(tmp_path):
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_every_document_is_in_exactly_one_split(tmp_path):
     manifest = write(tmp_path)
-    parts = {split: split_texts(tmp_path, split) for split in ("train", "val")}
-    assert parts["val"]
-    assert sorted(parts["train"] + parts["val"]) == sorted(texts(60))
-    assert manifest["train_documents"] == len(parts["train"])
-    for split, kept in parts.items():
-        assert manifest[f"{split}_bytes"] == sum(map(len, kept))
-        assert (
-            manifest[f"{split}_tokens"]
-            == sum(map(len, kept)) + len(kept)
-            == len(stream(tmp_path, split))
-        )
-    write(
-        tmp_path / "b", list(reversed(texts(60)))[:50]
-    )  # the split follows the text, not the order or the company
-    assert set(split_texts(tmp_path / "b", "val")) <= set(parts["val"])
+    train = split_texts(tmp_path, "train")
+    val = split_texts(tmp_path, "val")
+    assert val
+    assert sorted(train + val) == sorted(texts(60))
+    assert manifest["train_documents"] == len(train)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_documents_are_joined_by_end_of_text(split, tmp_path):
+    manifest = write(tmp_path)
+    documents = split_texts(tmp_path, split)
+    size = sum(map(len, documents))
+    assert manifest[f"{split}_bytes"] == size
+    assert manifest[f"{split}_tokens"] == size + len(documents)
+    assert len(stream(tmp_path, split)) == size + len(documents)
+
+
+def test_the_split_of_a_document_follows_its_text_not_the_order_or_the_company(tmp_path):
+    write(tmp_path / "a")
+    write(tmp_path / "b", texts(60)[::-1][:50])
+    assert set(split_texts(tmp_path / "b", "val")) <= set(split_texts(tmp_path / "a", "val"))
+
+
+def test_duplicates_and_empty_documents_are_skipped_and_counted(tmp_path):
     manifest = write(tmp_path, [*texts(20), *texts(20), " \n"])
     assert manifest["kept"] == 20
     assert manifest["skipped"] == {"duplicate": 20, "empty": 1}
 
 
-def test_shards_keep_their_last_part_and_the_same_input_gives_the_same_bytes(tmp_path, monkeypatch):
+def test_shards_keep_their_last_part(tmp_path):
     one = write(tmp_path / "one")
     many = write(tmp_path / "many", shard_tokens=700)
-    sizes = [f["tokens"] for f in many["files"] if f["split"] == "train"]
+    sizes = [file["tokens"] for file in many["files"] if file["split"] == "train"]
     assert len(sizes) > 2
     assert set(sizes[:-1]) == {700}
     assert 0 < sizes[-1] < 700
     assert sum(sizes) == one["train_tokens"]
     assert np.array_equal(stream(tmp_path / "one", "train"), stream(tmp_path / "many", "train"))
+
+
+def test_the_same_input_gives_the_same_bytes_whatever_the_size_of_chunks(tmp_path, monkeypatch):
+    write(tmp_path / "one")
     monkeypatch.setattr(corpus_writer, "CHUNK_CHARS", 100)
     write(tmp_path / "again")
-    files = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert files == ["manifest.json", "token_bytes.npy", "train_000000.bin", "val_000000.bin"]
-    assert all(
-        (tmp_path / "one" / f).read_bytes() == (tmp_path / "again" / f).read_bytes() for f in files
-    )
+    files = contents(tmp_path / "one")
+    assert sorted(files) == [
+        "manifest.json",
+        "token_bytes.npy",
+        "train_000000.bin",
+        "val_000000.bin",
+    ]
+    assert files == contents(tmp_path / "again")
 
 
-def test_limits_stop_after_the_document_that_reaches_them_and_leave_one_held_out(tmp_path):
-    manifest = write(tmp_path / "tokens", max_tokens=500)
+def test_a_limit_stops_after_the_document_that_reaches_it(tmp_path):
+    manifest = write(tmp_path, max_tokens=500)
     assert 500 <= manifest["train_tokens"] + manifest["val_tokens"] < 500 + 120
+
+
+def is_held_out(document: str) -> bool:
+    return sources.fraction(sources.digest(document)) < corpus_writer.VAL_SHARE
+
+
+def test_a_limit_leaves_one_document_held_out(tmp_path):
     documents = [f"x{i} = {i}\n" * 40 for i in range(600)]
-    first = next(
-        d for d in documents if sources.fraction(sources.digest(d)) < corpus_writer.VAL_SHARE
-    )
-    assert documents.index(first) > 0, (
-        "the documents of this test must not begin with a held-out one"
-    )
-    manifest = corpus_writer.write_corpus(documents, tmp_path / "few", BYTES, max_tokens=10)
-    assert (manifest["train_tokens"], manifest["val_tokens"]) == (
-        len(documents[0]) + 1,
-        len(first) + 1,
-    )
-    write(
-        tmp_path / "one", ["".join(f"line {i}\n" for i in range(100))]
-    )  # cut at a line near its end
-    (held,) = split_texts(tmp_path / "one", "val")
+    first = next(filter(is_held_out, documents))
+    # the documents of this test must not begin with a held-out one
+    assert documents.index(first) > 0
+    manifest = corpus_writer.write_corpus(documents, tmp_path, BYTES, max_tokens=10)
+    assert manifest["train_tokens"] == len(documents[0]) + 1
+    assert manifest["val_tokens"] == len(first) + 1
+
+
+def test_a_single_document_is_cut_at_a_line_near_its_end(tmp_path):
+    write(tmp_path, ["".join(f"line {i}\n" for i in range(100))])
+    (held,) = split_texts(tmp_path, "val")
     assert held.startswith("line 9")
     assert held.endswith("line 99\n")
 
 
-def test_a_new_corpus_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_new_corpus_replaces_the_shards_of_the_old_one(tmp_path):
     write(tmp_path, shard_tokens=500)
     manifest = write(tmp_path, texts(12))
-    assert {p.name for p in tmp_path.glob("*.bin")} == {f["name"] for f in manifest["files"]}
+    shards = {path.name for path in tmp_path.glob("*.bin")}
+    assert shards == {file["name"] for file in manifest["files"]}
+
+
+def test_a_corpus_that_fails_leaves_the_old_one_as_it_was(tmp_path, monkeypatch):
+    write(tmp_path, texts(12))
     monkeypatch.setattr(corpus_writer, "CHUNK_CHARS", 100)
     monkeypatch.setattr(corpus_writer, "FEW_DOCUMENTS", 5)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    before = contents(tmp_path)
 
     def failing():
         yield from texts(30)
@@ -115,7 +145,7 @@ def test_a_new_corpus_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeyp
 
     with pytest.raises(OSError):
         write(tmp_path, failing())
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert contents(tmp_path) == before
 
 
 def test_a_cut_shard_is_known_by_its_size(tmp_path):
@@ -138,11 +168,16 @@ def test_windows_are_slices_of_the_stream_with_targets_shifted_by_one(tmp_path):
         assert np.array([*row, last], dtype="<u2").tobytes() in data
 
 
-def test_a_state_belongs_to_its_seed_and_corpus(tmp_path):
+def test_a_state_belongs_to_its_seed(tmp_path):
     write(tmp_path)
     state = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1).state()
     with pytest.raises(DataError, match="--seed 1"):
         corpus.WindowLoader(tmp_path, "train", 4, 16, seed=2).load_state(state)
+
+
+def test_a_state_belongs_to_its_corpus(tmp_path):
+    write(tmp_path)
+    state = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1).state()
     corpus_writer.write_corpus([f"{i} other text" for i in range(300)], tmp_path, BYTES)
     with pytest.raises(DataError, match="corpus"):
         corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1).load_state(state)
@@ -151,38 +186,70 @@ def test_a_state_belongs_to_its_seed_and_corpus(tmp_path):
 def test_every_start_is_drawn_about_equally_often(tmp_path):
     corpus_writer.write_corpus(["a" * 40, "b" * 60, "c" * 30], tmp_path, BYTES, shard_tokens=50)
     loader = corpus.WindowLoader(tmp_path, "train", 1000, 8, seed=5)
-    starts = sum(max(0, len(s) - 8) for s in loader.shards)
-    draws = corpus._mix(5, np.arange(100_000, dtype=np.uint64)) % np.uint64(starts)
+    starts = sum(max(0, len(shard) - 8) for shard in loader.shards)
+    n = 100_000
+    draws = corpus._mix(5, np.arange(n, dtype=np.uint64)) % np.uint64(starts)
     counts = np.bincount(draws.astype(np.int64), minlength=starts)
-    expected = 100_000 / starts
+    expected = n / starts
     assert np.abs(counts - expected).max() < 6 * expected**0.5
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_val_windows_make_every_token_a_target_once_and_count_its_bytes(tmp_path, batch):
+@pytest.fixture
+def chinese(tmp_path):
+    """A corpus whose characters have one to three bytes, and its tokenizer."""
     tok = tokenizer.load("gpt2:4096")
-    documents = [t + "# é 漢字\n" for t in texts(60)]
+    documents = [text + "# é 漢字\n" for text in texts(60)]
     corpus_writer.write_corpus(documents, tmp_path, tok, val_share=0.2)
-    data = stream(tmp_path, "val")
-    batches = list(corpus.val_windows(tmp_path, 24, batch=batch))
-    seen = torch.cat([t[t != -100] for _, t, _ in batches])
-    assert seen.tolist() == data[1:].tolist()
-    text = [i for i in seen.tolist() if i != tok.eot_id]
-    assert sum(n for *_, n in batches) == sum(len(tok.token_bytes(i)) for i in text)
-    limited = list(corpus.val_windows(tmp_path, 24, 2, batch=batch))
+    return tmp_path, tok
+
+
+def targets_of(windows) -> list[int]:
+    return [i for _, targets, _ in windows for i in targets[targets != -100].tolist()]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_val_windows_make_every_token_a_target_once(chinese, batch):
+    out, _ = chinese
+    windows = corpus.val_windows(out, 24, batch=batch)
+    assert targets_of(windows) == stream(out, "val")[1:].tolist()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_val_windows_count_the_bytes_of_their_targets(chinese, batch):
+    out, tok = chinese
+    windows = list(corpus.val_windows(out, 24, batch=batch))
+    text = [i for i in targets_of(windows) if i != tok.eot_id]
+    assert sum(n for *_, n in windows) == sum(len(tok.token_bytes(i)) for i in text)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_limit_of_val_windows_keeps_the_first(chinese, batch):
+    out, _ = chinese
+    whole = next(iter(corpus.val_windows(out, 24, batch=batch)))
+    limited = list(corpus.val_windows(out, 24, 2, batch=batch))
     assert sum(len(ids) for ids, *_ in limited) == 2
-    assert torch.equal(limited[0][0][0], batches[0][0][0])
+    assert torch.equal(limited[0][0][0], whole[0][0])
 
 
-def test_bare_shards_are_read_with_the_last_one_held_out(tmp_path):
+@pytest.fixture
+def bare(tmp_path):
+    """Three shards of 100 tokens without a manifest."""
     for i in range(3):
-        np.arange(i * 100, i * 100 + 100, dtype="<u2").tofile(tmp_path / f"shard_{i:04d}.bin")
-    manifest = corpus.read_manifest(tmp_path)
+        tokens = np.arange(i * 100, i * 100 + 100, dtype="<u2")
+        tokens.tofile(tmp_path / f"shard_{i:04d}.bin")
+    return tmp_path
+
+
+def test_bare_shards_are_read_with_the_last_one_held_out(bare):
+    assert stream(bare, "train").tolist() == list(range(200))
+    assert stream(bare, "val").tolist() == list(range(200, 300))
+    assert len(targets_of(corpus.val_windows(bare, 16))) == 99
+
+
+def test_the_manifest_of_bare_shards_says_what_was_assumed(bare):
+    manifest = corpus.read_manifest(bare)
     assert manifest["tokenizer"] == "gpt2"
     assert "shard_0002.bin is held out" in manifest["note"]
-    assert stream(tmp_path, "train").tolist() == list(range(200))
-    assert stream(tmp_path, "val").tolist() == list(range(200, 300))
-    assert sum(int((t != -100).sum()) for _, t, _ in corpus.val_windows(tmp_path, 16)) == 99
 
 
 def test_embedded_python_keeps_programs_and_counts_what_it_leaves_out(tmp_path):
