@@ -1,6 +1,7 @@
 """The output head in chunks: the same numbers as the formulas written out, whatever the chunk
 length."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -14,15 +15,32 @@ from codechat.models.fast import device, head
 N, D, V, OWNED = 37, 16, 128, 120
 
 
-def inputs(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     rng = torch.Generator().manual_seed(0)
     hidden = torch.randn(N, D, generator=rng, dtype=dtype).requires_grad_()
     weight = torch.randn(V, D, generator=rng, dtype=dtype).requires_grad_()
     return hidden, weight, torch.randint(OWNED, (N,), generator=rng)
 
 
-def gradients(loss: torch.Tensor, *of: torch.Tensor) -> list[torch.Tensor]:
+def gradients(loss: Tensor, *of: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, of))
+
+
+def slopes(values: Sequence[Tensor], up: Tensor, hidden: Tensor, weight: Tensor) -> list[Tensor]:
+    """Gradients of log-probabilities and entropies, each weighed by its row of `up`."""
+    logprobs, entropies = values
+    return gradients((up[0] * logprobs).sum() + (up[1] * entropies).sum(), hidden, weight)
+
+
+def random_slopes() -> Tensor:
+    return torch.randn(2, N, generator=torch.Generator().manual_seed(1))
+
+
+def assert_all_close(
+    found: Sequence[Tensor], expected: Sequence[Tensor], atol: float, rtol: float
+) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=atol, rtol=rtol)
 
 
 def everything(mixed: bool) -> list[Tensor]:
@@ -31,15 +49,12 @@ def everything(mixed: bool) -> list[Tensor]:
     holes = targets.masked_fill(torch.arange(N) == 3, -100)
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         loss = head.cross_entropy(hidden, weight, holes)
-        found = head.logprobs(
+        logprobs, entropies = head.logprobs(
             hidden, weight, targets, n_ids=OWNED, temperature=0.6, entropy_grad=True
         )
-    up = torch.randn(2, N, generator=torch.Generator().manual_seed(1))
-    return [
-        loss,
-        *found,
-        *gradients(loss + (up[0] * found[0]).sum() + (up[1] * found[1]).sum(), hidden, weight),
-    ]
+    up = random_slopes()
+    objective = loss + (up[0] * logprobs).sum() + (up[1] * entropies).sum()
+    return [loss, logprobs, entropies, *gradients(objective, hidden, weight)]
 
 
 @pytest.fixture(
@@ -61,9 +76,16 @@ def test_cross_entropy_is_the_formula_in_value_and_gradient(chunked: int) -> Non
         hidden @ weight.T, targets, ignore_index=-100, reduction="sum"
     )
     torch.testing.assert_close(mine, written_out)
-    for a, b in zip(gradients(mine, hidden, weight), gradients(written_out, hidden, weight)):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-    assert not gradients(head.cross_entropy(hidden, weight, targets), hidden)[0][3].any()
+    found = gradients(mine, hidden, weight)
+    expected = gradients(written_out, hidden, weight)
+    assert_all_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_row_without_a_target_has_no_slope(chunked: int) -> None:
+    hidden, weight, targets = inputs(torch.float32)
+    targets[3] = targets[20] = -100
+    (slope,) = gradients(head.cross_entropy(hidden, weight, targets), hidden)
+    assert not slope[3].any()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -72,7 +94,6 @@ def test_logprobs_are_the_formula_in_value_and_gradient(
     chunked: int, temperature: float, entropy_grad: bool
 ) -> None:
     hidden, weight, targets = inputs(torch.float32)
-    up = torch.randn(2, N, generator=torch.Generator().manual_seed(1))
     found = head.logprobs(
         hidden,
         weight,
@@ -83,16 +104,14 @@ def test_logprobs_are_the_formula_in_value_and_gradient(
     )
     every = ((hidden @ weight.T)[:, :OWNED] / temperature).log_softmax(-1)
     entropy = -(every.exp() * every).sum(-1)
-    written_out = (
-        every.gather(1, targets[:, None])[:, 0],
-        entropy if entropy_grad else entropy.detach(),
-    )
-    for a, b in zip(found, written_out):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-    mine = ((u * x).sum() for u, x in zip(up, found))
-    theirs = ((u * x).sum() for u, x in zip(up, written_out))
-    for a, b in zip(gradients(sum(mine), hidden, weight), gradients(sum(theirs), hidden, weight)):
-        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+    if not entropy_grad:
+        entropy = entropy.detach()
+    written_out = (every.gather(1, targets[:, None])[:, 0], entropy)
+    up = random_slopes()
+    assert_all_close(found, written_out, atol=1e-5, rtol=1e-5)
+    mine = slopes(found, up, hidden, weight)
+    theirs = slopes(written_out, up, hidden, weight)
+    assert_all_close(mine, theirs, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -122,13 +141,11 @@ def test_logprobs_among_kept_ids_are_the_formula_in_value_and_gradient(
     logits = ((hidden @ weight.T)[:, :OWNED] / temperature).masked_fill(~among, -torch.inf)
     every = logits.log_softmax(-1)
     entropy = -(every.exp() * every.masked_fill(~among, 0.0)).sum(-1)
-    written_out = every.gather(1, targets[:, None])[:, 0], entropy
-    for a, b in zip(found, written_out):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-    mine = ((u * x).sum() for u, x in zip(up, found))
-    theirs = ((u * x).sum() for u, x in zip(up, written_out))
-    for a, b in zip(gradients(sum(mine), hidden, weight), gradients(sum(theirs), hidden, weight)):
-        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+    written_out = (every.gather(1, targets[:, None])[:, 0], entropy)
+    assert_all_close(found, written_out, atol=1e-5, rtol=1e-5)
+    mine = slopes(found, up, hidden, weight)
+    theirs = slopes(written_out, up, hidden, weight)
+    assert_all_close(mine, theirs, atol=2e-5, rtol=1e-4)
 
 
 def test_under_bfloat16_autocast_entropy_and_its_gradient_are_float32(chunked: int) -> None:
@@ -140,14 +157,14 @@ def test_under_bfloat16_autocast_entropy_and_its_gradient_are_float32(chunked: i
     targets = torch.randint(2048, (64,), generator=rng)
     with torch.autocast("cpu", torch.bfloat16):
         _, entropy = head.logprobs(hidden, weight, targets, n_ids=2048, entropy_grad=True)
-    h, w = (x.detach().bfloat16() for x in (hidden, weight))
-    logits = (h @ w.mT).double().requires_grad_()
+    narrow = weight.detach().bfloat16()
+    logits = (hidden.detach().bfloat16() @ narrow.mT).double().requires_grad_()
     every = logits.log_softmax(-1)
     expected = -(every.exp() * every).sum(-1)
     torch.testing.assert_close(entropy, expected.float(), atol=1e-4, rtol=1e-5)
     (slope,) = torch.autograd.grad(expected.sum(), logits)
     (found,) = torch.autograd.grad(entropy.sum(), hidden)
-    exact = (slope @ w.double()).float()
+    exact = (slope @ narrow.double()).float()
     assert (found - exact).norm() < 0.01 * exact.norm()
 
 
@@ -179,18 +196,19 @@ def test_a_gpu_compiles_what_is_done_to_a_chunk(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(device, "CPU_KINDS", ())
     everything(mixed=True)
     first = len(graphs)
-    for a, b in zip(everything(mixed=True), expected):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
-    assert 3 <= len(graphs) == first <= 6
+    assert_all_close(everything(mixed=True), expected, atol=1e-5, rtol=1e-4)
+    assert 3 <= first <= 6
+    assert len(graphs) == first
 
 
-def test_blocks_within_a_chunk_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [5, 1000])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_blocks_within_a_chunk_change_no_bit(
+    mixed: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is done to logits is done to each row alone, so where rows are cut decides about
     speed only."""
-    for mixed in (False, True):
-        values = []
-        for rows in (1, 5, 1000):
-            monkeypatch.setattr(head, "BLOCK_BYTES", rows * V * 4)
-            values.append(everything(mixed))
-        for other in values[1:]:
-            assert all(torch.equal(a, b) for a, b in zip(values[0], other))
+    monkeypatch.setattr(head, "BLOCK_BYTES", V * 4)  # of one row
+    expected = everything(mixed)
+    monkeypatch.setattr(head, "BLOCK_BYTES", rows * V * 4)
+    assert all(map(torch.equal, everything(mixed), expected))
