@@ -1,6 +1,7 @@
 """Episodes: token in, token out over several turns; what the environment said is read, never
 learned."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import advantages, rollout
+from codechat.rl.episodes import Turn
 from codechat.tasks.base import Environment, Message, Problem, Score
 from codechat.text import chat, tokenizer
 
@@ -43,12 +45,8 @@ class Counting:
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
         before = self.score().reward
         self.said.append(message["content"])
-        told = [
-            {
-                "role": "function",
-                "content": f"{sum(ord(c) % 2 == 0 for c in message['content'])} even",
-            }
-        ]
+        even = sum(ord(c) % 2 == 0 for c in message["content"])
+        told = [{"role": "function", "content": f"{even} even"}]
         done = len(self.said) == self.ends_after
         return ([] if done else told), self.score().reward - before, done
 
@@ -67,7 +65,8 @@ class Talk:
     max_reward = 1.0
 
     def __init__(self, ends_after: int = 3, max_turns: int = 5) -> None:
-        self.ends_after, self.max_turns = ends_after, max_turns
+        self.ends_after = ends_after
+        self.max_turns = max_turns
 
     def environment(self) -> Counting:
         return Counting(self.ends_after)
@@ -93,11 +92,29 @@ PROBLEMS = [
 
 
 def collect(
-    policy: GPT, task: Any, problems: list[Problem] = PROBLEMS, **how: Any
+    policy: GPT,
+    task: Any,
+    problems: list[Problem] = PROBLEMS,
+    *,
+    max_new_tokens: int = 9,
+    keys: list[int] | None = None,
+    top_k: int | None = None,
+    note_kept: bool = False,
 ) -> rollout.RolloutBatch:
-    how = dict(dict(group_size=4, max_new_tokens=9, seed=3), **how)
     with torch.no_grad():
-        return rollout.collect(policy, task, problems, BYTES, "reserved", **how)
+        return rollout.collect(
+            policy,
+            task,
+            problems,
+            BYTES,
+            "reserved",
+            group_size=4,
+            seed=3,
+            max_new_tokens=max_new_tokens,
+            keys=keys,
+            top_k=top_k,
+            note_kept=note_kept,
+        )
 
 
 @contextmanager
@@ -136,12 +153,25 @@ def batch(policy: GPT) -> rollout.RolloutBatch:
     return played
 
 
-def test_an_environment_that_ends_after_one_turn_is_the_single_turn_path(
-    policy: GPT, closing: None
-) -> None:
+@pytest.fixture
+def one(policy: GPT, closing: None) -> rollout.RolloutBatch:
+    """Completions of a task without environments."""
+    return collect(policy, OneTurn())
+
+
+@pytest.fixture
+def many(policy: GPT, closing: None) -> rollout.RolloutBatch:
+    """Episodes that end after one turn."""
+    return collect(policy, Talk(ends_after=1))
+
+
+def test_an_environment_has_the_protocol() -> None:
     assert isinstance(Counting(1), Environment)
-    one = collect(policy, OneTurn())
-    many = collect(policy, Talk(ends_after=1))
+
+
+def test_an_environment_that_ends_after_one_turn_is_the_single_turn_path(
+    one: rollout.RolloutBatch, many: rollout.RolloutBatch
+) -> None:
     assert one.turns == []
     assert [len(t) for t in many.turns] == [1] * 12
     for a, b in zip(one.completions, many.completions, strict=True):
@@ -152,8 +182,14 @@ def test_an_environment_that_ends_after_one_turn_is_the_single_turn_path(
     assert one.scores == many.scores
     assert one.n_tokens == many.n_tokens
     assert torch.equal(one.cut_off(), many.cut_off())
-    how = dict(row_tokens=128, rows=4)
-    for a, b in zip(rollout.pack(one, **how), rollout.pack(many, **how), strict=True):
+
+
+def test_episodes_of_one_turn_are_packed_as_completions_are(
+    one: rollout.RolloutBatch, many: rollout.RolloutBatch
+) -> None:
+    packed = rollout.pack(one, row_tokens=128, rows=4)
+    expected = rollout.pack(many, row_tokens=128, rows=4)
+    for a, b in zip(packed, expected, strict=True):
         for name in ("ids", "targets", "positions", "docs", "branches", "flat", "row"):
             assert torch.equal(getattr(a, name), getattr(b, name))
 
@@ -166,26 +202,28 @@ def test_the_mask_covers_exactly_what_the_policy_wrote(batch: rollout.RolloutBat
             assert chat.completion_text(completion.ids[turn.start : turn.end], BYTES) == turn.text
         assert completion.mask == on
         assert completion.written[-1]
-        for turn, following in zip(turns, turns[1:]):
+
+
+def test_between_two_turns_stands_what_the_environment_said(batch: rollout.RolloutBatch) -> None:
+    for completion, turns in zip(batch.completions, batch.turns, strict=True):
+        for turn, following in itertools.pairwise(turns):
             said = chat.decode(completion.ids[turn.end : following.start], BYTES)
-            assert (
-                said
-                == f"\n<|function_response|>\n{turn.told[0]['content']}\n<|end|>\n<|assistant|>\n"
-            )
+            told = turn.told[0]["content"]
+            assert said == f"\n<|function_response|>\n{told}\n<|end|>\n<|assistant|>\n"
             assert not any(completion.logprobs[turn.end : following.start])
+
+
+def test_targets_are_what_the_policy_wrote(batch: rollout.RolloutBatch) -> None:
+    packs = list(rollout.pack(batch, row_tokens=256, rows=2))
+    assert all(torch.equal((p.targets >= 0).flatten().nonzero()[:, 0], p.flat) for p in packs)
+    assert sum(len(p.flat) for p in packs) == batch.n_tokens
+    assert int(batch.mask().sum()) == batch.n_tokens
+    assert batch.n_tokens < int(batch.lengths().sum())
 
 
 def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(
     policy: GPT, batch: rollout.RolloutBatch
 ) -> None:
-    packs = list(rollout.pack(batch, row_tokens=256, rows=2))
-    assert all(torch.equal((p.targets >= 0).flatten().nonzero()[:, 0], p.flat) for p in packs)
-    assert (
-        sum(len(p.flat) for p in packs)
-        == batch.n_tokens
-        == int(batch.mask().sum())
-        < int(batch.lengths().sum())
-    )
     scored = rollout.score_logprobs(policy, batch, temperature=1.0, row_tokens=256, rows=2)
     torch.testing.assert_close(scored, batch.logprobs(), atol=2e-5, rtol=0)
 
@@ -197,16 +235,13 @@ def test_truncated_turns_are_scored_among_the_tokens_that_were_kept(
     kept tokens."""
 
     def draw(logits: Any, how: Any, u: Any, width: int) -> Any:
-        table = logits.clone()
+        given = logits.clone()  # which drawing changes
         ids, logprobs, kept = plain(logits, how, u, width)
-        table = table.gather(1, kept.long()).log_softmax(-1)
+        table = given.gather(1, kept.long()).log_softmax(-1)
         place = (kept == END).float().argmax(1)
+        of_end = table[range(len(u)), place]
         ends = (kept == END).any(1) & (u < 0.2)
-        return (
-            torch.where(ends, END, ids),
-            torch.where(ends, table[range(len(u)), place], logprobs),
-            kept,
-        )
+        return torch.where(ends, END, ids), torch.where(ends, of_end, logprobs), kept
 
     plain = generate.draw_and_note
     monkeypatch.setattr(generate, "draw_and_note", draw)
@@ -232,32 +267,50 @@ def test_the_gradient_is_that_of_the_plain_sequences(
     assert_close(packed, plain_gradient(policy, batch, advantage))
 
 
-def test_an_episode_does_not_depend_on_who_shares_its_batch(policy: GPT, closing: None) -> None:
-    together = collect(policy, Talk(), keys=[5, 6, 7])
-    assert max(len(t) for t in together.turns) == 3
-    for p, key in enumerate([5, 6, 7]):
-        alone = collect(policy, Talk(), [PROBLEMS[p]], keys=[key])
-        assert [c.ids for c in alone.completions] == [
-            c.ids for c in together.completions[4 * p : 4 * p + 4]
-        ]
-        texts = [[t.text for t in turns] for turns in together.turns[4 * p : 4 * p + 4]]
-        assert [[t.text for t in turns] for turns in alone.turns] == texts
-    assert (
-        len({tuple(c.ids) for c in together.completions}) > 6
-    )  # and samples of one problem differ
+KEYS = [5, 6, 7]
 
 
-def test_an_episode_says_how_it_ended(policy: GPT, closing: None) -> None:
+@pytest.fixture
+def together(policy: GPT, closing: None) -> rollout.RolloutBatch:
+    batch = collect(policy, Talk(), keys=KEYS)
+    assert max(len(turns) for turns in batch.turns) == 3
+    return batch
+
+
+def texts_of(episodes: list[list[Turn]]) -> list[list[str]]:
+    return [[turn.text for turn in turns] for turns in episodes]
+
+
+@pytest.mark.parametrize("p", range(3))
+def test_an_episode_does_not_depend_on_who_shares_its_batch(
+    p: int, policy: GPT, together: rollout.RolloutBatch
+) -> None:
+    alone = collect(policy, Talk(), [PROBLEMS[p]], keys=[KEYS[p]])
+    group = slice(4 * p, 4 * p + 4)
+    assert [c.ids for c in alone.completions] == [c.ids for c in together.completions[group]]
+    assert texts_of(alone.turns) == texts_of(together.turns[group])
+
+
+def test_samples_of_one_problem_differ(together: rollout.RolloutBatch) -> None:
+    assert len({tuple(c.ids) for c in together.completions}) > 6
+
+
+def test_episodes_end_in_order_at_the_limit_of_turns(policy: GPT, closing: None) -> None:
     limit = collect(policy, Talk(ends_after=99, max_turns=2), max_new_tokens=60)
-    assert {len(t) for t, c in zip(limit.turns, limit.completions) if c.stop == "turns"} == {2}
-    in_order = torch.tensor([c.stop in ("stop", "turns") for c in limit.completions]).view_as(
-        limit.rewards
-    )
+    n_turns = {len(t) for t, c in zip(limit.turns, limit.completions) if c.stop == "turns"}
+    assert n_turns == {2}
+    in_order = torch.tensor([c.stop in ("stop", "turns") for c in limit.completions])
     # what PPO's --non-stop-penalty is taken from
     assert in_order.any()
-    assert torch.equal(limit.cut_off(), ~in_order)
+    assert torch.equal(limit.cut_off(), ~in_order.view_as(limit.rewards))
+
+
+def test_an_episode_ends_where_a_turn_is_too_long(policy: GPT, closing: None) -> None:
     cut = collect(policy, Talk(ends_after=99), max_new_tokens=2)
     assert any(c.stop == "length" and len(t) < 5 for t, c in zip(cut.turns, cut.completions))
+
+
+def test_an_episode_ends_where_the_context_is_full(policy: GPT, closing: None) -> None:
     full = collect(policy, Talk(ends_after=99, max_turns=50), max_new_tokens=60)
     assert {c.stop for c in full.completions} == {"context"}
     assert full.cut_off().all()
@@ -271,10 +324,9 @@ def test_values_pass_over_what_the_environment_said() -> None:
     rewards = torch.tensor([[0.0, 9.0, 9.0, 0.5, 1.0]])
     values = torch.tensor([[0.3, 8.0, 8.0, 0.2, 0.6]])
     on = torch.tensor([[1, 0, 0, 1, 1]]).bool()
-    how = dict(gamma=0.9, lam=0.7)
-    found, returns = advantages.estimate_gae(rewards, values, on, **how)
+    found, returns = advantages.estimate_gae(rewards, values, on, gamma=0.9, lam=0.7)
     short, short_returns = advantages.estimate_gae(
-        rewards[on][None], values[on][None], torch.ones(1, 3), **how
+        rewards[on][None], values[on][None], torch.ones(1, 3), gamma=0.9, lam=0.7
     )
     assert torch.equal(found[on], short[0])
     assert torch.equal(returns[on], short_returns[0])
