@@ -118,6 +118,7 @@ def train(cfg: DistillConfig) -> Run:
                 if cfg.samples == "student"
                 else torch.ones_like(sampled)
             )
+            # every completion is learned from: no reward decides here
             for update in r.updates(batch, live=torch.ones_like(batch.rewards, dtype=torch.bool)):
                 for mb in update.microbatches():
                     # the teacher's text is learned by likelihood; the student's, as it was drawn

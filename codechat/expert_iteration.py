@@ -67,7 +67,10 @@ def train(cfg: ExpertConfig) -> Run:
             kept = kept_completions(batch, cfg.keep)  # (P, G)
             for update in r.updates(batch, kept, cfg.inner_epochs, cfg.minibatches):
                 for mb in update.microbatches(keep=kept):
+                    # a likelihood is over all tokens under --top-k too: it must take probability
+                    # from those that were cut
                     logprobs, _ = mb.logprobs(whole=True)  # (B, C)
+                    # kept completions alone are counted: the mean is over what is learned
                     loss = -masked_mean(logprobs, mb.mask, update.n_live_tokens)
                     mb.backward(loss, {"train_loss": -masked_sum(logprobs, mb.mask)})
                 update.apply()

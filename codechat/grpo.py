@@ -197,6 +197,8 @@ def train(cfg: GRPOConfig) -> Run:
         for _ in r.steps():
             batch = r.sample(chosen.resample_rounds)  # P problems x G completions
             sampled, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C) each
+            # the sampler computes slightly other log-probabilities than the trainer; with the
+            # trainer's own, the ratio holds only what learning has changed
             old = r.score(r.model, batch) if cfg.old_logprobs == "trainer" else sampled  # (N, C)
             ref = r.score_reference(batch)  # (N, C)
             # (N, C)
@@ -204,7 +206,10 @@ def train(cfg: GRPOConfig) -> Run:
                 old, sampled, mask, cfg.importance_cap
             )
             advantage, live = credit(cfg, chosen.baseline, batch, old, ref)  # (P, G) each
+            # an entropy bonus and a KL term also train completions of advantage 0
             keep = None if cfg.entropy_coef or kl_loss else advantage != 0
+            # the advantages above still count what was cut off: its reward is part of the group's
+            # mean
             learned = batch.without_cut_off() if cfg.mask_truncated else batch
             for update in r.updates(learned, live, cfg.inner_epochs, cfg.minibatches):
                 for mb in update.microbatches(keep):
@@ -228,6 +233,7 @@ def train(cfg: GRPOConfig) -> Run:
                         ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip
                     )
                     if ref is not None:
+                        # logged with k3, whatever --kl-kind the loss takes
                         sums["kl_ref"] = losses.masked_sum(
                             losses.kl_estimate(logprobs, mb.of(ref)), mb.mask
                         )
@@ -239,5 +245,6 @@ def train(cfg: GRPOConfig) -> Run:
             }
             if cfg.mask_truncated:
                 means["frac_masked"] = float(batch.cut_off().float().mean())
+            # with the sampler's as old log-probabilities both are one table: nothing to report
             r.log(batch, means, sums=off_policy if cfg.old_logprobs == "trainer" else {})
     return r.run

@@ -68,6 +68,7 @@ def train(cfg: PPOConfig) -> Run:
         for _ in r.steps():
             batch = r.sample()  # P problems x G completions
             old, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C) each
+            # statistics leave out padding and the environment's text, which have the value 0
             (written,) = r.to_device(batch.mask().flatten().nonzero()[:, 0])  # indices into N x C
             ref = r.score_reference(batch)  # (N, C)
             rewards = advantages.token_rewards(cfg, batch, old, ref)  # (N, C)
@@ -91,6 +92,8 @@ def train(cfg: PPOConfig) -> Run:
                         ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip
                     )
                     sums["value_loss"] = losses.masked_sum(value_loss, mb.mask)
+                    # `backward` would log the whole loss under this name, value loss and bonus
+                    # included
                     sums["policy_loss"] = losses.masked_mean(policy_loss, mb.mask, update.n_tokens)
                     if ref is not None:
                         sums["kl_ref"] = losses.masked_sum(

@@ -132,6 +132,8 @@ def train(cfg: PreferenceConfig) -> Run:
             return row
 
         data = given.hashes | task_hash(cfg.task, cfg.task_data, "select", problems)
+        # a resumed run reads the parent again, for the reference's log-probabilities or to sample
+        # the pairs, so other weights must be refused
         if parent and (cfg.loss in NEEDS_REFERENCE or cfg.data_dir is None):
             data |= weights_hash(cfg.init_from, parent.meta)
         session = Session(
@@ -159,7 +161,8 @@ def train(cfg: PreferenceConfig) -> Run:
                     micros.append(
                         [place(i, size, cfg.seed) for i in range(at, at + cfg.device_batch_size)]
                     )
-                point = loss_of.reference_point(pairs, sum(micros, []))  # of the whole step
+                # one for the whole step, so that accumulation and ranks change nothing
+                point = loss_of.reference_point(pairs, sum(micros, []))
                 for rows in micros:
                     total, sums = loss_of(pairs, rows, point)
                     (total / count).backward()

@@ -161,6 +161,7 @@ def train(cfg: PretrainConfig) -> Run:
             parent=parent,
             evaluate=lambda model, step: bits_per_byte(model, cfg),
             max_steps=cfg.max_steps,
+            # pretraining has no turns; a run that starts from it takes over these tags
             tags="reserved",
             trained_on=dict(data=manifest.get("hash"), data_dir=cfg.data_dir),
             kept={"loader": loader},

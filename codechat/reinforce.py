@@ -35,6 +35,7 @@ RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
 def train(cfg: ReinforceConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is
     written, for bad settings or a DEAD task."""
+    # imported here, so that settings and --help need no torch
     from codechat.rl.advantages import group_advantages
     from codechat.rl.losses import masked_mean, policy_gradient_loss
     from codechat.training.rl_session import rl_session
@@ -43,10 +44,14 @@ def train(cfg: ReinforceConfig) -> Run:
         for _ in r.steps():
             batch = r.sample()  # P problems x G completions
             advantage = group_advantages(batch.rewards, cfg.baseline)  # (P, G)
+            # no update where every advantage is 0: momentum alone would move the policy
             for update in r.updates(batch, live=advantage != 0):
+                # a completion of advantage 0 adds exactly 0, unless it gets an entropy bonus
                 for mb in update.microbatches(keep=None if cfg.entropy_coef else advantage != 0):
                     logprobs, entropy = mb.logprobs()  # (B, C) each
                     weighted = mb.of(advantage) * mb.importance(logprobs, cfg.importance_cap)
+                    # divided by the tokens of the whole update: microbatches and ranks change
+                    # nothing
                     loss = policy_gradient_loss(logprobs, weighted, mb.mask, update.n_tokens)
                     mb.backward(
                         loss - cfg.entropy_coef * masked_mean(entropy, mb.mask, update.n_tokens)

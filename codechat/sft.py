@@ -158,6 +158,8 @@ def train(cfg: SFTConfig) -> Run:
                 # the loss of a step is the mean over its supervised tokens, of all microbatches
                 # and ranks
                 batches = [loader.next() for _ in range(cfg.grad_accum)]
+                # counted before the first backward pass: microbatches hold different numbers of
+                # targets
                 n_tokens = dist.total(sum(batch.supervised for batch in batches))
                 # a GPU is not waited for in each microbatch
                 nats = torch.zeros((), device=world.device)

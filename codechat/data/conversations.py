@@ -51,7 +51,7 @@ class Example:
     domain: str
 
     def __len__(self) -> int:
-        """Positions that it takes in a row: its last token is only ever a target."""
+        """Tokens that it takes in a row: the last id is a target only."""
         return len(self.ids) - 1
 
     @property
@@ -213,8 +213,8 @@ def load_domains(
     wanted: Mapping[str, float] | None = None,
 ) -> dict[str, list[Example]]:
     """Encoded conversations of a split by domain, at most `limit` of each file. wanted: weights
-    by domain; those without one are not encoded. DataError where too many rows cannot be used,
-    and for a domain that no file has."""
+    by domain; domains without a positive weight are not encoded. DataError if too many rows
+    cannot be used, or if a domain of `wanted` is in no file."""
     domains: dict[str, list[Example]] = {}
     seen: set[str] = set()
     for path in domain_files(directory, split):
@@ -244,8 +244,7 @@ def _check_known(weights: Iterable[str], names: Iterable[str]) -> None:
 
 
 class Waiting(NamedTuple):
-    """A conversation that has no row yet. These compare by length, and equally long ones by
-    number."""
+    """A drawn conversation that waits for a row. Sorted by length, then by number."""
 
     length: int
     number: int  # counts the conversations as they are drawn
@@ -254,8 +253,8 @@ class Waiting(NamedTuple):
 
 
 def _take_row(waiting: list[Waiting], T: int) -> list[Waiting]:
-    """Take conversations of at most T tokens from those that wait: the oldest, so that none
-    waits for ever, then always the largest that still fits."""
+    """Take conversations of at most T tokens in all from `waiting`: first the oldest, so that
+    none waits for ever, then always the largest that still fits."""
     row = []
     fitting = waiting[:1]
     while fitting:
@@ -294,7 +293,7 @@ def _pack_rows(
 
 
 def hash_examples(examples: Iterable[Example]) -> str:
-    """The content of these conversations: their ids and loss masks, in this order."""
+    """The content of these conversations: ids and loss masks, in order."""
     return hash_rows(example.ids.tobytes() + example.loss_mask.tobytes() for example in examples)
 
 
@@ -320,13 +319,14 @@ def held_out(examples: Sequence[Example], batch: int, T: int) -> list[Batch]:
 @lru_cache(maxsize=64)  # every draw asks for the order of its epoch
 def _order(seed: int, domain: str, epoch: int, n: int) -> np.ndarray:
     """(n,) the order of a domain's conversations in an epoch."""
+    # crc32, since hash() of a string differs between processes
     return np.random.default_rng([seed, zlib.crc32(domain.encode()), epoch]).permutation(n)
 
 
 class PackedLoader:
-    """Endless packed batches. weights: domain -> share of the supervised tokens (any positive
-    scale); None keeps the shares of the data. No conversation may be longer than T. DataError
-    for an unknown domain."""
+    """Endless packed batches. weights: domain -> share of the supervised tokens, on any positive
+    scale; None = the shares of the data. No conversation may be longer than T. DataError for an
+    unknown domain."""
 
     def __init__(
         self,

@@ -132,8 +132,8 @@ class KVCache:
         self.extent += new
 
     def select(self, rows: Tensor | slice) -> Self:
-        """A new cache of `rows` (repeats allowed); of a slice a view, to be filled before this
-        one is advanced."""
+        """A new cache of `rows`; repeats are allowed. A slice gives a view, which must be filled
+        before this cache advances."""
         out = copy(self)
         out.kv = self.kv[:, :, rows]
         out.lengths = self.lengths[rows]
@@ -142,5 +142,6 @@ class KVCache:
 
 
 def keys_and_values(kept: Tensor, cfg: GPTConfig) -> tuple[Tensor, Tensor]:
-    """Those of a block, from what a cache keeps of it: (2|1, B, K, S, E)."""
+    """Keys and values (B, K, S, E) of one block from its part (2|1, B, K, S, E) of `KVCache.kv`.
+    mla keeps one tensor: its values are the first `value_width` numbers of its keys."""
     return kept[0], kept[-1][..., : cfg.value_width]

@@ -32,7 +32,7 @@ def lora_matrices(targets: Sequence[str]) -> list[str]:
     return names
 
 
-# settings of one kind of attention, with what they are where the other kind is chosen
+# settings that one kind of attention has, with the value they must keep under the other kind
 NEUTRAL_OF_HEADS = {"qk_norm": False, "qkv_bias": False, "n_kv_head": None, "pos": "rope"}
 NEUTRAL_OF_LATENTS = {"kv_rank": None, "q_rank": None, "rope_width": None}
 
@@ -139,7 +139,8 @@ class GPTConfig(Settings):
                 )
 
     def _foreign(self) -> str:
-        """The settings that are set and that belong to the other kind of attention."""
+        """Settings of the other kind of attention that differ from their neutral value, as text;
+        empty = none."""
         neutral = NEUTRAL_OF_HEADS if self.attention == "mla" else NEUTRAL_OF_LATENTS
         values = {name: getattr(self, name) for name in neutral}
         return ", ".join(
@@ -160,40 +161,41 @@ class GPTConfig(Settings):
 
     @property
     def latent_width(self) -> int:
-        """Of the vector from which mla makes keys and values."""
+        """Width of the vector from which mla makes keys and values."""
         return self.kv_rank or 4 * self.head_dim
 
     @property
     def rotary_width(self) -> int:
-        """Of what is rotated in a query and a key."""
+        """Width of the rotated part of a query and a key."""
         return self.rope_width or self.head_dim // 2 if self.attention == "mla" else self.head_dim
 
     @property
     def query_width(self) -> int:
-        """Of one head's query and key."""
+        """Width of one head's query and key."""
         return self.head_dim + (self.rotary_width if self.attention == "mla" else 0)
 
     @property
     def cached(self) -> tuple[int, int, int]:
-        """What sampling keeps of a token and block: tensors (keys, and values unless they are a
-        part of the keys), heads, width of each."""
+        """(tensors, heads, width) that the cache keeps per token and block. Two tensors are keys
+        and values; mla keeps one, whose keys contain the values."""
         if self.attention == "mla":
             return 1, 1, self.latent_width + self.rotary_width
         return 2, self.kv_heads, self.head_dim
 
     @property
     def value_width(self) -> int:
-        """Of a kept value: its first numbers."""
+        """Width of a value in the cache. In mla the values are the first numbers of the keys."""
         return self.latent_width if self.attention == "mla" else self.head_dim
 
     @property
     def cache_width(self) -> int:
-        """Numbers that sampling keeps per token and block."""
+        """Numbers that the cache keeps per token and block."""
         return math.prod(self.cached)
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """{name: (in, out)} of the matrices of one block."""
+        """{name: (in, out)} of the matrices of one block, from which FLOPs, memory, LoRA and
+        `LatentAttention` follow. A further kind of attention begins here."""
         width = self.n_embd
         values = self.n_head * self.head_dim
         sizes: dict[str, tuple[int, int]] = {}

@@ -311,6 +311,8 @@ class GPT(nn.Module):
         rope = rope_table(cfg, positions) if cfg.pos == "rope" else None
         recomputes = cfg.recompute == "blocks" and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
+            # after the last attention no token reads another, so its MLP and the norm can run
+            # on `places` only
             last = layer == len(self.blocks) - 1
             context = (
                 rope,
@@ -351,12 +353,12 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100:
-        0). "none" gives (B, T).
+        """Cross-entropy in nats of targets (B, T) given ids. A target of -100 carries no loss; if
+        all are -100, the loss is 0. reduction "none" gives (B, T).
 
-        every: no target is -100. places: indices of the others into (B T), which a GPU would
-        have to be waited for.
-        positions, mask: of `hidden`."""
+        every: promises that no target is -100. places: indices of the other targets into (B T);
+        found on the host, they spare a GPU the wait for their number. positions, mask: of
+        `hidden`."""
         flat = targets.flatten()
         # the last block and the head skip tokens without a target
         if not every or reduction == "none":
@@ -385,13 +387,15 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         mask: Mask | None = None,
     ) -> tuple[Tensor, ...]:
-        """Log-probability of `targets` (B, T) given ids, and entropy of each distribution (B,
-        T), in nats, of what `generate.sample` draws from without truncation; 0 where the target
-        is -100. places, positions, mask: as of `loss`. kept (targets, K): the ids among which
-        each target was drawn, -1 = none; then both are of the distribution over them.
+        """Log-probability of `targets` (B, T) given ids, and entropy of each distribution (B, T),
+        in nats, of the distribution that `generate.sample` draws from without truncation; 0 where
+        the target is -100.
 
+        places, positions, mask: as of `loss`. kept (N, K): for each of the N targets the ids
+        among which it was drawn, -1 = none; log-probability and entropy are then of the
+        distribution over these ids.
         The entropy carries gradient only with entropy_grad. hidden: `self.hidden(ids)`, if
-        already computed. states: return it too, (B, T, D): where the model is sharded, one
+        already computed. states: also return it, (B, T, D). Where the model is sharded, one
         method must compute both."""
         flat = targets.flatten()
         places = (flat >= 0).nonzero()[:, 0] if places is None else places

@@ -38,7 +38,7 @@ class LoRALinear(nn.Module):
     @property
     @torch.no_grad()
     def weight(self) -> Tensor:
-        """(out, in): what the layer multiplies by, the adapter merged. Without gradients."""
+        """(out, in): the base weight plus the low-rank update. Without gradients."""
         return self.base.weight + self.scale * self.b @ self.a
 
     @property
@@ -84,8 +84,8 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
 
 
 def merged(model: GPT) -> GPT:
-    """The same function as a plain GPT, which shares every weight without an adapter; the model
-    itself without any."""
+    """The same function as a plain GPT. It shares the weights of all layers without adapters. A
+    model without adapters is returned itself."""
     layers = {f"{name}.weight": layer.weight for name, layer in adapted(model)}
     if not layers:
         return model

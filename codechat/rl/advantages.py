@@ -19,7 +19,7 @@ VALUE_LR = 1e-2  # learning rate of a value head
 
 
 class KLSettings(Protocol):
-    """What a penalty on rewards reads of a loop's settings."""
+    """Settings that a KL penalty on rewards needs."""
 
     @property
     def kl_coef(self) -> float: ...
@@ -28,14 +28,14 @@ class KLSettings(Protocol):
 
 
 class CreditSettings(KLSettings, Protocol):
-    """What GRPO's advantages read of them."""
+    """Settings that `credit` needs."""
 
     @property
     def kl_in(self) -> Literal["loss", "reward"]: ...
 
 
 class PackingSettings(Protocol):
-    """What packing reads of them."""
+    """Settings that packing needs."""
 
     @property
     def row_tokens(self) -> int: ...
@@ -78,7 +78,10 @@ def equal_groups(ranks: Sequence[Tensor]) -> Tensor:
 
 
 def live_completions(rewards: Tensor) -> Tensor:
-    """(P, G) bool, all equal: whether rewards differ within any group of any rank. A collective."""
+    """(P, G) bool, all True or all False: whether rewards differ within any group of any rank. A
+    collective."""
+    # PPO's advantages are never exactly 0: without this, a step without signal would fit the
+    # errors of the value head
     return torch.full(rewards.shape, not bool(equal_groups(dist.gather(rewards)).all()))
 
 
@@ -100,6 +103,8 @@ def estimate_gae(
     values = torch.where(on, values, torch.zeros_like(values))
     advantages = torch.zeros_like(rewards)
     running = following = rewards.new_zeros(len(rewards))
+    # running: advantage of the next written token; following: its value. Tokens of an environment
+    # pass both on unchanged.
     for t in reversed(range(rewards.shape[1])):
         now = on[:, t]
         error = rewards[:, t] + gamma * following - values[:, t]  # (B,) TD residual
@@ -116,13 +121,13 @@ def credit(
     old: Tensor,
     ref: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """GRPO's (P, G) advantages of the rewards within their group, and a (P, G) mask of those
-    that differ from 0. With --kl-in reward each advantage is reduced by the completion's KL
-    divergence from the reference.
+    """GRPO's (P, G) advantages within each group, and a (P, G) mask of those whose reward part is
+    not 0. With --kl-in reward, each advantage is reduced by the completion's KL divergence from
+    the reference.
 
     The penalty is centred as the reward is, but not divided by its standard deviation, which is
-    tiny where penalties agree. It is not in the mask: rounding alone gives completions of equal
-    reward penalties that differ."""
+    tiny if the penalties agree. The mask leaves it out: rounding alone gives completions of equal
+    reward slightly different penalties."""
     advantage = group_advantages(batch.rewards, baseline)
     live = advantage != 0
     if ref is None or cfg.kl_in == "loss":
@@ -199,5 +204,7 @@ def explained_variance(returns: Tensor, values: Tensor) -> float:
         for x in (torch.ones_like(returns), returns, returns**2, (returns - values) ** 2)
     ]
     n, r1, r2, unexplained = dist.sum_(torch.stack(sums).cpu()).tolist()
-    variance = r2 - r1**2 / max(1.0, n)  # all completions may be empty
+    # this difference cancels in float32, hence the float64 sums
+    # n is 0 if all completions are empty
+    variance = r2 - r1**2 / max(1.0, n)
     return 1 - unexplained / variance if variance > 0 else 0.0

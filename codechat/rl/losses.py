@@ -33,9 +33,8 @@ def masked_mean(x: Tensor, mask: Tensor, count: float | Tensor | None = None) ->
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
-    """Log ratios cut at SMALLEST_LOG_RATIO and LARGEST_LOG_RATIO, in front of exp. The cut
-    changes values alone: the gradient passes through it, so that a ratio beyond a bound is
-    pushed as one at the bound is."""
+    """Log ratios cut to SMALLEST_LOG_RATIO .. LARGEST_LOG_RATIO, so that exp and its gradient
+    stay finite. Only the value is cut: beyond a bound the gradient is that at the bound, not 0."""
     cut = log_ratio.detach().clamp(SMALLEST_LOG_RATIO, LARGEST_LOG_RATIO)
     return torch.where(cut == log_ratio, log_ratio, cut + (log_ratio - log_ratio.detach()))
 
@@ -54,6 +53,7 @@ def token_weights(
     3). token: mean over all tokens (DAPO, arXiv:2503.14476, eq. 8). constant: sum over tokens /
     `max_tokens`, mean over sequences (Dr. GRPO, arXiv:2503.20783, section 3.2); only this one
     leaves the policy gradient unbiased up to a factor."""
+    # counts of a mask are integers, whose reciprocal `new_full` would round to 0
     lengths = lengths if lengths.is_floating_point() else lengths.float()
     if how == "sequence":
         return 1 / (lengths.clamp(min=1)[:, None] * n_sequences)
@@ -161,6 +161,7 @@ def clip_statistics(
         clipped_low=((ratio < 1 - eps_low) & (advantages < 0) & on).sum(),
         clipped_high=((ratio > 1 + eps_high) & (advantages > 0) & on).sum(),
         kl_old=masked_sum(kl_estimate(old_logprobs, logprobs, "k3"), mask),
+        # a microbatch of padding alone has no completion, and amax of nothing raises
         ratio_max=torch.where(on, ratio, torch.zeros_like(ratio)).amax()
         if on.numel()
         else ratio.new_zeros(()),

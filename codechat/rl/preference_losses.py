@@ -8,12 +8,14 @@ term for the chosen completion.
 Shapes: B pairs. chosen, rejected (B,): summed log-probabilities of a completion in nats; ref_*:
 under the reference model; *_lengths (B,): tokens."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, assert_never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# A further pair loss: its function, its name here, in BETA and in `pair_loss`, and a choice of
+# `preference.PreferenceConfig.loss`.
 PairLoss = Literal["dpo", "ipo", "cpo", "simpo", "orpo"]
 NEEDS_REFERENCE = ("dpo", "ipo", "kto")
 BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "cpo": 0.1, "simpo": 2.0, "orpo": 0.1}
@@ -137,7 +139,7 @@ def pair_loss(
 ) -> Losses:
     """The loss called `kind`; CPO's and ORPO's with their SFT term, the mean negative
     log-probability per token of the chosen completion."""
-    if kind in NEEDS_REFERENCE:
+    if kind == "dpo" or kind == "ipo":
         assert ref_chosen is not None and ref_rejected is not None, (
             f"{kind} compares with a reference model"
         )
@@ -147,6 +149,8 @@ def pair_loss(
         return simpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta)
     if kind == "cpo":
         result = cpo_loss(chosen, rejected, beta)
-    else:
+    elif kind == "orpo":
         result = orpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta)
+    else:
+        assert_never(kind)  # a new name without a loss must not train with another one
     return result._replace(losses=result.losses - chosen / chosen_lengths)

@@ -168,7 +168,7 @@ class RolloutBatch:
         return rows
 
     def _row(self, which: str, i: int) -> dict[str, object]:
-        """Completion i for people."""
+        """Completion i as a row of samples.jsonl."""
         problem = self.problems[i // self.group_size]
         row = dict(
             problem=problem.id,
@@ -185,7 +185,7 @@ class RolloutBatch:
 
 
 def _those(values: list[T], rows: Sequence[int]) -> list[T]:
-    """These values, none of none: a batch need not have scores or turns."""
+    """The values of these rows; an empty list stays empty (a batch without scores or turns)."""
     return [values[i] for i in rows] if values else []
 
 
@@ -265,8 +265,8 @@ def draw(
 
 
 def _beginning(c: Completion, n: int) -> Completion:
-    """Its first n tokens, ended by a stop text. What follows was sampled last: these keep their
-    log-probabilities."""
+    """The first n tokens of a completion, which a stop text ended. Later tokens do not change the
+    log-probabilities of earlier ones, so these are kept."""
     return Completion(
         c.ids[:n], c.logprobs[:n], "stop", kept=None if c.kept is None else c.kept[:n]
     )
@@ -392,7 +392,7 @@ def _opening(prompt: Sequence[int]) -> Row:
 
 
 class RowShapes(TypedDict):
-    """How `pack` packs: its arguments."""
+    """Keyword arguments of `pack`."""
 
     row_tokens: int
     rows: int
@@ -427,7 +427,9 @@ def pack(
             row = Row()
             bins.append(row)
         row.extend(chunk)
+    # rows of similar length share a microbatch, which is padded to its longest row
     bins.sort(key=len, reverse=True)
+    # one long row raises the length of all: in multiples, so that few shapes are compiled
     length = -(-len(bins[0]) // row_tokens) * row_tokens if bins and fixed else 0
     # (N,) row of `batch.kept` of each completion's first token
     first = batch.lengths().cumsum(0) - batch.lengths()
@@ -488,8 +490,8 @@ def row_shapes(batch: RolloutBatch, row_tokens: int, rows: int, device: torch.de
 
 
 def idle(row_tokens: int = 1, rows: int = 1) -> Packed:
-    """Padding only: a microbatch that adds exactly 0, for a rank with fewer microbatches than
-    the others."""
+    """A microbatch of padding alone, which adds exactly 0 to the gradient: for a rank with fewer
+    microbatches than the others, whose collectives it must join."""
     return _pad([Row()], row_tokens, rows)
 
 

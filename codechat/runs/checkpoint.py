@@ -65,8 +65,8 @@ resolve = find_checkpoint
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `load` read. `optim_state` is None where it was not requested; `rng` is None where
-    the number of ranks changed."""
+    """A checkpoint that `load` has read. `optim_state` is None if it was not requested; `rng` is
+    None if the number of ranks has changed."""
 
     path: Path
     step: int
@@ -115,8 +115,8 @@ def on_host(value: Any) -> Any:
 def _parameters(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, tuple[torch.optim.Optimizer, Tensor]]:
-    """{name: (its optimizer, parameter)}; those that the model does not have, such as a value
-    head's, are numbered."""
+    """{name: (its optimizer, parameter)}. Parameters outside the model, such as those of a value
+    head, are numbered."""
     names = {p: name for name, p in model.named_parameters()}
     beside = itertools.count()
     found = {}
@@ -208,8 +208,8 @@ def write_step(
 
 
 def prune(run_path: Path, step: int, keep_last: int) -> None:
-    """Remove the steps that no rule keeps, and what a kill left; a step is renamed first, so
-    that it is never partial."""
+    """Remove old steps except the newest `keep_last`, this step, latest and best, and what a
+    killed run left. A step is renamed before it is removed: it is never there in part."""
     paths = checkpoint_paths(run_path)
     for left in {*(run_path / "checkpoints").glob(".step_*")} - {*paths.values()}:
         shutil.rmtree(left)
@@ -226,12 +226,13 @@ def prune(run_path: Path, step: int, keep_last: int) -> None:
 
 
 def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> None:
-    """CheckpointError, on every rank, where a file is missing or damaged. Each rank hashes its
-    share. A collective."""
+    """CheckpointError, on every rank, for a missing or damaged file. Each rank hashes every
+    world-size-th file. A collective."""
     with dist.together():
         for i, name in enumerate(names):
             path = folder / name
             mine = i % dist.world_size() == dist.rank()
+            # size first: a cut file is found without reading it
             whole = path.is_file() and path.stat().st_size == files[name]["bytes"]
             if not whole or (mine and file_record(path)["sha256"] != files[name]["sha256"]):
                 remedy = (
@@ -267,8 +268,8 @@ _under_way: futures.Future[None] | None = None
 
 
 def settle() -> None:
-    """Wait for the checkpoint that is being written, if any; raise on every rank what went
-    wrong. A collective."""
+    """Wait for the checkpoint that is being written, if any. Raises its error on every rank. A
+    collective."""
     global _under_way
     write = _under_way
     _under_way = None
@@ -290,7 +291,8 @@ def settled() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _group_for_writing(world: td.ProcessGroup) -> td.ProcessGroup:
-    """A gloo group of its own: the collectives of a thread must not mix with those of the steps."""
+    """A separate gloo group: the collectives of the writing thread must not mix with those of the
+    steps."""
     dist.when_destroyed(_group_for_writing.cache_clear)
     return td.new_group(backend="gloo")
 
@@ -326,6 +328,7 @@ def save(
         from codechat.runs import sharded_checkpoint
 
         group = _group_for_writing(td.group.WORLD)
+    # the thread must write the weights of this step while later steps change them
     if not wait and (sharded or dist.is_main()):
         states = on_host(states)
 
@@ -352,7 +355,7 @@ def save(
 
 
 def set_best(run_path: str | Path, step: int) -> None:
-    """Let NAME@best mean this step, which is then kept."""
+    """Let NAME@best mean this step. `prune` keeps it."""
     write_atomic(Path(run_path) / "checkpoints" / "best", f"step_{step:06d}\n")
 
 
@@ -371,7 +374,7 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
 
 
 def check(ref: str | Path) -> None:
-    """CheckpointError where a file of the weights is missing or damaged. A collective."""
+    """CheckpointError for a missing or damaged file, optimizer states excepted. A collective."""
     path = find_checkpoint(ref)
     files = read_meta(path)["files"]
     _verify(path, files, [name for name in files if name != "optim.pt"])
@@ -407,6 +410,7 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
             optim = _read_file(path / "optim.pt", mmap)
     ranks = _read_file(path / "ranks.pt")
     same = len(ranks) == dist.world_size()
+    # random states belong to a rank; with other ranks each takes rank 0's `extra`
     mine = ranks[dist.rank() if same else 0]
     return Checkpoint(path, step, meta, state, optim, mine["extra"], mine["rng"] if same else None)
 
@@ -451,8 +455,8 @@ def _fill(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
 def _restore_optimizers(
     ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """The state of each parameter by its name, sharded as the parameter is; none before the
-    first update."""
+    """Fill the optimizers' state by parameter name, sharded as each parameter is. A state is
+    empty before the first update."""
     names = ckpt.meta["optimizers"]
     params = _parameters(model, optimizers)
     saved = ckpt.optim_state

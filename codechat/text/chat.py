@@ -76,10 +76,10 @@ class Rendered(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a mode lays out answers."""
+    """How a mode writes an answer: `opening`, content, `closing`, `stop`."""
 
-    opening: str  # with which an answer begins before its content
-    closing: str  # with which it ends before the ids of `stop`
+    opening: str  # before the content
+    closing: str  # after the content, before `stop`
     stop: tuple[int, ...]
     call: list[int]  # the ids with which a call begins
     ids: dict[str, list[int]]  # of each tag and of a line end; none in "template" and "raw"
@@ -115,7 +115,7 @@ def _template_layout(template: ChatTemplate) -> Layout:
 
 
 def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
-    """The id sequences that end a completion: that of <|end|>, of what closes an answer in the
+    """The id sequences that end a completion: of <|end|>, of the closing of an answer in the
     model's own template, or of the end of text."""
     return (layout(tokenizer, tags).stop,)
 
@@ -169,7 +169,8 @@ def between_turns(
     `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is
     tokenised again. answer: what was sampled; its calls matter in native mode, where a template
     may write their names beside their results."""
-    # any exchange will do but for the calls: what follows an answer does not depend on its words
+    # a dummy exchange stands for the conversation: the ids after an answer depend on the names
+    # of its calls, not on its words
     readable = (
         [call for call in parse_calls(answer) if call.form in READABLE] if tags == NATIVE else []
     )
@@ -213,14 +214,14 @@ def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
 
 
 def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
-    """Content of a sampled completion, `transcript`; in native mode its calls are in our form."""
+    """Content of a sampled completion: its `transcript`; in native mode, calls are rewritten in
+    our form."""
     text = transcript(ids, tokenizer, tags)
     return native_calls.canonical(text) if tags == NATIVE else text
 
 
 def transcript(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
-    """A sampled completion as it was written, without what it opens with, the closing tag and
-    what stands before that."""
+    """Text of a sampled completion, without the opening, the closing and the stop sequence."""
     form = layout(tokenizer, tags)
     ids = list(map(int, ids))
     n_stop = len(form.stop)
@@ -238,8 +239,8 @@ def transcript(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved")
 def cut_after(
     ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer
 ) -> tuple[int, str] | None:
-    """(how many ids reach the end of the first of these strings, the text up to there), however
-    tokens cut it; None where none occurs."""
+    """(n, text): the first n ids reach the end of the first stop string, and text ends there,
+    however tokens split the string. None without a stop string."""
     text = decode(ids, tokenizer)
     ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
     if not ends:
@@ -260,8 +261,8 @@ def _turns(
     tags: str,
     prompt: bool = False,
 ) -> tuple[list[TurnIds], list[int]]:
-    """The ids of each message in every mode, and those after the last: where the assistant
-    begins to write, if a prompt is asked for."""
+    """The ids of each message, in every mode, and the ids after the last one: the beginning of an
+    answer if `prompt`, else what the template writes at the end."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError(f"got {str(messages)[:80]!r}; expected a list of at least one message")
     _check(messages, tokenizer, tags)
@@ -345,7 +346,7 @@ def _check(messages: Sequence[Message], tokenizer: Tokenizer, tags: str) -> None
 
 
 def _forged(content: str, role: str, tokenizer: Tokenizer, tags: str) -> list[str]:
-    """What of a content would be read as the mode's own marks."""
+    """Marks of the mode that the content spells, and that would be read as a turn or a call."""
     if tags in TEMPLATES:
         template = _template(tokenizer, tags)
         marks = template.structural if role == "assistant" else template.specials

@@ -40,8 +40,8 @@ SCORED_ROWS = 8  # of a pass without gradients, at most
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """Preferences, and what the starting policy gave them before training. Log-probabilities
-    are sums (P, G) over the tokens of a completion."""
+    """Preferences with the log-probabilities that the reference model gave them before training:
+    sums (P, G) over the tokens of each completion."""
 
     batch: RolloutBatch
     ref_logprobs: Tensor | None = None  # none for losses without a reference model
@@ -52,8 +52,8 @@ class ScoredPairs:
 
 
 class PreferenceLoss:
-    """The loss on some of the preferences of a batch. The reference model is the policy before
-    its first step: `scored` takes its log-probabilities, once, before training."""
+    """The loss on some rows of a batch of preferences. The reference model is the policy before
+    its first step: `scored` computes its log-probabilities once, before training."""
 
     def __init__(
         self,
@@ -62,16 +62,16 @@ class PreferenceLoss:
         beta: float,
         batches: Sequence[RolloutBatch],
     ) -> None:
-        """batches: all preferences that the loss will get; they decide the shape of rows on a
-        GPU."""
+        """batches: all preferences that the loss will get. On a GPU their longest groups decide
+        the one shape of rows."""
         self.cfg = cfg
         self.model = model
         self.beta = beta
         self.rows = max(map(self._rows_of, batches))
 
     def _rows_of(self, batch: RolloutBatch) -> int:
-        """Rows of a microbatch: on a GPU, whose rows have one shape, as many as the longest
-        groups of the batch need; else as many as there are."""
+        """Rows of a microbatch. On a GPU, where all rows of a run have one shape: as many as the
+        longest groups of the batch need. On a CPU: no limit."""
         shapes = rollout.row_shapes(batch, self.cfg.row_tokens, 1 << 30, dist.device())
         if not shapes["fixed"]:
             return shapes["rows"]
@@ -83,7 +83,8 @@ class PreferenceLoss:
         return len(packed.ids)
 
     def scored(self, batch: RolloutBatch) -> ScoredPairs:
-        """Preferences with the reference's log-probabilities: those of the model as it is now."""
+        """Preferences with the reference's log-probabilities. Call it before the first step: it
+        reads the model as it is."""
         if self.cfg.loss not in preference_losses.NEEDS_REFERENCE:
             return ScoredPairs(batch)
         refs = self._summed(batch)
@@ -123,9 +124,8 @@ class PreferenceLoss:
         point: float,
         learns: bool = True,
     ) -> LossAndSums:
-        """Summed loss over these rows, and sums of what is logged: numbers, or tensors, which a
-        `Meter` reads.
-        point: the `reference_point` of the whole step."""
+        """Loss summed over these rows, and the sums to log: numbers, or tensors that `Meter.read`
+        copies from the GPU. point: the `reference_point` of the whole step."""
         part = pairs.batch.take(rows)
         refs = None if pairs.ref_logprobs is None else picked(pairs.ref_logprobs, rows)
         with torch.set_grad_enabled(learns):
@@ -138,7 +138,7 @@ class PreferenceLoss:
         return loss, {**sums, "loss": loss.detach(), "pairs": len(rows)}
 
     def _learned(self, part: RolloutBatch) -> Tensor:
-        """(B, G) summed log-probabilities under the policy."""
+        """(B, G) summed log-probabilities under the policy, with gradient."""
         device = dist.device()
 
         def logprobs(packed: rollout.Packed) -> Tensor:
@@ -154,7 +154,8 @@ class PreferenceLoss:
         summed: Tensor,
         refs: Tensor | None,
     ) -> LossAndSums:
-        """summed, refs (B, 2): of the chosen and of the rejected completion."""
+        """summed, refs (B, 2): summed log-probabilities of the chosen and of the rejected
+        completion."""
         assert self.cfg.loss != "kto"
         chosen, rejected = summed.T
         chosen_lengths, rejected_lengths = (
@@ -186,8 +187,7 @@ class PreferenceLoss:
         refs: Tensor,
         point: float,
     ) -> LossAndSums:
-        """summed, refs (B, G). `where` selects: with a mask, a GPU would have to report the
-        number of liked ones."""
+        """summed, refs (B, G): summed log-probabilities under policy and reference. point: z_0."""
         liked = dist.send(part.rewards.bool().flatten(), summed.device)
         losses, reward = preference_losses.kto_loss(
             summed.flatten(),
@@ -197,6 +197,7 @@ class PreferenceLoss:
             beta=self.beta,
         )
         return losses.sum() / part.group_size, dict(
+            # `where`, not a mask: a mask makes the host wait for the GPU to count what it selects
             chosen_rewards=torch.where(liked, reward, 0.0).sum(),
             rejected_rewards=torch.where(liked, 0.0, reward).sum(),
             liked=liked.sum(),
@@ -206,7 +207,7 @@ class PreferenceLoss:
 
 
 def picked(table: Tensor, rows: Sequence[int]) -> Tensor:
-    """These rows of a table that may lie on a GPU."""
+    """Rows of a table that may lie on a GPU."""
     return table[dist.send(torch.tensor(rows), table.device)]
 
 
@@ -246,7 +247,7 @@ def log_step(session: Session, meter: Meter, group_size: int, epoch: float) -> N
 
 
 class Preferences(NamedTuple):
-    """Pairs to train on, held-out ones, and the hashes of what they come from."""
+    """Pairs to train on, held-out pairs, and the hashes of the data they come from."""
 
     pairs: RolloutBatch
     held_out: RolloutBatch | None
@@ -256,7 +257,7 @@ class Preferences(NamedTuple):
 def read_or_sample(
     cfg: "PreferenceConfig", model: GPT, task: Task | None, tok: Tokenizer
 ) -> Preferences:
-    """The pairs of --data-dir, or pairs sampled on the task, then without held-out ones."""
+    """The pairs of --data-dir with held-out ones; or pairs sampled on the task, without."""
     if cfg.data_dir is not None:
         return _read_all(cfg, cfg.data_dir, tok)
     assert task is not None
@@ -264,7 +265,7 @@ def read_or_sample(
 
 
 def _sample_pairs(cfg: "PreferenceConfig", model: GPT, task: Task, tok: Tokenizer) -> Preferences:
-    """Every rank samples the same pairs."""
+    """Pairs of rollouts of the starting policy. Every rank samples the same ones."""
     problems = task.problems("train", seed=cfg.seed)
     sample = engines.RolloutSampler(cfg, engines.Engine(), model, task, problems, tok)
     pairs = pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1))
@@ -299,7 +300,7 @@ def _read_all(cfg: "PreferenceConfig", directory: str, tok: Tokenizer) -> Prefer
 
 
 def hash_pairs(batch: RolloutBatch) -> str:
-    """What these preferences are as ids and labels."""
+    """The content of these preferences: prompts, answers as ids, rewards."""
     answers = [
         (completion.ids, score.reward) for completion, score in zip(batch.completions, batch.scores)
     ]
@@ -307,14 +308,15 @@ def hash_pairs(batch: RolloutBatch) -> str:
 
 
 def place(i: int, size: int, seed: int) -> int:
-    """Which pair comes i-th: a fresh order for every epoch, a function of i alone."""
+    """Index of the i-th pair of the run: each epoch has a fresh order, and resuming needs nothing
+    but i."""
     rng = torch.Generator().manual_seed(seed * 1_000_003 + i // size)
     return int(torch.randperm(size, generator=rng)[i % size])
 
 
 def pair_means(sums: Mapping[str, float], group_size: int) -> dict[str, float]:
-    """Sums over pairs as the declared metrics; rows of a single completion are liked or not, so
-    each side has its own count."""
+    """The logged metrics from sums over rows. A row is a pair, or one completion that is liked or
+    not, so liked and disliked completions are counted apart."""
     liked = max(1e-9, sums["liked"])
     n = sums["pairs"]
     disliked = max(1e-9, n * group_size - sums["liked"])
@@ -379,7 +381,7 @@ def _encoded(
     block_size: int,
     where: str,
 ) -> RolloutBatch | str:
-    """The row as one group, or why it teaches nothing."""
+    """The row as a batch of one group, or the reason why it cannot be learned from."""
     preference = preference_rows.preference_of(row, where)
     if isinstance(preference, str):
         return preference

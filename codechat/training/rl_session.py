@@ -1,11 +1,11 @@
 """What the loops that learn from a task's reward share: rollouts in, updates out, and
 everything about a step that has one right answer.
 
-    with rl_session(cfg, "reinforce") as r:                 # policy, task, engine, run; checks; resume; the last save
+    with rl_session(cfg, "reinforce") as r:                 # opens, checks, resumes, saves
         for step in r.steps():                              # saves and evaluates when due
             batch = r.sample()                              # P problems x G completions
             advantage = group_advantages(batch.rewards)     # (P, G)
-            for update in r.updates(batch, advantage != 0): # none where all groups of all ranks agree
+            for update in r.updates(batch, advantage != 0): # none if all groups agree
                 for mb in update.microbatches():            # completions padded to (B, C)
                     logprobs, entropy = mb.logprobs()
                     mb.backward(...)
@@ -174,10 +174,11 @@ class RLSession(Session):
         )
 
     def sample(self, resample_rounds: int = 0) -> RolloutBatch:
-        """G completions of this rank's next P problems, drawn by the policy as it is. Dynamic
-        sampling (DAPO, arXiv:2503.14476, eq. 11): groups without variance are replaced by those
-        of further problems, at most so many times. A collective: every rank joins every round,
-        since replacements shift the other ranks' problem indices."""
+        """G completions of this rank's next P problems, drawn by the current policy.
+
+        resample_rounds: dynamic sampling (DAPO, arXiv:2503.14476, eq. 11). In each round, groups
+        whose rewards are all equal are replaced by groups of the next problems. A collective:
+        every rank joins every round, since replacements shift the other ranks' problem indices."""
         self.meter = Meter(self.measures)
         self.engine.push(self.model, self.step)
         mine = self.cfg.batch_per_rank
@@ -240,15 +241,19 @@ class RLSession(Session):
         epochs: int = 1,
         minibatches: int = 1,
     ) -> Iterator[Update]:
-        """Optimizer updates: `epochs` passes over the batch in `minibatches`, to which groups
-        are dealt in turn.
-        live: (P, G) bool, completions that have an advantage. A minibatch without any on all
-        ranks has no update: neither momentum nor a KL term nor an entropy bonus may move the
-        policy then. A collective."""
+        """Optimizer updates: `epochs` passes over the batch in `minibatches`, to which groups are
+        dealt in turn.
+
+        live: (P, G) bool, completions that have an advantage. A minibatch without one on any rank
+        has no update: neither momentum nor a KL term nor an entropy bonus may move the policy
+        then. A collective."""
+        # counted here and saved: a resumed run goes on with the next problems
         self.counts["problems"] = self.counts.get("problems", 0) + self.drawn
         self.meter.begin_learning(self.model)
         self.sampled_logprobs, mask = self.to_device(batch.logprobs(), batch.mask())
         dealt = [list(range(m, len(batch.problems), minibatches)) for m in range(minibatches)]
+        # counted before the first update, over all ranks, so that every rank makes the same
+        # updates
         counts = count_minibatches(batch.mask().sum(1).view_as(live), live, dealt)
         self.n_tokens = sum(count.tokens for count in counts)
         first = True
@@ -286,6 +291,7 @@ class RLSession(Session):
             lr=self.lr,
             grad_norm=self.grad_norm if self.meter.updates else 0.0,
         )
+        # after the metrics of all ranks are joined, so every rank comes to the same decision
         self._watch_signal(1.0 - row["frac_zero_std_groups"])
         row["dead_steps"] = self.sentinel.dead_steps
         self.run.log(self.step + 1, row)
@@ -309,6 +315,7 @@ class RLSession(Session):
             for name, value in {**means, **self.engine.metrics()}.items()
         }
         peak, _ = hardware.peak_flops(self.world.device, dist.compute_dtype())
+        # the whole step counts, sampling too: model FLOPs over its seconds
         flops = batch.flops(self.cfg.model, meter.trained)
         every["mfu"] = Mean(flops / ((time.perf_counter() - meter.began) * peak), 1)
         tokens = meter.sums.pop("tokens")
@@ -323,9 +330,8 @@ class RLSession(Session):
         )
 
     def _watch_signal(self, with_variance: float) -> None:
-        """Report the first step that learned nothing although rewards differ, and end the run
-        after --dead-patience DEAD steps in a row. with_variance: share of groups whose rewards
-        differ."""
+        """Report the first step that learned nothing although rewards differ. End the run after
+        --dead-patience DEAD steps in a row. with_variance: share of groups whose rewards differ."""
         idle = ""
         if with_variance and not self.meter.updates:
             idle = self.cfg.idle_reason
@@ -354,7 +360,8 @@ def check_logprobs(batch: RolloutBatch) -> None:
 
 
 class Counts(NamedTuple):
-    """Completions and tokens of a minibatch, and of its live completions, over all ranks."""
+    """Completions and tokens of a minibatch, and of the live completions among them, over all
+    ranks."""
 
     sequences: float
     tokens: float
@@ -363,9 +370,8 @@ class Counts(NamedTuple):
 
 
 def count_minibatches(written: Tensor, live: Tensor, dealt: Sequence[list[int]]) -> list[Counts]:
-    """Counts of each minibatch. written: (P, G) tokens that the policy wrote. live: (P, G)
-    bool; a completion without tokens is never live. dealt: the groups of each minibatch. A
-    collective."""
+    """Counts of each minibatch. written: (P, G) tokens that the policy wrote. live: (P, G) bool;
+    a completion without tokens is never live. dealt: the groups of each minibatch. A collective."""
     live = live & (written > 0)
     mine = []
     for groups in dealt:
@@ -398,6 +404,7 @@ class Update:
         part = self.batch.take(self.groups)
         shapes = rollout.row_shapes(part, cfg.row_tokens, cfg.rows, device)
         rows = list(rollout.pack(part, None if keep is None else keep[self.groups], **shapes))
+        # a rank with fewer microbatches must still join the collectives of a sharded forward pass
         idle = (
             rollout.idle(shapes["row_tokens"], shapes["rows"])
             if shapes["fixed"]
@@ -416,7 +423,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """B completions in packed rows. numbers (B,): which of the N of the batch. mask (B, C):
+    """B completions in packed rows. numbers (B,): their indices in the batch's N. mask (B, C):
     tokens that the policy wrote."""
 
     update: Update
@@ -425,21 +432,21 @@ class Microbatch:
     mask: Tensor
 
     def of(self, table: Tensor) -> Tensor:
-        """(B, C) these completions' values of a table (N, C), or (B, 1) of one value each, (P,
-        G) or (N,)."""
+        """Rows of a batch's table for these completions: (B, C) of a table (N, C); (B, 1) of one
+        value per completion, (P, G) or (N,)."""
         table = (
             table if len(table) == len(self.update.mask) and table.ndim == 2 else table.view(-1, 1)
         )
         return dist.send(table, self.numbers.device)[self.numbers, : self.packed.longest]
 
     def logprobs(self, states: bool = False, whole: bool = False) -> tuple[Tensor, ...]:
-        """(B, C) log-probabilities and entropies of the distribution that was sampled: at its
-        temperature, under --top-k over the tokens that the sampler kept. The entropy carries
-        gradient if --entropy-coef is not 0.
+        """(B, C) log-probabilities and entropies, in nats, of the distribution that was sampled
+        from: at its temperature, and under --top-k over the tokens that the sampler kept. The
+        entropy carries gradient if --entropy-coef is not 0.
 
-        states: also what `ValueHead` reads, as `unpack` takes it. whole: over all tokens under
-        --top-k too, for a loss
-        that is a likelihood: it must take probability from the tokens that were cut."""
+        states: also return the last states, which `ValueHead` reads and `unpack` arranges.
+        whole: over all tokens even under --top-k. A likelihood needs this: it must take
+        probability from the tokens that were cut."""
         session = self.update.session
         first = self.update.first
         packed = self.packed
@@ -451,6 +458,7 @@ class Microbatch:
             packed = replace(packed, kept=None)
         logprobs, entropy, *hidden = self._forward(packed, states)
         # the largest difference between the trainer's and the sampler's log-probabilities
+        # only before the first update do trainer and sampler have the same weights
         if first:
             ours = packed.unpack(logprobs.detach() if comparable is None else comparable)
             gap = torch.where(self.mask, ours - self.of(session.sampled_logprobs), 0.0)
@@ -472,8 +480,8 @@ class Microbatch:
             )
 
     def importance(self, logprobs: Tensor, cap: float) -> Tensor:
-        """(B, C) `losses.importance_weights` of the policy's over the sampler's probabilities;
-        measured. 1 if cap is 0."""
+        """(B, C) `losses.importance_weights`, the policy's over the sampler's probabilities; 1 if
+        cap is 0. Logs their statistics."""
         session = self.update.session
         sampled = self.of(session.sampled_logprobs)
         weights, off_policy = importance_weights(logprobs, sampled, self.mask, cap)
@@ -481,8 +489,8 @@ class Microbatch:
         return weights
 
     def backward(self, loss: Tensor, sums: Mapping[str, Tensor] = {}) -> None:
-        """The backward pass of a loss that is divided by counts of the whole update. sums: over
-        tokens, to be logged."""
+        """Backward pass of a loss that is already divided by the counts of the whole update.
+        sums: sums over tokens, to be logged."""
         loss.backward()
         meter = self.update.session.meter
         every = {"policy_loss": loss, "tokens": self.mask.sum(), **sums}

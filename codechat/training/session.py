@@ -69,10 +69,12 @@ class Session:
         kept: Mapping[str, Any] = {},
         data: Mapping[str, str] = {},
     ) -> None:
-        """evaluate(model, step): a row of eval.jsonl. heads: modules beside the model, such as
-        a value head, and their learning rates. kept: objects with state() and load_state(),
-        which a checkpoint holds beside model and optimizers. trained_on: what the contamination
-        check searches. data: {what the run uses: hash}; --resume refuses other data by name."""
+        """evaluate(model, step): returns a row of eval.jsonl.
+        heads: modules trained beside the model, such as a value head, and their learning rates.
+        kept: objects with state() and load_state(); a checkpoint holds their state too.
+        trained_on: data that the contamination check searches.
+        data: {name of the data: hash}. --resume raises DataError for other data, with their
+        names."""
         self.cfg = cfg
         self.model = model
         self.tok = tok
@@ -145,6 +147,8 @@ class Session:
 
     def _restore(self) -> int:
         last = checkpoint.load(self.run.path)
+        # with adapters the frozen weights are those of the parent, and A and B lie in `extra`:
+        # what is filled here are copies of the merged matrices
         checkpoint.restore(last, lora.merged(self.model), self.optimizers)
         lora.load(self.model, last.extra.get("lora", {}))
         self.counts = dict(last.extra["counts"])
@@ -185,9 +189,11 @@ class Session:
         last one. Ends early when interrupted, on all ranks together. On resume, the first
         evaluation is skipped if eval.jsonl already has it."""
         self._pace_from(self.start)
+        # rank 0 decides for all: an evaluation is a collective
         evaluated = dist.gather(self.start in set(self.run.evals()["step"]))[0]
         for self.step in range(self.start, self.max_steps + 1):
             done = self.step == self.max_steps
+            # one signal stops all ranks: a rank that left alone would leave the others waiting
             self.stopping = any(dist.gather(stop.is_set() or bool(self.why)))
             # saved first: an evaluation that fails or is killed costs no step, and --resume
             # makes up for it
@@ -213,6 +219,7 @@ class Session:
     def _evaluate(self) -> None:
         """Append a row to eval.jsonl, and print its warnings. The random state of training is
         restored afterwards."""
+        # how often a run evaluates must not change what it samples and learns
         random_state = checkpoint.rng_state()
         row = self.evaluate(self.model, self.step)
         checkpoint.set_rng_state(random_state)
@@ -229,6 +236,7 @@ class Session:
         """Add the gradients of all ranks, clip their common norm, take a step. RunError, before
         the step, if the norm is
         not finite: such weights are never saved, so the last checkpoint is good."""
+        # summed, not averaged: losses are divided by counts over all ranks
         for part in (self.model, *self.heads):
             dist.sum_gradients(part)
         self.grad_norm = dist.clip_gradients(self._weights(), self.cfg.grad_clip)
@@ -281,8 +289,8 @@ class SupervisedSession(Session):
     cfg: SupervisedSettings
 
     def log_supervised(self, nats: Tensor, tokens_per_step: int, **row: float) -> None:
-        """Every --log-every steps a row of metrics. nats: this rank's part of the step's mean
-        loss; `train_loss` is that of all ranks. A collective in the steps that are logged."""
+        """Log a row of metrics every --log-every steps. nats: this rank's part of the step's mean
+        loss; `train_loss` is the sum over ranks. A collective in the steps that are logged."""
         self.bar.update(1)
         if (self.step + 1) % self.cfg.log_every and self.step + 1 != self.max_steps:
             return
@@ -304,7 +312,7 @@ class SupervisedSession(Session):
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between two tables {data: hash}, in words."""
+    """How two tables {data: hash} differ, in words."""
     changed = [
         f"{what} has changed" for what in before if what in now and before[what] != now[what]
     ]
@@ -316,9 +324,11 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 class Prefetched:
-    """A loader (next, state, load_state) with a thread that prepares batches, `ahead` of them,
-    in pinned memory while a step runs. beside: whether to use the thread; None = on a GPU.
-    `state()` is that of the batches handed out."""
+    """A loader (next, state, load_state) whose next batches a thread prepares, in pinned memory,
+    while a step runs on the GPU.
+
+    ahead: batches that are ready at a time. beside: whether to use the thread; None = on a GPU.
+    `state()` is the state after the batches that were handed out."""
 
     def __init__(
         self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None
@@ -350,8 +360,8 @@ class Prefetched:
 
 
 class Start(NamedTuple, Generic[C]):
-    """What a run starts from. cfg: its settings with the architecture and the tags that follow
-    from the parent."""
+    """What a run starts from. cfg: its settings, with the parent's architecture and tags filled
+    in."""
 
     cfg: C
     parent: Checkpoint | None
@@ -359,10 +369,12 @@ class Start(NamedTuple, Generic[C]):
 
 
 def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> Start[C]:
-    """The parent checkpoint and tokenizer of a run. The settings take the architecture and,
-    unless they name others, the tags from the parent; without a parent the vocabulary is that
-    of the tokenizer. ConfigError if the parent has another architecture. tok: the tokenizer of
-    the data, where those decide it."""
+    """The parent checkpoint and the tokenizer of a run.
+
+    With a parent, the settings take over its architecture, and its tags unless they name others.
+    Without one, the tokenizer decides the size of the vocabulary. tok: the tokenizer with which
+    the data were prepared, if it is fixed. ConfigError for settings that contradict the parent or
+    the data's tokenizer."""
     parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
     if isinstance(cfg, ChatSettings) and not cfg.tags:
         cfg = replace(cfg, tags=parent.meta["tags"] if parent else "reserved")
@@ -427,12 +439,12 @@ def build_model(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
 
 
 def build_policy(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
-    """The model that is trained; with LoRA adapters unless cfg.lora_rank is 0."""
+    """The model to train; with frozen weights and LoRA adapters unless cfg.lora_rank is 0."""
     model = build_model(cfg, parent)
     return lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
 
 
 def weights_hash(ref: str | None, meta: Mapping[str, Any]) -> dict[str, str]:
-    """Weights that a run reads again when it is resumed: a reference model, a teacher, what
-    lies below adapters."""
+    """Hash of a checkpoint that a resumed run reads again: a reference model, a teacher, or the
+    frozen weights below adapters."""
     return {f"checkpoint {ref}": checkpoint.fingerprint(meta)}
