@@ -379,7 +379,7 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
     assert {d: len(e) for d, e in kept.items()} == {"calls": 3, "code": 3}
     assert not loaded.model.training
     with pytest.raises(UserError, match="heldout_examples"):
-        COMMANDS["evaluate"].run(["--ckpt", "toy", "--heldout-examples", "3"])
+        COMMANDS["evaluate"].run(["--ckpt", "toy", "--task", "toy", "--heldout-examples", "3"])
 
 
 class Broken(ToyTask):
