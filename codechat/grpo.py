@@ -116,6 +116,7 @@ class GRPOConfig(RatioSettings, GroupSettings):
         variant = str(given.get("variant"))
         if "loss_type" in spelled:
             given = TRL_KEEPS.get(variant, {}) | given
+        # TRL cuts CISPO's ratio at epsilon_high itself; ours is cut at 1 + clip_eps_high
         if variant != "cispo":
             return given
         if "epsilon_low" in spelled:

@@ -284,6 +284,7 @@ def _pack_rows(
             example = examples[taken.domain][taken.example]
             span = slice(start, start + len(example))
             ids[b, span] = example.ids[:-1]
+            # the target of a token is the next id, never that of another conversation
             targets[b, span] = np.where(example.loss_mask[1:], example.ids[1:], IGNORE)
             docs[b, span] = number
             positions[b, span] = np.arange(len(example))

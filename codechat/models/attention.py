@@ -118,6 +118,7 @@ class KVCache:
         faster = fast.attend_masked(q, k, v, mask)
         if faster is not None:
             return faster
+        # in an empty cache only: is_causal aligns the first query with the first key
         causal = mask is None and self.empty and q.shape[2] > 1
         return _sdpa(q.to(k.dtype), k, v, mask, causal).to(q.dtype)
 

@@ -232,8 +232,10 @@ class Conversation:
     def read(self, prompt: Sequence[int], room: int) -> tuple[KVCache, Tensor]:
         """The cache of a prompt with room for more tokens, and its last state (1, D)."""
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, prompt)))
+        # at least one token is run: its last state gives the next token
         same = min(same, self.cache.extent, len(prompt) - 1)
         kv = self.cache.kv
+        # twice the need, so that a growing conversation is seldom copied
         if kv.shape[4] < len(prompt) + room:
             self.cache = KVCache(
                 self.reader.model.cfg, 1, 2 * (len(prompt) + room), kv.device, kv.dtype
@@ -260,6 +262,7 @@ def _steps(
     full = set(batch.budgets)
     for t in range(1, max(batch.budgets) + 1):
         logits = reader.logits_of(hidden).float()
+        # rows behind the ids pad the embedding; they are never trained, and must not be drawn
         logits[:, model.cfg.n_ids :] = -math.inf
         room = (rows.budget - t).tolist() if states else []
         if states:

@@ -192,6 +192,7 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     x = g.to(dist.compute_dtype(g.device))  # bfloat16 suffices (Keller Jordan et al., 2024)
     if g.shape[-2] > g.shape[-1]:
         x = x.mT
+    # the Frobenius norm bounds the spectral norm: singular values begin within [0, 1]
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     if x.dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
         for taken in range(0, steps, 3):

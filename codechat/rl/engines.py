@@ -424,8 +424,8 @@ class RolloutSampler:
                 max_new_tokens=cfg.max_new_tokens,
                 temperature=cfg.temperature,
                 top_k=cfg.top_k,
-                note_kept=cfg.top_k
-                is not None,  # the trainer's log-probabilities are then of the ids kept
+                # under --top-k the trainer's log-probabilities are over the ids that were kept
+                note_kept=cfg.top_k is not None,
                 sampler=self.engine.sample,
             )
 

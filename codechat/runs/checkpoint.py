@@ -161,6 +161,7 @@ def _describe(
         "model_config": shape and config.plain(shape),
         **config.plain(meta),
     }
+    # the last entry is this run's own: it says at which step the weights were saved
     if about.get("lineage"):
         about["lineage"] = [*about["lineage"][:-1], {**about["lineage"][-1], "step": step}]
     return about
@@ -201,9 +202,11 @@ def write_step(
             with open(fresh / name, "wb") as out:
                 torch.save(value, out)
                 out.flush()
+                # on the disk before the directory gets its name
                 os.fsync(out.fileno())
             records[name] = file_record(fresh / name)
         write_json(fresh / "meta.json", meta | {"files": records})
+    # last: a kill before this line leaves the former step as the latest
     write_atomic(final.parent / "latest", final.name + "\n")
 
 

@@ -297,6 +297,7 @@ def _turn(message: Message, tokenizer: Tokenizer, tags: str, role_before: str = 
     content = message["content"]
     encode = tokenizer.encode_inside
     if tags == RAW:
+        # no empty line before or after an answer: it continues the text before it
         goes_on = "assistant" in (role, role_before)
         return TurnIds(
             head=[] if goes_on else encode("\n\n"),

@@ -1,5 +1,5 @@
-"""What SFT is evaluated on: held-out loss of each domain, behaviour probes, and greedy answers
-to problems of --eval-task."""
+"""Evaluations of SFT: held-out loss of each domain (`evaluation.held_out` computes it), behaviour
+probes, and greedy answers to problems of --eval-task."""
 
 import importlib
 import sys
@@ -50,6 +50,7 @@ class HeldOut:
                 "select",
                 self.tok,
                 cfg.chosen_tags,
+                # not cfg.length: an evaluation leaves no conversation out that the model can read
                 cfg.model.block_size,
                 limit=cfg.eval_examples,
             )

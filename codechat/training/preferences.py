@@ -411,6 +411,7 @@ def _group(
 
 
 def with_longest_row(batch: RolloutBatch) -> RolloutBatch:
+    """The batch with the tokens of its longest training row, as `rollout.pack` lays it out."""
     tokens = (
         len(batch.prompts[i // batch.group_size]) - 1 + len(c.ids)
         for i, c in enumerate(batch.completions)

@@ -152,6 +152,7 @@ class RLSession(Session):
         hardware.compile_blocks(model)
         self.engine = engines.open_engine(cfg, tok)
         self.sampler = RolloutSampler(cfg, self.engine, model, self.task, given.problems, tok)
+        # before the run directory exists: a task that cannot be learned leaves nothing behind
         check_signal(cfg, self.task, given.problems, self.sampler)
         self.sentinel = diagnose.Sentinel(cfg.dead_patience)
         self.told = False  # whether a step that learned nothing was reported

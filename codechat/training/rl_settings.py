@@ -198,6 +198,7 @@ class RatioSettings(EntropySettings, MinibatchSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # None in GRPO: the paper's value is filled in later
         if (self.clip_eps_low or 0) > 1:
             raise ConfigError(
                 f"clip_eps_low {self.clip_eps_low}; a ratio is "

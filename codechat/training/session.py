@@ -44,6 +44,7 @@ from codechat.training.settings import (
 )
 
 C = TypeVar("C", bound=LearningSettings)
+# how errors about diverged weights end
 KEPT = "the last checkpoint is kept"
 
 

@@ -20,8 +20,10 @@ from codechat.models.config import (
     Schedule,
 )
 
-OFTEN = dict(least=0, identity=False)  # how often something is done decides no result
-HERE = dict(identity=False)  # where and how a run is trained decides no result either
+# identity=False keeps a setting out of the run's `config_hash`: how often something is done, and
+# where a run is trained, decide no result.
+OFTEN = dict(least=0, identity=False)
+HERE = dict(identity=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,18 +56,20 @@ class Meter:
         self.sampled = self.began
 
     def begin_learning(self, model: nn.Module) -> None:
-        """Sampling ends here; the weights are as they are before learning."""
+        """Sampling ends here. Remembers the weights, for `read_changed`."""
         self.sampled = time.perf_counter()
         self.model = model
         self.before = diagnose.bf16_snapshot(model)
 
     def add(self, values: Mapping[str, Tensor | float]) -> None:
         """Values of a microbatch: maxima for the names in MAXIMA, else sums."""
+        # tensors stay on the device until `read`: reading each would make the host wait for the
+        # GPU
         self.unread += values.items()
 
     def read(self, *more: Tensor) -> list[float]:
-        """Copy what the microbatches left on the device to the host, all at once: the host
-        waits for a GPU once a step. Returns the values of `more`, scalars that come with it."""
+        """Copy the values of all microbatches from the device at once: the host waits for a GPU
+        once a step. more: further scalars to copy; returns their values."""
         unread = self.unread
         self.unread = []
         tensors = [value for _, value in unread if isinstance(value, Tensor)] + [*more]
@@ -91,7 +93,7 @@ class Meter:
 
 
 class Mean(NamedTuple):
-    """A mean over the items of all ranks, as this rank's part."""
+    """This rank's part of a mean over the items of all ranks."""
 
     total: float
     items: float
@@ -137,7 +139,8 @@ def rollout_metrics(
 
 
 def combine_ranks(ranks: Sequence[StepMetrics]) -> dict[str, float]:
-    """One value of each name."""
+    """Metrics over all ranks: sums are added, means weighted by their items, maxima NaN if any
+    is."""
     first = ranks[0]
     rewards = torch.cat([rank.rewards for rank in ranks])
     equal = equal_groups([rank.rewards for rank in ranks])
