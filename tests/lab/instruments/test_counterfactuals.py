@@ -32,79 +32,107 @@ DIGITS = problem("digit_sum", {"n": 195}, "Digit sum of 195?")
 FOLLOWS = ["follows", "ignores", "other"]
 
 
+def outcomes(case: counterfactuals.Case, *answers: str) -> list[str]:
+    return [case.outcome(answer) for answer in answers]
+
+
 def changed(case: counterfactuals.Case) -> list[int]:
     """Numbers of the messages that the swap changed."""
     assert len(case.before) == len(case.after)
     return [i for i, (a, b) in enumerate(zip(case.before, case.after)) if a != b]
 
 
-def test_swaps_of_the_tools() -> None:
+def test_a_prompt_without_the_tool_asks_to_decline() -> None:
     case = counterfactuals.tools_off(ADD, RNG)
     assert changed(case) == [0]
     assert "add(" not in case.after[0]["content"]
     assert case.valid(call("add", a=1))
     assert not case.valid("No.")
-    assert [
-        case.outcome(t) for t in ("I cannot.", call("add", a=12, b=7), "```python\n1\n```")
-    ] == FOLLOWS
+    assert outcomes(case, "I cannot.", call("add", a=12, b=7), "```python\n1\n```") == FOLLOWS
 
+
+def swapped_lines(case: counterfactuals.Case) -> list[tuple[str, str]]:
+    """The lines of the list of tools that differ, before and after."""
+    before = case.before[0]["content"].splitlines()
+    after = case.after[0]["content"].splitlines()
+    return [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+
+
+def test_a_swapped_tool_takes_the_place_of_one_and_cannot_serve_its_requests() -> None:
     case = counterfactuals.tool_swapped(ADD, RNG)
-    before, after = (m[0]["content"].splitlines() for m in (case.before, case.after))
     assert changed(case) == [0]
-    assert len(before) == len(after)
-    assert sum(a != b for a, b in zip(before, after)) == 1
+    ((_, line),) = swapped_lines(case)
     assert "add(" not in case.after[0]["content"]
     assert "to_morse(" in case.after[0]["content"]
-    newcomer = next(b for a, b in zip(before, after) if a != b).partition("(")[0]
-    assert newcomer not in catalogue.family("add")
-    answers = ("I have no function for that.", call("add", a=12, b=7), call(newcomer, a=12))
-    assert [case.outcome(t) for t in answers] == FOLLOWS
+    assert line.partition("(")[0] not in catalogue.family("add")
+
+
+def test_an_answer_follows_a_swapped_tool_by_declining() -> None:
+    case = counterfactuals.tool_swapped(ADD, RNG)
+    ((_, line),) = swapped_lines(case)
+    newcomer = line.partition("(")[0]
     assert case.valid(call("add", a=1))
     assert not case.valid(call("to_morse", word="a"))
+    declined = "I have no function for that."
+    assert outcomes(case, declined, call("add", a=12, b=7), call(newcomer, a=12)) == FOLLOWS
 
+
+def test_a_renamed_tool_must_be_called_by_its_new_name() -> None:
     case = counterfactuals.tool_renamed(DIGITS)
     assert "sum_digit(n: integer)" in case.after[0]["content"]
     assert "digit_sum(" not in case.after[0]["content"]
-    assert [case.outcome(call(n, n=195)) for n in ("sum_digit", "digit_sum", "add")] == FOLLOWS
+    answers = (call(name, n=195) for name in ("sum_digit", "digit_sum", "add"))
+    assert outcomes(case, *answers) == FOLLOWS
+
+
+def test_a_name_of_one_word_gets_a_second() -> None:
     assert "add_it(" in counterfactuals.tool_renamed(ADD).after[0]["content"]
 
-    probe = {
-        "messages": [{"role": "user", "content": "Write f()."}],
-        "asked": "code",
-        "tools_present": False,
-    }
+
+def test_a_program_is_still_written_where_tools_are_offered() -> None:
+    request = {"role": "user", "content": "Write f()."}
+    probe = {"messages": [request], "asked": "code", "tools_present": False}
     case = counterfactuals.tools_on(probe, 0, RNG)
     assert [m["role"] for m in case.after] == ["system", "user"]
     assert "Functions:" in case.after[0]["content"]
     assert case.valid("def f():\n    pass")
     assert not case.valid("No.")
-    assert [case.outcome(t) for t in ("def f(): pass", call("add"), "No.")] == FOLLOWS
+    assert outcomes(case, "def f(): pass", call("add"), "No.") == FOLLOWS
+
+
+SUM_OF_41 = problem("digit_sum", {"n": 41}, "Digit sum of 41?")
 
 
 def test_a_swapped_value_must_be_carried_over_with_its_type() -> None:
-    others = [
-        DIGITS,
-        problem("digit_sum", {"n": 41}, "Digit sum of 41?"),
-        problem("digit_sum", {"n": 1.5}, "1.5"),
-    ]
-    case = counterfactuals.value_swapped(DIGITS, others, RNG)
+    fraction = problem("digit_sum", {"n": 1.5}, "1.5")
+    case = counterfactuals.value_swapped(DIGITS, [DIGITS, SUM_OF_41, fraction], RNG)
     assert case.after[-1]["content"] == "Digit sum of 41?"
     assert changed(case) == [1]
     assert case.valid(call("digit_sum", n=195))
     assert not case.valid(call("digit_sum", n=19))
-    found = [case.outcome(call("digit_sum", n=n)) for n in (41, 195, "41", 5)] + [
-        case.outcome(call("add", n=41))
-    ]
+    answers = [call("digit_sum", n=n) for n in (41, 195, "41", 5)]
+    found = outcomes(case, *answers, call("add", n=41))
     assert found == [*FOLLOWS, "other", "other"]
-    for kept, donor in (  # it stands twice, is part of another, or nobody else asks for this tool
-        (
+
+
+@pytest.mark.parametrize(
+    ("kept", "donor"),
+    [
+        pytest.param(
             problem("add", {"a": 1, "b": 1}, "Add 1 and 1."),
             problem("add", {"a": 5, "b": 6}, "Add 5 and 6."),
+            id="the value stands twice",
         ),
-        (problem("digit_sum", {"n": 9}, "Digit sum of 195?"), others[1]),
-        (DIGITS, DIGITS),
-    ):
-        assert counterfactuals.value_swapped(kept, [donor], RNG) is None
+        pytest.param(
+            problem("digit_sum", {"n": 9}, "Digit sum of 195?"),
+            SUM_OF_41,
+            id="the value is a part of another",
+        ),
+        pytest.param(DIGITS, DIGITS, id="no other problem has the tool"),
+    ],
+)
+def test_a_value_that_cannot_be_swapped_makes_no_case(kept: Problem, donor: Problem) -> None:
+    assert counterfactuals.value_swapped(kept, [donor], RNG) is None
 
 
 def test_only_cases_that_behaved_before_count_towards_a_flip() -> None:
@@ -122,13 +150,11 @@ def test_the_command_leaves_a_row_per_checkpoint_and_swap(
     make_run: Callable[..., Run], tmp_path: Path
 ) -> None:
     make_run("tiny", "gpt2:512", block_size=384)
-    write_rows(
-        tmp_path / "funcall.test.jsonl", map(row_of, problems.draw("test", 12, shares={"call": 1}))
-    )
+    drawn = problems.draw("test", 12, shares={"call": 1})
+    write_rows(tmp_path / "funcall.test.jsonl", map(row_of, drawn))
     write_rows(tmp_path / "probes.test.jsonl", problems.probes("test", 10, 0, ["Write `f()`."]))
-    counterfactuals.main(
-        ["--ckpt", "tiny", "--data-dir", str(tmp_path), "--limit", "2", "--max-new-tokens", "4"]
-    )
+    words = f"--ckpt tiny --data-dir {tmp_path} --limit 2 --max-new-tokens 4"
+    counterfactuals.main(words.split())
     run = Run.open("swaps")
     rows = run.evals()
     assert run.status["status"] == "finished"
@@ -148,17 +174,12 @@ def test_supervised_tokens_are_counted_as_training_sees_them(home: Path) -> None
     ]
     write_rows(home / "rows.jsonl", [{"messages": messages}])
     mask = chat.render(messages, tokenizer.load("gpt2:512"), "text").loss_mask
-    cut = (
-        mask.index(1) + 3
-    )  # a row of so many ids predicts two of the answer's tokens beside the first
+    # a row of so many ids predicts two of the answer's tokens beside the first
+    cut = mask.index(1) + 3
+    files = f"--files calls={home / 'rows.jsonl'} --tokenizer gpt2:512 --overwrite"
     for limit, kept in ((10_000, sum(mask)), (cut, 3)):
-        words = (
-            f"--files calls={home / 'rows.jsonl'} --tokenizer gpt2:512 --limit {limit} --overwrite"
-        )
-        supervised_tokens.main(words.split())
+        supervised_tokens.main([*files.split(), "--limit", str(limit)])
         row = Run.open("supervision").evals().iloc[0]
-        assert (row["supervised"], row["supervised_uncut"], row["cut"]) == (
-            kept,
-            sum(mask),
-            limit < len(mask),
-        )
+        assert row["supervised"] == kept
+        assert row["supervised_uncut"] == sum(mask)
+        assert row["cut"] == (limit < len(mask))
