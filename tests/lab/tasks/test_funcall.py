@@ -1,6 +1,7 @@
 """The staircase: every rung, no reward for tricks, and reference solutions of every source at
 the maximum."""
 
+import functools
 import itertools
 import json
 import random
@@ -58,27 +59,31 @@ def only(value):
     return {"name": "mix", "arguments": {"a": value}}
 
 
+# rows [tier, reward, completion]
+RUNGS = rows_of(Path(__file__).with_name("funcall_rungs.jsonl"))
+FLOODS = [  # as many tokens as possible
+    ["no_tag", 0, "full match reward 1.0 " * 50],
+    ["name_only", 0.55, call(city=["Oslo"] * 10_000)],
+    ["name_only", 0.55, call(city="Oslo " * 10_000)],
+    ["name_only", 0.55, call(**{f"k{i}": "Oslo" for i in range(5000)})],
+]
+
+
 def test_every_rung_and_what_tricks_earn():
-    many = [
-        "full match reward 1.0 " * 50,
-        call(city=["Oslo"] * 10_000),
-        call(city="Oslo " * 10_000),
-    ]
-    many += [call(**{f"k{i}": "Oslo" for i in range(5000)})]
-    rows = rows_of(Path(__file__).with_name("funcall_rungs.jsonl"))  # [tier, reward, completion]
-    rows += zip(["no_tag", *["name_only"] * 3], [0, *[0.55] * 3], many)
-    for tier, expected, text in rows:
+    for tier, expected, text in [*RUNGS, *FLOODS]:
         score = score_call(text, GOLD)
         assert (score.tier, score.reward) == (tier, pytest.approx(expected)), text
         assert score.correct == (tier == "full")
         assert tier in TIERS
-    assert reward(mix('{"a": "Oslo", "a": "Rome"}'), only("Oslo")) == 0.55, (
-        "of a repeated key the last value counts"
-    )
 
 
-def test_correct_calls_in_every_legal_form_score_one_and_near_misses_do_not_match():
-    for text in (
+def test_of_a_repeated_key_the_last_value_counts():
+    assert reward(mix('{"a": "Oslo", "a": "Rome"}'), only("Oslo")) == 0.55
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "Let me look that up. " + right(),
         right() + "\n",
         TAG.strip() + right().removeprefix(TAG),
@@ -88,80 +93,154 @@ def test_correct_calls_in_every_legal_form_score_one_and_near_misses_do_not_matc
         right(city=" oslo "),
         right(days=3.0),
         right(rate=2.5 + 1e-7),
-    ):
-        assert score_call(text, GOLD).reward == 1.0 and score_call(text, GOLD).correct, text
+    ],
+)
+def test_correct_calls_in_every_legal_form_score_one(text):
+    score = score_call(text, GOLD)
+    assert score.reward == 1.0
+    assert score.correct
+
+
+def test_arguments_in_single_quotes_may_hold_an_apostrophe():
     assert reward(mix('\'{"a": "You\'ve won"}\''), only("You've won")) == 1.0
-    deep = [{"on": True, "tags": tags} for tags in (["b", "a"], ["a"])] + [
-        {"on": 1, "tags": ["a", "b"]},
-        "{'on': True}",
-    ]
-    deep += [{"on": True, "tags": ["a", "b"], "more": 1}]
-    misses = [{"days": days} for days in (4, 3 + 1e-5, "3", True, [3], None, {"v": 3})] + [
-        {"deep": d} for d in deep
-    ]
-    for changes in [*misses, {"rate": "2.5"}, {"city": "Os lo"}, {"city": ["Oslo"]}]:
-        score = score_call(right(**changes), GOLD)
-        assert score.parts["matched"] == 3 and not score.correct, changes
-        assert score.reward == pytest.approx(0.55 + 0.45 * 3 / 4)
 
 
-def test_booleans_are_not_numbers_and_large_integers_are_exact():
-    assert reward(call(a=1), only(True)) == reward(call(a=True), only(1)) == 0.55
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"days": 4},
+        {"days": 3 + 1e-5},
+        {"days": "3"},
+        {"days": True},
+        {"days": [3]},
+        {"days": None},
+        {"days": {"v": 3}},
+        {"deep": {"on": True, "tags": ["b", "a"]}},
+        {"deep": {"on": True, "tags": ["a"]}},
+        {"deep": {"on": 1, "tags": ["a", "b"]}},
+        {"deep": "{'on': True}"},
+        {"deep": {"on": True, "tags": ["a", "b"], "more": 1}},
+        {"rate": "2.5"},
+        {"city": "Os lo"},
+        {"city": ["Oslo"]},
+    ],
+)
+def test_near_misses_do_not_match(changes):
+    score = score_call(right(**changes), GOLD)
+    assert score.parts["matched"] == 3
+    assert not score.correct
+    assert score.reward == pytest.approx(0.55 + 0.45 * 3 / 4)
+
+
+def test_booleans_are_not_numbers():
+    assert reward(call(a=1), only(True)) == 0.55
+    assert reward(call(a=True), only(1)) == 0.55
+
+
+@pytest.mark.parametrize("near", [1000000.9, 999999.5, 1000001, 1000000 + 1e-4])
+def test_integers_are_exact(near):
+    assert reward(call(a=near), only(1000000)) == 0.55
+    assert reward(call(a=[near]), only([1000000])) == 0.55
+
+
+def test_large_integers_are_exact():
     assert reward(call(a=123456790), only(123456789)) == 0.55
-    for near in (1000000.9, 999999.5, 1000001, 1000000 + 1e-4):
-        assert (
-            reward(call(a=near), only(1000000)) == reward(call(a=[near]), only([1000000])) == 0.55
-        ), near
-    assert reward(call(a=1000000.0), only(1000000)) == 1.0  # JSON knows one kind of number
     assert reward(call(a=2.0**53), only(2**53 + 1)) == 0.55
-    assert (
-        reward(call(a=1000000.9), only(1000000.5))
-        == reward(call(a=1000000), only(1000000.5))
-        == 1.0
-    )
     assert reward(mix('{"a": 1' + "0" * 400 + "}"), only(1.5)) == 0.55
-    for value in ("NaN", "Infinity", "-Infinity", "1e999"):
-        for expected in (1, 0.0, 10**400, "NaN", None):
-            assert reward(mix('{"a": ' + value + "}"), only(expected)) <= 0.55
 
 
-def test_without_expected_arguments_and_without_an_expected_call():
-    gold = {"name": "mix", "arguments": {}}
-    assert reward(call(), gold) == 1.0
-    assert reward(TAG + '{"name": "mix"}', gold) == 1.0
-    assert reward(call(x=1), gold) == pytest.approx(0.55 + 0.45 * 0.9)
-    assert reward(call(**{f"x{i}": 1 for i in range(50)}), gold) == pytest.approx(0.55 + 0.45 * 0.5)
-    assert reward(call() + call(), gold) == pytest.approx(0.55 + 0.45 * 0.5)
-    assert reward(mix("[1, 2]"), gold) < 0.99
+def test_an_integer_may_be_written_as_a_float():
+    assert reward(call(a=1000000.0), only(1000000)) == 1.0  # JSON knows one kind of number
+
+
+@pytest.mark.parametrize("near", [1000000.9, 1000000])
+def test_large_floats_are_compared_relatively(near):
+    assert reward(call(a=near), only(1000000.5)) == 1.0
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("expected", [1, 0.0, 10**400, "NaN", None])
+def test_numbers_that_json_has_not_match_nothing(value, expected):
+    assert reward(mix('{"a": ' + value + "}"), only(expected)) <= 0.55
+
+
+NO_ARGUMENTS = {"name": "mix", "arguments": {}}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (call(), 1.0),
+        (TAG + '{"name": "mix"}', 1.0),
+        (call(x=1), pytest.approx(0.55 + 0.45 * 0.9)),
+        (call(**{f"x{i}": 1 for i in range(50)}), pytest.approx(0.55 + 0.45 * 0.5)),
+        (call() + call(), pytest.approx(0.55 + 0.45 * 0.5)),
+    ],
+)
+def test_without_expected_arguments_extra_ones_cost(text, expected):
+    assert reward(text, NO_ARGUMENTS) == expected
+
+
+def test_without_expected_arguments_a_list_is_not_right():
+    assert reward(mix("[1, 2]"), NO_ARGUMENTS) < 0.99
+
+
+def test_without_an_expected_call_prose_is_right():
     assert score_call("I cannot do that.", None).reward == 1.0
     assert score_call("", None).correct
-    for text in (right(), TAG, TAG + "{", "Sure: " + call("other")):
-        score = score_call(text, None)
-        assert score.reward == 0.0
-        assert not score.correct
-        assert score.tier in TIERS
 
 
-def test_extra_keys_never_raise_the_reward_and_every_corrected_argument_does():
-    wrong = {k: "wrong" for k in GOLD["arguments"]}
-    for order in itertools.permutations(GOLD["arguments"]):
-        arguments = dict(wrong)
+@pytest.mark.parametrize("text", [right(), TAG, TAG + "{", "Sure: " + call("other")])
+def test_without_an_expected_call_no_call_is_right(text):
+    score = score_call(text, None)
+    assert score.reward == 0.0
+    assert not score.correct
+    assert score.tier in TIERS
+
+
+def with_extra_keys(arguments):
+    """Scores of a call with 0 to 11 arguments that nobody expects."""
+    scores = []
+    for n in range(12):
+        extra = {f"x{i}": "Oslo" for i in range(n)}
+        scores.append(score_call(call(**arguments, **extra), GOLD))
+    return scores
+
+
+def corrected(order):
+    """Wrong arguments, of which one after the other is corrected."""
+    arguments = dict.fromkeys(GOLD["arguments"], "wrong")
+    yield dict(arguments)
+    for key in order:
+        arguments[key] = GOLD["arguments"][key]
+        yield dict(arguments)
+
+
+ORDERS = list(itertools.permutations(GOLD["arguments"]))
+
+
+def test_extra_keys_never_raise_the_reward():
+    for arguments in itertools.chain.from_iterable(map(corrected, ORDERS)):
+        rewards = [score.reward for score in with_extra_keys(arguments)]
+        assert rewards == sorted(rewards, reverse=True)
+        assert rewards[1] < rewards[0] or rewards[0] == 0.55
+        assert max(rewards[1:]) <= 0.99
+
+
+def test_every_corrected_argument_raises_the_reward_whatever_the_extra_keys():
+    for order in ORDERS:
         last = [-1.0] * 12
-        for key in (None, *order):
-            arguments |= {key: GOLD["arguments"][key]} if key else {}
-            scores = [
-                score_call(call(**arguments, **{f"x{i}": "Oslo" for i in range(n)}), GOLD)
-                for n in range(12)
-            ]
-            rewards = [score.reward for score in scores]
-            assert rewards == sorted(rewards, reverse=True)
-            assert rewards[1] < rewards[0] or rewards[0] == 0.55
+        for arguments in corrected(order):
+            rewards = [score.reward for score in with_extra_keys(arguments)]
             assert all(before < after for before, after in zip(last, rewards))
-            assert max(rewards[1:]) <= 0.99
-            assert [score.correct for score in scores] == [arguments == GOLD["arguments"]] + [
-                False
-            ] * 11
             last = rewards
+
+
+def test_a_call_with_an_extra_key_is_not_correct():
+    for arguments in itertools.chain.from_iterable(map(corrected, ORDERS)):
+        first, *others = with_extra_keys(arguments)
+        assert first.correct == (arguments == GOLD["arguments"])
+        assert not any(score.correct for score in others)
 
 
 JUNK = (
@@ -185,54 +264,84 @@ MARKED_DOWN = [
 OFFERED = {"mix", "other"}
 
 
-def test_what_follows_the_call_costs_a_rung_and_is_not_correct():
-    for junk, (text, alone, followed) in itertools.product(JUNK, MARKED_DOWN):
-        scores = [score_call(text + behind, GOLD, offered=OFFERED) for behind in ("", junk)]
-        assert [s.reward for s in scores] == pytest.approx([alone, followed])
-        assert not scores[1].correct
-    assert score_call(
-        "Let me see. " + right() + " \n", GOLD
-    ).correct  # prose before it, and blanks behind, are free
+@pytest.mark.parametrize("junk", JUNK)
+@pytest.mark.parametrize(("text", "alone", "followed"), MARKED_DOWN)
+def test_what_follows_the_call_costs_a_rung_and_is_not_correct(text, alone, followed, junk):
+    with_junk = score_call(text + junk, GOLD, offered=OFFERED)
+    assert score_call(text, GOLD, offered=OFFERED).reward == pytest.approx(alone)
+    assert with_junk.reward == pytest.approx(followed)
+    assert not with_junk.correct
 
 
-def test_a_name_that_is_not_offered_earns_less_than_an_offered_wrong_one():
+def test_prose_before_the_call_and_blanks_behind_it_are_free():
+    assert score_call("Let me see. " + right() + " \n", GOLD).correct
+
+
+STYLES = pytest.mark.parametrize("style", ["compact", "json"])
+
+
+def offering(style):
+    """A problem whose prompt offers mix and other.tool, and mentions more names."""
     tools = [
         {"name": name, "parameters": {"properties": {"a": {}}}} for name in ("mix", "other.tool")
     ]
-    task = FuncallTask()
+    content = chat.tools_prompt(tools, style) + "\n\nBe brief. Use f(x), {braces} too."
+    return Problem("p", [{"role": "system", "content": content}, *USER], GOLD, "train")
+
+
+@STYLES
+@pytest.mark.parametrize(
+    ("name", "expected", "named"),
+    [
+        ("other.tool", 0.35, "other"),
+        ("invented", 0.20, "not_offered"),
+        ("f", 0.20, "not_offered"),
+        ("mix(a", 0.20, "not_offered"),
+    ],
+)
+def test_a_name_that_is_not_offered_earns_less_than_an_offered_wrong_one(
+    name, expected, named, style
+):
+    score = FuncallTask().score(offering(style), call(name))
+    assert (score.reward, score.tier) == (expected, "wrong_name")
+    assert score.parts["named"] == named
+
+
+@STYLES
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (right(), "right"),
+        ("No.", "no_call"),
+        (TAG + "{", "unreadable"),
+        (TAG + "{}", "unreadable"),
+    ],
+)
+def test_a_score_says_which_name_was_called(text, named, style):
+    assert FuncallTask().score(offering(style), text).parts["named"] == named
+
+
+@STYLES
+@pytest.mark.parametrize(("name", "named"), [("mix", "other"), ("invented", "not_offered")])
+def test_a_score_says_which_name_was_called_where_no_call_is_expected(name, named, style):
+    problem = replace(offering(style), gold=None)
+    assert FuncallTask().score(problem, call(name)).parts["named"] == named
+
+
+@STYLES
+def test_the_published_staircase_does_not_ask_whether_a_name_was_offered(style):
     published = tasks.load("funcall:staircase=published")
-    for style in ("compact", "json"):
-        content = chat.tools_prompt(tools, style) + "\n\nBe brief. Use f(x), {braces} too."
-        problem = Problem("p", [{"role": "system", "content": content}, *USER], GOLD, "train")
-        scores = [
-            task.score(problem, call(name)) for name in ("other.tool", "invented", "f", "mix(a")
-        ]
-        assert [(s.reward, s.tier) for s in scores] == [(0.35, "wrong_name")] + [
-            (0.20, "wrong_name")
-        ] * 3
-        assert [s.parts["named"] for s in scores] == ["other"] + ["not_offered"] * 3
-        texts = {
-            right(): "right",
-            "No.": "no_call",
-            TAG + "{": "unreadable",
-            TAG + "{}": "unreadable",
-        }
-        assert {text: task.score(problem, text).parts["named"] for text in texts} == texts
-        without = replace(problem, gold=None)
-        names = {"mix": "other", "invented": "not_offered"}
-        assert {name: task.score(without, call(name)).parts["named"] for name in names} == names
-        assert published.score(problem, call("invented")).reward == 0.35
+    assert published.score(offering(style), call("invented")).reward == 0.35
+
+
+def test_without_a_list_no_name_counts_as_not_offered():
     unlisted = Problem("p", USER, GOLD, "train")
-    assert task.score(unlisted, call("invented")).reward == 0.35, (
-        "without a list there is no verdict"
-    )
+    assert FuncallTask().score(unlisted, call("invented")).reward == 0.35
 
 
-def test_the_published_staircase_keeps_its_numbers():
-    task = tasks.load("funcall:staircase=published")
-    tools = chat.tools_prompt([{"name": "mix"}, {"name": "other"}])
-    problem = Problem("p", [{"role": "system", "content": tools}, *USER], GOLD, "test")
-    for text, expected in (
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
         (right() + "}", 1.0),
         (right() + " That is the call.", 1.0),
         (right() + TAG + "{", 0.99),
@@ -241,22 +350,28 @@ def test_the_published_staircase_keeps_its_numbers():
         (call() + "}", 0.55),
         (call("invented") + "}", 0.35),
         (right(days=3 + 1e-7), 1.0),
-    ):
-        score = task.score(problem, text)
-        assert (score.reward, score.correct) == (expected, expected == 1.0)
-        assert score_call(text, GOLD, STAIRCASES["published"]).reward == expected
+    ],
+)
+def test_the_published_staircase_keeps_its_numbers(text, expected):
+    tools = chat.tools_prompt([{"name": "mix"}, {"name": "other"}])
+    problem = Problem("p", [{"role": "system", "content": tools}, *USER], GOLD, "test")
+    score = tasks.load("funcall:staircase=published").score(problem, text)
+    assert (score.reward, score.correct) == (expected, expected == 1.0)
+    assert score_call(text, GOLD, STAIRCASES["published"]).reward == expected
 
 
-def test_deep_nesting_and_noise_neither_crash_nor_pay():
-    for depth in (100, 5_000, 100_000):
-        for deep in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth, "[" * depth):
-            for text in (mix('{"city": ' + deep + "}"), TAG + deep, deep):
-                assert score_call(text, GOLD).reward <= 0.55
+@pytest.mark.parametrize("depth", [100, 5_000, 100_000])
+def test_deep_nesting_neither_crashes_nor_pays(depth):
+    for deep in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth, "[" * depth):
+        for text in (mix('{"city": ' + deep + "}"), TAG + deep, deep):
+            assert score_call(text, GOLD).reward <= 0.55
+
+
+def test_noise_neither_crashes_nor_leaves_the_scale():
     rng = random.Random(0)
     for i in range(3000):
-        score = score_call(
-            "".join(rng.choices(PIECES, k=rng.randint(1, 20))), GOLD if i % 2 else None
-        )
+        noise = "".join(rng.choices(PIECES, k=rng.randint(1, 20)))
+        score = score_call(noise, GOLD if i % 2 else None)
         assert 0 <= score.reward <= 1
         assert score.tier in TIERS
 
@@ -265,38 +380,41 @@ def everything(task):
     return [p for split in tasks.SPLITS for p in task.problems(split)]
 
 
-def test_files_and_directories_keep_their_splits(tmp_path):
-    rows = [
-        {"id": id, "messages": USER, "gold": GOLD, "split": split}
-        for id, split in (("a", "test"), ("b", "train"))
-    ]
-    task = FuncallTask(write(tmp_path / "p.jsonl", [rows[0], rows[1] | {"gold": None}]))
-    assert [p.id for p in task.problems("test")] == ["a"]
+IN_TEST = {"id": "a", "messages": USER, "gold": GOLD, "split": "test"}
+IN_TRAIN = {"id": "b", "messages": USER, "gold": GOLD, "split": "train"}
+
+
+def test_problems_of_a_file_keep_their_splits(tmp_path):
+    task = FuncallTask(write(tmp_path / "p.jsonl", [IN_TEST, IN_TRAIN | {"gold": None}]))
+    assert [problem.id for problem in task.problems("test")] == ["a"]
     assert task.problems("train")[0].gold is None
     assert task.problems("test_hard") == []
     assert task.ledger.kept == 2
     assert check_reference_solutions(task, everything(task)).require().passed == 2
-    write(tmp_path / "funcall.train.jsonl", rows[1:])
-    write(tmp_path / "funcall.test.jsonl", rows[:1])
-    write(
-        tmp_path / "calls.train.jsonl",
-        [{"id": "c", "messages": USER, "domain": "calls", "meta": {}}],
-    )
-    assert [p.id for p in everything(FuncallTask(tmp_path))] == ["b", "a"], (
-        "its problems, beside other files"
-    )
-    many = FuncallTask(
-        write(tmp_path / "many.jsonl", [rows[0] | {"id": str(i)} for i in range(30)])
-    )
-    assert (
-        many.problems("test", 5, seed=1)
-        == many.problems("test", 5, seed=1)
-        != many.problems("test", 5, seed=2)
-    )
-    assert len(many.problems("test")) == 30
+
+
+def test_problems_of_a_directory_are_read_beside_other_files(tmp_path):
+    write(tmp_path / "funcall.train.jsonl", [IN_TRAIN])
+    write(tmp_path / "funcall.test.jsonl", [IN_TEST])
+    conversation = {"id": "c", "messages": USER, "domain": "calls", "meta": {}}
+    write(tmp_path / "calls.train.jsonl", [conversation])
+    assert [problem.id for problem in everything(FuncallTask(tmp_path))] == ["b", "a"]
+
+
+def test_the_seed_decides_which_problems_of_a_file_are_drawn(tmp_path):
+    rows = [IN_TEST | {"id": str(i)} for i in range(30)]
+    task = FuncallTask(write(tmp_path / "many.jsonl", rows))
+    drawn = task.problems("test", 5, seed=1)
+    assert drawn == task.problems("test", 5, seed=1)
+    assert drawn != task.problems("test", 5, seed=2)
+    assert len(task.problems("test")) == 30
     assert len(FuncallTask().problems("test", 7)) == 7
+
+
+def test_an_unknown_split_is_an_error(tmp_path):
+    task = FuncallTask(write(tmp_path / "p.jsonl", [IN_TEST]))
     with pytest.raises(ConfigError):
-        many.problems("dev")
+        task.problems("dev")
 
 
 def test_glaive_rows_as_the_hub_has_them(tmp_path):
@@ -332,80 +450,112 @@ def test_original_prompts_become_messages_and_equal_ones_meet_in_one_split(tmp_p
     assert check_reference_solutions(task, problems).require().n == 3
 
 
-def test_bad_files_are_user_errors(tmp_path):
-    user = '"messages": [{"role": "user", "content": "x"}]'
-    for text, complaint in (
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
         ("", "empty"),
         ('{"prompt": "x", "gt_na', "JSON"),
         ('{"question": 1}', "question"),
         ('{"id": 1, "messages": [], "gold": null}', "bad_row"),
-        ('{"id": 1, ' + user + ', "gold": {"name": 3}}', "bad_row"),
+        (json.dumps({"id": 1, "messages": USER, "gold": {"name": 3}}), "bad_row"),
         ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', "bad_row"),
-        (
-            (
-                '{"messages": [{"role": "user", "content": "x"}], '
-                '"gold": {"name": "f", "kwargs": {"a": [1]}}}'
-            ),
-            "bad_row",
-        ),
+        (json.dumps({"messages": USER, "gold": {"name": "f", "kwargs": {"a": [1]}}}), "bad_row"),
         ('{"system": "SYSTEM: x", "chat": "USER: hello"}', "no_answer"),
-    ):
-        (tmp_path / "bad.jsonl").write_text(text)
-        with pytest.raises(DataError, match=complaint):
-            FuncallTask(tmp_path / "bad.jsonl")
+    ],
+)
+def test_bad_files_are_user_errors(text, complaint, tmp_path):
+    (tmp_path / "bad.jsonl").write_text(text)
+    with pytest.raises(DataError, match=complaint):
+        FuncallTask(tmp_path / "bad.jsonl")
+
+
+def test_an_absent_file_is_a_user_error(tmp_path):
     with pytest.raises(MissingFile):
         FuncallTask(tmp_path / "absent.jsonl")
 
 
-def test_the_reference_check_counts_failures_by_reason_and_raises():
-    class Broken(FuncallTask):
-        def gold(self, problem):
-            return {"a": super().gold(problem), "b": "no call", "c": TAG + "{"}[problem.id]
+class Broken(FuncallTask):
+    """Its reference solutions of b and c are wrong."""
 
-    problems = [Problem(i, USER, GOLD, "test") for i in "abc"]
-    found = check_reference_solutions(Broken(), problems)
+    def gold(self, problem):
+        return {"a": super().gold(problem), "b": "no call", "c": TAG + "{"}[problem.id]
+
+
+ABC = [Problem(name, USER, GOLD, "test") for name in "abc"]
+
+
+def test_the_reference_check_counts_failures_by_reason_and_raises():
+    found = check_reference_solutions(Broken(), ABC)
     assert (found.n, found.passed, found.failed) == (3, 1, {"b": "no_tag", "c": "bad_json"})
     with pytest.raises(DataError, match="no_tag: 1.*such as b"):
         found.require()
+
+
+def test_the_reference_check_fails_a_maximum_reward_that_is_not_correct():
     task = FuncallTask()
     task.score = lambda problem, text: Score(1.0, "full", {}, False)
-    assert set(check_reference_solutions(task, problems).failed.values()) == {
-        "maximum reward but not correct"
-    }
+    reasons = set(check_reference_solutions(task, ABC).failed.values())
+    assert reasons == {"maximum reward but not correct"}
+
+
+def test_the_reference_check_of_no_problem_raises():
     with pytest.raises(DataError):
         check_reference_solutions(FuncallTask(), []).require()
 
 
-def test_reference_solutions_of_the_toolbox_pass():
+@pytest.mark.parametrize("split", tasks.SPLITS)
+def test_reference_solutions_of_the_toolbox_pass(split):
     task = tasks.load("funcall")
-    for split in tasks.SPLITS:
-        assert check_reference_solutions(task, task.problems(split, 1000)).require().n >= 999
+    assert check_reference_solutions(task, task.problems(split, 1000)).require().n >= 999
 
 
-@pytest.mark.parametrize(
+GLAIVE = pytest.mark.parametrize(
     "name", ["glaive_v2_en_300", "glaive_format_short", "glaive_format_converted"]
 )
-def test_reference_solutions_of_glaive_rows_pass_and_golds_are_the_ground_truth(shared_data, name):
-    path = shared_data / "function_calling" / f"{name}.jsonl"
-    truth = {
-        r["id"]: json.loads(r["ground_truth"])
-        for r in local_rows(path.with_name("common_non_bfcl.parquet"))
-    }
-    task = FuncallTask(path)
+
+
+@pytest.fixture
+def glaive(shared_data, name):
+    """The file of a set's rows."""
+    return shared_data / "function_calling" / f"{name}.jsonl"
+
+
+@functools.cache  # reading takes seconds
+def task_of(path):
+    return FuncallTask(path)
+
+
+@GLAIVE
+def test_reference_solutions_of_glaive_rows_pass(glaive):
+    task = task_of(glaive)
     problems = everything(task)
-    assert len(problems) == task.ledger.kept == sum(1 for _ in local_rows(path)), task.ledger.lost
+    assert len(problems) == task.ledger.kept == sum(1 for _ in local_rows(glaive)), task.ledger.lost
     check_reference_solutions(task, problems).require()
-    for p in problems:
-        assert p.messages[-1]["role"] != "assistant", "the answer is not part of the prompt"
-        assert not any(chat.parse_calls(m["content"]) for m in p.messages)
-    known = [p for p in problems if truth.get(p.id)]
-    assert all(p.gold == truth[p.id][0] for p in known)
+
+
+@GLAIVE
+def test_the_answer_of_a_glaive_row_is_not_part_of_its_prompt(glaive):
+    for problem in everything(task_of(glaive)):
+        assert problem.messages[-1]["role"] != "assistant"
+        assert not any(chat.parse_calls(m["content"]) for m in problem.messages)
+
+
+@GLAIVE
+def test_golds_of_glaive_rows_are_the_ground_truth(glaive, name):
+    rows = local_rows(glaive.with_name("common_non_bfcl.parquet"))
+    truth = {row["id"]: json.loads(row["ground_truth"]) for row in rows}
+    known = [problem for problem in everything(task_of(glaive)) if truth.get(problem.id)]
+    assert all(problem.gold == truth[problem.id][0] for problem in known)
     assert len(known) > 900 or name != "glaive_format_short"
-    canonical = [p for p in problems if p.gold]
-    assert all(
-        task.score(p, chat.format_call(p.gold["name"], p.gold["arguments"])).correct
-        for p in canonical
-    )
+
+
+@GLAIVE
+def test_canonical_calls_of_glaive_rows_are_correct(glaive):
+    task = task_of(glaive)
+    for problem in everything(task):
+        if problem.gold:
+            text = chat.format_call(problem.gold["name"], problem.gold["arguments"])
+            assert task.score(problem, text).correct
 
 
 @pytest.mark.parametrize("split", ["train", "select", "test", "test_hard"])
