@@ -14,11 +14,15 @@ from codechat.text import chat, tokenizer
 
 # sets of ../shared/rows -> the function that their rows call
 SHARED_SETS = [
-    *(
-        (name, "get_weather")
-        for name in ("APIGen-MT", "ToolACE", "Toucan", "hermes-v1", "minimind", "mobile-actions")
-    ),
-    *((name, "get_weather") for name in ("xlam-60k", "legacy_function_call", "functions_column")),
+    ("APIGen-MT", "get_weather"),
+    ("ToolACE", "get_weather"),
+    ("Toucan", "get_weather"),
+    ("hermes-v1", "get_weather"),
+    ("minimind", "get_weather"),
+    ("mobile-actions", "get_weather"),
+    ("xlam-60k", "get_weather"),
+    ("legacy_function_call", "get_weather"),
+    ("functions_column", "get_weather"),
     ("xlam-irrelevance", None),
     ("nested_null", "search"),
 ]
@@ -46,64 +50,76 @@ EXPECTED = [
 ]
 
 
-def test_every_form_becomes_the_same_conversation():
-    for form, row in FORMS.items():
-        system, *turns = chat_formats.messages_of(row, "x")
-        # the text of Hermes only explains its tags, that of glaive comes with the schemas
-        assert turns == EXPECTED[1:]
-        assert system["content"] == (
-            OFFER if form in ("hermes", "glaive") else EXPECTED[0]["content"]
-        )
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_becomes_the_same_conversation(form):
+    system, *turns = chat_formats.messages_of(FORMS[form], "x")
+    assert turns == EXPECTED[1:]
+    # the text of Hermes only explains its tags, that of glaive comes with the schemas
+    expected = OFFER if form in ("hermes", "glaive") else EXPECTED[0]["content"]
+    assert system["content"] == expected
+
+
+def test_messages_in_our_own_form_stay_as_they_are():
     own = [
         {"role": "user", "content": " x "},
         {"role": "assistant", "content": f"Now {called('Oslo')}"},
     ]
     assert chat_formats.messages_of({"messages": own}, "x") == own
-    prose = (
-        GLAIVE["chat"]
-        .replace("ASSISTANT: <", "ASSISTANT: Sure. <")
-        .replace("Oslo 3", "A paint.\n\nA: no turn")
-    )
+
+
+def test_prose_of_glaive_stays_before_its_call_and_marks_within_it_begin_no_turn():
+    prose = GLAIVE["chat"].replace("ASSISTANT: <", "ASSISTANT: Sure. <")
+    prose = prose.replace("Oslo 3", "A paint.\n\nA: no turn")
     messages = chat_formats.messages_of(GLAIVE | {"chat": prose}, "x")
     assert messages[2]["content"] == f"Sure.\n{EXPECTED[2]['content']}"
     assert messages[-1]["content"].startswith("A paint.\n\nA: no turn")
-    bare = chat_formats.messages_of(
-        {"system": "SYSTEM: No functions.\n\n\n", "chat": "USER: a\n\n\nASSISTANT: b"}, "x"
-    )
-    assert [m["content"] for m in bare] == ["No functions.", "a", "b"]
 
 
-def test_tool_sets_are_read_and_a_request_without_a_call_is_declined():
-    functions = json.dumps([tool["function"] for tool in OPENAI["tools"]])
-    question = json.dumps([{"role": "user", "content": "Oslo and Rome?"}])
-    calls = json.dumps(
-        [{"name": "get_weather", "arguments": {"city": city}} for city in ("Oslo", "Rome")]
-    )
-    for truth, answer in ((calls, EXPECTED[2]["content"]), ("[]", row_readers.NO_CALL)):
-        row = {
-            "question": question,
-            "functions": functions,
-            "ground_truth": truth,
-            "source": "a set",
-        }
-        offer = {"role": "system", "content": OFFER}
-        said = {"role": "assistant", "content": answer}
-        assert chat_formats.messages_of(row, "x") == [offer, EXPECTED[1], said]
-    assert chat_formats.messages_of(row | {"ground_truth": "[{"}, "x") == "bad_row"
-    before = [
-        ("user", "Both?"),
-        ("assistant", "Sure."),
-        ("assistant", f"```{calls}```"),
-        ("function", "fog"),
-        ("user", "x"),
+def test_a_row_of_glaive_may_have_no_functions():
+    row = {"system": "SYSTEM: No functions.\n\n\n", "chat": "USER: a\n\n\nASSISTANT: b"}
+    messages = chat_formats.messages_of(row, "x")
+    assert [m["content"] for m in messages] == ["No functions.", "a", "b"]
+
+
+CALLS = json.dumps(
+    [{"name": "get_weather", "arguments": {"city": city}} for city in ("Oslo", "Rome")]
+)
+
+
+def tool_set(ground_truth, turns=EXPECTED[1:2]):
+    """A row of a set that has tools, a request and the expected calls as JSON texts."""
+    return {
+        "question": json.dumps(turns),
+        "functions": json.dumps([tool["function"] for tool in OPENAI["tools"]]),
+        "ground_truth": ground_truth,
+        "source": "a set",
+    }
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "answer"), [(CALLS, EXPECTED[2]["content"]), ("[]", row_readers.NO_CALL)]
+)
+def test_tool_sets_are_read_and_a_request_without_a_call_is_declined(ground_truth, answer):
+    offer = {"role": "system", "content": OFFER}
+    said = {"role": "assistant", "content": answer}
+    messages = chat_formats.messages_of(tool_set(ground_truth), "x")
+    assert messages == [offer, EXPECTED[1], said]
+
+
+def test_a_tool_set_with_a_broken_answer_is_a_bad_row():
+    assert chat_formats.messages_of(tool_set("[{"), "x") == "bad_row"
+
+
+def test_calls_that_a_tool_set_writes_in_fences_are_read():
+    turns = [
+        {"role": "user", "content": "Both?"},
+        {"role": "assistant", "content": "Sure."},
+        {"role": "assistant", "content": f"```{CALLS}```"},
+        {"role": "function", "content": "fog"},
+        {"role": "user", "content": "x"},
     ]
-    asked = json.dumps([{"role": role, "content": text} for role, text in before])
-    _, _, answer, *_ = chat_formats.messages_of(
-        row | {"question": asked, "ground_truth": calls}, "x"
-    )
-    assert (
-        answer["content"] == f"Sure.\n{EXPECTED[2]['content']}"
-    )  # calls that a set writes in fences
+    _, _, answer, *_ = chat_formats.messages_of(tool_set(CALLS, turns), "x")
+    assert answer["content"] == f"Sure.\n{EXPECTED[2]['content']}"
 
 
 def glaive(answer: str) -> dict:
@@ -126,16 +142,14 @@ def test_rows_of_a_public_set_keep_their_calls_and_offer_their_tools(case):
 @pytest.mark.parametrize("name, called", SHARED_SETS)
 def test_the_sample_of_a_public_set_is_kept_whole_with_its_call(name, called, shared_rows):
     ledger = Ledger(name)
-    rows = [
-        row | {"id": number}
-        for number, row in enumerate(sources.local_rows(shared_rows / f"{name}.jsonl"))
-    ]
+    read = enumerate(sources.local_rows(shared_rows / f"{name}.jsonl"))
+    rows = [row | {"id": number} for number, row in read]
     kept = list(public_rows.conversation_rows(rows, name, ledger))
     assert ledger.kept + ledger.skipped["duplicate"] == len(rows)
     assert not ledger.lost
     assert all(row["meta"]["tools_present"] for row in kept)
-    golds = {(public_rows.call_problem(row)["gold"] or {}).get("name") for row in kept}
-    assert golds == {called}
+    golds = [public_rows.call_problem(row)["gold"] or {} for row in kept]
+    assert {gold.get("name") for gold in golds} == {called}
 
 
 USER = {"role": "user", "content": "Two?"}
@@ -143,21 +157,33 @@ BOT = {"role": "assistant", "content": "2"}
 PLAIN = {"instruction": "Two?", "input": "", "output": "2"}
 
 
-def test_columns_and_marks_beside_the_text_are_honoured_or_named_with_their_row(tmp_path, capsys):
-    for line in rows_of(HERE / "beside.jsonl"):
-        if "messages" in line:
-            assert public_rows.conversation_row(line["row"], "x")["messages"] == line["messages"], (
-                line
-            )
-            continue
-        with pytest.raises(DataError, match=rf"\Ax.*{line['refused']}"):
-            public_rows.conversation_row(line["row"], "x")
-    rows = [
-        PLAIN | {"system": text, "category": "sums"} for text in ("a", "b", "b")
-    ]  # the same where all columns are
+BESIDE = rows_of(HERE / "beside.jsonl")
+
+
+@pytest.mark.parametrize("line", [line for line in BESIDE if "messages" in line])
+def test_columns_and_marks_beside_the_text_are_honoured(line):
+    assert public_rows.conversation_row(line["row"], "x")["messages"] == line["messages"]
+
+
+@pytest.mark.parametrize("line", [line for line in BESIDE if "messages" not in line])
+def test_columns_and_marks_that_cannot_be_honoured_are_named_with_their_row(line):
+    with pytest.raises(DataError, match=rf"\Ax.*{line['refused']}"):
+        public_rows.conversation_row(line["row"], "x")
+
+
+def test_rows_are_the_same_where_all_columns_are():
+    rows = [PLAIN | {"system": text, "category": "sums"} for text in ("a", "b", "b")]
     assert len(list(public_rows.conversation_rows(rows, "x", Ledger("x")))) == 2
+
+
+def test_columns_that_are_not_read_are_named(capsys):
+    row = PLAIN | {"system": "a", "category": "sums"}
+    list(public_rows.conversation_rows([row], "x", Ledger("x")))
     list(public_rows.conversation_rows([PLAIN], "y", Ledger("y")))
     assert capsys.readouterr().err == "x: columns that are not read: category\n"
+
+
+def test_programs_keep_their_system_text_and_their_history(tmp_path):
     row = {
         "output": "if x:\n    x = 3\n    print(x, 3, '3')",
         "system": "Be brief.",
@@ -171,70 +197,81 @@ def test_columns_and_marks_beside_the_text_are_honoured_or_named_with_their_row(
 
 
 def taught(example: conversations.Example) -> str:
-    return chat.decode(
-        [t for t, on in zip(example.ids, example.loss_mask, strict=True) if on], BYTES
-    )
+    """The text that carries loss."""
+    tokens = zip(example.ids, example.loss_mask, strict=True)
+    return chat.decode([token for token, on in tokens if on], BYTES)
 
 
-def test_an_answer_of_weight_0_has_no_loss_wherever_it_is_read(tmp_path):
+@pytest.mark.parametrize("tags", ["reserved", "text"])
+def test_an_answer_of_weight_0_has_no_loss_wherever_it_is_read(tags, tmp_path):
     turns = [USER, BOT | {"content": "silent", "weight": 0}, USER, BOT | {"content": "taught"}]
     foreign = [turns[0], {"from": "gpt", "value": "silent", "train": False}, *turns[2:]]
-    for name, messages in (("raw", turns), ("train", foreign)):
-        write(tmp_path / f"{name}.train.jsonl", [{"messages": messages}] * 30)
+    write(tmp_path / "raw.train.jsonl", [{"messages": turns}] * 30)
+    write(tmp_path / "train.train.jsonl", [{"messages": foreign}] * 30)
     unique = [{"messages": [USER | {"content": f"{i}?"}, *turns[1:]]} for i in range(30)]
-    prepare(
-        "sft",
-        tmp_path,
-        "--source",
-        write(tmp_path / "mine.jsonl", unique),
-        "--neutral-share",
-        0,
-    )
-    for tags in ("reserved", "text"):
-        domains = conversations.load_domains(tmp_path, "train", BYTES, tags, 4096)
-        assert {*domains} == {"raw", "train", "chat"}
-        assert {taught(rows[0]) for rows in domains.values()} == {"taught\n<|end|>"}
-    assert (
-        public_rows.conversation_row({"messages": [USER, BOT | {"weight": 0}]}, "x") == "no_answer"
-    )
+    source = write(tmp_path / "mine.jsonl", unique)
+    prepare("sft", tmp_path, "--source", source, "--neutral-share", 0)
+    domains = conversations.load_domains(tmp_path, "train", BYTES, tags, 4096)
+    assert {*domains} == {"raw", "train", "chat"}
+    assert {taught(rows[0]) for rows in domains.values()} == {"taught\n<|end|>"}
 
 
-@pytest.mark.parametrize(
+def test_a_row_whose_only_answer_has_weight_0_is_lost():
+    row = {"messages": [USER, BOT | {"weight": 0}]}
+    assert public_rows.conversation_row(row, "x") == "no_answer"
+
+
+def own_rows(form, n=50):
+    """A conversation in some form, with n different requests."""
+    text = json.dumps(FORMS[form])
+    return [
+        json.loads(text.replace("Oslo and Rome", f"Question {i}: Oslo and Rome")) for i in range(n)
+    ]
+
+
+@pytest.fixture
+def made(kind, form, tmp_path):
+    """The folder that `codechat data` writes of fifty rows."""
+    flags = ["--probes", 0, "--preview", 3] if kind == "calls" else []
+    source = write(tmp_path / "mine.jsonl", own_rows(form))
+    prepare(kind, tmp_path, "--source", source, *flags)
+    return tmp_path
+
+
+KINDS_AND_FORMS = pytest.mark.parametrize(
     "kind, form", [("calls", "openai"), ("calls", "glaive"), ("sft", "sharegpt"), ("sft", "qwen")]
 )
-def test_fifty_rows_of_ones_own_are_ready_for_training(tmp_path, kind, form, capsys):
-    text = json.dumps(FORMS[form])
-    rows = [
-        json.loads(text.replace("Oslo and Rome", f"Question {i}: Oslo and Rome")) for i in range(50)
-    ]
-    source = write(tmp_path / "mine.jsonl", rows)
-    prepare(
-        kind,
-        tmp_path,
-        "--source",
-        source,
-        *(["--probes", 0, "--preview", 3] if kind == "calls" else []),
-    )
-    parts = {
-        split: rows_of(tmp_path / f"calls.{split}.jsonl") for split in ("train", "select", "test")
-    }
+
+
+@KINDS_AND_FORMS
+def test_fifty_rows_of_ones_own_are_split(made):
+    parts = {split: rows_of(made / f"calls.{split}.jsonl") for split in ("train", "select", "test")}
     assert sum(map(len, parts.values())) == 50
     assert len(parts["train"]) >= 40
     for split, rows in parts.items():
-        assert all(row["meta"]["split"] == split and row["meta"]["tools_present"] for row in rows)
-    example = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)["calls"][0]
-    assert taught(example) == "".join(
-        f"{m['content']}\n<|end|>" for m in EXPECTED if m["role"] == "assistant"
-    )
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
+        assert {row["meta"]["split"] for row in rows} == {split}
+        assert all(row["meta"]["tools_present"] for row in rows)
+
+
+@KINDS_AND_FORMS
+def test_fifty_rows_of_ones_own_teach_their_answers(made):
+    example = conversations.load_domains(made, "train", BYTES, "reserved", 4096)["calls"][0]
+    answers = [m["content"] for m in EXPECTED if m["role"] == "assistant"]
+    assert taught(example) == "".join(f"{answer}\n<|end|>" for answer in answers)
+
+
+@KINDS_AND_FORMS
+def test_fifty_rows_of_ones_own_are_counted_in_the_manifest(made):
+    manifest = json.loads((made / "manifest.json").read_text())
     assert manifest["sources"]["mine.jsonl"] == {"kept": 50, "dropped": {}, "skipped": {}}
-    if (
-        kind == "calls"
-    ):  # the preview shows conversations with their mask; problems hold what comes before the call
-        out = capsys.readouterr().out
-        assert out.count("\n--- calls-") + out.startswith("--- calls-") == 3
-        assert f"[[{called('Oslo')}\n{called('Rome')}\n<|end|>]]" in out
-        assert "[[Be brief." not in out
+
+
+@pytest.mark.parametrize("kind, form", [("calls", "openai"), ("calls", "glaive")])
+def test_a_preview_shows_conversations_with_their_mask(capsys, made):
+    out = "\n" + capsys.readouterr().out
+    assert out.count("\n--- calls-") == 3
+    assert f"[[{called('Oslo')}\n{called('Rome')}\n<|end|>]]" in out
+    assert "[[Be brief." not in out
 
 
 def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
@@ -245,37 +282,56 @@ def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
     assert list(map(len, requests)) == [17, 2, 1]
     assert len(set.union(*requests)) == 20
     assert [len(part) for part in parts.values()] == [51, 6, 3]
-    assert splits.spread(rows[:9], lambda row: row["request"])["train"] == rows[:9]
+
+
+def test_few_rows_all_stay_in_train():
+    rows = [{"id": str(i), "request": str(i), "meta": {"split": "train"}} for i in range(9)]
+    assert splits.spread(rows, lambda row: row["request"])["train"] == rows
 
 
 def test_problems_hold_what_comes_before_the_first_call(tmp_path):
     source = write(tmp_path / "g.jsonl", [glaive(called("Oslo")), glaive("I cannot.")])
     prepare("calls", tmp_path / "out", "--source", source, "--probes", 0)
-    problems = [p for f in (tmp_path / "out").glob("funcall.*.jsonl") for p in rows_of(f)]
-    golds = sorted((p["gold"] for p in problems), key=str)
+    problems = [row for file in (tmp_path / "out").glob("funcall.*.jsonl") for row in rows_of(file)]
+    golds = sorted((problem["gold"] for problem in problems), key=str)
     assert golds == [None, {"arguments": {"city": "Oslo"}, "name": "get_weather"}]
-    assert all([m["role"] for m in p["messages"]] == ["system", "user"] for p in problems)
+    for problem in problems:
+        assert [m["role"] for m in problem["messages"]] == ["system", "user"]
 
 
-def test_columns_under_other_names(tmp_path):
+RENAMED = ("--columns", "question=query,answer=response")
+
+
+@pytest.fixture
+def renamed(tmp_path):
+    """A file of 30 rows whose columns have other names."""
     rows = [{"query": f"What is {i}?", "response": f"It is {i}.", "extra": i} for i in range(30)]
-    source = write(tmp_path / "mine.jsonl", rows)
-    flags = ("--source", source, "--columns", "question=query,answer=response")
-    prepare("sft", tmp_path / "out", *flags, "--neutral-share", 0)
-    made = [
-        row
-        for split in ("train", "select", "test")
-        for row in rows_of(tmp_path / f"out/chat.{split}.jsonl")
-    ]
-    texts = sorted(text for row in rows for text in (row["query"], row["response"]))
-    assert sorted(m["content"] for row in made for m in row["messages"]) == texts
+    return write(tmp_path / "mine.jsonl", rows)
+
+
+def test_columns_under_other_names(renamed, tmp_path):
+    prepare("sft", tmp_path / "out", "--source", renamed, *RENAMED, "--neutral-share", 0)
+    found = []
+    for split in ("train", "select", "test"):
+        for row in rows_of(tmp_path / f"out/chat.{split}.jsonl"):
+            found += [message["content"] for message in row["messages"]]
+    given = [text for row in rows_of(renamed) for text in (row["query"], row["response"])]
+    assert sorted(found) == sorted(given)
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(renamed, tmp_path):
     with pytest.raises(DataError, match="row 1 has no column 'reply'.*query, response, extra"):
-        prepare("sft", tmp_path / "other", "--source", source, "--columns", "answer=reply")
+        prepare("sft", tmp_path / "out", "--source", renamed, "--columns", "answer=reply")
+
+
+def test_names_of_columns_are_pairs(renamed, tmp_path):
     with pytest.raises(ConfigError, match="OURS=THEIRS"):
-        prepare("sft", tmp_path / "other", "--source", source, "--columns", "query")
-    hidden = write(
-        tmp_path / "hidden.jsonl", [{"query": "How many?", "response": "2 and 1.\n#### 3"}]
-    )
-    for flags in ((), ("--columns", "question=query,answer=response")):
-        with pytest.raises(DataError, match="GSM8K"):
-            prepare("sft", tmp_path / "other", "--source", hidden, *flags)
+        prepare("sft", tmp_path / "out", "--source", renamed, "--columns", "query")
+
+
+@pytest.mark.parametrize("flags", [(), RENAMED])
+def test_gsm8k_is_refused_whatever_the_names_of_its_columns(flags, tmp_path):
+    row = {"query": "How many?", "response": "2 and 1.\n#### 3"}
+    source = write(tmp_path / "hidden.jsonl", [row])
+    with pytest.raises(DataError, match="GSM8K"):
+        prepare("sft", tmp_path / "out", "--source", source, *flags)

@@ -11,43 +11,50 @@ from codechat_lab.reports import dense_rewards
 
 def row(seed: int, start: str, reward: str, before: list[int], after: list[int]) -> dict[str, Any]:
     """A run of four samples per problem, whose greedy answer is exact where a sample is."""
-    one, other = (
-        dict(greedy=[int(c > 0) for c in counts], correct=counts) for counts in (before, after)
-    )
-    return dict(
-        before=one,
-        after=other,
-        seed=seed,
-        start=start,
-        reward=reward,
-        samples=4,
-        curve=dict(live=[1.0, 0.5]),
-    )
+    return {
+        "before": {"greedy": [int(count > 0) for count in before], "correct": before},
+        "after": {"greedy": [int(count > 0) for count in after], "correct": after},
+        "seed": seed,
+        "start": start,
+        "reward": reward,
+        "samples": 4,
+        "curve": {"live": [1.0, 0.5]},
+    }
 
 
+AFTER = {"binary": [0, 0, 4, 0], "staircase": [0, 0, 4, 4]}
 ROWS = [
-    row(seed, start, reward, [0, 0, 2, 0], [0, 0, 4, 4 * (reward == "staircase")])
+    row(seed, start, reward, [0, 0, 2, 0], AFTER[reward])
     for seed in (0, 1)
     for start in ("base", "weak")
-    for reward in ("binary", "staircase")
+    for reward in AFTER
 ]
 
 
-def test_the_table_in_closed_form() -> None:
-    found = dense_rewards.table(ROWS).set_index(["start", "reward"])
-    binary = found.loc["base", "binary"]
-    stairs = found.loc["base", "staircase"]
+def of_base(reward: str) -> Any:
+    """The row of the table for a reward from the base model."""
+    return dense_rewards.table(ROWS).set_index(["start", "reward"]).loc["base", reward]
+
+
+def test_the_rates_of_the_table_in_closed_form() -> None:
+    binary = of_base("binary")
+    stairs = of_base("staircase")
     assert (binary["pass@1 before"], binary["pass@1"], stairs["pass@1"]) == (0.125, 0.25, 0.5)
     assert (binary["greedy before"], binary["pass@4 before"], stairs["pass@4"]) == (0.25, 0.25, 0.5)
-    assert math.isnan(binary["gain"])
+
+
+def test_the_gain_of_a_reward_is_over_the_binary_one() -> None:
+    stairs = of_base("staircase")
+    assert math.isnan(of_base("binary")["gain"])
     assert (stairs["gain"], stairs["live"], stairs["worst seed"]) == (0.25, 0.75, 0.5)
     assert stairs["gain/lo"] <= 0.25 <= stairs["gain/hi"]
     assert stairs["seeds"] == 2
-    # paired by seed and problem: seeds that differ by far more than the rewards leave the
-    # gain's interval at its value
-    binary, stairs = (
-        [row(s, "weak", "", [0] * 2, [3 * s + more] * 2) for s in (0, 1)] for more in (0, 1)
-    )
+
+
+def test_gains_are_paired_by_seed_and_problem() -> None:
+    """Seeds that differ by far more than the rewards leave the gain's interval at its value."""
+    binary = [row(seed, "weak", "", [0] * 2, [3 * seed] * 2) for seed in (0, 1)]
+    stairs = [row(seed, "weak", "", [0] * 2, [3 * seed + 1] * 2) for seed in (0, 1)]
     # equal differences
     found = dense_rewards.gain(stairs, binary)
     by_hand = equal_interval(0.25, 2, (-1.0, 1.0))
@@ -65,14 +72,20 @@ def test_the_figure_shows_each_reward_at_each_start() -> None:
     assert len(live.lines) == 2
 
 
-def test_committed_rows_are_whole_and_of_one_setting() -> None:
+def test_committed_rows_are_of_one_setting() -> None:
     rows = dense_rewards.frozen()
-    assert len({(r["settings"], r["steps"], r["weights"]) for r in rows}) == 1
+    assert len({(row["settings"], row["steps"], row["weights"]) for row in rows}) == 1
+
+
+def test_committed_rows_have_every_reward_from_every_start_with_every_seed() -> None:
+    rows = dense_rewards.frozen()
     found = dense_rewards.cells(rows)
     assert {*found} == {(start, reward) for start in STARTS for reward in SHAPES}
     for runs in found.values():
-        assert len({run["seed"] for run in runs}) == len(runs) == len(rows) / len(found), (
-            "each seed has every run"
-        )
-        for run in runs:
-            assert len(run["after"]["correct"]) == len(run["before"]["greedy"]) >= 128
+        assert len(runs) == len(rows) / len(found)
+        assert len({run["seed"] for run in runs}) == len(runs)
+
+
+def test_committed_rows_have_every_problem() -> None:
+    for run in dense_rewards.frozen():
+        assert len(run["after"]["correct"]) == len(run["before"]["greedy"]) >= 128
