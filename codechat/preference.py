@@ -119,6 +119,7 @@ def train(cfg: PreferenceConfig) -> Run:
         given = read_or_sample(cfg, model, task, tok)
         batches = [batch for batch in (given.pairs, given.held_out) if batch is not None]
         loss_of = PreferenceLoss(cfg, model, beta, batches)
+        # before the first step: until then the policy is the reference model
         pairs, *held_out = map(loss_of.scored, batches)
         lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
         hardware.compile_blocks(model)

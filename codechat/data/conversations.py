@@ -399,7 +399,8 @@ class PackedLoader:
         )
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """DataError when the seed or the conversations are not those of the saved state."""
+        """Continue from a state. DataError if its seed or its conversations are not those of this
+        loader."""
         current = self.state()
         saved = {key: state[key] for key in ("seed", "sizes", "hashes")}
         mine = {key: current[key] for key in saved}

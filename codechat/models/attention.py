@@ -32,7 +32,7 @@ def attend(
     """Attention (B, H, T, E) of q over k and v (B, K, T, E), as in arXiv:1706.03762, equation
     1; each key head serves H / K query heads (arXiv:2305.13245).
 
-    mask: that of `fast.attention.packed_mask`, or `Documents`, or bool (B, 1, T, T); none =
+    mask: from `fast.attention.packed_mask`, or `Documents`, or bool (B, 1, T, T); none =
     causal, or everything.
     products: on a CPU in bfloat16, causal attention as matrix products."""
     faster = fast.attend(q, k, v, mask, causal=causal, products=products)
@@ -102,7 +102,8 @@ class KVCache:
         return causal if holes is None else causal & holes
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k and v (B, K, T, E) of T new tokens; return those of all tokens so far."""
+        """Store k and v (B, K, T, E) of T new tokens of one block; return keys and values of all
+        tokens so far."""
         end = self.extent + k.shape[2]
         assert end <= self.kv.shape[4], (
             "the cache is too short, and a slice would drop the token silently"
@@ -123,7 +124,8 @@ class KVCache:
         return _sdpa(q.to(k.dtype), k, v, mask, causal).to(q.dtype)
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
-        """Count `new` stored tokens, of which only the first n_new (B,) of each row are real."""
+        """Count `new` stored tokens. n_new (B,): how many of them are real in each row; the rest
+        is padding."""
         if n_new is not None:
             self.real[:, self.extent : self.extent + new] = (
                 torch.arange(new, device=n_new.device) < n_new[:, None]

@@ -312,13 +312,13 @@ class Rows:
         self.done.logical_or_(hit | (self.budget == self.t))
 
     def keep(self, rows: Tensor) -> None:
-        """These rows alone, in this order; those that are done are read to the host first."""
+        """Keep only these rows, in this order. Rows that are done are read to the host first."""
         self._read(self.done)
         for name in self.KEPT:
             setattr(self, name, getattr(self, name)[rows])
 
     def completions(self) -> list[Ended]:
-        """Of every row of the batch."""
+        """Ids, log-probabilities and end of every row of the batch."""
         self._read(slice(None))
         return self.out
 

@@ -262,7 +262,7 @@ def _steps(
     full = set(batch.budgets)
     for t in range(1, max(batch.budgets) + 1):
         logits = reader.logits_of(hidden).float()
-        # rows behind the ids pad the embedding; they are never trained, and must not be drawn
+        # rows behind the ids only pad the embedding: they stand for no token
         logits[:, model.cfg.n_ids :] = -math.inf
         room = (rows.budget - t).tolist() if states else []
         if states:

@@ -62,6 +62,7 @@ def attach(
             f"lora_rank {rank} with sharded weights; set --no-shard, or --lora-rank 0"
         )
     model.requires_grad_(False)
+    # on the CPU, so that every device and rank draws the same A
     rng = torch.Generator().manual_seed(seed)
     names = lora_matrices(targets)
     for block in model.blocks:
@@ -110,7 +111,8 @@ def adapters(model: GPT) -> dict[str, Tensor]:
 
 
 def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
-    """Restore `adapters`. CheckpointError where they are not those of this model."""
+    """Restore what `adapters` returned. CheckpointError if the shapes are not those of this
+    model."""
     live = _factors(model)
     fits = live.keys() == saved.keys() and all(
         live[name].shape == saved[name].shape for name in live

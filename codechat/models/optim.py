@@ -67,6 +67,8 @@ def build(
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
+        # embeddings and head stay with AdamW: Muon is for matrices that map a hidden state to
+        # another
         if optimizer == "muon" and p.ndim == 2 and "blocks." in name:
             matrices.append(p)
         elif p.ndim >= 2:
@@ -133,11 +135,13 @@ def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
 
 
 def _orthogonalise_replicated(matrices: list[Tensor]) -> list[Tensor]:
-    """Every rank has all matrices: it orthogonalises its share and gathers those of the others."""
+    """Every rank has all matrices. Each orthogonalises its share, then gathers the other shares."""
     first = matrices[0]
     ranks = td.get_world_size()
     share = -(-len(matrices) // ranks)
     mine = matrices[td.get_rank() * share :][:share]
+    # equal shares, since all_gather takes tensors of one size; behind the last matrix they hold
+    # zeros
     done = first.new_zeros(share, *first.shape, dtype=dist.compute_dtype(first.device))
     if mine:
         done[: len(mine)] = orthogonalise(torch.stack(mine))

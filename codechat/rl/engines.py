@@ -185,6 +185,7 @@ class Http(Engine):
             try:
                 return [completion for request in requests for completion in request.result()]
             except BaseException:  # also an interrupt must not wait for the other requests
+                # the other threads must not retry for --engine-patience-s after one has failed
                 self._lost.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -226,6 +227,8 @@ class Http(Engine):
         """The choices of one request, all sampled from the weights that were pushed last."""
         choices = self._complete(body)
         others = {str(choice.get("weights_version")) for choice in choices} - {self.version}
+        # another run may have loaded its weights into this server, or it was restarted: one
+        # thread reloads, and all requests are sent again
         if others:
             with self._reload_lock:  # the first of many threads that notice
                 if self.link.ask("/health")["version"] != self.version:
@@ -371,8 +374,8 @@ class RolloutSettings(Protocol):
 
 
 def step_seed(seed: int, step: int) -> int:
-    """Seed of a step's draws. It differs from those of new weights (seed) and of the diagnosis
-    (seed + 1)."""
+    """Seed of a step's draws. New weights take `seed` and the diagnosis `seed + 1`: no two draw
+    alike."""
     return seed * 1_000_003 + step + 2
 
 

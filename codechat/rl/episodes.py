@@ -98,6 +98,7 @@ class Episode:
         text = chat.completion_text(answer.ids, self.tokenizer, self.tags)
         told, reward, done = self.world.step({"role": "assistant", "content": text})
         self.turns.append(Turn(start, len(self.ids), text, reward, told, self.world.state_diff()))
+        # a cut answer has no end of turn, so no reply can follow it
         if done or answer.stop != "stop":
             self.stop = answer.stop
             return

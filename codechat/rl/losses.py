@@ -28,7 +28,8 @@ def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_mean(x: Tensor, mask: Tensor, count: float | Tensor | None = None) -> Tensor:
-    """Masked sum divided by `count` tokens (default: those of the mask; an empty mask gives 0)."""
+    """Masked sum divided by `count` tokens. count: default the tokens of the mask; an empty mask
+    then gives 0."""
     return masked_sum(x, mask) / (mask.sum().clamp(min=1) if count is None else count)
 
 

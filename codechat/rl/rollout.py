@@ -253,7 +253,7 @@ def draw(
     stops = episodes.stop_texts(task, tags)
     batch = RolloutBatch(list(problems), prompts, [], [], [], group_size)
     for completion in completions:
-        # the sampler stops at one spelling of a stop text; other tokens may spell it too
+        # the sampler stops at the likeliest spellings of a stop text; other tokens may spell it too
         cut = chat.cut_after(completion.ids, stops, tokenizer) if stops else None
         if cut:
             length, text = cut

@@ -366,7 +366,7 @@ def set_best(run_path: str | Path, step: int) -> None:
 
 
 def read_meta(ref: str | Path) -> dict[str, Any]:
-    """meta.json of a checkpoint; CheckpointError where it is foreign."""
+    """meta.json of a checkpoint. CheckpointError for another format or missing entries."""
     path = find_checkpoint(ref) / "meta.json"
     meta = read_json(path)
     if meta.get("format") != FORMAT or not {"step", "run", "files"} <= meta.keys():
@@ -477,7 +477,7 @@ def _restore_optimizers(
         optimizer, p = params[name]
         if tensor.shape == p.shape:
             targets[key] = torch.zeros_like(p, dtype=tensor.dtype, device=p.device)
-        else:  # a number of its own, such as the count of steps
+        else:  # a number that the parameter's shape does not decide, such as the count of steps
             targets[key] = torch.zeros(tensor.shape, dtype=tensor.dtype, device=p.device)
         optimizer.state[p][kind] = targets[key]
     _fill(targets, saved)

@@ -64,8 +64,9 @@ def evaluate_policy(
     problems: Sequence[Problem],
     probes: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """A row of eval.jsonl: pass@k and tiers on validation problems, and the behaviour matrix
-    where there are probes."""
+    """A row of eval.jsonl: pass@k and tiers on validation problems; with probes, the behaviour
+    matrix too."""
+    # sampling takes a step per token: sharded weights are gathered once, not at each
     with sharding.whole(model) as policy:
         scores = scoring.evaluate_task(
             policy,
@@ -87,7 +88,7 @@ def evaluate_policy(
 
 
 class GreedyTask:
-    """Greedy answers to validation problems of SFT's --eval-task."""
+    """SFT's --eval-task: greedy answers to its validation problems."""
 
     def __init__(self, cfg: "SFTConfig", name: str, tok: Tokenizer) -> None:
         self.cfg = cfg
@@ -97,7 +98,7 @@ class GreedyTask:
         self.hashes = task_hash(cfg.eval_task, cfg.eval_task_data, "select", self.problems)
 
     def evaluate(self, policy: GPT) -> dict[str, Any]:
-        """What a row of eval.jsonl holds of this task. policy: the whole model, of this rank."""
+        """The task's part of a row of eval.jsonl. policy: a whole model, not a sharded one."""
         result = scoring.evaluate_task(
             policy,
             self.tok,

@@ -83,8 +83,8 @@ class PreferenceLoss:
         return len(packed.ids)
 
     def scored(self, batch: RolloutBatch) -> ScoredPairs:
-        """Preferences with the reference's log-probabilities. Call it before the first step: it
-        reads the model as it is."""
+        """Preferences with the reference's log-probabilities. Call it before the first step,
+        while the model still is the reference."""
         if self.cfg.loss not in preference_losses.NEEDS_REFERENCE:
             return ScoredPairs(batch)
         refs = self._summed(batch)

@@ -95,8 +95,8 @@ class RunSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LearningSettings(RunSettings):
-    """What every loop has but the character laboratory: data, steps, and which weights are
-    trained and where they lie."""
+    """What every loop of the library has: data, steps, and which weights are trained and where
+    they lie. The character laboratory has `RunSettings` without these."""
 
     data_dir: str | None = opt(
         None,
@@ -174,7 +174,7 @@ class ChatSettings(Settings):
 
     @property
     def chosen_tags(self) -> str:
-        """The tags of a run, which `load_parent` has chosen where --tags is none."""
+        """The tags of a run. `load_parent` fills them in if --tags is none."""
         assert self.tags is not None, "`load_parent` chooses the tags"
         return self.tags
 

@@ -40,7 +40,7 @@ CLIPPING = (
 
 
 class Meter:
-    """Sums and maxima over the microbatches of one step, and where its time goes."""
+    """Sums and maxima over the microbatches of one step, and the seconds of its phases."""
 
     def __init__(self, measures: Sequence[str] = ()) -> None:
         """measures: the names that `add` will get, so that every rank logs the same ones, even
