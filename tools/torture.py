@@ -471,10 +471,10 @@ LOOPS = {
 }
 # (words, the run that the command would replace and reads)
 READING = (
-    ("evaluate --ckpt other base", "base"),
-    ("evaluate --ckpt other base@2", "base"),
-    ("evaluate --ckpt other runs/base/checkpoints/step_000002", "base"),
-    ("evaluate --ckpt other link", "base"),
+    ("evaluate --task toy --ckpt other base", "base"),
+    ("evaluate --task toy --ckpt other base@2", "base"),
+    ("evaluate --task toy --ckpt other runs/base/checkpoints/step_000002", "base"),
+    ("evaluate --task toy --ckpt other link", "base"),
     ("diagnose --task toy --ckpt base", "base"),
     ("sft --init-from base --data-dir {home}/talks --probe-examples 0 --max-steps 1", "base"),
     ("grpo --preset toy --init-from base --max-steps 1", "base"),

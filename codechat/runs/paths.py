@@ -197,7 +197,7 @@ def _checkpoint_of(run_path: Path, which: str) -> Path:
     )
     if step not in steps:
         there = ", ".join(map(str, [*steps, "latest", *(["best"] if best is not None else [])]))
-        remedy = f"`codechat evaluate --ckpt {name} --all-checkpoints` chooses the best"
+        remedy = f"`codechat evaluate --ckpt {name} --task TASK --all-checkpoints` chooses the best"
         raise MissingFile(f"run {name} has no checkpoint {which!r}; it has {there}; {remedy}")
     return steps[step]
 

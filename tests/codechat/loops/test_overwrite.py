@@ -57,7 +57,7 @@ READS = {
     "evaluate, name that is a link": f"evaluate --ckpt a link {TOY}",
     "evaluate, link from elsewhere": f"evaluate --ckpt a far {TOY}",
     "evaluate, link within another run": f"evaluate --ckpt borrowed {TOY}",
-    "passk": "passk --ckpt a t --task toy --limit 2 --n 2 --ks 1 --no-contamination",
+    "passk": "passk --ckpt a t --task micro --limit 2 --n 2 --ks 1 --no-contamination",
     "natural": "natural --ckpt a t --limit 1 --no-contamination",
     "diagnose": "diagnose --ckpt t --task toy",
     "sft, parent": "sft --init-from t --data-dir talks --probe-examples 0 --max-steps 1",
