@@ -2,7 +2,7 @@
 stopped it, two ranks learn what one does, and a task without signal is rejected. Each loop's
 tests call these with settings of their own and add what only that loop does."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -90,8 +90,9 @@ def write_teacher() -> Path:
     return paths.runs_dir() / "teacher"
 
 
-def small(loop: str, home: Path, **changes: Any) -> Any:
-    """Settings of four short steps of a loop, with a checkpoint after each two."""
+def small(loop: str, home: Path, case: Mapping[str, Any] | None = None, /, **changes: Any) -> Any:
+    """Settings of four short steps of a loop, with a checkpoint after each two. case: changes
+    from a table of cases, before those that stand in the call."""
     entry = registry.LOOPS[loop]
     how: dict[str, Any] = dict(
         run_name=loop, max_steps=4, save_every=2, device_batch_size=4, warmup_steps=1
@@ -120,7 +121,10 @@ def small(loop: str, home: Path, **changes: Any) -> Any:
         how |= dict(log_every=1, eval_every=2, compile=False)
     preset = "toy" if "toy" in entry.presets else None
     return config.resolve(
-        entry.config_class, preset, overrides=how | changes, presets=entry.presets
+        entry.config_class,
+        preset,
+        overrides=how | dict(case or {}) | changes,
+        presets=entry.presets,
     )
 
 

@@ -2,9 +2,9 @@
 it, accumulation and ranks change nothing, settings that cannot be are refused, and nothing that
 is not finite is learned from or saved."""
 
+import itertools
 import math
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,9 @@ MORE: dict[str, dict[str, Any]] = {
         kl_in="reward",
         kl_kind="k1",
         old_logprobs="trainer",
-        **EPOCHS,
-    ),
-    "ppo": dict(kl_coef=0.05, **EPOCHS),
+    )
+    | EPOCHS,
+    "ppo": dict(kl_coef=0.05) | EPOCHS,
     "expert_iteration": EPOCHS,
     "preference": dict(loss="kto"),
 }
@@ -51,11 +51,13 @@ OTHERS = {
         dict(data_dir=None, task="toy", sample_groups=8, loss="dpo"),
     ),
     "distill from the teacher's samples": ("distill", dict(samples="teacher")),
-    "grpo under top-k": ("grpo", dict(top_k=20, kl_coef=0.05, kl_in="loss", **EPOCHS)),
+    "grpo under top-k": ("grpo", dict(top_k=20, kl_coef=0.05, kl_in="loss") | EPOCHS),
     "chars by PPO": ("chars", dict(objective="ppo", minibatches=2)),
     "chars fed by itself": ("chars", dict(feed="own", max_tokens=8 * 4 * 4 * 4)),
     "chars denoised": ("chars", dict(objective="denoise")),
 }
+EVERY = {loop: (loop, MORE.get(loop, {})) for loop in LOOPS} | OTHERS
+every_loop_and_variant = pytest.mark.parametrize("loop, more", EVERY.values(), ids=EVERY)
 SUPERVISED = ("train_loss", "grad_norm")
 COLUMNS = {
     "pretrain": SUPERVISED,
@@ -93,20 +95,25 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("loop", [*LOOPS, *OTHERS])
-def test_a_resumed_run_ends_bitwise_as_one_that_was_never_stopped(loop: str, home: Path) -> None:
-    loop, more = OTHERS.get(loop, (loop, MORE.get(loop, {})))
-    contracts.resume_contract(small(loop, home, **more), 2)
+@every_loop_and_variant
+def test_a_resumed_run_ends_bitwise_as_one_that_was_never_stopped(
+    loop: str, more: dict[str, Any], home: Path
+) -> None:
+    contracts.resume_contract(small(loop, home, more), 2)
 
 
-@pytest.mark.parametrize("loop", [*LOOPS, *OTHERS])
+def answers(found: run.Run) -> list[tuple[int, str | None]]:
+    """(step, completion) of each logged sample."""
+    return [(row["step"], row.get("completion")) for row in found.samples()]
+
+
+@every_loop_and_variant
 def test_a_last_evaluation_that_fails_loses_no_step_and_is_made_up_for_once(
-    loop: str, home: Path
+    loop: str, more: dict[str, Any], home: Path
 ) -> None:
     """Nothing else is saved on the way: the checkpoint is the one of the last step. A second
     --resume finds nothing to do."""
-    loop, more = OTHERS.get(loop, (loop, MORE.get(loop, {})))
-    cfg = small(loop, home, **more | dict(save_every=0))
+    cfg = small(loop, home, more, save_every=0)
     whole = train(replace(cfg, run_name="whole"))
     cut = replace(cfg, run_name="cut")
     with contracts.failing_in("_evaluate", step=4):
@@ -120,8 +127,7 @@ def test_a_last_evaluation_that_fails_loses_no_step_and_is_made_up_for_once(
         resumed = train(replace(cut, resume=True))
         contracts.assert_same_runs(resumed, whole)
         assert resumed.status["status"] == "finished"
-        kept = [(row["step"], row.get("completion")) for row in resumed.samples()]
-        assert kept == [(row["step"], row.get("completion")) for row in whole.samples()]
+        assert answers(resumed) == answers(whole)
 
 
 def noisy_score(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score:
@@ -140,7 +146,7 @@ def test_what_an_evaluation_draws_changes_nothing_that_is_learned(
     """Whether the run is killed in the evaluation of a checkpoint's weights, which is made up
     for, or behind it, where it is not repeated."""
     monkeypatch.setattr(toy.ToyTask, "score", noisy_score)
-    cfg = small(loop, home, eval_every=2, **MORE.get(loop, {}))
+    cfg = small(loop, home, MORE.get(loop), eval_every=2)
     random.seed(5)
     whole = train(replace(cfg, run_name="whole"))
     random.seed(5)
@@ -153,7 +159,7 @@ def test_what_an_evaluation_draws_changes_nothing_that_is_learned(
 def test_a_run_that_died_before_its_first_checkpoint_does_not_repeat_its_first_evaluation(
     loop: str, home: Path
 ) -> None:
-    cfg = small(loop, home, **MORE.get(loop, {}))
+    cfg = small(loop, home, MORE.get(loop))
     whole = train(replace(cfg, run_name="whole"))
     with contracts.failing_in("apply_gradients", step=1):
         train(replace(cfg, run_name="cut"))
@@ -161,39 +167,38 @@ def test_a_run_that_died_before_its_first_checkpoint_does_not_repeat_its_first_e
     contracts.assert_same_runs(train(replace(cfg, run_name="cut", resume=True)), whole)
 
 
-@pytest.mark.parametrize(
-    "loop", [*(loop for loop in LOOPS if loop != "chars"), "preference by DPO"]
-)
-def test_accumulation_equals_one_large_batch(loop: str, home: Path) -> None:
-    loop, more = (
-        ("preference", dict(loss="dpo"))
-        if loop == "preference by DPO"
-        else (loop, MORE.get(loop, {}))
-    )
-    how = dict(max_steps=3, save_every=0) | more
-    one = train(small(loop, home, run_name="one", device_batch_size=4, **how))
-    four = train(small(loop, home, run_name="four", device_batch_size=1, grad_accum=4, **how))
+BATCHED = {case: EVERY[case] for case in LOOPS if case != "chars"} | {
+    "preference by DPO": ("preference", dict(loss="dpo"))
+}
+
+
+@pytest.mark.parametrize("loop, more", BATCHED.values(), ids=BATCHED)
+def test_accumulation_equals_one_large_batch(loop: str, more: dict[str, Any], home: Path) -> None:
+    steps = dict(max_steps=3, save_every=0) | more
+    one = train(small(loop, home, steps, run_name="one", device_batch_size=4))
+    four = train(small(loop, home, steps, run_name="four", device_batch_size=1, grad_accum=4))
     assert_close_curves(one, four, *COLUMNS[loop])
 
 
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
     """torchrun with two gloo ranks against one process with the same global batch, every loop
     in one process group."""
-    cfgs = [small(loop, home, save_every=0, **MORE.get(loop, {})) for loop in LOOPS]
+    cfgs = [small(loop, home, MORE.get(loop), save_every=0) for loop in LOOPS]
     for loop, (one, two) in zip(LOOPS, contracts.train_one_and_two(home, *cfgs), strict=True):
         assert two.status["status"] == "finished"
         assert_close_curves(one, two, *COLUMNS[loop])
 
 
 UNDER_TOP_K = {
-    "reinforce": dict(importance_cap=2.0),
-    "grpo": dict(kl_coef=0.05, kl_in="loss"),
-    "grpo with the trainer's": dict(
-        old_logprobs="trainer", importance_cap=2.0, kl_coef=0.05, kl_in="reward"
+    "reinforce": ("reinforce", dict(importance_cap=2.0)),
+    "grpo": ("grpo", dict(kl_coef=0.05, kl_in="loss")),
+    "grpo with the trainer's": (
+        "grpo",
+        dict(old_logprobs="trainer", importance_cap=2.0, kl_coef=0.05, kl_in="reward"),
     ),
-    "ppo": dict(kl_coef=0.05, minibatches=1, inner_epochs=1),
-    "expert_iteration": {},
-    "distill": {},
+    "ppo": ("ppo", dict(kl_coef=0.05, minibatches=1, inner_epochs=1)),
+    "expert_iteration": ("expert_iteration", {}),
+    "distill": ("distill", dict(teacher="start")),
 }
 ZERO = (
     "logprob_mismatch",
@@ -206,19 +211,32 @@ ZERO = (
 )
 
 
-@pytest.mark.parametrize("name", UNDER_TOP_K)
-def test_under_top_k_equal_weights_differ_by_rounding(name: str, home: Path) -> None:
+@pytest.mark.parametrize("loop, more", UNDER_TOP_K.values(), ids=UNDER_TOP_K)
+def test_under_top_k_equal_weights_differ_by_rounding(
+    loop: str, more: dict[str, Any], home: Path
+) -> None:
     """At the first step policy, sampler, reference and teacher are one model; every measure of
     their difference is 0."""
-    loop = name.split()[0]
     train(small("reinforce", home, run_name="start", max_steps=1, lr=0.01))
-    more = dict(teacher="start") if loop == "distill" else {}
-    how = dict(init_from="start", top_k=5, max_steps=1, max_new_tokens=6, allow_dead=True)
-    row = train(small(loop, home, **how, **more, **UNDER_TOP_K[name])).metrics().iloc[0]
+    cfg = small(
+        loop,
+        home,
+        more,
+        init_from="start",
+        top_k=5,
+        max_steps=1,
+        max_new_tokens=6,
+        allow_dead=True,
+    )
+    row = train(cfg).metrics().iloc[0]
     measured = [column for column in ZERO if column in row]
     assert "logprob_mismatch" in measured
     assert row[measured].abs().max() < 1e-5, row[measured]
     assert row["entropy"] < math.log(5), "the distribution was cut"
+
+
+def have_equal_weights(a: run.Run, b: run.Run) -> bool:
+    return all(map(torch.equal, weights(a).values(), weights(b).values()))
 
 
 @pytest.mark.parametrize(
@@ -231,52 +249,52 @@ def test_a_likelihood_is_of_the_whole_distribution_and_a_policy_gradient_of_the_
     monkeypatch: Any,
 ) -> None:
     """Under --top-k, where the two differ."""
-    more = (
-        dict(samples="teacher", teacher=str(contracts.write_teacher())) if loop == "distill" else {}
-    )
-    how = dict(max_steps=2, top_k=5, **more)
-    cut = train(small(loop, home, run_name="cut", **how))
+    teacher = dict(samples="teacher", teacher=str(contracts.write_teacher()))
+    more = teacher if loop == "distill" else None
+    cut = train(small(loop, home, more, run_name="cut", max_steps=2, top_k=5))
     own = GPT.token_logprobs
-    monkeypatch.setattr(GPT, "token_logprobs", lambda *a, **k: own(*a, **k | dict(kept=None)))
-    forced = train(small(loop, home, run_name="forced", **how))
-    same = [
-        torch.equal(a, b)
-        for a, b in zip(weights(cut).values(), weights(forced).values(), strict=True)
-    ]
-    assert all(same) == whole
+
+    def of_the_whole_distribution(*args: Any, kept: Any = None, **others: Any) -> Any:
+        return own(*args, **others)
+
+    monkeypatch.setattr(GPT, "token_logprobs", of_the_whole_distribution)
+    forced = train(small(loop, home, more, run_name="forced", max_steps=2, top_k=5))
+    assert have_equal_weights(cut, forced) == whole
+
+
+# what moves a policy beside rewards
+BONUS = {
+    "reinforce": dict(entropy_coef=0.1),
+    "grpo": dict(kl_coef=0.5, kl_kind="k1"),
+    "ppo": dict(entropy_coef=0.1),
+    "expert_iteration": {},
+}
 
 
 @pytest.mark.parametrize("loop", RL)
 def test_a_task_without_signal_is_rejected_and_moves_nothing(loop: str, home: Path) -> None:
     """The original's 16.7 hours: with reward 0 everywhere a KL term moved the policy by 1.5
     nats per token. Nor may an entropy bonus move it."""
-    bonus = {"grpo": dict(kl_coef=0.5, kl_kind="k1"), "expert_iteration": {}}.get(
-        loop, dict(entropy_coef=0.1)
-    )
     start = train(small(loop, home, run_name="start", max_steps=1, lr=0.0))
     dead = dead_task_contract(
-        small(loop, home, run_name="dead", max_steps=50, init_from="start", **bonus)
+        small(loop, home, BONUS[loop], run_name="dead", max_steps=50, init_from="start")
     )
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(weights(start).values(), weights(dead).values(), strict=True)
-    )
+    assert have_equal_weights(start, dead)
     assert dead.metrics()["grad_norm"].max() == 0.0
 
 
 def test_settings_that_cannot_be_are_refused(home: Path) -> None:
     for loop, changes, named in rows_of(Path(__file__).with_name("refused.jsonl")):
         with raising(UserError, *named):
-            train(small(loop, home, **changes))
+            train(small(loop, home, changes))
         assert not paths.exists(loop)
 
 
 def depth_of(loop: str, depth: int) -> dict[str, Any]:
-    return (
-        {"model": replace(TINY, depth=depth)}
-        if loop in ("pretrain", "sft")
-        else {"model.depth": depth}
-    )
+    """As a setting of this loop."""
+    if loop in ("pretrain", "sft"):
+        return {"model": replace(TINY, depth=depth)}
+    return {"model.depth": depth}
 
 
 @pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop != "chars"])
@@ -288,7 +306,7 @@ def test_settings_that_the_parent_decides_are_never_ignored(loop: str, home: Pat
     same = train(small(loop, home, run_name="same", init_from="parent"))
     assert same.config["model"] == parent.config["model"]
     with raising(ConfigError, "--model.depth", depth + 1, depth, "parent"):
-        train(small(loop, home, run_name="other", init_from="parent", **depth_of(loop, depth + 1)))
+        train(small(loop, home, depth_of(loop, depth + 1), run_name="other", init_from="parent"))
     assert not paths.exists("other")
 
 
@@ -300,6 +318,11 @@ def good_checkpoints(name: str, last: int) -> None:
         saved = checkpoint.load(f"{name}@{step}")
         assert all(x.isfinite().all() for x in saved.model_state.values())
     assert run.Run.open(name).status["status"] == "failed"
+
+
+ONE_UPDATE = dict.fromkeys(
+    ("grpo", "ppo", "expert_iteration", "chars"), dict(minibatches=1, inner_epochs=1)
+)
 
 
 @pytest.mark.parametrize(("loop", "part"), [*((loop, "model") for loop in LOOPS), ("ppo", "head")])
@@ -318,35 +341,30 @@ def test_weights_that_are_not_finite_are_never_saved(
             where = session.model if part == "model" else next(iter(session.heads))
             next(where.parameters()).data.view(-1)[0] = math.inf
 
-    once = (
-        dict(minibatches=1, inner_epochs=1)
-        if loop in ("grpo", "ppo", "expert_iteration", "chars")
-        else {}
-    )
     monkeypatch.setattr(Session, "apply_gradients", overflowing)
     with raising(RunError, "weights", "step 4", "--lr"):
-        train(small(loop, home, run_name="inf", save_every=1, keep_last=1, **once))
+        train(small(loop, home, ONE_UPDATE.get(loop), run_name="inf", save_every=1, keep_last=1))
     good_checkpoints("inf", 3)
 
 
-def scaled_loss(own: Callable[..., None], calls: Any) -> Callable[..., None]:
-    return lambda loss, *a, **k: own(loss * (math.nan if next(calls) == 12 else 1.0), *a, **k)
+MANY_PASSES = {"chars": dict(max_tokens=8 * 4 * 16, minibatches=2)}
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loss_that_is_not_finite_ends_the_run_before_its_update(
     loop: str, home: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(
-        torch.Tensor, "backward", scaled_loss(torch.Tensor.backward, iter(range(10**6)))
-    )
-    steps = (
-        dict(max_tokens=8 * 4 * 16, minibatches=2)
-        if loop == "chars"
-        else dict(max_steps=14, grad_accum=2)
-    )
+    own = torch.Tensor.backward
+    calls = itertools.count()
+
+    def nan_once(loss: torch.Tensor, *args: Any, **others: Any) -> None:
+        factor = math.nan if next(calls) == 12 else 1.0
+        own(loss * factor, *args, **others)
+
+    monkeypatch.setattr(torch.Tensor, "backward", nan_once)
+    steps = MANY_PASSES.get(loop, dict(max_steps=14, grad_accum=2))
     with raising(RunError, "gradient", "--lr"):
-        train(small(loop, home, run_name="nan", save_every=1, keep_last=1, **steps))
+        train(small(loop, home, steps, run_name="nan", save_every=1, keep_last=1))
     good_checkpoints("nan", run.Run.open("nan").metrics()["step"].max())
 
 
@@ -361,17 +379,15 @@ def test_a_reward_or_log_probability_that_is_not_finite_ends_the_run_before_the_
     monkeypatch: Any,
 ) -> None:
     """The line names step, problem and value."""
-    calls = iter(range(10**6))
+    calls = itertools.count()
     per_step = 4 * 8
     score = toy.ToyTask.score
     sample = Engine.sample
 
     def bad_score(self: toy.ToyTask, problem: Any, text: str) -> toy.Score:
-        return (
-            toy.Score(value, "none", {}, False)
-            if next(calls) == 2 * per_step
-            else score(self, problem, text)
-        )
+        if next(calls) == 2 * per_step:
+            return toy.Score(value, "none", {}, False)
+        return score(self, problem, text)
 
     def bad_sample(*a: Any, **k: Any) -> Any:
         found = sample(*a, **k)
@@ -383,12 +399,11 @@ def test_a_reward_or_log_probability_that_is_not_finite_ends_the_run_before_the_
         monkeypatch.setattr(toy.ToyTask, "score", bad_score)
     else:
         monkeypatch.setattr(Engine, "sample", bad_sample)
+    cfg = small(
+        loop, home, run_name="bad", save_every=1, keep_last=1, eval_examples=4, eval_every=0
+    )
     with raising(RunError, what, "toy-train", value, "step 3"):
-        train(
-            small(
-                loop, home, run_name="bad", save_every=1, keep_last=1, eval_examples=4, eval_every=0
-            )
-        )
+        train(cfg)
     good_checkpoints("bad", 2)
 
 

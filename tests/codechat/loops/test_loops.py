@@ -54,56 +54,82 @@ from codechat_lab.tasks import natural
 from codechat_lab.tasks.toolbox import prepare
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
+STEP_TOKENS = 8 * 8 * 1024  # of eight ranks with 8 rows each
 
-def test_one_number_decides_a_pretraining_and_what_is_set_wins(home: Path, capsys: Any) -> None:
-    """nanochat's rule by hand at depths 12 and 32; ranks change the accumulation only; the
-    vocabulary is that of the corpus."""
 
-    def of(words: str, ranks: int = 1) -> Any:
-        return registry.LOOPS["pretrain"].parse(words.split(), ranks)
+def dialled(words: str, ranks: int = 1) -> Any:
+    """The settings of a pretraining by these words."""
+    return registry.LOOPS["pretrain"].parse(words.split(), ranks)
 
+
+def test_depth_12_is_nanochats_rule_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     weights = 12 * 12 * 768**2 + 50304 * 768
-    step = 8 * 8 * 1024
-    d12 = of("--depth 12", 8)
-    d32 = of("--depth 32 --device-batch-size 4")
-    assert d12 == replace(
-        of("--preset d12"), grad_accum=2**19 // step, max_steps=round(12 * weights / 2**19)
+    expected = replace(
+        dialled("--preset d12"),
+        grad_accum=2**19 // STEP_TOKENS,
+        max_steps=round(12 * weights / 2**19),
     )
-    assert of("--depth 20").model == GPTConfig(**PRESETS["d20"])
-    assert of("--depth 4").model == GPTConfig()
-    odd = of("--depth 13").model
-    assert odd.n_embd == 896
-    assert odd.head_dim == 128
+    assert dialled("--depth 12", ranks=8) == expected
+    assert "depth 12: width 768" in capsys.readouterr().err
+
+
+def test_depth_32_is_nanochats_rule_by_hand() -> None:
+    d32 = dialled("--depth 32 --device-batch-size 4")
     assert d32.lr == 3e-3 * (2048 / 768) ** -0.5
     assert d32.model.n_embd == 2048
     assert d32.grad_accum * 4 * 2048 == 2**20
-    assert replace(of("--depth 12"), grad_accum=d12.grad_accum) == d12
-    assert "depth 12: width 768" in capsys.readouterr().err
-    given = of("--depth 12 --lr 1 --grad-accum 3 --model.mlp-width 768", 8)
+
+
+def test_named_sizes_are_points_of_the_rule() -> None:
+    assert dialled("--depth 20").model == GPTConfig(**PRESETS["d20"])
+    assert dialled("--depth 4").model == GPTConfig()
+
+
+def test_widths_are_multiples_of_a_head() -> None:
+    odd = dialled("--depth 13").model
+    assert odd.n_embd == 896
+    assert odd.head_dim == 128
+
+
+def test_ranks_change_the_accumulation_only() -> None:
+    eight = dialled("--depth 12", ranks=8)
+    assert replace(dialled("--depth 12"), grad_accum=eight.grad_accum) == eight
+
+
+def test_what_is_set_beside_a_depth_wins() -> None:
+    given = dialled("--depth 12 --lr 1 --grad-accum 3 --model.mlp-width 768", ranks=8)
     weights = 12 * 6 * 768**2 + 50304 * 768
-    assert (given.lr, given.model.mlp_width, given.max_steps) == (
-        1,
-        768,
-        round(12 * weights / (3 * step)),
-    )
+    assert given.lr == 1
+    assert given.model.mlp_width == 768
+    assert given.max_steps == round(12 * weights / (3 * STEP_TOKENS))
+
+
+def test_a_plan_follows_the_same_rule() -> None:
+    d12 = dialled("--depth 12", ranks=8)
     plan = registry.find("plan", registry.COMMANDS).parse("--depth 12 --gpus 8".split())
-    assert all(
-        getattr(plan, name) == getattr(d12, name) for name in ("model", "grad_accum", "max_steps")
+    assert (plan.model, plan.grad_accum, plan.max_steps) == (
+        d12.model,
+        d12.grad_accum,
+        d12.max_steps,
     )
-    for words in ("--depth 0", "--depth big", "--depth 12 --preset d12"):
-        with raising(ConfigError, words, "no --preset beside"):
-            of(words)
-    small = (
-        f"--depth 1 --data-dir {write_corpus(home)} --max-steps "
-        "2 --grad-accum 1 --no-compile --run-name dial"
+
+
+@pytest.mark.parametrize("words", ["--depth 0", "--depth big", "--depth 12 --preset d12"])
+def test_a_depth_that_cannot_be_is_refused(words: str) -> None:
+    with raising(ConfigError, words, "no --preset beside"):
+        dialled(words)
+
+
+def test_the_vocabulary_of_a_dialled_pretraining_is_that_of_its_corpus(home: Path) -> None:
+    words = (
+        f"--depth 1 --data-dir {write_corpus(home)} --max-steps 2 --grad-accum 1 --no-compile "
+        "--run-name dial"
     )
-    assert cli.main(["pretrain", *small.split()]) == 0
+    assert cli.main(["pretrain", *words.split()]) == 0
     found = run.Run.open("dial").config
-    assert (found["model"]["vocab_size"], found["model"]["n_embd"], found["max_steps"]) == (
-        257,
-        64,
-        2,
-    )
+    assert found["model"]["vocab_size"] == 257
+    assert found["model"]["n_embd"] == 64
+    assert found["max_steps"] == 2
 
 
 def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
@@ -122,34 +148,45 @@ def test_a_loss_that_rises_three_times_is_named_and_interrupts_nothing(
     assert "heldout_loss/code rose" in capsys.readouterr().err
     assert found.status["status"] == "stopped"
     assert "heldout_loss" not in found.status["reason"]
-    rows = {
-        "step": range(4),
-        "heldout_loss/code": (1.0, 1.1, 1.2, 1.3),
-        "heldout_loss/calls": (1.3, 1.2, 1.1, 1.0),
-    }
-    assert [line.split()[0] for line in trends.warnings(pd.DataFrame(rows))] == [
-        "heldout_loss/code"
-    ]
-    assert not trends.warnings(pd.DataFrame(rows)[:3])
-    assert not trends.warnings(pd.DataFrame(rows | {"heldout_loss/code": (1.0, 1.1, 1.05, 1.2)}))
 
 
-def test_a_reward_that_rises_while_fewer_answers_are_right_is_named() -> None:
-    def said(*paid_and_right: tuple[float, float]) -> int:
-        rows = pd.DataFrame(paid_and_right, columns=["reward_mean", "pass@1"]).assign(
-            step=range(len(paid_and_right))
-        )
-        for end, by in (("lo", -0.05), ("hi", 0.05)):
-            rows[[f"reward_mean/{end}", f"pass@1/{end}"]] = rows[["reward_mean", "pass@1"]] + by
-        return len(trends.warnings(rows))
+RISING = {
+    "step": range(4),
+    "heldout_loss/code": (1.0, 1.1, 1.2, 1.3),
+    "heldout_loss/calls": (1.3, 1.2, 1.1, 1.0),
+}
 
-    assert said((0.1, 0.3), (0.2, 0.4), (0.4, 0.1)) == 1
-    assert (
-        said((0.1, 0.3), (0.4, 0.25))
-        == said((0.15, 0.3), (0.2, 0.1))
-        == said((0.4, 0.3), (0.1, 0.1))
-        == 0
-    )
+
+def test_the_loss_that_rose_three_times_is_named() -> None:
+    (line,) = trends.warnings(pd.DataFrame(RISING))
+    assert line.split()[0] == "heldout_loss/code"
+
+
+def test_a_loss_that_rose_twice_or_fell_between_is_not_named() -> None:
+    assert not trends.warnings(pd.DataFrame(RISING)[:3])
+    assert not trends.warnings(pd.DataFrame(RISING | {"heldout_loss/code": (1.0, 1.1, 1.05, 1.2)}))
+
+
+@pytest.mark.parametrize(
+    "paid_and_right, n_warnings",
+    [
+        ([(0.1, 0.3), (0.2, 0.4), (0.4, 0.1)], 1),
+        ([(0.1, 0.3), (0.4, 0.25)], 0),
+        ([(0.15, 0.3), (0.2, 0.1)], 0),
+        ([(0.4, 0.3), (0.1, 0.1)], 0),
+    ],
+    ids=str,
+)
+def test_a_reward_that_rises_while_fewer_answers_are_right_is_named(
+    paid_and_right: list[tuple[float, float]], n_warnings: int
+) -> None:
+    """Where both have left their intervals."""
+    names = ["reward_mean", "pass@1"]
+    rows = pd.DataFrame(paid_and_right, columns=names).assign(step=range(len(paid_and_right)))
+    for name in names:
+        rows[f"{name}/lo"] = rows[name] - 0.05
+        rows[f"{name}/hi"] = rows[name] + 0.05
+    assert len(trends.warnings(rows)) == n_warnings
 
 
 def test_a_row_of_sft_has_room_for_its_longest_conversation(home: Path) -> None:
@@ -171,11 +208,9 @@ def test_a_killed_process_continues_where_its_checkpoint_is(
     """The real command, killed for real; then the real command with --resume gives the same
     weights as an uninterrupted run."""
     flags = (
-        "--model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size "
-        "64 --seq-len 32 --device-batch-size 4 --max-steps 600 "
-    )
-    flags += (
-        "--eval-every 0 --eval-tokens 512 --save-every 20 --log-every 1 --no-compile --run-name"
+        "--model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --seq-len 32 "
+        "--device-batch-size 4 --max-steps 600 --eval-every 0 --eval-tokens 512 --save-every 20 "
+        "--log-every 1 --no-compile --run-name"
     )
     words = [
         sys.executable,
@@ -243,35 +278,32 @@ def test_reinforce_logs_the_behaviour_probes_beside_its_scores(home: Path) -> No
         "2 --mix.unfitting 0 --mix.no-tools 0 --mix.small-talk 0"
     )
     jsonl.prepare("calls", home / "calls", *flags.split())
-    how = {
+    calls = {
         "model.depth": 1,
         "model.n_embd": 16,
         "model.n_head": 1,
         "model.block_size": 512,
         "task": "funcall",
+        "data_dir": str(home / "calls"),
+        "max_steps": 1,
+        "group_size": 2,
+        "device_batch_size": 2,
+        "max_new_tokens": 4,
     }
-    how |= dict(
-        data_dir=str(home / "calls"),
-        max_steps=1,
-        group_size=2,
-        device_batch_size=2,
-        max_new_tokens=4,
-    )
-    plain = train(small("reinforce", home, run_name="plain", **how)).evals()
-    probed = train(small("reinforce", home, run_name="probed", probe_examples=2, **how)).evals()
+    plain = train(small("reinforce", home, calls, run_name="plain")).evals()
+    probed = train(small("reinforce", home, calls, run_name="probed", probe_examples=2)).evals()
     assert not [c for c in plain if c.startswith("probe/")]
     assert list(probed["probe/code_with_tools/n"]) == [2]
     assert probed["reward_mean"].equals(plain["reward_mean"])
 
 
-@pytest.mark.parametrize("loop", ["reinforce", "ppo"])
+@pytest.mark.parametrize("loop, more", [("reinforce", {}), ("ppo", dict(kl_coef=0.05))])
 def test_prompts_that_fill_the_block_leave_empty_completions_and_go_on(
-    loop: str, home: Path
+    loop: str, more: dict[str, Any], home: Path
 ) -> None:
     first = toy.ToyTask().prompt(toy.ToyTask().problems("train")[0])
     full = len(chat.prompt(first, tokenizer.load("bytes"), "reserved"))
-    more = dict(kl_coef=0.05) if loop == "ppo" else {}
-    rows = train(small(loop, home, max_steps=2, **more, **{"model.block_size": full})).metrics()
+    rows = train(small(loop, home, more | {"model.block_size": full}, max_steps=2)).metrics()
     assert len(rows) == 2
     assert (rows["completion_tokens_mean"] == 0).all()
 
@@ -281,15 +313,24 @@ def varied_but_wrong(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.
     return toy.Score(len(set(text)) / 20, "some", {}, False)
 
 
-IDLE = {
-    "grpo": (dict(mask_truncated=True, max_new_tokens=4), "--mask-truncated", "--max-new-tokens"),
-    "expert_iteration": (dict(keep="correct"), "--keep correct", "--keep best"),
-}
-
-
-@pytest.mark.parametrize("loop", IDLE)
+@pytest.mark.parametrize(
+    "loop, more, cause, remedy",
+    [
+        (
+            "grpo",
+            dict(mask_truncated=True, max_new_tokens=4),
+            "--mask-truncated",
+            "--max-new-tokens",
+        ),
+        ("expert_iteration", dict(keep="correct"), "--keep correct", "--keep best"),
+    ],
+    ids=["grpo", "expert_iteration"],
+)
 def test_steps_that_learn_nothing_are_reported_and_end_the_run(
     loop: str,
+    more: dict[str, Any],
+    cause: str,
+    remedy: str,
     home: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -297,23 +338,20 @@ def test_steps_that_learn_nothing_are_reported_and_end_the_run(
     """The rewards differ, but no completion that may be learned from has an advantage:
     everything is cut off, or wrong."""
     monkeypatch.setattr(toy.ToyTask, "score", varied_but_wrong)
-    how, *named = IDLE[loop]
     found = train(
-        small(loop, home, max_steps=30, dead_patience=5, eval_every=0, save_every=0, **how)
+        small(loop, home, more, max_steps=30, dead_patience=5, eval_every=0, save_every=0)
     )
     rows = found.metrics()
     assert (rows["grad_norm"] == 0).all()
     assert (rows["frac_zero_std_groups"] < 0.5).all()
     assert rows["dead_steps"].tolist() == [1, 2, 3, 4, 5]
     assert found.status["status"] == "stopped"
-    assert all(
-        word in found.status["reason"]
-        for word in ("DEAD", "5 steps in a row", "nothing was learned", *named)
-    )
+    for word in ("DEAD", "5 steps in a row", "nothing was learned", cause, remedy):
+        assert word in found.status["reason"]
     said = [line for line in capsys.readouterr().err.splitlines() if "learned nothing" in line]
     assert len(said) == 1
     assert "step 1 " in said[0]
-    assert named[0] in said[0]
+    assert cause in said[0]
 
 
 def test_everything_cut_off_under_mask_truncated_is_refused_before_the_first_step(
@@ -356,35 +394,65 @@ def distance(a: run.Run, b: run.Run) -> float:
     return float(torch.cat([(one[n] - other[n]).abs().flatten() for n in one]).mean())
 
 
-def test_the_first_update_of_grpo_and_ppo_is_reinforce(home: Path) -> None:
-    """One update per batch keeps the ratio at 1: with REINFORCE's baseline and aggregation GRPO
-    walks the same path; so does PPO without a baseline, with lambda 1 and a value that stays at
-    0, whose advantage is the reward itself."""
+def three_steps(loop: str, home: Path, name: str, more: dict[str, Any]) -> run.Run:
+    cfg = small(
+        loop,
+        home,
+        more,
+        run_name=name,
+        max_steps=3,
+        save_every=0,
+        device_batch_size=8,
+        group_size=32,
+        lr=4e-3,
+    )
+    return train(cfg)
 
-    def go(loop: str, name: str, **how: Any) -> run.Run:
-        sizes = dict(max_steps=3, save_every=0, device_batch_size=8, group_size=32, lr=4e-3)
-        return train(small(loop, home, run_name=name, **sizes, **how))
 
-    plain = go("reinforce", "plain", baseline="mean")
-    without = go("reinforce", "without", baseline="none")
-    same = dict(loss_aggregation="token", minibatches=1)
-    ours = go("grpo", "ours", baseline="mean", **same)
-    other = go("grpo", "other", baseline="zscore", **same)
-    still = dict(value_coef=0.0, inner_epochs=1, minibatches=1)
-    monte_carlo = go("ppo", "mc", lam=1.0, **still)
-    short = go("ppo", "short", lam=0.5, **still)
-    for one, two in ((plain, ours), (without, monte_carlo)):
-        assert curve(one, "reward_mean") == curve(two, "reward_mean")
-        norms, others = (run.metrics()["grad_norm"].tolist() for run in (one, two))
-        assert norms == pytest.approx(others, rel=1e-4)
-        assert distance(one, two) < 1e-6
-    assert distance(plain, other) > 1e-4
+def assert_same_path(one: run.Run, two: run.Run) -> None:
+    assert curve(one, "reward_mean") == curve(two, "reward_mean")
+    norms = one.metrics()["grad_norm"].tolist()
+    others = two.metrics()["grad_norm"].tolist()
+    assert norms == pytest.approx(others, rel=1e-4)
+    assert distance(one, two) < 1e-6
+
+
+# one update per batch keeps the ratio at 1
+OF_REINFORCE = dict(loss_aggregation="token", minibatches=1, baseline="mean")
+
+
+def test_with_reinforces_baseline_and_aggregation_grpo_walks_its_path(home: Path) -> None:
+    plain = three_steps("reinforce", home, "plain", dict(baseline="mean"))
+    ours = three_steps("grpo", home, "ours", OF_REINFORCE)
+    assert_same_path(plain, ours)
     assert ours.metrics()["clip_frac"].max() == 0
     assert ours.metrics()["ratio_max"].max() == pytest.approx(1, abs=1e-4)
+
+
+def test_with_another_baseline_grpo_walks_another_path(home: Path) -> None:
+    plain = three_steps("reinforce", home, "plain", dict(baseline="mean"))
+    other = three_steps("grpo", home, "other", OF_REINFORCE | dict(baseline="zscore"))
+    assert distance(plain, other) > 1e-4
+
+
+STILL = dict(value_coef=0.0, inner_epochs=1, minibatches=1)  # the value stays at 0
+
+
+def test_ppo_with_lambda_one_and_no_value_is_reinforce_without_a_baseline(home: Path) -> None:
+    """Its advantage is the reward itself."""
+    without = three_steps("reinforce", home, "without", dict(baseline="none"))
+    monte_carlo = three_steps("ppo", home, "mc", STILL | dict(lam=1.0))
+    assert_same_path(without, monte_carlo)
     first = monte_carlo.metrics().iloc[0]
     assert first["adv_abs_mean"] == pytest.approx(first["reward_mean"], rel=1e-5)
     assert first["explained_variance"] <= 0
-    assert short.metrics()["grad_norm"].iloc[0] < 0.9 * first["grad_norm"]
+
+
+def test_a_smaller_lambda_shortens_ppos_gradient(home: Path) -> None:
+    monte_carlo = three_steps("ppo", home, "mc", STILL | dict(lam=1.0))
+    short = three_steps("ppo", home, "short", STILL | dict(lam=0.5))
+    longest = monte_carlo.metrics()["grad_norm"].iloc[0]
+    assert short.metrics()["grad_norm"].iloc[0] < 0.9 * longest
 
 
 def test_groups_without_variance_are_replaced_by_further_problems(
@@ -395,12 +463,17 @@ def test_groups_without_variance_are_replaced_by_further_problems(
     score = toy.ToyTask.score
     pack = rollout.pack
     nothing = toy.Score(0.0, "none", {}, False)
-    some = lambda self, p, text: nothing if p.gold == "upper" else score(self, p, text)  # noqa: E731
-    monkeypatch.setattr(toy.ToyTask, "score", some)
     taken: list[RolloutBatch] = []
-    monkeypatch.setattr(
-        rollout, "pack", lambda batch, *a, **k: taken.append(batch) or pack(batch, *a, **k)
-    )
+
+    def nothing_for_upper(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score:
+        return nothing if problem.gold == "upper" else score(self, problem, text)
+
+    def noted(batch: RolloutBatch, *args: Any, **others: Any) -> Any:
+        taken.append(batch)
+        return pack(batch, *args, **others)
+
+    monkeypatch.setattr(toy.ToyTask, "score", nothing_for_upper)
+    monkeypatch.setattr(rollout, "pack", noted)
     frame = train(
         small("grpo", home, device_batch_size=8, group_size=32, resample_rounds=8)
     ).metrics()
@@ -412,6 +485,7 @@ def test_groups_without_variance_are_replaced_by_further_problems(
 
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(home: Path) -> None:
+    """Another student has."""
     train(small("distill", home, run_name="start", max_steps=1, lr=0.0))
     itself = train(small("distill", home, init_from="start", teacher="start", lr=0.0)).metrics()
     assert itself["teacher_kl"].abs().max() < 1e-5
@@ -419,45 +493,62 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(home: Path) -> None:
     other = train(small("distill", home, run_name="other", seed=1)).metrics()
     assert other["teacher_kl"].min() > 0.01
     assert other["grad_norm"].min() > 0.01
+
+
+def test_a_student_with_another_tokenizer_than_its_teacher_is_refused(home: Path) -> None:
     with pytest.raises(ConfigError, match="tokenizer"):
         train(small("distill", home, run_name="refused", tokenizer="gpt2:400"))
+
+
+LONGEST = 8 + max(
+    len(chat.prompt(p.messages, tokenizer.load("bytes"), "reserved"))
+    for p in toy.ToyTask().problems("train")
+)  # tokens of a prompt and its completion
+
+
+def save_teacher(name: str, block_size: int) -> None:
+    meta = dict(tokenizer=tokenizer.load("bytes").to_dict(), tags="reserved", lineage=[])
+    model = randomise(GPT(replace(TINY, block_size=block_size)))
+    with run.Run.create(name, {}, kind="sft") as made:
+        checkpoint.save(made.path, 0, model=model, meta=meta)
 
 
 @pytest.mark.parametrize("samples", ["student", "teacher"])
 def test_a_teacher_whose_block_is_too_short_is_refused_before_the_run(
     samples: str, home: Path
 ) -> None:
-    """It would score positions that it has never seen. A block that holds prompts and
-    completions is enough, though the student's is longer."""
-    tok = tokenizer.load("bytes")
-    longest = max(
-        len(chat.prompt(p.messages, tok, "reserved")) for p in toy.ToyTask().problems("train")
-    )
-    wide = small("distill", home).model.block_size
-    for name, block in (("short", longest + 7), ("enough", longest + 8)):
-        assert block < wide
-        with run.Run.create(name, {}, kind="sft") as made:
-            meta = dict(tokenizer=tok.to_dict(), tags="reserved", lineage=[])
-            checkpoint.save(
-                made.path, 0, model=randomise(GPT(replace(TINY, block_size=block))), meta=meta
-            )
-    how = dict(samples=samples, max_new_tokens=8, max_steps=1)
-    with raising(ConfigError, "teacher short", longest + 7, longest + 8, "--max-new-tokens"):
-        train(small("distill", home, teacher="short", **how))
+    """It would score positions that it has never seen."""
+    save_teacher("short", LONGEST - 1)
+    cfg = small("distill", home, teacher="short", samples=samples, max_new_tokens=8, max_steps=1)
+    with raising(ConfigError, "teacher short", LONGEST - 1, LONGEST, "--max-new-tokens"):
+        train(cfg)
     assert not paths.exists("distill")
-    assert train(small("distill", home, teacher="enough", **how)).status["status"] == "finished"
 
 
-def test_one_completion_per_problem_is_enough_where_no_group_is_needed(home: Path) -> None:
-    for loop, more in (
+@pytest.mark.parametrize("samples", ["student", "teacher"])
+def test_a_teachers_block_that_holds_prompts_and_completions_is_enough(
+    samples: str, home: Path
+) -> None:
+    """Though the student's is longer."""
+    save_teacher("enough", LONGEST)
+    cfg = small("distill", home, teacher="enough", samples=samples, max_new_tokens=8, max_steps=1)
+    assert cfg.model.block_size > LONGEST
+    assert train(cfg).status["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    "loop, more",
+    [
         ("ppo", {}),
         ("expert_iteration", dict(keep="correct")),
         ("reinforce", dict(baseline="none")),
-    ):
-        assert (
-            train(small(loop, home, group_size=1, max_steps=2, **more)).status["status"]
-            == "finished"
-        )
+    ],
+)
+def test_one_completion_per_problem_is_enough_where_no_group_is_needed(
+    loop: str, more: dict[str, Any], home: Path
+) -> None:
+    found = train(small(loop, home, more, group_size=1, max_steps=2))
+    assert found.status["status"] == "finished"
 
 
 # ---------------------------------------------------------------- training on one's own
@@ -469,28 +560,42 @@ def test_fine_tuning_needs_no_probes_and_no_validation_file(
     folder = write_rows(
         home / "mine" / "calls.train.jsonl", [{"id": "1", "domain": "calls", "messages": messages}]
     )
-    how = dict(tokenizer="bytes", max_steps=2, device_batch_size=1, log_every=1, compile=False)
-    found = sft.train(sft.SFTConfig(data_dir=folder, model=TINY, **how))
+    cfg = sft.SFTConfig(
+        data_dir=folder,
+        model=TINY,
+        tokenizer="bytes",
+        max_steps=2,
+        device_batch_size=1,
+        log_every=1,
+        compile=False,
+    )
+    found = sft.train(cfg)
     assert found.status["status"] == "finished"
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("no ")]
     assert [note.partition(":")[0] for note in notes] == ["no held-out loss", "no behaviour probes"]
     assert not [name for name in found.evals() if name.startswith(("heldout_loss/", "probe/"))]
 
 
-def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
-    tool = {
-        "name": "get_time",
-        "description": "Time of a city",
-        "parameters": {"properties": {"city": {}}},
-    }
+TOOL = {
+    "name": "get_time",
+    "description": "Time of a city",
+    "parameters": {"properties": {"city": {}}},
+}
+
+
+@pytest.fixture
+def tuned(home: Path) -> None:
+    """The runs `first`, of conversations with described tools, and `then`, of compact ones."""
     words = (
         "--tokenizer bytes --max-examples 4 --copies 0 --problems 4 --eval-examples 4 --probes 1"
     ).split()
     for style in ("described", "compact"):
-        prepare.prepare_calls(
-            parse(prepare.CallsConfig, [*words, "--out", str(home / style), "--tools-style", style])
-        )
-    common = dict(
+        here = ["--out", str(home / style), "--tools-style", style]
+        prepare.prepare_calls(parse(prepare.CallsConfig, [*words, *here]))
+    first = sft.SFTConfig(
+        data_dir=str(home / "described"),
+        model=replace(TINY, block_size=2048, n_embd=16),
+        run_name="first",
         tokenizer="bytes",
         max_steps=1,
         device_batch_size=1,
@@ -498,30 +603,31 @@ def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
         probe_examples=0,
         eval_examples=1,
     )
-    wide = replace(TINY, block_size=2048, n_embd=16)
-    first = sft.SFTConfig(data_dir=str(home / "described"), model=wide, run_name="first", **common)
     sft.train(first)
     sft.train(replace(first, data_dir=str(home / "compact"), run_name="then", init_from="first"))
-    compact, described = (chat.tools_prompt([tool], style) for style in ("compact", "described"))
-    for name, style, offer in (("first", "described", described), ("then", "compact", compact)):
+
+
+def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path, tuned: None) -> None:
+    """In a server's prompts, in tasks and in the terminal; also after RL."""
+    for name, style in (("first", "described"), ("then", "compact")):
         loaded = loading.load_model(name)
         assert loaded.tools_style == style
-        request = [{"role": "user", "content": "now"}]
-        ids = parsing.prompt_of([protocol.Message(**m) for m in request], [tool], loaded)
-        assert ids == chat.prompt(
-            [{"role": "system", "content": offer}, *request], loaded.tokenizer, loaded.tags
-        )
-        (task := natural.NaturalTask()).tools_style = style
+        offer = {"role": "system", "content": chat.tools_prompt([TOOL], style)}
+        request = {"role": "user", "content": "now"}
+        ids = parsing.prompt_of([protocol.Message(**request)], [TOOL], loaded)
+        assert ids == chat.prompt([offer, request], loaded.tokenizer, loaded.tags)
+        task = natural.NaturalTask()
+        task.tools_style = style
         asked = task.problems()[0]
         offered = chat.tools_prompt([TOOLS[n].schema for n in asked.meta["tools"]], style)
         assert task.prompt(asked)[0]["content"] == offered
-    after_rl = replace(
-        loaded, meta={"lineage": [*loading.load_model("first").meta["lineage"], {"kind": "grpo"}]}
-    )
-    assert after_rl.tools_style == "described"
-    (home / "tools.json").write_text(json.dumps([tool]))
+    first = loading.load_model("first")
+    after_rl = [*first.meta["lineage"], {"kind": "grpo"}]
+    assert replace(first, meta={"lineage": after_rl}).tools_style == "described"
+    (home / "tools.json").write_text(json.dumps([TOOL]))
     cfg = ToolsConfig(ckpt="first", tools_file=home / "tools.json", run=False)
-    assert terminal.ToolChat(cfg).opening()[0]["content"] == described
+    opening = terminal.ToolChat(cfg).opening()[0]["content"]
+    assert opening == chat.tools_prompt([TOOL], "described")
 
 
 def share_of_a(completion, problem):
@@ -539,11 +645,16 @@ class Letters(RowsTask):
 
 
 def test_an_object_is_trained_on_and_its_unweighted_reward_is_logged(home: Path) -> None:
-    sizes = dict(
-        model=GPTConfig(**TOY_RUN["model"]), max_steps=2, device_batch_size=2, group_size=16
+    letters = dict(
+        model=GPTConfig(**TOY_RUN["model"]),
+        max_steps=2,
+        device_batch_size=2,
+        group_size=16,
+        task=Letters(),
+        run_name="letters",
+        allow_dead=True,
     )
-    how = dict(task=Letters(), run_name="letters", allow_dead=True)
-    found = grpo.train(grpo.GRPOConfig(**TOY_RUN | sizes | how))
+    found = grpo.train(grpo.GRPOConfig(**TOY_RUN | letters))
     assert found.status["status"] == "finished"
     assert found.config["task"] == "letters"
     rows = found.metrics()
@@ -585,52 +696,58 @@ def test_kto_mismatches_never_take_the_prompts_own_completions(prompts: str, hom
         assert len({*taken}) == len(prompts)
 
 
-def test_kto_needs_two_prompts(home: Path) -> None:
-    """In the training rows and in the held-out ones."""
-    one = [row | dict(prompt="say") for row in SINGLES]
-    for train_rows, held_out_rows in ((one, SINGLES), (SINGLES, one)):
-        cfg = small("preference", home, loss="kto")
-        write_rows(home / "pairs" / "preferences.train.jsonl", train_rows)
-        write_rows(home / "pairs" / "preferences.select.jsonl", held_out_rows)
-        with raising(DataError, "kto", "rows", "one prompt"):
-            train(cfg)
-        assert not paths.exists("preference")
+ONE_PROMPT = [row | dict(prompt="say") for row in SINGLES]
+
+
+@pytest.mark.parametrize(
+    "train_rows, held_out_rows",
+    [(ONE_PROMPT, SINGLES), (SINGLES, ONE_PROMPT)],
+    ids=["training rows", "held-out rows"],
+)
+def test_kto_needs_two_prompts(
+    train_rows: list[dict[str, Any]], held_out_rows: list[dict[str, Any]], home: Path
+) -> None:
+    cfg = small("preference", home, loss="kto")
+    write_rows(home / "pairs" / "preferences.train.jsonl", train_rows)
+    write_rows(home / "pairs" / "preferences.select.jsonl", held_out_rows)
+    with raising(DataError, "kto", "rows", "one prompt"):
+        train(cfg)
+    assert not paths.exists("preference")
+
+
+def last_evaluation_of_kto(
+    home: Path, name: str, batch_size: int = 4, held_out_rows: list[dict[str, Any]] = PAIRS
+) -> Any:
+    cfg = small(
+        "preference",
+        home,
+        run_name=name,
+        loss="kto",
+        lr=1e-2,
+        max_steps=2,
+        eval_every=0,
+        eval_examples=24,
+        device_batch_size=batch_size,
+        grad_accum=4 // batch_size,
+    )
+    write_rows(home / "pairs" / "preferences.select.jsonl", held_out_rows)
+    return train(cfg).evals().iloc[-1]
 
 
 def test_the_held_out_loss_of_kto_does_not_depend_on_the_batch_size(home: Path) -> None:
-    found = []
-    for size in (1, 4):
-        how = dict(device_batch_size=size, grad_accum=4 // size, max_steps=2, lr=1e-2, eval_every=0)
-        found.append(
-            train(small("preference", home, run_name=f"of-{size}", loss="kto", **how))
-            .evals()
-            .iloc[-1]
-        )
-    assert found[0]["heldout_preference_loss"] == pytest.approx(
-        found[1]["heldout_preference_loss"], rel=1e-4
-    )
+    one = last_evaluation_of_kto(home, "of-1", batch_size=1)["heldout_preference_loss"]
+    four = last_evaluation_of_kto(home, "of-4", batch_size=4)["heldout_preference_loss"]
+    assert one == pytest.approx(four, rel=1e-4)
 
 
 def test_held_out_singles_are_averaged_as_the_same_pairs_are(home: Path) -> None:
     """Whatever form the training file has: each label's rewards over its own held-out
     completions."""
-    found = []
-    for name, rows in (("pairs", PAIRS), ("singles", SINGLES)):
-        cfg = small(
-            "preference",
-            home,
-            run_name=name,
-            loss="kto",
-            lr=1e-2,
-            max_steps=2,
-            eval_every=0,
-            eval_examples=24,
-        )
-        write_rows(home / "pairs" / "preferences.select.jsonl", rows)
-        found.append(train(cfg).evals().iloc[-1])
+    pairs = last_evaluation_of_kto(home, "pairs", held_out_rows=PAIRS)
+    singles = last_evaluation_of_kto(home, "singles", held_out_rows=SINGLES)
     for name in ("heldout_chosen_reward", "heldout_rejected_reward", "heldout_preference_margin"):
-        assert found[0][name] == pytest.approx(found[1][name], rel=1e-3)
-        assert abs(found[0][name]) > 1e-4
+        assert pairs[name] == pytest.approx(singles[name], rel=1e-3)
+        assert abs(pairs[name]) > 1e-4
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
@@ -642,13 +759,13 @@ def test_rows_of_one_shape_learn_alike(
     passes = []
     own = GPT.token_logprobs
 
-    def counted(model: GPT, ids: torch.Tensor, *a: Any, **k: Any) -> Any:
+    def counted(model: GPT, ids: torch.Tensor, *args: Any, **others: Any) -> Any:
         passes.append(tuple(ids.shape))
-        return own(model, ids, *a, **k)
+        return own(model, ids, *args, **others)
 
     monkeypatch.setattr(GPT, "token_logprobs", counted)
-    how = dict(loss=loss, max_steps=3, row_tokens=32, eval_every=0)
-    plain = train(small("preference", home, run_name="plain", **how))
+    three = dict(loss=loss, max_steps=3, row_tokens=32, eval_every=0)
+    plain = train(small("preference", home, three, run_name="plain"))
     assert len(set(passes)) > 2
     passes.clear()
 
@@ -656,7 +773,7 @@ def test_rows_of_one_shape_learn_alike(
         return dict(row_tokens=max(row_tokens, batch.longest_row), rows=rows, fixed=True)
 
     monkeypatch.setattr(rollout, "row_shapes", one_shape)
-    fixed = train(small("preference", home, run_name="fixed", **how))
+    fixed = train(small("preference", home, three, run_name="fixed"))
     contracts.assert_close_curves(plain, fixed, "preference_loss", "preference_margin", "grad_norm")
     assert len(set(passes)) == 1
     assert 1 < passes[0][0] <= 4
