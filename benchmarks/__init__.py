@@ -1,17 +1,16 @@
 """Time CodeChat beside its peers on this machine, in alternating turns.
 
     python -m benchmarks                              train, sample, rl and data
-    python -m benchmarks train --vs plain             one kind of work; its --help lists its
-                                                      settings
+    python -m benchmarks train --vs plain             one kind of work; its --help lists its settings
     python -m benchmarks quality --path python.parquet
-    python -m benchmarks train --preset 2b            on a GPU: tokens/s, MFU and memory of a step
-                                                      of 2b
-    python -m benchmarks sample --json figures.json   also write the figures as json, with a
-                                                      description of the machine
+    python -m benchmarks train --preset 2b            on a GPU: tokens/s, MFU and memory of a step of 2b
+    python -m benchmarks sample --json figures.json   also write the figures as json, with a description of the
+        machine
 
 Peers are timed in the same minutes: ratios carry over to other machines, rates do not.
-transformers and trl are installed by pip install -e '.[bench]'; without them pass --vs plain,
-or --vs without a value for none."""
+transformers and trl are installed by pip install -e '.[bench]'; without them pass --vs plain, or
+--vs without a value for none.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Many plain HTTP clients in a process of their own: reads one order (json) per line from
-stdin, writes one result per line to stdout.
+"""Many plain HTTP clients in a process of their own: reads one order (json) per line from stdin,
+writes one result per line to stdout.
 
 Standard library only, so that the clients use as little of the machine as possible beside the
-measured server."""
+measured server.
+"""
 
 from __future__ import annotations
 

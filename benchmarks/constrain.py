@@ -3,8 +3,9 @@
 python -m benchmarks constrain                            16 rows, four functions of the toolbox
 python -m benchmarks constrain --prompts 1 --tokenizer gpt2
 
-Two figures: the masks of correct calls, and sampling whole with and without a grammar. The
-model is random and writes text, since what a row costs does not depend on what it says."""
+Two figures: the masks of correct calls, and sampling whole with and without a grammar. The model
+is random and writes text, since what a row costs does not depend on what it says.
+"""
 
 from __future__ import annotations
 

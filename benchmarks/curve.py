@@ -1,5 +1,5 @@
-"""A learning curve of GRPO beside trl's: the same start, prompts, reward and settings; mean
-reward of each step, over seeds.
+"""A learning curve of GRPO beside trl's: the same start, prompts, reward and settings; mean reward
+of each step, over seeds.
 
     python -m benchmarks curve                        20 steps, five seeds, on the toy task
     python -m benchmarks curve --vs                   codechat alone
@@ -8,11 +8,11 @@ reward of each step, over seeds.
 A short GRPO run gives the start, or a checkpoint is, which is exported. trl reads the export,
 without the unused padding rows of the vocabulary, which codechat never samples. Its prompts are
 the same token ids, and completions have a fixed length. Both sample on their own, so curves can
-agree as distributions only: intervals of each step over seeds, and a permutation test of the
-mean over all steps. The gradient is compared by computation: codechat's loss on the first batch
-that trl sampled must have the norm that trl reports. Bootstrap intervals of five values are
-too narrow: they cover 84 %, and those of two equal learners have nothing in common in one step
-of twenty. So the overlap stands beside the one that chance gives; use more seeds for a verdict.
+agree as distributions only: intervals of each step over seeds, and a permutation test of the mean
+over all steps. The gradient is compared by computation: codechat's loss on the first batch that
+trl sampled must have the norm that trl reports. Bootstrap intervals of five values are too
+narrow: they cover 84 %, and those of two equal learners have nothing in common in one step of
+twenty. So the overlap stands beside the one that chance gives; use more seeds for a verdict.
 
 Left out: the KL term and several updates of a batch; both are off in trl by default.
 """

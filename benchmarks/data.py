@@ -1,5 +1,5 @@
-"""Data: text to token shards beside tiktoken's own batch encoder, and the share of a training
-step spent waiting for its batch.
+"""Data: text to token shards beside tiktoken's own batch encoder, and the share of a training step
+spent waiting for its batch.
 
 python -m benchmarks data                         the embedded corpus, GPT-2's tokenizer
 python -m benchmarks data --megabytes 64 --path some.parquet

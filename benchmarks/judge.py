@@ -1,13 +1,13 @@
-"""Judging: programs per second of HumanEval+'s form, a function and hundreds of tests whose
-values stand in one script.
+"""Judging: programs per second of HumanEval+'s form, a function and hundreds of tests whose values
+stand in one script.
 
-    python -m benchmarks judge                        24 programs with 764 tests each, in scripts
-                                                      of 50 kB
+    python -m benchmarks judge                        24 programs with 764 tests each, in scripts of 50 kB
     python -m benchmarks judge --kilobytes 400        of larger values
 
 A judge keeps a script that it has read, so the completions of one problem share that work:
-scripts are timed when they are new and when they are known. `exec` runs new ones in this
-process, without any isolation: what Python itself takes."""
+scripts are timed when they are new and when they are known. `exec` runs new ones in this process,
+without any isolation: what Python itself takes.
+"""
 
 from __future__ import annotations
 

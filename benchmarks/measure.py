@@ -1,12 +1,11 @@
 """Interleaved timing: contestants take turns, so that noise of the machine affects all of them.
 
 `race` runs every contestant once as a warm-up (shown separately, because it includes
-compilation), then `rounds` times in turn; by default up to ROUNDS times, and no round that
-would end after LIMIT_S. A rate is the median over rounds. A ratio to the first contestant is
-the median of the rounds' ratios, so that a slow minute of the machine cancels out. The peak
-that an MFU is a share of is the best of trials between the rounds, for the same reason; a share
-above 1 is shown as "disturbed".
-`peak_memory` runs one contestant alone in a new process.
+compilation), then `rounds` times in turn; by default up to ROUNDS times, and no round that would
+end after LIMIT_S. A rate is the median over rounds. A ratio to the first contestant is the median
+of the rounds' ratios, so that a slow minute of the machine cancels out. The peak that an MFU is a
+share of is the best of trials between the rounds, for the same reason; a share above 1 is shown
+as "disturbed". `peak_memory` runs one contestant alone in a new process.
 
 Left out: statistics beyond median and range, which a handful of rounds does not support.
 """

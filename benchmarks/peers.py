@@ -1,8 +1,7 @@
 """The peers: models of the same shape from transformers, and a plain GPT written here.
 
-`plain` is the usual small GPT (learned positions, LayerNorm, GELU, full logits, AdamW); it
-needs no package. The others need `pip install -e '.[bench]'`; the library itself never imports
-them.
+`plain` is the usual small GPT (learned positions, LayerNorm, GELU, full logits, AdamW); it needs
+no package. The others need `pip install -e '.[bench]'`; the library itself never imports them.
 
 All models but `exported` are randomly initialized.
 """

@@ -1,17 +1,17 @@
 """Time to quality: the lowest validation bits per byte after some seconds of training, beside a
 plain GPT with AdamW.
 
-    python -m benchmarks quality                                    100 s each on the embedded
-    corpus
+    python -m benchmarks quality                                    100 s each on the embedded corpus
     python -m benchmarks quality --path python.parquet --seconds 300 --peer-tokenizer python:4096
 
-Two percent of the documents are held out, by hash. Evaluations do not count as training time.
-The learning-rate schedule follows the clock, so that each contestant ends its schedule with its
-time. codechat: the pretraining of recipe `nano` with the vocabulary that scored best here
+Two percent of the documents are held out, by hash. Evaluations do not count as training time. The
+learning-rate schedule follows the clock, so that each contestant ends its schedule with its time.
+codechat: the pretraining of recipe `nano` with the vocabulary that scored best here
 (docs/experiments/pretraining.md explains why the recipe keeps another). plain: nanoGPT's
-settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte
-compare across vocabularies; `python:N` was trained on the standard library, which is part of
-the embedded corpus, so compare it on --path."""
+settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare
+across vocabularies; `python:N` was trained on the standard library, which is part of the embedded
+corpus, so compare it on --path.
+"""
 
 from __future__ import annotations
 

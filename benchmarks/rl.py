@@ -1,11 +1,10 @@
-"""One RL step: sample groups, score them, update. codechat's REINFORCE loop beside trl's
-GRPOTrainer with beta 0.
+"""One RL step: sample groups, score them, update. codechat's REINFORCE loop beside trl's GRPOTrainer
+with beta 0.
 
     python -m benchmarks rl                           8 problems x 8 completions of 64 tokens
     python -m benchmarks rl --vs                      codechat alone
-    python -m benchmarks rl --ckpt smollm2 --max-new-tokens 128 --lora-rank 16 --peer-rows 8
-    a checkpoint's
-    weights, and peft
+    python -m benchmarks rl --ckpt smollm2 --max-new-tokens 128 --lora-rank 16 --peer-rows 8       a
+        checkpoint's weights, and peft
 
 Every completion has all its tokens. Both are timed by the step times that they report; set-up,
 evaluation and the last checkpoint are not counted. The first

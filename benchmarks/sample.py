@@ -1,11 +1,9 @@
 """Sampling: new tokens per second from random prompts of one length.
 
-python -m benchmarks sample                       codechat beside transformers' generate and a full
-                                                  forward pass per
-                                                  token
-python -m benchmarks sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-tokens 64
-python -m benchmarks sample --ckpt smollm2 --prompts 4 --vs arcee           beside transformers on
-the same weights
+python -m benchmarks sample                       codechat beside transformers' generate and a
+full forward pass per token python -m benchmarks sample --preset nano --prompts 16 --prompt-tokens
+128 --max-new-tokens 64 python -m benchmarks sample --ckpt smollm2 --prompts 4 --vs arcee
+beside transformers on the same weights
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The server beside in-process sampling: tokens per second for many clients, and the time to
-the first token on an idle server.
+"""The server beside in-process sampling: tokens per second for many clients, and the time to the
+first token on an idle server.
 
-    python -m benchmarks serve                                     16 clients beside
-    generate.sample at batch 16
+    python -m benchmarks serve                                     16 clients beside generate.sample at batch 16
     python -m benchmarks serve --clients 4 --max-new-tokens 128
 
-Clients run in a process of their own over plain HTTP; on a machine with few cores they still
-take time from the server. "engine" is continuous batching without HTTP. The time to the first
-token is measured from the request to the first byte of text, beside one prefill of the same
-prompt in this process."""
+Clients run in a process of their own over plain HTTP; on a machine with few cores they still take
+time from the server. "engine" is continuous batching without HTTP. The time to the first token is
+measured from the request to the first byte of text, beside one prefill of the same prompt in this
+process.
+"""
 
 from __future__ import annotations
 

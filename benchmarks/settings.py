@@ -1,5 +1,5 @@
-"""Settings and presets of every kind of `python -m benchmarks`, without torch: --help and bad
-flags answer at once."""
+"""Settings and presets of every kind of `python -m benchmarks`, without torch: --help and bad flags
+answer at once."""
 
 from __future__ import annotations
 

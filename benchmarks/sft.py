@@ -1,17 +1,16 @@
 """SFT steps on function-calling conversations: packed rows beside rows padded to the longest
 conversation of the step.
 
-    python -m benchmarks sft                          codechat, and transformers' Arcee on padded
-                                                      rows; eager and
-                                                      compiled
+    python -m benchmarks sft                          codechat, and transformers' Arcee on padded rows; eager
+        and compiled
     python -m benchmarks sft --vs --preset nano       codechat alone, in the shape of nano
-    python -m benchmarks sft --ckpt smollm2 --lora-rank 16 --steps 1 --modes eager --memory true
-    a checkpoint's
-    weights, and peft
+    python -m benchmarks sft --ckpt smollm2 --lora-rank 16 --steps 1 --modes eager --memory true       a
+        checkpoint's weights, and peft
 
 Both learn from the same conversations in each step: as many as fill `device_batch_size` packed
-rows. A rate counts tokens of conversations, not padding, and MFU counts their FLOPs, attention
-at their mean length. So a row of one contestant that is not full costs it both."""
+rows. A rate counts tokens of conversations, not padding, and MFU counts their FLOPs, attention at
+their mean length. So a row of one contestant that is not full costs it both.
+"""
 
 from __future__ import annotations
 

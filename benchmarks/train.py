@@ -1,12 +1,9 @@
-"""Training steps: forward, backward, gradient clipping and AdamW on random ids, in the
-machine's compute dtype.
+"""Training steps: forward, backward, gradient clipping and AdamW on random ids, in the machine's
+compute dtype.
 
 python -m benchmarks train                        codechat, transformers' Arcee and GPT-2, a plain
-                                                  GPT; eager and
-                                                  compiled
-python -m benchmarks train --vs plain --rounds 3
-python -m benchmarks train --preset 2b --device-batch-size 4 --seq-len 2048 --model.recompute
-blocks     one step of 2b
+GPT; eager and compiled python -m benchmarks train --vs plain --rounds 3 python -m benchmarks
+train --preset 2b --device-batch-size 4 --seq-len 2048 --model.recompute blocks     one step of 2b
 on a GPU
 """
 

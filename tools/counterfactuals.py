@@ -10,7 +10,8 @@ ignore the swap, or break?
     value_swapped   a value of the request is replaced: the call must carry the new value
 
 Each case is answered greedily before and after its swap. It counts only if the first answer was
-as expected, so the flip rate measures the effect of the swap, not the model's skill."""
+as expected, so the flip rate measures the effect of the swap, not the model's skill.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The table of other projects' flags in docs/coming-from.md, from codechat/core/aliases.json
-and elsewhere.json.
+"""The table of other projects' flags in docs/coming-from.md, from codechat/core/aliases.json and
+elsewhere.json.
 
 python tools/flag_table.py write
 """

@@ -1,11 +1,9 @@
 """Freeze the finished runs of a recipe below reports/frozen: the rows that walk-throughs read.
 
-python tools/freeze_rows.py nano
-python tools/freeze_rows.py strata RUN ...     of these evaluations, the strata of each checkpoint:
-                                               pretrained.jsonl
-python tools/freeze_rows.py seeds RUN ...      of evaluations of one list of checkpoints, a run per
-                                               seed: each answer,
-                                               0 or 1: distillation.jsonl
+python tools/freeze_rows.py nano python tools/freeze_rows.py strata RUN ...     of these
+evaluations, the strata of each checkpoint: pretrained.jsonl python tools/freeze_rows.py seeds RUN
+...      of evaluations of one list of checkpoints, a run per seed: each answer, 0 or 1:
+distillation.jsonl
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     python tools/house.py                       the table for codechat, codechat_lab and tests
     python tools/house.py --repo ../another     of another checkout
 
-Content is the number of AST expressions: no layout changes it. Density is expressions per code line: squeezed lines
-raise it. Reach is what a loop imports, directly or not, function-level imports too. Nobody counts lines.
-`tests/test_house.py` has the gates."""
+Content is the number of AST expressions: no layout changes it. Density is expressions per code
+line: squeezed lines raise it. Reach is what a loop imports, directly or not, function-level
+imports too. Nobody counts lines. `tests/test_house.py` has the gates.
+"""
 
 import argparse
 import ast

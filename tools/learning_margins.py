@@ -1,18 +1,16 @@
-"""By how much the tests of learning pass: each lesson with other seeds, instruction sets and
-numbers of threads, in processes of its own.
+"""By how much the tests of learning pass: each lesson with other seeds, instruction sets and numbers
+of threads, in processes of its own.
 
-    python tools/learning_margins.py                                      all lessons, 20 seeds, 4
-    combinations: hours
-    on one core
-    python tools/learning_margins.py --only toy --seeds 5 --threads 1     lessons whose name
-    contains `toy`
+    python tools/learning_margins.py                                      all lessons, 20 seeds, 4 combinations:
+        hours on one core
+    python tools/learning_margins.py --only toy --seeds 5 --threads 1     lessons whose name contains `toy`
     python tools/learning_margins.py --list                               names only
 
 It trains with the settings of the tests themselves (`learning.LEARNING`), which run seed 0.
-`avx2` holds ATen, oneDNN and MKL to AVX2, which stands for a processor without AVX-512. A row
-is one asserted number; `worst` is the seed nearest to the bound or furthest beyond it. Exit
-code 1 where a combination has fewer than 19 of 20 seeds on the right side. Not collected by
-pytest."""
+`avx2` holds ATen, oneDNN and MKL to AVX2, which stands for a processor without AVX-512. A row is
+one asserted number; `worst` is the seed nearest to the bound or furthest beyond it. Exit code 1
+where a combination has fewer than 19 of 20 seeds on the right side. Not collected by pytest.
+"""
 
 from __future__ import annotations
 

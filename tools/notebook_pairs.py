@@ -1,16 +1,14 @@
 """Pairs of notebooks: build them from their sources, and find those that are stale.
 
-    python tools/notebook_pairs.py build [NAME ...]     execute the source in an empty folder;
-                                                        write and stamp
-                                                        notebooks/NAME.ipynb
-    python tools/notebook_pairs.py prose [NAME ...]     write changed Markdown only and keep the
-                                                        outputs
-    python tools/notebook_pairs.py check [NAME ...]     pairs that differ, and outputs older than
-                                                        their code
+    python tools/notebook_pairs.py build [NAME ...]     execute the source in an empty folder; write and stamp
+        notebooks/NAME.ipynb
+    python tools/notebook_pairs.py prose [NAME ...]     write changed Markdown only and keep the outputs
+    python tools/notebook_pairs.py check [NAME ...]     pairs that differ, and outputs older than their code
 
-`build` removes what differs between machines from the outputs, and stamps the sha256 of the
-code cells. Both writers link the first cell to its neighbours. Report templates are committed
-without outputs."""
+`build` removes what differs between machines from the outputs, and stamps the sha256 of the code
+cells. Both writers link the first cell to its neighbours. Report templates are committed without
+outputs.
+"""
 
 from __future__ import annotations
 

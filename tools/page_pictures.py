@@ -1,8 +1,7 @@
 """Pictures of the chat page for docs/serving.md: desktop, phone, dark, as released/mini answers.
 
-codechat serve --ckpt released/mini
-python tools/page_pictures.py http://127.0.0.1:8000          writes docs/pictures/page-*.png; needs
-Chromium
+codechat serve --ckpt released/mini python tools/page_pictures.py http://127.0.0.1:8000
+writes docs/pictures/page-*.png; needs Chromium
 """
 
 import sys

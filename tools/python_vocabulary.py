@@ -1,12 +1,11 @@
-"""Write `codechat/text/python_merges.txt`: byte-pair merges of the running interpreter's
-standard library, its tests left out.
+"""Write `codechat/text/python_merges.txt`: byte-pair merges of the running interpreter's standard
+library, its tests left out.
 
-    python tools/python_vocabulary.py merges.txt        a minute; the committed file comes from
-                                                        CPython 3.11.7
+    python tools/python_vocabulary.py merges.txt        a minute; the committed file comes from CPython 3.11.7
 
 The committed file is fixed, so `python:4096` means the same in every checkpoint. It has the
-layout of GPT-2's
-vocab.bpe: a line with its origin, then one merge per line."""
+layout of GPT-2's vocab.bpe: a line with its origin, then one merge per line.
+"""
 
 from __future__ import annotations
 

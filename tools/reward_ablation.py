@@ -1,16 +1,14 @@
-"""Reward ablation: the same rollouts under other reward shapes, and where the gradient of each
-tier falls.
+"""Reward ablation: the same rollouts under other reward shapes, and where the gradient of each tier
+falls.
 
-    python tools/reward_ablation.py --ckpt nano/sft nano/rl@20 nano/rl@60 --data-dir
-    data/nano/sft --run-name
-    nano/anatomy
+    python tools/reward_ablation.py --ckpt nano/sft nano/rl@20 nano/rl@60 --data-dir data/nano/sft --run-name
+        nano/anatomy
 
 The result is a run directory, which a report can trace. For each checkpoint groups of calls are
 sampled once; then rows are logged, with `what`:
 
-    shape     groups with variance, and the advantage of each tier, if the reward were binary,
-              fractional, tiered or
-              the staircase
+    shape     groups with variance, and the advantage of each tier, if the reward were binary, fractional,
+        tiered or the staircase
     tier      the parts of the call on which the gradient of each tier falls: tag, name, arguments
 
 Left out: tasks other than function calls (the parts are those of a call).

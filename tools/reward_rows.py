@@ -4,12 +4,12 @@
     python tools/reward_rows.py rates --out reports/frozen/rates.jsonl --seeds 3 4
 
 starts: every reward from every start of `codechat_lab.instruments.reward_starts`, with the same
-requests and settings. AdamW divides a constant factor of the reward out; what remains is how
-the rewards weigh groups against each other.
-rates: learning rate, group size and temperature at equal compute: 1,152 completions a run, 48
-an update, so a larger group means fewer requests. The reward is binary: a group carries a
-gradient where its answers differ. Every learning rate meets every group size at temperature 1;
-the other temperatures have the middle learning rate and group size.
+requests and settings. AdamW divides a constant factor of the reward out; what remains is how the
+rewards weigh groups against each other.
+rates: learning rate, group size and temperature at equal compute: 1,152 completions a run, 48 an
+update, so a larger group means fewer requests. The reward is binary: a group carries a gradient
+where its answers differ. Every learning rate meets every group size at temperature 1; the other
+temperatures have the middle learning rate and group size.
 
 Each finished run appends one row to `--out`, and a second start of the command skips it.
 """

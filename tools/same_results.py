@@ -1,25 +1,24 @@
-"""Does a change of the code change what it computes? The same short runs at two commits,
-compared bit by bit.
+"""Does a change of the code change what it computes? The same short runs at two commits, compared
+bit by bit.
 
     python tools/same_results.py 68b4fe7                      # that commit against the working tree
-    python tools/same_results.py 68b4fe7 HEAD --keep DIR      # BASE's results stay in DIR and are
-    reused the next time
-    python tools/same_results.py 68b4fe7 --only toy/grpo-0    # this run, and the runs and data it
-    needs
+    python tools/same_results.py 68b4fe7 HEAD --keep DIR      # BASE's results stay in DIR and are reused the
+        next time
+    python tools/same_results.py 68b4fe7 --only toy/grpo-0    # this run, and the runs and data it needs
 
 Both trees run JOBS on this machine: the nano recipe at a tenth of its steps, and every loop on
-small models.
-Compared per run: the final weights with the tensors saved beside them (adapters, value heads),
-and every row of every *.jsonl, key by key. Times are left out (TIMES), and metrics that change
-on purpose (MENDED). A key or file that only NEW has is listed, not counted. Prepared data are
-compared by
+small models. Compared per run: the final weights with the tensors saved beside them (adapters,
+value heads), and every row of every *.jsonl, key by key. Times are left out (TIMES), and metrics
+that change on purpose (MENDED). A key or file that only NEW has is listed, not counted. Prepared
+data are compared by
 hash. Exit code: 0 same, 1 different, 2 BASE does not run.
 
-A tree is what `git archive` gives of it; the working tree counts as `git add -A` would record
-it. The files are read directly, so that the code under test does not judge itself.
+A tree is what `git archive` gives of it; the working tree counts as `git add -A` would record it.
+The files are read directly, so that the code under test does not judge itself.
 
 Left out: optimizer and random states (the resumed runs depend on them), sharded checkpoints,
-GPUs, config.json and printed text."""
+GPUs, config.json and printed text.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Gather the pages of the web site in build/pages: documents, executed notebooks and reports,
 interactive pages, the API.
 
-    python tools/site_pages.py && mkdocs build --strict --config-file build/mkdocs.yml        or:
-    make site
+    python tools/site_pages.py && mkdocs build --strict --config-file build/mkdocs.yml        or: make site
 
 Folders keep their places beside each other, so links between documents are the same as in the
-repository."""
+repository.
+"""
 
 from __future__ import annotations
 

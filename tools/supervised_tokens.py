@@ -1,12 +1,12 @@
 """Count the supervised tokens in files of conversations, with and without a limit on their length.
 
-    python tools/supervised_tokens.py --files calls=glaive.jsonl code=data/sft/code.train.jsonl
-    --tokenizer gpt2
-    --limit 2049
+    python tools/supervised_tokens.py --files calls=glaive.jsonl code=data/sft/code.train.jsonl --tokenizer gpt2
+        --limit 2049
 
 Rows are conversations, or {system, chat} as in glaive. The run gets one row per file. A cut
 conversation keeps its tokens before the limit, as in the original system; our preparation drops
-such conversations."""
+such conversations.
+"""
 
 from __future__ import annotations
 

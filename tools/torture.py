@@ -1,5 +1,5 @@
-"""Faults in numbers: processes killed at random moments, two of one name, a disk that fills up
-or turns read-only, fuzzed inputs, a server under hostile clients.
+"""Faults in numbers: processes killed at random moments, two of one name, a disk that fills up or
+turns read-only, fuzzed inputs, a server under hostile clients.
 
     make torture                                    everything, an hour at most
     python tools/torture.py kills --kills 40        one part; parts: kills names disk fuzz server
@@ -7,8 +7,9 @@ or turns read-only, fuzzed inputs, a server under hostile clients.
     python tools/torture.py --minutes 10 --seed 1
 
 Each part prints a table and the script ends with 1 where a row has a failure. It is seeded; the
-moments at which a process is killed still depend on the machine. Where the hour ends first,
-fewer faults were made, and the table says how many. Not collected by pytest."""
+moments at which a process is killed still depend on the machine. Where the hour ends first, fewer
+faults were made, and the table says how many. Not collected by pytest.
+"""
 
 from __future__ import annotations
 
