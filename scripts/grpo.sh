@@ -1,5 +1,5 @@
 #!/bin/sh
-# codechat grpo: GRPO, Dr. GRPO, DAPO or GSPO on a task's reward. Settings: grpo.json, then the flags given here, such as --run-name MINE or --resume.
+# codechat grpo: GRPO, Dr. GRPO, DAPO, GSPO or CISPO on a task's reward. Settings: grpo.json, then the flags given here, such as --run-name MINE or --resume.
 # PYTHON: the interpreter. NPROC: ranks, one per GPU.
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 # A variable that looks like one of this script, or of another exported one, but is none would change nothing, without a word: it is refused.

@@ -10,12 +10,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from codechat import cli
+from codechat import cli, tasks
 from codechat.core import config
 from codechat.core.atomic_files import read_rows
 from codechat.core.registry import COMMANDS, LOOPS
@@ -24,7 +25,14 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [
     ROOT / name
-    for name in ("README.md", "README.zh.md", "CONTRIBUTING.md", "GLOSSARY.md", "data/README.md")
+    for name in (
+        "README.md",
+        "README.zh.md",
+        "CONTRIBUTING.md",
+        "AGENTS.md",
+        "GLOSSARY.md",
+        "data/README.md",
+    )
 ]
 PAGES += sorted(DOCS.rglob("*.md"))
 CODE = re.compile(r"^```.*?^```", re.M | re.S)
@@ -180,6 +188,57 @@ def test_commands_are_valid(
         raise AssertionError(
             f"codechat {shlex.join(words)}: exit code {code}, {capsys.readouterr().err}"
         )
+
+
+def diffs_of(page: Path) -> list[list[str]]:
+    """The lines of each diff of the page."""
+    text = page.read_text(encoding="utf-8")
+    return [block.splitlines() for block in re.findall(r"^```diff\n(.*?)^```", text, re.M | re.S)]
+
+
+def test_a_reward_of_extending_is_earned_by_the_reference_solutions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reward = diffs_of(DOCS / "extending.md")[0]
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", "task", "backwards"]) == 0
+    source = Path("backwards.py").read_text()
+    (removed,) = [line[1:] for line in reward if line.startswith("-    ")]
+    added = [line[1:] for line in reward if line.startswith("+") and not line.startswith("+++")]
+    *function, rewards = added
+    source = source.replace(removed, rewards)
+    Path("backwards.py").write_text(source.replace("class ", "\n".join(function) + "\nclass ", 1))
+    task = tasks.load("backwards.py:Backwards")
+    check = tasks.check_reference_solutions(task, task.problems("train")).require()
+    assert check.passed > 10
+    assert set(task.score(task.problems("train")[0], "x").terms) == {"exact", "letters"}
+
+
+def test_a_loss_of_extending_changes_lines_that_grpo_has() -> None:
+    loss = diffs_of(DOCS / "extending.md")[1]
+    source = (ROOT / "codechat" / "grpo.py").read_text().splitlines()
+    before = [line[1:] for line in loss if line[0] in " -"]
+    assert before
+    assert not [line for line in before if line not in source]
+
+
+def test_a_package_of_extending_has_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ""
+    written: dict[str, list[str]] = {}
+    for line in diffs_of(DOCS / "extending.md")[2]:
+        if line.startswith("+++ b/"):
+            name = line.removeprefix("+++ b/")
+            written[name] = []
+        elif line.startswith("+"):
+            written[name].append(line[1:])
+    for name, lines in written.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    assert list(written) == ["my_package/count.py", "my_package/pyproject.toml"]
+    monkeypatch.syspath_prepend(tmp_path)
+    project = tomllib.loads((tmp_path / "my_package/pyproject.toml").read_text())
+    task = tasks.load(project["project"]["entry-points"]["codechat.tasks"]["count"])
+    assert tasks.check_reference_solutions(task, task.problems("train")).require().passed
 
 
 @pytest.mark.slow

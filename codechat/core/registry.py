@@ -21,7 +21,7 @@ OWN = (
     loop("pretrain", "PretrainConfig", "train a model from scratch on a corpus"),
     loop("sft", "SFTConfig", "fine-tune on conversations"),
     loop("reinforce", "ReinforceConfig", "REINFORCE with a group baseline on a task's reward"),
-    loop("grpo", "GRPOConfig", "GRPO, Dr. GRPO, DAPO or GSPO on a task's reward"),
+    loop("grpo", "GRPOConfig", "GRPO, Dr. GRPO, DAPO, GSPO or CISPO on a task's reward"),
     loop("ppo", "PPOConfig", "PPO with a value head on a task's reward"),
     loop(
         "expert_iteration",

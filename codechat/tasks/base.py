@@ -241,7 +241,8 @@ class ReferenceCheck:
             f"of task {self.task} do not score the maximum"
         )
         remedy = (
-            "correct the task's reader or reward, or leave these out with --skip-failing-references"
+            "correct the task's reader or reward; "
+            "`evaluate` and `passk` leave these out with --skip-failing-references"
         )
         raise DataError(f"{got} {', '.join(kinds)}; check split and limit, {remedy}")
 

@@ -26,7 +26,7 @@ from codechat.core.config import (
     parse,
     resolve,
 )
-from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.core.errors import ConfigError, RunError, UserError, check_choice
 from codechat.core.registry import COMMANDS, ENTRIES, LOOPS, entry_of, find
 from codechat.grpo import GRPOConfig
 
@@ -585,3 +585,14 @@ def test_the_help_of_a_dial_is_the_first_paragraph_of_its_docstring() -> None:
 
     shown = " ".join(config.format_help(Loop, dials={"size": by_size}).split())
     assert "--size N rate and batch of a size follow; what is set wins --config" in shown
+
+
+def test_a_choice_that_does_not_exist_is_followed_by_the_choices_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        check_choice("task class", "MyTask", ["Backwards"])
+    assert str(error.value) == "task class 'MyTask'; required: one of Backwards"
+
+
+def test_a_choice_with_a_slip_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"one of left, right; did you mean 'right'\?$"):
+        check_choice("side", "rigth", ["left", "right"])
