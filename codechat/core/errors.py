@@ -45,15 +45,14 @@ def did_you_mean(key: str, names: list[str]) -> str:
 def nearest(key: str, valid: Iterable[str]) -> str:
     """The end of an error message: "; did you mean 'x'?", or the valid names where none is near."""
     names = list(valid)
-    meant = did_you_mean(key, names)
-    if meant:
-        return meant
-    return f"; valid: {', '.join(names[:40])}" + (", ..." if len(names) > 40 else "")
+    more = ", ..." if len(names) > 40 else ""
+    return did_you_mean(key, names) or f"; valid: {', '.join(names[:40])}" + more
 
 
 def check_choice(what: str, value: str, choices: Iterable[str]) -> str:
     """The value, if it is one of the choices, else ConfigError. what: the name of the setting."""
-    if value not in (names := list(choices)):
+    names = list(choices)
+    if value not in names:
         raise ConfigError(
             f"{what} {value!r}; required: one of {', '.join(names)}{did_you_mean(str(value), names)}"
         )

@@ -119,7 +119,7 @@ def find_class(name: str) -> tuple[Callable[..., Task], str]:
     made = find_installed(name)
     if made:
         return made, words
-    check_choice("task", name, sorted({*TASKS, *entry_points(group=GROUP).names}))
+    check_choice("task", name, sorted({*TASKS, *NAMES}))
     return TASKS[name], words
 
 

@@ -210,9 +210,7 @@ class Plan:
             f"{cfg.model.n_params:,} parameters{trained}, {cfg.batch} x {cfg.length} tokens per GPU",
             self.verdict,
         ]
-        return "\n".join(
-            [*lines, *(f"  {name + ' ':<36}{text}" for name, text in self.rows().items())]
-        )
+        return "\n".join([*lines, *(f"  {name:<35} {text}" for name, text in self.rows().items())])
 
     __repr__ = __str__
 
