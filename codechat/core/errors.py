@@ -35,25 +35,23 @@ class CheckpointError(UserError, RuntimeError):
     """A checkpoint that cannot be written or read, or does not fit the model."""
 
 
-def did_you_mean(key: str, names: list[str]) -> str:
-    """The end of an error message, "; did you mean 'x'?", or nothing where no name is near."""
+def nearest(key: str, valid: Iterable[str], listed: bool = False) -> str:
+    """The end of an error message: "; did you mean 'x'?", or the valid names where none is near.
+    listed: the message has named them already."""
+    names = list(valid)
     last = [n for n in names if n.rpartition(".")[2] == key.removeprefix("--")]
     close = last or difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def nearest(key: str, valid: Iterable[str]) -> str:
-    """The end of an error message: "; did you mean 'x'?", or the valid names where none is near."""
-    names = list(valid)
-    more = ", ..." if len(names) > 40 else ""
-    return did_you_mean(key, names) or f"; valid: {', '.join(names[:40])}" + more
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    if listed:
+        return ""
+    return f"; valid: {', '.join(names[:40])}" + (", ..." if len(names) > 40 else "")
 
 
 def check_choice(what: str, value: str, choices: Iterable[str]) -> str:
     """The value, if it is one of the choices, else ConfigError. what: the name of the setting."""
     names = list(choices)
     if value not in names:
-        raise ConfigError(
-            f"{what} {value!r}; required: one of {', '.join(names)}{did_you_mean(str(value), names)}"
-        )
+        meant = nearest(str(value), names, listed=True)
+        raise ConfigError(f"{what} {value!r}; required: one of {', '.join(names)}{meant}")
     return value

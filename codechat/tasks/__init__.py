@@ -119,7 +119,7 @@ def find_class(name: str) -> tuple[Callable[..., Task], str]:
     made = find_installed(name)
     if made:
         return made, words
-    check_choice("task", name, sorted({*TASKS, *NAMES}))
+    check_choice("task", name, sorted({*TASKS, *entry_points(group=GROUP).names}))
     return TASKS[name], words
 
 
