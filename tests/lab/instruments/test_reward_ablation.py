@@ -25,14 +25,15 @@ from codechat_lab.tasks.funcall import score_call
 
 TOK = tokenizer.load("gpt2:512")
 GOLD = {"name": "add", "arguments": {"a": 12, "b": 7}}
-CALLS = dict(
-    full=GOLD,
-    partial=dict(name="add", arguments={"a": 12, "b": 8}),
-    name_only=dict(name="add", arguments={}),
-)
-CALLS |= dict(wrong_name=GOLD | {"name": "sub"})
-TEXTS = {name: chat.format_call(**call) for name, call in CALLS.items()}
-TEXTS |= dict(bad_json="<functioncall> {oh", no_tag="No.")
+CALLS = {
+    "full": GOLD,
+    "partial": {"name": "add", "arguments": {"a": 12, "b": 8}},
+    "name_only": {"name": "add", "arguments": {}},
+    "wrong_name": GOLD | {"name": "sub"},
+}
+TEXTS = {
+    name: chat.format_call(call["name"], call["arguments"]) for name, call in CALLS.items()
+} | {"bad_json": "<functioncall> {oh", "no_tag": "No."}
 
 
 def loaded(tags: str = "reserved") -> LoadedModel:
@@ -54,38 +55,54 @@ def batch_of(groups: list[list[str]], tags: str = "reserved") -> rollout.Rollout
     )
 
 
-def test_shapes_in_closed_form() -> None:
-    for shape, *rewards in (
-        ("binary", 1, 0, 0, 0, 0, 0),
-        ("fractional", 1, 0.5, 0, 0, 0, 0),
-        ("tiered", 1, 0.575, 0.15, 0.15, 0.05, 0),
-        ("staircase", 1, 0.775, 0.55, 0.35, 0.15, 0),
-    ):
-        assert [
-            round(reward_starts.reshaped(score_call(t, GOLD), shape), 6) for t in TEXTS.values()
-        ] == rewards
+@pytest.mark.parametrize(
+    ("shape", "rewards"),
+    [
+        ("binary", [1, 0, 0, 0, 0, 0]),
+        ("fractional", [1, 0.5, 0, 0, 0, 0]),
+        ("tiered", [1, 0.575, 0.15, 0.15, 0.05, 0]),
+        ("staircase", [1, 0.775, 0.55, 0.35, 0.15, 0]),
+    ],
+)
+def test_shapes_in_closed_form(shape: str, rewards: list[float]) -> None:
+    scores = [score_call(text, GOLD) for text in TEXTS.values()]
+    assert [round(reward_starts.reshaped(score, shape), 6) for score in scores] == rewards
 
 
-def test_a_shape_sees_variance_only_where_it_pays_differently() -> None:
+@pytest.fixture
+def by_shape() -> dict[str, dict]:
+    """Rows of three groups: two wrong answers of different rungs, two equal ones, a right one."""
     batch = batch_of([["wrong_name", "name_only"], ["no_tag", "no_tag"], ["full", "partial"]])
-    rows = {r["shape"]: r for r in reward_ablation.shape_rows(batch)}
-    assert {s: r["effective_groups"] for s, r in rows.items()} == dict(
-        binary=1, fractional=1, tiered=1, staircase=2
-    )
-    assert rows["staircase"]["group_variance"] == pytest.approx((0.1**2 + 0 + 0.1125**2) / 3)
-    for row in rows.values():
+    return {row["shape"]: row for row in reward_ablation.shape_rows(batch)}
+
+
+def test_a_shape_sees_variance_only_where_it_pays_differently(by_shape: dict[str, dict]) -> None:
+    groups = {shape: row["effective_groups"] for shape, row in by_shape.items()}
+    assert groups == {"binary": 1, "fractional": 1, "tiered": 1, "staircase": 2}
+    variance = by_shape["staircase"]["group_variance"]
+    assert variance == pytest.approx((0.1**2 + 0 + 0.1125**2) / 3)
+
+
+def test_pulls_add_up_to_nothing(by_shape: dict[str, dict]) -> None:
+    for row in by_shape.values():
         pulls = [value for name, value in row.items() if name.startswith("pull/")]
         assert sum(pulls) == pytest.approx(0, abs=1e-9)
         assert sum(map(abs, pulls)) == pytest.approx(1)
-    assert rows["staircase"]["pull/name_only"] > 0 > rows["staircase"]["pull/wrong_name"]
-    assert rows["binary"]["pull/name_only"] == 0
 
 
-@pytest.mark.parametrize("tags", ["reserved", "text"])
+def test_pulls_follow_the_rungs_that_a_shape_pays(by_shape: dict[str, dict]) -> None:
+    stairs = by_shape["staircase"]
+    assert stairs["pull/name_only"] > 0 > stairs["pull/wrong_name"]
+    assert by_shape["binary"]["pull/name_only"] == 0
+
+
+TAGS = pytest.mark.parametrize("tags", ["reserved", "text"])
+
+
+@TAGS
 def test_tokens_belong_to_the_parts_of_the_call(tags: str) -> None:
-    model = loaded(tags)
     ids = chat.completion_ids(TEXTS["full"], TOK, tags)
-    parts = reward_ablation.parts_of(ids, model)
+    parts = reward_ablation.parts_of(ids, loaded(tags))
     spelled = dict.fromkeys(reward_ablation.PARTS, "")
     for i, part in zip(ids, parts, strict=True):
         spelled[part] += chat.decode([i], TOK)
@@ -95,38 +112,65 @@ def test_tokens_belong_to_the_parts_of_the_call(tags: str) -> None:
     assert spelled["name"].startswith("add")
     assert '"name"' in spelled["form"]
     assert '"a": 12, "b": 7' in spelled["arguments"]
-    assert set(
-        reward_ablation.parts_of(chat.completion_ids("No, not here.", TOK, tags), model)
-    ) == {"prose", "end"}
-    assert reward_ablation.parts_of(ids[:-1], model)[-1] != "end" or tags == "text"
 
 
-def test_gradients_are_where_advantages_are_and_grow_with_them() -> None:
-    model = loaded()
+@TAGS
+def test_tokens_without_a_call_are_prose(tags: str) -> None:
+    ids = chat.completion_ids("No, not here.", TOK, tags)
+    assert set(reward_ablation.parts_of(ids, loaded(tags))) == {"prose", "end"}
+
+
+@TAGS
+def test_a_call_that_was_cut_has_no_end(tags: str) -> None:
+    ids = chat.completion_ids(TEXTS["full"], TOK, tags)
+    assert reward_ablation.parts_of(ids[:-1], loaded(tags))[-1] != "end" or tags == "text"
+
+
+def test_gradients_are_where_advantages_are() -> None:
+    model = loaded().model
+    batch = batch_of([["full", "no_tag"], ["partial", "partial"]])
+    norms = reward_ablation.token_gradients(model, batch, group_advantages(batch.rewards))
+    mask = batch.mask()
+    assert norms.shape == mask.shape
+    assert (norms[:2][mask[:2]] > 0).all()
+    assert not norms[2:].any()
+    assert not norms[~mask].any()
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_gradients_grow_with_advantages() -> None:
+    model = loaded().model
     batch = batch_of([["full", "no_tag"], ["partial", "partial"]])
     advantages = group_advantages(batch.rewards)
-    norms = reward_ablation.token_gradients(model.model, batch, advantages)
-    assert norms.shape == batch.mask().shape
-    assert (norms[:2][batch.mask()[:2]] > 0).all()
-    assert not norms[2:].any()
-    assert not norms[~batch.mask()].any()
-    torch.testing.assert_close(
-        reward_ablation.token_gradients(model.model, batch, 3 * advantages), 3 * norms
-    )
-    assert all(p.grad is None for p in model.model.parameters())
+    norms = reward_ablation.token_gradients(model, batch, advantages)
+    tripled = reward_ablation.token_gradients(model, batch, 3 * advantages)
+    torch.testing.assert_close(tripled, 3 * norms)
 
 
-def test_the_run_holds_all_rows_and_raises_before_writing(
-    home: Path, make_run: Callable[..., Run]
-) -> None:
+@pytest.fixture
+def cfg(home: Path, make_run: Callable[..., Run]) -> reward_ablation.AblationConfig:
     make_run("tiny", "gpt2:512", block_size=256)
-    cfg = reward_ablation.AblationConfig(ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8)
+    return reward_ablation.AblationConfig(
+        ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8
+    )
+
+
+def test_the_run_holds_all_rows(cfg: reward_ablation.AblationConfig) -> None:
     rows = reward_ablation.ablate_rewards(cfg).evals()
     assert (rows["what"] == "shape").sum() == 4
     assert Run.open("anatomy").status["kind"] == "anatomy"
     assert set(rows["checkpoint"]) == {"tiny"}
+
+
+def test_a_missing_checkpoint_raises_before_a_run_is_written(
+    cfg: reward_ablation.AblationConfig, home: Path
+) -> None:
+    missing = dataclasses.replace(cfg, run_name="other", ckpt=("nobody",))
     with pytest.raises(MissingFile):
-        reward_ablation.ablate_rewards(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))
+        reward_ablation.ablate_rewards(missing)
+    assert not (home / "runs" / "other").exists()
+
+
+def test_a_group_of_one_is_refused() -> None:
     with pytest.raises(ConfigError):
         reward_ablation.AblationConfig(ckpt=("tiny",), group_size=1)
-    assert not (home / "runs" / "other").exists()
