@@ -204,9 +204,8 @@ def on_all_cores(one: Callable[[Any], Any], items: Sequence[Any], chunk: int = 1
     from concurrent.futures import ProcessPoolExecutor  # not above: it is slow to import
     from multiprocessing import get_context
 
-    with ProcessPoolExecutor(
-        cores, get_context("fork"), _begin, (one, items, chunk)
-    ) as pool:  # a fork has the items
+    # a fork has the items
+    with ProcessPoolExecutor(cores, get_context("fork"), _begin, (one, items, chunk)) as pool:
         return chain.from_iterable(list(pool.map(_some, range(0, len(items), chunk))))
 
 

@@ -64,9 +64,8 @@ class Watch(threading.Thread):
         self.ended = threading.Event()
 
     def run(self) -> None:
-        with suppress(
-            td.DistError, RuntimeError
-        ):  # the store is gone, and with it the ranks that read it
+        # the store is gone, and with it the ranks that read it
+        with suppress(td.DistError, RuntimeError):
             while not self.ended.wait(SIGN_OF_LIFE_S):
                 where = call_site(traceback.walk_stack(sys._current_frames().get(self.main)))
                 text = f"rank {self.rank} (process {os.getpid()} on {platform.node()}) at {where}"

@@ -84,7 +84,8 @@ def _hidden(path: Path) -> bool:
 
 @cache
 def released_folders() -> tuple[Path, ...]:
-    """The folders of released runs that installed packages bring."""
+    """Folders of released runs that installed packages bring, through the entry points of
+    RELEASED_GROUP."""
     specs = [find_spec(point.value) for point in entry_points(group=RELEASED_GROUP)]
     return tuple(
         Path(folder).resolve()
@@ -121,7 +122,7 @@ def no_such_run(ref: str | Path) -> MissingFile:
 
 
 def _run_around(path: Path) -> Path | None:
-    """The run that a path is, or lies within."""
+    """The run whose directory is `path` or holds it; None without one."""
     return next((folder for folder in (path, *path.parents) if is_run(folder)), None)
 
 
@@ -325,9 +326,8 @@ def recover(run_path: Path) -> None:
     begun or was launched and still may.
 
     Nothing where the name is being written, or no former run is there."""
-    with contextlib.suppress(
-        OSError, ValueError, RunError
-    ):  # only readable; a text that is no path; a damaged run
+    # only readable; a text that is no path; a damaged run
+    with contextlib.suppress(OSError, ValueError, RunError):
         place = lock_of(run_path)
         if is_run(_beside(run_path, "old")) and holder(place) is None and lock(place):
             settle_former(run_path)

@@ -65,8 +65,8 @@ with Path(__file__).with_name("metrics.csv").open(encoding="utf-8", newline="") 
 
 @cache
 def declared(name: str) -> str | None:
-    """The name that declares a metric, the metric's or its family's with a *; None where there
-    is none."""
+    """The name in metrics.csv that declares a metric: its own, or its family's with a *. None if
+    no name does."""
     families = (
         f for f in METRICS if f.endswith("*") and name.startswith(f[:-1]) and len(name) >= len(f)
     )
@@ -131,9 +131,8 @@ def list_runs() -> pd.DataFrame:
             "status": "damaged",
             "step": None,
         }
-        with contextlib.suppress(
-            RunError, AttributeError, KeyError, TypeError
-        ):  # a damaged file holds anything
+        # a damaged file holds anything
+        with contextlib.suppress(RunError, AttributeError, KeyError, TypeError):
             status = paths.read_status(path)
             env = read_json(path / "env.json")
             row |= {name: status[name] for name in ("kind", "status", "started", "reason")} | {
@@ -154,7 +153,8 @@ def _frame(path: Path) -> pd.DataFrame:
 
 
 def _quiet_about_disks(failed: threading.ExceptHookArgs) -> None:
-    """No traceback of TensorBoard's thread where a disk fails: the run says so of its own files."""
+    """Print no traceback of TensorBoard's thread if a disk fails: the run reports it for its own
+    files."""
     if not issubclass(failed.exc_type, OSError):
         threading.__excepthook__(failed)
 
@@ -285,9 +285,9 @@ class Run:
             self._show(shown, self._curve(row))
 
     def _curve(self, row: Mapping[str, Any]) -> str:
-        """Where the values of an evaluation are shown: eval/ or eval/SPLIT/. Rows of another
-        run's checkpoint, or sampled otherwise, than the first ones of the split have these in
-        the name too, so that no curve has two values at one step."""
+        """Prefix of the curve of an evaluation: eval/ or eval/SPLIT/. Rows of another run's
+        checkpoint, or with another sampling, than the first ones of the split get these as a
+        further part: no curve has two values at one step."""
         split = str(row.get("split", ""))
         run = str(row.get("checkpoint", "")).partition("@")[0]
         source = (run, str(row.get("sampling", "")))
@@ -296,8 +296,8 @@ class Run:
         return "".join(f"{part}/" for part in ("eval", split, *differing) if part)
 
     def keep(self) -> None:
-        """What this run replaces (--overwrite) is deleted. `log` and the end of a run call it:
-        until then a failure brings the former run back."""
+        """Delete the run that this one replaces (--overwrite). `log` and the end of a run call
+        it: until then a failure brings the former run back."""
         if self._writing and not self._alone and _ranks().is_main():
             paths.drop_former(self.path)
             self._alone = True
@@ -341,6 +341,8 @@ class Run:
             from torch.utils.tensorboard import SummaryWriter
 
             threading.excepthook = _quiet_about_disks
+            # TensorBoard keeps rows behind the checkpoint that a killed run had written: they are
+            # hidden
             purge = None if self._begins is None else self._begins + 1
             self._board = SummaryWriter(self.path / "tb", purge_step=purge)
         for name, value in row.items():
@@ -355,6 +357,7 @@ class Run:
 
     def _append(self, file: str, rows: Iterable[Mapping[str, Any]]) -> None:
         try:
+            # at the first row, not on opening: a resumed run that fails at once has lost nothing
             if self._rewind and self._begins is not None:
                 for name in ROWS:
                     drop_rows_after(self.path / name, self._begins)
@@ -415,9 +418,8 @@ class Run:
         if e is None:
             self.finish()
             return
-        with contextlib.suppress(
-            RunError
-        ):  # the disk fails: the block's own error is the one to show
+        # the disk fails: the block's own error is the one to show
+        with contextlib.suppress(RunError):
             if isinstance(e, KeyboardInterrupt):
                 self.stop("interrupted")
             else:

@@ -78,9 +78,8 @@ def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
             torch.cuda.current_stream().wait_stream(side)
             return
         if n == WARM_UP:
-            with torch.cuda.graph(
-                graph, capture_error_mode="thread_local"
-            ):  # a checkpoint may be written meanwhile
+            # a checkpoint may be written meanwhile
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 step()
         graph.replay()
 
