@@ -21,9 +21,16 @@ from codechat.core.registry import COMMANDS
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
-# A disk or a limit, and no defect: errno, of which the user gets the system's own words.
+# Errors of a disk or a limit, which are no defects: the user gets the system's own words.
 STORAGE_ERRORS = {
-    getattr(errno, n) for n in "ENOSPC EDQUOT EROFS EACCES EPERM EIO EFBIG EMFILE".split()
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.EFBIG,
+    errno.EMFILE,
 }
 
 USAGE = """\

@@ -196,7 +196,8 @@ class Run:
         name is in use, another process writes the run, or (resume) its configuration differs. A
         collective: every rank raises."""
         if _restarted(name):
-            resume, overwrite = True, False
+            resume = True
+            overwrite = False
         run = cls(runs_dir() / name)
         with _ranks().together():
             if _ranks().is_main():

@@ -286,9 +286,9 @@ def _turns(
         turns[0] = turns[0]._replace(
             head=tokenizer.encode(TAG_OF[first["role"]]) + layout(tokenizer, tags).ids["\n"]
         )
-    return turns, _turn(
-        {"role": "assistant", "content": ""}, tokenizer, tags
-    ).head if prompt else []
+    if not prompt:
+        return turns, []
+    return turns, _turn({"role": "assistant", "content": ""}, tokenizer, tags).head
 
 
 def _turn(message: Message, tokenizer: Tokenizer, tags: str, role_before: str = "") -> TurnIds:
