@@ -7,11 +7,11 @@ A command's settings are imported when it is called, and its code after they are
 Exit codes: 0 done; 2 bad input (one line says what was got and what to do); 130 interrupted. An
 unexpected exception is a defect and keeps its traceback."""
 
-import errno
 import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from errno import EACCES, EDQUOT, EFBIG, EIO, EMFILE, ENOSPC, EPERM, EROFS
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 # Errors of a disk or a limit, which are no defects: the user gets the system's own words.
 STORAGE_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EIO,
-    errno.EFBIG,
-    errno.EMFILE,
+    ENOSPC,
+    EDQUOT,
+    EROFS,
+    EACCES,
+    EPERM,
+    EIO,
+    EFBIG,
+    EMFILE,
 }
 
 USAGE = """\
