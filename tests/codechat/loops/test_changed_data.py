@@ -143,7 +143,7 @@ def case(name: str, home: Path) -> tuple[Any, Callable[[], Any], str]:
         )
         return cfg, replaced(home / "letters.jsonl", "q2", "z2"), "letters.jsonl (train)"
     if loop == "preference" and what == "reference":
-        cfg = small(loop, home, init_from=write_weights("base", 1), **{"model": PARENTS})
+        cfg = small(loop, home, init_from=write_weights("base", 1), model=PARENTS)
         return cfg, lambda: write_weights("base", 2), "checkpoint base"
     if loop == "preference":
         cfg = small(loop, home)

@@ -4,6 +4,7 @@ prompts, from the import to the evaluation."""
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen2.5": dict(mlp="swiglu", qkv_bias=True, n_kv_head=2, norm_eps=1e-6),
-    "llama": dict(mlp="swiglu", n_kv_head=1, mlp_width=40, rope_theta=500000.0),
+SMALL = GPTConfig(depth=1, n_embd=32, n_head=4, block_size=1024, n_tags=0, mlp="swiglu")
+SHAPES = {
+    "qwen2.5": replace(SMALL, qkv_bias=True, n_kv_head=2, norm_eps=1e-6),
+    "llama": replace(SMALL, n_kv_head=1, mlp_width=40, rope_theta=500000.0),
 }
 CLASSES = {"qwen2.5": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 R1 = "gsm8k:template=r1_zero"
@@ -45,16 +47,18 @@ def write_tokenizer(folder: Path, bos: bool) -> None:
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    how = dict(
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=330,
         special_tokens=special,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     text = reasoning.TEMPLATES["r1_zero"].user + "</answer>\n</answer>"
-    bpe.train_from_iterator([text], tokenizers.trainers.BpeTrainer(**how, show_progress=False))
+    bpe.train_from_iterator([text], trainer)
     if bos:
-        begins = dict(special_tokens=[(special[0], 0)])
-        bpe.post_processor = tokenizers.processors.TemplateProcessing("<|endoftext|> $A", **begins)
+        bpe.post_processor = tokenizers.processors.TemplateProcessing(
+            "<|endoftext|> $A", special_tokens=[(special[0], 0)]
+        )
     bpe.save(str(folder / "tokenizer.json"))
     about = {"eos_token": special[0] if bos else special[2], "chat_template": CHATML}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
@@ -65,17 +69,14 @@ def directory(request: pytest.FixtureRequest, home: Path) -> Path:
     (home / "tok").mkdir()
     write_tokenizer(home / "tok", bos=request.param == "llama")
     tok = tokenizer.load(f"hf:{home / 'tok'}")
-    shape = dict(depth=1, n_embd=32, n_head=4, block_size=1024, n_tags=0) | SHAPES[request.param]
-    model = randomise(GPT(GPTConfig(vocab_size=tok.n_vocab, **shape)))
+    model = randomise(GPT(replace(SHAPES[request.param], vocab_size=tok.n_vocab)))
+    meta = {"tokenizer": tok.to_dict(), "tags": "template"}
     with Run.create("random", {}, kind="test") as run:
-        checkpoint.save(
-            run.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "template"}
-        )
+        checkpoint.save(run.path, 0, model=model, meta=meta)
     out = home / request.param
     exchange.export(exchange.ExportConfig(ckpt="random", out=out, dtype="float32"))
-    assert json.loads((out / "config.json").read_text())["architectures"] == [
-        CLASSES[request.param]
-    ]
+    architectures = json.loads((out / "config.json").read_text())["architectures"]
+    assert architectures == [CLASSES[request.param]]
     return out
 
 
@@ -112,8 +113,11 @@ def settings(data: str, **changes: Any) -> grpo.GRPOConfig:
         group_size=4,
         diagnose_groups=0,
         eval_examples=2,
+        warmup_steps=0,
+        lr=1e-2,
+        eval_every=0,
+        save_every=0,
     )
-    small |= dict(warmup_steps=0, lr=1e-2, eval_every=0, save_every=0)
     return config.resolve(
         grpo.GRPOConfig, "gsm8k", overrides=small | changes, presets=registry.LOOPS["grpo"].presets
     )
@@ -145,69 +149,72 @@ def test_from_the_import_to_the_evaluation(tags: str, directory: Path, gsm8k: st
     assert rows["logprob_mismatch"].max() < 1e-3
     assert checkpoint.load("tuned").meta["tags"] == tags
     assert len(checkpoint.load("tuned").extra["lora"])
-    words = [
-        "evaluate",
-        "--ckpt",
-        "theirs",
-        "tuned",
-        "--task",
-        name,
-        "--data-dir",
-        gsm8k,
-        "--n",
-        "1",
-        "--ks",
-        "1",
-    ]
-    assert cli.main([*words, "--temperature", "0", "--max-new-tokens", "8"]) == 0
+    words = (
+        f"evaluate --ckpt theirs tuned --task {name} --data-dir {gsm8k} --n 1 --ks 1 "
+        "--temperature 0 --max-new-tokens 8"
+    )
+    assert cli.main(words.split()) == 0
     assert len(Run.open("evaluate").evals()) == 2
+
+
+SAID = "so </think> <answer> 1 </answer>"
+
+
+class Sampler:
+    """Answers each prompt twice, and goes on to write behind the answer."""
+
+    def __init__(self, tok: tokenizer.Tokenizer) -> None:
+        self.ids = tok.encode(SAID + "\nUser: another")
+        self.stop: Any = None
+
+    def __call__(self, model: Any, prompts: Any, *, stop: Any, **others: Any) -> list[Any]:
+        self.stop = stop
+        return [
+            generate.Completion(self.ids, [-0.5] * len(self.ids), "length")
+            for _ in range(2 * len(prompts))
+        ]
+
+
+def answers_of(sampler: Sampler, data: str, tags: str) -> rollout.RolloutBatch:
+    """Two completions of the first problem that 1 solves."""
+    task = tasks.load(R1, source=data)
+    problems = [p for p in task.problems("train") if p.gold["answer"] == "1"]
+    return rollout.collect(
+        None,  # type: ignore[arg-type]
+        task,
+        problems[:1],
+        tokenizer.load("bytes"),
+        tags,
+        group_size=2,
+        max_new_tokens=64,
+        sampler=sampler,
+    )
 
 
 def test_raw_completions_end_behind_the_answer(gsm8k: str) -> None:
     """However the sampler stops: what a base model goes on to write is neither scored nor
     trained on."""
     tok = tokenizer.load("bytes")
-    task = tasks.load(R1, source=gsm8k)
-    written = "so </think> <answer> 1 </answer>"
-    ids = tok.encode(written + "\nUser: another")
-    seen: dict[str, Any] = {}
-
-    def sampler(model: Any, prompts: Any, **how: Any) -> list[Any]:
-        seen.update(how)
-        return [
-            generate.Completion(ids, [-0.5] * len(ids), "length") for _ in prompts for _ in range(2)
-        ]
-
-    problems = [p for p in task.problems("train") if p.gold["answer"] == "1"][:1]
-    batch = rollout.collect(
-        None,
-        task,
-        problems,
-        tok,
-        "raw",
-        group_size=2,
-        max_new_tokens=64,
-        sampler=sampler,
-    )  # type: ignore[arg-type]
-    assert batch.texts == [written] * 2
+    batch = answers_of(Sampler(tok), gsm8k, "raw")
+    assert batch.texts == [SAID] * 2
     assert batch.scores[0].correct
     assert not batch.cut_off().any()
-    assert all(
-        c.ids == tok.encode(written) and len(c.logprobs) == len(c.ids) for c in batch.completions
-    )
-    assert (tok.eot_id,) in seen["stop"]
-    assert tuple(tok.encode("</answer>")) in seen["stop"]
-    chatting = rollout.collect(
-        None,
-        task,
-        problems,
-        tok,
-        "reserved",
-        group_size=2,
-        max_new_tokens=64,
-        sampler=sampler,
-    )  # type: ignore[arg-type]
-    assert chatting.completions[0].ids == ids, "with turns the closing tag ends an answer"
+    for completion in batch.completions:
+        assert completion.ids == tok.encode(SAID)
+        assert len(completion.logprobs) == len(completion.ids)
+
+
+def test_raw_sampling_stops_at_the_closing_tag_and_at_the_end_of_text(gsm8k: str) -> None:
+    tok = tokenizer.load("bytes")
+    sampler = Sampler(tok)
+    answers_of(sampler, gsm8k, "raw")
+    assert (tok.eot_id,) in sampler.stop
+    assert tuple(tok.encode("</answer>")) in sampler.stop
+
+
+def test_with_turns_the_closing_tag_ends_no_answer(gsm8k: str) -> None:
+    sampler = Sampler(tokenizer.load("bytes"))
+    assert answers_of(sampler, gsm8k, "reserved").completions[0].ids == sampler.ids
 
 
 def sft_settings(home: Path, **changes: Any) -> sft.SFTConfig:
@@ -216,28 +223,24 @@ def sft_settings(home: Path, **changes: Any) -> sft.SFTConfig:
         flags = "--max-examples 12 --problems 8 --eval-examples 4 --template r1_zero --levels 1"
         jsonl.prepare("reasoning", folder, *flags.split())
     shape = GPTConfig(depth=1, n_embd=16, n_head=2, block_size=768, vocab_size=257)
-    how = dict(
+    usual = sft.SFTConfig(
         data_dir=str(folder),
         model=shape,
         tokenizer="bytes",
         tags="raw",
         max_steps=2,
         device_batch_size=1,
-    )
-    how |= dict(
         eval_every=1,
         eval_examples=3,
         probe_examples=0,
         save_every=0,
         compile=False,
         eval_new_tokens=6,
-    )
-    how |= dict(
         log_every=1,
         eval_task="reasoning:template=r1_zero,levels=[1]",
         eval_task_data=str(folder),
     )
-    return sft.SFTConfig(**how | changes)
+    return replace(usual, **changes)
 
 
 def test_sft_samples_a_task_at_each_evaluation(home: Path) -> None:
@@ -247,12 +250,15 @@ def test_sft_samples_a_task_at_each_evaluation(home: Path) -> None:
     assert found["heldout_loss/worked"].notna().all()
     assert set(found["task"]) == {"reasoning:template=r1_zero,levels=[1]"}
     assert (found["tier/neither"] == 1).all()
+
+
+def test_sft_without_a_task_samples_none(home: Path) -> None:
     plain = sft.train(sft_settings(home, eval_task=None, run_name="plain"))
     assert "pass@1" not in plain.evals()
+
+
+def test_sft_with_a_task_without_data_is_refused_before_the_run(home: Path) -> None:
+    missing = str(home / "worked" / "nothing.jsonl")
     with pytest.raises(MissingFile):
-        sft.train(
-            sft_settings(
-                home, run_name="empty", eval_task_data=str(home / "worked" / "nothing.jsonl")
-            )
-        )
+        sft.train(sft_settings(home, run_name="empty", eval_task_data=missing))
     assert not (home / "runs" / "empty").exists()

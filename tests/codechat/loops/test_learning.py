@@ -42,17 +42,12 @@ def pretrain_on_text(home: Path, seed: int) -> list[Claim]:
 
 @lesson("reinforce", "grpo", "ppo", "expert_iteration", *VARIANTS)
 def lift_toy(loop: str, home: Path, seed: int) -> list[Claim]:
-    how = dict(variant=loop) if loop in VARIANTS else {}
     steps = 260 if loop == "expert_iteration" else 120
-    found = train(
-        toy_run(
-            "grpo" if loop in VARIANTS else loop,
-            run_name="toy",
-            max_steps=steps,
-            seed=seed,
-            **how,
-        )
-    )
+    if loop in VARIANTS:
+        cfg = toy_run("grpo", variant=loop, run_name="toy", max_steps=steps, seed=seed)
+    else:
+        cfg = toy_run(loop, run_name="toy", max_steps=steps, seed=seed)
+    found = train(cfg)
     rewards = found.metrics().sort_values("step")["reward_mean"]
     # expert: 14 of 14 seeds (AVX-512) and 6 of 6 (AVX2) end above 0.99, 1 thread ppo: 20 of 20
     # seeds end above 0.96
@@ -77,11 +72,20 @@ def learn_from_a_teacher(home: Path, seed: int) -> list[Claim]:
 
 @lesson()
 def raise_entropy(home: Path, seed: int) -> list[Claim]:
-    how = dict(max_steps=25, device_batch_size=4, group_size=16, schedule="constant", seed=seed)
-    runs = [
-        train(toy_run("reinforce", run_name=f"entropy{c}", entropy_coef=c, **how))
-        for c in (-0.3, 0.3)
-    ]
+    def with_bonus(coefficient: float) -> Any:
+        cfg = toy_run(
+            "reinforce",
+            run_name=f"entropy{coefficient}",
+            entropy_coef=coefficient,
+            max_steps=25,
+            device_batch_size=4,
+            group_size=16,
+            schedule="constant",
+            seed=seed,
+        )
+        return train(cfg)
+
+    runs = [with_bonus(-0.3), with_bonus(0.3)]
     low, high = (run.metrics()["entropy"].iloc[-1] for run in runs)
     return [above("entropy at 0.3 less at -0.3", high - low, 0.2)]
 

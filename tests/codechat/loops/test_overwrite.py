@@ -180,9 +180,9 @@ def test_every_setting_that_names_runs_or_files_says_so() -> None:
         names = {field.name for field in fields(entry.config_class)}
         if not names & {"run_name", "out", "recipe"}:
             continue  # it writes nothing that could be in the way
-        for name in names & (run_names | path_names) - (
-            {"source"} if entry.id in ("notebooks", "pages") else set()
-        ):
+        if entry.id in ("notebooks", "pages"):
+            names -= {"source"}
+        for name in names & (run_names | path_names):
             reads = config.fields_of(entry.config_class)[name].meta.get("reads")
             assert reads == ("run" if name in run_names else "path"), f"{entry.id}: {name}"
             seen.add(name)
@@ -198,9 +198,8 @@ def recipe(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(home)
     write_corpus(home)
     write_conversations(home)
-    model = dict(depth=1, n_embd=32, n_head=2, block_size=64)
     steps = "max_steps = 2\nsave_every = 1\ndevice_batch_size = 2\nlog_every = 1\ncompile = false\n"
-    shape = f"model = {{{', '.join(f'{k} = {v}' for k, v in model.items())}}}"
+    shape = "model = {depth = 1, n_embd = 32, n_head = 2, block_size = 64}"
     file = home / "mine.toml"
     file.write_text(
         f'about = "a test"\n[stage.base]\nabout = "text"\nkind = "pretrain"\ndata_dir = "corpus"\n'
@@ -212,13 +211,19 @@ def recipe(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "how", [dict(from_stage="chat"), dict(force=("chat",)), dict(overwrite=True)], ids=str
+    "again",
+    [
+        RecipeConfig(recipe="mine.toml", from_stage="chat"),
+        RecipeConfig(recipe="mine.toml", force=("chat",)),
+        RecipeConfig(recipe="mine.toml", overwrite=True),
+    ],
+    ids=["from_stage", "force", "overwrite"],
 )
 @pytest.mark.parametrize(
     "base", ["mine/chat", "mine/chat@1", "runs/mine/chat/checkpoints/step_000002"]
 )
 def test_a_recipe_does_not_rename_or_replace_the_base_that_it_begins_from(
-    how: dict[str, Any],
+    again: RecipeConfig,
     base: str,
     recipe: Path,
     home: Path,
@@ -227,7 +232,7 @@ def test_a_recipe_does_not_rename_or_replace_the_base_that_it_begins_from(
     with pytest.raises(
         ConfigError, match="would replace run mine/chat, which holds what --base reads"
     ):
-        runner.run_recipe(RecipeConfig(recipe="mine.toml", base=base, **how))
+        runner.run_recipe(replace(again, base=base))
     assert contents(home / "runs" / "mine" / "chat") == before
     assert not paths.exists("mine/chat.1")
 
@@ -351,24 +356,15 @@ def test_what_fails_before_the_first_step_keeps_the_former_run(
     assert {path.name for path in (home / "runs").iterdir()} <= {"r", "teacher"}
 
 
-SETTINGS = [
-    ("sft", "seed", -5),
-    ("pretrain", "seed", -1),
-    ("grpo", "seed", 2**64),
-    ("chars", "seed", -5),
-    ("preference", "seed", -5),
-]
-
-
-@pytest.mark.parametrize("loop, name, value", SETTINGS)
+@pytest.mark.parametrize(
+    "loop, seed",
+    [("sft", -5), ("pretrain", -1), ("grpo", 2**64), ("chars", -5), ("preference", -5)],
+)
 def test_a_seed_that_no_generator_takes_is_a_setting_that_is_refused(
-    loop: str,
-    name: str,
-    value: int,
-    home: Path,
+    loop: str, seed: int, home: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=f"--{name} .*required"):
-        small(loop, home, **{name: value})
+    with pytest.raises(ConfigError, match="--seed .*required"):
+        small(loop, home, seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -390,10 +386,10 @@ def test_the_seed_of_every_command_is_checked(
     assert not (home / "runs").exists()
 
 
-def test_the_largest_seed_trains(home: Path) -> None:
-    for loop in ("sft", "reinforce", "preference", "chars", "pretrain"):
-        found = train(small(loop, home, seed=2**32 - 1))
-        assert found.status["status"] == "finished"
+@pytest.mark.parametrize("loop", ["sft", "reinforce", "preference", "chars", "pretrain"])
+def test_the_largest_seed_trains(loop: str, home: Path) -> None:
+    found = train(small(loop, home, seed=2**32 - 1))
+    assert found.status["status"] == "finished"
 
 
 def test_an_interrupt_before_the_first_step_keeps_the_former_run_and_is_reported(

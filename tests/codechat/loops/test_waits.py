@@ -3,7 +3,7 @@ every tensor is where the next operator needs it."""
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +54,23 @@ def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrain, "bits_per_byte", lambda *a: {})
 
 
-def per_step(run: Callable[[int], Any]) -> Counter[str]:
-    found = []
-    for steps in (1, 2):
+def per_step(loop: str, home: Path, settings: dict[str, Any]) -> Counter[str]:
+    """The waits of a second step."""
+
+    def waits_of(steps: int) -> Counter[str]:
+        cfg = small(loop, home, settings, run_name=f"steps-{steps}", max_steps=steps)
         with on_meta(), SyncCount() as syncs:
-            run(steps)
-        found.append(syncs.calls)
-    few, more = found
+            train(cfg)
+        return syncs.calls
+
+    few = waits_of(1)
+    more = waits_of(2)
     assert not few - more
     return more - few
 
 
-RL: dict[
-    str, tuple[str, dict[str, Any], int, int]
-] = {  # loop, its settings, updates a step, other waits a step
+# loop, its settings, updates a step, other waits a step
+RL = {
     "reinforce": ("reinforce", dict(entropy_coef=0.1, importance_cap=2.0), 1, 1),
     "muon": ("reinforce", dict(optimizer="muon"), 1, 1),
     "accumulated": ("reinforce", dict(grad_accum=2), 1, 1),
@@ -78,22 +81,27 @@ RL: dict[
 }
 
 
-@pytest.mark.parametrize("name", RL)
+@pytest.mark.parametrize("loop, settings, updates, more", RL.values(), ids=RL)
 def test_a_step_of_rl_waits_for_the_norm_of_each_update_and_once_for_what_it_logs(
-    name: str,
+    loop: str,
+    settings: dict[str, Any],
+    updates: int,
+    more: int,
     no_values: None,
     home: Path,
-    monkeypatch: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many microbatches an update has."""
-    loop, how, updates, more = RL[name]
     logprobs = Microbatch.logprobs
     passes = []
-    monkeypatch.setattr(
-        Microbatch, "logprobs", lambda *a, **k: passes.append(a) or logprobs(*a, **k)
-    )
-    how = dict(save_every=0, eval_every=0, rows=1, row_tokens=128) | how
-    waits = per_step(lambda n: train(small(loop, home, run_name=f"{name}-{n}", max_steps=n, **how)))
+
+    def noted(batch: Microbatch, *args: Any, **others: Any) -> Any:
+        passes.append(batch)
+        return logprobs(batch, *args, **others)
+
+    monkeypatch.setattr(Microbatch, "logprobs", noted)
+    usual = dict(save_every=0, eval_every=0, rows=1, row_tokens=128) | settings
+    waits = per_step(loop, home, usual)
     assert waits.total() == updates + more, waits
     assert len(passes) >= 3 * 2 * updates, (
         "three steps were run, each update of two or more microbatches"
@@ -105,10 +113,8 @@ def test_preferences_wait_for_the_norm_and_once_for_their_log(
     loss: str, no_values: None, home: Path
 ) -> None:
     """However many microbatches; kto once more in a step, for its reference point."""
-    how = dict(loss=loss, device_batch_size=2, grad_accum=3, eval_every=0, save_every=0)
-    waits = per_step(
-        lambda n: train(small("preference", home, run_name=f"{loss}-{n}", max_steps=n, **how))
-    )
+    settings = dict(loss=loss, device_batch_size=2, grad_accum=3, eval_every=0, save_every=0)
+    waits = per_step("preference", home, settings)
     assert waits.total() == 2 + (loss == "kto"), waits
 
 
@@ -117,6 +123,6 @@ def test_a_supervised_step_waits_twice_however_many_microbatches(
     loop: str, no_values: None, home: Path
 ) -> None:
     """For the norm of the gradients, and for the loss where it is logged."""
-    how = dict(optimizer="muon", grad_accum=3, eval_every=0, save_every=0)
-    waits = per_step(lambda n: train(small(loop, home, run_name=f"{loop}-{n}", max_steps=n, **how)))
+    settings = dict(optimizer="muon", grad_accum=3, eval_every=0, save_every=0)
+    waits = per_step(loop, home, settings)
     assert waits.total() == 2, waits
