@@ -52,49 +52,71 @@ def renamed(code: str, **names: str) -> str:
     return reduce(lambda text, pair: text.replace(*pair), names.items(), code)
 
 
-def searched(problems: list[Problem], **entry: object) -> contamination.Report:
-    return contamination.check(problems, [{"run": "r", **entry}])
+def searched(
+    problems: list[Problem],
+    kind: str,
+    data_dir: Path | str | None,
+    task: str | None = None,
+    task_data: str | None = None,
+    seed: int | None = None,
+) -> contamination.Report:
+    """The report on a lineage of one run."""
+    place = None if data_dir is None else str(data_dir)
+    entry = {"run": "r", "kind": kind, "data_dir": place}
+    if task is not None:
+        entry |= {"task": task, "task_data": task_data, "seed": seed}
+    return contamination.check(problems, [entry])
 
 
-def test_a_planted_leak_is_found_and_what_is_only_alike_is_not() -> None:
-    rewritten = (
-        'def f(xs: list, n: int) -> int:\n    """Say it."""\n    b = r = 0\n\n    for x in xs:  # each\n'
-        "        r = r + 1 if x > n else 0\n        b = max(b, r)\n    return b"
-    )
-    for text, way in (
+REWRITTEN = (
+    'def f(xs: list, n: int) -> int:\n    """Say it."""\n    b = r = 0\n\n    for x in xs:  # each\n'
+    "        r = r + 1 if x > n else 0\n        b = max(b, r)\n    return b"
+)
+IN_A_CLASS = "class A:\n" + "".join(
+    "    " + line for line in CODE.replace("run", "r").splitlines(True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "way"),
+    [
         (NOISE + REQUEST + NOISE, "prompt"),
         (NOISE + REQUEST.upper().replace(" ", "\n  ") + NOISE, "prompt"),
         (NOISE + CODE + NOISE, "solution"),
         (NOISE + renamed(CODE, best="b", run="r", value="v", limit="cut") + NOISE, "program"),
-        (
-            "class A:\n"
-            + "".join("    " + line for line in CODE.replace("run", "r").splitlines(True)),
-            "program",
-        ),
-        (rewritten, "program"),
-    ):
-        assert way in found(text), text
-    for text in (
+        (IN_A_CLASS, "program"),
+        (REWRITTEN, "program"),
+    ],
+)
+def test_a_planted_leak_is_found(text: str, way: str) -> None:
+    assert way in found(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         NOISE,
         " ".join(REQUEST.split()[:12]),  # a gram's length less one word
         " ".join(REQUEST.split()[:14]),  # two of the eight grams of the request
         " ".join(sorted(REQUEST.split())),
         renamed(CODE, max="min", best="b", run="r", value="v"),
-        renamed(CODE, **{"> limit": ">= limit"}, best="b", run="r", value="v"),
+        renamed(CODE.replace("> limit", ">= limit"), best="b", run="r", value="v"),
         "",
         "def broken(:\n    return",
-    ):
-        assert found(text) == (), text
+    ],
+)
+def test_what_is_only_alike_is_no_leak(text: str) -> None:
+    assert found(text) == ()
 
 
-def test_short_requests_count_as_whole_messages_only_and_small_programs_never() -> None:
+def test_short_requests_count_as_whole_messages_only() -> None:
     short = Problem("leaked", [{"role": "user", "content": "What is 12 squared?"}], None, "test")
     assert found("what is 12   squared", short, whole=True) == ("prompt",)
-    assert (
-        found("I ask: what is 12 squared?", short, whole=True)
-        == found("what is 12 squared", short)
-        == ()
-    )
+    assert found("I ask: what is 12 squared?", short, whole=True) == ()
+    assert found("what is 12 squared", short) == ()
+
+
+def test_small_programs_never_count() -> None:
     gold = {"code": "def f(x):\n    return x + 1\n", "tests": ["assert f(1) == 2"], "names": ["f"]}
     assert found(gold["code"], Problem("leaked", PROBLEM.messages, gold, "test")) == ()
 
@@ -134,62 +156,79 @@ def trained(make_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
-def test_a_lineage_is_searched_through_its_manifests(trained: Run, tmp_path: Path) -> None:
+def test_a_lineage_is_searched_through_its_manifests(trained: Run) -> None:
     report = contamination.check([PROBLEM], checkpoint.load("leaky").meta["lineage"])
     assert report.how == {"leaked": ("program",)}
-    assert [r.partition(":")[0] for r in report.read] == ["p (pretrain)", "s (sft)"]
+    assert [read.partition(":")[0] for read in report.read] == ["p (pretrain)", "s (sft)"]
     assert len(report.missing) == 1
     assert "gone" in report.missing[0]
+
+
+def test_a_corpus_that_was_prepared_anew_since_is_missing(trained: Run, tmp_path: Path) -> None:
     own = json.loads((tmp_path / "corpus" / "manifest.json").read_text())["hash"]
-    for recorded, same in (
-        ({}, True),
-        ({"data": own}, True),
-        ({"data": "0" * 64}, False),
-    ):  # prepared anew since
-        report = searched([PROBLEM], kind="pretrain", data_dir="corpus", **recorded)
+    for recorded, same in (({}, True), ({"data": own}, True), ({"data": "0" * 64}, False)):
+        entry = {"run": "r", "kind": "pretrain", "data_dir": "corpus"} | recorded
+        report = contamination.check([PROBLEM], [entry])
         assert (bool(report.read), bool(report.missing)) == (same, not same)
 
 
-def test_sampled_problems_are_those_of_the_runs_seed_and_place(tmp_path: Path) -> None:
+def test_sampled_problems_are_those_of_the_runs_seed() -> None:
     seen = tasks.load("funcall").problems("train", seed=7)[:40]
-    where = dict(kind="reinforce", task="funcall", data_dir=None)
-    assert len(searched(seen, **where, seed=7).how) == 40 > len(searched(seen, **where, seed=0).how)
-    messages = [{"role": "user", "content": REQUEST}]
-    gold = {"name": "f", "arguments": {}}
-    write_rows(
-        tmp_path / "funcall.train.jsonl",
-        [dict(id="a", messages=messages, gold=gold, split="train")],
-    )
-    where = dict(kind="preference", data_dir=None, task="funcall")  # pairs sampled on a task
-    assert searched([PROBLEM], **where, task_data=str(tmp_path), seed=0).how == {
-        "leaked": ("prompt",)
+    same = searched(seen, "reinforce", None, task="funcall", seed=7)
+    other = searched(seen, "reinforce", None, task="funcall", seed=0)
+    assert len(same.how) == 40
+    assert len(other.how) < 40
+
+
+def test_problems_of_pairs_that_were_sampled_are_those_of_the_runs_place(tmp_path: Path) -> None:
+    row = {
+        "id": "a",
+        "messages": [{"role": "user", "content": REQUEST}],
+        "gold": {"name": "f", "arguments": {}},
+        "split": "train",
     }
-
-
-def test_prompts_and_both_completions_of_preferences_are_searched(tmp_path: Path) -> None:
-    """The task of such a run only evaluates: its problems are not what was trained on."""
-    turns = dict(
-        prompt=[{"role": "user", "content": REQUEST}],
-        chosen=[{"role": "assistant", "content": "a"}],
+    write_rows(tmp_path / "funcall.train.jsonl", [row])
+    report = searched(
+        [PROBLEM], "preference", None, task="funcall", task_data=str(tmp_path), seed=0
     )
-    entry = dict(kind="preference", data_dir=str(tmp_path), task="toy", task_data=None, seed=0)
-    for row, way in (
-        (dict(prompt=REQUEST, chosen="a", rejected="b"), "prompt"),
-        (dict(prompt="Write it.", chosen=CODE, rejected="b"), "solution"),
+    assert report.how == {"leaked": ("prompt",)}
+
+
+@pytest.mark.parametrize(
+    ("row", "ways"),
+    [
+        ({"prompt": REQUEST, "chosen": "a", "rejected": "b"}, {"prompt"}),
+        ({"prompt": "Write it.", "chosen": CODE, "rejected": "b"}, {"solution"}),
         (
-            dict(prompt="Write it.", chosen="a", rejected=renamed(CODE, best="b", run="r")),
-            "program",
+            {
+                "prompt": "Write it.",
+                "chosen": "a",
+                "rejected": renamed(CODE, best="b", run="r"),
+            },
+            {"program"},
         ),
-        (dict(prompt="Write it.", completion=CODE, label=False), "solution"),
-        (turns | dict(rejected=[{"role": "assistant", "content": CODE}]), "prompt solution"),
-    ):
-        rows = [dict(prompt=f"{NOISE} or what?", chosen="c", rejected="d"), row]
-        write_rows(tmp_path / "preferences.train.jsonl", rows)
-        report = searched([PROBLEM], **entry)
-        assert set(way.split()) <= set(report.how["leaked"])
-        assert not report.missing
+        ({"prompt": "Write it.", "completion": CODE, "label": False}, {"solution"}),
+        (
+            {
+                "prompt": [{"role": "user", "content": REQUEST}],
+                "chosen": [{"role": "assistant", "content": "a"}],
+                "rejected": [{"role": "assistant", "content": CODE}],
+            },
+            {"prompt", "solution"},
+        ),
+    ],
+)
+def test_prompts_and_both_completions_of_preferences_are_searched(
+    row: dict[str, object], ways: set[str], tmp_path: Path
+) -> None:
+    other = {"prompt": f"{NOISE} or what?", "chosen": "c", "rejected": "d"}
+    write_rows(tmp_path / "preferences.train.jsonl", [other, row])
+    report = searched([PROBLEM], "preference", tmp_path, task="toy", seed=0)
+    assert ways <= set(report.how["leaked"])
+    assert not report.missing
+    # the task of such a run only evaluates: its problems are not what was trained on
     lower = Problem("lower", [{"role": "user", "content": "lower"}], "lower", "test")
-    assert not searched([lower], **entry).how
+    assert not searched([lower], "preference", tmp_path, task="toy", seed=0).how
 
 
 USER = {"role": "user", "content": REQUEST}
@@ -235,7 +274,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_every_layout_that_sft_accepts_are_searched(layout: str, tmp_path: Path) -> None:
     write_rows(tmp_path / "mine.train.jsonl", [LAYOUTS[layout]])
-    report = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))
+    report = searched([PROBLEM], "sft", tmp_path)
     assert report.how == {"leaked": ("prompt",)}
     assert not report.missing
 
@@ -258,7 +297,7 @@ def test_a_program_within_the_json_of_a_call_or_its_result_is_found(
         row = {"messages": [asked, called, result, {"role": "assistant", "content": "Done."}]}
         write_rows(tmp_path / "mine.train.jsonl", [row])
     kind = "preference" if place == "a preferred answer" else "sft"
-    report = searched([PROBLEM], kind=kind, data_dir=str(tmp_path))
+    report = searched([PROBLEM], kind, tmp_path)
     assert report.how == {"leaked": ("program", "solution")}
     assert not report.missing
 
@@ -268,7 +307,7 @@ def test_a_row_that_sft_refuses_is_named_and_not_a_traceback(tmp_path: Path) -> 
         tmp_path / "mine.train.jsonl",
         [{"messages": [USER, {"role": "assistant", "content": None}]}],
     )
-    report = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))
+    report = searched([PROBLEM], "sft", tmp_path)
     assert not report.read
     assert "mine.train.jsonl:1" in report.missing[0]
 
@@ -278,18 +317,17 @@ def test_preferences_of_an_sft_folder_were_not_trained_on(tmp_path: Path) -> Non
         tmp_path / "preferences.train.jsonl", [dict(prompt=REQUEST, completion="a", label=False)]
     )
     write_rows(tmp_path / "mine.train.jsonl", [LAYOUTS["question"] | {"question": "Else?"}])
-    assert not searched([PROBLEM], kind="sft", data_dir=str(tmp_path)).how
+    assert not searched([PROBLEM], "sft", tmp_path).how
 
 
 def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path) -> None:
     ids = tokenizer.load("bytes").encode(REQUEST)
     write_rows(tmp_path / "ids.train.jsonl", [dict(input_ids=ids, labels=ids)])
-    alone = searched([PROBLEM], kind="sft", data_dir=str(tmp_path))
+    alone = searched([PROBLEM], "sft", tmp_path)
     messages = [{"role": "user", "content": REQUEST}, {"role": "assistant", "content": "a"}]
     write_rows(tmp_path / "talk.train.jsonl", [dict(messages=messages)])
-    beside = searched(
-        [PROBLEM], kind="sft", data_dir=str(tmp_path)
-    )  # what is text is searched nevertheless
+    # what is text is searched nevertheless
+    beside = searched([PROBLEM], "sft", tmp_path)
     assert not alone.how
     assert beside.how == {"leaked": ("prompt",)}
     for report in (alone, beside):
@@ -298,17 +336,24 @@ def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path)
         assert "ids.train.jsonl" in report.missing[0]
 
 
+SCORED = "--task toy --n 2 --ks 1 --max-new-tokens 8 --limit 4 --ckpt leaky --run-name scores"
+
+
 def test_evaluate_prints_clean_and_exposed_parts(
     trained: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "--task toy --n 2 --ks 1 --max-new-tokens 8 --limit 4 --ckpt leaky --run-name".split()
-    COMMANDS["evaluate"].run([*words, "scores"])
+    COMMANDS["evaluate"].run(SCORED.split())
     out = capsys.readouterr().out
     for part in ("1 of 4", "prompt 1", "clean: pass@1 = ", "N=3", "exposed: pass@1 = ", "N=1"):
         assert part in out
+    assert out.index("contamination:") < out.index("pass@1")
     row = Run.open("scores").evals().iloc[0]
     assert row["exposed_n"] == 1
     assert row["clean/pass@1"] == 0
-    assert out.index("contamination:") < out.index("pass@1")
-    COMMANDS["evaluate"].run([*words, "unasked", "--no-contamination"])
+
+
+def test_evaluate_may_leave_contamination_out(
+    trained: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    COMMANDS["evaluate"].run([*SCORED.split(), "--no-contamination"])
     assert "contamination" not in capsys.readouterr().out
