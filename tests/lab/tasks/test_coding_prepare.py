@@ -40,6 +40,10 @@ def mbpp(number: Any, **more: Any) -> dict[str, Any]:
     return row | {"test_list": ["assert add(1, 2) == 3"]} | more
 
 
+def texts_of(row: dict[str, Any]) -> list[str]:
+    return [message["content"] for message in row["messages"]]
+
+
 def test_alpaca_rows_are_filtered_by_what_their_answer_is(tmp_path: Path) -> None:
     written, counts = prepare(
         tmp_path,
@@ -51,9 +55,7 @@ def test_alpaca_rows_are_filtered_by_what_their_answer_is(tmp_path: Path) -> Non
         alpaca("Too short.", "x = 1"),
         alpaca("Too long.", "x = [" + "1, " * 2000 + "]"),
     )
-    assert [
-        [m["content"] for m in r["messages"]] for r in sorted(written, key=lambda r: len(str(r)))
-    ] == [
+    assert sorted(map(texts_of, written)) == [
         ["Add two numbers.", ADD],
         ["Use the input.\n\n1, 2", ADD + "\nprint(add(1, 2))"],
     ]
@@ -96,23 +98,37 @@ def test_the_docstring_of_a_file_is_its_request(tmp_path: Path) -> None:
     assert counts["skipped"] == {"short_docstring": 2, "no_python": 1, "too_long": 1}
 
 
-def test_only_mbpps_prompt_split_is_for_sft_and_humaneval_never_is(tmp_path: Path) -> None:
-    for prompt, rl in ((2, 700), ("2", "700")):  # the number of a row may be text
-        written, counts = prepare(tmp_path, mbpp(prompt), mbpp(rl))
-        assert len(written) == 1
-        assert counts["skipped"] == {"for_rl": 1}
+@pytest.mark.parametrize(("prompt", "rl"), [(2, 700), ("2", "700")])
+def test_only_mbpps_prompt_split_is_for_sft(
+    prompt: int | str, rl: int | str, tmp_path: Path
+) -> None:
+    """The number of a row may be text."""
+    written, counts = prepare(tmp_path, mbpp(prompt), mbpp(rl))
+    assert len(written) == 1
+    assert counts["skipped"] == {"for_rl": 1}
+
+
+def test_sft_and_the_task_ask_in_the_same_words(tmp_path: Path) -> None:
+    written, _ = prepare(tmp_path, mbpp(2), mbpp(700))
     task = tasks.load("mbpp", source=str(write(tmp_path / "mbpp.jsonl", [mbpp(2)])))
-    assert written[0]["messages"][0] == task.worked[0].messages[0], (
-        "SFT and the task ask in the same words"
-    )
-    for number in (11, 510, 511, 600):
-        with pytest.raises(DataError, match="row 1.*MBPP"):
-            prepare(tmp_path, mbpp(number))
+    assert written[0]["messages"][0] == task.worked[0].messages[0]
+
+
+@pytest.mark.parametrize("number", [11, 510, 511, 600])
+def test_rows_of_mbpps_other_splits_are_refused(number: int, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="row 1.*MBPP"):
+        prepare(tmp_path, mbpp(number))
+
+
+def test_rows_of_humaneval_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="HumanEval"):
         prepare(tmp_path, {"task_id": "HumanEval/0", "content": ADD})
-    for number in ("975", "two"):
-        with pytest.raises(DataError, match=number):
-            prepare(tmp_path, mbpp(number))
+
+
+@pytest.mark.parametrize("number", ["975", "two"])
+def test_a_number_that_mbpp_has_not_is_named(number: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=number):
+        prepare(tmp_path, mbpp(number))
 
 
 def test_cells_that_hold_no_text_are_counted_by_reason(tmp_path: Path) -> None:
@@ -176,19 +192,21 @@ def test_every_program_does_what_it_should(tmp_path: Path) -> None:
     assert [p["holds"] for p in programs if not eval(p["holds"], scope)] == []
 
 
-def test_requests_are_new_to_the_natural_ones_and_to_other_splits() -> None:
-    rows = list(coding.short_rows())
-    known = contamination.search(
-        read_requests(), [(m["content"], True) for r in rows for m in r["messages"]]
-    )
+def test_requests_are_new_to_the_natural_ones() -> None:
+    texts = [(text, True) for row in coding.short_rows() for text in texts_of(row)]
+    known = contamination.search(read_requests(), texts)
     assert set(known) == {"code-01"}  # "write quicksort" itself
-    by_split = {
-        s: {r["messages"][0]["content"] for r in rows if r["meta"]["split"] == s}
-        for s in SPLITS[:3]
-    }
-    assert len(rows) == sum(map(len, by_split.values()))
-    assert min(map(len, by_split.values())) > 50
-    assert len({r["id"] for r in rows}) == len(rows)
+
+
+def test_requests_are_new_to_other_splits() -> None:
+    rows = list(coding.short_rows())
+    by_split: dict[str, set[str]] = {split: set() for split in SPLITS[:3]}
+    for row in rows:
+        by_split[row["meta"]["split"]].add(texts_of(row)[0])
+    sizes = list(map(len, by_split.values()))
+    assert sum(sizes) == len(rows)
+    assert min(sizes) > 50
+    assert len({row["id"] for row in rows}) == len(rows)
 
 
 def test_the_data_stage_writes_them_where_requested(tmp_path: Path) -> None:
