@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -88,10 +89,11 @@ def test_starting_from_a_checkpoint_leaves_the_random_states_alone(run: Run) -> 
     model = tiny()
     torch.manual_seed(5)
     random.seed(5)
-    before = (torch.get_rng_state(), random.getstate())
+    of_torch = torch.get_rng_state()
+    of_python = random.getstate()
     checkpoint.restore(checkpoint.load("r"), model)
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1] == random.getstate()
+    assert torch.equal(of_torch, torch.get_rng_state())
+    assert of_python == random.getstate()
 
 
 def test_lineage_names_the_runs_and_steps_behind_the_weights(run: Run) -> None:
@@ -196,22 +198,39 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(
     assert int(done.stdout.split()[2]) > 8, "every sync and rename of a save is a moment"
 
 
-def test_another_shape_is_an_error_with_both(run: Run) -> None:
+@pytest.fixture
+def learned(run: Run) -> nn.Module:
+    """A model with a checkpoint of it and its optimizer."""
     model = tiny(3)
     optimizer = adamw(model)
     learn(model, optimizer, 1)
     save(run, 1, model, optimizers=[optimizer])
+    return model
+
+
+def test_another_shape_is_an_error_with_both(learned: nn.Module) -> None:
     wide = tiny(5)
     before = wide[0].weight.clone()
     with pytest.raises(CheckpointError, match=r"0.weight.*\(3, 2\).*\(5, 2\).*0.bias.*\(3,\)"):
         checkpoint.restore(checkpoint.load("r"), wide)
     assert torch.equal(before, wide[0].weight), "nothing is half loaded"
+
+
+def test_another_architecture_is_an_error_with_both(learned: nn.Module) -> None:
+    other = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     with pytest.raises(CheckpointError, match="2.weight.*1.weight"):
-        checkpoint.restore(checkpoint.load("r"), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+        checkpoint.restore(checkpoint.load("r"), other)
+
+
+def test_another_number_of_optimizers_is_an_error_with_both(learned: nn.Module) -> None:
     with pytest.raises(CheckpointError, match="1 optimizer.*2.*--optimizer"):
-        checkpoint.restore(checkpoint.load("r"), model, [adamw(model), adamw(model)])
+        checkpoint.restore(checkpoint.load("r"), learned, [adamw(learned), adamw(learned)])
+
+
+def test_an_optimizer_of_other_parameters_is_an_error(learned: nn.Module) -> None:
+    other = torch.optim.AdamW([learned[0].weight])
     with pytest.raises(CheckpointError, match="AdamW"):
-        checkpoint.restore(checkpoint.load("r"), model, [torch.optim.AdamW([model[0].weight])])
+        checkpoint.restore(checkpoint.load("r"), learned, [other])
 
 
 def flip(path: Path) -> None:
@@ -220,18 +239,18 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_damage_is_found(run: Run) -> None:
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("name", ["model.pt", "optim.pt", "ranks.pt"])
+def test_damage_is_found(run: Run, name: str, damage: Callable[[Path], None]) -> None:
     model = tiny()
-    for step, name in enumerate(("model.pt", "optim.pt", "ranks.pt")):
-        path = save(run, step, model, optimizers=[adamw(model)]) / name
-        for damage in (
-            lambda: flip(path),
-            lambda: path.write_bytes(path.read_bytes()[:-1]),
-            path.unlink,
-        ):
-            damage()
-            with raising(CheckpointError, name):
-                checkpoint.load(f"r@{step}")
+    path = save(run, 1, model, optimizers=[adamw(model)]) / name
+    damage(path)
+    with raising(CheckpointError, name):
+        checkpoint.load("r@1")
 
 
 def test_reading_never_executes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

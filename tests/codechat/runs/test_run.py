@@ -73,28 +73,44 @@ def scalars(run: Run, name: str) -> list[tuple[int, float]]:
     ]
 
 
-def test_what_is_logged_is_what_is_read() -> None:
+@pytest.fixture
+def logged() -> Run:
+    """A finished run with rows of every kind."""
     with new(parent=None) as run:
         run.log(1, train_loss=2.5, lr=0.1, verdict="LIVE")
         run.log(2, {"tier/full_match": 0.5, "train_loss": torch.tensor(1.5)}, tokens=10)
         run.log_eval(2, {"pass@1": 0.25, "n": 64, "split": "select", "interval": (0.1, 0.4)})
         run.log_samples(2, [{"text": "print('é')", "reward": 1.0}, {"text": "x", "reward": 0.0}])
-    again = Run.open("r")
-    frame = again.metrics()
+    return run
+
+
+def test_metrics_that_are_logged_are_read(logged: Run) -> None:
+    frame = Run.open("r").metrics()
     assert frame["train_loss"].tolist() == [2.5, 1.5]
     assert frame["step"].tolist() == [1, 2]
     assert frame["verdict"][0] == "LIVE"
     assert frame["tier/full_match"][1] == 0.5
     assert frame["tokens"][1] == 10
+
+
+def test_evaluations_and_samples_that_are_logged_are_read(logged: Run) -> None:
+    again = Run.open("r")
     assert again.evals().loc[0, ["pass@1", "n", "split"]].tolist() == [0.25, 64, "select"]
     assert again.evals()["interval"][0] == [0.1, 0.4]
     assert [r["text"] for r in again.samples()] == ["print('é')", "x"]
+
+
+def test_a_run_keeps_its_settings_and_its_environment(logged: Run) -> None:
+    again = Run.open("r")
     assert again.status["status"] == "finished"
     assert again.config == dict(run_name="r", resume=False, lr=0.1, ks=[1, 8])
     assert again.env["kind"] == "test"
     assert again.env["argv"] == sys.argv
     assert "torch" in again.env["versions"]
-    board = EventAccumulator(str(run.path / "tb")).Reload()
+
+
+def test_tensorboard_shows_what_is_logged(logged: Run) -> None:
+    board = EventAccumulator(str(logged.path / "tb")).Reload()
     assert set(board.Tags()["scalars"]) == {
         "train_loss",
         "lr",
@@ -102,18 +118,23 @@ def test_what_is_logged_is_what_is_read() -> None:
         "tokens",
         "eval/select/pass@1",
     }
-    assert scalars(run, "train_loss") == [(1, 2.5), (2, 1.5)]
-    assert scalars(run, "eval/select/pass@1") == [(2, 0.25)]
+    assert scalars(logged, "train_loss") == [(1, 2.5), (2, 1.5)]
+    assert scalars(logged, "eval/select/pass@1") == [(2, 0.25)]
 
 
-def test_only_declared_scalars_are_taken() -> None:
+@pytest.mark.parametrize(
+    "values, named", [({"trainloss": 1.0}, "'train_loss'"), ({"tier/": 1.0}, "'tier/'")], ids=str
+)
+def test_only_declared_scalars_are_taken(values: dict[str, float], named: str) -> None:
     run = new()
-    for values, named in (({"trainloss": 1.0}, "'train_loss'"), ({"tier/": 1.0}, "'tier/'")):
-        with raising(ValueError, named):
-            run.log(1, values)
+    with raising(ValueError, named):
+        run.log(1, values)
     assert not (run.path / "metrics.jsonl").exists()
-    assert unit_of("pass@64") == METRICS["pass@*"]
-    assert unit_of("val_bpb") == "bits/byte"
+
+
+@pytest.mark.parametrize("name, unit", [("pass@64", METRICS["pass@*"]), ("val_bpb", "bits/byte")])
+def test_scalars_have_units(name: str, unit: str) -> None:
+    assert unit_of(name) == unit
 
 
 def test_the_block_ends_the_run() -> None:
@@ -140,9 +161,10 @@ def test_a_killed_run_says_killed(home: Path) -> None:
     process = child(program, home)
     assert process.stdout.readline() == "up\n"
     assert Run.open("k").status["status"] == "running"
-    for how in (dict(overwrite=True), dict(resume=True)):
-        with pytest.raises(RunError, match=str(process.pid)):
-            Run.create("k", {}, kind="t", **how)
+    with pytest.raises(RunError, match=str(process.pid)):
+        Run.create("k", {}, kind="t", overwrite=True)
+    with pytest.raises(RunError, match=str(process.pid)):
+        Run.create("k", {}, kind="t", resume=True)
     process.kill()
     deadline = time.monotonic() + 20
     while Run.open("k").status["status"] == "running" and time.monotonic() < deadline:
@@ -175,24 +197,30 @@ print('left', flush=True)
     assert ("KeyboardInterrupt" in err) == (presses == 2)
 
 
-def test_a_name_in_use_is_rejected_resumed_or_replaced() -> None:
+def test_a_name_in_use_is_rejected() -> None:
     with new() as run:
         run.log(1, lr=1.0)
     with pytest.raises(RunError, match="'r'.*finished.*--resume.*--overwrite"):
         new()
-    with pytest.raises(
-        RunError, match=r"finished\); set --overwrite"
-    ):  # of a command that has no --resume
+    # of a command that has no --resume
+    with pytest.raises(RunError, match=r"finished\); set --overwrite"):
         Run.create("r", {"seed": 0}, kind="evaluate")
     with pytest.raises(ConfigError, match="--resume.*--overwrite"):
         new(resume=True, overwrite=True)
     assert len(Run.open("r").metrics()) == 1
+
+
+def test_a_name_in_use_is_replaced_and_nothing_is_left_of_the_former_run() -> None:
+    with new() as run:
+        run.log(1, lr=1.0)
     with new(overwrite=True) as run:
         assert len(run.metrics()) == 0
         run.log(1, lr=1.0)
-    assert sorted(p.name for p in runs_dir().iterdir()) == ["r"], (
-        "nothing is left of the former run"
-    )
+    assert sorted(p.name for p in runs_dir().iterdir()) == ["r"]
+
+
+def test_a_name_that_is_not_in_use_cannot_be_resumed() -> None:
+    new().finish()
     with pytest.raises(MissingFile, match="'q'.*r"):
         new("q", resume=True)
 
@@ -252,8 +280,11 @@ def test_resume_drops_rows_after_the_checkpoint_when_it_writes() -> None:
     assert len(again.env["resumed"]) == 1
     assert {k: again.env[k] for k in before} == before
     assert scalars(again, "train_loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0), (5, 50.0)]
+
+
+def test_a_run_resumed_before_its_first_checkpoint_starts_again() -> None:
     new("early").log(1, train_loss=1.0)
-    again = new("early", resume=True)  # before the first checkpoint it starts again
+    again = new("early", resume=True)
     again.log(1, train_loss=7.0)
     assert not again.resumed
     assert again.metrics()["train_loss"].tolist() == [7.0]
@@ -264,6 +295,10 @@ def test_resume_requires_the_same_settings() -> None:
     other = Settings(run_name="r", lr=0.2)
     with pytest.raises(RunError, match="lr 0.1 -> 0.2.*--run-name"):
         Run.create("r", other, kind="test", resume=True)
+
+
+def test_resume_passes_over_settings_that_identify_nothing_and_settings_that_are_gone() -> None:
+    new("r")
     Run.create("r", Settings(run_name="else", resume=True), kind="test", resume=True)
     stored = json.loads((runs_dir() / "r" / "config.json").read_text())
     (runs_dir() / "r" / "config.json").write_text(json.dumps(stored | {"gone": 1}))
@@ -300,20 +335,23 @@ def test_a_restart_resumes_only_what_its_own_launch_began(monkeypatch: pytest.Mo
         new("launched")
 
 
-def test_a_line_cut_by_a_kill_is_neither_read_nor_built_upon_and_other_damage_is_not_passed_over() -> (
-    None
-):
-    for number, tail in enumerate(
-        (b'{"step": 9, "tra', b'{"step": 9, "train_loss": 1.0', b"\0\0\0\0", b"{}\xff")
-    ):
-        run = new(f"r{number}")
-        run.log(1, train_loss=1.0)
-        with open(run.path / "metrics.jsonl", "ab") as f:
-            f.write(tail)
-        again = Run.open(run.name)
-        assert again.metrics()["step"].tolist() == [1]
-        again.log(2, train_loss=2.0)
-        assert again.metrics()["train_loss"].tolist() == [1.0, 2.0]
+@pytest.mark.parametrize(
+    "tail", [b'{"step": 9, "tra', b'{"step": 9, "train_loss": 1.0', b"\0\0\0\0", b"{}\xff"]
+)
+def test_a_line_cut_by_a_kill_is_neither_read_nor_built_upon(tail: bytes) -> None:
+    run = new()
+    run.log(1, train_loss=1.0)
+    with open(run.path / "metrics.jsonl", "ab") as f:
+        f.write(tail)
+    again = Run.open(run.name)
+    assert again.metrics()["step"].tolist() == [1]
+    again.log(2, train_loss=2.0)
+    assert again.metrics()["train_loss"].tolist() == [1.0, 2.0]
+
+
+def test_other_damage_than_a_cut_line_is_not_passed_over() -> None:
+    run = new()
+    run.log(1, train_loss=1.0)
     text = (run.path / "metrics.jsonl").read_text()
     (run.path / "metrics.jsonl").write_text("oops\n" + text)
     with raising(RunError, "metrics.jsonl line 1"):
@@ -400,7 +438,7 @@ def test_the_commit_and_what_was_changed_since_but_not_of_a_foreign_repository(
         changed.append(provenance.git_state(repository))
     assert all(state["dirty"] and state["commit"] == clean["commit"] for state in changed)
     assert changed[0]["dirty_hash"] != changed[1]["dirty_hash"]
-    for folder in (inner, tmp_path / "absent"):
+    for folder in (inner, tmp_path / "absent"):  # a foreign repository, none
         assert provenance.git_state(folder)["commit"] == "unknown"
         assert provenance.git_state(folder)["reason"]
 
