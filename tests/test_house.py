@@ -17,7 +17,7 @@ CONTENT = {"codechat": (89_000, 66_000), "both": (169_100, 135_000)}
 DENSITY = {"codechat": (4.9, 5.0), LAB: (5.0, 5.5), "tests": (5.11, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1), "tests": (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3, 3), "tests": (1, 1)}
-SPLATS = {"codechat": (3, 3), LAB: (3, 3), "tests": (11, 3)}
+SPLATS = {"codechat": (3, 3), LAB: (3, 3), "tests": (8, 3)}
 WIDE_LINES = {"codechat": (0, 0), LAB: (0, 0), "tests": (0, 0)}
 # Calls of eval and exec: files of users, untrusted programs in the sandbox, reference solutions
 # that are texts.
