@@ -23,10 +23,14 @@ def fetch_bases(cfg: Any) -> None:
 
 
 def base_of(ref: str) -> str | None:
-    """The pretrained model of an adapter; None of any other checkpoint, and of what does not
-    exist: the command says so itself."""
+    """The pretrained model of a released adapter, or of one below other adapters; None of any
+    other checkpoint, and of what does not exist: the command says so itself."""
     with suppress(UserError):
-        return read_json(paths.find_checkpoint(ref) / "meta.json").get("base")
+        meta = read_json(paths.find_checkpoint(ref) / "meta.json")
+        base = paths.base_of(meta)
+        if base and base.fingerprint:
+            return base_of(base.checkpoint)
+        return meta.get("base")
     return None
 
 

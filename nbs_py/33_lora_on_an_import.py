@@ -189,13 +189,13 @@ fig
 # %% [markdown]
 # ## What stayed, and what the checkpoint holds
 #
-# A checkpoint of a LoRA run holds the merged model, $W + \frac{\alpha}{r} B A$, which loads as any other, and beside
-# it $A$ and $B$. Identity 3: model with adapters and merged model give the same logits. Every matrix without an
+# A checkpoint of a LoRA run holds $A$ and $B$ and names the import; reading it gives the merged model,
+# $W + \frac{\alpha}{r} B A$. Identity 3: model with adapters and merged model give the same logits. Every matrix without an
 # adapter is bitwise what was imported, and every change has at most rank $r$.
 
 # %%
 saved = checkpoint.load("arm0", optimizer=False)
-lora.load(adapted, saved.extra["lora"])
+lora.load(adapted, saved.adapters)
 merged = load_model("arm0").model
 apart["3. merged, and with adapters"] = (logits(merged) - logits(adapted)).abs().max().item()
 old, new = base.model.state_dict(), merged.state_dict()

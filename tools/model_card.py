@@ -184,7 +184,11 @@ def card(cfg: CardConfig) -> str:
     lines = [
         f"# {cfg.ckpt}",
         "",
-        *(_adapter(cfg.ckpt, meta, size) if "base" in meta else _whole(cfg.ckpt, meta, size)),
+        *(
+            _adapter(cfg.ckpt, meta, size)
+            if isinstance(meta.get("base"), str)
+            else _whole(cfg.ckpt, meta, size)
+        ),
         "",
         "## Training",
         "",

@@ -560,12 +560,11 @@ def last_tensors(run: Path) -> dict[str, torch.Tensor]:
     steps = sorted((run / "checkpoints").glob("step_*"))
     if not steps:
         return {}
-    weights = steps[-1] / "model.safetensors"
-    found = (
-        load_file(weights)
-        if weights.exists()
-        else torch.load(steps[-1] / "model.pt", weights_only=True)
-    )
+    found = {}
+    for file in steps[-1].glob("*.safetensors"):
+        found |= load_file(file)
+    if (steps[-1] / "model.pt").exists():
+        found |= torch.load(steps[-1] / "model.pt", weights_only=True)
     for i, rank in enumerate(torch.load(steps[-1] / "ranks.pt", weights_only=True)):
         found |= dict(_tensors(rank["extra"], f"rank {i}: "))
     return {f"{steps[-1].name} {name}": value for name, value in found.items()}

@@ -113,7 +113,10 @@ def _may_be_written(out: Path, overwrite: bool) -> bool:
 
 def _is_export(out: Path) -> bool:
     """Whether it holds an export: its files, no metrics, and no checkpoint but released ones."""
-    released = all(any(step.glob("*.safetensors")) for step in paths.checkpoint_paths(out).values())
+    released = all(
+        any(step.glob("*.safetensors")) and not (step / "ranks.pt").exists()
+        for step in paths.checkpoint_paths(out).values()
+    )
     named = any((out / name).is_file() for name in ("config.json", "model.gguf"))
     return named and released and not (out / "metrics.jsonl").exists()
 
@@ -223,7 +226,8 @@ def _describe_run(folder: Path, ckpt: Checkpoint, weights: Path, adapter: dict[s
     changed = adapter | dict(
         optimizers=[], sharded=False, files={weights.name: file_record(weights)}
     )
-    write_json(weights.with_name("meta.json"), ckpt.meta | changed)
+    about = {key: value for key, value in ckpt.meta.items() if key != "base"}  # of adapters
+    write_json(weights.with_name("meta.json"), about | changed)
     run = ckpt.path.parent.parent
     write_json(folder / "config.json", read_json(run / "config.json"))
     env = {

@@ -33,14 +33,14 @@ PLAIN = {
 }
 
 
-def of_checkpoint(ref: str | Path) -> tuple[dict[str, Tensor], GPTConfig, float]:
+def of_checkpoint(ref: str | Path) -> tuple[Mapping[str, Tensor], GPTConfig, float]:
     """`lora.adapters`, architecture and alpha of a run with adapters, for `save`;
     CheckpointError without."""
     ckpt = checkpoint.load(ref, optimizer=False, mmap=True)
-    if not ckpt.extra.get("lora"):
+    if not ckpt.adapters:
         raise CheckpointError(f"{ckpt.path} holds no adapters; {ADVICE}")
     alpha = read_json(ckpt.path.parent.parent / "config.json")["lora_alpha"]
-    return ckpt.extra["lora"], config.from_dict(GPTConfig, ckpt.meta["model_config"]), alpha
+    return ckpt.adapters, config.from_dict(GPTConfig, ckpt.meta["model_config"]), alpha
 
 
 def _stem(weight: str) -> str:
@@ -62,10 +62,9 @@ def save(
     directory = Path(directory)
     tensors = dict[str, Tensor]()
     for theirs, ours, start, stop in hf_format.pieces(cfg):
-        layer = ours.removesuffix(".weight")
-        if f"{layer}.a" in factors:
-            tensors[f"{_stem(theirs)}.lora_A.weight"] = factors[f"{layer}.a"]
-            tensors[f"{_stem(theirs)}.lora_B.weight"] = factors[f"{layer}.b"][start:stop]
+        if f"{ours}.a" in factors:
+            tensors[f"{_stem(theirs)}.lora_A.weight"] = factors[f"{ours}.a"]
+            tensors[f"{_stem(theirs)}.lora_B.weight"] = factors[f"{ours}.b"][start:stop]
     if not tensors:
         raise ConfigError(f"the model has no adapters; {ADVICE}")
     about: dict[str, Any] = dict(

@@ -2,8 +2,8 @@
 
     h = W x + (alpha / rank) B A x,   A (rank, in) random, B (out, rank) zero: training starts from the unchanged model
 
-After `attach` only A and B are trained. A checkpoint holds the merged model, which loads like
-any other, and also A and B. `formats.peft_format` writes PEFT's files."""
+After `attach` only A and B are trained. A checkpoint holds them and names the one that training
+started from; `runs.checkpoint.load` adds the two. `formats.peft_format` writes PEFT's files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -100,20 +100,19 @@ def merged(model: GPT) -> GPT:
     return plain.requires_grad_(False)
 
 
-def _factors(model: GPT) -> dict[str, Tensor]:
-    return {name: p.detach() for name, p in model.named_parameters() if name.endswith((".a", ".b"))}
-
-
 def adapters(model: GPT) -> dict[str, Tensor]:
-    """Copies of A and B of every adapter, by name, for a checkpoint; empty without adapters."""
-    # training may continue meanwhile
-    return {name: tensor.clone() for name, tensor in _factors(model).items()}
+    """A and B of every adapter as NAME.a and NAME.b of the matrix NAME; empty without adapters."""
+    found = {}
+    for name, layer in adapted(model):
+        found[f"{name}.weight.a"] = layer.a.detach()
+        found[f"{name}.weight.b"] = layer.b.detach()
+    return found
 
 
 def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
     """Restore what `adapters` returned. CheckpointError if the shapes are not those of this
     model."""
-    live = _factors(model)
+    live = adapters(model)
     fits = live.keys() == saved.keys() and all(
         live[name].shape == saved[name].shape for name in live
     )

@@ -4,9 +4,13 @@ complete or absent.
     checkpoints/step_000120/model.pt   weights, float32
                             optim.pt   optimizer states
                             ranks.pt   random states, and the `extra` of each rank
-                            meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the files
-    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`formats.exchange`); or
-                            adapter.safetensors  what it adds to the run base/NAME, which must exist
+                            meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the
+                                       files
+    checkpoints/step_001000/model.safetensors   all of a released one but meta.json
+                                                (`formats.exchange`)
+    checkpoints/step_000120/adapter.safetensors  in place of the weights: what is added to those
+                                                of a base, another checkpoint or a pretrained
+                                                model, which meta.json names
     checkpoints/latest, best           text: the name of a step
 
 A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`).
@@ -15,7 +19,6 @@ without executing what they hold (`weights_only`), after their hashes are verifi
 `meta["lineage"]` lists the runs behind the weights, oldest first."""
 
 import contextlib
-import hashlib
 import itertools
 import os
 import pickle
@@ -25,7 +28,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from threading import get_native_id
@@ -36,6 +39,7 @@ import torch
 import torch.distributed as td
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from codechat.core import config
@@ -46,16 +50,19 @@ from codechat.core.atomic_files import (
     write_atomic,
     write_json,
 )
-from codechat.core.errors import CheckpointError, MissingFile
+from codechat.core.errors import CheckpointError, MissingFile, UserError
 from codechat.distributed import dist, sharding
 from codechat.runs.paths import (
+    Base,
+    base_of,
     checkpoint_paths,
+    find_base,
     find_checkpoint,
-    latest_step,
     name_of,
+    needed_steps,
     pointed_step,
-    runs_dir,
 )
+from codechat.runs.paths import fingerprint as fingerprint
 
 FORMAT = 1
 RELEASED_WEIGHTS = "model.safetensors"
@@ -75,6 +82,8 @@ class Checkpoint:
     optim_state: Mapping[str, Tensor] | None  # by NAME.KEY, as `optimizer_states` names them
     extra: dict[str, Any]
     rng: dict[str, Any] | None
+    # A and B of a run with adapters, as `models.lora.adapters` names them
+    adapters: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 # ---- what is saved
@@ -167,18 +176,6 @@ def _describe(
     return about
 
 
-def fingerprint(meta: Mapping[str, Any]) -> str:
-    """Which weights these are, from a checkpoint's meta.json: RUN@STEP and a hash of the files'
-    hashes; "" without files."""
-    files = meta.get("files")
-    if not files:
-        return ""
-    digest = hashlib.sha256(
-        "".join(f"{name}{files[name]['sha256']}" for name in sorted(files)).encode()
-    ).hexdigest()
-    return f"{meta['run']}@{meta['step']}-{digest[:12]}"
-
-
 # ---- files
 
 
@@ -200,7 +197,10 @@ def write_step(
     with atomic_directory(final, _temporary(final)) as fresh:
         for name, value in contents.items():
             with open(fresh / name, "wb") as out:
-                torch.save(value, out)
+                if name == ADAPTER:
+                    out.write(safetensors_bytes(value))
+                else:
+                    torch.save(value, out)
                 out.flush()
                 # on the disk before the directory gets its name
                 os.fsync(out.fileno())
@@ -211,8 +211,9 @@ def write_step(
 
 
 def prune(run_path: Path, step: int, keep_last: int) -> None:
-    """Remove old steps except the newest `keep_last`, this step, latest and best, and what a
-    killed run left. A step is renamed before it is removed: it is never there in part."""
+    """Remove old steps except the newest `keep_last`, this step, latest and best, and those that
+    adapters of other runs need, and what a killed run left. A step is renamed before it is
+    removed: it is never there in part."""
     paths = checkpoint_paths(run_path)
     for left in {*(run_path / "checkpoints").glob(".step_*")} - {*paths.values()}:
         shutil.rmtree(left)
@@ -222,10 +223,12 @@ def prune(run_path: Path, step: int, keep_last: int) -> None:
         pointed_step(run_path, "latest"),
         pointed_step(run_path, "best"),
     }
-    for old, path in paths.items():
-        if keep_last > 0 and old not in kept:
-            os.rename(path, _temporary(path))
-            shutil.rmtree(_temporary(path))
+    dropped = paths.keys() - kept if keep_last > 0 else set()
+    if dropped:
+        dropped -= needed_steps(run_path).keys()
+    for old in sorted(dropped):
+        os.rename(paths[old], _temporary(paths[old]))
+        shutil.rmtree(_temporary(paths[old]))
 
 
 def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -308,6 +311,8 @@ def save(
     optimizers: Sequence[torch.optim.Optimizer] = (),
     extra: Mapping[str, Any] | None = None,
     meta: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    adapters: Mapping[str, Tensor] | None = None,
     keep_last: int = 2,
     wait: bool = True,
 ) -> Path:
@@ -315,17 +320,24 @@ def save(
     collective.
 
     extra: this rank's own state (data cursor, ...). meta: json about the model (tokenizer,
-    tags, lineage). wait: False lets a thread write a copy in host memory; its errors are raised
-    by the next `save` or by `settle`. Kept: the newest `keep_last` (0 = all), best and latest.
-    CheckpointError where the disk fails; the former ones are untouched."""
+    tags, lineage). weights: in place of the model's. adapters: A and B of every adapter; where
+    meta has a `base`, no other weights are saved. wait: False lets a thread write a copy in
+    host memory; its errors are raised by the next `save` or by `settle`. Kept: the newest
+    `keep_last` (0 = all), best and latest. CheckpointError where the disk fails; the former
+    ones are untouched."""
     global _under_way
     settle()
     final = Path(run_path) / "checkpoints" / f"step_{step:06d}"
     ranks = dist.gather({"extra": dict(extra or {}), "rng": rng_state()})
     about = _describe(Path(run_path), step, model, optimizers, meta or {})
-    states = {"model": model.state_dict()} | (
-        {"optim": optimizer_states(model, optimizers)} if optimizers else {}
-    )
+    states: dict[str, Any] = {}
+    if not (adapters and "base" in about):
+        about.pop("base", None)  # of a meta that was read from a checkpoint of adapters
+        states["model.pt"] = model.state_dict() if weights is None else weights
+    if adapters:
+        states[ADAPTER] = adapters
+    if optimizers:
+        states["optim.pt"] = optimizer_states(model, optimizers)
     sharded = sharding.is_sharded(model)
     if sharded:
         from codechat.runs import sharded_checkpoint
@@ -339,9 +351,12 @@ def save(
         try:
             if dist.is_main():
                 shutil.rmtree(_temporary(final), ignore_errors=True)
-            shards = sharded_checkpoint.write(_temporary(final), states, group) if sharded else {}
+            shards = {}
+            if sharded:
+                parts = {name.removesuffix(".pt"): value for name, value in states.items()}
+                shards = sharded_checkpoint.write(_temporary(final), parts, group)
             if dist.is_main():
-                whole = {} if sharded else {f"{name}.pt": value for name, value in states.items()}
+                whole = {} if sharded else states
                 write_step(final, whole | {"ranks.pt": ranks}, about, shards)
                 with contextlib.suppress(OSError):  # the next save tries again
                     prune(final.parent.parent, step, keep_last)
@@ -396,9 +411,12 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     state: Mapping[str, Tensor]
     if RELEASED_WEIGHTS in files:
         return Checkpoint(path, step, meta, _read_file(path / RELEASED_WEIGHTS), None, {}, None)
-    if ADAPTER in files:
-        state = _with_adapter(_base_weights(meta), _read_file(path / ADAPTER))
-        return Checkpoint(path, step, meta, state, None, {}, None)
+    adapters = _read_file(path / ADAPTER) if ADAPTER in files else {}
+    base = base_of(meta)
+    if base:
+        state = Adapted(_base_weights(path, meta, base), adapters, base.scale)
+        if "ranks.pt" not in files:
+            return Checkpoint(path, step, meta, state, None, {}, None)
     optimizer = optimizer and bool(meta.get("optimizers"))
     optim: Mapping[str, Tensor] | None = None
     if meta.get("sharded"):
@@ -408,42 +426,69 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
         if optimizer:
             optim = Shards(path, "optim.")
     else:
-        state = _read_file(path / "model.pt", mmap)
+        if not base:
+            state = _read_file(path / "model.pt", mmap)
         if optimizer:
             optim = _read_file(path / "optim.pt", mmap)
     ranks = _read_file(path / "ranks.pt")
     same = len(ranks) == dist.world_size()
     # random states belong to a rank; with other ranks each takes rank 0's `extra`
     mine = ranks[dist.rank() if same else 0]
-    return Checkpoint(path, step, meta, state, optim, mine["extra"], mine["rng"] if same else None)
+    extra = mine["extra"]
+    rng = mine["rng"] if same else None
+    # of checkpoints before adapters had a file
+    for name, tensor in extra.pop("lora", {}).items():
+        layer, _, factor = name.rpartition(".")
+        adapters[f"{layer}.weight.{factor}"] = tensor
+    return Checkpoint(path, step, meta, state, optim, extra, rng, adapters)
 
 
-def _base_weights(meta: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Weights of the run base/NAME that an adapter belongs to. MissingFile without it: reading
-    a checkpoint never reaches a network."""
-    name = meta["base"]
-    run = f"base/{name}"
-    if latest_step(runs_dir() / run) is None:
-        remedy = (
-            f"run `codechat download {name}`, then `codechat "
-            f"import data/hub/{name} --run-name {run}`"
-        )
+def _base_weights(path: Path, meta: Mapping[str, Any], base: Base) -> Mapping[str, Tensor]:
+    """Weights that the adapters in `path` belong to. MissingFile without them, CheckpointError
+    where they have changed: reading a checkpoint never reaches a network."""
+    folder = find_base(base)
+    if folder:
+        return load(folder, optimizer=False, mmap=True).model_state
+    if not base.fingerprint:
+        name = meta["base"]
         raise MissingFile(
-            f"{meta['run']} is an adapter of {name}, and run {run} does not exist; {remedy}"
+            f"{meta['run']} is an adapter of {name}, and run base/{name} does not exist; "
+            f"run `codechat download {name}`, then `codechat "
+            f"import data/hub/{name} --run-name base/{name}`"
         )
-    return load(run, optimizer=False, mmap=True).model_state
+    now = ""
+    with contextlib.suppress(UserError):
+        now = fingerprint(read_meta(base.checkpoint))
+    needs = f"{path} holds adapters of {base.checkpoint}"
+    remedy = f"put back the checkpoint {base.fingerprint}, or train the adapters again"
+    if now:
+        raise CheckpointError(f"{needs}, which has changed: it is {now} now; {remedy}")
+    raise MissingFile(f"{needs}, which is missing; {remedy}")
 
 
-def _with_adapter(base: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The base's weights plus NAME.b @ NAME.a, or plus NAME itself (`models.lora.low_rank`)."""
-    state = {}
-    for name, tensor in base.items():
-        if f"{name}.b" in added:
-            tensor = tensor + added[f"{name}.b"] @ added[f"{name}.a"]
-        elif name in added:
-            tensor = tensor + added[name]
-        state[name] = tensor
-    return state
+class Adapted(Mapping[str, Tensor]):
+    """The base's weights plus scale * NAME.b @ NAME.a, or plus NAME itself
+    (`models.lora.low_rank`), each computed when it is read: memory holds one whole model."""
+
+    def __init__(
+        self, base: Mapping[str, Tensor], added: Mapping[str, Tensor], scale: float
+    ) -> None:
+        self.base = base
+        self.added = added
+        self.scale = scale
+        self.about = getattr(base, "about", base)  # has the shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self.base[name]
+        if f"{name}.b" in self.added:
+            return tensor + self.scale * self.added[f"{name}.b"] @ self.added[f"{name}.a"]
+        return tensor + self.added[name] if name in self.added else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.base)
+
+    def __len__(self) -> int:
+        return len(self.base)
 
 
 def _fill(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
@@ -455,13 +500,15 @@ def _fill(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
         sharding.fill(target, saved[name])
 
 
-def _restore_optimizers(
+def restore_optimizers(
     ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """Fill the optimizers' state by parameter name, sharded as each parameter is. A state is
-    empty before the first update."""
+    """Put the saved states into optimizers and the global random states. A parameter's state is
+    found by its name and sharded as the parameter is; there is none before the first update."""
     names = ckpt.meta["optimizers"]
-    params = _parameters(model, optimizers)
+    # before adapters had a file, their states were numbered like those of other modules
+    numbered = ckpt.adapters and ADAPTER not in ckpt.meta["files"]
+    params = _parameters(nn.Module() if numbered else model, optimizers)
     saved = ckpt.optim_state
     assert saved is not None, "read with optimizer=True"
     targets = {}
@@ -481,6 +528,8 @@ def _restore_optimizers(
             targets[key] = torch.zeros(tensor.shape, dtype=tensor.dtype, device=p.device)
         optimizer.state[p][kind] = targets[key]
     _fill(targets, saved)
+    if ckpt.rng is not None:
+        set_rng_state(ckpt.rng)
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -507,6 +556,4 @@ def restore(
         )
     _fill(targets, saved)
     if optimizers:
-        _restore_optimizers(ckpt, model, optimizers)
-        if ckpt.rng is not None:
-            set_rng_state(ckpt.rng)
+        restore_optimizers(ckpt, model, optimizers)

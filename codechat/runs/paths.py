@@ -18,6 +18,7 @@ back."""
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import os
 import platform
@@ -29,7 +30,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import codechat
 from codechat.core import config as configs
@@ -246,6 +247,102 @@ def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:
     ], f"{name} = step {best} (@best, which evaluation chose; the latest is step {latest})"
 
 
+# ---- adapters and their bases
+
+
+class Base(NamedTuple):
+    """The checkpoint whose weights adapters are added to."""
+
+    checkpoint: str  # RUN@STEP, or the path of one that is not below runs/
+    fingerprint: str = ""  # "" = any: a released adapter names a pretrained model
+    scale: float = 1.0  # of B A
+
+
+def base_of(meta: Mapping[str, Any]) -> Base | None:
+    """From a checkpoint's meta.json; None where it holds all weights."""
+    base = meta.get("base")
+    if isinstance(base, str):
+        return Base(f"base/{base}")
+    return Base(**base) if base else None
+
+
+def fingerprint(meta: Mapping[str, Any]) -> str:
+    """Which weights these are, from a checkpoint's meta.json: RUN@STEP and a hash of the files'
+    hashes, and of adapters' base; "" without files."""
+    files = meta.get("files")
+    if not files:
+        return ""
+    base = base_of(meta)
+    parts = [f"{name}{files[name]['sha256']}" for name in sorted(files)]
+    if base:
+        parts.append(base.fingerprint)
+    digest = hashlib.sha256("".join(parts).encode()).hexdigest()
+    return f"{meta['run']}@{meta['step']}-{digest[:12]}"
+
+
+def reference_of(path: Path) -> str:
+    """RUN@STEP of a checkpoint's directory, or its path where no run name means it."""
+    run_path = path.parent.parent
+    step = STEP.fullmatch(path.name)
+    name = name_of(run_path.resolve())
+    if step and is_run(run_path) and _place(name) == run_path.resolve():
+        return f"{name}@{int(step[1])}"
+    return str(path.resolve())
+
+
+def find_base(base: Base) -> Path | None:
+    """The directory of a base, also of a run that `move_away` has renamed; None where it is
+    missing or has changed."""
+    refs = [base.checkpoint]
+    run, _, step = base.checkpoint.rpartition("@")
+    if run:
+        refs += [f"{run}.{path.suffix[1:]}@{step}" for path in _numbered(runs_dir() / run)]
+    for ref in refs:
+        with contextlib.suppress(UserError):
+            folder = find_checkpoint(ref)
+            if base.fingerprint in ("", fingerprint(read_json(folder / "meta.json"))):
+                return folder
+    return None
+
+
+def _numbered(run_path: Path) -> list[Path]:
+    """NAME.1, NAME.2, ... of a run NAME."""
+    return sorted(p for p in run_path.parent.glob(f"{run_path.name}.*") if p.suffix[1:].isdecimal())
+
+
+def needed_steps(run_path: Path) -> dict[int, str]:
+    """Steps that are the base of other runs' adapters, and one of these runs each."""
+    real = run_path.resolve()
+    began_as = re.sub(r"\.\d+$", "", name_of(real))  # before `move_away`
+    needed = {}
+    for env in (*runs_dir().glob("*/env.json"), *runs_dir().glob("*/*/env.json")):
+        with contextlib.suppress(UserError, KeyError, AttributeError):  # of a damaged run
+            parent = read_json(env).get("parent") or {}
+            # meta.json holds a tokenizer: only those of runs that may need this one are read
+            if parent.get("run") not in (name_of(real), began_as):
+                continue
+            steps = checkpoint_paths(env.parent)
+            if not steps and read_json(env.with_name("config.json")).get("lora_rank"):
+                if read_status(env.parent)["status"] == "running":
+                    needed[parent["step"]] = name_of(env.parent.resolve())
+            for step in steps.values():
+                base = base_of(read_json(step / "meta.json"))
+                folder = find_base(base) if base else None
+                number = folder and STEP.fullmatch(folder.name)
+                if folder and number and folder.parent.parent.resolve() == real:
+                    needed[int(number[1])] = name_of(env.parent.resolve())
+    return needed
+
+
+def check_not_needed(name: str) -> None:
+    """ConfigError where adapters of another run need the run of this name."""
+    for step, other in needed_steps(runs_dir() / name).items():
+        raise ConfigError(
+            f"--overwrite would delete run {name}, whose step {step} the adapters of run {other} "
+            "are added to; choose another --run-name, or delete that run first"
+        )
+
+
 # ---- status
 
 
@@ -380,7 +477,7 @@ def _places_read(config: Any, parent: str | Path | None) -> Iterator[tuple[str, 
 
 
 def _places_of_run(ref: str) -> Iterator[Path]:
-    """A reference's run and checkpoint, and the pretrained model that an adapter is added to."""
+    """A reference's run and checkpoint, and those that its adapters are added to."""
     for text in (ref, ref.rpartition("@")[0]):
         place = _place(text) if text else None
         if place:
@@ -388,9 +485,10 @@ def _places_of_run(ref: str) -> Iterator[Path]:
     with contextlib.suppress(UserError):  # who reads it says what is wrong with it
         folder = find_checkpoint(ref)
         yield from (folder.resolve(), folder.parent.parent.resolve())
-        base = read_json(folder / "meta.json").get("base")
-        if base:
-            yield (runs_dir() / "base" / base).resolve()
+        base = base_of(read_json(folder / "meta.json"))
+        place = find_base(base) if base else None
+        if place:
+            yield from _places_of_run(str(place))
 
 
 def check_not_read(
@@ -517,6 +615,7 @@ def prepare(
             )
         if there and overwrite:
             check_not_read(name, config, parent)
+            check_not_needed(name)
         origin = _parent_record(parent)
         here = {
             "kind": kind,

@@ -94,7 +94,6 @@ class Session:
             self.optimizers += optim.build(head, lr=lr, weight_decay=0.0)
         self.data = dict(data)
         if parent and isinstance(cfg, LearningSettings) and cfg.lora_rank:
-            # a checkpoint holds the merged weights, not those below the adapters
             self.data |= weights_hash(cfg.init_from, parent.meta)
         ancestors: list[dict[str, Any]] = parent.meta.get("lineage", []) if parent else []
         this = dict(run=cfg.run_name, kind=kind, seed=cfg.seed, **trained_on)
@@ -104,6 +103,13 @@ class Session:
             "lineage": [*ancestors, this],
             "data": self.data,
         }
+        if parent and isinstance(cfg, LearningSettings) and cfg.lora_rank:
+            base = paths.Base(
+                checkpoint=paths.reference_of(parent.path),
+                fingerprint=checkpoint.fingerprint(parent.meta),
+                scale=cfg.lora_alpha / cfg.lora_rank,
+            )
+            self.meta["base"] = base._asdict()  # checkpoints hold no weights of it
         if cfg.resume:
             self._check_data()
         self.counts: dict[str, int] = {}  # what the loop counts over the whole run; saved too
@@ -148,10 +154,11 @@ class Session:
 
     def _restore(self) -> int:
         last = checkpoint.load(self.run.path)
-        # with adapters the frozen weights are those of the parent, and A and B lie in `extra`:
-        # what is filled here are copies of the merged matrices
-        checkpoint.restore(last, lora.merged(self.model), self.optimizers)
-        lora.load(self.model, last.extra.get("lora", {}))
+        if last.adapters:  # the weights below them have not changed
+            lora.load(self.model, last.adapters)
+            checkpoint.restore_optimizers(last, self.model, self.optimizers)
+        else:
+            checkpoint.restore(last, self.model, self.optimizers)
         self.counts = dict(last.extra["counts"])
         for name, part in self.kept.items():
             part.load_state(last.extra[name])
@@ -259,15 +266,20 @@ class Session:
             raise RunError(
                 f"weights are not finite after step {self.step}; lower --lr or --muon-lr; {KEPT}"
             )
-        extra = {"lora": lora.adapters(self.model), "counts": dict(self.counts)}
+        extra = {"counts": dict(self.counts)}
         extra |= {name: part.state() for name, part in self.kept.items()}
+        adapters = lora.adapters(self.model)
+        # adapters of random weights have no base that could be read again
+        merged = adapters and "base" not in self.meta
         checkpoint.save(
             self.run.path,
             self.step,
-            model=lora.merged(self.model),
+            model=self.model,
             optimizers=self.optimizers,
             extra=extra,
             meta=self.meta,
+            weights=lora.merged(self.model).state_dict() if merged else None,
+            adapters=adapters,
             keep_last=self.cfg.keep_last,
             wait=wait,
         )

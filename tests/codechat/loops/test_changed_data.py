@@ -51,7 +51,9 @@ def write_letters(home: Path) -> str:
 
 def write_weights(name: str, seed: int) -> str:
     meta = dict(tokenizer=tokenizer.load("bytes").to_dict(), tags="reserved", lineage=[])
-    with run.Run.create(name, {}, kind="sft", overwrite=paths.exists(name)) as made:
+    # --overwrite would not replace the base of adapters
+    shutil.rmtree(paths.runs_dir() / name, ignore_errors=True)
+    with run.Run.create(name, {}, kind="sft") as made:
         checkpoint.save(made.path, 0, model=GPT(TINY, seed=seed), meta=meta)
     return name
 

@@ -148,7 +148,7 @@ def test_from_the_import_to_the_evaluation(tags: str, directory: Path, gsm8k: st
     assert (rows["grad_norm"] > 0).all()
     assert rows["logprob_mismatch"].max() < 1e-3
     assert checkpoint.load("tuned").meta["tags"] == tags
-    assert len(checkpoint.load("tuned").extra["lora"])
+    assert len(checkpoint.load("tuned").adapters)
     words = (
         f"evaluate --ckpt theirs tuned --task {name} --data-dir {gsm8k} --n 1 --ks 1 "
         "--temperature 0 --max-new-tokens 8"

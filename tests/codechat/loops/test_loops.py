@@ -818,6 +818,6 @@ def test_latent_attention_is_tuned_with_adapters(home: Path) -> None:
         max_steps=3,
     )
     train(cfg)
-    factors = checkpoint.load("latent").extra["lora"]
+    factors = checkpoint.load("latent").adapters
     assert {name.split(".")[3] for name in factors} == {"q_a", "q_b", "kv_a", "kv_b", "out"}
     assert loading.load_model("latent").model.cfg.attention == "mla"
