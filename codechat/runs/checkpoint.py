@@ -481,8 +481,12 @@ class Adapted(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         tensor = self.base[name]
         if f"{name}.b" in self.added:
-            return tensor + self.scale * self.added[f"{name}.b"] @ self.added[f"{name}.a"]
-        return tensor + self.added[name] if name in self.added else tensor
+            a = self.added[f"{name}.a"]  # (rank, in)
+            b = self.added[f"{name}.b"]  # (out, rank)
+            return tensor + self.scale * b @ a
+        if name in self.added:
+            return tensor + self.added[name]
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.base)

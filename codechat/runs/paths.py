@@ -307,7 +307,8 @@ def find_base(base: Base) -> Path | None:
 
 def _numbered(run_path: Path) -> list[Path]:
     """NAME.1, NAME.2, ... of a run NAME."""
-    return sorted(p for p in run_path.parent.glob(f"{run_path.name}.*") if p.suffix[1:].isdecimal())
+    others = run_path.parent.glob(f"{run_path.name}.*")
+    return sorted(path for path in others if path.suffix[1:].isdecimal())
 
 
 def needed_steps(run_path: Path) -> dict[int, str]:
