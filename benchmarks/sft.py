@@ -69,7 +69,10 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
 
     def codechat(name: str, compile: bool) -> measure.Contestant:
         model = loading.load_model(cfg.ckpt).model if cfg.ckpt else GPT(shape)
-        model = lora.attach(model.to(device).train(), cfg.lora_rank, targets=LORA_TARGETS)
+        model = model.to(device).train()
+        if cfg.lora_rank:
+            lora.hold_matrices_in(model, dist.compute_dtype(device))
+        lora.attach(model, cfg.lora_rank, targets=LORA_TARGETS)
         hardware.compile_blocks(model, compile)
 
         def loss(batch: Batch) -> Tensor:

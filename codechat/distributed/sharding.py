@@ -27,7 +27,8 @@ T = TypeVar("T")
 BYTES_PER_WEIGHT = (
     18  # float32 master, gradient and two Adam moments; a copy in bf16 for the products
 )
-BYTES_PER_FROZEN = 6  # of it the master and the copy: no gradient and no moments
+# no gradient and no moments; 2 of a matrix in bf16, 6 of an embedding in float32 and its copy
+BYTES_PER_FROZEN = 4
 SHARE_FOR_WEIGHTS = 0.6  # of a device's memory; activations and buffers take the rest
 # importing it takes as long as torch itself: only where a model is sharded
 FSDP = "torch.distributed.fsdp"

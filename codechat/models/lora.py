@@ -79,6 +79,19 @@ def attach(
     return model
 
 
+def hold_matrices_in(model: GPT, dtype: torch.dtype) -> GPT:
+    """Keep matrices that stay frozen in the dtype of products, in place; returns the model.
+    Autocast rounds to it in every product, which makes a copy each time: the products are the
+    same. Norms, biases and the embedding, which may be the head too, stay in float32."""
+    parts = [*model.blocks.modules()]
+    if model.head is not None:
+        parts.append(model.head)
+    for part in parts:
+        if isinstance(part, nn.Linear) and part.weight.dtype != dtype:
+            part.weight.data = part.weight.data.to(dtype)
+    return model
+
+
 def adapted(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
     """Name and layer of every adapter."""
     return ((name, m) for name, m in model.named_modules() if isinstance(m, LoRALinear))

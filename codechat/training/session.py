@@ -436,11 +436,19 @@ def _parents_shape(
 
 def build_model(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
     """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights,
-    or new ones of the seed."""
+    or new ones of the seed. Matrices that stay frozen below adapters have the dtype of
+    products."""
+    frozen = dist.compute_dtype() if cfg.lora_rank else torch.float32
+
+    def empty() -> GPT:
+        model = GPT(cfg.model)
+        # weights that are read are never whole in float32; new ones are drawn in it
+        return lora.hold_matrices_in(model, frozen) if parent else model
+
     # random weights of 8b take over a minute per rank: none where others are read
     seed = None if parent else cfg.seed
     model = sharding.build(
-        lambda: GPT(cfg.model),
+        empty,
         seed=seed,
         shard_it=cfg.shard,
         over=cfg.shard_over,
@@ -448,7 +456,7 @@ def build_model(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
     )
     if parent:
         checkpoint.restore(parent, model)
-    return model
+    return lora.hold_matrices_in(model, frozen)
 
 
 def build_policy(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:

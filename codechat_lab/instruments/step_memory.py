@@ -159,7 +159,10 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         memory=0 if cpu else cfg.usable_gib * 2**30,
     )
     with dist.planning(numerics), FakeTensorMode(), Tape() as tape:
-        model = lora.attach(gpt.GPT(cfg.model), cfg.lora_rank, targets=cfg.lora_targets)
+        model = gpt.GPT(cfg.model)
+        if cfg.lora_rank:
+            lora.hold_matrices_in(model, numerics.dtype)
+        lora.attach(model, cfg.lora_rank, targets=cfg.lora_targets)
         trained = [p for p in model.parameters() if p.requires_grad]
         one = {"weights": tape.now, "gradients": sum(p.numel() * p.element_size() for p in trained)}
         optimizers = optim.build(model, lr=1e-3, optimizer=cfg.optimizer)

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 from contracts import resume_contract, weights
-from random_models import IDS, made, moved
+from random_models import IDS, made, moved, randomise
 
 from codechat import grpo, preference, reinforce
 from codechat.core import config
 from codechat.core.errors import CheckpointError, ConfigError
 from codechat.formats import peft_format
 from codechat.models import loading, lora
-from codechat.models.config import LORA_TARGETS
+from codechat.models.config import LORA_CHOSEN, LORA_TARGETS, GPTConfig
 from codechat.models.fast import head
 from codechat.models.gpt import GPT
 from codechat.runs.run import Run
@@ -77,6 +77,35 @@ def test_merging_leaves_a_plain_model_of_the_same_logits() -> None:
 def test_adapters_of_another_rank_raise() -> None:
     with pytest.raises(CheckpointError):
         lora.load(lora.attach(made(), 4), lora.adapters(lora.attach(made(), 2)))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"mlp": "swiglu", "n_kv_head": 1, "qkv_bias": True},
+        {"tied": False},
+        {"attention": "mla"},
+    ],
+)
+def test_frozen_matrices_in_bfloat16_give_the_products_of_autocast(shape: dict[str, Any]) -> None:
+    """Bit for bit: autocast rounds a float32 matrix to bfloat16 in every product."""
+    cfg = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=32, vocab_size=300, **shape)
+    ids = torch.randint(0, 300, (2, 32), generator=torch.Generator().manual_seed(0))
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = lora.hold_matrices_in(randomise(GPT(cfg)), dtype)
+        moved(lora.attach(model, 3, 6.0, LORA_CHOSEN)).train()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(ids)
+            loss = model.loss(ids, ids)
+        loss.backward()
+        learned = [p.grad for p in model.parameters() if p.requires_grad]
+        found.append([logits, loss, *learned])
+    whole, half = found
+    assert all(torch.equal(a, b) for a, b in zip(whole, half, strict=True))
+    assert model.blocks[0].attn.out.base.weight.dtype == torch.bfloat16
+    assert model.wte.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -193,15 +193,16 @@ def test_a_fake_step_with_adapters_equals_the_real_one() -> None:
 def test_frozen_weights_have_neither_gradients_nor_moments(
     model: GPTConfig, targets: tuple[str, ...]
 ) -> None:
-    """By hand: 4 bytes of each weight; of each adapter 4, two moments, and a gradient in the
-    backward pass."""
+    """By hand: 2 bytes of each weight of a matrix, 4 of the others; of each adapter 4, two
+    moments, and a gradient in the backward pass."""
     plan = plan_of(model=model, loop="sft", lora_rank=8, lora_targets=targets)
     attached = lora.attach(GPT(model), 8, targets=targets)
     adapters = sum(p.numel() for p in attached.parameters() if p.requires_grad)
     assert plan.adapters == adapters
     held = measure(plan).training
     full = measure(replace(plan, lora_rank=0)).training
-    assert held["weights"] == 4 * (model.n_params + adapters)
+    matrices = model.depth * model.block_matmul_params
+    assert held["weights"] == 4 * (model.n_params + adapters) - 2 * matrices
     assert full["weights"] == 4 * model.n_params
     assert held["optimizer states"] == pytest.approx(8 * adapters, rel=0.01)
     assert full["optimizer states"] == pytest.approx(8 * model.n_params, rel=0.01)
@@ -236,7 +237,11 @@ def test_8b_with_adapters_fits_one_h200_and_is_not_sharded() -> None:
     )
     assert plan.fits
     assert not full.fits
-    assert plan.memory["weights"] == pytest.approx(4 * model.n_params / GIB, rel=0.01)
+    halved = model.depth * model.block_matmul_params
+    if not model.tied:
+        halved += model.padded_vocab * model.n_embd
+    weights = 4 * model.n_params - 2 * halved
+    assert plan.memory["weights"] == pytest.approx(weights / GIB, rel=0.01)
     assert "frozen, and 15,728,640 of low-rank updates" in str(plan)
     eight = replace(cfg, gpus=8)
     assert eight.over == 1
