@@ -2,8 +2,9 @@
 
     h = W x + (alpha / rank) B A x,   A (rank, in) random, B (out, rank) zero: training starts from the unchanged model
 
-After `attach` only A and B are trained. A checkpoint holds them and names the one that training
-started from; `runs.checkpoint.load` adds the two. `formats.peft_format` writes PEFT's files."""
+After `attach` only A and B are trained; frozen matrices may have the dtype of products
+(`hold_matrices_in`). A checkpoint holds A and B and names the one that training started from;
+`runs.checkpoint.load` adds the two. `formats.peft_format` writes PEFT's files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
