@@ -12,9 +12,9 @@ LAB = "codechat_lab"
 # what is measured: (ceiling today, target)
 # The targets of content were set before 8,000 expressions came in that nobody had counted or that are
 # abilities of their own: functions and programs that stood in data files (3,000), calls in the words of
-# imported models (2,900), the readers of many public forms of rows and schemas (the rest). Raised by 700
-# since: checkpoints of adapters name a base, which is found, verified and kept.
-CONTENT = {"codechat": (89_700, 66_000), "both": (169_800, 135_000)}
+# imported models (2,900), the readers of many public forms of rows and schemas (the rest). Raised by 800
+# since: checkpoints of adapters name a base, which is found, verified, kept, and held once in memory.
+CONTENT = {"codechat": (89_800, 66_000), "both": (169_900, 135_000)}
 DENSITY = {"codechat": (4.9, 5.0), LAB: (5.0, 5.5), "tests": (5.11, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1), "tests": (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3, 3), "tests": (1, 1)}
