@@ -237,10 +237,11 @@ def _chance(curves: dict[str, list[Curve]]) -> dict[str, float]:
     n = len(curves["codechat"])
     everything = [curve for some in curves.values() for curve in some]
     ways = list(itertools.combinations(range(len(everything)), n))
+    # the first is the real one
     ways = [
         ways[0],
         *random.Random(0).sample(ways[1:], min(len(ways), DIVISIONS) - 1),
-    ]  # the first is the real one
+    ]
 
     @cache
     def of(chosen: tuple[int, ...]) -> list[dict[str, float]]:

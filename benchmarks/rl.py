@@ -39,9 +39,8 @@ def contestants(cfg: RLBench) -> list[measure.Contestant]:
 def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
     seconds = list[float]()
     flops = list[float]()
-    peak, _ = hardware.peak_flops(
-        dist.device(), dist.compute_dtype()
-    )  # what the loop's own share is of
+    # what the loop's own share is of
+    peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
 
     def run() -> None:
         how: dict[str, Any] = dict(

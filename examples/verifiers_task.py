@@ -20,9 +20,8 @@ from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.tasks.base import BaseTask, Problem, Score
 from codechat.text.tool_functions import run_file
 
-Scored = tuple[
-    float, float, dict[str, float]
-]  # the weighted sum, the sum of the weights, each function's value
+# the weighted sum, the sum of the weights, each function's value
+Scored = tuple[float, float, dict[str, float]]
 
 
 class Verifiers(BaseTask):
@@ -64,9 +63,8 @@ class Verifiers(BaseTask):
                 problem = Problem(f"{self.name}-{part}{i}", messages, answer, split)
                 self.items[problem.id] = item
                 self.rows.append(problem)
-        self.loop = (
-            asyncio.new_event_loop()
-        )  # of its own: a notebook's is running, and clients of judges stay with theirs
+        # of its own: a notebook's is running, and clients of judges stay with theirs
+        self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
     def gold(self, problem: Problem) -> str:
@@ -106,9 +104,8 @@ def _module(env: str) -> Any:
         raise ConfigError(f"environment {env!r}: {error}; {needed}") from None
 
 
-Parts = dict[
-    str, Iterable[tuple[Any, list[dict[str, str]], Any]]
-]  # split, or "" for all -> (item, messages, answer)
+# split, or "" for all -> (item, messages, answer)
+Parts = dict[str, Iterable[tuple[Any, list[dict[str, str]], Any]]]
 
 
 class Rubrics:

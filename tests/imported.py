@@ -25,12 +25,13 @@ TURNS = [
     "<|observation|>",
 ]
 TURNS += ["<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "[gMASK]", "<sop>"]
+# as in Phi 3, they take in the blanks behind them
 TAKING = [
     "<|system|>",
     "<|user|>",
     "<|assistant|>",
     "<|end|>",
-]  # as in Phi 3, they take in the blanks behind them
+]
 
 
 def talk(*contents: str, roles: str = "ua") -> list[dict[str, str]]:

@@ -104,9 +104,8 @@ def test_openmp_polls_seldom_where_other_processes_compute(
     wait = "import time\nwhile time.process_time() < 9: pass"
     busy = [subprocess.Popen([sys.executable, "-c", wait]) for _ in range(os.cpu_count() or 1)]
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.setattr(
-        os, "cpu_count", lambda: cores
-    )  # after the processes, of which there would be 100,000
+    # after the processes, of which there would be 100,000
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
     try:
         main(["runs"])
     finally:

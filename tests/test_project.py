@@ -253,9 +253,8 @@ def test_notebooks_have_the_agreed_shape() -> None:
         code = [cell.source for cell in source.cells if cell.cell_type == "code"]
         first = source.cells[0]
         assert first.cell_type == "markdown" and first.source.startswith("# "), name
-        parts = (
-            ["Question"] if report else ["Question", "Result"]
-        )  # a report's result is what its rows give
+        # a report's result is what its rows give
+        parts = ["Question"] if report else ["Question", "Result"]
         assert all(f"**{word}" in first.source for word in parts), (
             f"{name}: Question and Result in the first cell"
         )

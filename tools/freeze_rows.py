@@ -18,10 +18,11 @@ from codechat_lab.reports.run_frames import STRATA, Frames
 
 STAGES = ("pretrain", "sft", "diagnose", "rl", "choose", "evaluate")
 DATA = ("corpus", "sft")
+# stages whose rows of a table are read
 READ = {
     "per_problem": ("evaluate",),
     "samples": ("rl", "evaluate"),
-}  # stages whose rows of a table are read
+}
 
 
 def freeze(recipe: str) -> Frames:
@@ -63,9 +64,8 @@ def freeze_strata(names: list[str]) -> tuple[int, int]:
     strata: list[dict[str, object]] = []
     natural: list[dict[str, object]] = []
     for run in map(Run.open, names):
-        texts = (
-            {"request", "answer"} if run.name == names[-1] else set()
-        )  # of the last run only: the rows stay small
+        # of the last run only: the rows stay small
+        texts = {"request", "answer"} if run.name == names[-1] else set()
         path = run.path / "natural.jsonl"
         if path.exists():
             natural += [

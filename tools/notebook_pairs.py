@@ -34,9 +34,8 @@ from codechat_lab.reports import html, notebooks
 from codechat_lab.reports.notebooks import NotebookError, code_cells, is_template
 
 MAX_BYTES = 300_000
-RESULT = re.compile(
-    r"\*\*Result\.\*\*(.*?)(?=\n\n\*\*|\Z)", re.S
-)  # of the first cell, its table included
+# of the first cell, its table included
+RESULT = re.compile(r"\*\*Result\.\*\*(.*?)(?=\n\n\*\*|\Z)", re.S)
 NUMBER = re.compile(r"(?<![\w.])([-+\u2212]?)(\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?) ?(%?)")
 LINKS = re.compile(r"\n+(Previous|Next): \[[^\n]*\.ipynb\)$")
 
@@ -98,9 +97,8 @@ def build(name: str, timeout_s: float = 600) -> Path:
             "keep it with `jupytext --sync`, or delete it"
         )
     if not is_template(name):
-        os.environ.setdefault(
-            "CODECHAT_DTYPE", "float32"
-        )  # the same numbers on a machine with bfloat16
+        # the same numbers on a machine with bfloat16
+        os.environ.setdefault("CODECHAT_DTYPE", "float32")
         with tempfile.TemporaryDirectory() as empty:
             notebooks.execute(notebook, cwd=Path(empty), timeout_s=timeout_s)
             scrub(
@@ -276,10 +274,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"written {time.perf_counter() - begin:6.1f} s  {path.relative_to(paths.SHIPPED)}",
                 flush=True,
             )
+        # the committed notebook stays; the others are still built
         except (
             NotebookError,
             DataError,
-        ) as error:  # the committed notebook stays; the others are still built
+        ) as error:
             failed = True
             print(f"FAILED {name}: {error}\n{error.__cause__ or ''}", file=sys.stderr, flush=True)
     problems = check(args.names)

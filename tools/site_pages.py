@@ -98,9 +98,8 @@ def gather() -> None:
     for name in COPIED:
         places = [ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*")
         for path in places:
-            template = path.parent.name == "notebooks" and path.name.startswith(
-                "9"
-            )  # the reports are executed
+            # the reports are executed
+            template = path.parent.name == "notebooks" and path.name.startswith("9")
             if (
                 path.is_file()
                 and not template

@@ -359,9 +359,8 @@ def kills(table: Table, home: Path, rng: random.Random, until: float, n: int) ->
             continue
         seconds = time.monotonic() - began
         due = -(-n // len(JOBS))
-        ends = time.monotonic() + max(0.0, until - time.monotonic()) / (
-            len(JOBS) - at
-        )  # no job takes the time of those after it
+        # no job takes the time of those after it
+        ends = time.monotonic() + max(0.0, until - time.monotonic()) / (len(JOBS) - at)
         while due and time.monotonic() < ends:
             process = subprocess.Popen(
                 command(home, victim, job, *again(job, victim)),
@@ -961,9 +960,8 @@ def fuzz(table: Table, home: Path, rng: random.Random, until: float, n: int) -> 
     from codechat.core.errors import UserError
 
     every = list(targets(home))
-    for i, (name, good, read) in itertools.product(
-        range(-(-n // len(every))), every
-    ):  # in turn: an early end leaves none out
+    # in turn: an early end leaves none out
+    for i, (name, good, read) in itertools.product(range(-(-n // len(every))), every):
         if time.monotonic() > until:
             return
         suffix = {"configuration": ".json", "rows in parquet": ".parquet"}.get(name, ".jsonl")

@@ -51,10 +51,11 @@ def git_state(root: Path) -> dict[str, Any]:
             if changed
             else ""
         )
+    # no git, no answer, no repository, no commit
     except (
         OSError,
         subprocess.SubprocessError,
-    ) as e:  # no git, no answer, no repository, no commit
+    ) as e:
         return {
             "commit": "unknown",
             "reason": str(getattr(e, "stderr", None) or e).strip().partition("\n")[0],

@@ -328,10 +328,11 @@ class Source(NamedTuple):
 
 def _read_source(cfg: ImportConfig) -> Source:
     """MissingFile where there is nothing; what the readers of the formats raise."""
+    # these import torch, which --help does not need
     from codechat.formats import (
         gguf_format,
         hf_format,
-    )  # these import torch, which --help does not need
+    )
 
     source = cfg.source
     if not source.exists():

@@ -10,12 +10,13 @@ def parsed(source: str) -> ast.Module | None:
         warnings.simplefilter("ignore")
         try:
             return ast.parse(source)
+        # the last two: nested too deep
         except (
             SyntaxError,
             ValueError,
             RecursionError,
             MemoryError,
-        ):  # the last two: nested too deep
+        ):
             return None
 
 

@@ -147,9 +147,8 @@ def train(cfg: CharsConfig) -> Run:
         def evaluate(model: GPT, step: int) -> dict[str, Any]:
             with sharding.whole(model) as reader:
                 found = learning.validate(reader, text, cfg, world.device)
-                if (
-                    cfg.samples
-                ):  # last, so that an evaluation which fails and is repeated writes them once
+                # last, so that an evaluation which fails and is repeated writes them once
+                if cfg.samples:
                     session.run.log_samples(
                         step, learning.write_samples(reader, text, cfg, world.device)
                     )

@@ -86,9 +86,8 @@ class Learner:
         yield loss
 
     def _denoising_nats(self, windows: Tensor, rng: torch.Generator) -> Tensor:
-        offset = float(
-            torch.rand((), generator=rng, dtype=torch.float64)
-        )  # of masks that all ranks draw together
+        # of masks that all ranks draw together
+        offset = float(torch.rand((), generator=rng, dtype=torch.float64))
         ranks = random_ranks(self.total, self.cfg.horizon, rng)[self.mine].to(windows.device)
         counts = mask_counts(self.mine, self.total, self.cfg.horizon, offset).to(windows.device)
         return denoising_bound(self.model, windows, counts, ranks).sum()

@@ -128,9 +128,8 @@ class Bigram:
 
     def __init__(self, ids: Tensor, n_symbols: int) -> None:
         self.n_symbols = n_symbols
-        self.pairs, self.counts = (ids[:-1] * n_symbols + ids[1:]).unique(
-            return_counts=True
-        )  # sorted
+        # sorted
+        self.pairs, self.counts = (ids[:-1] * n_symbols + ids[1:]).unique(return_counts=True)
         self.before = ids[:-1].bincount(minlength=n_symbols)
 
     def logprobs(self, previous: Tensor, following: Tensor) -> Tensor:

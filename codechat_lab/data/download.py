@@ -47,9 +47,8 @@ def download(cfg: DownloadConfig) -> Path:
     where the hub does not answer."""
     out = cfg.out or paths.ROOT / "data" / "hub" / Path(cfg.name).name
     out.parent.mkdir(parents=True, exist_ok=True)
-    with alone(
-        out.with_name(f".{out.name}.lock")
-    ):  # a second command for the same folder waits, and finds it
+    # a second command for the same folder waits, and finds it
+    with alone(out.with_name(f".{out.name}.lock")):
         return _download(cfg, out)
 
 
@@ -87,9 +86,8 @@ def _from_hub(name: str, out: Path) -> str:
             huggingface_hub.snapshot_download(
                 name, allow_patterns=files, repo_type=kind, local_dir=partial
             )
-        except (
-            Exception
-        ) as error:  # the transport is another package in each release of huggingface_hub
+        # the transport is another package in each release of huggingface_hub
+        except Exception as error:
             if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(
                 error, errors.GatedRepoError
             ):

@@ -29,9 +29,8 @@ def _read(name: str) -> Any:
     return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
-_REQUESTS = _read(
-    "code_requests.json"
-)  # verbs that open docstrings, as "Return" or "Returns"; wordings of a request
+# verbs that open docstrings, as "Return" or "Returns"; wordings of a request
+_REQUESTS = _read("code_requests.json")
 CHAT_TURNS = _read("chat_turns.json")
 SMALL_TALK = tuple(  # (words of the user, answer): each wording with each answer
     (said, answer)

@@ -154,9 +154,8 @@ def scan(texts: Iterable[tuple[str, bool]], index: Index) -> set[Finding]:
     keys = set[Hashable]()  # of index.exact
     for text, whole in texts:
         programs = "def " in text
-        for version in (
-            {text, _without_comments(text)} if programs else (text,)
-        ):  # solutions have no comments
+        # solutions have no comments
+        for version in {text, _without_comments(text)} if programs else (text,):
             words = _words(version)
             if whole and len(words) < N:
                 keys.add(tuple(words))
@@ -266,16 +265,14 @@ def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     preferences = entry.get("kind") == "preference"
     data_dir = entry.get("data_dir")
     task = entry.get("task")
-    if task and not (
-        preferences and data_dir
-    ):  # with preferences from files the task only evaluates
+    # with preferences from files the task only evaluates
+    if task and not (preferences and data_dir):
         source = entry.get("task_data") if preferences else data_dir
         if source and _directory(source).exists():  # it may also be a word such as hub
             source = str(_directory(source))
         problems = tasks.load(task, source=source).problems("train", seed=entry.get("seed") or 0)
-        yield from (
-            (request(problem), True) for problem in problems
-        )  # RL never shows a reference solution
+        # RL never shows a reference solution
+        yield from ((request(problem), True) for problem in problems)
     elif not data_dir:
         raise UserError("its lineage names no data")
     elif entry.get("kind") == "pretrain":

@@ -49,9 +49,8 @@ class World:
         prefixes = {text: k for k, text in enumerate(t for t in self.texts if len(t) < length)}
         self.n_states = len(prefixes)
         shape = (len(self.texts), length)
-        self.states = torch.zeros(
-            shape, dtype=torch.long
-        )  # (S, T) number of the prefix before each token
+        # (S, T) number of the prefix before each token
+        self.states = torch.zeros(shape, dtype=torch.long)
         self.symbols = torch.zeros(shape, dtype=torch.long)  # (S, T) 0 = stop
         self.mask = torch.zeros(shape, dtype=torch.bool)
         for s, text in enumerate(self.texts):
@@ -59,9 +58,10 @@ class World:
                 self.states[s, t] = prefixes[text[:t]]
                 self.mask[s, t] = True
                 self.symbols[s, t] = 1 + LETTERS.index(text[t]) if t < len(text) else 0
+        # (S,)
         self.rewards = torch.tensor(
             [float(reward(text)) for text in self.texts], dtype=torch.float64
-        )  # (S,)
+        )
 
     def policy(self, seed: int = 0, scale: float = 0.7) -> Tensor:
         """(K, V) logits of a random policy; scale 0 = uniform."""

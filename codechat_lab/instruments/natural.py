@@ -27,9 +27,8 @@ from codechat_lab.tasks.natural import KINDS, SHORTCUT
 
 Row = dict[str, Any]
 NOT_OFFERED = "calls a name that was not offered"
-VERDICTS = json.loads(
-    Path(__file__).with_name("natural_verdicts.json").read_text("utf-8")
-)  # tier -> its words
+# tier -> its words
+VERDICTS = json.loads(Path(__file__).with_name("natural_verdicts.json").read_text("utf-8"))
 SHARES = (  # kind, metric, its words, whether a row counts
     ("toolbox", "right", "tool and arguments right", lambda row: row["correct"]),
     (

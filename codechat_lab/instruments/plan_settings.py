@@ -28,13 +28,14 @@ HOPPER = ("h100", "h800", "h200", "b200")
 HEADROOM = (
     0.08  # of the usable memory: predictions may be that far below what the allocator reserves
 )
+# loop -> its plan
 PLANNED_LOOPS = {
     "pretrain": "pretrain",
     "sft": "sft",
     "reinforce": "rl",
     "grpo": "rl",
     "ppo": "rl",
-}  # loop -> its plan
+}
 PROMPT_TOKENS = 256  # of the longest prompt of RL, assumed
 BF16 = 2  # bytes
 

@@ -44,11 +44,12 @@ from codechat_lab.instruments.plan_settings import (
 CONTEXT_GIB = 1.5  # of the CUDA context and NCCL's buffers; an assumption, not measured here
 FRAGMENTATION = 0.05  # share that the allocator cannot use between blocks; an assumption too
 MOST_ROWS = 256  # per microbatch, where the search ends
+# what a training step holds that stays while RL samples
 STAYS = (
     "weights",
     "optimizer states",
     "reference",
-)  # what a training step holds that stays while RL samples
+)
 
 
 class Sampling(NamedTuple):

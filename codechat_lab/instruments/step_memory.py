@@ -33,10 +33,11 @@ CATEGORIES = (
     "optimizer temporaries",
 )
 Bytes = dict[str, int]
+# blocks are alike: every moment of a step grows by the same bytes with each of them
 SHALLOW = (
     3,
     4,
-)  # blocks are alike: every moment of a step grows by the same bytes with each of them
+)
 
 
 class Tape(TorchDispatchMode):
@@ -100,10 +101,11 @@ def measure(
     """The peaks of a step and of an evaluation on a rank. Those of a deep model are continued
     from two shallow ones, unless `whole`.
     cpu: with the chunks, norms and last block of a CPU."""
+    # also where it is shallow
     cfg, depth = (
         replace(cfg, shard=cfg.over > 1, shard_over=cfg.over),
         cfg.model.depth,
-    )  # also where it is shallow
+    )
     if whole or depth <= SHALLOW[1]:
         return _peaks(cfg, dtype, _run(cfg, dtype, cpu))
     few, more = (_run(replace(cfg, model=replace(cfg.model, depth=d)), dtype, cpu) for d in SHALLOW)
@@ -166,9 +168,8 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         trained = [p for p in model.parameters() if p.requires_grad]
         one = {"weights": tape.now, "gradients": sum(p.numel() * p.element_size() for p in trained)}
         optimizers = optim.build(model, lr=1e-3, optimizer=cfg.optimizer)
-        _update(
-            model, optimizers, tape
-        )  # so that optimizer states exist, as they do in every step but the first
+        # so that optimizer states exist, as they do in every step but the first
+        _update(model, optimizers, tape)
         one["states"] = tape.now - one["weights"]
         one["update"] = _update(model, optimizers, tape)
         if cfg.over > 1:  # a rank computes with gathered weights, which are in the compute dtype

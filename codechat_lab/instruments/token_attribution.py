@@ -73,9 +73,8 @@ def gradient_norms(
     import torch
 
     device = model.wte.weight.device
-    inputs, targets = (
-        torch.tensor([part], device=device) for part in (ids[:-1], ids[1:])
-    )  # (1, T - 1)
+    # (1, T - 1)
+    inputs, targets = (torch.tensor([part], device=device) for part in (ids[:-1], ids[1:]))
     caught: list[Tensor] = []
 
     def catch(module: nn.Module, args: Any, output: Tensor) -> Tensor:

@@ -100,9 +100,8 @@ class XRay:
             n_coloured = sum(map(bool, values))
             share = f"{100 * n_coloured / n:.0f} %" if n else ""
             rows.append([role, str(n_coloured), str(n), share, f"{sum(values):.4g}"])
-        widths = (
-            (11, 9, 8) if self.kind == "mask" else (11, 9, 8, 12)
-        )  # the sum of a mask says no more
+        # the sum of a mask says no more
+        widths = (11, 9, 8) if self.kind == "mask" else (11, 9, 8, 12)
         lines = []
         for role, *cells in rows:
             lines.append(
@@ -138,9 +137,8 @@ class XRay:
         if value:
             rgb, strength = self._shade(value)
             attributes += f' style="background:rgba({",".join(map(str, rgb))},{strength:.2f})"'
-        shown = escape(visible(self.texts[i])).replace(
-            "\n", "<i></i>\n"
-        )  # the style draws the sign: the text stays
+        # the style draws the sign: the text stays
+        shown = escape(visible(self.texts[i])).replace("\n", "<i></i>\n")
         return f'<span{attributes} title="{escape(tip)}">{shown}</span>'
 
     def _painted(self, i: int) -> str:

@@ -46,6 +46,7 @@ LAUNCHABLE = {
     e.command: e
     for e in (*registry.LOOPS.values(), *map(registry.find, ("diagnose", "evaluate", "passk")))
 }
+# of a line
 SHOWN = (
     "train_loss",
     "reward_mean",
@@ -55,15 +56,14 @@ SHOWN = (
     "grad_norm",
     "tok_per_s",
     "mfu",
-)  # of a line
+)
 FAILED = ("failed", "killed", "start failed")  # states after which `status` and `tail` end with 1
 PORT = 29517
 ALIVE = ".alive"  # locked by a detached process while it lives
 UNLOCK_S = 10  # in which a process that is gone gives its locks back: with its last thread
 
-_children: list[
-    subprocess.Popen[bytes]
-] = []  # kept, since Python warns of those that it forgets while they run
+# kept, since Python warns of those that it forgets while they run
+_children: list[subprocess.Popen[bytes]] = []
 
 
 # ---- writing
@@ -263,9 +263,8 @@ def end(what: str, process: Mapping[str, Any], now: bool, where: Path) -> None:
     if not alive(process):
         raise RunError(f"{what} runs on {process['host']}; stop it there (or with scancel)")
     pids = [process["pid"], *(descendants(process["pid"]) if now else ())]
-    targets = {
-        pid: process_start(pid) for pid in pids
-    }  # the start tells a process from a later one of this number
+    # the start tells a process from a later one of this number
+    targets = {pid: process_start(pid) for pid in pids}
     for pid in targets:
         with contextlib.suppress(ProcessLookupError):  # it ended by itself
             os.kill(pid, signal.SIGKILL if now else signal.SIGTERM)

@@ -32,9 +32,8 @@ from codechat_lab.launch.recipes import bound_stages, find_scale
 
 # that torchrun gives its ranks to write a checkpoint when it is told to stop; its own default is 30
 SAVE_S = 600
-LOOPS: dict[str, str] = json.loads(
-    Path(__file__).with_name("loops.json").read_text()
-)  # the words of each
+# the words of each
+LOOPS: dict[str, str] = json.loads(Path(__file__).with_name("loops.json").read_text())
 V6_NUMBERS = (
     "plain-programs",
     "plain-calls",

@@ -226,9 +226,8 @@ def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) 
     if ranks and (path / "launch.sh").is_file() and launcher.lives(path):
         launcher.attach(path)  # an earlier `codechat run` launched it
     else:
-        lost = b.name not in read_ledger(
-            ledger
-        )  # killed between the end of the run and its entry in the ledger
+        # killed between the end of the run and its entry in the ledger
+        lost = b.name not in read_ledger(ledger)
         settings = _resume_or_replace(b, again or lost, overwrite)
         note(ledger, b.name, None)
         if ranks:

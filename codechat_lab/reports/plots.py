@@ -23,9 +23,8 @@ def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame) -> Plot:
     known = metrics[metrics["tokens"].notna()]
     points = evals[evals["val_bpb"].notna()]
     bpb = points["val_bpb"]
-    tokens = np.interp(
-        points["step"], [0, *known["step"]], [0, *known["tokens"]]
-    )  # evaluations count steps
+    # evaluations count steps
+    tokens = np.interp(points["step"], [0, *known["step"]], [0, *known["tokens"]])
     total = EngFormatter(sep="", places=1).format_data(metrics["tokens"].max())
     title = (
         f"{run}: {bpb.iloc[0]:.2f} to {bpb.iloc[-1]:.2f} bits "
@@ -57,9 +56,8 @@ def heldout_losses(run: str, evals: pd.DataFrame) -> Plot:
         finding = f"{', '.join(risen)} ends above its lowest held-out loss"
     fig, axes = new_figure(f"{run}: {finding}")
     ax = axes[0, 0]
-    colours = [
-        colour for name, colour in style.OKABE_ITO.items() if name != "yellow"
-    ]  # unreadable on white
+    # unreadable on white
+    colours = [colour for name, colour in style.OKABE_ITO.items() if name != "yellow"]
     for (domain, loss), colour, marker in zip(losses.items(), colours, "os^Dv<>"):
         steps = evals["step"][loss.index]
         ax.plot(steps, loss, label=domain, marker=marker, markersize=4, color=colour, linewidth=1.4)

@@ -31,15 +31,15 @@ MAX_BYTES = 1_000_000
 FROZEN = "frozen"  # the source of committed rows
 NUMBERS = "headline.json"  # beside the frozen rows
 SAMPLES_PER_RUN = 40
+# frozen as csv, as is per_problem without its column tiers; others as jsonl
 TABLES = (
     "runs",
     "metrics",
     "evals",
-)  # frozen as csv, as is per_problem without its column tiers; others as jsonl
+)
 COUNTS = ("n", "c")  # of a problem: completions, and how many of them are correct
-STRATA = json.loads(
-    Path(__file__).with_name("strata.json").read_text()
-)  # of the task funcall: what a request asks for
+# of the task funcall: what a request asks for
+STRATA = json.loads(Path(__file__).with_name("strata.json").read_text())
 
 # Settings that decide what an evaluation of each kind of run measures; seeds may differ.
 SAMPLED = ("task", "temperature", "top_k", "max_new_tokens")
@@ -53,10 +53,11 @@ COMPARED = {
     "anatomy": (*SAMPLED, "data_dir", "problems", "group_size"),
 }
 EVALUATIONS = ("evaluate", "swaps", "anatomy")  # kinds of runs that read checkpoints
+# splits whose scores are quoted: no checkpoint may be chosen on them
 QUOTED = {
     "test",
     "test_hard",
-}  # splits whose scores are quoted: no checkpoint may be chosen on them
+}
 
 
 def check(runs: Sequence[Run]) -> None:
@@ -72,9 +73,8 @@ def check(runs: Sequence[Run]) -> None:
                 f"run {run.name} is {status['status']} ({reason}); wait, or use --resume"
             )
         if kind in EVALUATIONS:
-            for name in filter(
-                paths.exists, _trained(run)
-            ):  # the scores of a run that was deleted still hold
+            # the scores of a run that was deleted still hold
+            for name in filter(paths.exists, _trained(run)):
                 started = Run.open(name).status["started"]
                 if started > status["started"]:
                     raise RunError(
@@ -438,9 +438,8 @@ def _stratum(kind: str, solved: pd.DataFrame) -> dict[str, float]:
     rows = solved[solved["id"].str.rsplit("-", n=2).str[-2] == kind]
     rows = rows.assign(share=rows["c"] / rows["n"])
     shares = rows.pivot(index="id", columns="run", values="share")
-    shares = shares.reindex(
-        index=rows["id"].unique(), columns=rows["run"].unique()
-    )  # the order of seeds and problems
+    # the order of seeds and problems
+    shares = shares.reindex(index=rows["id"].unique(), columns=rows["run"].unique())
     named: dict[str, str] = {}
     if "cluster" in rows:
         named = rows.dropna(subset="cluster").set_index("id")["cluster"].to_dict()

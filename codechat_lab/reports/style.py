@@ -23,9 +23,8 @@ from PIL import Image
 
 from codechat.runs.run import unit_of
 
-LOOK = Path(__file__).with_name(
-    "codechat.mplstyle"
-)  # in force while `new_figure` makes axes, never globally
+# in force while `new_figure` makes axes, never globally
+LOOK = Path(__file__).with_name("codechat.mplstyle")
 OKABE_ITO = {
     "blue": "#0072B2",
     "orange": "#E69F00",
@@ -93,9 +92,8 @@ class Plot(Figure):
         as alternative text."""
         drawn = io.BytesIO()
         small = io.BytesIO()
-        self.savefig(
-            drawn, format="png", dpi=100, metadata={"Software": None}
-        )  # without the version, the same bytes
+        # without the version, the same bytes
+        self.savefig(drawn, format="png", dpi=100, metadata={"Software": None})
         # The default method merges colours of small areas, such as a legend's, with others.
         few = (
             Image.open(drawn)
@@ -126,9 +124,8 @@ def colour_of(run: str) -> str:
     family = stage.partition("-")[0]
     if family in FAMILIES and family != stage:
         return FAMILIES[family]
-    colours = [
-        c for name, c in OKABE_ITO.items() if name not in ("black", "yellow")
-    ]  # yellow on white cannot be read
+    # yellow on white cannot be read
+    colours = [c for name, c in OKABE_ITO.items() if name not in ("black", "yellow")]
     return colours[crc32(stage.encode()) % len(colours)]
 
 

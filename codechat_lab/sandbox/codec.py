@@ -487,10 +487,11 @@ class Register:
 HEADER = struct.Struct("!I")
 TRUSTED = 256 << 20  # most bytes of one message between trusted processes
 
+# a judge's requests to its zygote: the next process; end the one that was given
 NEXT, END = (
     b"+",
     b"-",
-)  # a judge's requests to its zygote: the next process; end the one that was given
+)
 # the zygote's answer to END where it has ended the process itself, which had written too much
 FULL = b"!"
 

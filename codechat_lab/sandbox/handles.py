@@ -67,12 +67,10 @@ class Session:
         self.failed: AssertionError | None = (
             None  # in a function of the test that the program called
         )
-        self.lent = (
-            codec.Register()
-        )  # functions and iterators of the test that the program has got, and no others
-        self.entered: dict[
-            int, int
-        ] = {}  # id of a handle in a `with` -> number of the request behind its entry
+        # functions and iterators of the test that the program has got, and no others
+        self.lent = codec.Register()
+        # id of a handle in a `with` -> number of the request behind its entry
+        self.entered: dict[int, int] = {}
 
     def request(self, op: str, *args: Any) -> Any:
         """The program's answer. An exception of the program is raised here, as the type that
@@ -650,9 +648,8 @@ def data_class(base: type, abilities: str) -> type[Handle]:
         elif not name.startswith("_"):
             members[name] = _changing(method, _calling(name))
         elif name in IN_PLACE:
-            members[name] = lambda self, other: (
-                NotImplemented
-            )  # a += b is a = a + b, and gives a plain list
+            # a += b is a = a + b, and gives a plain list
+            members[name] = lambda self, other: NotImplemented
     if hasattr(base, "__setitem__"):
         members["__setitem__"] = _changing(getattr(base, "__setitem__"), _asks("set item"))
         members["__delitem__"] = _changing(getattr(base, "__delitem__"), _asks("delete item"))

@@ -40,6 +40,7 @@ from codechat_lab.sandbox.handles import (
 from codechat_lab.sandbox.scratch import ENTRIES, SIZE_MB, Scratch
 
 ROOT = str(Path(__file__).resolve().parents[2])
+# no installed packages, nothing from the current folder
 FLAGS = (
     "-s",
     "-S",
@@ -47,15 +48,14 @@ FLAGS = (
     "-B",
     "-W",
     "ignore",
-)  # no installed packages, nothing from the current folder
+)
 # The environment: nothing of the trainer's, which may hold keys. A fixed hash seed makes
 # verdicts reproducible.
 CLEAN = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
 PASSED_ON = ("LD_LIBRARY_PATH", "TMPDIR")
 START_S = 60.0
-MEMORY = (
-    4 << 30
-)  # bytes of address space: a program's answers must not exhaust the machine's memory
+# bytes of address space: a program's answers must not exhaust the machine's memory
+MEMORY = 4 << 30
 REASON = 300  # characters
 OUT_OF_TIME = "out of time"
 UNUSED = "no test uses {names}, so any program would pass"
@@ -235,13 +235,11 @@ class Trial:
         self.stage = "tests"
         self.deadline = time.monotonic() + job["total_s"]
         self.session: Session | None = None  # with the program's process, while there is one
-        self.defined: dict[
-            str, Any
-        ] = {}  # what the program defines under the names that are wanted
+        # what the program defines under the names that are wanted
+        self.defined: dict[str, Any] = {}
         self.names: dict[str, Any] = {}  # the namespace of a test
-        self.made: set[str] = (
-            set()
-        )  # names of data that the program gave, and of the set-up if it used the program
+        # names of data that the program gave, and of the set-up if it used the program
+        self.made: set[str] = set()
         self.used = False  # whether the test that ran last has used the program
 
     def verdict(self) -> dict[str, Any]:
@@ -300,9 +298,8 @@ class Trial:
                 step(*args)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            reason = (
-                OUT_OF_TIME if time.monotonic() >= end else ""
-            )  # the test may have swallowed the interruption
+            # the test may have swallowed the interruption
+            reason = OUT_OF_TIME if time.monotonic() >= end else ""
         # A test may raise anything, SystemExit too: it has failed, and the next test runs.
         except BaseException as error:
             reason = explain(error)
@@ -365,17 +362,15 @@ class Trial:
     def run(self, source: str) -> None:
         try:
             exec(compiled(source), self.names)
-        except (
-            SystemExit
-        ) as leaving:  # of a script, never of the program, whose exceptions get other types
+        # of a script, never of the program, whose exceptions get other types
+        except SystemExit as leaving:
             if leaving.code:
                 raise
 
     def close(self) -> None:
         if self.session:
-            with (
-                self.session.channel
-            ):  # closed afterwards: the process would exit by itself once it is closed
+            # closed afterwards: the process would exit by itself once it is closed
+            with self.session.channel:
                 self.zygote.end()
             self.session = None
 

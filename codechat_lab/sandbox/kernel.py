@@ -47,9 +47,8 @@ def _checked(result: Any, function: Any, arguments: Any) -> Any:
     return result
 
 
-libc = ctypes.PyDLL(
-    None, use_errno=True
-)  # keeps the interpreter's lock: a forked process has no other thread
+# keeps the interpreter's lock: a forked process has no other thread
+libc = ctypes.PyDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 libc.syscall.errcheck = _checked
 

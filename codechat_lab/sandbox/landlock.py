@@ -152,9 +152,8 @@ def step_down(scratch: str) -> None:
         os.chown(scratch, NOBODY, NOBODY)
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        kernel.prctl(
-            kernel.PR_SET_DUMPABLE, 1
-        )  # a change of user makes a process undumpable, and its /proc root's
+        # a change of user makes a process undumpable, and its /proc root's
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
 
 
 def _open_to_all(folder: str) -> bool:

@@ -296,9 +296,8 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         if self.closed or self.owner != os.getpid():  # in a fork, the judges are not ours
             return
         self.closed = True
-        self.threads.shutdown(
-            wait=False, cancel_futures=True
-        )  # before a thread is free for the next program
+        # before a thread is free for the next program
+        self.threads.shutdown(wait=False, cancel_futures=True)
         for judge in list(self.judges.values()):
             with contextlib.suppress(OSError):
                 judge.control.shutdown(socket.SHUT_RDWR)

@@ -27,6 +27,7 @@ NR, ARCH, ARGS = 0, 4, 16  # offsets in struct seccomp_data
 
 THREAD_FLAGS = (0x3D0F00, 0x7D0F00)  # what glibc and musl pass to clone for a thread
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)  # duplicate, flags, locks; not F_SETOWN
+# ask about a terminal, FIONREAD, FIONBIO, close-on-exec
 IOCTL = (
     0x5401,
     0x5413,
@@ -34,7 +35,7 @@ IOCTL = (
     0x5421,
     0x5450,
     0x5451,
-)  # ask about a terminal, FIONREAD, FIONBIO, close-on-exec
+)
 AF_UNIX = 1
 FCNTL_NR, IOCTL_NR, SOCKETPAIR, CLONE, CLONE3, PRLIMIT, UTIMENSAT = 72, 16, 53, 56, 435, 302, 280
 KILL_NR, TGKILL = 62, 234
@@ -106,9 +107,8 @@ def shared_program() -> bytes:
     steps += _if_argument(SOCKETPAIR, 0, (AF_UNIX,), high_half=False)
     steps += _refuse_present_time()
     for number in sorted(PRETENDED.values()):
-        steps += _step(EQUAL, number, 0, 1) + _step(
-            RETURN, ERRNO
-        )  # error 0: nothing is done, and the call succeeds
+        # error 0: nothing is done, and the call succeeds
+        steps += _step(EQUAL, number, 0, 1) + _step(RETURN, ERRNO)
     return steps + _allow([*ALWAYS.values(), *ZYGOTE_ONLY.values()]) + REFUSE
 
 

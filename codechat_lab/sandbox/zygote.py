@@ -112,9 +112,8 @@ def build(level: str, folder: str, lock: int) -> Walls:
     if isolated:
         ruleset = landlock.ruleset(folder)
         landlock.step_down(folder)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit()
-    )  # it ends its programs' processes too, and leaves no orphans
+    # it ends its programs' processes too, and leaves no orphans
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before the kernel was asked to tell
         sys.exit("the judge has gone")
@@ -134,9 +133,8 @@ def own_walls(threads: kernel.Step, ruleset: int, lock: int) -> list[kernel.Step
     # With the descriptor a program could give up the lock, and move the position from which the
     # folder is listed.
     steps.append(kernel.prepared("close", lock))
-    if (
-        ruleset >= 0
-    ):  # no capability is left: effective, permitted or inheritable; then the rules hold, for good
+    # no capability is left: effective, permitted or inheritable; then the rules hold, for good
+    if ruleset >= 0:
         steps.append(
             kernel.prepared(
                 "capset", kernel.CapHeader(version=0x20080522, pid=0), (ctypes.c_uint32 * 6)()
@@ -399,9 +397,8 @@ class Program:
     def load(
         self, code: str, names: list[str], imports: str, memory_mb: int, cpu_s: float
     ) -> list[Any]:
-        module = sys.modules["candidate"] = types.ModuleType(
-            "candidate"
-        )  # where pickle finds its classes by name
+        # where pickle finds its classes by name
+        module = sys.modules["candidate"] = types.ModuleType("candidate")
         kernel.limit_program(self.own_bytes, memory_mb, cpu_s)
         space = module.__dict__
         exec(compile(code, "<program>", "exec", dont_inherit=True), space)

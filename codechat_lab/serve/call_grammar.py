@@ -101,9 +101,8 @@ class CallGrammar:
         if not tools:
             raise ConfigError("no functions are offered, so no call is possible; offer one")
         self.vocabulary = _vocabulary(tokenizer, tags)
-        self.relaxed: list[
-            str
-        ] = []  # parts of the schemas that are not enforced, with the tool's name
+        # parts of the schemas that are not enforced, with the tool's name
+        self.relaxed: list[str] = []
         self._start = self._matcher(tools, rules)
         if rules.required and self.shortest is None:
             needed = (
@@ -363,9 +362,8 @@ def _allowed(matcher: Any, vocabulary: _Vocabulary) -> np.ndarray:
     """(n,) bool: ids that the grammar allows next."""
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     allowed = np.unpackbits(bits, bitorder="little")[: len(vocabulary.tokens)].astype(bool)
-    if (
-        vocabulary.closing is not None
-    ):  # the end of a text is written out; llguidance's own end would be shown as text
+    # the end of a text is written out; llguidance's own end would be shown as text
+    if vocabulary.closing is not None:
         without = allowed.copy()
         without[vocabulary.eos_token_id] = False
         return without if without.any() else allowed
@@ -429,9 +427,8 @@ class _Chooser:
         visit = self.visits.get(allowed.tobytes())
         if visit is None or not len(single):
             self.visits[allowed.tobytes()] = _Visit(quotes, depth)
-            return int(
-                known[lengths.argmax()]
-            )  # of a fixed text, the longest piece leaves the fewest to write
+            # of a fixed text, the longest piece leaves the fewest to write
+            return int(known[lengths.argmax()])
         # again in this string, or deeper in a value that holds its own kind: the next byte,
         # until one leads out, as the "@" of an address or the name of a leaf
         if visit.quotes == quotes or depth > visit.depth:

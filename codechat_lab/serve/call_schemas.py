@@ -295,9 +295,8 @@ class _Translator:
         if kind is None:
             return
         given = {key: out.pop(key) for key in NUMERIC if key in out}
-        kept = {
-            key: value for key, value in given.items() if _in_range(value)
-        }  # llguidance cuts others, silently
+        # llguidance cuts others, silently
+        kept = {key: value for key, value in given.items() if _in_range(value)}
         for key in sorted(kept, key=lambda key: key != "multipleOf"):
             if _has_grammar({"type": kind} | _bounded(kept)):
                 break

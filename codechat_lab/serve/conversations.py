@@ -18,12 +18,10 @@ SMALL = 100_000_000
 
 OFFERED = 4  # as many as a training prompt offers at most
 NEAR = 0.7  # least share of the best score: others distract a small model more often than they help
-ASKING = frozenset(
-    "write show give tell make find please program function code".split()
-)  # not what a request is about
-GOES_ON = re.compile(
-    r"\s*(and|also|or|now|then|(what|how) about)\b", re.IGNORECASE
-)  # begins like a follow-up
+# not what a request is about
+ASKING = frozenset("write show give tell make find please program function code".split())
+# begins like a follow-up
+GOES_ON = re.compile(r"\s*(and|also|or|now|then|(what|how) about)\b", re.IGNORECASE)
 POINTS_BACK = re.compile(r"\b(it|its|them|again)\b", re.IGNORECASE)
 STEM = 5  # letters of a word that count: "squared" finds "square"
 

@@ -71,9 +71,8 @@ class Detokenizer:
     def stopped(self, ids: Sequence[int]) -> bool:
         """Whether the last id completes a stop string, however tokens cut it."""
         stops = [stop.encode() for stop in self.stops]
-        tail = b"".join(
-            map(self.piece, ids[-max(map(len, stops)) :])
-        )  # an id has at least one byte
+        # an id has at least one byte
+        tail = b"".join(map(self.piece, ids[-max(map(len, stops)) :]))
         return any(stop in tail for stop in stops)
 
     def _until_stop(self, ids: Sequence[int], growing: bool = False) -> str:

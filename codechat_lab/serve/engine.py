@@ -36,9 +36,8 @@ FLUSH_S = (
 )
 ENDED = "the engine has ended; start the server again"
 End = Literal["stop", "length", "context", "cancelled", "timeout", "closed"]
-Detail = tuple[
-    float, list[tuple[int, float]]
-]  # entropy in nats; (id, log-probability), likeliest first
+# entropy in nats; (id, log-probability), likeliest first
+Detail = tuple[float, list[tuple[int, float]]]
 
 
 class Overloaded(RunError):
@@ -80,12 +79,10 @@ class Job:
     streams: bool
     submitted: float
     ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(
-        default_factory=list
-    )  # nats, of the sampling distribution; greedy: the model's own
-    details: list[Detail] = field(
-        default_factory=list
-    )  # of each id's distribution, where `request.top` is set
+    # nats, of the sampling distribution; greedy: the model's own
+    logprobs: list[float] = field(default_factory=list)
+    # of each id's distribution, where `request.top` is set
+    details: list[Detail] = field(default_factory=list)
     # of each token of the prompt but the first, where `request.prompt_top` is set: nats of the
     # model's own distribution
     prompt_logprobs: list[float] = field(default_factory=list)
@@ -133,9 +130,8 @@ class SlotCache(attention.KVCache):
             cfg, slots, cfg.block_size, device, torch.float32 if on_cpu(device) else dtype
         )
         self.tokens: list[int] = []  # of each row in use
-        self.columns = torch.zeros(
-            0, dtype=torch.long, device=device
-        )  # (B,) the same, while a step runs
+        # (B,) the same, while a step runs
+        self.columns = torch.zeros(0, dtype=torch.long, device=device)
 
     def join(self, prefilled: attention.KVCache, row: int, length: int) -> None:
         """Copy the first `length` tokens of a prefilled row into the next free slot."""
@@ -269,9 +265,8 @@ class Engine:
                             self._round()
                     del self._reader  # before the next copy is made
                     while self._updates:
-                        update = self._updates[
-                            0
-                        ]  # it stays there until it is in: a defect must end it too
+                        # it stays there until it is in: a defect must end it too
+                        update = self._updates[0]
                         self.version = update.version
                         self.model.load_state_dict(update.weights)
                         self._updates.popleft()
@@ -302,9 +297,8 @@ class Engine:
             self._leave()
         if self.rows:
             ids = torch.tensor([job.ids[-1] for job in self.rows], device=self._cache.kv.device)
-            self._draw(
-                self.rows, self._reader.model.hidden(ids[:, None], cache=self._cache)[:, 0]
-            )  # (B, D)
+            # (B, D)
+            self._draw(self.rows, self._reader.model.hidden(ids[:, None], cache=self._cache)[:, 0])
 
     def _admit(self) -> list[Job]:
         """Jobs that join now: out of the queue, into the rows."""
@@ -357,9 +351,8 @@ class Engine:
         prompt = torch.tensor(job.request.prompt, device=hidden.device)
         for start in range(0, len(prompt) - 1, SCORED_TOKENS):
             targets = prompt[start + 1 : start + 1 + SCORED_TOKENS]
-            logprobs = self._logits(hidden[start : start + len(targets)]).log_softmax(
-                -1
-            )  # (tokens, V)
+            # (tokens, V)
+            logprobs = self._logits(hidden[start : start + len(targets)]).log_softmax(-1)
             best, ids = logprobs.topk(min(job.request.prompt_top or 0, self.model.cfg.n_ids))
             job.prompt_logprobs += logprobs.gather(1, targets[:, None])[:, 0].tolist()
             for likeliest in zip(ids.tolist(), best.tolist()):

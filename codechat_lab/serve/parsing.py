@@ -195,7 +195,6 @@ def prompt_of(
         raise ApiError(
             400, f"{field}: every call needs an id of its own, and one result with that id", field
         ) from None
-    except (
-        DataError
-    ) as error:  # where tags are text, a content or a tool's description may forge a turn
+    # where tags are text, a content or a tool's description may forge a turn
+    except DataError as error:
         raise ApiError(400, str(error), "messages") from None

@@ -54,9 +54,8 @@ Ids = Annotated[list[int], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Temperature = Annotated[float, Field(ge=0, le=10)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Likeliest = Annotated[
-    int, Field(ge=0, le=20)
-]  # how many of a token's likeliest alternatives are returned
+# how many of a token's likeliest alternatives are returned
+Likeliest = Annotated[int, Field(ge=0, le=20)]
 
 
 class Part(BaseModel, strict=True, allow_inf_nan=False):
@@ -118,9 +117,8 @@ class Message(Part):
         written = [chat.format_call(call.function.name, call.function.arguments) for call in calls]
         result_of = None
         if role == "function":
-            result_of = (
-                self.tool_call_id or ""
-            )  # "": of a call that an earlier answer wrote as text
+            # "": of a call that an earlier answer wrote as text
+            result_of = self.tool_call_id or ""
         return Turn(role, self.text, written, [call.id for call in calls], result_of)
 
 

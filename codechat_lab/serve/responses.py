@@ -116,9 +116,8 @@ class ResponseBuilder:
         echoed prompt alone,
         the last one its finish_reason: clients take the call before it as complete."""
         if not self.begun:
-            for (
-                choice
-            ) in self.choices:  # in this order: OpenAI's client finds choices by their place
+            # in this order: OpenAI's client finds choices by their place
+            for choice in self.choices:
                 first = self.first(choice)
                 if first:
                     yield self._chunk(first)

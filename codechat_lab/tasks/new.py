@@ -17,9 +17,8 @@ from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 
-TEMPLATE = Path(__file__).with_name(
-    "new_task"
-)  # links to examples/my_task.py, its test and its rows
+# links to examples/my_task.py, its test and its rows
+TEMPLATE = Path(__file__).with_name("new_task")
 
 
 @dataclass(frozen=True, kw_only=True)

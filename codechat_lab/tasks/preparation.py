@@ -104,13 +104,14 @@ def prepare(
 
 
 WRITTEN = ("id", "messages", "gold", "split")  # columns of NAME.SPLIT.jsonl
+# of a public set, in the names of its files
 PARTS = (
     "validation",
     "test",
     "train",
     "dev",
     "auxiliary",
-)  # of a public set, in the names of its files
+)
 
 
 class PublicTask(BaseTask):
@@ -159,9 +160,8 @@ class PublicTask(BaseTask):
             for file in self._files(path):
                 stem = f"{file.stem.lower()}_".replace("_val_", "_validation_")
                 part = next((part for part in PARTS if part in stem), self.other)
-                if (
-                    part in self.hub or len(self.hub) == 1
-                ):  # a set of one part may have files of any name
+                # a set of one part may have files of any name
+                if part in self.hub or len(self.hub) == 1:
                     yield part, file.name, rows_of(str(file), columns)
 
     def _files(self, path: Path) -> list[Path]:

@@ -86,9 +86,8 @@ def test_the_plain_peer_has_the_shape_and_is_causal() -> None:
     torch.testing.assert_close(a[:, :9], b[:, :9])
     assert not torch.allclose(a[:, 9:], b[:, 9:])
     matrices = sum(p.numel() for p in GPT(cfg).parameters() if p.ndim == 2)
-    assert (
-        sum(p.numel() for p in model.parameters() if p.ndim == 2) == matrices + 16 * 32
-    )  # its learned positions
+    # its learned positions
+    assert sum(p.numel() for p in model.parameters() if p.ndim == 2) == matrices + 16 * 32
 
 
 def test_every_kind_explains_itself_and_wrong_words_are_errors(
@@ -251,10 +250,11 @@ def test_overlap_and_difference_of_learners() -> None:
     found = curve._difference(
         {"codechat": [[0.5, 0.7], [0.6, 0.8]], "trl": [[0.4, 0.6], [0.1, 0.3]]}
     )
+    # the two extreme ones of six divisions
     assert found == {
         "value": pytest.approx(0.3),
         "p": pytest.approx(2 / 6),
-    }  # the two extreme ones of six divisions
+    }
     assert curve._chance({"codechat": [[0.1], [0.2]], "trl": [[0.8], [0.9]]}) == dict(
         overlap=4 / 6, p=2 / 6
     )

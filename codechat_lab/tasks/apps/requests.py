@@ -20,11 +20,12 @@ from codechat_lab.tasks.preparation import Row
 from codechat_lab.tasks.toolbox.values import allowed, invent, slot
 
 IDS = range(10, 100)
+# of a new word
 FORMS: dict[str, Callable[[str], str]] = {
     "word": str,
     "name": str.capitalize,
     "path": "{}.txt".format,
-}  # of a new word
+}
 CHOICES: dict[str, list[Any]] = DATA["choices"]
 RANGES: dict[str, list[int]] = DATA["ranges"]  # lowest and highest number
 TALK: list[str] = DATA["talk"]

@@ -23,9 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, Any]
-Tools = Mapping[
-    str, Mapping[str, Any]
-]  # name -> {"properties", "required"} of the functions on offer
+# name -> {"properties", "required"} of the functions on offer
+Tools = Mapping[str, Mapping[str, Any]]
 # An acceptable value of an argument: it may be omitted.
 ABSENT = ""
 # From worst to best.

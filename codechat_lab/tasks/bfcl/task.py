@@ -80,9 +80,8 @@ class BfclTask(BaseTask):
 
     def _read(self, source: str, categories: Collection[str]) -> Iterator[Problem | str]:
         for row in rows_of(source, categories):
-            category = str(row["category"]).removesuffix(
-                "_python"
-            )  # version 4's name of the plain ones
+            # version 4's name of the plain ones
+            category = str(row["category"]).removesuffix("_python")
             if category in categories:
                 yield problem_of(row | {"category": category})
             else:
@@ -177,9 +176,8 @@ def _python_calls(text: str) -> list[chat.Call]:
 
 
 def _python_call(node: ast.Call) -> chat.Call:
-    words = {
-        word.arg: word.value for word in node.keywords if word.arg is not None
-    }  # None: **words
+    # None: **words
+    words = {word.arg: word.value for word in node.keywords if word.arg is not None}
     if node.args or len(words) < len(node.keywords):
         return UNREADABLE
     try:

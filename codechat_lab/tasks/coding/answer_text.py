@@ -41,9 +41,8 @@ _FENCE = re.compile(
     r"\t]+)?(`{3,}|~{3,}|`{1,2}(?=(?:python3?|py)?[ "
     r"\t]*$))([^`]*)[`~]*[ \t]*$"
 )
-_FENCE_BEHIND = re.compile(
-    r"(.*[^`~\s])[ \t]*(`{3,}|~{3,})[ \t]*([\w+#]*)[ \t]*$"
-)  # behind text on its line
+# behind text on its line
+_FENCE_BEHIND = re.compile(r"(.*[^`~\s])[ \t]*(`{3,}|~{3,})[ \t]*([\w+#]*)[ \t]*$")
 _INFO = re.compile(
     r"[ \t]*(?:\{[^}]*\}|[\w+#.-]*(?::[\w./\\-]+)?)(?:[ "
     r"\t,]+[\w.-]+(?:[=:]\S*)?|[ \t]+\{[^}]*\})*[ \t]*$"
@@ -86,9 +85,8 @@ def extract(text: str, names: Collection[str] = (), stub: str = "") -> str:
         if parsed(whole) is not None:
             return whole
     tree = parsed(code)
-    return (
-        code if code.strip() and (tree is None or tree.body) else ""
-    )  # comments alone are no program
+    # comments alone are no program
+    return code if code.strip() and (tree is None or tree.body) else ""
 
 
 def answer_of(text: str) -> str:

@@ -234,9 +234,8 @@ class MbppTask(PublicTask, CodingTask):
         tests = [
             _text(test) for test in (*row["test_list"], *(row.get("challenge_test_list") or ()))
         ]
-        names = list(
-            entry_points_of(code, tests, setup)
-        )  # before the extended suite, whose script names more
+        # before the extended suite, whose script names more
+        names = list(entry_points_of(code, tests, setup))
         if row.get("test"):
             tests = [_with_numpy(_text(row["test"]))]
         gold = _gold(code, tests, setup, names, stub="") | self.own_limits.get(name, {})

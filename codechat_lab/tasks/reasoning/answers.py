@@ -240,9 +240,8 @@ def normal(text: str) -> str:
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"((\1)/(\2))", text)
     text = re.sub(r"\\sqrt\s*(\w)", r"sqrt(\1)", text)
     text = re.sub(r"(?<![\w)/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\w.])", r"(\1+\2/\3)", text)  # 3 1/2
-    text = re.sub(
-        r"(?<![\w)/.])(\d+)\s*\(\((\d+)\)/\((\d+)\)\)", r"(\1+\2/\3)", text
-    )  # 3\frac{1}{2}
+    # 3\frac{1}{2}
+    text = re.sub(r"(?<![\w)/.])(\d+)\s*\(\((\d+)\)/\((\d+)\)\)", r"(\1+\2/\3)", text)
     return " ".join(re.sub(r"^\s*[A-Za-z]\s*=\s*", "", text).split()).rstrip(" .")
 
 
@@ -273,9 +272,8 @@ def value_of(text: str) -> Value:
     tokens = _TOKEN.findall(text)
     if len(text) > MAX_CHARS or "".join(tokens) != "".join(text.split()):
         raise ValueError(text[:20])
-    source = re.sub(
-        r"(?<=[\d.)i]) (?=\(|sqrt|pi)|(?<=\)) (?=[\d.])", " * ", " ".join(tokens)
-    )  # 2 sqrt(3)
+    # 2 sqrt(3)
+    source = re.sub(r"(?<=[\d.)i]) (?=\(|sqrt|pi)|(?<=\)) (?=[\d.])", " * ", " ".join(tokens))
     return _evaluated(
         ast.parse(re.sub(r"(?<![\d.])0+(?=\d)", "", source).replace("^", "**"), mode="eval").body
     )

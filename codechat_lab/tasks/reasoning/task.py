@@ -130,12 +130,13 @@ def make_problem(
 # 1 one step, numbers up to 9; 2 one step, up to 20, times tables and even sharing; 3 two steps;
 # 4 three steps and a number without use
 LEVELS = (1, 2, 3, 4)
+# cumulative shares of a question's hash
 STORY_PARTS = {
     "worked": 0.5,
     "train": 0.8,
     "select": 0.88,
     "test": 1.0,
-}  # cumulative shares of a question's hash
+}
 
 
 class Story(NamedTuple):

@@ -21,10 +21,11 @@ from codechat_lab.tasks.micro import dealt
 from codechat_lab.tasks.repair import draws
 
 LEVELS = (1, 2, 3)
+# calls from which tests are chosen, and their characters: small models read short prompts
 CANDIDATES, LONGEST = (
     60,
     64,
-)  # calls from which tests are chosen, and their characters: small models read short prompts
+)
 SEEN, UNSEEN = 1, 2  # tests of the broken module in its file, and hidden ones: of each kind
 HIDDEN = "hidden::"  # begins the ids of hidden tests
 FACADE = "summary"

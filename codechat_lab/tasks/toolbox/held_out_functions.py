@@ -12,12 +12,13 @@ NOTES: list[str] = TABLES["NOTES"]
 SUBJECTS: list[str] = TABLES["SUBJECTS"]
 WINDS: list[str] = TABLES["WINDS"]
 TILES: dict[str, int] = TABLES["TILES"]
+# characters of each kind in ASCII, blanks included
 KIND_SIZES = {
     "small": 26,
     "capital": 26,
     "digit": 10,
     "mark": 33,
-}  # characters of each kind in ASCII, blanks included
+}
 
 
 def molar_mass(formula: str) -> float:

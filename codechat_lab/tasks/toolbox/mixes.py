@@ -10,6 +10,7 @@ from typing import Any
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, check_choice
 
+# beside single calls
 KINDS = (
     "multi_turn",
     "series",
@@ -17,7 +18,7 @@ KINDS = (
     "unfitting",
     "no_tools",
     "small_talk",
-)  # beside single calls
+)
 NEW_TOOLS = ("invented", "composed", "services")  # beside those of the catalogue
 MIXES: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("mixes.toml").read_text(encoding="utf-8")

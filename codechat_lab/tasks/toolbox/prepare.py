@@ -115,9 +115,8 @@ def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
     if cfg.tools_style == "described":
         files = {name: [_declining(row) for row in rows] for name, rows in files.items()}
     if cfg.probes and cfg.domain == "calls":
-        requests = _code_requests(
-            {"select": cfg.probes, "test": cfg.probes}
-        )  # functions that training never sees
+        # functions that training never sees
+        requests = _code_requests({"select": cfg.probes, "test": cfg.probes})
         for split in requests:
             files[f"probes.{split}"] = problems.probes(
                 split, 5 * cfg.probes, cfg.seed, requests[split]
@@ -231,9 +230,8 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
 def _conversation_draws(cfg: CallsConfig) -> dict[str, Callable[[], Iterable[Row]]]:
     """DOMAIN.SPLIT -> what draws its rows."""
     mix = cfg.mix
-    domains: dict[
-        str, tuple[int, Callable[..., Iterable[Row]]]
-    ] = {}  # training rows, draw(split, n, seed)
+    # training rows, draw(split, n, seed)
+    domains: dict[str, tuple[int, Callable[..., Iterable[Row]]]] = {}
     n_train = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
     domains["calls"] = n_train, partial(dialogues.draw, mix=mix)
     if cfg.copies:

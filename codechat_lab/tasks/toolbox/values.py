@@ -22,9 +22,8 @@ from zlib import crc32
 
 from codechat.text import tokenizer
 
-_SECTIONS = (
-    Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split("# ")[1:]
-)  # a title, then its words
+# a title, then its words
+_SECTIONS = Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split("# ")[1:]
 # WORDS: a thousand everyday words for names, invented tools and values, none of them in a
 # held-out tool: names made of a few common words of one token are learned by heart
 # (docs/experiments/reading-tools.md). NAMES, PLACES: for values.
@@ -43,9 +42,8 @@ ONSETS = "b br c d dr f fl g gr h j k l m n p pl qu r s sh sk st t tr v w z".spl
 VOWELS = "a e i o u ai ea oo".split()
 CODAS = "b ck d g k l ll m n nd nt p r rt sh st t x".split()
 ENDINGS = "a an ar el en ent er et ia in is ix o ol on or um us y".split()
-LETTERS = (
-    "etaoinshrdlu" * 3 + "abcdefghijklmnopqrstuvwxyz"
-)  # the frequent ones of English four times
+# the frequent ones of English four times
+LETTERS = "etaoinshrdlu" * 3 + "abcdefghijklmnopqrstuvwxyz"
 
 
 def say_plainly(rng: random.Random, value: Any) -> str:

@@ -533,9 +533,8 @@ def test_every_setting_is_read_as_it_was_written(id: str) -> None:
             tried += 1
             assert from_dict(cls, json.loads(json.dumps(config.plain(cfg)))) == cfg, (name, value)
             several = value if isinstance(value, tuple) else ()
-            if not any(
-                str(item) in ("", "a,b") or str(item).startswith("--") for item in several
-            ):  # no word is that
+            # no word is that
+            if not any(str(item) in ("", "a,b") or str(item).startswith("--") for item in several):
                 assert parse(cls, words_of(cfg)) == cfg, (name, value)
     assert tried >= len(names)
 

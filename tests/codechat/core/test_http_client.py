@@ -78,10 +78,11 @@ class Picky(Handler):
     """Refuses fields that it does not know, in the words of a public server."""
 
     known = {"model", "messages", "temperature"}
+    # status and body; FIELDS: the unknown ones, FIRST: the first of them
     words: tuple[int, str] = (
         400,
         "",
-    )  # status and body; FIELDS: the unknown ones, FIRST: the first of them
+    )
     seen: list[dict[str, Any]] = []
 
     def do_POST(self) -> None:
@@ -198,9 +199,8 @@ def test_other_servers_ends_and_counts_are_read(
     n_tokens: int | None,
 ) -> None:
     message = {"role": "assistant", "content": None, "reasoning_content": "hm"}
-    answer = Link(url).answer(
-        {"choices": [{"message": message, **choice}], "usage": usage}
-    )  # it comes back
+    # it comes back
+    answer = Link(url).answer({"choices": [{"message": message, **choice}], "usage": usage})
     assert answer == (message, cut, n_tokens)
 
 

@@ -57,9 +57,8 @@ def test_a_process_is_told_from_another_of_its_number() -> None:
     assert not processes.alive(status | {"pid_start": "1"})
     assert not processes.alive(status | {"pid_start": None})
     child = subprocess.Popen(["true"])
-    while processes.process_start(
-        child.pid
-    ):  # it ends, and is then a zombie until somebody waits for it
+    # it ends, and is then a zombie until somebody waits for it
+    while processes.process_start(child.pid):
         time.sleep(0.01)
     child.wait()
     assert processes.process_start(child.pid) is None

@@ -28,9 +28,8 @@ SHARED_SETS = [
 ]
 BYTES = tokenizer.load("bytes")
 HERE = Path(__file__).parent
-FORMS = json.loads(
-    (HERE / "forms.json").read_text(encoding="utf-8")
-)  # one conversation in five forms
+# one conversation in five forms
+FORMS = json.loads((HERE / "forms.json").read_text(encoding="utf-8"))
 OPENAI = FORMS["openai"]
 GLAIVE = FORMS["glaive"]
 OFFER = chat.tools_prompt([OPENAI["tools"][0]["function"]])

@@ -226,9 +226,8 @@ def test_nulls_in_a_schema_are_absent_fields_and_a_null_argument_stays_where_a_r
     assert chat_formats.messages_of(row, "x")[-1]["content"].endswith(
         '{"amount": 1, "currency": null}}'
     )
-    padded = pyarrow.Table.from_pylist(
-        OPENAI
-    ).to_pylist()  # as `datasets` writes its padded objects to json
+    # as `datasets` writes its padded objects to json
+    padded = pyarrow.Table.from_pylist(OPENAI).to_pylist()
     assert "null" in json.dumps(padded)
     for row, bare in zip(padded, OPENAI):
         for style in ("compact", "json"):

@@ -275,9 +275,8 @@ def test_where_a_model_is_sharded_and_over_which_ranks(monkeypatch: pytest.Monke
     need = sharding.BYTES_PER_WEIGHT * TINY.n_params / sharding.SHARE_FOR_WEIGHTS
     assert sharding.fits(TINY.n_params, need)
     assert not sharding.fits(TINY.n_params, need - 1)
-    frozen = (
-        4 * TINY.n_params + 18 * 1000
-    ) / sharding.SHARE_FOR_WEIGHTS  # no gradients and moments beside adapters
+    # no gradients and moments beside adapters
+    frozen = (4 * TINY.n_params + 18 * 1000) / sharding.SHARE_FOR_WEIGHTS
     assert sharding.fits(TINY.n_params, frozen + 1, 1000)
     assert not sharding.fits(TINY.n_params, frozen - 1, 1000)
     monkeypatch.setattr(dist, "world_size", lambda: 6)

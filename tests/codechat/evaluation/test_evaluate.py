@@ -62,9 +62,8 @@ def test_evaluation_counts_what_the_task_scores(policy: Policy) -> None:
     assert (whole.N, whole.n, whole.tiers.total()) == (8, 4, 32)
     row = whole.row()
     assert sum(row[f"tier/{t}"] for t in whole.task.tiers) == pytest.approx(1)
-    assert row["reward_mean"] == pytest.approx(
-        np.mean([s["reward"] for s in whole.samples])
-    )  # all 32 are kept
+    # all 32 are kept
+    assert row["reward_mean"] == pytest.approx(np.mean([s["reward"] for s in whole.samples]))
     assert row["reward_mean/lo"] < row["reward_mean"] < row["reward_mean/hi"]
 
 

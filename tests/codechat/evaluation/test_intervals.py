@@ -83,9 +83,8 @@ def test_it_covers_the_spread_of_problems_and_of_seeds() -> None:
 
 def test_problems_of_one_tool_are_drawn_together() -> None:
     tools = np.repeat(np.arange(20), 30)
-    x = np.repeat(
-        np.random.default_rng(0).integers(0, 2, 20), 30
-    )  # a tool is always right or always wrong
+    # a tool is always right or always wrong
+    x = np.repeat(np.random.default_rng(0).integers(0, 2, 20), 30)
     alone = hierarchical_interval([x])
     together = hierarchical_interval([x], clusters=list(tools))
     assert half(together) == pytest.approx(half(alone) * np.sqrt(30), rel=0.1)

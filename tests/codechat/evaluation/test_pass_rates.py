@@ -89,9 +89,8 @@ def test_the_commands_end_to_end(passk: Callable[..., None], tmp_path: Path, cap
         "GATE fail",
     ):
         assert words in out
-    assert (
-        run.status["summary"]["gate"] == run.evals()["gate"].iloc[-1] == "fail"
-    )  # it states and does not stop
+    # it states and does not stop
+    assert run.status["summary"]["gate"] == run.evals()["gate"].iloc[-1] == "fail"
     path = run.path / "per_problem.jsonl"
     target = tmp_path / "kept"
     target.mkdir()

@@ -55,9 +55,8 @@ def test_transformers_reads_our_file_and_so_do_we(
         assert (back.tags, back.tokenizer.template) == (ours.tags, ours.tokenizer.template)
         assert all(back.tokenizer.encode(text) == ours.tokenizer.encode(text) for text in TEXTS)
         assert all(back.tokenizer.decode(back.tokenizer.encode(text)) == text for text in TEXTS)
-    how = (
-        dict(config=theirs.config) if "qwen3" in name else {}
-    )  # transformers does not read the width of its heads
+    # transformers does not read the width of its heads
+    how = dict(config=theirs.config) if "qwen3" in name else {}
     whole = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, **how
     )

@@ -141,12 +141,13 @@ def loaded(path: Path, name: str = "theirs") -> loading.LoadedModel:
 @pytest.mark.parametrize("kind", types(), ids=lambda kind: kind.name)
 def test_every_quantization_that_the_package_reads_is_read(tmp_path: Path, kind: Any) -> None:
     size, n_bytes = gguf.GGML_QUANT_SIZES[kind]
+    # scales are finite
     raw = np.random.default_rng(0).integers(
         0,
         64,
         (WIDTH, WIDTH // size * n_bytes),
         dtype=np.uint8,
-    )  # scales are finite
+    )
     data = raw.view(dict(F32=np.float32, F16=np.float16).get(kind.name, np.uint8))
     model = loaded(file(tmp_path / "x.gguf", {"blk.0.ffn_up.weight": (kind, data)})).model
     expected = gguf.quants.dequantize(data, kind).reshape(WIDTH, WIDTH)

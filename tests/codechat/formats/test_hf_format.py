@@ -127,16 +127,16 @@ def test_transformers_generates_our_greedy_tokens(
     model = saved(
         tags, "gpt2:4096", **PRESETS["nano"], n_tags=chat.N_TAGS if tags == "reserved" else 0
     )
+    # the export ends at the end of text too
     stop = [
         *chat.stop_sequences(tok, tags),
         (tok.eot_id,),
-    ]  # the export ends at the end of text too
+    ]
     prompts = [chat.prompt([{"role": "user", "content": text}], tok, tags) for text in REQUESTS]
     (answer,) = generate.sample(model, prompts[:1], max_new_tokens=8, temperature=0)
     model.wte.weight[stop[0][-1]] *= 3
-    model.wte.weight[tok.eot_id] = (
-        1.1 * model.wte.weight[answer.ids[-1]]
-    )  # both make some answers end
+    # both make some answers end
+    model.wte.weight[tok.eot_id] = 1.1 * model.wte.weight[answer.ids[-1]]
     model.wte.weight[model.cfg.n_ids :] *= 50  # the largest logits by far, never generated
     checkpoint.save(
         paths.find_run("r"),
@@ -312,9 +312,8 @@ def test_an_export_is_whole_and_replaces_only_an_export(
                 exported(tmp_path, out=place, format=form, **more)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     for form in ("run", "huggingface", "run"):
-        exported(
-            tmp_path, format=form, overwrite=True
-        )  # an export is replaced, whatever its format
+        # an export is replaced, whatever its format
+        exported(tmp_path, format=form, overwrite=True)
 
 
 QWEN_PATTERN = (

@@ -127,9 +127,8 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
     monkeypatch.setattr(
         "codechat_lab.data.download.download", lambda cfg: fetched.append(cfg.name) or theirs
     )
-    with raising(
-        MissingFile, "codechat download smollm2", "base/smollm2"
-    ):  # reading never reaches a network
+    # reading never reaches a network
+    with raising(MissingFile, "codechat download smollm2", "base/smollm2"):
         loading.load_model(given)
     for _ in range(2):
         bases.fetch_bases(ChatConfig(ckpt=str(given)))

@@ -192,9 +192,8 @@ def test_all_blocks_are_one_graph_and_nothing_is_compiled_after_step_two(kind: s
     trainer = Trainer(deep(12), 2, CFG.block_size if CUDA else 64)
     graphs = []
     blocks, backend = counted("inductor" if CUDA else "aot_eager")
-    for (
-        block
-    ) in trainer.model.blocks:  # as `hardware.compile_blocks`, which has the default backend
+    # as `hardware.compile_blocks`, which has the default backend
+    for block in trainer.model.blocks:
         block.compile(backend=backend)
     with as_on_a_gpu():
         for shift in range(5):

@@ -270,6 +270,5 @@ def test_what_json_cannot_hold_has_the_same_hash_in_every_process() -> None:
     )
 
 
-PARENTS = (
-    registry.LOOPS["sft"].config_class().model
-)  # with --init-from the architecture is the parent's
+# with --init-from the architecture is the parent's
+PARENTS = registry.LOOPS["sft"].config_class().model

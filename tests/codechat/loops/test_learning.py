@@ -33,10 +33,11 @@ def pretrain_on_text(home: Path, seed: int) -> list[Claim]:
         seed=seed,
     )
     first, last = train(cfg).evals()["val_bpb"].iloc[[0, -1]]
+    # about log2(257)
     untrained = [
         above("first bits per byte", first, 7.0),
         below("first bits per byte", first, 9.5),
-    ]  # about log2(257)
+    ]
     return [*untrained, below("last over first", last / first, 0.6)]
 
 

@@ -500,10 +500,11 @@ def test_a_student_with_another_tokenizer_than_its_teacher_is_refused(home: Path
         train(small("distill", home, run_name="refused", tokenizer="gpt2:400"))
 
 
+# tokens of a prompt and its completion
 LONGEST = 8 + max(
     len(chat.prompt(p.messages, tokenizer.load("bytes"), "reserved"))
     for p in toy.ToyTask().problems("train")
-)  # tokens of a prompt and its completion
+)
 
 
 def save_teacher(name: str, block_size: int) -> None:

@@ -289,9 +289,8 @@ def test_a_filter_does_not_replace_the_problems_that_it_reads(
 # ---- what fails before the first step
 
 
-Broken = Callable[
-    [Any, pytest.MonkeyPatch], Any
-]  # (settings, patch) -> settings with which nothing can be trained
+# (settings, patch) -> settings with which nothing can be trained
+Broken = Callable[[Any, pytest.MonkeyPatch], Any]
 
 
 def with_setting(**changes: Any) -> Broken:

@@ -326,9 +326,8 @@ def test_a_restart_resumes_only_what_its_own_launch_began(monkeypatch: pytest.Mo
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
     new("launched").fail("killed")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    new("launched", overwrite=True).fail(
-        "killed again"
-    )  # --overwrite must not delete the work of the launch
+    # --overwrite must not delete the work of the launch
+    new("launched", overwrite=True).fail("killed again")
     assert len(Run.open("launched").env["resumed"]) == 1
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
     with pytest.raises(RunError, match="launched"):

@@ -92,9 +92,8 @@ def test_the_splits_share_no_prompt_and_none_is_empty():
         p.id for p in Doubles().problems("train", 5, seed=1)
     ]
     assert all(p.meta.keys() == {"level"} for p in task.problems("train"))
-    scores = [
-        task.score(task.problems("train")[0], text) for text in ("", "x" * 10)
-    ]  # weight 0 is logged, not trained
+    # weight 0 is logged, not trained
+    scores = [task.score(task.problems("train")[0], text) for text in ("", "x" * 10)]
     assert [s.reward for s in scores] == [0, 0]
     assert [s.terms["length"] for s in scores] == [0, 1]
 
@@ -242,9 +241,8 @@ def test_rewards_are_a_list_or_a_table_and_scores_are_plain_numbers():
     def least(completions, level, gold):
         return [float(len(text) >= level) for text in completions]
 
-    task = task_with(
-        rewards=[exact, partial(least, level=2)]
-    )  # the argument of a partial, not the row's column
+    # the argument of a partial, not the row's column
+    task = task_with(rewards=[exact, partial(least, level=2)])
     problem = next(p for p in task.problems("train") if len(p.gold) == 1 and p.meta["level"] < 2)
     assert task.score(problem, problem.gold).terms == {"exact": 1.0, "least": 0.0}
     assert task.score(problem, problem.gold).reward == 0.5
@@ -339,6 +337,7 @@ def test_the_template_passes_its_own_tests(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_words.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
+    # of modules, keywords, and its files
     names = (
         "My-Task",
         "json",
@@ -347,7 +346,7 @@ def test_the_template_passes_its_own_tests(tmp_path):
         "class",
         "none",
         "my_words",
-    )  # of modules, keywords, and its files
+    )
     for words in (
         ["tusk", "x"],
         ["task"],

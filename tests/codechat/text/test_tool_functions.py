@@ -81,9 +81,8 @@ def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_p
         assert json.loads(kit.respond(call)) == {"result": result}
     with pytest.raises(DataError, match="parameter city .*--tools-file"):
         gather(executors=file)
-    file.write_text(
-        ORIGINAL.partition("EXECUTORS")[0].replace("weather", "get_weather")
-    )  # by their own names
+    # by their own names
+    file.write_text(ORIGINAL.partition("EXECUTORS")[0].replace("weather", "get_weather"))
     kit = gather(tools_file=tools, executors=file)
     assert "get_weather" in kit.functions
     assert "helper" not in kit.functions

@@ -68,9 +68,8 @@ def test_every_loop_begins_and_resumes_the_run_that_was_launched(id: str, home: 
     cfg = config.from_dict(
         LOOPS[id].config_class, json.loads((home / "runs/x/config.json").read_text())
     )
-    cfg = (
-        cfg.resolved() if hasattr(cfg, "resolved") else cfg
-    )  # as the loop writes them into its run
+    # as the loop writes them into its run
+    cfg = cfg.resolved() if hasattr(cfg, "resolved") else cfg
     with Run.create("x", cfg, kind=id) as run:
         run.stop("for now")
     with Run.create("x", cfg, kind=id, resume=True) as run:
@@ -340,9 +339,8 @@ def test_a_detached_process_is_known_by_its_lock_and_number_whatever_its_host_is
     os.kill(launcher.process_of(path)["pid"], 9)
     launcher._children[-1].wait()
     ends = time.monotonic() + 60
-    while (
-        launcher.process_of(path) and time.monotonic() < ends
-    ):  # a command within the script may live a moment longer
+    # a command within the script may live a moment longer
+    while launcher.process_of(path) and time.monotonic() < ends:
         time.sleep(0.01)
     assert launcher.process_of(path) is None
     assert launcher.status("toy")["status"] == "start failed"

@@ -113,9 +113,8 @@ def test_a_deep_model_is_planned_from_two_shallow_ones() -> None:
             assert sum(few.values()) == pytest.approx(sum(all.values()), rel=2e-3)
 
 
-REAL = (
-    Path(__file__).with_name("held_on_ranks.txt").read_text()
-)  # trains and writes the peak of each step
+# trains and writes the peak of each step
+REAL = Path(__file__).with_name("held_on_ranks.txt").read_text()
 
 
 @pytest.mark.slow
@@ -155,9 +154,8 @@ def test_pretraining_on_two_gloo_ranks_holds_what_is_planned(
         | {"model": model}
     )
     on_ranks(2, REAL, tmp_path, str(tmp_path), json.dumps(run), CODECHAT_DTYPE="bfloat16")
-    real = min(
-        json.loads((tmp_path / "peaks.json").read_text())[1:]
-    )  # FSDP's threads may free a buffer later
+    # FSDP's threads may free a buffer later
+    real = min(json.loads((tmp_path / "peaks.json").read_text())[1:])
     planned = plan_of(
         gpus=2, over=over, **{"optimizer": "muon"} | settings | {"model": GPTConfig(**model)}
     )
@@ -314,9 +312,8 @@ def test_chunks_and_kept_logits_follow_the_memory_of_the_gpu(
     small, large = (measure(replace(sft, gpu=gpu)).total for gpu in ("l4-24gb", "a800-80gb"))
     assert large - small > 0.5 * GIB  # chunks of 0.35 and 1.25 GiB
     logits = rl.batch * rl.length * model.padded_vocab * 4  # 1.5 GiB in float32
-    assert (
-        measure(replace(rl, gpu="a800-80gb")).total - measure(rl, cpu=True).total > 0.4 * logits
-    )  # kept in bfloat16
+    # kept in bfloat16
+    assert measure(replace(rl, gpu="a800-80gb")).total - measure(rl, cpu=True).total > 0.4 * logits
     held = step_memory._run(sft, "bfloat16", True)
     monkeypatch.setattr(head, "BLOCK_BYTES", 1)  # blocks for a CPU's cache, a row at a time
     assert step_memory._run(sft, "bfloat16", True) == held
@@ -395,9 +392,8 @@ def test_the_largest_microbatch_is_found_in_a_few_steps_and_a_share_stays_free(
         assert len(calls) <= 10
     # on 80 GB, 79.2 usable: 92 % of it, less what gathers ahead of use hold; a row adds 5 GiB,
     # of which 5 % fragments
-    buffers = (
-        (2 * 2 + 4) * BIG.model.block_matmul_params / GIB
-    )  # the next block twice in bf16, gradients in float32
+    # the next block twice in bf16, gradients in float32
+    buffers = (2 * 2 + 4) * BIG.model.block_matmul_params / GIB
     plan = planner.make(replace(BIG, device_batch_size=13))
     assert plan.cfg.buffers_gib == buffers == pytest.approx(1.5)
     assert plan.cfg.room_gib == pytest.approx(0.92 * 79.2 - buffers)

@@ -270,11 +270,12 @@ def test_the_image_for_modal_holds_the_package_from_any_folder(
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples" / "modal_train.py"))
     (((folder, there), how),) = added
+    # which `pip install /codechat` finds
     assert (Path(folder), there, how["copy"]) == (
         ROOT,
         "/codechat",
         True,
-    )  # which `pip install /codechat` finds
+    )
     left_out = modal.FilePatternMatcher(*how["ignore"])
     assert not any(
         map(

@@ -64,9 +64,8 @@ def test_finished_stages_are_skipped_and_changed_ones_run_with_what_needs_them(t
     assert ran() == []
     assert ran(force=("second",)) == ["second"]
     assert ran(from_stage="first") == ["first", "second"]
-    edit(
-        tiny, "first", save_every=1, eval_every=3, log_every=2, keep_last=1
-    )  # how often is not part of a stage
+    # how often is not part of a stage
+    edit(tiny, "first", save_every=1, eval_every=3, log_every=2, keep_last=1)
     assert ran() == []
     edit(tiny, "first", lr=1e-4)
     with pytest.raises(ConfigError, match="stage first .*lr .*1e-04|stage first .*lr .*0.0001"):
@@ -146,12 +145,13 @@ def test_a_stage_without_its_files_waits_for_them(
 
 
 def test_the_time_left_follows_the_pace_of_this_machine() -> None:
+    # this machine takes twice as long; c is not counted
     expected = {
         "a": 10.0,
         "b": 20.0,
         "c": 0.0,
         "d": 60.0,
-    }  # this machine takes twice as long; c is not counted
+    }
     taken = ({}, {"a": 20.0}, {"a": 20.0, "c": 99.0, "b": 40.0})
     assert [runner.time_left(expected, done) for done in taken] == [90, 160, 120]
 
@@ -310,9 +310,8 @@ def test_a_recipe_begins_at_its_sft_from_an_existing_checkpoint(
     assert [b.hash for b in replace(chat, settings=settings).bound] == [b.hash for b in chat.bound]
     edit(tmp_path / "tiny.toml", "first", lr=1e-4)
     runner.run_recipe(RecipeConfig(recipe="tiny.toml", until="first", from_stage="first"))
-    with pytest.raises(
-        ConfigError, match="stage chat is finished"
-    ):  # other weights under the same name
+    # other weights under the same name
+    with pytest.raises(ConfigError, match="stage chat is finished"):
         runner.run_recipe(replace(chat))
 
 

@@ -284,9 +284,8 @@ def test_links_lead_somewhere_and_outputs_hold_no_warnings_and_alternative_text_
     None
 ):
     link = re.compile(r"\]\(((?!https?:)[^)#\s]+)")
-    reading = set(
-        filter(notebooks.reads_runs, notebooks.names())
-    )  # which a recipe executes on its runs
+    # which a recipe executes on its runs
+    reading = set(filter(notebooks.reads_runs, notebooks.names()))
     assert {"04_pretraining", "08_did_it_learn"} <= reading <= set(WALKS)
     for name in WALKS:
         cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))[

@@ -134,9 +134,8 @@ class TestInChromium:
         assert page.ask("withVariance(0.2, 8, 0)") == pytest.approx(1 - 0.2**8 - 0.8**8)
         assert page.ask("withVariance(0.3, 8, 1)") == pytest.approx(0)
         torch.manual_seed(0)
-        p = torch.distributions.Beta(0.2 * 7 / 3, 0.8 * 7 / 3).sample(
-            (200_000,)
-        )  # mean 0.2, correlation 0.3
+        # mean 0.2, correlation 0.3
+        p = torch.distributions.Beta(0.2 * 7 / 3, 0.8 * 7 / 3).sample((200_000,))
         correct = torch.distributions.Binomial(8, p).sample()
         counted = float(((correct > 0) & (correct < 8)).float().mean())
         assert page.ask("withVariance(0.2, 8, 0.3)") == pytest.approx(counted, abs=0.005)

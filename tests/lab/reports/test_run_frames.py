@@ -166,9 +166,8 @@ def test_a_report_without_runs_draws_from_frozen_rows(
     with pytest.raises(ConfigError):
         run_frames.freeze(large, home / "large")
     assert not (home / "large").exists()
-    run_frames.headline(
-        {"gain": 0.0512345, "n": 3}, data
-    )  # what a report says must follow from its rows
+    # what a report says must follow from its rows
+    run_frames.headline({"gain": 0.0512345, "n": 3}, data)
     run_frames.gather([name], data, frozen=True)
     run_frames.headline({"gain": 0.0512349, "n": 3}, data)
     for numbers in (
@@ -272,9 +271,8 @@ def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
     rng = random.Random(0)
     rows = []
     for seed, share in enumerate((0.1, 0.5, 0.9)):
-        for i in range(
-            50 * seed, 50 * seed + 200
-        ):  # the seeds share half of their problems or more
+        # the seeds share half of their problems or more
+        for i in range(50 * seed, 50 * seed + 200):
             hits = dict(a=0, b=int(rng.random() < share))
             rows += [
                 dict(run=f"s{seed}", checkpoint=c, split="test", id=str(i), n=1, c=hits[c])

@@ -80,9 +80,8 @@ def test_every_view_colours_exactly_the_supervised_text(spec: str, tags: str) ->
     # green background until the colours end
     green = "".join(re.findall(r"\x1b\[30;48;[\d;]+m([^\x1b]*)", image.terminal()))
     assert green.replace(LINE_END, "\n").removesuffix("\n") == SUPERVISED
-    assert (
-        "".join(re.findall(r"\[\[(.*?)\]\]", str(image), re.DOTALL)[1:]) == SUPERVISED
-    )  # 1: the legend
+    # 1: the legend
+    assert "".join(re.findall(r"\[\[(.*?)\]\]", str(image), re.DOTALL)[1:]) == SUPERVISED
 
 
 def test_tokens_never_become_markup_nor_steer_the_terminal(tok: tokenizer.Tokenizer) -> None:

@@ -145,9 +145,8 @@ def test_faster_than_a_process_for_each(pool: Pool) -> None:
         )
 
     ratios = []
-    for _ in range(
-        8
-    ):  # in turns, and again where it was too slow: others use the machine too, and seldom alike
+    # in turns, and again where it was too slow: others use the machine too, and seldom alike
+    for _ in range(8):
         start = time.monotonic()
         assert all(verdict.passed for verdict in pool.map(programs))
         ours = time.monotonic() - start

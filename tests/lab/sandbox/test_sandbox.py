@@ -323,13 +323,14 @@ def test_the_attempts_succeed_without_isolation() -> None:
     }
     for what in free:
         code = f"{Path(attempts.__file__).read_text()}\nprint(attempt({what!r}))"
+        # a parent of the same user
         shell = [
             "/bin/sh",
             "-c",
             '"$0" -c "$1"; exit $?',
             python(),
             code,
-        ]  # a parent of the same user
+        ]
         done = subprocess.run(
             shell, capture_output=True, text=True, timeout=20, cwd="/", **as_user()
         )

@@ -114,9 +114,8 @@ def test_tokens_are_those_of_sample_in_any_company(
             request(prompt, 1 + 4 * seed, seed, how=Truncation(**HOWS[seed % len(HOWS)]), stop=stop)
         )
     with monkeypatch.context() as patch:
-        patch.setattr(
-            device, "CPU_KINDS", device.CPU_KINDS if on_cpu else ()
-        )  # as on a CPU, or as on a GPU
+        # as on a CPU, or as on a GPU
+        patch.setattr(device, "CPU_KINDS", device.CPU_KINDS if on_cpu else ())
         with Engine(model, max_rows=5) as engine:
             jobs = []
             for one in requests:  # one by one, so that they join a batch on its way

@@ -232,9 +232,8 @@ def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path, slow_do
     assert chromium.ask("$('model').classList.contains('away')")
     slow_down(0)
     with Serving(port=port):
-        chromium.until(
-            "!away && !$('model').classList.contains('away') && about.neutral !== ''"
-        )  # asked again
+        # asked again
+        chromium.until("!away && !$('model').classList.contains('away') && about.neutral !== ''")
         chromium.ask("about.neutral = ''")
         chromium.ask("$('say').focus()")
         chromium.enter()

@@ -397,9 +397,8 @@ def test_the_example_rows_fit_the_example_tools_and_hold_what_these_return():
     listed = terminal.gather(tools_file=EXAMPLE.with_name("my_tools.json"), executors=EXAMPLE)
     assert len(rows) == 50
     assert kit.schemas == listed.schemas
-    weather, words, shipping = (
-        schema["parameters"] for schema in kit.schemas
-    )  # from hints and docstrings
+    # from hints and docstrings
+    weather, words, shipping = (schema["parameters"] for schema in kit.schemas)
     assert weather["required"] == ["city"]
     assert words["properties"]["unique"]["type"] == "boolean"
     zone = {"type": "string", "enum": ["home", "near", "far"], "description": "where it goes"}

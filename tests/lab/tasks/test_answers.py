@@ -109,9 +109,8 @@ def test_answers_are_read_where_a_text_states_them() -> None:
 
 
 def test_numbers_have_one_reader_with_sign_point_exponent_separators_and_units() -> None:
-    for text, value, *others in ANSWERS[
-        "numbers"
-    ]:  # its last number, equal to the second and to none of the others
+    # its last number, equal to the second and to none of the others
+    for text, value, *others in ANSWERS["numbers"]:
         found = last_number(text)
         assert equivalent(found, value), (text, found)
         assert not any(equivalent(found, other) for other in others), (text, found)

@@ -52,12 +52,13 @@ def test_every_tool_makes_its_change_shows_its_rows_or_refuses(store: Store) -> 
             assert result == row.get("result", "ok"), row
         assert store.diff() == row.get("changes", []), row
         store.reset(WORLD)
+    # the next test
     ordered = {
         "shop_remove_from_cart",
         "shop_set_quantity",
         "shop_checkout",
         "shop_unwish",
-    }  # the next test
+    }
     assert {row["call"] for row in CALLS if "error" not in row} | set(NEW) | ordered == set(
         tools.TOOLS
     )

@@ -219,7 +219,8 @@ def test_the_data_stage_writes_them_where_requested(tmp_path: Path) -> None:
     assert "short" not in plain["domains"]
     rows = list(conversations.read(tmp_path / "short" / "short.train.jsonl"))
     assert all(row["messages"][-1]["content"].startswith(("def ", "class ")) for row in rows)
+    # code is code, whatever is on offer
     assert {row["meta"]["tools_present"] for row in rows} == {
         True,
         False,
-    }  # code is code, whatever is on offer
+    }

@@ -21,6 +21,7 @@ from codechat_lab.tasks.toolbox import problems
 
 TAG = "<functioncall> "
 USER = [{"role": "user", "content": "Mix it."}]
+# of calls
 PIECES = [
     TAG,
     *"{}[]'\"\\\ud800\x00\n",
@@ -31,7 +32,7 @@ PIECES = [
     '"mix"',
     "NaN",
     "1e9999",
-]  # of calls
+]
 GOLD = {
     "name": "mix",
     "arguments": {"city": "Oslo", "days": 3, "rate": 2.5, "deep": {"on": True, "tags": ["a", "b"]}},

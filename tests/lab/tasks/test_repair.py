@@ -269,10 +269,11 @@ def test_tests_and_their_settings_are_not_to_be_edited() -> None:
         made = (
             f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+def pytest_runtest_makereport(): ...\n"
         )
+        # a repair does not excuse it
         for answer in (
             made,
             fixed(problem) + "\n\n" + new_file(path),
-        ):  # a repair does not excuse it
+        ):
             assert (TASK.score(problem, answer).tier, TASK.score(problem, answer).reward) == (
                 "tampers",
                 0.0,
