@@ -15,7 +15,9 @@ LAB = "codechat_lab"
 # imported models (2,900), the readers of many public forms of rows and schemas (the rest). Raised by 800
 # since: checkpoints of adapters name a base, which is found, verified, kept, and held once in memory.
 CONTENT = {"codechat": (89_800, 66_000), "both": (169_900, 135_000)}
-DENSITY = {"codechat": (4.9, 5.0), LAB: (5.0, 5.5), "tests": (5.11, 5.5)}
+# The laboratory's was 5.0 while comments behind closing brackets broke 100 statements over lines that
+# hold nothing but a bracket; they stand above their statements now.
+DENSITY = {"codechat": (4.9, 5.0), LAB: (5.04, 5.5), "tests": (5.11, 5.5)}
 PACKED_TUPLES = {"codechat": (1, 1), LAB: (1, 1), "tests": (1, 1)}
 WALRUS = {"codechat": (3, 3), LAB: (3, 3), "tests": (1, 1)}
 SPLATS = {"codechat": (3, 3), LAB: (3, 3), "tests": (8, 3)}

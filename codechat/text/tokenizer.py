@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
@@ -59,7 +60,7 @@ ORDINARY = (
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class Tokenizer:
+class Tokenizer(ABC):
     """Text <-> ids by a table of bytes. Ids are 0 .. n_vocab - 1; <|endoftext|> is the last,
     and no text encodes to it. `special_tokens` and `beginning` (ids before a text) are those of
     imported models."""
@@ -83,8 +84,9 @@ class Tokenizer:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             return list(pool.map(self._array, map(replace_surrogates, texts)))
 
+    @abstractmethod
     def _array(self, text: str) -> np.ndarray:
-        raise NotImplementedError
+        """The ids (n,) of a text."""
 
     def encode_inside(self, text: str) -> list[int]:
         """`encode` for text within another."""

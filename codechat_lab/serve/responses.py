@@ -7,6 +7,7 @@ import codecs
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -56,7 +57,7 @@ class Choice:
         return begin
 
 
-class ResponseBuilder:
+class ResponseBuilder(ABC):
     """The answers to one request; it remembers what of a growing answer was sent."""
 
     kind: ClassVar[str]
@@ -80,22 +81,22 @@ class ResponseBuilder:
 
     # ---- of chats, or of continuations
 
+    @abstractmethod
     def whole(self, choice: Choice) -> Json:
         """A choice of a finished answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def first(self, choice: Choice) -> Json | None:
         """The choice of the first chunk."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parts(self, news: News, logprobs: Json | None) -> list[Json]:
         """News, in as many chunks; at least one where log-probabilities are to be sent at the
         end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def logprobs(self, choice: Choice, some: slice) -> Json | None:
         """Entries of some of the tokens; none where none came, or none are requested."""
-        raise NotImplementedError
 
     # ---- of both
 

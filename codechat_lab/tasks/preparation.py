@@ -4,6 +4,7 @@ directory, reading problems of a public set, or back from a directory."""
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,7 +115,7 @@ PARTS = (
 )
 
 
-class PublicTask(BaseTask):
+class PublicTask(BaseTask, ABC):
     """A public set. source: hub, a path to its files, or a directory with problems in
     NAME.SPLIT.jsonl.
 
@@ -130,9 +131,9 @@ class PublicTask(BaseTask):
     columns: Sequence[str] | None = None
     gold_fields: Collection[str]
 
+    @abstractmethod
     def make(self, row: Row, number: int, part: str) -> Problem:
         """The problem of a row."""
-        raise NotImplementedError
 
     def embedded(self) -> Iterable[Row]:
         raise ConfigError(
@@ -203,13 +204,13 @@ class PublicTask(BaseTask):
             raise DataError(f"{where}: {type(error).__name__}: {error}; correct the row") from None
 
 
-class GeneratedTask(BaseTask):
+class GeneratedTask(BaseTask, ABC):
     """Base of a task that generates its problems, or reads them from NAME.SPLIT.jsonl in the
     directory `source`.
 
     gold_fields, meta_fields: fields that the rows of the file must have. domain, asked: of the
     conversations with worked examples; worked_part: the part of the values that they have.
-    stream: part of the random seed. written: the splits whose problems are written. checked:
+    written: the splits whose problems are written. checked:
     how many of their solutions are checked; None = all."""
 
     source: str | Path | None
@@ -218,30 +219,18 @@ class GeneratedTask(BaseTask):
     gold_fields: Collection[str] = ()
     meta_fields: Collection[str] = ()
     domain: str
-    stream: str
     worked_part = "sft"
     asked = "code"
     written: Collection[str] = SPLITS
     checked: int | None = 64
 
+    @abstractmethod
     def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
         """n different problems, the levels in turn; worked: none of those that `problems` gives
         for training."""
-        part = self.part(split, worked)
-        rng = random.Random(f"{self.stream} {part} {seed}")
-        drawn = dict[str, Problem]()
-        while len(drawn) < n:  # ends: there are far more problems than any n in use
-            problem = self.draw(self.levels[len(drawn) % len(self.levels)], part, split, rng)
-            if problem:
-                drawn.setdefault(problem.id, problem)
-        return list(drawn.values())
 
     def part(self, split: str, worked: bool) -> str:
         return self.worked_part if worked and split == "train" else split
-
-    def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem | None:
-        """A problem of this part's values; None where the draw gives none."""
-        raise NotImplementedError
 
     def set_levels(self, source: str | Path | None, levels: Iterable[int]) -> None:
         self.source = source
@@ -287,6 +276,27 @@ class GeneratedTask(BaseTask):
         """n conversations with worked examples. Those of "train" are of problems that
         `problems` does not give."""
         yield from map(self.conversation, self.generate(split, n, seed, worked=True))
+
+
+class DrawnTask(GeneratedTask):
+    """Base of a task whose problems are drawn one by one. stream: part of the random seed."""
+
+    stream: str
+
+    @abstractmethod
+    def draw(self, level: int, part: str, split: str, rng: random.Random) -> Problem | None:
+        """A problem of this part's values; None where the draw gives none."""
+
+    def generate(self, split: str, n: int, seed: int, worked: bool = False) -> list[Problem]:
+        """As `GeneratedTask.generate`; a problem that was drawn before is drawn again."""
+        part = self.part(split, worked)
+        rng = random.Random(f"{self.stream} {part} {seed}")
+        drawn = dict[str, Problem]()
+        while len(drawn) < n:  # ends: there are far more problems than any n in use
+            problem = self.draw(self.levels[len(drawn) % len(self.levels)], part, split, rng)
+            if problem:
+                drawn.setdefault(problem.id, problem)
+        return list(drawn.values())
 
 
 def worked_example(task: Any, problem: Problem, meta: Mapping[str, Any]) -> Row:

@@ -30,8 +30,8 @@ from codechat_lab.tasks.apps.requests import World, draft
 from codechat_lab.tasks.apps.tools import CLOSING, TOOLS, Change, Store, compare
 from codechat_lab.tasks.preparation import (
     HELD_OUT,
+    DrawnTask,
     GeneratedConfig,
-    GeneratedTask,
     Row,
     prepare_generated,
     worked_example,
@@ -135,7 +135,7 @@ def trajectory(problem: Problem, world: AppsEnvironment) -> list[Message]:
     return messages
 
 
-class AppsTask(GeneratedTask):
+class AppsTask(DrawnTask):
     """source: None generates problems; a directory has them in apps.SPLIT.jsonl. levels: of the
     problems; a repeated level is sampled more often. max_turns: most answers of an episode.
 

@@ -9,6 +9,7 @@ with numpy; a judge has the standard library only, so `NUMPY` replaces the few n
 scripts use."""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,18 +30,19 @@ from codechat_lab.tasks.coding.rewards import PARSEABLE, RUNNABLE, TIERS
 from codechat_lab.tasks.preparation import PublicTask, Row
 
 
-class JudgedTask(BaseTask):
+class JudgedTask(BaseTask, ABC):
     """A task whose answers become programs, which the sandbox judges in parallel. isolation:
     see `Pool`."""
 
     isolation = "auto"
 
+    @abstractmethod
     def answer(self, problem: Problem, text: str) -> tuple[Any, Program | None]:
         """(what `scored` needs of a completion, the program to judge)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scored(self, problem: Problem, answer: Any, verdict: Verdict | None) -> Score:
-        raise NotImplementedError
+        """The score of an answer. verdict: None where there was no program to judge."""
 
     def score(self, problem: Problem, completion: str) -> Score:
         """Never raises, whatever the text holds."""

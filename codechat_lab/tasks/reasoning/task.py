@@ -195,7 +195,7 @@ def _worked(steps: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
     return lines
 
 
-class ReasoningTask(AnswerTask, preparation.GeneratedTask):
+class ReasoningTask(AnswerTask, preparation.DrawnTask):
     """Generated word problems. levels: a repeated level is sampled more often. Worked
     solutions, training, `select` and `test` never share a question; `test_hard` has wordings
     that occur nowhere else."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from codechat.tasks.base import Problem, Score
 from codechat_lab.sandbox.pool import Program, Verdict
 from codechat_lab.tasks.coding.task import JudgedTask
-from codechat_lab.tasks.preparation import GeneratedConfig, GeneratedTask, prepare_generated
+from codechat_lab.tasks.preparation import DrawnTask, GeneratedConfig, prepare_generated
 from codechat_lab.tasks.repair import edits, generator
 
 TIERS = ("none", "tampers", "unapplied", "applied", "some_fixed", "regressed", "resolved")
@@ -65,7 +65,7 @@ def of_counts(fixed: int, failing: int, kept: int, passing: int, reason: str = "
     return Score(reward, tier, parts, False)
 
 
-class RepairTask(GeneratedTask, JudgedTask):
+class RepairTask(DrawnTask, JudgedTask):
     """source: None generates problems; a directory has them in repair.SPLIT.jsonl. levels: of
     the problems; a repeated level is sampled more often. timeout_s: wall seconds of each test.
 
