@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError
 from codechat.text import tool_calls
+from codechat.text.native_calls import Found, python_calls
 from codechat.text.tool_calls import Call, Unreadable, after_space
 
 _OPENS = re.compile(r"<(tool_call|TOOLCALL)>")
@@ -27,8 +28,6 @@ _RESULT = re.compile(
     r"<(tool_response|TOOL_RESPONSE)>\s*(?P<result>.*?)\s*</\1>(?=\s*(?:<\1>|\Z))", re.DOTALL
 )
 _FENCE = re.compile(r"\A```(?:json|python)?\s*\n?(.*?)\s*```\Z", re.DOTALL)
-_NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
-_KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
 # `[f(x)]` may be an ordinary answer in Python, so only keyword arguments, or none, look like calls.
 _LIKE_PYTHON = re.compile(
     r"\A\[\s*[A-Za-z_][^\s()\[\]{}\"'=,;]*\(\s*(?:[A-Za-z_]\w*\s*=(?!=).*)?\)\s*\]\Z", re.DOTALL
@@ -52,13 +51,6 @@ class Answer(NamedTuple):
 
     prose: str
     calls: list[str]
-
-
-class Found(NamedTuple):
-    """Calls in a text, and where they end."""
-
-    calls: list[Call]
-    end: int
 
 
 def read_answer(text: str, offered: Collection[str], marked: bool = False) -> Answer:
@@ -101,7 +93,7 @@ def _reject_calls_without_tools(text: str) -> None:
     """Unreadable for an answer that is nothing but calls, which would teach a model to call
     what nobody offers."""
     bare = text.strip()
-    in_python = _LIKE_PYTHON.match(bare) and _python_calls(bare, 0, ())
+    in_python = _LIKE_PYTHON.match(bare) and python_calls(bare, 0, ())
     if in_python or any(map(_is_name_and_arguments, _whole_json(bare))):
         raise Unreadable("call_without_tools")
 
@@ -111,7 +103,7 @@ def _reject_hidden_calls(text: str, offered: Collection[str]) -> None:
     other marks around it, or arguments without names."""
     names = _alternatives(offered)
     for begins in re.finditer(rf"(?<![\w.])(?:{names})\s*\([^()]*=", text):
-        if _python_calls(text, begins.start(), offered) is not None:
+        if python_calls(text, begins.start(), offered) is not None:
             raise Unreadable("unknown_call_form")
     if re.fullmatch(rf"\s*(?:{names})\s*\(.*\)\s*", text, re.DOTALL):
         raise Unreadable("unknown_call_form")
@@ -184,7 +176,7 @@ def _values(text: str, at: int, closing: str = "") -> Found:
         if at == len(text) or (closing and _OPENS.match(text, at)):
             return Found(calls, at)
         # `[f(a=1)]` first: as a literal it would be unreadable.
-        python = _python_calls(text, at, ()) if text[at] == "[" else None
+        python = python_calls(text, at, ()) if text[at] == "[" else None
         if python is not None:
             calls += python.calls
             at = python.end
@@ -204,7 +196,7 @@ def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
     offer."""
     text = text.rstrip()
     body = _FENCE.sub(r"\1", text.strip())
-    whole = _python_calls(body, 0, offered)
+    whole = python_calls(body, 0, offered)
     if whole is not None and whole.end == len(body):
         # A list of calls is meant as calls; without its brackets, only what names functions on
         # offer.
@@ -213,7 +205,7 @@ def _python_answer(text: str, offered: Collection[str]) -> Answer | None:
     names = _alternatives(offered)
     begins = re.search(rf"\[\s*(?:{names})\s*\(|\A\s*(?:{names})\s*\([^()]*=", text)
     if begins:
-        found = _python_calls(text, begins.start(), offered)
+        found = python_calls(text, begins.start(), offered)
         if found is None:
             raise Unreadable("unreadable_call")
         if text[found.end :].strip():
@@ -228,78 +220,6 @@ def _alternatives(names: Collection[str]) -> str:
     """A pattern of any of the names, the longest first: `get` is also the beginning of `get
     time`."""
     return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-
-
-def _python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
-    """The calls of `[f(a="b"), g(c=1)]`, or of calls without the brackets; None if they cannot
-    be read. A name may hold spaces, dots, slashes and, if it is on offer, anything."""
-    at = after_space(text, at)
-    listed = text.startswith("[", at)
-    if listed:
-        at += 1
-    calls: list[Call] = []
-    while True:
-        at = after_space(text, at)
-        name = _name_at(text, at, offered)
-        if name is None:
-            return None
-        bracket = after_space(text, at + len(name))
-        found = _arguments(text, bracket + 1)
-        if found is None:
-            return None
-        arguments, at = found
-        calls.append(Call(name, arguments, "object"))
-        end = after_space(text, at)
-        if listed and text.startswith("]", end):
-            return Found(calls, end + 1)
-        if text.startswith((",", ";"), end):
-            at = end + 1
-            last = after_space(text, at)
-            if listed and text.startswith("]", last):
-                return Found(calls, last + 1)
-        elif listed:
-            return None
-        # Without brackets a call may follow on the next line; on the same line anything else
-        # ends the calls.
-        elif "\n" not in text[at:end] or _name_at(text, end, offered) is None:
-            return Found(calls, at)
-
-
-def _name_at(text: str, at: int, offered: Collection[str]) -> str | None:
-    """The name of a function whose bracket follows: the longest one on offer, else one without
-    quotes and brackets."""
-    known = [name for name in offered if text.startswith(name, at) and _opens(text, at + len(name))]
-    if known:
-        return max(known, key=len)  # `get` is also the beginning of `get time`
-    other = _NAME.match(text, at)
-    return other[0] if other else None
-
-
-def _opens(text: str, at: int) -> bool:
-    """Whether a bracket is next."""
-    return text.startswith("(", after_space(text, at))
-
-
-def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
-    """(arguments, end) from behind the opening bracket: names and literals. None for anything
-    else."""
-    arguments: dict[str, Any] = {}
-    while True:
-        at = after_space(text, at)
-        if text.startswith(")", at):
-            return arguments, at + 1
-        key = _KEY.match(text, at)
-        if key is None or key[1] in arguments:
-            return None
-        found = tool_calls.value_at(text, key.end())
-        if found is None:
-            return None
-        arguments[key[1]], at = found
-        at = after_space(text, at)
-        if text.startswith(",", at):
-            at += 1
-        elif not text.startswith(")", at):
-            return None
 
 
 def _json_answer(text: str, offered: Collection[str]) -> Answer | None:

@@ -15,14 +15,13 @@ it was. Reasoning in tags before the answer is prose. What follows the last call
 between two, is kept as text. Nothing here raises: a model is rewarded for what it writes.
 `settled` is what a stream may show before the end is known."""
 
-import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from codechat.text import tool_calls
-from codechat.text.tool_calls import CALL_TAG, Call
+from codechat.text.tool_calls import CALL_TAG, Call, after_space
 
 # How calls were written. "none": no call was found.
 SURFACES = ("tagged", "fenced", "bare", "none")
@@ -39,6 +38,8 @@ MARKS = {
     "<|tool_calls_section_begin|>": "<|tool_calls_section_end|>",
 }
 _OPENS = re.compile("|".join(map(re.escape, (*MARKS, "<function="))))
+# where the next call may begin: no pattern looks further, so that reading takes linear time
+_NEXT = re.compile(f"{_OPENS.pattern}|<｜tool▁call▁begin｜>|" + re.escape("<|tool_call_begin|>"))
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>\s*", re.DOTALL)
 _FENCE = re.compile(
     r"```(?:json|python|tool_call|tool_code)?[ \t]*\n(.*?)(?:\n?[ \t]*```|\Z)", re.DOTALL
@@ -59,9 +60,13 @@ _KIMI = re.compile(
     r"<\|tool_call_end\|>",
     re.DOTALL,
 )
+_FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.]*")
 _OBJECT = re.compile(r"\{\s*[\"'](?:name|function|type)[\"']\s*:")
 # the beginning of a fence or of an object at the end of a text
 _BEGUN = re.compile(r"(?:`{1,2}|```\w*[ \t]*|\{\s*[\"']?\w*[\"']?\s*)\Z")
+
+_NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
+_KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
 
 
 class Written(NamedTuple):
@@ -72,8 +77,8 @@ class Written(NamedTuple):
     surface: str  # one of SURFACES
 
 
-class Values(NamedTuple):
-    """Calls that were read from a text, and where they end."""
+class Found(NamedTuple):
+    """Calls in a text, and where they end."""
 
     calls: list[Call]
     end: int
@@ -178,27 +183,29 @@ def _tagged(text: str, begin: int) -> Written:
 
 def _end_of(text: str, at: int, closing: str) -> int:
     """Where the closing mark, the next opening one, or the text ends what begins at `at`."""
-    ends = [len(text)]
-    further = _OPENS.search(text, at)
-    if further and further.start() > at:
-        ends.append(further.start())
-    if closing and closing in text[at:]:
-        ends.append(text.index(closing, at))
-    return min(ends)
+    further = _OPENS.search(text, at + 1)
+    end = further.start() if further else len(text)
+    closed = text.find(closing, at, end) if closing else -1
+    return closed if closed >= 0 else end
+
+
+def _next_call(text: str, at: int) -> int:
+    """Where another call may begin, behind the one that begins at `at` or behind white space."""
+    further = _NEXT.search(text, after_space(text, at) + 1)
+    return further.start() if further else len(text)
 
 
 def _after(text: str, at: int, closing: str) -> int:
     """The place behind white space and the closing mark."""
-    at += len(text[at:]) - len(text[at:].lstrip())
+    at = after_space(text, at)
     if closing and text.startswith(closing, at):
-        at += len(closing)
-        at += len(text[at:]) - len(text[at:].lstrip())
+        at = after_space(text, at + len(closing))
     return at
 
 
-def _inside(text: str, at: int, closing: str) -> Values | None:
+def _inside(text: str, at: int, closing: str) -> Found | None:
     """The calls behind a mark; None for what is no call."""
-    readers: tuple[Callable[[str, int, str], Values | None], ...] = (
+    readers: tuple[Callable[[str, int, str], Found | None], ...] = (
         _json_values,
         _functions,
         _glm,
@@ -214,7 +221,7 @@ def _inside(text: str, at: int, closing: str) -> Values | None:
     return None
 
 
-def _json_values(text: str, at: int, closing: str) -> Values | None:
+def _json_values(text: str, at: int, closing: str) -> Found | None:
     """Objects or lists of them, one after the other, with or without commas, up to the first
     that is no call."""
     calls: list[Call] = []
@@ -223,10 +230,10 @@ def _json_values(text: str, at: int, closing: str) -> Values | None:
         at = _skipped(text, end)
         value = tool_calls.value_at(text, at) if text.startswith(("{", "["), at) else None
         if value is None:
-            return Values(calls, end) if calls else None
+            return Found(calls, end) if calls else None
         found = _calls_of(value[0])
         if not found:
-            return Values(calls, end) if calls else None
+            return Found(calls, end) if calls else None
         calls += found
         end = value[1]
 
@@ -238,13 +245,13 @@ def _skipped(text: str, at: int) -> int:
     return at
 
 
-def _functions(text: str, at: int, closing: str) -> Values | None:
+def _functions(text: str, at: int, closing: str) -> Found | None:
     """`<function=NAME>` with a parameter in each tag, or with JSON."""
     calls: list[Call] = []
     while True:
-        found = _FUNCTION.match(text, at)
+        found = _FUNCTION.match(text, at, _next_call(text, at))
         if found is None:
-            return Values(calls, at) if calls else None
+            return Found(calls, at) if calls else None
         body = found[2].strip()
         arguments = _object(body) if body.startswith("{") else None
         if arguments is None:
@@ -253,10 +260,10 @@ def _functions(text: str, at: int, closing: str) -> Values | None:
         at = found.end()
 
 
-def _glm(text: str, at: int, closing: str) -> Values | None:
+def _glm(text: str, at: int, closing: str) -> Found | None:
     """A name, then a pair of tags for each argument."""
     end = _end_of(text, at, closing)
-    name = _GLM_NAME.match(text[:end], at)
+    name = _GLM_NAME.match(text, at, end)
     if name is None:
         return None
     at = name.end()
@@ -267,34 +274,34 @@ def _glm(text: str, at: int, closing: str) -> Values | None:
             break
         arguments[pair[1].strip()] = _value(pair[2])
         at = pair.end()
-    return Values([Call(name[1], arguments, "object")], at) if not text[at:end].strip() else None
+    return Found([Call(name[1], arguments, "object")], at) if not text[at:end].strip() else None
 
 
-def _mistral(text: str, at: int, closing: str) -> Values | None:
+def _mistral(text: str, at: int, closing: str) -> Found | None:
     """A name, a mark, then the arguments as JSON."""
     name = _MISTRAL.match(text, at)
     value = tool_calls.value_at(text, name.end()) if name else None
     if name is None or value is None or not isinstance(value[0], dict):
         return None
-    return Values([Call(name[1], value[0], "object")], value[1])
+    return Found([Call(name[1], value[0], "object")], value[1])
 
 
-def _deepseek(text: str, at: int, closing: str) -> Values | None:
+def _deepseek(text: str, at: int, closing: str) -> Found | None:
     """Marks around each call, its name and its arguments."""
     return _marked_pairs(_DEEPSEEK, text, at)
 
 
-def _kimi(text: str, at: int, closing: str) -> Values | None:
+def _kimi(text: str, at: int, closing: str) -> Found | None:
     """Marks around each call; its name carries a number."""
     return _marked_pairs(_KIMI, text, at)
 
 
-def _marked_pairs(pattern: re.Pattern[str], text: str, at: int) -> Values | None:
+def _marked_pairs(pattern: re.Pattern[str], text: str, at: int) -> Found | None:
     calls: list[Call] = []
     while True:
-        found = pattern.match(text, at)
+        found = pattern.match(text, at, _next_call(text, at))
         if found is None:
-            return Values(calls, at) if calls else None
+            return Found(calls, at) if calls else None
         name, body = [group for group in found.groups() if group is not None]
         arguments = _object(body.strip())
         if arguments is None:
@@ -303,51 +310,98 @@ def _marked_pairs(pattern: re.Pattern[str], text: str, at: int) -> Values | None
         at = found.end()
 
 
-def _python(text: str, at: int, closing: str) -> Values | None:
-    """`[f(a=1), g()]` or one call, in Python's words."""
-    end = _end_of(text, at, closing)
-    calls = _python_calls(text[at:end].strip())
-    return Values(calls, end) if calls else None
+def _python(text: str, at: int, closing: str) -> Found | None:
+    """`[f(a=1), g()]`, where the names are those of functions in Python."""
+    at = after_space(text, at)
+    found = python_calls(text, at, ()) if text.startswith("[", at) else None
+    if found is None or not all(_FUNCTION_NAME.fullmatch(str(call.name)) for call in found.calls):
+        return None
+    return found
 
 
-def _python_calls(text: str) -> list[Call]:
-    """The calls of a Python list of calls with literal arguments by name; none for anything
+def python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
+    """The calls of `[f(a="b"), g(c=1)]`, or of calls without the brackets; None if they cannot
+    be read. A name may hold spaces, dots, slashes and, if it is on offer, anything."""
+    at = after_space(text, at)
+    listed = text.startswith("[", at)
+    if listed:
+        at += 1
+    calls: list[Call] = []
+    while True:
+        at = after_space(text, at)
+        name = _name_at(text, at, offered)
+        if name is None:
+            return None
+        bracket = after_space(text, at + len(name))
+        found = _arguments(text, bracket + 1)
+        if found is None:
+            return None
+        arguments, at = found
+        calls.append(Call(name, arguments, "object"))
+        end = after_space(text, at)
+        if listed and text.startswith("]", end):
+            return Found(calls, end + 1)
+        if text.startswith((",", ";"), end):
+            at = end + 1
+            last = after_space(text, at)
+            if listed and text.startswith("]", last):
+                return Found(calls, last + 1)
+        elif listed:
+            return None
+        # Without brackets a call may follow on the next line; on the same line anything else
+        # ends the calls.
+        elif "\n" not in text[at:end] or _name_at(text, end, offered) is None:
+            return Found(calls, at)
+
+
+def _name_at(text: str, at: int, offered: Collection[str]) -> str | None:
+    """The name of a function whose bracket follows: the longest one on offer, else one without
+    quotes and brackets."""
+    known = [name for name in offered if text.startswith(name, at) and _opens(text, at + len(name))]
+    if known:
+        return max(known, key=len)  # `get` is also the beginning of `get time`
+    other = _NAME.match(text, at)
+    return other[0] if other else None
+
+
+def _opens(text: str, at: int) -> bool:
+    """Whether a bracket is next."""
+    return text.startswith("(", after_space(text, at))
+
+
+def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
+    """(arguments, end) from behind the opening bracket: names and literals. None for anything
     else."""
-    if not text.startswith("[") or not text.endswith("]"):
-        return []
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    if not isinstance(tree, ast.List):
-        return []
-    calls = [_python_call(item) for item in tree.elts]
-    return [call for call in calls if call is not None] if all(calls) else []
-
-
-def _python_call(node: ast.expr) -> Call | None:
-    if (
-        not isinstance(node, ast.Call)
-        or node.args
-        or any(keyword.arg is None for keyword in node.keywords)
-    ):
-        return None
-    try:
-        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        json.dumps(arguments, allow_nan=False)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return Call(ast.unparse(node.func), arguments, "object")
+    arguments: dict[str, Any] = {}
+    while True:
+        at = after_space(text, at)
+        if text.startswith(")", at):
+            return arguments, at + 1
+        key = _KEY.match(text, at)
+        if key is None or key[1] in arguments:
+            return None
+        found = tool_calls.value_at(text, key.end())
+        if found is None:
+            return None
+        arguments[key[1]], at = found
+        at = after_space(text, at)
+        if text.startswith(",", at):
+            at += 1
+        elif not text.startswith(")", at):
+            return None
 
 
 def _whole(text: str) -> list[Call]:
     """The calls of a text that is nothing else: JSON, objects on lines, or a Python list of
     calls."""
     text = text.strip()
-    found = _json_values(text, 0, "") if text.startswith(("{", "[")) else None
-    if found is not None and not text[found.end :].strip():
-        return found.calls
-    return _python_calls(text)
+    if not text.startswith(("{", "[")):
+        return []
+    for reader in (_json_values, _python):
+        found = reader(text, 0, "")
+        if found is not None and not text[found.end :].strip():
+            return found.calls
+    return []
 
 
 def _first_object(text: str, begin: int) -> Written | None:

@@ -1,6 +1,7 @@
 """Calls in other models' words: tags, fences, bare JSON, XML and Python, read as ours."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -173,11 +174,22 @@ def test_values_in_tags_are_json_where_they_can_be(value: str) -> None:
     assert call.arguments == {"a": json.loads(value)}
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 5000, "<tool_call>" * 2000, "```json\n" * 2000, '{"name": ' * 3000]
-)
-def test_reading_hostile_text_takes_little_time(text: str) -> None:
-    assert all(call.form == "bad_json" for call in read(text).calls)
+# Each mark alone, again and again: a pattern that looks for its end beyond the next one would
+# take time that grows with the square of the text.
+HOSTILE = [*native_calls.MARKS, "<function=f>", "<function=f><parameter=a>", "```json\n"]
+HOSTILE += ['{"name": ', "[", "<tool_call>f<arg_key>a</arg_key>"]
+HOSTILE += [
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n",
+    "<|tool_calls_section_begin|><|tool_call_begin|>f<|tool_call_argument_begin|>",
+]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_reading_hostile_text_takes_time_that_grows_with_its_length(piece: str) -> None:
+    began = time.process_time()
+    read(piece * 8000)
+    native_calls.settled(piece * 8000)
+    assert time.process_time() - began < 4
 
 
 STREAMED = [text for text, _, _ in CALLS.values()]
