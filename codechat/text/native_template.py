@@ -113,8 +113,13 @@ class NativeTemplate(ChatTemplate):
         self.several = self._writes(TWO_CALLS) is None
 
     def _first_fault(self, wording: Wording) -> str | None:
+        """What does not come back in a wording; None where all does."""
         self.wording = wording
-        return next((fault for calls in PROOFS if (fault := self._writes(calls))), None)
+        for calls in PROOFS:
+            fault = self._writes(calls)
+            if fault is not None:
+                return fault
+        return None
 
     def _writes(self, calls: Sequence[Mapping[str, Any]]) -> str | None:
         """None where an answer with these arguments comes back from the template; else what is
@@ -251,9 +256,8 @@ class NativeTemplate(ChatTemplate):
         read = native_calls.read(written)
         wanted = tool_calls.parse_calls(content)
         prose = content.partition(tool_calls.CALL_TAG)[0]
-        same = [(call.name, call.arguments) for call in read.calls] == [
-            (call.name, call.arguments) for call in wanted
-        ]
+        found = [(call.name, call.arguments) for call in read.calls]
+        same = found == [(call.name, call.arguments) for call in wanted]
         if not same or _said(read.prose) != _said(prose):
             raise self._fault(
                 f"writes {content[:200]!r} as {written[:200]!r}, which reads back otherwise"
