@@ -29,6 +29,7 @@ from codechat.formats.exported_tokenizer import own_template, without_messages
 from codechat.runs import paths
 from codechat.text import chat, tokenizer
 from codechat.text.chat import END_TAG
+from codechat.text.native_template import Unproven
 from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 
 if TYPE_CHECKING:
@@ -311,8 +312,8 @@ def _chat_form(cfg: ImportConfig, tok: Tokenizer, exported: bool) -> ChatForm:
         return ChatForm(tags, cfg.tools_form or "compact")
     try:
         chat.stop_sequences(tok, chat.NATIVE)
-    except ConfigError as error:
-        return ChatForm(tags, "compact", str(error))
+    except Unproven as error:
+        return ChatForm(tags, "compact", error.reason)
     return ChatForm(chat.NATIVE, "json")
 
 
@@ -394,5 +395,6 @@ def import_model(cfg: ImportConfig) -> Run:
     note = f"; {read.note}" if read.note else ""
     print(f"run {created.name}: {size}, tokenizer {tok.spec}, tags {form.tags}; {path}{note}")
     if form.reason:
-        print(f"tools are listed in the system message ({form.tools_style}): {form.reason}")
+        where = f"in the system message, in style {form.tools_style}"
+        print(f"tools are listed {where}: the model's own chat template {form.reason}")
     return created

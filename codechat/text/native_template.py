@@ -48,6 +48,17 @@ PROOFS: tuple[tuple[dict[str, Any], ...], ...] = (
 TWO_CALLS = ({"place": "Oslo"}, {"place": "Bergen"})
 
 
+class Unproven(ConfigError):
+    """A chat template whose calls are not proven to come back. reason: what it does."""
+
+    def __init__(self, tokenizer: Tokenizer, reason: str) -> None:
+        super().__init__(
+            f"tags native with {tokenizer.spec}: its chat template {reason}; "
+            "use tags template, which lists tools in the system message"
+        )
+        self.reason = reason
+
+
 class Wording(NamedTuple):
     """What a template wants in `tool_calls`, which differs between models."""
 
@@ -70,8 +81,7 @@ class CallForm(NamedTuple):
 
 @lru_cache(maxsize=16)
 def native_template_of(tokenizer: Tokenizer) -> "NativeTemplate":
-    """The proven template of an imported tokenizer. ConfigError with the reason for one that
-    cannot be used."""
+    """The proven template of an imported tokenizer. Unproven for one that cannot be used."""
     if not isinstance(tokenizer, ImportedTokenizer) or not tokenizer.template:
         raise ConfigError(
             f'tags "native" with {tokenizer.spec}, which has no chat template; use tags "text"'
@@ -96,19 +106,18 @@ class NativeTemplate(ChatTemplate):
         self.several = True
 
     def prove(self) -> None:
-        """Find the wording in which calls come back. ConfigError with the reason where there is
-        none."""
+        """Find the wording in which calls come back. Unproven where there is none."""
         if not knows_tools(str(self.tokenizer.template)):
-            raise self._unusable("knows no tools")
+            raise Unproven(self.tokenizer, "knows no tools")
         try:
             listed = self._render([USER], [TOOL], prompt=True)
         except DataError as error:
-            raise self._unusable(f"cannot list tools ({error})") from None
+            raise Unproven(self.tokenizer, f"lists no tools: it {self._what(error)}") from None
         if NAME not in listed or "Where to." not in listed:
-            raise self._unusable("does not list the tools that it is given")
+            raise Unproven(self.tokenizer, "does not list the tools that it is given")
         faults = [self._first_fault(wording) for wording in WORDINGS]
         if all(faults):
-            raise self._unusable(str(faults[0]))
+            raise Unproven(self.tokenizer, str(faults[0]))
         self.wording = WORDINGS[faults.index(None)]
         self.several = self._writes(TWO_CALLS) is None
 
@@ -128,14 +137,13 @@ class NativeTemplate(ChatTemplate):
         try:
             self._answer(content)
         except DataError as error:
-            return str(error)
+            return self._what(error)
         return None
 
-    def _unusable(self, reason: str) -> ConfigError:
-        return ConfigError(
-            f"tags native with {self.tokenizer.spec}: its chat template {reason}; "
-            "use tags template, which lists tools in the system message"
-        )
+    def _what(self, fault: DataError) -> str:
+        """What a template does, without its name and the advice that another form of turns needs."""
+        what = str(fault).removeprefix(f"the chat template of {self.tokenizer.spec} ")
+        return what.removesuffix("; use --tags text")
 
     @cached_property
     def call_form(self) -> CallForm:

@@ -170,7 +170,7 @@ UNUSABLE = {
     "does not list the tools": CHATML
     + "{% if tools %}{% endif %}{% if messages[0].tool_calls %}{% endif %}",
     "reads back otherwise": source("hermes").replace("'\\n<tool_call>\\n{", "'\\n<call>\\n{"),
-    "cannot list tools": source("hermes").replace("tool | tojson", "tool.wrong.key"),
+    "lists no tools": source("hermes").replace("tool | tojson", "tool.wrong.key"),
 }
 
 
