@@ -3,13 +3,15 @@ a FastAPI application.
 
 Pages of other sites in the same browser can send requests here too. So a request must name this
 host, its body must be declared as json (a browser asks first before another site may send that,
-and we never agree), and nothing here has side effects but a trainer's weight updates."""
+and we never agree). Side effects have a trainer's weight updates, and the functions of a user's
+file, which whoever can send requests here can run."""
 
 import asyncio
 import hmac
 import json
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +25,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from codechat.core.errors import CheckpointError, RunError, UserError
 from codechat.models import loading
 from codechat.runs.checkpoint import fingerprint
-from codechat.text.tool_calls import escape_surrogates
+from codechat.text.tool_calls import Call, escape_surrogates
 from codechat_lab.serve import parsing, protocol, request_errors
 from codechat_lab.serve.conversations import (
     NEUTRAL,
@@ -37,6 +39,7 @@ from codechat_lab.serve.engine import Engine, Job, Overloaded
 from codechat_lab.serve.parsing import ServedModel
 from codechat_lab.serve.request_errors import ApiError
 from codechat_lab.serve.responses import CUT_SHORT, ResponseBuilder, response_of
+from codechat_lab.serve.terminal import Toolkit
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
 
 MOST_BYTES = 1 << 20  # of a request's body
@@ -52,11 +55,23 @@ POLICY = (
 )
 
 
+@dataclass(frozen=True)
+class OwnFunctions:
+    """Functions of a user's file, which the page offers and runs."""
+
+    kit: Toolkit
+    confirm: bool  # the page asks before each call
+
+
 def build_app(
-    engine: Engine, served: ServedModel, key: str | None, hosts: Sequence[str]
+    engine: Engine,
+    served: ServedModel,
+    key: str | None,
+    hosts: Sequence[str],
+    own: OwnFunctions | None = None,
 ) -> FastAPI:
     """The application. key: what clients must send as a bearer token. hosts: names by which
-    they may address it."""
+    they may address it. own: what the page offers instead of the toolbox."""
     app = FastAPI(
         title="CodeChat",
         docs_url=None,
@@ -78,7 +93,7 @@ def build_app(
 
     guarded = APIRouter(dependencies=[Depends(check_key)] if key else [])
     add_api(guarded, engine, served)
-    add_page(guarded, served)
+    add_page(guarded, served, own)
     app.include_router(guarded)
 
     @app.get("/")
@@ -303,10 +318,14 @@ def _shape(loaded: loading.LoadedModel) -> tuple[Any, ...]:
 # ---- what the page needs beside OpenAI's API
 
 
-def add_page(router: APIRouter, served: ServedModel) -> None:
+def add_page(router: APIRouter, served: ServedModel, own: OwnFunctions | None) -> None:
     """/page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a
-    toolbox function)."""
+    function: the user's where one has this name, else of the toolbox)."""
     loaded = served.loaded
+    schemas = {name: tool.schema for name, tool in TOOLS.items()}
+    if own:
+        yours = {schema["name"]: schema for schema in own.kit.schemas}
+        schemas = yours | {name: schema for name, schema in schemas.items() if name not in yours}
 
     @router.get("/page/about")
     async def about() -> dict[str, Any]:
@@ -314,7 +333,9 @@ def add_page(router: APIRouter, served: ServedModel) -> None:
             "model": served.name,
             "checkpoint": served.meaning or loaded.path.name,
             "neutral": NEUTRAL,
-            "tools": [tool.schema for tool in TOOLS.values()],
+            "tools": list(schemas.values()),
+            "own": own.kit.names if own else [],
+            "confirm": own is not None and own.confirm,
             "alone": mixes_requests(loaded.model),
         }
 
@@ -330,14 +351,14 @@ def add_page(router: APIRouter, served: ServedModel) -> None:
             (message.text for message in reversed(messages) if message.role == "user"), ""
         )
         names = tools_for(request, before) if tools is None else tools
-        unknown = [name for name in names if name not in TOOLS]
+        unknown = [name for name in names if name not in schemas]
         if unknown:
-            raise ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
-        schemas = [TOOLS[name].schema for name in names]
+            raise ApiError(400, f"there is no function {unknown[0][:64]!r}", "tools")
+        offered = [schemas[name] for name in names]
         block = loaded.model.cfg.block_size
 
         def too_long(kept: list[protocol.Message]) -> bool:
-            return block - len(parsing.prompt_of(kept, schemas, loaded)) < room_for_an_answer(
+            return block - len(parsing.prompt_of(kept, offered, loaded)) < room_for_an_answer(
                 block, None
             )
 
@@ -348,5 +369,9 @@ def add_page(router: APIRouter, served: ServedModel) -> None:
     def call(
         name: Annotated[str, Body()], arguments: Annotated[dict[str, Any], Body()]
     ) -> Response:
-        result = escape_surrogates(respond(name, arguments))
+        if own and name in own.kit.names:
+            result = own.kit.respond(Call(name, arguments, "object"))
+        else:
+            result = respond(name, arguments)
+        result = escape_surrogates(result)
         return Response(result, media_type="application/json")  # goes back to the model

@@ -3,6 +3,7 @@
 
     codechat serve --ckpt nano/rl --port 9000 --max-batch 32
     codechat serve --ckpt nano/rl --host 0.0.0.0 --api-key-file key.txt
+    codechat serve --ckpt released/mini --executors examples/my_tools.py    functions of your own
     codechat serve --ckpt nano/sft --reload-from runs/weights    samples for codechat grpo --engine http
     codechat chat --server http://127.0.0.1:8000
 
@@ -42,13 +43,15 @@ def serve(
     try:
         import uvicorn
 
-        from codechat_lab.serve.app import build_app
+        from codechat_lab.serve.app import OwnFunctions, build_app
         from codechat_lab.serve.parsing import ServedModel
     except ImportError as error:
         raise ConfigError(
             f"codechat serve needs {error.name}; run pip install 'codechat[serve]'"
         ) from None
-    from codechat_lab.serve.engine import Engine  # imports torch, which --help does not need
+    # these import torch, which --help does not need
+    from codechat_lab.serve import terminal
+    from codechat_lab.serve.engine import Engine
 
     class Server(uvicorn.Server):
         async def startup(self, *args: Any, **kwargs: Any) -> None:
@@ -65,6 +68,10 @@ def serve(
                 ready(self, url)
 
     key = read_key(cfg.api_key_file) if cfg.api_key_file else None
+    own = None
+    if cfg.executors:
+        own = OwnFunctions(terminal.gather(executors=cfg.executors), cfg.confirm)
+        print(f"[functions: {', '.join(own.kit.names)}]", flush=True)
     meaning = ""
     if loaded is None:
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)
@@ -82,7 +89,7 @@ def serve(
     sys.setswitchinterval(SWITCH_S)
     with Engine(loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue) as engine:
         config = uvicorn.Config(
-            build_app(engine, served, key, hosts),
+            build_app(engine, served, key, hosts, own),
             cfg.host,
             cfg.port,
             log_level="warning",

@@ -95,6 +95,12 @@ class ServeConfig(Settings):
     timeout_s: float = opt(
         120.0, "longest time for a request, waiting included, seconds", least=0.001
     )
+    executors: Path | None = opt(
+        None, "Python file whose functions the chat page offers and runs (see examples/my_tools.py)"
+    )
+    confirm: bool = opt(
+        True, "ask on the page before each call of these functions; --no-confirm runs them at once"
+    )
     reload_from: Path | None = opt(
         None, "directory of checkpoints that POST /admin/weights may load; none = disabled"
     )

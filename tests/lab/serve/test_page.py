@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from browser import Browser
 from server import Running, Serving
-from taught import ANSWER, CODE, REQUEST, TOK
+from taught import ANSWER, CODE, EXAMPLE, REQUEST, TOK, WORDS
 
 from codechat.text import chat
 
@@ -158,6 +158,86 @@ def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
     page.ask("$('auto').checked = false, $('max_tokens').value = ''")
 
 
+@pytest.fixture
+def own(chromium: Browser, root: Path) -> Iterator[Browser]:
+    """A fresh page of a server with the functions of examples/my_tools.py."""
+    with Serving(executors=EXAMPLE) as running:
+        chromium.fresh()
+        chromium.open(running.url)
+        chromium.until("model !== ''")
+        chromium.ask("localStorage.clear(), sessionStorage.clear(), $('say').focus()")
+        yield chromium
+    assert chromium.problems == []
+    chromium.open("about:blank")
+
+
+def test_functions_of_a_file_run_after_a_confirmation(own: Browser) -> None:
+    assert "get_weather, count_words, shipping_cost" in texts(own, ".empty")[0]
+    assert texts(own, ".empty button")[0] == "What is the weather in Beijing?"
+    tell(own, WORDS)
+    own.until("document.querySelector('.ask') !== null")
+    assert texts(own, ".card code, .card .state") == ["count_words", "waits for you"]
+    own.enter()  # the focus is on Run
+    own.until(SETTLED)
+    assert texts(own, ".card .state, .card .result dd") == ["done", "4"]
+    assert texts(own, ".assistant .body")[-1] == "Four words."
+
+
+def test_a_call_that_the_user_does_not_allow_is_an_error_for_the_model(own: Browser) -> None:
+    own.ask("$('max_tokens').value = 60")
+    tell(own, WORDS)
+    own.until("document.querySelector('.ask') !== null")
+    own.ask("document.querySelectorAll('.ask button')[1].click()")
+    own.until("messages.length > 2")
+    assert own.ask("messages[2].content") == '{"error":"the user did not allow this call"}'
+    assert texts(own, ".card .state")[0] == "failed"
+    own.ask("fresh(), $('max_tokens').value = ''")
+
+
+def test_without_confirmation_calls_run_at_once(own: Browser) -> None:
+    own.ask("about.confirm = false")
+    tell(own, WORDS)
+    own.until(SETTLED)
+    assert texts(own, ".card .state, .card .result dd") == ["done", "4"]
+
+
+def test_an_answer_without_a_tool_says_so(page: Browser) -> None:
+    """Where none was offered also that its facts may be invented."""
+    page.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = false)")
+    tell(page, "code")
+    page.until(SETTLED)
+    assert texts(page, ".unaided") == [
+        "no tool used, since none fits: facts in this answer may be invented"
+    ]
+    page.ask("fresh()")
+
+
+def test_a_call_of_a_function_that_was_not_offered_is_a_failed_card(page: Browser) -> None:
+    page.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = false)")
+    stray = chat.format_call("get_weather", {"city": "Beijing"})
+    replace_answers(page, [{"content": stray}])
+    tell(page, "What is the weather in Beijing?")
+    page.until(SETTLED)
+    assert texts(page, ".card code, .card .state") == [
+        "call of a function that was not offered",
+        "failed",
+    ]
+    assert page.ask("messages.length") == 2
+    page.ask("restore(), fresh()")
+
+
+def replace_answers(page: Browser, answers: list[dict[str, Any]]) -> None:
+    """The next answers of the server, as the first chunk of each; `unasked()` counts those that
+    are left, `restore()` lets the server answer again."""
+    page.ask(
+        f"""(() => {{ const left = {json.dumps(answers)}, real = ask; window.unasked = () => left.length;
+        ask = async (path, ...rest) => {{ if (path !== '/v1/chat/completions') return real(path, ...rest);
+          const delta = left.shift(), choice = {{delta, finish_reason: delta.tool_calls ? 'tool_calls' : 'stop'}};
+          return new Response(`data: ${{JSON.stringify({{choices: [choice]}})}}\n\ndata: [DONE]\n\n`); }};
+        window.restore = () => {{ ask = real; }}; }})()"""
+    )
+
+
 def test_an_unreadable_calls_error_is_fed_back_once_and_a_repeated_call_ends(page: Browser) -> None:
     """The server's answers are replaced: what counts is when the page asks again."""
     unreadable = f'{chat.CALL_TAG} {{"name": "square", "arg'
@@ -166,13 +246,7 @@ def test_an_unreadable_calls_error_is_fed_back_once_and_a_repeated_call_ends(pag
     right = {"tool_calls": [one]}
     for answers in ([wrong, wrong, {}], [right, wrong, {}], [right, right, {}]):
         page.ask("fresh()")
-        page.ask(
-            f"""(() => {{ const left = {json.dumps(answers)}, real = ask; window.unasked = () => left.length;
-            ask = async (path, ...rest) => {{ if (path !== '/v1/chat/completions') return real(path, ...rest);
-              const delta = left.shift(), choice = {{delta, finish_reason: delta.tool_calls ? 'tool_calls' : 'stop'}};
-              return new Response(`data: ${{JSON.stringify({{choices: [choice]}})}}\n\ndata: [DONE]\n\n`); }};
-            window.restore = () => {{ ask = real; }}; }})()"""
-        )
+        replace_answers(page, answers)
         tell(page, REQUEST)
         page.until(SETTLED)
         assert page.ask("messages.map(m => m.role)") == ["user", "assistant", "tool", "assistant"]

@@ -23,7 +23,7 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
 import jsonl
 from server import Running, Serving
-from taught import ANSWER, CALL, CODE, REQUEST, SQUARE, TOK, TOOL, exchange
+from taught import ANSWER, CALL, CODE, EXAMPLE, REQUEST, SQUARE, TOK, TOOL, exchange
 
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, MissingFile
@@ -469,6 +469,19 @@ def test_a_required_call_is_readable_however_hot_and_short(up: Running) -> None:
             assert call.name in names
             assert list(given) == TOOLS[call.name].schema["parameters"]["required"]
             assert given.get("channel", "red") in ("red", "green", "blue")
+
+
+def test_the_page_gets_and_runs_the_functions_of_a_users_file(root: Path) -> None:
+    with Serving(executors=EXAMPLE, confirm=False) as running:
+        about = running.send("GET", "/page/about")[1]
+        assert about["own"] == ["get_weather", "count_words", "shipping_cost"]
+        assert not about["confirm"]
+        assert [schema["name"] for schema in about["tools"][:3]] == about["own"]
+        call = lambda **arguments: running.send(  # noqa: E731
+            "POST", "/page/call", {"name": "count_words", "arguments": arguments}
+        )
+        assert call(text="to be or not") == (200, {"result": 4})
+        assert "is not of type 'string'" in call(text=4)[1]["error"]
 
 
 def test_the_page_gets_its_functions_and_a_conversation_that_fits(up: Running) -> None:
