@@ -11,7 +11,9 @@ class Stub(ThreadingHTTPServer):
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        # the end of a block waits for one poll
+        often = {"poll_interval": 0.02}
+        threading.Thread(target=self.serve_forever, kwargs=often, daemon=True).start()
 
     def __exit__(self, *error: object) -> None:
         self.shutdown()
