@@ -6,13 +6,13 @@ import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from jsonl import write
 
 from codechat import tasks
-from codechat.tasks.base import Problem
+from codechat.tasks.base import Problem, Score
 from codechat_lab.sandbox.pool import shared_pool
 from codechat_lab.tasks.repair import edits, generator
 from codechat_lab.tasks.repair import task as scoring
@@ -33,51 +33,72 @@ def new_file(path: str, text: str = "x = 1") -> str:
 
 
 DIFF = Path(__file__).with_name("cart_answer.md").read_text()
+DOUBLED = block(CART, "        n += x", "        n += 2 * x")
+SPACED = block("", "        n += x  ", "        n += 2 * x").lstrip()
 
 
-def test_both_formats_make_the_same_change() -> None:
-    once = block("shop/cart.py", "        n += x", "        n += 2 * x")
-    for text in (
-        once,
-        f"First,\n\n```python\n{once}\n```\n",
-        f"`shop/cart.py`\n```\n{block('', '        n += x  ', '        n += 2 * x').lstrip()}\n```",
-        f"./{once}".replace("\n", "\r\n"),
+@pytest.mark.parametrize(
+    "text",
+    [
+        DOUBLED,
+        f"First,\n\n```python\n{DOUBLED}\n```\n",
+        f"`shop/cart.py`\n```\n{SPACED}\n```",
+        f"./{DOUBLED}".replace("\n", "\r\n"),
         DIFF,
-        DIFF.replace("@@ -2,4 +2,4 @@", "@@ -40,9 +40,9 @@"),  # wrong numbers, right lines
-        DIFF.replace(
-            "@@ -2,4 +2,4 @@", f"@@ -{'9' * 5000},4 +2,4 @@"
-        ),  # more digits than Python reads
+        # wrong numbers, right lines
+        DIFF.replace("@@ -2,4 +2,4 @@", "@@ -40,9 +40,9 @@"),
+        # more digits than Python reads
+        DIFF.replace("@@ -2,4 +2,4 @@", f"@@ -{'9' * 5000},4 +2,4 @@"),
         DIFF.partition("```diff\n")[2].partition("```")[0],
-    ):
-        assert applied(FILES, parse(text)) == FILES | {
-            CART: FILES[CART].replace("+= x", "+= 2 * x")
-        }
+    ],
+    ids=[
+        "block",
+        "fenced",
+        "path above a fence",
+        "lines of Windows",
+        "diff",
+        "diff with wrong line numbers",
+        "diff with a number that is too long",
+        "bare diff",
+    ],
+)
+def test_both_formats_make_the_same_change(text: str) -> None:
+    changed = FILES[CART].replace("+= x", "+= 2 * x")
+    assert applied(FILES, parse(text)) == FILES | {CART: changed}
 
 
 def test_a_later_block_sees_the_change_of_an_earlier_one() -> None:
-    two = (
-        block(CART, "    n = 0", "    n = 1")
-        + "\n\nand\n\n"
-        + block(CART, "    n = 1", "    n = 2")
-    )
-    assert applied(FILES, parse(two))[CART].count("n = 2")
+    first = block(CART, "    n = 0", "    n = 1")
+    second = block(CART, "    n = 1", "    n = 2")
+    assert applied(FILES, parse(f"{first}\n\nand\n\n{second}"))[CART].count("n = 2")
 
 
-def test_files_are_made_and_deleted() -> None:
+def test_a_diff_makes_and_deletes_files() -> None:
     made = "--- /dev/null\n+++ b/shop/new.py\n@@ -0,0 +1,2 @@\n+x = 1\n+y = 2\n"
     gone = "--- a/README.md\n+++ /dev/null\n@@ -1 +0,0 @@\n-# Shop\n"
     expected = {"shop/cart.py": FILES["shop/cart.py"], "shop/new.py": "x = 1\ny = 2\n"}
     assert applied(FILES, parse(made + gone)) == expected
+
+
+def test_a_block_makes_a_file() -> None:
     assert applied(FILES, parse(new_file("shop/b.py", "z = 3")))["shop/b.py"] == "z = 3\n"
 
 
-def test_an_edit_that_does_not_fit_is_refused() -> None:
-    unindented = Change(CART, ("n = 0",), ("n = 1",))
-    absent = [Change(path, ("x",), ("y",)) for path in ("shop/none.py", "../cart.py")]
-    new = [Change(path, None, ("y",)) for path in ("/etc/passwd", "", CART)]  # the last exists
-    for change in (unindented, *absent, *new):
-        with pytest.raises(EditError):
-            applied(FILES, [change])
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change(CART, ("n = 0",), ("n = 1",)),  # without its indentation
+        Change("shop/none.py", ("x",), ("y",)),
+        Change("../cart.py", ("x",), ("y",)),
+        Change("/etc/passwd", None, ("y",)),
+        Change("", None, ("y",)),
+        Change(CART, None, ("y",)),  # it exists
+    ],
+    ids=lambda change: change.path,
+)
+def test_an_edit_that_does_not_fit_is_refused(change: Change) -> None:
+    with pytest.raises(EditError):
+        applied(FILES, [change])
 
 
 def test_repeated_lines_need_a_line_number() -> None:
@@ -87,29 +108,38 @@ def test_repeated_lines_need_a_line_number() -> None:
     assert applied(files, [Change("a.py", ("x",), ("z",), line=3)]) == {"a.py": "x\ny\nz\n"}
 
 
-def test_text_without_an_edit_has_no_changes_and_a_long_one_is_read_at_once(
-    quick: Callable[..., Any],
-) -> None:
-    """Each long text takes seconds to hours where a line is read again for each line before it."""
-    short = [
+@pytest.mark.parametrize(
+    "text",
+    [
         "",
         "n += 2",
         "<<<<<<< SEARCH\n=======\n",
         "--- a\n+++ b\n",
         "@@ -1 +1 @@\n-x\n+y\n",
         "```diff\n```",
-    ]
-    opened = "a\n<<<<< SEARCH\n"
-    fences = ("a\n```\n<<<<< SEARCH\n") * 6000
-    long = [
+    ],
+)
+def test_text_without_an_edit_has_no_changes(text: str) -> None:
+    assert parse(text) == []
+
+
+OPENED = "a\n<<<<< SEARCH\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         " " * 150_000,
         "\t x" * 50_000,
-        opened * 6000 + "=====\n" * 6000,
-        (opened + "=====\n") * 6000,
-        fences,
-    ]
-    for text in short + long:
-        assert quick(5, parse, text) == []
+        OPENED * 6000 + "=====\n" * 6000,
+        (OPENED + "=====\n") * 6000,
+        "a\n```\n<<<<< SEARCH\n" * 6000,
+    ],
+    ids=["spaces", "tabs", "opened then parted", "opened and parted", "fences"],
+)
+def test_a_long_text_without_an_edit_is_read_at_once(text: str, quick: Callable[..., Any]) -> None:
+    """Each takes seconds to hours where a line is read again for each line before it."""
+    assert quick(5, parse, text) == []
 
 
 def test_a_block_takes_the_nearest_lines_that_fit() -> None:
@@ -127,184 +157,261 @@ def test_a_block_takes_the_nearest_lines_that_fit() -> None:
     ]
 
 
-def test_failing_tests_fail_and_passing_tests_pass_before_the_repair_and_all_after_it() -> None:
-    for split in tasks.SPLITS:
-        problems = TASK.problems(split, 9)
-        tasks.check_reference_solutions(TASK, problems).require()
-        for problem in problems[:: 1 if split in ("train", "test_hard") else 9]:
-            gold = problem.gold
-            failing = gold["FAIL_TO_PASS"]
-            passing = gold["PASS_TO_PASS"]
-            before = shared_pool("auto").run(scoring.program(problem, gold["files"], 3.0))
-            assert [r.passed for r in before.results] == [False] * len(failing) + [True] * len(
-                passing
-            )
-            assert len(gold["files"]) == {1: 3, 2: 6, 3: 9}[problem.meta["level"]]
-            hidden = [name for name in (*failing, *passing) if name.startswith(generator.HIDDEN)]
-            shown = "".join(gold["files"].values())
-            assert len(hidden) >= 4
-            assert not any(gold["tests"][name] in shown for name in hidden)
+@pytest.fixture(scope="module")
+def drawn() -> dict[str, list[Problem]]:
+    """Nine problems of each split."""
+    return {split: TASK.problems(split, 9) for split in tasks.SPLITS}
 
 
-def test_every_bug_of_every_part_changes_one_line() -> None:
+@pytest.mark.parametrize("split", tasks.SPLITS)
+def test_all_tests_pass_after_the_repair(split: str, drawn: dict[str, list[Problem]]) -> None:
+    tasks.check_reference_solutions(TASK, drawn[split]).require()
+
+
+@pytest.mark.parametrize("split", tasks.SPLITS)
+def test_failing_tests_fail_and_passing_tests_pass_before_the_repair(
+    split: str, drawn: dict[str, list[Problem]]
+) -> None:
+    every = 1 if split in ("train", "test_hard") else 9
+    for problem in drawn[split][::every]:
+        gold = problem.gold
+        before = shared_pool("auto").run(scoring.program(problem, gold["files"], 3.0))
+        failed = [False] * len(gold["FAIL_TO_PASS"])
+        passed = [True] * len(gold["PASS_TO_PASS"])
+        assert [result.passed for result in before.results] == failed + passed
+
+
+@pytest.mark.parametrize("split", tasks.SPLITS)
+def test_a_repository_of_a_higher_level_has_more_files(
+    split: str, drawn: dict[str, list[Problem]]
+) -> None:
+    sizes = {1: 3, 2: 6, 3: 9}
+    for problem in drawn[split]:
+        assert len(problem.gold["files"]) == sizes[problem.meta["level"]]
+
+
+@pytest.mark.parametrize("split", tasks.SPLITS)
+def test_some_tests_are_hidden(split: str, drawn: dict[str, list[Problem]]) -> None:
+    for problem in drawn[split]:
+        gold = problem.gold
+        shown = "".join(gold["files"].values())
+        names = [*gold["FAIL_TO_PASS"], *gold["PASS_TO_PASS"]]
+        hidden = [name for name in names if name.startswith(generator.HIDDEN)]
+        assert len(hidden) >= 4
+        assert not any(gold["tests"][name] in shown for name in hidden)
+
+
+@pytest.mark.parametrize("part", generator.PARTS, ids=lambda part: part.name)
+def test_every_bug_of_a_part_changes_one_line(part: generator.Part) -> None:
     names = {"f": "f", "g": "g"}
-    for part in generator.PARTS:
-        for setting in part.settings("test_hard"):
-            for right, wrong in part.bugs:
-                broken = part.broken((right, wrong), names, setting)
-                assert broken.wrong != broken.right
-                assert broken.source != part.source(names, setting)
-                assert part.code.count(right) == 1
+    for setting in part.settings("test_hard"):
+        for right, wrong in part.bugs:
+            broken = part.broken((right, wrong), names, setting)
+            assert broken.wrong != broken.right
+            assert broken.source != part.source(names, setting)
+            assert part.code.count(right) == 1
+
+
+def parts(split: str, n: int) -> set[str]:
+    return {problem.meta["part"] for problem in TASK.problems(split, n)}
 
 
 def test_every_part_is_drawn() -> None:
-    drawn = {
-        p.meta["part"] for p in [*TASK.problems("train", 150), *TASK.problems("test_hard", 60)]
-    }
+    drawn = parts("train", 150) | parts("test_hard", 60)
     assert drawn == {part.name for part in generator.PARTS}
 
 
 def test_held_out_parts_are_in_the_hard_test_only() -> None:
     held_out = {part.name for part in generator.PARTS if part.held_out}
-    assert {p.meta["part"] for p in TASK.problems("test_hard", 30)} <= held_out
-    assert not {p.meta["part"] for p in TASK.problems("test", 60)} & held_out
+    assert parts("test_hard", 30) <= held_out
+    assert not parts("test", 60) & held_out
 
 
-def fixed(problem: Problem, **more: str) -> str:
-    fix = problem.gold["fix"] | more
-    return block(fix["path"], fix["search"], fix["replace"])
+def fixed(problem: Problem, search: str | None = None, replace: str | None = None) -> str:
+    """The repair as an answer, with another text to search or to put in its place."""
+    fix = problem.gold["fix"]
+    return block(fix["path"], search or fix["search"], replace or fix["replace"])
 
 
-def test_the_rungs_in_their_order() -> None:
-    problem = next(p for p in PROBLEMS if p.meta["level"] == 2)
+def renamed_elsewhere(problem: Problem) -> str:
+    """An answer that renames a function in another file than the broken one."""
     path = problem.gold["fix"]["path"]
     package = path.partition("/")[0]
     skipped = (path, f"{package}/__init__.py")
-    other = next(f for f in problem.gold["files"] if f.startswith(package) and f not in skipped)
-    text = problem.gold["files"][other]
-    broken = next(line for line in text.splitlines() if line.startswith("def "))
-    rungs = {
+    files = problem.gold["files"]
+    other = next(name for name in files if name.startswith(package) and name not in skipped)
+    line = next(line for line in files[other].splitlines() if line.startswith("def "))
+    return block(other, line, line.replace("def ", "def not_"))
+
+
+@pytest.fixture(scope="module")
+def rungs() -> dict[str, Score]:
+    """The score of an answer of each tier, the worst first."""
+    problem = next(p for p in PROBLEMS if p.meta["level"] == 2)
+    title = problem.gold["files"]["README.md"].splitlines()[0]
+    answers = {
         "none": "I do not know.",
         "unapplied": fixed(problem, search="no such line"),
-        "applied": block(
-            "README.md", problem.gold["files"]["README.md"].splitlines()[0], "# Mended"
-        ),
-        "regressed": fixed(problem)
-        + "\n\n"
-        + block(other, broken, broken.replace("def ", "def not_")),
+        "applied": block("README.md", title, "# Mended"),
+        "regressed": f"{fixed(problem)}\n\n{renamed_elsewhere(problem)}",
         "resolved": fixed(problem),
     }
-    scores = {tier: TASK.score(problem, text) for tier, text in rungs.items()}
-    assert {tier: score.tier for tier, score in scores.items()} == {tier: tier for tier in rungs}
-    rewards = [score.reward for score in scores.values()]
+    return {tier: TASK.score(problem, text) for tier, text in answers.items()}
+
+
+def test_an_answer_has_the_tier_of_what_it_does(rungs: dict[str, Score]) -> None:
+    assert {tier: score.tier for tier, score in rungs.items()} == {tier: tier for tier in rungs}
+
+
+def test_only_a_repair_that_breaks_nothing_is_correct(rungs: dict[str, Score]) -> None:
+    assert [tier for tier, score in rungs.items() if score.correct] == ["resolved"]
+
+
+def test_rewards_rise_with_the_tiers(rungs: dict[str, Score]) -> None:
+    rewards = [score.reward for score in rungs.values()]
     assert rewards == sorted(rewards)
     assert rewards[0] == 0
     assert rewards[-1] == 1
-    assert [score.correct for score in scores.values()] == [False] * 4 + [True]
-    assert 0.15 < scores["regressed"].reward < 0.5
-    assert scores["applied"].reward == 0.15
-    same = fixed(problem, replace=problem.gold["fix"]["search"])
-    assert TASK.score(problem, same).tier == "unapplied", "nothing changes"
+    assert rungs["applied"].reward == 0.15
+    assert 0.15 < rungs["regressed"].reward < 0.5
 
 
-def test_a_repair_with_an_unusual_character_is_a_repair() -> None:
-    """Except for half a character, which no Python file can hold."""
+def test_an_edit_that_changes_nothing_is_not_applied() -> None:
     problem = PROBLEMS[0]
-    for sign in ("é", "\U0001f600", "\\U0001f600", "'\"\\", "\ud800"):
-        score = TASK.score(
-            problem, fixed(problem, replace=f"{problem.gold['fix']['replace']}  # {sign}")
-        )
-        assert score.tier == ("applied" if sign == "\ud800" else "resolved"), score.parts
+    same = fixed(problem, replace=problem.gold["fix"]["search"])
+    assert TASK.score(problem, same).tier == "unapplied"
 
 
-def test_counts_become_rewards() -> None:
-    for counts, tier, reward in (
-        ((0, 3, 4, 4), "applied", 0.15),
-        ((1, 2, 4, 4), "some_fixed", 0.325),
-        ((2, 2, 2, 4), "regressed", 0.25),
-        ((2, 2, 0, 0), "resolved", 1.0),
-    ):
-        score = scoring.of_counts(*counts)
-        assert score.tier == tier
-        assert score.reward == pytest.approx(reward)
-        assert score.correct == (tier == "resolved")
+def with_sign(sign: str) -> Score:
+    """Of a repair that has the sign in a comment."""
+    problem = PROBLEMS[0]
+    replace = problem.gold["fix"]["replace"]
+    return TASK.score(problem, fixed(problem, replace=f"{replace}  # {sign}"))
+
+
+@pytest.mark.parametrize("sign", ["é", "\U0001f600", "\\U0001f600", "'\"\\"])
+def test_a_repair_with_an_unusual_character_is_a_repair(sign: str) -> None:
+    score = with_sign(sign)
+    assert score.tier == "resolved", score.parts
+
+
+def test_half_a_character_which_no_python_file_can_hold_repairs_nothing() -> None:
+    assert with_sign("\ud800").tier == "applied"
+
+
+@pytest.mark.parametrize(
+    "fixed_of, kept_of, tier, reward",
+    [
+        ((0, 3), (4, 4), "applied", 0.15),
+        ((1, 2), (4, 4), "some_fixed", 0.325),
+        ((2, 2), (2, 4), "regressed", 0.25),
+        ((2, 2), (0, 0), "resolved", 1.0),
+    ],
+)
+def test_counts_become_rewards(
+    fixed_of: tuple[int, int], kept_of: tuple[int, int], tier: str, reward: float
+) -> None:
+    score = scoring.of_counts(*fixed_of, *kept_of)
+    assert score.tier == tier
+    assert score.reward == pytest.approx(reward)
+    assert score.correct == (tier == "resolved")
 
 
 ATTACKS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())["attacks"]
 
 
-def test_what_a_module_does_to_its_own_process_fixes_nothing() -> None:
-    for name, attack in map(dict.values, ATTACKS):
-        for problem in PROBLEMS[:3]:
-            path = problem.gold["fix"]["path"]
-            first = problem.gold["files"][path].splitlines()[0]
-            score = TASK.score(problem, block(path, first, f"{attack}\n{first}"))
-            assert not score.correct and score.reward < 0.2, name
-            # a builtin that always gives True is a wrong program: True == 1 where a test expects 1
-            assert score.parts["fixed"] == 0 or name == "patched builtins"
+@pytest.mark.parametrize("row", ATTACKS, ids=lambda row: row["name"])
+def test_what_a_module_does_to_its_own_process_fixes_nothing(row: dict[str, str]) -> None:
+    for problem in PROBLEMS[:3]:
+        path = problem.gold["fix"]["path"]
+        first = problem.gold["files"][path].splitlines()[0]
+        score = TASK.score(problem, block(path, first, f"{row['code']}\n{first}"))
+        assert not score.correct
+        assert score.reward < 0.2
+        # a builtin that always gives True is a wrong program: True == 1 where a test expects 1
+        assert score.parts["fixed"] == 0 or row["name"] == "patched builtins"
+
+
+def always_equal(source: str) -> str:
+    """The module with functions whose result equals everything."""
+    lines = ["class Any:", "    def __eq__(self, other):", "        return True", "", ""]
+    for line in source.splitlines():
+        lines.append(line)
+        if line.startswith("def "):
+            lines.append("    return Any()")
+    return "\n".join(lines)
 
 
 def test_an_always_equal_result_is_not_the_expected_value() -> None:
-    equal = "class Any:\n    def __eq__(self, other):\n        return True\n\n\n"
     for problem in PROBLEMS[:3]:
         path = problem.gold["fix"]["path"]
-        text = problem.gold["files"][problem.gold["fix"]["path"]]
-        lines = [
-            f"{line}\n    return Any()" if line.startswith("def ") else line
-            for line in text.splitlines()
-        ]
-        score = TASK.score(problem, block(path, text.rstrip("\n"), equal + "\n".join(lines)))
+        source = problem.gold["files"][path]
+        score = TASK.score(problem, block(path, source.rstrip("\n"), always_equal(source)))
         assert score.parts["fixed"] == 0
         assert not score.correct
         assert score.tier == "applied"
 
 
-def test_tests_and_their_settings_are_not_to_be_edited() -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tests/test_x.py",
+        "conftest.py",
+        "shop/conftest.py",
+        "pytest.ini",
+        "setup.cfg",
+        "pyproject.toml",
+        "sitecustomize.py",
+        "Tests/a.py",
+    ],
+)
+def test_new_tests_and_settings_of_tests_are_tampering_even_beside_a_repair(path: str) -> None:
     problem = PROBLEMS[0]
-    settings = (
-        "conftest.py shop/conftest.py pytest.ini setup.cfg "
-        "pyproject.toml sitecustomize.py Tests/a.py"
-    ).split()
-    for path in ["tests/test_x.py", *settings]:
-        made = (
-            f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+def pytest_runtest_makereport(): ...\n"
-        )
-        # a repair does not excuse it
-        for answer in (
-            made,
-            fixed(problem) + "\n\n" + new_file(path),
-        ):
-            assert (TASK.score(problem, answer).tier, TASK.score(problem, answer).reward) == (
-                "tampers",
-                0.0,
-            )
-    path = next(name for name in problem.gold["files"] if name.startswith("tests/"))
-    text = problem.gold["files"][path]
+    made = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+def pytest_runtest_makereport(): ...\n"
+    for answer in (made, f"{fixed(problem)}\n\n{new_file(path)}"):
+        score = TASK.score(problem, answer)
+        assert score.tier == "tampers"
+        assert score.reward == 0.0
+
+
+@pytest.fixture(scope="module")
+def file_of_tests() -> str:
+    """The path of a file of tests of the first problem."""
+    return next(name for name in PROBLEMS[0].gold["files"] if name.startswith("tests/"))
+
+
+def test_a_test_that_is_changed_is_tampering(file_of_tests: str) -> None:
+    text = PROBLEMS[0].gold["files"][file_of_tests]
     line = next(row for row in text.splitlines() if "assert" in row)
-    gone = f"--- a/{path}\n+++ /dev/null\n@@ -1 +0,0 @@\n-{text.splitlines()[0]}\n"
-    assert {
-        TASK.score(problem, answer).tier for answer in (block(path, line, "    assert True"), gone)
-    } == {"tampers"}
+    answer = block(file_of_tests, line, "    assert True")
+    assert TASK.score(PROBLEMS[0], answer).tier == "tampers"
+
+
+def test_a_test_that_is_deleted_is_tampering(file_of_tests: str) -> None:
+    first = PROBLEMS[0].gold["files"][file_of_tests].splitlines()[0]
+    answer = f"--- a/{file_of_tests}\n+++ /dev/null\n@@ -1 +0,0 @@\n-{first}\n"
+    assert TASK.score(PROBLEMS[0], answer).tier == "tampers"
+
+
+def answer_that_knows_a_visible_test(problem: Problem) -> str:
+    """An answer that returns the result of the first visible test for its arguments."""
+    gold = problem.gold
+    path = gold["fix"]["path"]
+    name = next(n for n in gold["FAIL_TO_PASS"] if not n.startswith(generator.HIDDEN))
+    call, _, result = gold["tests"][name].removeprefix("assert ").partition(" == ")
+    function, _, given = call.partition("(")
+    lines = gold["files"][path].splitlines()
+    head = next(line for line in lines if line.startswith(f"def {function}("))
+    parameters = head.partition("(")[2].rpartition(")")[0]
+    known = f"[{parameters}] == [{given.rpartition(')')[0]}]"
+    return block(path, head, f"{head}\n    if {known}:\n        return {result}")
 
 
 def test_listing_the_results_of_the_visible_tests_is_not_enough() -> None:
     for problem in PROBLEMS:
-        gold = problem.gold
-        fix = gold["fix"]
         if problem.meta["level"] == 3:
             continue
-        name = next(n for n in gold["FAIL_TO_PASS"] if not n.startswith(generator.HIDDEN))
-        call, _, right = gold["tests"][name].removeprefix("assert ").partition(" == ")
-        function = call.partition("(")[0]
-        head = next(
-            row
-            for row in gold["files"][fix["path"]].splitlines()
-            if row.startswith(f"def {function}(")
-        )
-        arguments = head.partition("(")[2].rpartition(")")[0]
-        asked = call.partition("(")[2].rpartition(")")[0]
-        known = f"{head}\n    if [{arguments}] == [{asked}]:\n        return {right}"
-        score = TASK.score(problem, block(fix["path"], head, known))
+        score = TASK.score(problem, answer_that_knows_a_visible_test(problem))
         assert score.parts["fixed"] >= 1
         assert not score.correct
         assert score.tier == "some_fixed"
@@ -316,158 +423,233 @@ NAME = f"{Path(__file__).parents[3] / 'examples' / 'swebench.py'}:SweBench"
 
 
 def run_git(folder: Path, *words: str) -> str:
-    own = [
-        "git",
-        "-c",
-        "user.name=t",
-        "-c",
-        "user.email=t@example.org",
-        "-c",
-        "commit.gpgsign=false",
-        *words,
+    name = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(
+        ["git", *name, *words], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+class Checkout(NamedTuple):
+    """A row of SWE-bench, and the folder that has its checkout."""
+
+    folder: Path
+    row: dict[str, Any]
+
+    @property
+    def repository(self) -> Path:
+        return self.folder / self.row["instance_id"]
+
+
+CODE = "def total(xs):\n    return sum(xs) + 1\n\n\ndef count(xs):\n    return len(xs)\n"
+TESTS = "from shop.cart import count\n\n\ndef test_count():\n    assert count([1]) == 1\n"
+MORE_TESTS = """
+
+class TestTotal:
+    def test_some(self):
+        assert total([1, 2]) == 3
+
+    def test_none(self):
+        assert total([]) == 0
+"""
+
+
+def patch_of(repository: Path, path: str, text: str) -> str:
+    """The diff to a file with this text; the checkout stays as it is."""
+    (repository / path).write_text(text)
+    patch = run_git(repository, "diff")
+    run_git(repository, "checkout", "-q", ".")
+    return patch
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    folder = tmp_path_factory.mktemp("checkouts")
+    repository = folder / "owner__shop-1"
+    (repository / "shop").mkdir(parents=True)
+    (repository / "tests").mkdir()
+    run_git(folder, "init", "-q", str(repository))
+    (repository / "shop/__init__.py").write_text("")
+    (repository / "shop/cart.py").write_text(CODE)
+    (repository / "tests/test_cart.py").write_text(TESTS)
+    run_git(repository, "add", "-A")
+    run_git(repository, "commit", "-qm", "base")
+    more_tests = TESTS.replace("import count", "import count, total") + MORE_TESTS
+    failing = [
+        "tests/test_cart.py::TestTotal::test_some",
+        "tests/test_cart.py::TestTotal::test_none",
     ]
-    return subprocess.run(own, cwd=folder, check=True, capture_output=True, text=True).stdout
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> dict[str, Any]:
-    repo = tmp_path / "checkouts" / "owner__shop-1"
-    (repo / "shop").mkdir(parents=True)
-    (repo / "tests").mkdir()
-    run_git(tmp_path, "init", "-q", str(repo))
-    (repo / "shop/__init__.py").write_text("")
-    code = "def total(xs):\n    return sum(xs) + 1\n\n\ndef count(xs):\n    return len(xs)\n"
-    tests = "from shop.cart import count\n\n\ndef test_count():\n    assert count([1]) == 1\n"
-    (repo / "shop/cart.py").write_text(code)
-    (repo / "tests/test_cart.py").write_text(tests)
-    run_git(repo, "add", "-A")
-    run_git(repo, "commit", "-qm", "base")
-    base = run_git(repo, "rev-parse", "HEAD").strip()
-    (repo / "shop/cart.py").write_text(code.replace(" + 1", ""))
-    patch = run_git(repo, "diff")
-    run_git(repo, "checkout", "-q", ".")
-    more = (
-        "\n\nclass TestTotal:\n    def test_some(self):\n        assert total([1, 2]) == 3\n\n"
-        "    def test_none(self):\n        assert total([]) == 0\n"
-    )
-    (repo / "tests/test_cart.py").write_text(
-        tests.replace("import count", "import count, total") + more
-    )
-    test_patch = run_git(repo, "diff")
-    run_git(repo, "checkout", "-q", ".")
-    (repo / "local.txt").write_text("mine")
-    return {
-        "instance_id": repo.name,
+    row = {
+        "instance_id": repository.name,
         "repo": "owner/shop",
-        "base_commit": base,
-        "patch": patch,
-        "test_patch": test_patch,
-        "FAIL_TO_PASS": json.dumps(
-            [f"tests/test_cart.py::TestTotal::test_{name}" for name in ("some", "none")]
-        ),
+        "base_commit": run_git(repository, "rev-parse", "HEAD").strip(),
+        "patch": patch_of(repository, "shop/cart.py", CODE.replace(" + 1", "")),
+        "test_patch": patch_of(repository, "tests/test_cart.py", more_tests),
+        "FAIL_TO_PASS": json.dumps(failing),
         "PASS_TO_PASS": ["tests/test_cart.py::test_count"],
         "problem_statement": "total is one too much.",
     }
+    (repository / "local.txt").write_text("mine")
+    return Checkout(folder, row)
 
 
-def real(tmp_path: Path, *rows: dict[str, Any], **more: Any) -> Any:
-    path = write(tmp_path / "rows.jsonl", list(rows))
+def real(checkout: Checkout, *rows: dict[str, Any], timeout_s: float = 60.0) -> Any:
+    """The task of these rows over the folder of checkouts."""
     return tasks.load(
         NAME,
-        source=str(path),
-        checkouts=str(tmp_path / "checkouts"),
+        source=str(write(checkout.folder / "rows.jsonl", list(rows))),
+        checkouts=str(checkout.folder),
         trusted=True,
-        **more,
+        timeout_s=timeout_s,
     )
 
 
-@pytest.mark.slow
-def test_rows_are_scored_in_a_copy_of_the_checkout(
-    checkout: dict[str, Any], tmp_path: Path, capsys: Any
-) -> None:
-    repo = tmp_path / "checkouts" / checkout["instance_id"]
-    task = real(tmp_path, checkout, checkout | {"instance_id": "absent-2"})
-    (problem,) = task.problems("test")
+class Loaded(NamedTuple):
+    """The task of one row, and its problem."""
+
+    task: Any
+    problem: Problem
+
+    def score(self, answer: str) -> Score:
+        return self.task.score(self.problem, answer)
+
+
+@pytest.fixture
+def loaded(checkout: Checkout) -> Loaded:
+    task = real(checkout, checkout.row)
+    return Loaded(task, *task.problems("test"))
+
+
+def test_a_row_without_a_checkout_is_left_out_by_name(checkout: Checkout, capsys: Any) -> None:
+    task = real(checkout, checkout.row, checkout.row | {"instance_id": "absent-2"})
+    assert len(task.problems("test")) == 1
     assert "absent-2" in capsys.readouterr().err
-    text = problem.messages[0]["content"]
+
+
+def test_a_request_shows_the_problem_and_the_broken_file_and_no_test(loaded: Loaded) -> None:
+    text = loaded.problem.messages[0]["content"]
     assert "total is one too much." in text
     assert "return sum(xs) + 1" in text
     assert "TestTotal" not in text
-    tasks.check_reference_solutions(task, [problem]).require()
-    wrong = "    return sum(xs) + 1"
-    right = block("shop/cart.py", wrong, "    return sum(xs)")
-    lost = block("shop/cart.py", "    return len(xs)", "    return 0")
-    tiers = {
-        "resolved": right,
-        "some_fixed": block("shop/cart.py", wrong, "    return sum(xs) if xs else 1"),
-        "applied": block("shop/cart.py", wrong, "    return sum(xs) + 2"),
-        "regressed": f"{right}\n\n{lost}",
-        "unapplied": block("shop/cart.py", "    return 0", "    return 1"),
-        "none": "no idea",
-        "tampers": block("tests/test_cart.py", "    assert count([1]) == 1", "    assert True"),
-    }
-    scores = {tier: task.score(problem, text) for tier, text in tiers.items()}
-    assert {tier: score.tier for tier, score in scores.items()} == {tier: tier for tier in tiers}
-    assert scores["some_fixed"].parts["fixed"] == 1
-    assert scores["regressed"].parts["kept"] == 0
-    made = "--- /dev/null\n+++ b/conftest.py\n@@ -0,0 +1 @@\n+import os\n"
-    assert task.score(problem, made).tier == "tampers"
-    for body in (
+
+
+@pytest.mark.slow
+def test_the_patch_of_a_row_is_right(loaded: Loaded) -> None:
+    tasks.check_reference_solutions(loaded.task, [loaded.problem]).require()
+
+
+WRONG = "    return sum(xs) + 1"
+RIGHT = block(CART, WRONG, "    return sum(xs)")
+LOST = block(CART, "    return len(xs)", "    return 0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "answer, tier, fixed, kept",
+    [
+        (RIGHT, "resolved", 2, 1),
+        (block(CART, WRONG, "    return sum(xs) if xs else 1"), "some_fixed", 1, 1),
+        (block(CART, WRONG, "    return sum(xs) + 2"), "applied", 0, 1),
+        (f"{RIGHT}\n\n{LOST}", "regressed", 2, 0),
+    ],
+    ids=["resolved", "some_fixed", "applied", "regressed"],
+)
+def test_an_answer_is_scored_by_the_tests_that_it_mends_and_keeps(
+    answer: str, tier: str, fixed: int, kept: int, loaded: Loaded
+) -> None:
+    score = loaded.score(answer)
+    assert score.tier == tier
+    assert score.parts["fixed"] == fixed
+    assert score.parts["kept"] == kept
+
+
+ASSERT = "    assert count([1]) == 1"
+
+
+@pytest.mark.parametrize(
+    "answer, tier",
+    [
+        (block(CART, "    return 0", "    return 1"), "unapplied"),
+        ("no idea", "none"),
+        (block("tests/test_cart.py", ASSERT, "    assert True"), "tampers"),
+        ("--- /dev/null\n+++ b/conftest.py\n@@ -0,0 +1 @@\n+import os\n", "tampers"),
+    ],
+    ids=["unapplied", "none", "a test", "settings of tests"],
+)
+def test_an_answer_that_changes_no_code_is_scored_without_a_run(
+    answer: str, tier: str, loaded: Loaded
+) -> None:
+    assert loaded.score(answer).tier == tier
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [
         "import os\nos._exit(0)",
         "import sys\nsys.exit(0)",
         "print('PASSED tests/test_cart.py::test_count')",
-    ):
-        score = task.score(
-            problem, block("shop/cart.py", "def total(xs):", f"{body}\n\n\ndef total(xs):")
-        )
-        assert score.tier == "applied"
-        assert not score.correct
-    assert run_git(repo, "status", "--porcelain").split() == ["??", "local.txt"], (
-        "the checkout stays as it was"
-    )
-    assert run_git(repo, "rev-parse", "HEAD").strip() == checkout["base_commit"]
-
-
-def test_another_spelling_of_a_test_file_is_the_same_file(
-    checkout: dict[str, Any], tmp_path: Path
+    ],
+)
+def test_a_module_that_ends_the_run_or_claims_success_fixes_nothing(
+    code: str, loaded: Loaded
 ) -> None:
-    task = real(tmp_path, checkout)
-    (problem,) = task.problems("test")
-    cheat = "import shop.cart\nshop.cart.total = lambda xs: 3 if xs else 0\n\n\ndef test_count():"
-    for path in ("./tests/test_cart.py", "tests//test_cart.py", "tests/./test_cart.py"):
-        score = task.score(problem, block(path, "def test_count():", cheat))
-        assert (score.tier, score.reward) == ("tampers", 0.0)
-    assert task.score(
-        problem, block("./shop/cart.py", "    return sum(xs) + 1", "    return sum(xs)")
-    ).correct
+    score = loaded.score(block(CART, "def total(xs):", f"{code}\n\n\ndef total(xs):"))
+    assert score.tier == "applied"
+    assert not score.correct
 
 
-def test_an_edit_that_cannot_be_written_is_unapplied(
-    checkout: dict[str, Any], tmp_path: Path
-) -> None:
-    head = "diff --git a/tests/more/a.txt b/tests/more/a.txt\nnew file mode 100644\n"
-    more = f"{head}--- /dev/null\n+++ b/tests/more/a.txt\n@@ -0,0 +1 @@\n+a\n"
-    task = real(tmp_path, checkout | {"test_patch": checkout["test_patch"] + more})
-    (problem,) = task.problems("test")
-    for text in (
+@pytest.mark.slow
+def test_the_checkout_stays_as_it_was(checkout: Checkout, loaded: Loaded) -> None:
+    loaded.score(RIGHT)
+    assert run_git(checkout.repository, "status", "--porcelain").split() == ["??", "local.txt"]
+    assert run_git(checkout.repository, "rev-parse", "HEAD").strip() == checkout.row["base_commit"]
+
+
+CHEAT = "import shop.cart\nshop.cart.total = lambda xs: 3 if xs else 0\n\n\ndef test_count():"
+
+
+@pytest.mark.parametrize(
+    "path", ["./tests/test_cart.py", "tests//test_cart.py", "tests/./test_cart.py"]
+)
+def test_another_spelling_of_a_test_file_is_the_same_file(path: str, loaded: Loaded) -> None:
+    score = loaded.score(block(path, "def test_count():", CHEAT))
+    assert score.tier == "tampers"
+    assert score.reward == 0.0
+
+
+def test_another_spelling_of_a_module_is_the_same_module(loaded: Loaded) -> None:
+    assert loaded.score(block("./shop/cart.py", WRONG, "    return sum(xs)")).correct
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
         new_file("shop/"),  # a folder
         new_file("shop/cart.py/x.py"),  # below a file
-        block(
-            "shop/cart.py", "    return len(xs)", "    return len(xs)  # \ud800"
-        ),  # half a character
+        # half a character
+        block(CART, "    return len(xs)", "    return len(xs)  # \ud800"),
         new_file("shop/\ud800.py"),
         block(".git/config", "[core]", "[core"),  # no git command would run after it
         new_file("tests/more"),  # the test patch has a folder of this name
-    ):
-        score = task.score(problem, text)
-        assert (score.tier, score.reward) == ("unapplied", 0.05)
-        assert score.parts["reason"]
+    ],
+    ids=["folder", "below a file", "half a character", "half a name", "git", "folder of a patch"],
+)
+def test_an_edit_that_cannot_be_written_is_unapplied(answer: str, checkout: Checkout) -> None:
+    head = "diff --git a/tests/more/a.txt b/tests/more/a.txt\nnew file mode 100644\n"
+    more = f"{head}--- /dev/null\n+++ b/tests/more/a.txt\n@@ -0,0 +1 @@\n+a\n"
+    task = real(checkout, checkout.row | {"test_patch": checkout.row["test_patch"] + more})
+    (problem,) = task.problems("test")
+    score = task.score(problem, answer)
+    assert score.tier == "unapplied"
+    assert score.reward == 0.05
+    assert score.parts["reason"]
 
 
-def test_a_run_that_hangs_ends(checkout: dict[str, Any], tmp_path: Path) -> None:
-    task = real(tmp_path, checkout, timeout_s=3.0)
+def test_a_run_that_hangs_ends(checkout: Checkout) -> None:
+    task = real(checkout, checkout.row, timeout_s=3.0)
     (problem,) = task.problems("test")
     hang = "import time\ntime.sleep(600)\n\n\ndef total(xs):"
-    score = task.score(problem, block("shop/cart.py", "def total(xs):", hang))
+    score = task.score(problem, block(CART, "def total(xs):", hang))
     assert score.tier == "applied"
     assert "out of time" in score.parts["reason"]
