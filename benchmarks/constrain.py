@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.settings import ConstrainBench
 from codechat.core.errors import RunError
-from codechat.distributed import dist
+from codechat.distributed import hardware, numerics
 from codechat.models import generate
 from codechat.models.gpt import GPT
 from codechat.text import chat, tokenizer
@@ -51,7 +51,7 @@ def mask_seconds(grammar: CallGrammar, tok: Tokenizer, tools: tuple[str, ...], r
 def bench(cfg: ConstrainBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     tok = tokenizer.load(cfg.tokenizer)
-    device = dist.device()
+    device = hardware.device()
     shape = replace(cfg.model, vocab_size=tok.n_vocab)
     model = GPT(shape).to(device).eval()
     tools = [TOOLS[name].schema for name in cfg.tools]
@@ -70,7 +70,7 @@ def bench(cfg: ConstrainBench) -> dict[str, Any]:
 
     def sampling(grammars: list[Any] | None) -> Callable[[], Any]:
         def run() -> None:
-            with dist.autocast(device):
+            with numerics.autocast(device):
                 generate.sample(
                     model,
                     prompts,

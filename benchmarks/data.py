@@ -23,7 +23,7 @@ from benchmarks import measure
 from benchmarks.settings import DataBench
 from codechat.data import corpus, corpus_writer, public_rows, sources
 from codechat.data.sources import Document, Ledger
-from codechat.distributed import dist
+from codechat.distributed import hardware
 from codechat.models import optim
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
@@ -73,7 +73,7 @@ def contestants(cfg: DataBench, out: Path) -> list[measure.Contestant]:
 
 def loader_share(directory: Path, known: tokenizer.Tokenizer) -> float:
     """Share of a `nano` training step (16 x 256 tokens) spent waiting for its batch."""
-    device = dist.device()
+    device = hardware.device()
     loader = corpus.WindowLoader(directory, "train", 16, 256)
     model = GPT(replace(GPTConfig(**PRESETS["nano"]), vocab_size=known.n_vocab)).to(device)
     optimizers = optim.build(model, lr=1e-3)

@@ -33,7 +33,7 @@ from tqdm import tqdm
 from benchmarks import settings
 from codechat.core import config
 from codechat.core.errors import RunError
-from codechat.distributed import dist, hardware
+from codechat.distributed import hardware, numerics
 
 MEMORY_STEPS = 2
 BAR_AFTER_S = 3.0  # a race that takes longer shows a bar
@@ -87,7 +87,7 @@ def race(
             "no contestants to time; install the peers with pip "
             "install -e '.[bench]', or choose others with --vs"
         )
-    dist.keep_freed_memory(dist.device())  # as our loops do; peers gain by it too
+    hardware.keep_freed_memory(hardware.device())  # as our loops do; peers gain by it too
     most = rounds or ROUNDS
     peak = peak_flops if isinstance(peak_flops, float | int) else 0.0
     bar = tqdm(total=(1 + most) * len(contestants), unit="turn", leave=False, delay=BAR_AFTER_S)
@@ -154,8 +154,8 @@ class Peak:
     measured so far."""
 
     def __init__(self) -> None:
-        self.device = dist.device()
-        self.dtype = dist.compute_dtype()
+        self.device = hardware.device()
+        self.dtype = numerics.compute_dtype()
         self.flops, self.source = hardware.peak_flops(self.device, self.dtype)
         self.trials = 1
         self.stated = "data sheet" in self.source
@@ -177,14 +177,14 @@ class Peak:
 
 def dtype() -> str:
     """The name of the compute dtype."""
-    return str(dist.compute_dtype()).removeprefix("torch.")
+    return str(numerics.compute_dtype()).removeprefix("torch.")
 
 
 def step(
     model: Any, optimizers: Iterable[torch.optim.Optimizer], loss: Callable[[], torch.Tensor]
 ) -> None:
     """A training step: the loss in the compute dtype, its gradient, clipping, the update."""
-    with dist.autocast():
+    with numerics.autocast():
         value = loss()
     value.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -202,7 +202,7 @@ def entrants(
     """{name: builder}: codechat (name, compile) as it trains, on a GPU also eager, then each
     kind of peer (name, kind, compile) in each mode."""
     made = {"codechat": partial(codechat, "codechat", True)}
-    if dist.device().type == "cuda" and "eager" in modes:
+    if hardware.device().type == "cuda" and "eager" in modes:
         made["codechat, eager"] = partial(codechat, "codechat, eager", False)
     names = {f"{kind}, {mode}": (kind, mode == "compiled") for kind in kinds for mode in modes}
     return made | {name: partial(peer, name, *how) for name, how in names.items()}
@@ -256,7 +256,7 @@ def peak_memory(module: str, cfg: Any, name: str) -> dict[str, float]:
 
 
 def _measure_here(module: str, kind: str, plain: str, name: str) -> None:
-    dist.keep_freed_memory(dist.device())
+    hardware.keep_freed_memory(hardware.device())
     cfg = config.from_dict(getattr(settings, kind), json.loads(plain))
     contestant = importlib.import_module(module).builders(cfg)[name]()
     before = _peak_so_far()

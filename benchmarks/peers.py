@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from codechat.core.errors import MissingFile
 from codechat.data.conversations import IGNORE, Batch
-from codechat.distributed import dist
+from codechat.distributed import hardware, numerics
 from codechat.formats import exchange
 from codechat.models.config import LORA_ALPHA, GPTConfig
 
@@ -166,6 +166,8 @@ def grpo_config(folder: Path, **settings: Any) -> Any:
     """trl's settings: no KL term, nothing saved or reported, on the CPU where there is no GPU,
     in the compute dtype."""
     quiet = dict(report_to=[], save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False)
-    here = dict(use_cpu=dist.device().type == "cpu", bf16=dist.compute_dtype() == torch.bfloat16)
+    here = dict(
+        use_cpu=hardware.device().type == "cpu", bf16=numerics.compute_dtype() == torch.bfloat16
+    )
     how = dict(beta=0.0, gradient_checkpointing=False, output_dir=str(folder))
     return require("trl").GRPOConfig(**how, **quiet, **here, **settings)

@@ -34,7 +34,7 @@ from benchmarks import data, measure, peers
 from benchmarks.settings import QualityBench
 from codechat.core import config
 from codechat.data import corpus, corpus_writer
-from codechat.distributed import dist
+from codechat.distributed import hardware
 from codechat.models import optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -87,7 +87,7 @@ def train_for(
     name: str, directory: Path, cfg: QualityBench, vocab: int
 ) -> Iterator[dict[str, float]]:
     """Train one contestant; yields {seconds, tokens, val_loss, val_bpb} at each evaluation."""
-    device = dist.device()
+    device = hardware.device()
     model, optimizers, how = contestant(name, vocab, device, cfg)
     loader = corpus.WindowLoader(directory, "train", how.device_batch_size, how.length, cfg.seed)
     schedule = dict(max_steps=TICKS, warmup_steps=int(TICKS * WARMUP_SHARE), schedule=how.schedule)

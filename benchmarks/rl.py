@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import measure, peers
 from benchmarks.settings import RLBench
 from codechat import reinforce
-from codechat.distributed import dist, hardware
+from codechat.distributed import hardware, numerics
 from codechat.models.config import LORA_TARGETS
 from codechat.tasks.toy import ToyTask
 
@@ -40,7 +40,7 @@ def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
     seconds = list[float]()
     flops = list[float]()
     # what the loop's own share is of
-    peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
+    peak, _ = hardware.peak_flops(hardware.device(), numerics.compute_dtype())
 
     def run() -> None:
         how: dict[str, Any] = dict(

@@ -15,18 +15,18 @@ import torch
 
 from benchmarks import measure, peers
 from benchmarks.settings import SampleBench
-from codechat.distributed import dist
+from codechat.distributed import hardware, numerics
 from codechat.models import generate, loading
 from codechat.models.gpt import GPT
 
 
 def contestants(cfg: SampleBench) -> list[measure.Contestant]:
     """codechat first, then the peers."""
-    device, prompts, units = dist.device(), _prompts(cfg), cfg.prompts * cfg.max_new_tokens
+    device, prompts, units = hardware.device(), _prompts(cfg), cfg.prompts * cfg.max_new_tokens
     model = _model(cfg)
 
     def ours() -> None:
-        with dist.autocast(device):
+        with numerics.autocast(device):
             generate.sample(
                 model,
                 prompts.tolist(),
@@ -52,7 +52,7 @@ def contestants(cfg: SampleBench) -> list[measure.Contestant]:
 
 def _model(cfg: SampleBench) -> GPT:
     model = loading.load_model(cfg.ckpt).model if cfg.ckpt else GPT(cfg.model)
-    return model.to(dist.device()).eval()
+    return model.to(hardware.device()).eval()
 
 
 def _prompts(cfg: SampleBench) -> torch.Tensor:
@@ -63,7 +63,7 @@ def _prompts(cfg: SampleBench) -> torch.Tensor:
 def _huggingface(cfg: SampleBench, prompts: torch.Tensor) -> Any:
     """transformers' generate with weights in the compute dtype, its fastest setting."""
     model = peers.exported(cfg.ckpt)[0] if cfg.ckpt else peers.huggingface("arcee", cfg.model)
-    model = model.to(prompts.device, dist.compute_dtype()).eval()
+    model = model.to(prompts.device, numerics.compute_dtype()).eval()
     model.generation_config.eos_token_id = None
     length = dict(
         max_new_tokens=cfg.max_new_tokens, min_new_tokens=cfg.max_new_tokens, pad_token_id=0
@@ -86,7 +86,7 @@ def _without_cache(cfg: SampleBench, model: GPT, prompts: torch.Tensor) -> Any:
 
     def run() -> None:
         ids = prompts
-        with torch.no_grad(), dist.autocast(prompts.device):
+        with torch.no_grad(), numerics.autocast(prompts.device):
             for _ in range(cfg.max_new_tokens):
                 logits = torch.nn.functional.linear(model.hidden(ids)[:, -1], model.head_weight())
                 logits = logits[:, : cfg.model.n_ids].float()

@@ -28,7 +28,7 @@ import torch
 from benchmarks import measure
 from benchmarks.settings import ServeBench
 from codechat.core.errors import RunError
-from codechat.distributed import dist
+from codechat.distributed import hardware, numerics
 from codechat.models import generate, loading
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
@@ -41,10 +41,10 @@ START_S = 60
 
 def load(cfg: ServeBench) -> LoadedModel:
     if cfg.ckpt:
-        return loading.load_model(cfg.ckpt, dist.device())
+        return loading.load_model(cfg.ckpt, hardware.device())
     words = tokenizer.load(f"gpt2:{cfg.model.vocab_size}")
     return LoadedModel(
-        GPT(cfg.model).to(dist.device()).eval(),
+        GPT(cfg.model).to(hardware.device()).eval(),
         words,
         "reserved",
         {"run": "random"},
@@ -119,11 +119,11 @@ def race(
     """generate.sample first, then the engine, then the server with whole and with streamed
     answers."""
     last: dict[str, float] = {}
-    device = dist.device()
+    device = hardware.device()
     units = cfg.clients * cfg.max_new_tokens
 
     def plain() -> None:
-        with dist.autocast(device):
+        with numerics.autocast(device):
             for at in range(0, len(prompts), cfg.clients):
                 generate.sample(
                     loaded.model,
@@ -177,11 +177,11 @@ def first_token(
 ) -> tuple[float, float]:
     """Median seconds of one prefill in this process, and from one request to its first token,
     in turns."""
-    ids = torch.tensor([prompt], device=dist.device())
+    ids = torch.tensor([prompt], device=hardware.device())
     alone = []
     served = []
     for _ in range(cfg.first_tokens + 1):
-        with torch.no_grad(), dist.autocast(dist.device()):
+        with torch.no_grad(), numerics.autocast(hardware.device()):
             began = time.perf_counter()
             loaded.model(ids)[0, -1].argmax().item()
             alone.append(time.perf_counter() - began)

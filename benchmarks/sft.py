@@ -28,7 +28,7 @@ from benchmarks.settings import SFTBench
 from codechat.data import conversations
 from codechat.data.conversations import IGNORE, Batch
 from codechat.data.sources import Ledger
-from codechat.distributed import dist, hardware
+from codechat.distributed import hardware, numerics
 from codechat.models import loading, lora, optim
 from codechat.models.config import LORA_TARGETS, GPTConfig
 from codechat.models.gpt import GPT
@@ -56,7 +56,7 @@ def batches(cfg: SFTBench) -> tuple[GPTConfig, list[Batch]]:
 
 def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
     """{name: builder}: codechat as it trains, on a GPU also eager, then the peer in each mode."""
-    (shape, made), device = batches(cfg), dist.device()
+    (shape, made), device = batches(cfg), hardware.device()
     tokens = sum(int((batch.docs >= 0).sum()) for batch in made)
     talks = sum(int((batch.docs.amax(1) + 1).sum()) for batch in made)
     flops = 0.0 if cfg.lora_rank else shape.flops_per_token(tokens // talks)
@@ -71,7 +71,7 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
         model = loading.load_model(cfg.ckpt).model if cfg.ckpt else GPT(shape)
         model = model.to(device).train()
         if cfg.lora_rank:
-            lora.hold_matrices_in(model, dist.compute_dtype(device))
+            lora.hold_matrices_in(model, numerics.compute_dtype(device))
         lora.attach(model, cfg.lora_rank, targets=LORA_TARGETS)
         hardware.compile_blocks(model, compile)
 

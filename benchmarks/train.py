@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks import measure, peers
 from benchmarks.settings import TrainBench
-from codechat.distributed import dist, hardware
+from codechat.distributed import hardware
 from codechat.models import optim
 from codechat.models.gpt import GPT
 
@@ -27,7 +27,7 @@ from codechat.models.gpt import GPT
 def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
     """{name: builder}: codechat as it trains first, on a GPU also eager, then each peer in each
     mode."""
-    device = dist.device()
+    device = hardware.device()
 
     def codechat(name: str, compile: bool) -> measure.Contestant:
         model = GPT(cfg.model).to(device)
@@ -50,7 +50,7 @@ def _contestant(
     loss: Callable[[Tensor, Tensor], Tensor],
     optimizers: list[torch.optim.Optimizer],
 ) -> measure.Contestant:
-    device = dist.device()
+    device = hardware.device()
     rng = torch.Generator().manual_seed(0)
     tokens = torch.randint(
         cfg.model.vocab_size, (cfg.device_batch_size, cfg.seq_len + 1), generator=rng

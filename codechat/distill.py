@@ -93,7 +93,7 @@ def train(cfg: DistillConfig) -> Run:
     bad settings or another tokenizer."""
     import torch
 
-    from codechat.distributed import dist
+    from codechat.distributed import hardware
     from codechat.models import loading
     from codechat.rl.losses import masked_sum, policy_gradient_loss
     from codechat.runs import checkpoint
@@ -107,7 +107,7 @@ def train(cfg: DistillConfig) -> Run:
     check_same_text(cfg, theirs, ours)
     check_room(cfg, theirs, ours)
     with rl_session(cfg, "distill", data=weights_hash(cfg.teacher, theirs)) as r:
-        teacher = loading.load_model(cfg.teacher, dist.device()).model
+        teacher = loading.load_model(cfg.teacher, hardware.device()).model
         if cfg.samples == "teacher":
             r.sampler.model = teacher
         for _ in r.steps():

@@ -100,9 +100,9 @@ def bits_per_byte(model: "GPT", cfg: PretrainConfig) -> dict[str, float]:
     import torch
 
     from codechat.data import corpus
-    from codechat.distributed import dist, sharding
+    from codechat.distributed import dist, hardware, numerics, sharding
 
-    device = dist.device()
+    device = hardware.device()
     total = torch.zeros(3, dtype=torch.float64, device=device)
     windows = corpus.val_windows(
         cfg.data_dir,
@@ -112,7 +112,7 @@ def bits_per_byte(model: "GPT", cfg: PretrainConfig) -> dict[str, float]:
         rank=dist.rank(),
         world=dist.world_size(),
     )
-    with sharding.whole(model) as reader, torch.no_grad(), dist.autocast():
+    with sharding.whole(model) as reader, torch.no_grad(), numerics.autocast():
         for ids, targets, n_bytes in windows:
             nats = reader.loss(ids.to(device), targets.to(device), reduction="sum")
             total += torch.tensor(
@@ -130,7 +130,7 @@ def train(cfg: PretrainConfig) -> Run:
     import torch
 
     from codechat.data import corpus
-    from codechat.distributed import dist, hardware
+    from codechat.distributed import dist, hardware, numerics
     from codechat.text import tokenizer
     from codechat.training.session import Prefetched, SupervisedSession, build_policy, load_parent
 
@@ -175,7 +175,7 @@ def train(cfg: PretrainConfig) -> Run:
                 for _ in range(cfg.grad_accum):
                     # (B, T) each
                     ids, targets = (x.to(world.device, non_blocking=True) for x in loader.next())
-                    with dist.autocast():
+                    with numerics.autocast():
                         # the mean over the tokens of all microbatches and ranks
                         loss = (
                             model.loss(ids, targets, reduction="sum", every=True) / tokens_per_step

@@ -103,7 +103,7 @@ def train(cfg: SFTConfig) -> Run:
     import torch
 
     from codechat.data import conversations
-    from codechat.distributed import dist, hardware
+    from codechat.distributed import dist, hardware, numerics
     from codechat.training.held_out import HeldOut, domains_hash
     from codechat.training.session import Prefetched, SupervisedSession, build_policy, load_parent
 
@@ -166,7 +166,7 @@ def train(cfg: SFTConfig) -> Run:
                 for batch in batches:
                     places = batch.places(world.device)  # of the targets, found on the host
                     batch = batch.to(world.device)
-                    with dist.autocast():
+                    with numerics.autocast():
                         sum_of_nats = model.loss(
                             batch.ids,
                             batch.targets,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention
 
 from codechat.data import conversations
-from codechat.distributed import dist
+from codechat.distributed import numerics, sharding
 from codechat.models import optim
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.fast import attention, device
@@ -91,10 +91,10 @@ class Trainer:
         return -self.model.token_logprobs(self.ids, self.targets, **how)[0].sum()
 
     def step(self, kind: str = "pretrain") -> None:
-        with dist.autocast(DEVICE):
+        with numerics.autocast(DEVICE):
             loss = self.loss(kind)
         (loss / (self.rows * self.length)).backward()
-        dist.clip_gradients(self.model.parameters(), 1.0)
+        sharding.clip_gradients(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

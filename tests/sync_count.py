@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from codechat.distributed import dist
+from codechat.distributed import hardware
 from codechat.models.fast import attention
 
 aten = torch.ops.aten
@@ -87,7 +87,7 @@ def on_meta() -> Iterator[None]:
     own_autocast = torch.autocast
     own_casts = torch.is_autocast_enabled
     with (
-        mock.patch.object(dist, "device", lambda: META),
+        mock.patch.object(hardware, "device", lambda: META),
         mock.patch.object(torch.optim, "AdamW", adamw),
         mock.patch.object(attention, "_flex", lambda: flex),
         mock.patch.object(torch, "is_autocast_enabled", casts),

@@ -330,7 +330,7 @@ def test_no_exception_is_swallowed_whole_and_files_are_named_for_what_they_hold(
 
 
 def test_nothing_but_tests_replaces_parts_of_modules() -> None:
-    """A plan of another machine is told its numerics (`dist.planning`); nothing is patched."""
+    """A plan of another machine is told its numerics (`numerics.planning`); nothing is patched."""
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert not [
         path for path in paths if re.search(r"unittest(\.| import.*\b)mock\b", path.read_text())

@@ -30,7 +30,7 @@ from codechat.cli import guarded
 from codechat.core import config
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import DataError
-from codechat.distributed import dist
+from codechat.distributed import hardware
 from codechat.evaluation.behaviour_probes import answers, behaviour, read_probes
 from codechat.evaluation.evaluate import label
 from codechat.evaluation.intervals import wilson_interval
@@ -272,7 +272,7 @@ def run_swaps(cfg: SwapsConfig) -> Run:
     a few pairs of answers as samples."""
     problems = tasks.load("funcall", source=cfg.data_dir).problems(cfg.split, seed=cfg.seed)
     swaps = cases(problems, read_probes(cfg.data_dir, cfg.split, cfg.limit), cfg.limit, cfg.seed)
-    models = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
+    models = [loading.load_model(ref, device=hardware.device()) for ref in cfg.ckpt]
     conversations = [m for case in swaps for m in (case.before, case.after)]
     how = dict(
         temperature=cfg.temperature,

@@ -32,7 +32,7 @@ from codechat import tasks
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
-from codechat.distributed import dist
+from codechat.distributed import hardware
 from codechat.models import loading
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
@@ -196,7 +196,7 @@ def ablate_rewards(cfg: AblationConfig) -> Run:
     task = tasks.load(cfg.task, source=cfg.data_dir)
     problems = task.problems("train", limit=max(cfg.problems, 64), seed=cfg.seed)
     tasks.check_reference_solutions(task, problems).require()
-    models = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
+    models = [loading.load_model(ref, device=hardware.device()) for ref in cfg.ckpt]
     run = Run.create(cfg.run_name, cfg, kind="anatomy", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
     with run:
         for ref, loaded in zip(cfg.ckpt, models, strict=True):

@@ -74,12 +74,12 @@ class Batch(NamedTuple):
     def places(self, device: torch.device) -> torch.Tensor | None:
         """Indices of the targets into (B T) on the device, from a batch on the host; None for a
         CPU."""
-        from codechat.distributed import dist
+        from codechat.distributed import hardware
         from codechat.models.fast.device import on_cpu
 
         found = (self.targets != IGNORE).flatten()
         # Counted on the host: a GPU would have to wait for the number of targets.
-        return None if on_cpu(device) else dist.send(found.nonzero()[:, 0], device)
+        return None if on_cpu(device) else hardware.send(found.nonzero()[:, 0], device)
 
     @property
     def supervised(self) -> int:

@@ -25,11 +25,7 @@ import codechat
 from codechat.core.errors import RunError
 
 PACKAGE = Path(codechat.__file__).resolve().parent
-# no line of these helps
-PLUMBING = (
-    str(Path(__file__).resolve()),
-    str(Path(__file__).resolve().with_name("dist.py")),
-)
+PLUMBING = f"{Path(__file__).resolve().parent}{os.sep}"  # no line of this room helps
 SIGN_OF_LIFE_S = 5.0  # seconds between two notes of `Watch`
 
 
@@ -47,7 +43,7 @@ def call_site(frames: Iterable[tuple[FrameType, int]]) -> str:
     for frame, line in frames:
         name = frame.f_code.co_filename
         installed = re.search(r"/(site-packages|lib/python[0-9.]+)/", name)
-        if not (name in PLUMBING or name.startswith("<") or installed):
+        if not (name.startswith((PLUMBING, "<")) or installed):
             return f"{Path(name).name}:{line} in {frame.f_code.co_name}"
     return "a line outside the project"
 

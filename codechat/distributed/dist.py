@@ -1,5 +1,4 @@
-"""The process group as a context manager, sums and agreements over ranks, gradients, this
-machine's compute dtype.
+"""The process group as a context manager, sums and agreements over ranks.
 
     with dist.session(cfg) as world:       # torchrun's variables decide; one process needs no group
         dist.sum_(loss); stopping = any(dist.gather(stop.requested))
@@ -11,37 +10,24 @@ A session compares code and settings of all ranks first. A collective that fails
 with ranks and lines (`desync`)."""
 
 import atexit
-import ctypes
 import gc
-import math
 import os
 import platform
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
-from itertools import accumulate, groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import Any
 
 import torch
 import torch.distributed as td
-from torch import Tensor, nn
+from torch import Tensor
 
 from codechat.core.config import differences, plain
-from codechat.core.errors import ConfigError, RunError, UserError
-from codechat.distributed import desync
+from codechat.core.errors import RunError, UserError
+from codechat.distributed import desync, hardware
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
-# of glibc's malloc.h
-M_TRIM_THRESHOLD = -1
-M_MMAP_MAX = -4
 TIMEOUT_S = 600.0  # longest that a rank waits for another
-BUCKET = 1 << 24  # numbers, about, that `sum_gradients` adds at once
 
 _sessions = 0
 
@@ -71,31 +57,6 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def device() -> torch.device:
-    """This rank's device: its GPU where there is CUDA, else the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
-
-
-def send(x: Tensor, where: torch.device) -> Tensor:
-    """A tensor of the host on a device; to a GPU through pinned memory, so that the host does
-    not wait."""
-    if x.device.type != "cpu":
-        return x.to(where)
-    return (x.pin_memory() if where.type == "cuda" else x).to(where, non_blocking=True)
-
-
-@cache
-def keep_freed_memory(device: torch.device) -> None:
-    """Let a process on a CPU keep freed memory: glibc returns large blocks, which costs up to
-    15 % of pretraining."""
-    libc = ctypes.CDLL(None)
-    if device.type == "cpu" and hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, -1)
-
-
 # ---- the session
 
 _droppers: list[Callable[[], None]] = []
@@ -114,14 +75,14 @@ def session(settings: Any = None) -> Iterator[World]:
     settings: a configuration that must be the same on all ranks, as the library's code.
     RunError where they differ, and where a collective fails or takes longer than TIMEOUT_S,
     with this rank's call and where the others are."""
-    where = device()
+    where = hardware.device()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if where.type == "cuda":
         gpus = torch.cuda.device_count()
         if local_size > gpus:  # NCCL would hang
             raise RunError(f"{local_size} ranks on a host with {gpus} GPUs; lower --nproc-per-node")
         torch.cuda.set_device(where)
-    keep_freed_memory(where)
+    hardware.keep_freed_memory(where)
     joins = _grouped() or int(os.environ.get("WORLD_SIZE", "1")) == 1
     with nullcontext() if joins else _group(where, settings):
         yield World(rank(), world_size(), where)
@@ -230,131 +191,3 @@ def together() -> Iterator[None]:
     first = next((p for p in gather(problem) if p is not None), None)
     if first:
         raise first
-
-
-def sum_gradients(model: nn.Module) -> None:
-    """Add the gradients of replicas over ranks, after the backward pass; a missing one counts
-    as zero."""
-    if world_size() == 1:
-        return
-    params = [p for p in model.parameters() if p.requires_grad and not is_sharded_tensor(p)]
-    ends = accumulate(p.numel() for p in params)
-    for _, some in groupby(zip(ends, params), lambda one: one[0] // BUCKET):
-        bucket = [p for _, p in some]
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        total = sum_(torch.cat([grad.flatten() for grad in grads]))
-        for p, grad, part in zip(bucket, grads, total.split([p.numel() for p in bucket])):
-            p.grad = grad.copy_(part.view_as(p))
-
-
-def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
-    """Scale all gradients so that their common norm is at most `max_norm` (0 = no limit);
-    returns the norm before.
-
-    A collective where some are sharded."""
-    learned = [p for p in weights if p.grad is not None]
-    kinds = [[p for p in learned if is_sharded_tensor(p) == sharded] for sharded in (True, False)]
-    kinds = [part for part in kinds if part] or [learned]  # torch takes no norm of both together
-    norms = []
-    for part in kinds:
-        gradients = [p.grad for p in part if p.grad is not None]
-        norms.append(gathered(nn.utils.get_total_norm(gradients)))
-    total = torch.stack(norms).norm() if len(norms) > 1 else norms[0]
-    for part in kinds:
-        nn.utils.clip_grads_with_norm_(part, max_norm or math.inf, total)
-    return float(total)
-
-
-def is_sharded_tensor(value: object) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor, whose class is imported where there is one."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor: all of it, unless it is sharded."""
-    return tensor.to_local() if is_sharded_tensor(tensor) else tensor
-
-
-def gathered(tensor: Tensor) -> Tensor:
-    """The whole tensor on every rank. A collective where it is sharded."""
-    return tensor.full_tensor() if is_sharded_tensor(tensor) else tensor
-
-
-# ---- compute dtype
-
-
-def _cpu_has_bf16() -> bool:
-    """avx512_bf16 or amx_bf16 on x86, bf16 on ARM; emulated bf16 is slower than float32."""
-    about = Path("/proc/cpuinfo")  # of Linux
-    return about.exists() and bool(
-        {"avx512_bf16", "amx_bf16", "bf16"} & set(about.read_text(errors="replace").split())
-    )
-
-
-@cache
-def _dtype(kind: str, requested: str) -> torch.dtype:
-    if requested not in ("", "float32", "bfloat16"):
-        raise ConfigError(
-            f"CODECHAT_DTYPE={requested!r}; it takes float32 or "
-            "bfloat16 (float16 would need loss scaling)"
-        )
-    native = (
-        _cpu_has_bf16()
-        if kind == "cpu"
-        else torch.cuda.is_bf16_supported(including_emulation=False)
-    )
-    name = requested or ("bfloat16" if native else "float32")
-    why = (
-        "CODECHAT_DTYPE"
-        if requested
-        else "native"
-        if native
-        else f"this {kind} has no native bfloat16"
-    )
-    if is_main():
-        print(f"compute: {name} on {kind} ({why}); weights float32", file=sys.stderr)
-    return getattr(torch, name)
-
-
-class Numerics(NamedTuple):
-    """What a machine decides of how a step is computed."""
-
-    cpu: bool  # any mask and any shape; reading a value costs nothing
-    dtype: torch.dtype  # of matrix products
-    memory: float  # bytes of the GPU, of which chunks of logits take shares; 0 on a CPU
-
-
-planned: Numerics | None = (
-    None  # of the machine that a plan is for; no ContextVar, which torch.compile cannot read
-)
-
-
-@contextmanager
-def planning(numerics: Numerics) -> Iterator[None]:
-    """Steps on fake tensors within take the shapes and dtypes of another machine
-    (`instruments.step_memory`)."""
-    global planned
-    planned = numerics
-    try:
-        yield
-    finally:
-        planned = None
-
-
-def compute_dtype(where: torch.device | None = None) -> torch.dtype:
-    """bfloat16 where the processor supports it natively, else float32, unless CODECHAT_DTYPE is
-    set; printed once."""
-    if planned:
-        return planned.dtype
-    return _dtype((where or device()).type, os.environ.get("CODECHAT_DTYPE", ""))
-
-
-def autocast(where: torch.device | None = None) -> AbstractContextManager[Any]:
-    """Matrix products in the compute dtype; weights stay float32."""
-    dtype = compute_dtype(where)
-    return (
-        nullcontext()
-        if dtype == torch.float32
-        else torch.autocast((where or device()).type, dtype=dtype)
-    )

@@ -1,25 +1,31 @@
-"""Sharding: weights whole on every rank, or split over ranks with `fully_shard` (FSDP2) where a
-replica does not fit.
+"""Weights and their gradients: whole on every rank, or split over ranks with `fully_shard`
+(FSDP2) where a replica does not fit.
 
     model = sharding.build(lambda: GPT(shape), seed=0, shard_it=cfg.shard)
     with sharding.whole(model) as reader:      # sampling and evaluation: plain tensors, and no collectives
 
 Master weights are float32 on the rank that owns them. Blocks are gathered in the compute dtype,
 the root (embedding, last norm) and gradients in float32. Forward and backward passes of a
-sharded model are collectives (`in_step`)."""
+sharded model are collectives (`in_step`). FSDP adds the gradients of sharded weights over ranks;
+`sum_gradients` adds those of replicas."""
 
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from itertools import accumulate, groupby
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from codechat.core.errors import ConfigError
-from codechat.distributed import dist
+from codechat.distributed import dist, hardware, numerics
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
@@ -29,6 +35,9 @@ BYTES_PER_WEIGHT = (
 )
 # no gradient and no moments; 2 of a matrix in bf16, 6 of an embedding in float32 and its copy
 BYTES_PER_FROZEN = 4
+# Numbers, about, that `sum_gradients` adds at once: one call per matrix waits for the network each
+# time, one for all needs a second copy of the gradients.
+BUCKET = 1 << 24
 SHARE_FOR_WEIGHTS = 0.6  # of a device's memory; activations and buffers take the rest
 # importing it takes as long as torch itself: only where a model is sharded
 FSDP = "torch.distributed.fsdp"
@@ -74,7 +83,7 @@ def mesh(over: int | None = None) -> DeviceMesh:
     sizes, names = (
         ((world,), ("shard",)) if over == world else ((world // over, over), ("replicate", "shard"))
     )
-    ranks = init_device_mesh(dist.device().type, sizes, mesh_dim_names=names)
+    ranks = init_device_mesh(hardware.device().type, sizes, mesh_dim_names=names)
     # torch caches the specs of sharded tensors for the life of the process; they hold the mesh,
     # and it its groups
     dist.when_destroyed(lambda: getattr(ranks, "_pg_registry", {}).clear())
@@ -91,7 +100,7 @@ def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
         register_fsdp_forward_method,
     )
 
-    dtype = dtype or dist.compute_dtype()
+    dtype = dtype or numerics.compute_dtype()
     products = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
         reduce_dtype=torch.float32,
@@ -130,7 +139,7 @@ def build(
     adapters: as of `fits`."""
     with torch.device("meta"):
         model = make()
-    device = dist.device()
+    device = hardware.device()
     n_params = sum(p.numel() for p in model.parameters())
     if shard_it is None:
         shard_it = not all(dist.gather(fits(n_params, device_memory(device), adapters)))
@@ -151,11 +160,30 @@ def in_step(model: nn.Module, batches: list[T], idle: T) -> list[T]:
     return batches + [idle] * (max(dist.gather(len(batches))) - len(batches))
 
 
+# ---- sharded tensors
+
+
+def is_sharded_tensor(value: object) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor, whose class is imported where there is one."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor: all of it, unless it is sharded."""
+    return tensor.to_local() if is_sharded_tensor(tensor) else tensor
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole tensor on every rank. A collective where it is sharded."""
+    return tensor.full_tensor() if is_sharded_tensor(tensor) else tensor
+
+
 @torch.no_grad()
 def fill(p: Tensor, value: Tensor) -> None:
     """Copy the whole `value`, equal on all ranks, into p, or into this rank's part of it. No
     communication."""
-    if dist.is_sharded_tensor(p):
+    if is_sharded_tensor(p):
         from torch.distributed.tensor import distribute_tensor
 
         value = distribute_tensor(
@@ -173,7 +201,7 @@ def plain_copy(model: M, dtype: torch.dtype) -> M:
     state = {}
     for name, p in model.named_parameters():
         product = p.ndim == 2 and name.startswith("blocks.")
-        state[name] = dist.gathered(p.to(dtype) if product else p).detach()
+        state[name] = gathered(p.to(dtype) if product else p).detach()
     copy.load_state_dict(state, assign=True)
     return copy.requires_grad_(False).eval()
 
@@ -185,10 +213,46 @@ def whole(model: M) -> Iterator[M]:
     if is_sharded(model):
         reshard: Any = model.reshard
         reshard()  # after a forward pass the root's weights are still gathered
-        yield plain_copy(model, dist.compute_dtype())
+        yield plain_copy(model, numerics.compute_dtype())
     else:
         was_training = model.training
         try:
             yield model.eval()
         finally:
             model.train(was_training)
+
+
+# ---- gradients
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Add the gradients of replicas over ranks, after the backward pass; a missing one counts
+    as zero."""
+    if dist.world_size() == 1:
+        return
+    params = [p for p in model.parameters() if p.requires_grad and not is_sharded_tensor(p)]
+    ends = accumulate(p.numel() for p in params)
+    for _, some in groupby(zip(ends, params), lambda one: one[0] // BUCKET):
+        bucket = [p for _, p in some]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        total = dist.sum_(torch.cat([grad.flatten() for grad in grads]))
+        for p, grad, part in zip(bucket, grads, total.split([p.numel() for p in bucket])):
+            p.grad = grad.copy_(part.view_as(p))
+
+
+def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
+    """Scale all gradients so that their common norm is at most `max_norm` (0 = no limit);
+    returns the norm before.
+
+    A collective where some are sharded."""
+    learned = [p for p in weights if p.grad is not None]
+    kinds = [[p for p in learned if is_sharded_tensor(p) == sharded] for sharded in (True, False)]
+    kinds = [part for part in kinds if part] or [learned]  # torch takes no norm of both together
+    norms = []
+    for part in kinds:
+        gradients = [p.grad for p in part if p.grad is not None]
+        norms.append(gathered(nn.utils.get_total_norm(gradients)))
+    total = torch.stack(norms).norm() if len(norms) > 1 else norms[0]
+    for part in kinds:
+        nn.utils.clip_grads_with_norm_(part, max_norm or math.inf, total)
+    return float(total)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.data.sources import read_jsonl
-from codechat.distributed import dist
+from codechat.distributed import dist, numerics
 from codechat.evaluation.intervals import wilson_interval
 from codechat.models import generate, gpt
 from codechat.text import chat
@@ -111,7 +111,7 @@ def answers(
     `generate.sample`."""
     prompts = [chat.prompt(messages, tokenizer, tags) for messages in conversations]
     stop = chat.stop_sequences(tokenizer, tags)
-    with dist.autocast(model.wte.weight.device):
+    with numerics.autocast(model.wte.weight.device):
         completions = generate.sample(model, prompts, stop=stop, on_overflow="stop", **sampling)
     return [chat.completion_text(c.ids, tokenizer, tags) for c in completions]
 

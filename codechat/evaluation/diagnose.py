@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from codechat import tasks
 from codechat.core.errors import ConfigError
-from codechat.distributed import dist, sharding
+from codechat.distributed import dist, hardware, numerics, sharding
 from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.settings import MIN_GROUPS, DiagnoseConfig
 from codechat.models import loading
@@ -155,7 +155,7 @@ def count_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> tuple[Tens
     import torch
 
     parts = [
-        (dist.local(p.detach()), dist.local(b))
+        (sharding.local(p.detach()), sharding.local(b))
         for p, b in zip(model.parameters(), before, strict=True)
     ]
     changed = torch.stack([(p.to(torch.bfloat16) != b).sum() for p, b in parts]).sum()
@@ -183,14 +183,14 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     problems = task.problems("train", limit=max(cfg.groups, REFERENCE_SOLUTIONS), seed=cfg.seed)
     check = tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
     warn_of_shortcuts(task, problems)
-    loaded = loading.load_model(cfg.ckpt, dist.device(), cfg.tags)
+    loaded = loading.load_model(cfg.ckpt, hardware.device(), cfg.tags)
     with Run.create(
         cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite
     ) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")
         # a small task's problems are sampled in turn until there are groups enough
         groups = [problems[i % len(problems)] for i in range(cfg.groups)]
-        with torch.no_grad(), dist.autocast(dist.device()):
+        with torch.no_grad(), numerics.autocast(hardware.device()):
             batch = rollout.collect(
                 loaded.model,
                 task,

@@ -35,7 +35,7 @@ from codechat.core import registry
 from codechat.core.atomic_files import append_rows
 from codechat.core.errors import ConfigError
 from codechat.data import conversations
-from codechat.distributed import dist
+from codechat.distributed import dist, hardware
 from codechat.evaluation import behaviour_probes, held_out, loglik, results, scoring
 from codechat.evaluation.endpoint import Endpoint
 from codechat.evaluation.settings import EvaluateConfig
@@ -117,7 +117,7 @@ def load_subject(cfg: EvaluateConfig, source: Path | Endpoint) -> Subject:
     """The checkpoint in a directory, or an endpoint."""
     if isinstance(source, Endpoint):
         return Subject(source.name, source.collect)
-    loaded = loading.load_model(source, dist.device(), cfg.tags)
+    loaded = loading.load_model(source, hardware.device(), cfg.tags)
     return Subject(
         name=label(source),
         collect=loglik.Chooser(loaded) if cfg.score == "loglik" else rollout.collect,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from codechat.data import conversations
-from codechat.distributed import dist
+from codechat.distributed import dist, hardware, numerics
 from codechat.models import gpt
 
 
@@ -20,14 +20,14 @@ def held_out_losses(
     import torch
 
     losses = {}
-    device = dist.device()
+    device = hardware.device()
     for domain, batches in held_out.items():
         nats_here = 0.0
         tokens_here = 0
         for batch in batches[dist.rank() :: dist.world_size()]:
             batch = batch.to(device)
             mask = conversations.packed_mask(batch.docs)
-            with torch.no_grad(), dist.autocast(device):
+            with torch.no_grad(), numerics.autocast(device):
                 nats = model.loss(
                     batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask
                 )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.distributed import dist
+from codechat.distributed import dist, numerics
 from codechat.evaluation.results import Row, TaskResult
 from codechat.models import generate, gpt
 from codechat.rl import episodes, rollout
@@ -76,7 +76,7 @@ def evaluate_task(
                     "only a checkpoint's completions can be constrained"
                 )
                 grammars = [constrain(task.prompt(problem), tokenizer, tags) for problem in chunk]
-            with dist.autocast(model.wte.weight.device) if model else nullcontext():
+            with numerics.autocast(model.wte.weight.device) if model else nullcontext():
                 batch = draw(
                     model,
                     task,

@@ -4,7 +4,7 @@ options.
 
 The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to
 a multiple of 64, which `token_logprobs` and sampling exclude. Weights are float32;
-`dist.autocast` decides the dtype of matrix products.
+`numerics.autocast` decides the dtype of matrix products.
 
 Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head
 width, V padded vocabulary."""

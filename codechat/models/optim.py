@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from codechat.distributed import dist
+from codechat.distributed import numerics
 from codechat.models.config import Schedule
 
 BETAS = (0.9, 0.95)  # of AdamW
@@ -142,7 +142,7 @@ def _orthogonalise_replicated(matrices: list[Tensor]) -> list[Tensor]:
     mine = matrices[td.get_rank() * share :][:share]
     # equal shares, since all_gather takes tensors of one size; behind the last matrix they hold
     # zeros
-    done = first.new_zeros(share, *first.shape, dtype=dist.compute_dtype(first.device))
+    done = first.new_zeros(share, *first.shape, dtype=numerics.compute_dtype(first.device))
     if mine:
         done[: len(mine)] = orthogonalise(torch.stack(mine))
     every = done.new_empty(ranks * share, *first.shape)
@@ -193,7 +193,7 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     and float32, steps are taken on the small s. The rounding of s grows a^2 = 12 times a step,
     so it is computed anew after three."""
     a, b, c = QUINTIC
-    x = g.to(dist.compute_dtype(g.device))  # bfloat16 suffices (Keller Jordan et al., 2024)
+    x = g.to(numerics.compute_dtype(g.device))  # bfloat16 suffices (Keller Jordan et al., 2024)
     if g.shape[-2] > g.shape[-1]:
         x = x.mT
     # the Frobenius norm bounds the spectral norm: singular values begin within [0, 1]

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from codechat.distributed import dist, sharding
+from codechat.distributed import dist, hardware, numerics, sharding
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
 from codechat.rl.losses import KLKind, kl_estimate
@@ -144,7 +144,7 @@ def token_rewards(cfg: KLSettings, batch: RolloutBatch, old: Tensor, ref: Tensor
     rows = batch.lengths().nonzero()[:, 0]
     rewards = torch.zeros(old.shape)
     rewards[rows, batch.lengths()[rows] - 1] = batch.rewards.flatten()[rows]
-    rewards = dist.send(rewards, old.device)
+    rewards = hardware.send(rewards, old.device)
     return rewards if ref is None else rewards - cfg.kl_coef * kl_estimate(old, ref, cfg.kl_kind)
 
 
@@ -183,12 +183,12 @@ class ValueHead(nn.Linear):
 def values_of(cfg: PackingSettings, model: GPT, head: ValueHead, batch: RolloutBatch) -> Tensor:
     """(N, C): the value before each sampled token, 0 behind a completion's end. A collective
     where the model is sharded."""
-    device = dist.device()
+    device = hardware.device()
     with sharding.whole(model) as reader:
 
         def values(packed: rollout.Packed) -> Tensor:
             where = packed.where()
-            with dist.autocast():
+            with numerics.autocast():
                 hidden = reader.hidden(packed.ids, positions=where["positions"], mask=where["mask"])
             return head(hidden)
 

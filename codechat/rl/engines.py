@@ -30,7 +30,7 @@ import torch
 from codechat.core import processes
 from codechat.core.errors import ConfigError, EngineLost, RunError
 from codechat.core.http_client import BUSY, Link, NoAnswer, Refused
-from codechat.distributed import dist, sharding
+from codechat.distributed import dist, hardware, numerics, sharding
 from codechat.formats import exchange
 from codechat.models import generate, lora
 from codechat.models.config import GPTConfig
@@ -59,7 +59,7 @@ class Engine:
     def policy(self, model: GPT) -> Iterator[Any]:
         """The policy to pass to `sample`. A UserError inside on one rank is raised on all.
         Collectives at both ends."""
-        with sharding.whole(model) as policy, torch.no_grad(), dist.autocast():
+        with sharding.whole(model) as policy, torch.no_grad(), numerics.autocast():
             yield policy
 
     def push(self, model: GPT, step: int) -> None:
@@ -334,7 +334,7 @@ class VLLM(Http):
 
     def _load_weights(self) -> None:
         # one of the names that an export takes
-        dtype: Any = str(dist.compute_dtype()).removeprefix("torch.")
+        dtype: Any = str(numerics.compute_dtype()).removeprefix("torch.")
         exchange.export(
             exchange.ExportConfig(
                 ckpt=str(self.path),
@@ -444,7 +444,7 @@ class RolloutSampler:
     def longest_row(self) -> int:
         """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose
         rows need no common shape, and for episodes, whose length is not known in advance."""
-        if on_cpu(dist.device()) or episodes.has_environment(self.task):
+        if on_cpu(hardware.device()) or episodes.has_environment(self.task):
             return 0
         prompts = (
             chat.prompt(self.task.prompt(p), self.tok, self.cfg.chosen_tags) for p in self.problems

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from codechat.core.errors import RunError
-from codechat.distributed import dist
+from codechat.distributed import hardware
 from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.fast import attention
@@ -347,7 +347,7 @@ class Packed:
 
     def to(self, device: torch.device) -> Self:
         sent: dict[str, Any] = {
-            n: dist.send(x, device) for n, x in vars(self).items() if isinstance(x, Tensor)
+            n: hardware.send(x, device) for n, x in vars(self).items() if isinstance(x, Tensor)
         }
         return replace(self, **sent)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data import preference_rows
 from codechat.data.sources import hash_rows, read_jsonl
-from codechat.distributed import dist, sharding
+from codechat.distributed import dist, hardware, numerics, sharding
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import engines, preference_losses, rollout
@@ -72,7 +72,7 @@ class PreferenceLoss:
     def _rows_of(self, batch: RolloutBatch) -> int:
         """Rows of a microbatch. On a GPU, where all rows of a run have one shape: as many as the
         longest groups of the batch need. On a CPU: no limit."""
-        shapes = rollout.row_shapes(batch, self.cfg.row_tokens, 1 << 30, dist.device())
+        shapes = rollout.row_shapes(batch, self.cfg.row_tokens, 1 << 30, hardware.device())
         if not shapes["fixed"]:
             return shapes["rows"]
         sizes = batch.lengths().view(batch.rewards.shape).sum(1) + torch.tensor(
@@ -95,7 +95,7 @@ class PreferenceLoss:
 
     def _summed(self, batch: RolloutBatch) -> Tensor:
         """(P, G) summed log-probabilities, without gradient."""
-        with sharding.whole(self.model) as reader, dist.autocast():
+        with sharding.whole(self.model) as reader, numerics.autocast():
             logprobs = rollout.score_logprobs(
                 reader,
                 batch,
@@ -139,10 +139,10 @@ class PreferenceLoss:
 
     def _learned(self, part: RolloutBatch) -> Tensor:
         """(B, G) summed log-probabilities under the policy, with gradient."""
-        device = dist.device()
+        device = hardware.device()
 
         def logprobs(packed: rollout.Packed) -> Tensor:
-            with dist.autocast():
+            with numerics.autocast():
                 return self.model.token_logprobs(packed.ids, packed.targets, **packed.where())[0]
 
         shapes = rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
@@ -159,7 +159,7 @@ class PreferenceLoss:
         assert self.cfg.loss != "kto"
         chosen, rejected = summed.T
         chosen_lengths, rejected_lengths = (
-            dist.send(part.lengths(), summed.device).view(summed.shape).T
+            hardware.send(part.lengths(), summed.device).view(summed.shape).T
         )
         ref_chosen, ref_rejected = (None, None) if refs is None else refs.T
         result = preference_losses.pair_loss(
@@ -188,7 +188,7 @@ class PreferenceLoss:
         point: float,
     ) -> LossAndSums:
         """summed, refs (B, G): summed log-probabilities under policy and reference. point: z_0."""
-        liked = dist.send(part.rewards.bool().flatten(), summed.device)
+        liked = hardware.send(part.rewards.bool().flatten(), summed.device)
         losses, reward = preference_losses.kto_loss(
             summed.flatten(),
             refs.flatten(),
@@ -208,7 +208,7 @@ class PreferenceLoss:
 
 def picked(table: Tensor, rows: Sequence[int]) -> Tensor:
     """Rows of a table that may lie on a GPU."""
-    return table[dist.send(torch.tensor(rows), table.device)]
+    return table[hardware.send(torch.tensor(rows), table.device)]
 
 
 def held_out_means(loss_of: PreferenceLoss, held_out: ScoredPairs) -> dict[str, float]:

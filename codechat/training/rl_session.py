@@ -30,7 +30,7 @@ from torch import Tensor
 
 from codechat import tasks
 from codechat.core.errors import RunError
-from codechat.distributed import dist, hardware, sharding
+from codechat.distributed import dist, hardware, numerics, sharding
 from codechat.evaluation import diagnose
 from codechat.models.gpt import GPT
 from codechat.rl import engines, rollout
@@ -219,7 +219,7 @@ class RLSession(Session):
         Under --top-k they are over the tokens that the sampler kept, for a reference model or a
         teacher too: both sides of a difference are then distributions over one set, equal
         models differ by 0, and the expected difference is a KL divergence."""
-        with sharding.whole(model) as reader, dist.autocast():
+        with sharding.whole(model) as reader, numerics.autocast():
             return rollout.score_logprobs(
                 reader,
                 batch,
@@ -233,7 +233,7 @@ class RLSession(Session):
         return None if self.reference is None else self.score(self.reference, batch)
 
     def to_device(self, *tensors: Tensor) -> list[Tensor]:
-        return [dist.send(x, self.world.device) for x in tensors]
+        return [hardware.send(x, self.world.device) for x in tensors]
 
     def updates(
         self,
@@ -315,7 +315,7 @@ class RLSession(Session):
             name: Mean(float(value), 1)
             for name, value in {**means, **self.engine.metrics()}.items()
         }
-        peak, _ = hardware.peak_flops(self.world.device, dist.compute_dtype())
+        peak, _ = hardware.peak_flops(self.world.device, numerics.compute_dtype())
         # the whole step counts, sampling too: model FLOPs over its seconds
         flops = batch.flops(self.cfg.model, meter.trained)
         every["mfu"] = Mean(flops / ((time.perf_counter() - meter.began) * peak), 1)
@@ -401,7 +401,7 @@ class Update:
         sharded. keep: (P, G) bool, default all; the others must add exactly 0 to the
         gradient."""
         cfg = self.session.cfg
-        device = dist.device()
+        device = hardware.device()
         part = self.batch.take(self.groups)
         shapes = rollout.row_shapes(part, cfg.row_tokens, cfg.rows, device)
         rows = list(rollout.pack(part, None if keep is None else keep[self.groups], **shapes))
@@ -411,7 +411,7 @@ class Update:
             if shapes["fixed"]
             else rollout.idle()
         )
-        numbers = dist.send(torch.tensor(self.batch.numbers(self.groups)), device)
+        numbers = hardware.send(torch.tensor(self.batch.numbers(self.groups)), device)
         for packed in sharding.in_step(self.session.model, rows, idle):
             packed = packed.to(device)
             yield Microbatch(self, packed, numbers[packed.numbers], packed.mask())
@@ -438,7 +438,7 @@ class Microbatch:
         table = (
             table if len(table) == len(self.update.mask) and table.ndim == 2 else table.view(-1, 1)
         )
-        return dist.send(table, self.numbers.device)[self.numbers, : self.packed.longest]
+        return hardware.send(table, self.numbers.device)[self.numbers, : self.packed.longest]
 
     def logprobs(self, states: bool = False, whole: bool = False) -> tuple[Tensor, ...]:
         """(B, C) log-probabilities and entropies, in nats, of the distribution that was sampled
@@ -470,7 +470,7 @@ class Microbatch:
         """(R, T) log-probabilities and entropies, and with `states` the last states."""
         session = self.update.session
         cfg = session.cfg
-        with dist.autocast():
+        with numerics.autocast():
             return session.model.token_logprobs(
                 packed.ids,
                 packed.targets,

@@ -26,14 +26,14 @@ from tqdm import tqdm
 from codechat.core import config
 from codechat.core.errors import ConfigError, DataError, EngineLost, RunError, UserError
 from codechat.core.processes import stop, stoppable
-from codechat.distributed import dist, hardware, sharding
+from codechat.distributed import dist, hardware, numerics, sharding
 from codechat.models import lora, optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.checkpoint import Checkpoint
 from codechat.runs.run import Run
-from codechat.text import chat, tokenizer
+from codechat.text import tokenizer
 from codechat.text.tokenizer import Tokenizer
 from codechat.training import trends
 from codechat.training.settings import (
@@ -246,8 +246,8 @@ class Session:
         not finite: such weights are never saved, so the last checkpoint is good."""
         # summed, not averaged: losses are divided by counts over all ranks
         for part in (self.model, *self.heads):
-            dist.sum_gradients(part)
-        self.grad_norm = dist.clip_gradients(self._weights(), self.cfg.grad_clip)
+            sharding.sum_gradients(part)
+        self.grad_norm = sharding.clip_gradients(self._weights(), self.cfg.grad_clip)
         if not math.isfinite(self.grad_norm):
             at = f"the gradient's norm is {self.grad_norm} at step {self.step + 1}"
             raise RunError(f"{at}; lower --lr or --muon-lr; {KEPT}")
@@ -261,7 +261,7 @@ class Session:
     def save(self, wait: bool) -> None:
         """Write a checkpoint beside training. wait: until it is on the disk. RunError for
         weights that are not finite."""
-        finite = torch.stack([dist.local(p).isfinite().all() for p in self._weights()]).all()
+        finite = torch.stack([sharding.local(p).isfinite().all() for p in self._weights()]).all()
         if any(dist.gather(not finite)):
             raise RunError(
                 f"weights are not finite after step {self.step}; lower --lr or --muon-lr; {KEPT}"
@@ -309,7 +309,7 @@ class SupervisedSession(Session):
             return
         train_loss = dist.total(float(nats))
         tok_per_s = self.tokens_per_second(tokens_per_step)
-        peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
+        peak, _ = hardware.peak_flops(hardware.device(), numerics.compute_dtype())
         flops = tok_per_s * self.cfg.model.flops_per_token(self.cfg.length)
         self.run.log(
             self.step + 1,
@@ -402,7 +402,8 @@ def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> Start[C]:
         theirs = tok
         shape = replace(cfg.model, vocab_size=theirs.n_vocab)
     reserved = isinstance(cfg, ChatSettings) and cfg.tags == "reserved"
-    if reserved and shape.n_ids < theirs.n_vocab + chat.N_TAGS:
+    # by default a model has rows for all tags of `text.chat`; an imported one may have none
+    if reserved and shape.n_ids < theirs.n_vocab + GPTConfig.n_tags:
         remedy = (
             "leave --tags out, or import it with --tags reserved" if parent else "set --tags text"
         )
@@ -438,7 +439,7 @@ def build_model(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
     """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights,
     or new ones of the seed. Matrices that stay frozen below adapters have the dtype of
     products."""
-    frozen = dist.compute_dtype() if cfg.lora_rank else torch.float32
+    frozen = numerics.compute_dtype() if cfg.lora_rank else torch.float32
 
     def empty() -> GPT:
         model = GPT(cfg.model)

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codechat.distributed import dist, sharding
+from codechat.distributed import dist, numerics, sharding
 from codechat.models import draws, generate
 from codechat.models.gpt import GPT
 from codechat.rl import advantages, engines, losses
@@ -76,7 +76,7 @@ class Learner:
         if self.cfg.objective in ("grpo", "ppo"):
             yield from self._rewarded(step, tokens, windows, rng, row)
             return
-        with dist.autocast():
+        with numerics.autocast():
             if self.cfg.objective == "supervised":
                 nats = self.model.loss(windows[:, :-1], windows[:, 1:], reduction="sum")
             else:
@@ -146,7 +146,7 @@ class Learner:
     def _credit(self, batch: Draws, rewards: Tensor) -> Credit:
         if self.cfg.objective == "grpo":
             return Credit(place_advantages(rewards, self.cfg.group_size))
-        with torch.no_grad(), dist.autocast():
+        with torch.no_grad(), numerics.autocast():
             values = self._values(self.model.hidden(batch.inputs), batch)
         flat = rewards.flatten(0, 1)
         advantage, returns = advantages.estimate_gae(
@@ -167,7 +167,7 @@ class Learner:
 
     def _minibatch(self, part: Draws, credit: Credit, kl_weight: float) -> Minibatch:
         cfg = self.cfg
-        with dist.autocast():
+        with numerics.autocast():
             hidden = self.model.hidden(part.inputs)
             logprobs, entropy = symbol_logprobs(self.model, part.inputs, hidden, part.drawn)
         every = torch.ones_like(logprobs)
@@ -201,7 +201,7 @@ class Learner:
         T = cfg.horizon
         G = cfg.group_size
         self.model.eval()
-        with dist.autocast():
+        with numerics.autocast():
             if cfg.feed == "own":
                 seed = engines.step_seed(cfg.seed, step)
                 batch = draw_fed_by_itself(
@@ -221,7 +221,7 @@ class Learner:
         if self.untrained is None:
             before = batch.inputs[:, None, -self.cfg.horizon :].expand_as(batch.drawn)
             return self.bigram.logprobs(before, batch.drawn)
-        with dist.autocast():
+        with numerics.autocast():
             hidden = self.untrained.hidden(batch.inputs)
             return symbol_logprobs(self.untrained, batch.inputs, hidden, batch.drawn)[0]
 
@@ -374,7 +374,7 @@ def validate(
         ids = windows[rows].to(device)
         nats = 0.0
         right = 0.0
-        with dist.autocast(device):
+        with numerics.autocast(device):
             if causal:
                 logprobs, _ = symbol_logprobs(
                     model, ids[:, :-1], model.hidden(ids[:, :-1]), ids[:, None, -T:]
@@ -405,7 +405,7 @@ def write_samples(
     """Texts of one horizon after held-out prompts."""
     T = cfg.horizon
     prompts = text.val_windows(1, 1 + T, cfg.samples).to(device)
-    with dist.autocast(device):
+    with numerics.autocast(device):
         if model.cfg.causal:
             drawn = [
                 c.ids

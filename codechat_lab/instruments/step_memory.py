@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from codechat.distributed import dist
+from codechat.distributed import numerics, sharding
 from codechat.models import gpt, lora, optim
 
 if TYPE_CHECKING:
@@ -155,15 +155,15 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
     """Of a step on one device, then an evaluation: bytes of weights and optimizer states;
     beyond these, at the peak of a forward pass, of the beginning and the end of a backward
     pass, and of an evaluation; beyond gradients, at the peak of the optimizer."""
-    numerics = dist.Numerics(
+    planned = numerics.Numerics(
         cpu=cpu,
         dtype=getattr(torch, dtype),
         memory=0 if cpu else cfg.usable_gib * 2**30,
     )
-    with dist.planning(numerics), FakeTensorMode(), Tape() as tape:
+    with numerics.planning(planned), FakeTensorMode(), Tape() as tape:
         model = gpt.GPT(cfg.model)
         if cfg.lora_rank:
-            lora.hold_matrices_in(model, numerics.dtype)
+            lora.hold_matrices_in(model, planned.dtype)
         lora.attach(model, cfg.lora_rank, targets=cfg.lora_targets)
         trained = [p for p in model.parameters() if p.requires_grad]
         one = {"weights": tape.now, "gradients": sum(p.numel() * p.element_size() for p in trained)}
@@ -174,7 +174,7 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         one["update"] = _update(model, optimizers, tape)
         if cfg.over > 1:  # a rank computes with gathered weights, which are in the compute dtype
             for p in model.blocks.parameters():
-                p.data = p.data.to(numerics.dtype)
+                p.data = p.data.to(planned.dtype)
         shards = []
         middle = next(p for p in model.blocks[cfg.model.depth // 2].parameters() if p.requires_grad)
 
@@ -192,7 +192,7 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         for p in trained:
             p.register_post_accumulate_grad_hook(reduce)
         start = tape.peak = tape.now
-        loss = _loss(model, cfg, numerics.dtype)
+        loss = _loss(model, cfg, planned.dtype)
         one["forward"] = tape.peak - start
         tape.peak = tape.now
         loss.backward()
@@ -202,7 +202,7 @@ def _run(cfg: PlanConfig, dtype: str, cpu: bool) -> Bytes:
         model.zero_grad(set_to_none=True)
         start = tape.peak = tape.now
         with torch.no_grad():
-            _loss(model, cfg, numerics.dtype)
+            _loss(model, cfg, planned.dtype)
         return one | {"evaluation": tape.peak - start}
 
 
@@ -230,7 +230,7 @@ def _update(model: gpt.GPT, optimizers: list[torch.optim.Optimizer], tape: Tape)
     for p in model.parameters():
         p.grad = torch.zeros_like(p) if p.requires_grad else None
     start = tape.peak = tape.now
-    dist.clip_gradients(model.parameters(), 1.0)
+    sharding.clip_gradients(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

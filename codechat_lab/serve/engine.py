@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from codechat.core.errors import ConfigError, RunError
-from codechat.distributed import dist
+from codechat.distributed import numerics
 from codechat.models import attention, config, draws, generate, loading
 from codechat.models.draws import Grammar, GrammarState
 from codechat.models.fast.device import on_cpu
@@ -255,11 +255,11 @@ class Engine:
                 torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
             ):
                 self._cache = SlotCache(
-                    self.model.cfg, self.max_rows, device, dist.compute_dtype(device)
+                    self.model.cfg, self.max_rows, device, numerics.compute_dtype(device)
                 )
                 while not self._closing:
                     # both keep casts and copies of the weights, which an update must not find
-                    with dist.autocast(device):
+                    with numerics.autocast(device):
                         self._reader = reader_of(self.model, graph=False)
                         while self._has_work():
                             self._round()

@@ -19,7 +19,7 @@ from typing import Any
 
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import read_key
-from codechat.distributed import dist
+from codechat.distributed import hardware
 from codechat.models import loading
 from codechat.runs import paths
 from codechat_lab.serve.settings import LOCAL, ServeConfig
@@ -77,8 +77,8 @@ def serve(
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)
         if meaning:
             print(f"[{meaning}]", flush=True)
-        dist.keep_freed_memory(dist.device())
-        loaded = loading.load_model(path, dist.device())
+        hardware.keep_freed_memory(hardware.device())
+        loaded = loading.load_model(path, hardware.device())
     run = paths.name_of(loaded.path.parent.parent)
     name = run if run.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or cfg.ckpt)
     served = ServedModel(

@@ -26,7 +26,7 @@ from typing import Any
 
 from codechat.core.errors import ConfigError, DataError, UserError, nearest
 from codechat.core.http_client import UNCUT, Link
-from codechat.distributed import dist
+from codechat.distributed import hardware, numerics
 from codechat.models import generate, loading
 from codechat.runs import paths
 from codechat.text import chat, tool_calls, tool_functions, tool_schemas
@@ -63,11 +63,11 @@ class LocalModel:
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)
         if meaning:
             print(f"[{meaning}]", file=sys.stderr)
-        self.loaded = loading.load_model(path, dist.device())
+        self.loaded = loading.load_model(path, hardware.device())
         self.tokenizer = self.loaded.tokenizer
         self.tags = self.loaded.tags
         self.block = self.loaded.model.cfg.block_size
-        with dist.autocast(dist.device()):
+        with numerics.autocast(hardware.device()):
             self.seen = generate.Conversation(self.loaded.model)
         kinds = {entry.get("kind") for entry in self.loaded.meta.get("lineage", ())}
         if kinds and kinds <= {"pretrain", "chars"} and not cfg.complete:
@@ -115,7 +115,7 @@ class LocalModel:
         self.answers += 1
         shown = ""
         ids: list[int] = []
-        with dist.autocast(dist.device()):
+        with numerics.autocast(hardware.device()):
             for token in generate.stream(
                 self.loaded.model,
                 prompt,

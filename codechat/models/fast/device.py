@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from codechat.distributed import dist
+from codechat.distributed import numerics
 
 CPU_KINDS = ("cpu",)  # tests empty it: a CPU then takes the ways of a GPU
 
@@ -14,7 +14,7 @@ def on_cpu(device: torch.device) -> bool:
     A CPU takes any shape and any mask, and reading a value costs it nothing, so it skips
     whatever adds nothing. On a GPU a new shape compiles the blocks again, a dense mask keeps
     flash kernels from being taken, and the host waits for every value that it reads."""
-    return dist.planned.cpu if dist.planned else device.type in CPU_KINDS
+    return numerics.planned.cpu if numerics.planned else device.type in CPU_KINDS
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

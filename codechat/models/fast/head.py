@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codechat.distributed import dist
+from codechat.distributed import numerics
 from codechat.models.fast.device import compute_dtype, on_cpu
 
 # float32 logits of one chunk: shorter chunks make narrower products, which are slower
@@ -68,7 +68,9 @@ def logprobs(
 
 def _budget(device: torch.device, fixed: int, share: float) -> int:
     """Bytes: `fixed`, or on a GPU the share of its memory if that is more."""
-    return max(fixed, int(share * (dist.planned.memory if dist.planned else _memory(device))))
+    return max(
+        fixed, int(share * (numerics.planned.memory if numerics.planned else _memory(device)))
+    )
 
 
 @cache
@@ -98,7 +100,7 @@ def _chunks(
 def _blocks(x: Tensor) -> Iterator[slice]:
     """Slices of the rows of x (N, M), whose float32 values take about BLOCK_BYTES; on a GPU or
     in a plan all rows."""
-    whole = x.device.type != "cpu" or dist.planned
+    whole = x.device.type != "cpu" or numerics.planned
     rows = max(1, len(x) if whole else BLOCK_BYTES // (4 * x.shape[1]))
     return (slice(at, min(at + rows, len(x))) for at in range(0, len(x), rows))
 

@@ -8,7 +8,7 @@ from ranks import on_ranks
 from torch import nn
 
 from codechat.core.errors import ConfigError
-from codechat.distributed import dist
+from codechat.distributed import numerics
 from codechat.runs import checkpoint
 
 TWO = """
@@ -16,7 +16,7 @@ import pathlib, sys
 import pytest
 import torch
 from codechat.runs import checkpoint, paths
-from codechat.distributed import dist
+from codechat.distributed import dist, numerics, sharding
 from codechat.core.errors import RunError
 from codechat.runs.run import Run
 paths.ROOT = pathlib.Path(sys.argv[1])
@@ -29,7 +29,7 @@ with dist.session() as world:
 
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[0](torch.full((1, 2), rank + 1.0)).sum().backward()  # the second layer has no gradient
-    dist.sum_gradients(model)
+    sharding.sum_gradients(model)
     assert torch.equal(model[0].weight.grad, torch.full((2, 2), 3.0))
     assert model[1].weight.grad.count_nonzero() == 0
 
@@ -70,19 +70,19 @@ def test_the_compute_dtype_and_who_decides(
     narrow = torch.bfloat16
     told = ("bfloat16", False, narrow), ("float32", True, wide)
     for requested, native, expected in ((None, True, narrow), (None, False, wide), *told):
-        dist._dtype.cache_clear()
-        monkeypatch.setattr(dist, "_cpu_has_bf16", lambda native=native: native)
+        numerics._dtype.cache_clear()
+        monkeypatch.setattr(numerics, "_cpu_has_bf16", lambda native=native: native)
         monkeypatch.delenv("CODECHAT_DTYPE", raising=False)
         if requested:
             monkeypatch.setenv("CODECHAT_DTYPE", requested)
-        assert dist.compute_dtype(cpu) == dist.compute_dtype(cpu) == expected
-        with dist.autocast(cpu):
+        assert numerics.compute_dtype(cpu) == numerics.compute_dtype(cpu) == expected
+        with numerics.autocast(cpu):
             assert (nn.Linear(2, 2)(torch.ones(1, 2)).dtype) == expected
     assert capsys.readouterr().err.count("compute:") == 4, "said once for each"
     monkeypatch.setenv("CODECHAT_DTYPE", "half")
     with pytest.raises(ConfigError, match="CODECHAT_DTYPE='half'.*float32.*bfloat16"):
-        dist.compute_dtype(cpu)
-    dist._dtype.cache_clear()
+        numerics.compute_dtype(cpu)
+    numerics._dtype.cache_clear()
 
 
 MUON = """

@@ -31,7 +31,7 @@ from on_gpu import (
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from codechat.distributed import dist, hardware, sharding
+from codechat.distributed import hardware, numerics, sharding
 from codechat.models import generate, optim
 from codechat.models.fast import attention
 from codechat.models.gpt import GPT
@@ -75,13 +75,13 @@ def test_a_sharded_save_beside_training_reads_back_bitwise(tmp_path: Path) -> No
 
     def learn(model: GPT, optimizers: list[Any], seed: int) -> list[Tensor]:
         ids = random_ids(CFG, 2, 64, seed)
-        with dist.autocast(DEVICE):
+        with numerics.autocast(DEVICE):
             loss = model.loss(ids, ids)
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return [dist.local(p).detach().clone() for p in model.parameters()]
+        return [sharding.local(p).detach().clone() for p in model.parameters()]
 
     with one_rank():
         model, optimizers = made()
@@ -93,7 +93,7 @@ def test_a_sharded_save_beside_training_reads_back_bitwise(tmp_path: Path) -> No
         other, states = made()
         checkpoint.restore(checkpoint.load(tmp_path / "checkpoints" / "step_000002"), other, states)
         assert all(
-            torch.equal(dist.local(p), q) for p, q in zip(other.parameters(), held, strict=True)
+            torch.equal(sharding.local(p), q) for p, q in zip(other.parameters(), held, strict=True)
         )
         again = learn(other, states, 2)
     if not CUDA:  # a GPU adds some gradients in no fixed order
@@ -145,7 +145,7 @@ def test_no_step_and_no_prefill_asks_for_a_dense_mask(monkeypatch: pytest.Monkey
     with torch.nn.attention.sdpa_kernel(flash) if CUDA else contextlib.nullcontext(), as_on_a_gpu():
         for kind in KINDS:
             trainer.step(kind)
-        with dist.autocast(DEVICE):
+        with numerics.autocast(DEVICE):
             generate.sample(
                 trainer.model,
                 [[1, 2, 3], [4] * 20, [5]],
@@ -161,7 +161,7 @@ def test_flex_attention_equals_the_dense_mask() -> None:
     model = randomized(GPT(CFG).to(DEVICE))
     ids = random_ids(CFG, 2, 1024)
     docs = packed_docs(2, 1024).to(DEVICE)
-    with torch.no_grad(), dist.autocast(DEVICE):
+    with torch.no_grad(), numerics.autocast(DEVICE):
         flex, dense = (
             model.hidden(ids, mask=m) for m in (attention.flex_mask(docs), Documents(docs).mask)
         )
@@ -235,7 +235,7 @@ def test_the_planner_meets_the_reserved_memory_of_2b() -> None:
     from codechat_lab.instruments import planner, step_memory
 
     cfg = GPTConfig(**PRESETS["2b"])
-    dtype = str(dist.compute_dtype(DEVICE)).removeprefix("torch.")
+    dtype = str(numerics.compute_dtype(DEVICE)).removeprefix("torch.")
     asked = planner.PlanConfig(model=cfg, device_batch_size=2, gpus=1, optimizer="adamw")
     plan = step_memory.measure(asked, dtype=dtype, cpu=True)
     torch.cuda.reset_peak_memory_stats()

@@ -20,6 +20,7 @@ from codechat.models import gpt
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.fast import device
 from codechat.models.gpt import GPT
+from codechat.text import chat
 from codechat_lab.instruments.step_memory import Tape
 
 SHAPE = GPTConfig(depth=2, n_embd=32, n_head=4, block_size=24, vocab_size=90)
@@ -78,6 +79,10 @@ def test_parameter_count_equals_the_real_one(shape: GPTConfig) -> None:
     with torch.device("meta"):
         model = GPT(shape)
     assert model.cfg.n_params == sum(p.numel() for p in model.parameters())
+
+
+def test_a_model_has_rows_for_all_chat_tags_unless_it_says_otherwise() -> None:
+    assert GPTConfig.n_tags == chat.N_TAGS
 
 
 def test_flops_against_a_count_by_hand() -> None:

@@ -77,7 +77,7 @@ def test_a_fake_step_equals_the_real_one_on_one_process() -> None:
             loss = step_memory._loss(model, plan_of(), torch.float32)
             loss.backward()
             del loss
-            step_memory.dist.clip_gradients(model.parameters(), 1.0)
+            step_memory.sharding.clip_gradients(model.parameters(), 1.0)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
@@ -175,7 +175,7 @@ def test_a_fake_step_with_adapters_equals_the_real_one() -> None:
         for _ in range(2):
             tape.peak = tape.now
             step_memory._loss(model, cfg, torch.float32).backward()
-            step_memory.dist.clip_gradients(model.parameters(), 1.0)
+            step_memory.sharding.clip_gradients(model.parameters(), 1.0)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
