@@ -46,7 +46,6 @@ record = False  # True: keep rollouts for the page reports/pages/xray.html
 
 # %%
 import copy
-import math
 import random
 
 import pandas as pd
@@ -58,16 +57,13 @@ from codechat.core.atomic_files import json_lines, write_atomic
 from codechat.data import conversations
 from codechat.models import generate, optim
 from codechat.models.config import GPTConfig
-
-# %%
 from codechat.models.gpt import GPT
 from codechat.rl import advantages, losses, rollout
 from codechat.tasks import load
 from codechat.tasks.base import Problem
 from codechat.text import chat, tokenizer
+from codechat_lab.instruments.page_rollouts import page_rows
 from codechat_lab.instruments.reward_starts import reshaped
-from codechat_lab.instruments.token_attribution import gradient_norms
-from codechat_lab.instruments.token_view import token_texts, visible
 from codechat_lab.reports import run_frames
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 
@@ -269,41 +265,10 @@ def draw(history: pd.DataFrame) -> object:
 
 
 # %%
-def short(value: float) -> float:
-    return float(f"{value:.3g}")
-
-
 def carries_loss(wrote: torch.Tensor) -> torch.Tensor:
     """(N, T - 1) which tokens the loss counts, by the switch `mask`."""
     up_to_the_end = wrote.flip(1).cumsum(1).flip(1) > 0
     return {"completion": wrote, "opening": wrote & (wrote.cumsum(1) <= 3), "everything": up_to_the_end}[mask][:, 1:]
-
-
-# %%
-def attributed(batch: rollout.RolloutBatch, i: int, advantage: float) -> dict:
-    """An answer of the x-ray page, token by token: probability, and norm of the gradient at the last state."""
-    prompt, answer, score = batch.prompts[i // batch.group_size], batch.completions[i], batch.scores[i]
-    weights = [0.0] * len(prompt) + [advantage] * len(answer.ids)
-    norms = gradient_norms(policy, prompt + answer.ids, weights, policy=True)[len(prompt) :].tolist()
-    p = [short(math.exp(logprob)) for logprob in answer.logprobs]
-    shown = dict(tokens=[visible(text) for text in token_texts(answer.ids, tok)], p=p, share=norms, reward=short(score.reward))
-    return shown | dict(tier=score.tier, correct=score.correct, advantage=short(advantage))
-
-
-# %%
-@torch.no_grad()
-def recorded(step: int) -> list[dict]:
-    """Rows of the x-ray page: six answers to each of four requests, and each token's share of the group's gradient."""
-    batch = rollout.collect(policy, task, held_out[:4], tok, "reserved", group_size=6, max_new_tokens=MOST, seed=0)
-    rows, scale = [], advantages.group_advantages(batch.rewards).tolist()
-    for p, problem in enumerate(held_out[:4]):
-        about = dict(step=step, id=problem.id, request=problem.messages[-1]["content"], gold=task.gold(problem))
-        text = visible("".join(token_texts(batch.prompts[p], tok)))
-        answers = [attributed(batch, 6 * p + g, scale[p][g]) for g in range(6)]
-        total = sum(sum(answer["share"]) for answer in answers) or 1.0
-        answers = [answer | {"share": [short(norm / total) for norm in answer["share"]]} for answer in answers]
-        rows.append(about | dict(prompt=text, tiers=list(task.tiers), rollouts=answers))
-    return rows
 
 
 # %%
@@ -313,14 +278,14 @@ def log_step(step: int, rewards: torch.Tensor, scores: list) -> None:
     if step % 20 == 0:
         points.append((step, share_correct(evaluate())))
     if record and step % 5 == 0:
-        shown.extend(recorded(step))
+        shown.extend(page_rows(policy, task, held_out[:4], tok, step=step, max_new_tokens=MOST))
     if step % 5 == 0 or step == rl_steps:
         live.update(draw(pd.DataFrame(history)))
 
 
 # %%
 history, live = [], display("begins", display_id=True)
-shown = recorded(0) if record else []
+shown = page_rows(policy, task, held_out[:4], tok, step=0, max_new_tokens=MOST) if record else []
 sampling = dict(max_new_tokens=MOST, temperature=temperature, stop=chat.stop_sequences(tok))
 
 # %%

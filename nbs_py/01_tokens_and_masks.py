@@ -14,14 +14,14 @@
 # ---
 
 # %% [markdown]
-# # Training learns what the assistant wrote and nothing else, and the mask can be seen
+# # The loss covers what the assistant wrote and nothing else: see the mask token by token
 #
 # **Question.** How does a conversation become tokens, which of them carry loss, and what if the end of a turn
 # is detected wrongly?
 #
-# **Result.** Of the 107 tokens of a conversation with a function call, the 42 that the assistant wrote are
-# supervised, and they receive all of the gradient. Only reserved tag ids keep a user's text from forging a
-# turn. A rule that treats any *piece* of `<|end|>` as the end keeps 3 of a call's 33 tokens.
+# **Result.** Of the 107 tokens of a conversation with a function call, the 42 that the assistant wrote carry
+# loss and receive all of the gradient. Reserved ids for the tags keep a user's text from forging a turn. A rule
+# that treats any *piece* of `<|end|>` as the end keeps 3 of a call's 33 tokens.
 #
 # | also measured | |
 # |---|---|

@@ -14,15 +14,15 @@
 # ---
 
 # %% [markdown]
-# # Four numbers determine what a model costs; only its attention shows what it learned
+# # A model's cost follows from four numbers; its attention shows what it learned
 #
 # **Question.** How do a model's shapes, parameters and FLOPs follow from its configuration, and what does a
 # trained head show that the loss does not?
 #
 # **Result.** Counted by hand, the parameters of every preset and the FLOPs per token equal what PyTorch counts.
-# A two-layer model trained for seconds on texts that repeat after 12 tokens copies at least 95 % of them, and under
-# 10 % when they repeat one token later. Its attention shows why: it looks a fixed distance back and does not search for the
-# token.
+# A two-layer model trained for seconds copies at least 95 % of texts that repeat after 12 tokens, and under 10
+# % of those that repeat one token later. Its attention shows why: it looks a fixed distance back instead of
+# searching for the token.
 #
 # | preset | parameters | share of the embedding | FLOPs per training token |
 # |---|---|---|---|

@@ -14,13 +14,13 @@
 # ---
 
 # %% [markdown]
-# # Data that accounts for every row, packs without leaks and holds out what copying needs
+# # Data: every row is accounted for, packing leaks nothing, test values are held out
 #
 # **Question.** What does the model read, what was dropped and why, and is a test value ever seen in training?
 #
-# **Result.** Every row is kept, skipped by a rule, or lost for a declared reason, and more than 5 % lost raises an
-# error. Packing fills over 98 % of the positions, and a packed conversation gets the logits that it gets alone. 0 of
-# the held-out splits' values occur in the training problems; other data of a recipe may contain some.
+# **Result.** Every row is kept, skipped by a rule, or lost for a declared reason; more than 5 % lost is an
+# error. Packing fills over 98 % of the positions, and a packed conversation gets the same logits as alone. None
+# (0) of the held-out values occurs in the training problems; other data of a recipe may contain some.
 #
 # | also measured | |
 # |---|---|

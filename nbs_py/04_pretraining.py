@@ -14,15 +14,16 @@
 # ---
 
 # %% [markdown]
-# # Pretraining is compression: unseen Python in less than two bits a byte
+# # Pretraining: unseen Python in less than two bits a byte
 #
 # **Question.** What does a small model learn from a million tokens of Python, in a unit that models
 # with other tokenizers share, and what did it cost?
 #
-# **Result.** After a fraction of one pass over the corpus, the model needs less than 2 bits for a byte of Python files
-# that it never saw: fewer than zlib needs for the same bytes, although zlib reads whole files and the model a window
-# of a few hundred bytes. The loss per token of an equally good model depends on its tokenizer; bits per byte do not. The figures of
-# the run are in the first table.
+# **Result.** After a fraction of one pass over the corpus, the model needs less than 2 bits for a byte of
+# Python files that it never saw. zlib needs more for the same bytes, although it reads whole files and the
+# model a window of a few hundred bytes. The figures of the run are in the first table.
+#
+# **Also.** The loss per token of an equally good model depends on its tokenizer; bits per byte do not.
 #
 # **Runs/needs.** Recipe nano's `pretrain` (frozen rows; `source="nano"` reads the run that `make lab` made on this
 # machine). Seconds on one core.

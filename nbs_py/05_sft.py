@@ -14,16 +14,15 @@
 # ---
 
 # %% [markdown]
-# # Fine-tuning learns what the assistant wrote; the mask hides the rest from the loss, not from the model
+# # Fine-tuning: the mask hides tokens from the loss, not from the model
 #
 # **Question.** Which tokens does fine-tuning learn from, how do they set the mix of domains, and what does the
 # model do during training when code or a tool is requested?
 #
-# **Result.** Only the assistant's tokens carry loss, a minority. Summed by hand over them, one conversation at a time,
-# the loss equals the library's over packed rows. The mask hides the other tokens as targets, not as inputs: a large
-# part of the gradient at the inputs flows through them. In the run the held-out loss of calls falls. At the end the
-# model calls a requested tool that is offered (32 of 32) and makes no call without tools (0 of 32). The worst cell is a
-# tool requested where only others are offered: 25 of 32 answers decline.
+# **Result.** Only the assistant's tokens carry loss, a minority; summed by hand over them, the loss equals the
+# library's over packed rows. The model still reads the other tokens: a large part of the gradient at the inputs
+# flows through them. After this run it calls a requested tool that is offered (32 of 32), makes no call without
+# tools (0 of 32), and declines in 25 of 32 answers where the requested tool is not in the list.
 #
 # **Runs/needs.** Recipe nano's `sft` (frozen rows; `source="nano"` reads the run that `make lab` made on this
 # machine). A model of toy size is trained here for seconds on one core.

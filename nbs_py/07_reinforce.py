@@ -14,15 +14,18 @@
 # ---
 
 # %% [markdown]
-# # REINFORCE moves the tokens on which a group's rewards differ and the policy is unsure
+# # REINFORCE: which tokens its gradient reaches, and what shows it during a run
 #
 # **Question.** A reward is one number for a whole completion. Which tokens does its gradient reach, and which
 # metrics show during a run that it does?
 #
-# **Result.** The prompt gets no gradient, and neither does a group whose rewards are all equal. In a correct call of a toy policy, the half of the
-# tokens that it is sure of gets 2 % of the gradient; the loss by hand equals the library's. In the real run half of the groups have a gradient, yet
-# RL does not improve answers to the same held-out problems: exact match 0.87, then 0.84, one seed. SFT had taught this already. The learning rate
-# matters more than group size and temperature, and the share of groups with variance is no guide to any of them.
+# **Result.** The prompt gets no gradient, and neither does a group whose rewards are all equal; in a correct
+# call of a toy policy, the half of the tokens that it is sure of gets 2 % of the gradient. In the real run half
+# of the groups have a gradient, yet answers to held-out problems do not improve: exact match 0.87, then 0.84,
+# one seed. SFT had taught this already.
+#
+# **Also.** The learning rate matters more than group size and temperature, and the share of groups with
+# variance is no guide to any of them. The loss by hand equals the library's.
 #
 # **Runs/needs.** Recipe nano's `diagnose` and `rl` (frozen rows; `source="nano"` reads the runs that `make lab` made on
 # this machine); committed rows of 33 short runs at several rates. A model of toy size is trained here for some seconds on one core. The same loop in 40 lines, while

@@ -14,15 +14,15 @@
 # ---
 
 # %% [markdown]
-# # Paired problem by problem, an interval tells a gain from luck: here RL gains nothing
+# # Did RL help? Paired problem by problem, the interval says no
 #
 # **Question.** Is the model after RL better than the one after SFT on requests that neither has seen, by
 # how much, and at what price?
 #
-# **Result.** No gain is resolved. On test, pass@1 at temperature 1 changes by -0.003 [-0.023, 0.017] and pass@4 by -0.020
-# [-0.044, 0.000], problem by problem, and greedy answers over all seeds gain nothing either (last figure). Pairing by
-# problem narrows the interval to a third. Treating completions as independent is wrong and too narrow: 0.048 in place of
-# 0.082.
+# **Result.** No gain is resolved: on test, pass@1 at temperature 1 changes by -0.003 [-0.023, 0.017] and pass@4
+# by -0.020 [-0.044, 0.000], and greedy answers over all seeds gain nothing either (last figure). Pairing by
+# problem narrows the interval to a third. Treating completions as independent gives an interval of 0.048; the
+# right width is 0.082.
 #
 # **Runs/needs.** Recipe nano's `choose` and `evaluate` (frozen rows; `source="nano"` reads the runs that `make lab`
 # made on this machine), and the committed rows of recipe nano's report. Seconds on one core.

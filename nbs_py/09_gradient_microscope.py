@@ -14,16 +14,15 @@
 # ---
 
 # %% [markdown]
-# # GRPO's gradient is biased, and only k1 in the reward has the gradient of the KL divergence
+# # GRPO's gradient is biased, and of six KL terms only k1 in the reward has the right gradient
 #
 # **Question.** REINFORCE, GRPO, Dr. GRPO, DAPO, GSPO, PPO, expert iteration: which of them follow the
 # gradient of the expected reward, how noisy are they, and what does a KL term do in the loss or in the
 # reward? Usually the true gradient is unknown. Here it is known.
 #
-# **Result.** No baseline, leave-one-out, and PPO with exact values are unbiased. GRPO divides by length and by the
-# group's standard deviation, which turns the mean gradient (cosine 0.91). More rollouts do not remove this bias.
-# In a single group of eight, noise costs more than bias: cosine 0.79 without bias, 0.77 with it. Of six ways
-# to add a KL term, only k1 in the reward has the right gradient.
+# **Result.** No baseline, leave-one-out, and PPO with exact values are unbiased. GRPO divides by length and by
+# the group's standard deviation, which turns the mean gradient (cosine 0.91), and more rollouts do not remove
+# this bias. In a single group of eight, noise costs more than bias: cosine 0.79 without bias, 0.77 with it.
 #
 # | cosine to the true gradient | exact mean | one group |
 # |---|---|---|

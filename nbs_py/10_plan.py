@@ -14,14 +14,14 @@
 # ---
 
 # %% [markdown]
-# # Activations, not weights, decide whether 8b fits; recomputing them saves 53 of 85 GiB
+# # Plan a run before you rent a GPU: activations decide whether 8b fits
 #
 # **Question.** What will a run need, before a GPU is rented: does it fit, how long does it take, what does it
 # cost, and which setting helps most?
 #
-# **Result.** The published 8b pretraining, planned in seconds without a GPU, fits on eight A800, and the planned hours
-# are within a tenth of the published ones. Without recomputation it needs 84.8 of 79.2 GiB; most of that is
-# activations, which more GPUs do not divide. Two shallow models predict the deep one to the byte.
+# **Result.** The published 8b pretraining, planned in seconds without a GPU, fits on eight A800, and the
+# planned hours are within a tenth of the published ones. Without recomputation it needs 84.8 of 79.2 GiB,
+# mostly activations, which more GPUs do not divide. Two shallow models predict the deep one to the byte.
 #
 # | the published run, eight A800 | planned | published |
 # |---|---|---|

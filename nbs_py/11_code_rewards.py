@@ -14,14 +14,14 @@
 # ---
 
 # %% [markdown]
-# # A program that is rewarded for passing tests must not share an interpreter with them
+# # Do not run a program in the interpreter that tests and rewards it
 #
 # **Question.** Code rewards run what a policy wrote. What can a program do to be rewarded without solving
 # anything, which executors accept it, what stops it, and what is a partly correct program worth?
 #
-# **Result.** 21 programs solve nothing. At least one of four naive executors rewards each, and the best still
-# rewards 8. The sandbox rewards none of them, and stops every attack on the machine that we tried. No executor can
-# tell a program that exploits weak *tests* from a correct one.
+# **Result.** 21 programs solve nothing; each is rewarded by at least one of four naive executors, and the best
+# still rewards 8. The sandbox rewards none of them, and stops every attack on the machine that we tried. No
+# executor can tell a program that exploits weak *tests* from a correct one.
 #
 # | also measured | |
 # |---|---|

@@ -14,16 +14,19 @@
 # ---
 
 # %% [markdown]
-# # RL on MBPP had nothing to reward, and a KL term that moved the policy without one
+# # Why RL on MBPP failed: no reward, and a KL term that drifted
 #
 # **Question.** An 8B model was trained by GRPO on MBPP for 415 steps and 16.7 hours. Its reward was 0.000 at
 # every printed step. Why, why did nothing report it, and what moved the policy?
 #
-# **Result.** A small SFT model also solves none of 64 MBPP problems in eight attempts each. With a binary reward no
-# group has a gradient, and `diagnose` reports DEAD before the first step. The KL term moved the policy: without any
-# reward, k1 in the loss drifts, while k2 and k3 in the loss and k1 in the reward change no weight. (The 8B was not run
-# again.) On the same problems SmolLM2, a pretrained base, writes Python in half of its answers and after SFT on calls in most; then 24 of 512 are correct, and `diagnose` reports
-# LIVE with tiers, WEAK by pass@1 (RL on it is in [notebook 35](35_what_a_pretrained_base_buys.ipynb)).
+# **Result.** A small SFT model also solves none of 64 MBPP problems in eight attempts each, so with a binary
+# reward no group has a gradient; `diagnose` reports DEAD before the first step. The KL term moved the policy:
+# without any reward, k1 in the loss drifts, while k2 and k3 in the loss and k1 in the reward change no weight.
+# The 8B was not run again.
+#
+# **Also.** SmolLM2, a pretrained base, writes Python on the same problems in half of its answers, and after SFT
+# on calls in most. Then 24 of 512 are correct, and `diagnose` reports LIVE with tiers, WEAK by pass@1 (RL on it
+# is in [notebook 35](35_what_a_pretrained_base_buys.ipynb)).
 #
 # | | measured here |
 # |---|---|

@@ -20,9 +20,10 @@
 # RL with the same rewards works, how much does it add on unseen problems, and what does each KL estimator do
 # to such a policy?
 #
-# **Result.** On our own small problems, which the SFT model partly solves, GRPO raises pass@1 on unseen problems in each of three seeds:
-# by 0.063 [0.031, 0.096], paired, over seeds and problems. pass@8 does not rise, and families that SFT never saw gain nothing. At three
-# times the learning rate the policy collapses: each KL term keeps it nearer to the base, none prevents the collapse.
+# **Result.** On our own small problems, which the SFT model partly solves, GRPO raises pass@1 on unseen
+# problems in each of three seeds: by 0.063 [0.031, 0.096], paired, over seeds and problems. pass@8 does not
+# rise, and families that SFT never saw gain nothing. At three times the learning rate the policy collapses;
+# each KL term keeps it nearer to the base, none prevents it.
 #
 # | n=8, temperature 1, 95 % intervals | before | after, three seeds | paired, all seeds |
 # |---|---|---|---|

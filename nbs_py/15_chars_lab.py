@@ -14,14 +14,14 @@
 # ---
 
 # %% [markdown]
-# # As pretraining, GRPO and PPO learn to be confident, not to predict
+# # GRPO and PPO as pretraining: they learn to be confident, not to predict
 #
 # **Question.** A reward of +1 for each correct next character is as dense as a reward can be. Can GRPO or PPO
 # pretrain on it, compared with supervised learning and masked denoising at equal tokens?
 #
-# **Result.** No. Supervised learning ends at 1.7 nats per held-out character; GRPO and PPO fed by the text end above 6,
-# worse than a uniform guess. They become confident of the likeliest character, so that at 0.98 of the positions all
-# samples of a group agree and nothing corrects them.
+# **Result.** Supervised learning ends at 1.7 nats per held-out character; GRPO and PPO fed by the text end
+# above 6, worse than a uniform guess. They become confident of the likeliest character. At 0.98 of the
+# positions all samples of a group then agree, and nothing corrects them.
 #
 # | equal tokens, means over two seeds | nats per held-out character | samples correct |
 # |---|---|---|

@@ -14,24 +14,24 @@
 # ---
 
 # %% [markdown]
-# # All six preference losses lower the rejected text; not all raise the chosen one
+# # All six preference losses lower the rejected text; only some raise the chosen one
 #
 # **Question.** DPO, IPO, KTO, CPO, ORPO and SimPO train on the same pairs. What does each do to the
 # log-probability of the chosen and of the rejected text, and does the policy improve?
 #
-# **Result.** Every loss lowers the rejected texts, most without limit, and widens the margin; the chosen texts rise under
-# an SFT term or a loss per text, and fall under SimPO. Yet policies that moved away from the chosen texts earn more reward
-# (IPO 0.51) than those that copied them (CPO and ORPO 0.25). Neither margin nor chosen log-probability shows how good a
-# policy is.
+# **Result.** Every loss lowers the rejected texts, most without limit, and widens the margin; the chosen texts
+# rise under an SFT term or a loss per text, and fall under SimPO. Policies that moved away from the chosen
+# texts earn more reward (IPO 0.51) than those that copied them (CPO and ORPO 0.25). So neither margin nor
+# chosen log-probability shows how good a policy is.
 #
 # | after 300 steps | chosen texts, nats (start -2.1) | rejected texts, nats (start -2.8) | reward |
 # |---|---|---|---|
 # | DPO | rise, then back to -2.1 | -29 | 0.40 |
-# | IPO | | near -8: its margin has reached its target | 0.51 |
-# | KTO | -1.5 | -31 | |
+# | IPO | fall to -2.2 | near -8: its margin has reached its target | 0.51 |
+# | KTO | -1.5 | -31 | 0.28 |
 # | CPO | -1.4 | -26 | 0.25 |
-# | ORPO | -1.4 | | 0.25 |
-# | SimPO | -4.2 | | 0.43 |
+# | ORPO | -1.4 | -13 | 0.25 |
+# | SimPO | -4.2 | -15 | 0.43 |
 #
 # The text chosen most often, `a`, loses to `ab`; only losses of differences see that.
 #

@@ -14,14 +14,13 @@
 # ---
 
 # %% [markdown]
-# # The algorithms differ in twelve functions: write them yourself
+# # Write twelve loss functions yourself
 #
 # **Question.** Policy gradients, GRPO, PPO, DPO and its relatives fill papers. How much of each is formula?
 #
-# **Result.** Twelve functions of one to seven lines. Each cell below has a function without a body; the cell
-# below compares your function with the library, values and gradients on six random cases, and reports the
-# first difference. As committed all twelve are empty, and the notebook still runs. The solutions are in
-# notebook 18.
+# **Result.** The algorithms differ in twelve functions of one to seven lines. Each cell below has a function
+# without a body; the cell after it compares your function with the library, values and gradients on six random
+# cases, and reports the first difference. As committed all twelve are empty; the solutions are in notebook 18.
 #
 # **Runs/needs.** No runs and no data. Seconds on one core.
 #

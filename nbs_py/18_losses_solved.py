@@ -14,12 +14,12 @@
 # ---
 
 # %% [markdown]
-# # The algorithms differ in twelve functions: the solutions
+# # Twelve loss functions: the solutions
 #
 # **Question.** Policy gradients, GRPO, PPO, DPO and its relatives fill papers. How much of each is formula?
 #
-# **Result.** Twelve functions of one to seven lines. Each is compared with the library, values and gradients on six
-# random cases, and all twelve agree. Notebook 17 has the same cells without the bodies: try there first.
+# **Result.** Twelve functions of one to seven lines. Each is compared with the library, values and gradients on
+# six random cases, and all twelve agree. Notebook 17 has the same cells without the bodies: try there first.
 #
 # **Runs/needs.** No runs and no data. Seconds on one core.
 #

@@ -14,14 +14,16 @@
 # ---
 
 # %% [markdown]
-# # Sampling costs one token at a time: a cache, written by hand, makes it affordable
+# # Sampling: a key-value cache, written by hand, makes it affordable
 #
 # **Question.** What does it take to sample an answer token by token, what does a key-value cache save and
 # cost, and how do temperature, top-k and top-p change what is sampled?
 #
-# **Result.** A cache of twelve lines gives the same outputs as the whole text. For 64 new tokens after a prompt
-# of 192, the model runs 255 tokens instead of 14,304, or 1 in 56. At 8B the cache costs 640 KiB of memory per
-# token. A group of eight answers runs its prompt once instead of eight times.
+# **Result.** A cache of twelve lines gives the same outputs as running the whole text again. For 64 new tokens
+# after a prompt of 192, the model runs 255 tokens instead of 14,304, or 1 in 56. At 8B the cache costs 640 KiB
+# of memory per token.
+#
+# **Also.** A group of eight answers runs its prompt once instead of eight times.
 #
 # **Runs/needs.** No runs and no data; seconds on one core.
 #

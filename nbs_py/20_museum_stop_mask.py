@@ -14,15 +14,15 @@
 # ---
 
 # %% [markdown]
-# # Museum: a loss mask that treated the end tag as a set of tokens trained three tokens of every call
+# # Museum: a wrong loss mask trained three tokens of every call
 #
 # **Question.** In the original, RL on function calls stayed within a point of its start and was reported as
 # saturated. Which tokens did its gradient reach?
 #
-# **Result.** Three of the 37 tokens of a call: `<`, `function` and `call`. Where all answers of a group begin alike, as
-# calls do, their advantages cancel there and no gradient is left. With the correct mask one step separates good from bad
-# answers by nearly a nat per unit of advantage, almost all because bad answers become less likely; with the broken
-# mask, by nothing.
+# **Result.** Only `<`, `function` and `call` received a gradient, three of the 37 tokens of a call; where all
+# answers of a group begin alike, as calls do, even that cancels. With the correct mask one step separates good
+# from bad answers by nearly a nat per unit of advantage, almost all because bad answers become less likely.
+# With the broken mask it separates them by nothing.
 #
 # | one step's rollouts: 48 answers to 6 requests | |
 # |---|---|

@@ -14,15 +14,17 @@
 # ---
 
 # %% [markdown]
-# # Museum: a sampler that stopped at pieces of its end tag cut the programs that it evaluated
+# # Museum: a sampler that stopped at pieces of its end tag cut correct programs
 #
 # **Question.** After four tokens the original ended an answer at the first token that is a piece of
 # `<|end|>`: a bare `<`, `|`, `end` or `>`. Its pass@k and its "1.75 % parseable" come from these cut answers. What is left of correct programs?
 #
-# **Result.** Of 300 correct programs in a code fence, 3.7 % are cut inside the program and no longer pass. Without a
-# fence a literal reader parses only 1 %, because a bare `<` of the end tag stays behind the program. Our sampler keeps
-# all of them, and our reader drops the `<`. So a low share of parseable programs says little about a model sampled this
-# way. How many of the original's answers had a fence is not published.
+# **Result.** Of 300 correct programs in a code fence, 3.7 % are cut inside the program and no longer pass.
+# Without a fence a literal reader parses only 1 %, because a bare `<` of the end tag stays behind the program.
+# Our sampler keeps all of them, and our reader drops the `<`.
+#
+# **Also.** So a low share of parseable programs says little about a model sampled this way. How many of the
+# original's answers had a fence is not published.
 #
 # **Runs/needs.** The sandbox (Linux on x86-64). A model of toy size is trained here for seconds.
 #

@@ -14,15 +14,15 @@
 # ---
 
 # %% [markdown]
-# # Museum: without float32 masters a small learning rate changes almost no weight
+# # Museum: in bfloat16 alone, a small learning rate changes almost no weight
 #
 # **Question.** The original kept its weights in bfloat16 only, and fine-tuned at learning rates down to 5e-7.
 # A bfloat16 has 8 bits of mantissa: an update smaller than half of its last bit rounds to nothing. How much
 # of an update is applied, and does it matter for learning?
 #
-# **Result.** A hundred steps of 5e-7 in one direction move a weight 1 % of the way, and never a norm gain. A toy model
-# that is fine-tuned in bfloat16 alone keeps 23 % of the improvement that float32 masters bring. `weights_changed_bf16`
-# reports it during the run.
+# **Result.** A hundred steps of 5e-7 in one direction move a weight 1 % of the way, and never a norm gain. A
+# toy model that is fine-tuned in bfloat16 alone keeps 23 % of the improvement that float32 masters bring. The
+# metric `weights_changed_bf16` reports it during the run.
 #
 # | | bfloat16 only | float32 masters |
 # |---|---|---|

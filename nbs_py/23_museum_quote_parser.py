@@ -14,15 +14,16 @@
 # ---
 
 # %% [markdown]
-# # Museum: a parser that swapped quotes dropped the data that it could not read, and scored the rest
+# # Museum: a parser that swapped quotes lost every call with arguments
 #
 # **Question.** glaive's rows write a call's arguments as JSON in single quotes: `"arguments": '{"location":
 # "Paris"}'`. When that was not JSON, the original's reward replaced every `'` by `"` and tried again. What
 # does this do to the reward, and to the set of problems built with the same parser?
 #
-# **Result.** Of 600 correct calls in the format of the data, the swapping parser reads only the 60 without arguments:
-# they are the RL set built with it. A policy that never writes an argument scores 1.00 on that set and 0.10 on all rows.
-# The reference-solution check and the ledger of the data reader both raise, with the reason.
+# **Result.** Of 600 correct calls in the format of the data, the swapping parser reads only the 60 without
+# arguments; the RL set built with it holds nothing else. A policy that never writes an argument scores 1.00 on
+# that set and 0.10 on all rows. Here both the check of reference solutions and the ledger of the data reader
+# raise, with the reason.
 #
 # | | |
 # |---|---|

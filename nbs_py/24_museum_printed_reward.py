@@ -14,14 +14,14 @@
 # ---
 
 # %% [markdown]
-# # Museum: a reward that was read from the program's own output could be printed
+# # Museum: a program could print its own reward
 #
 # **Question.** The original ran a program and its tests in one script and read the reward from the last line
 # `REWARD x` on its stdout. What earns that reward, what does it reject, and what would RL have learned?
 #
-# **Result.** Five programs that solve nothing each earn the full reward, and a correct program earns 0 as soon as a test
-# has two lines. In a group of eight answers, 71 % of the positive advantage then goes to forging. The sandbox rewards
-# only the correct ones and gives a reason for each of the others.
+# **Result.** Five programs that solve nothing each earn the full reward, and a correct program earns 0 as soon
+# as a test has two lines. In a group of eight answers, 71 % of the positive advantage then goes to forging. The
+# sandbox rewards only the correct ones and gives a reason for each of the others.
 #
 # **Runs/needs.** Linux on x86-64 with Landlock. Even with the defect on, programs run inside
 # the sandbox's isolation: they forge the verdict and cannot harm the machine.

@@ -20,9 +20,9 @@
 # its checkpoints were ranked on MBPP test. What does such a score look like, and how does it differ from a
 # real one?
 #
-# **Result.** It looks like a skill. Two models have equal size, training and amount of data. The one trained on
-# solutions of the 24 test problems solves them, the other none. On fresh problems of the same kind both solve
-# none. The contamination check finds all problems in the first one's rows and none in the other's.
+# **Result.** Two models have equal size, training and amount of data; the one trained on solutions of the 24
+# test problems solves them, the other none. On fresh problems of the same kind both solve none. The
+# contamination check finds all problems in the first one's rows and none in the other's.
 #
 # | | |
 # |---|---|

@@ -14,15 +14,15 @@
 # ---
 
 # %% [markdown]
-# # Museum: with no reward at all, a KL penalty in the loss still moved the policy
+# # Museum: with no reward at all, a KL term in the loss moved the policy
 #
 # **Question.** The original's first RL run had reward 0 at every printed one of its 415 steps, and after 16.7 hours its
 # policy was 1.5 nats per token away from its start. Its loss held two terms: the policy gradient, which is 0
 # if all rewards are equal, and the penalty `logprob - ref_logprob`, known as k1, which is meant to *hold* the
 # policy. What moved it?
 #
-# **Result.** The penalty itself. At the reference its gradient is zero on average; one group's gradient is noise,
-# which Adam scales to full steps. Without any reward the policy drifts 0.08 nats per token in 40 steps; with the
+# **Result.** At the reference the gradient of k1 is zero on average, but one group's gradient is noise, which
+# Adam scales to full steps. Without any reward the policy drifts 0.08 nats per token in 40 steps; with the
 # correct code no bit of any weight changes. `diagnose` says DEAD before the first step, and the sentinel ends
 # such a run at step 20.
 #

@@ -14,15 +14,16 @@
 # ---
 
 # %% [markdown]
-# # Museum: a resume that could not load its checkpoint started from scratch and went on
+# # Museum: a resume that could not load its checkpoint started from scratch
 #
 # **Question.** In the original, `--resume` caught any error in loading, printed a warning, and began again
 # with new weights. Checkpoints were written in place, so that a kill during a write left one that could not
 # be loaded. What does this cost, and what happens here?
 #
-# **Result.** A run is killed at step 20 of 30, its newest checkpoint damaged. With the defect, a resume computes all steps
-# again, and the run directory does not show it. Without it, the resume raises an error that names the file. Continued from
-# the previous checkpoint, the run equals an uninterrupted one bitwise.
+# **Result.** A run is killed at step 20 of 30 and its newest checkpoint damaged; with the defect, a resume
+# computes all steps again, and the run directory does not show it. Without the defect, the resume raises an
+# error that names the file. Continued from the previous checkpoint, the run equals an uninterrupted one bit by
+# bit.
 #
 # | | defect | without |
 # |---|---|---|

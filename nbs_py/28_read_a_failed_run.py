@@ -14,13 +14,14 @@
 # ---
 
 # %% [markdown]
-# # Four runs that failed, and the one number that gives each away
+# # Four runs that failed, and the metric that shows each cause
 #
 # **Question.** Four RL runs end with a policy that cannot do its task. Which instrument names the cause of
 # each?
 #
-# **Result.** Not the loss: its size stays below 0.15 in all five runs. Four rules name the four causes and pass the
-# healthy run, for each of five seeds. Exact match ends above 0.5 in the healthy run, and below 0.3 in the others.
+# **Result.** The loss shows nothing: its size stays below 0.15 in all five runs. Four rules on other metrics
+# name the four causes and pass the healthy run, for each of five seeds. Exact match ends above 0.5 in the
+# healthy run, and below 0.3 in the others.
 #
 # **Runs/needs.** No runs and no data: five toy runs in a temporary folder, about 20 seconds of one core. Claims are
 # bands over five seeds.

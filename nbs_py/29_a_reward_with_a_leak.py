@@ -19,9 +19,9 @@
 # **Question.** The reward looks for the correct call *in* the answer, instead of comparing the answer with it. Does a
 # small policy find the difference, and what shows it?
 #
-# **Result.** Yes. After 60 updates the leaky reward pays 0.85 of the answers to held-out requests, and 0.01 of them are
-# correct; with the leak closed, the same policy ends at 0.93 correct. Reference solutions do not show the leak, and the
-# red-team check names it before the first update.
+# **Result.** After 60 updates the leaky reward pays 0.85 of the answers to held-out requests, and 0.01 of them
+# are correct. With the leak closed, the same policy ends at 0.93 correct. Reference solutions do not show the
+# leak; the red-team check names it before the first update.
 #
 # **Runs/needs.** No runs and no data: one SFT of a model with two layers and two RL runs of it, about 40 seconds of one
 # core. Claims are bands over five seeds.

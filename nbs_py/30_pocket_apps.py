@@ -14,15 +14,15 @@
 # ---
 
 # %% [markdown]
-# # Pocket apps: the reward depends on the changed state, never on what was said
+# # Pocket apps: the reward depends on what changed, not on what the model said
 #
 # **Question.** A model that calls tools works in a world that keeps state, over several turns. What does one
 # episode look like, turn by turn and token by token, what is rewarded, and can the reward be earned without
 # doing the task?
 #
-# **Result.** Scripted experts solve all problems of five levels. None of six ways to score without doing the task ever
-# succeeds. An unrequested change is named and more than halves the reward. The mask covers exactly the policy's tokens.
-# REINFORCE raises the success of a small model on unseen requests in each of three seeds,
+# **Result.** Scripted experts solve all problems of five levels, and none of six ways to score without doing
+# the task ever succeeds. The mask covers exactly the policy's tokens; an unrequested change is named and more
+# than halves the reward. REINFORCE raises a small model's success on unseen requests in each of three seeds,
 # from 0.357 by 0.090 [0.058, 0.123], paired, over seeds and problems.
 #
 # | | |

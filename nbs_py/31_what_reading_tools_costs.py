@@ -14,16 +14,20 @@
 # ---
 
 # %% [markdown]
-# # What reading a list of tools costs a small model, ingredient by ingredient
+# # What it takes to teach a small model to read a list of tools
 #
 # **Question.** A prompt lists tools that training may never have shown. The model has to pick one by its description, or decline where none
 # fits. Which ingredients of its training teach that, and what does each take away?
 #
-# **Result.** *More steps* helped most: calls of known tools rise by 29 points, declining by 42. Only *rarer words* in names raise tools of
-# domains never trained, by 14 points; half of the requests for these are declined under every training. *Seven times the compute* consolidates
-# what the data show (known tools 0.86 to 0.99, declined 0.76 to 0.98), without a resolved gain on unseen tools (0.11, 0.18).
-# *Everyday wordings*, with the three data changes after them, bring new words for known tools from 0.45 to 0.68; declining falls from 0.98 to 0.87. *Spelling* lets words of one token
-# be copied: 70 of 100 in place of 18. *A larger teacher* in place of labels (on-policy distillation from mini) changes nothing that three seeds resolve.
+# **Result.** *More steps* help most: calls of known tools rise by 29 points and declining by 42. Only *rarer
+# words* in names raise tools of domains never trained, by 14 points; half of the requests for these are
+# declined under every training. *Seven times the compute* strengthens what the data show (known tools 0.86 to
+# 0.99, declined 0.76 to 0.98), without a resolved gain on unseen tools (0.11, 0.18).
+#
+# **Also.** *Everyday wordings*, with the three data changes after them, bring new words for known tools from
+# 0.45 to 0.68; declining falls from 0.98 to 0.87. *Spelling* lets words of one token be copied: 70 of 100 in
+# place of 18. *A larger teacher* in place of labels (on-policy distillation from mini) changes nothing that
+# three seeds resolve.
 #
 # **Runs/needs.** Committed rows of trainings of recipes `nano` and `mini` (`reports/frozen`: `reading_*.jsonl`, `sizes`, `everyday`), one seed each
 # unless the text says otherwise, and the model that comes with the package. Nothing is trained. Half a minute on one core.

@@ -14,14 +14,15 @@
 # ---
 
 # %% [markdown]
-# # Your own tools: forty rows teach a small model to call functions that it has never seen
+# # Your own tools: forty rows teach a small model to call functions it has never seen
 #
 # **Question.** You have three Python functions and a few dozen conversations in OpenAI's format. What does it take
 # to make a model call these functions, how do you measure it with your own reward, and what is still missing?
 #
-# **Result.** After 50 steps on 49 rows (41 of them for training), the model chooses the right function for 12 of 15 unseen
-# wordings instead of none, and makes 9 calls exactly. Its errors are values, such as another lamp. Token masks fix none of these calls,
-# since a wrong room is valid too. It still declines 5 of 6 requests that no function fits; with half as many such rows, 2.
+# **Result.** After 50 steps on 49 rows (41 of them for training), the model chooses the right function for 12
+# of 15 unseen wordings instead of none, and makes 9 calls exactly. Its errors are values, such as another lamp;
+# constrained decoding fixes none of them, since a wrong room is valid too. It still declines 5 of 6 requests
+# that no function fits; with half as many such rows, 2.
 #
 # **Runs/needs.** The model that comes with the package (`released/nano`, 2.6 M parameters); about a minute on one
 # core. The same steps as commands: [the first hour](../docs/first-hour.md).

@@ -14,14 +14,14 @@
 # ---
 
 # %% [markdown]
-# # LoRA on an imported model: what is trained, what stays, and five identities to check
+# # LoRA on an imported model: what is trained and what stays, checked by five identities
 #
 # **Question.** A model comes from Hugging Face. Which of its weights does LoRA train, does the merged model compute
 # the same function, and does it go back out unchanged?
 #
-# **Result.** Adapters of rank 8 beside queries, keys, values and outputs are 2.6 % of the weights; all others are
-# frozen, and 16 of 20 tensors of the merged model are bitwise those of the import. Import, merging, PEFT's files and
-# the way back out change no logit by more than $10^{-4}$.
+# **Result.** Adapters of rank 8 beside queries, keys, values and outputs are 2.6 % of the weights; all others
+# are frozen, and 16 of 20 tensors of the merged model are bit for bit those of the import. Import, merging,
+# PEFT's files and the export change no logit by more than $10^{-4}$.
 #
 # On real weights, SmolLM2's, adapters are as good as all weights for the same minutes: 0.70 and 0.74 of the requests for unseen tools are right, where
 # nano has 0.09 ([notebook 35](35_what_a_pretrained_base_buys.ipynb) has the whole comparison).

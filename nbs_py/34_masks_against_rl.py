@@ -14,14 +14,15 @@
 # ---
 
 # %% [markdown]
-# # Masks that allow only valid calls gain more than RL does, and need no training
+# # Constrained decoding gains more than RL, and needs no training
 #
 # **Question.** RL on the reward staircase pays for readable calls of offered functions. A grammar enforces both during
 # sampling, without training. How much does each gain, and does RL still gain under the grammar?
 #
-# **Result.** Masks raise greedy answers for unseen tools by 12 points and for renamed ones by 10, where RL has no resolved
-# gain. At $T = 1$ they gain more than RL on every kind of request; with masks RL has one resolved gain, of 4 points. Masks
-# cannot add knowledge: greedy answers for known tools and declining hardly move.
+# **Result.** Masks that allow only valid calls raise greedy answers for unseen tools by 12 points and for
+# renamed ones by 10, where RL has no resolved gain. At $T = 1$ they gain more than RL on every kind of request;
+# with masks RL has one resolved gain, of 4 points. Masks cannot add knowledge: greedy answers for known tools
+# and declining hardly move.
 #
 # **Runs/needs.** Committed rows of three seeds of recipe `nano` as it was with separate drills (`reports/frozen/constrained.jsonl`), made by `codechat evaluate --ckpt
 # nano/sft nano/rl@best --split test test_hard --limit 250 --n 2 --ks 1 2 --temperatures 0 --constrain true --task funcall

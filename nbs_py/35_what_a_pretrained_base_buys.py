@@ -14,16 +14,20 @@
 # ---
 
 # %% [markdown]
-# # What a pretrained base buys: unseen tools, everyday words, and restraint, in one SFT
+# # What a pretrained base buys: unseen tools, everyday words and declining, after one SFT
 #
 # **Question.** nano (2.6 M parameters) and mini (8.7 M) learn everything from our own rows. SmolLM2-135M-Instruct has read two trillion tokens and
 # never calls a tool. After SFT on the same conversations and some real calls, what can it do that they cannot?
 #
-# **Result.** It calls tools that no training showed: 0.72 of the requests, where nano has 0.09 and mini 0.19. It gets 46 of 60 requests in
-# everyday words right (nano 12, mini 28), declines 14 of 20 that no tool serves (nano 13, mini 14), and all 19 of its programs parse, but one passes.
-# Known tools, chains and answers without tools are at 0.89 to 1.00. The same rows in four shorter stages, with less than half the tokens and a fault in the real rows,
-# gave 0.93 for known tools, 0.66 in new words, and 37 of 60. RL then raises small programs that SFT solved now and then from 0.250 to 0.530, and those of families that no training had
-# from 0.226 to 0.339, against SFT that goes on for the same minutes; it adds nothing on tools, sums and everyday programs.
+# **Result.** It calls tools that no training showed: 0.72 of the requests, where nano has 0.09 and mini 0.19.
+# It gets 46 of 60 requests in everyday words right (nano 12, mini 28) and declines 14 of 20 that no tool serves
+# (nano 13, mini 14); all 19 of its programs parse, but one passes. RL then raises small programs that SFT
+# solved now and then from 0.250 to 0.530, and those of families that no training had from 0.226 to 0.339,
+# against SFT that goes on for the same minutes; it adds nothing on tools, sums and everyday programs.
+#
+# **Also.** Known tools, chains and answers without tools are at 0.89 to 1.00. The same rows in four shorter
+# stages, with less than half the tokens and a fault in the real rows, gave 0.93 for known tools, 0.66 in new
+# words, and 37 of 60.
 #
 # **Runs/needs.** Committed rows of evaluations on the same requests (`reports/frozen/pretrained*.jsonl`, `reports/natural`): greedy answers, one
 # training each. Nothing is trained or downloaded. A few seconds.

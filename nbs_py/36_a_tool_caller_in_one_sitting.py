@@ -14,13 +14,15 @@
 # ---
 
 # %% [markdown]
-# # One sitting with a pretrained model: 24 steps of SFT teach it to call, and to call for everything
+# # 24 steps of SFT teach a pretrained model to call functions, even where none fits
 #
 # **Question.** SmolLM2-135M-Instruct never calls a tool. What do a few minutes of SFT and of RL on a laptop's CPU change, on the same 120 requests?
 #
-# **Result.** As it comes it calls nothing: 0 of 60 requests right, and all 20 that no tool serves are declined. After 24 steps of SFT (98,304 tokens) it gets 15 of 60 right, calls for 15 of the 20 that no tool
-# serves, and for every program it is asked for. Six steps of RL move refusals from 5 to 8 of 20 and leave the 15. More of the same SFT is what helps:
-# [notebook 35](35_what_a_pretrained_base_buys.ipynb).
+# **Result.** Untuned it calls nothing: 0 of 60 requests are right, and all 20 that no tool serves are declined.
+# After 24 steps of SFT (98,304 tokens) it gets 15 of 60 right, but calls for 15 of the 20 that no tool serves,
+# and for every program it is asked for. Six steps of RL move refusals from 5 to 8 of 20 and leave the 15.
+#
+# **Also.** More of the same SFT is what helps: [notebook 35](35_what_a_pretrained_base_buys.ipynb).
 #
 # **Runs/needs.** The rows of one sitting are committed (`reports/frozen/one_sitting.jsonl`): the notebook shows them in seconds and downloads nothing. `live = True` does it again
 # with the commands below, in folder `runs/sitting`: 98 MB to download, about an hour of one core without bfloat16.

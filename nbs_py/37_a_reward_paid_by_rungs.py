@@ -14,15 +14,19 @@
 # ---
 
 # %% [markdown]
-# # Nine minutes of a GPU: sums are learned by SFT, and a reward paid by rungs unlearns programs
+# # SFT learned sums; tiered rewards made the model forget programs
 #
 # **Question.** SmolLM2-135M solves no problem of GSM8K and few of MBPP. What do SFT and then GRPO change in some minutes of one H100, compared with
 # greedy decoding and with SFT that goes on?
 #
-# **Result.** SFT on GSM8K's worked solutions brings 117 of 1,319 test problems (none before). Then 42 and 41 steps of GRPO, two seeds, add nothing greedily: 116 and 121. At temperature 1
-# the first seed gains 0.031 [0.014, 0.048] and the second 0.013 [-0.003, 0.028]: greedy decoding had that already. SFT that goes on overfits: 92. On MBPP the tiered reward more than doubles
-# in 148 steps, while greedily solved problems fall from 29 to 1 and 3 of 257: the policy returns what one of the shown tests expects. RL says so since, here at steps 120 and 100.
-# Paid for right or wrong only, 21 and 14 steps leave 28 and 29.
+# **Result.** SFT on GSM8K's worked solutions brings 117 of 1,319 test problems (none before), and 42 and 41
+# steps of GRPO, two seeds, add nothing greedily: 116 and 121. On MBPP the tiered reward more than doubles in
+# 148 steps, while greedily solved problems fall from 29 to 1 and 3 of 257: the policy returns what one of the
+# shown tests expects. Paid for right or wrong only, 21 and 14 steps leave 28 and 29.
+#
+# **Also.** On GSM8K at temperature 1 the first seed gains 0.031 [0.014, 0.048] and the second 0.013 [-0.003,
+# 0.028]: greedy decoding had that already. SFT that goes on overfits: 92. RL on the tiered reward now warns of
+# such a collapse, here at steps 120 and 100.
 #
 # **Runs/needs.** Committed rows (`reports/frozen/sums_and_programs`) of trainings that shared one H100, five at a time, in float32 weights and bfloat16 products. Nothing is
 # trained here. A few seconds.

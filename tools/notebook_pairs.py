@@ -35,7 +35,7 @@ from codechat_lab.reports.notebooks import NotebookError, code_cells, is_templat
 
 MAX_BYTES = 300_000
 # of the first cell, its table included
-RESULT = re.compile(r"\*\*Result\.\*\*(.*?)(?=\n\n\*\*|\Z)", re.S)
+RESULT = re.compile(r"\*\*Result\.\*\*(.*?)(?=\n\n\*\*(?!Also\.)|\Z)", re.S)
 NUMBER = re.compile(r"(?<![\w.])([-+\u2212]?)(\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?) ?(%?)")
 LINKS = re.compile(r"\n+(Previous|Next): \[[^\n]*\.ipynb\)$")
 
