@@ -30,7 +30,7 @@ from codechat.tasks.base import warn_of_shortcuts
 if TYPE_CHECKING:  # the help of the command loads no torch
     from torch import Tensor, nn
 
-Verdict = Literal["SATURATED", "DEAD", "WEAK", "LIVE"]
+Verdict = Literal["SATURATED", "DEAD", "WEAK", "PARTIAL", "LIVE"]
 
 REFERENCE_SOLUTIONS = 256  # of training problems, which must score the maximum first
 SATURATED_ABOVE = 0.85  # share of correct completions
@@ -75,7 +75,7 @@ class Diagnosis:
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
     """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED if over 85 % of
     completions are correct; else DEAD if under 5 % of groups have variance, WEAK under 25 %,
-    LIVE. ConfigError for too few groups."""
+    PARTIAL if no completion is correct, LIVE. ConfigError for too few groups."""
     n_groups, group_size = rewards.shape
     if n_groups < min_groups or group_size < 2:
         raise ConfigError(
@@ -85,6 +85,8 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
     n_live = n_groups - n_equal
     exact_match = float(correct.double().mean())
     verdict = verdict_of(exact_match, n_live / n_groups, DEAD_BELOW, WEAK_BELOW)
+    if verdict == "LIVE" and not correct.any():
+        verdict = "PARTIAL"
     counts = correct.sum(dim=1).tolist()
     rewards = rewards.double()
     return Diagnosis(

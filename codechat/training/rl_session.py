@@ -90,7 +90,7 @@ def check_signal(
 ) -> None:
     """Before the first step: the task's reference solutions earn the full reward, the reward of
     a user's task keeps its contract, and the diagnosis is not DEAD, unless --allow-dead; else
-    RunError. Skipped if --diagnose-groups is 0 or the run is resumed. A collective."""
+    RunError. Says so where no sample is right. Skipped if --diagnose-groups is 0 or the run is resumed. A collective."""
     if not cfg.diagnose_groups or cfg.resume:
         return
     tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
@@ -99,19 +99,21 @@ def check_signal(
     batch = sampler(
         0, cfg.diagnose_groups, seed=cfg.seed + 1, group_size=max(8, cfg.group_size // 2)
     )
+    signal = diagnose.judge(
+        batch.rewards, batch.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS)
+    )
     if not cfg.allow_dead:
-        dead = _why_dead(cfg, batch)
+        dead = _why_dead(cfg, batch, signal)
         if dead:
             raise RunError(
                 f"diagnose says DEAD on {cfg.task}: {dead}; --allow-dead trains all the same"
             )
+    if signal.verdict == "PARTIAL" and dist.is_main():
+        print(f"diagnose says PARTIAL on {cfg.task}: {signal.remedy}")
 
 
-def _why_dead(cfg: RLSettings, batch: RolloutBatch) -> str:
+def _why_dead(cfg: RLSettings, batch: RolloutBatch, signal: diagnose.Diagnosis) -> str:
     """Why these rollouts teach nothing, and what to do; empty if they teach something."""
-    signal = diagnose.judge(
-        batch.rewards, batch.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS)
-    )
     if signal.verdict == "DEAD":
         groups = f"{signal.effective_groups} of {signal.n_groups} groups have any variance"
         return f"{groups}, mean reward {signal.reward_mean:.3f}; {signal.remedy}"

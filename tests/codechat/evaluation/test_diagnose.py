@@ -22,10 +22,20 @@ from codechat.tasks.toy import ToyTask
 def test_the_verdict_follows_the_share_of_groups_with_variance(varying: int, verdict: str) -> None:
     rewards = torch.full((100, 4), 0.3)
     rewards[:varying, 0] = 0.55
-    judged = diagnose.judge(rewards, torch.zeros(100, 4, dtype=torch.bool))
+    correct = torch.zeros(100, 4, dtype=torch.bool)
+    correct[0, 0] = True
+    judged = diagnose.judge(rewards, correct)
     assert (judged.verdict, judged.effective_groups) == (verdict, varying)
     assert judged.remedy
     assert judged.frac_zero_std_groups == 1 - varying / 100
+
+
+def test_variance_without_a_correct_completion_is_partial_credit_only() -> None:
+    rewards = torch.full((100, 4), 0.3)
+    rewards[:25, 0] = 0.55
+    judged = diagnose.judge(rewards, torch.zeros(100, 4, dtype=torch.bool))
+    assert judged.verdict == "PARTIAL"
+    assert "no sample is right" in judged.remedy
 
 
 def test_more_than_85_percent_of_correct_completions_are_saturated() -> None:
@@ -77,17 +87,17 @@ def test_the_command_prints_the_verdict_and_keeps_a_row(
     run = Run.open("look")
     assert all(
         part in out
-        for part in ("256 of 256", "pass@1 = ", "pass@8 = ", "n=8, N=64", "of 64 groups", "LIVE")
+        for part in ("256 of 256", "pass@1 = ", "pass@8 = ", "n=8, N=64", "of 64 groups", "PARTIAL")
     )
     row = run.evals().iloc[0]
     assert (row["verdict"], row["n_problems"], row["n_samples"], row["gold_passed"]) == (
-        "LIVE",
+        "PARTIAL",
         64,
         8,
         256,
     )
     assert sum(row[f"tier/{t}"] for t in ToyTask.tiers) == pytest.approx(1)
-    assert run.status["summary"]["verdict"] == "LIVE"
+    assert run.status["summary"]["verdict"] == "PARTIAL"
     assert run.samples()
     monkeypatch.setattr(ToyTask, "gold", lambda self, problem: "?")  # ends before a run is made
     with pytest.raises(DataError, match="toy"):

@@ -26,7 +26,7 @@ def test_both_verdicts_stand_beside_each_other() -> None:
     ]
     result = results.TaskResult(task, problems, rows * 70, 4, 1.0, (1, 4))
     row = pass_rates.verdicts(result, pass_rates.PasskConfig(task="micro", ckpt=("x",)))
-    assert (row["verdict"], row["reward_verdict"]) == ("DEAD", "LIVE")
+    assert (row["verdict"], row["reward_verdict"]) == ("DEAD", "PARTIAL")
     assert row["parseable_frac"] == 0.75
     assert row["runnable_frac"] == 0.25
     bounds = {

@@ -354,6 +354,21 @@ def test_steps_that_learn_nothing_are_reported_and_end_the_run(
     assert cause in said[0]
 
 
+def test_rl_says_before_the_first_step_that_no_sample_is_right(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = toy.ToyTask.score
+
+    def score(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score:
+        if text == self.gold(problem):
+            return real(self, problem, text)
+        return varied_but_wrong(self, problem, text)
+
+    monkeypatch.setattr(toy.ToyTask, "score", score)
+    train(small("grpo", home, diagnose_groups=8, max_steps=1, eval_every=0, save_every=0))
+    assert "diagnose says PARTIAL on toy: live on partial credit only" in capsys.readouterr().out
+
+
 def test_everything_cut_off_under_mask_truncated_is_refused_before_the_first_step(
     home: Path,
 ) -> None:
