@@ -4,7 +4,7 @@ benchmark are refused first."""
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +168,10 @@ def conversation_rows(
     ledger: Ledger,
     tools_style: str = "compact",
     domain: str = "",
+    tools: Sequence[Row] = (),
 ) -> Iterator[Row]:
-    """Conversations of rows in any form of `chat_formats`, each once.
+    """Conversations of rows in any form of `chat_formats`, each once. tools: schemas for rows
+    that offer none.
 
     Their domain is `domain`, or what the row names, or else "calls" if tools are offered or
     called, "code" if the answer is Python, "chat" if it is prose."""
@@ -186,7 +188,8 @@ def conversation_rows(
             ledger.skip("label_false")
             continue
         try:
-            converted = conversation_row(row, f"{origin}, row {number}", tools_style, domain)
+            where = f"{origin}, row {number}"
+            converted = conversation_row(row, where, tools_style, domain, tools)
         except Malformed as error:  # one such row must not end the reading of a set
             ledger.lose(error.reason, str(error))
             continue
@@ -210,10 +213,17 @@ def conversation_row(
     where: str = "row",
     tools_style: str = "compact",
     domain: str = "",
+    tools: Sequence[Row] = (),
 ) -> Row | str:
     """A conversation, with domain "other" for code that is not Python; or the reason why it
-    cannot be taught."""
+    cannot be taught. tools: schemas to offer if the row offers none."""
     messages = chat_formats.messages_of(row, where, tools_style)
+    if tools and not isinstance(messages, str) and not _offers_tools(messages):
+        given = [tool["name"] for tool in tools]
+        for name in called_names(messages):
+            if name not in given:
+                return f"function_not_offered ({name})"
+        messages = chat_formats.messages_of(row | {"tools": list(tools)}, where, tools_style)
     if isinstance(messages, str):
         return messages
     answers = [m for m in messages if m["role"] == "assistant"]
@@ -252,6 +262,27 @@ def domain_of(answer: str) -> str:
     if _OTHER_CODE.search(code) or "```" in answer:
         return "other"
     return "chat"
+
+
+def called_names(messages: list[Row]) -> list[str]:
+    """Names of the functions that the assistant calls."""
+    names = []
+    for message in messages:
+        if message["role"] == "assistant":
+            names += [str(call.name) for call in chat.parse_calls(message["content"])]
+    return names
+
+
+def warn_of_calls_without_tools(rows: Sequence[Row], origin: str, remedy: str) -> None:
+    """A line on stderr if converted rows call functions and offer none."""
+    bare = 0
+    for row in rows:
+        if not row["meta"]["tools_present"]:
+            bare += _has_tools(row["messages"])
+    if bare:
+        count = f"{origin}: {bare} of {len(rows)} rows call functions and offer none"
+        why = "a model trained on calls without a list of tools calls whatever it is asked"
+        print(f"{count}; {why}; {remedy}", file=sys.stderr)
 
 
 def _offers_tools(messages: list[Row]) -> bool:

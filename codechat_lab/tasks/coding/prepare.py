@@ -339,10 +339,11 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         raw = sources.rows_of(origin, cfg.columns)
         ledger = Ledger(Path(origin).name, cfg.max_lost)
         ledgers.append(ledger)
-        yield from islice(
-            public_rows.conversation_rows(raw, ledger.source, ledger, cfg.tools_style),
-            cfg.max_examples,
-        )
+        rows = public_rows.conversation_rows(raw, ledger.source, ledger, cfg.tools_style)
+        found = list(islice(rows, cfg.max_examples))
+        remedy = "give these rows their tools, or prepare them with codechat data calls --executors FILE.py"
+        public_rows.warn_of_calls_without_tools(found, ledger.source, remedy)
+        yield from found
 
 
 def short_rows() -> Iterator[Row]:

@@ -19,7 +19,7 @@ from codechat.data import public_rows, sources, splits
 from codechat.data.sources import Ledger
 from codechat.data.splits import SPLITS
 from codechat.tasks.base import row_of
-from codechat.text import chat, tool_lists
+from codechat.text import chat, tool_functions, tool_lists
 from codechat_lab.data import synthetic
 from codechat_lab.tasks.preparation import ColumnsConfig, prepare
 from codechat_lab.tasks.toolbox import dialogues, mixes, problems
@@ -47,6 +47,10 @@ class CallsConfig(ColumnsConfig):
     )
     domain: str = opt(
         "calls", "domain of a source's conversations; only calls has problems and probes"
+    )
+    executors: Path | None = opt(
+        None,
+        "Python file whose functions a source's rows offer if they offer none (see examples/my_tools.py)",
     )
     max_examples: int | None = opt(
         None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0
@@ -90,6 +94,10 @@ class CallsConfig(ColumnsConfig):
             raise ConfigError(
                 "tools_style json is for the rows of a --source; "
                 "the embedded toolbox has the other two"
+            )
+        if self.executors and self.source == "embedded":
+            raise ConfigError(
+                "executors is for the rows of a --source; the embedded toolbox has its own functions"
             )
         if self.domain != "calls" and self.source == "embedded":
             raise ConfigError(
@@ -300,8 +308,13 @@ def _source_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row
     ledger = Ledger(origin, cfg.max_lost)
     ledgers.append(ledger)
     raw = sources.rows_of(source, cfg.columns)
-    rows = public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, cfg.domain)
+    tools: list[tool_functions.Schema] = []
+    if cfg.executors:
+        tools = [one.schema for one in tool_functions.load_executors(cfg.executors).values()]
+    rows = public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, cfg.domain, tools)
     found = list(islice(rows, cfg.max_examples))
+    remedy = "give these rows their tools, or those of a file: --executors FILE.py"
+    public_rows.warn_of_calls_without_tools(found, origin, remedy)
     found += _twins(found, cfg)
     by_split = splits.spread(found, public_rows.split_key)
     files = {f"{cfg.domain}.{split}": rows for split, rows in by_split.items()}

@@ -175,6 +175,46 @@ def test_rows_are_the_same_where_all_columns_are():
     assert len(list(public_rows.conversation_rows(rows, "x", Ledger("x")))) == 2
 
 
+CALLS_BARE = {
+    "messages": [
+        {"role": "user", "content": "Rain in Oslo?"},
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": "a", "function": {"name": "rain", "arguments": {"city": "Oslo"}}}
+            ],
+        },
+    ]
+}
+RAIN = {
+    "name": "rain",
+    "description": "Rain of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
+def test_rows_that_call_and_offer_no_tools_are_counted_in_a_warning(capsys):
+    rows = list(public_rows.conversation_rows([CALLS_BARE, PLAIN], "x", Ledger("x")))
+    public_rows.warn_of_calls_without_tools(rows, "x", "add tools")
+    assert capsys.readouterr().err.startswith("x: 1 of 2 rows call functions and offer none;")
+    public_rows.warn_of_calls_without_tools(rows[1:], "x", "add tools")
+    assert capsys.readouterr().err == ""
+
+
+def test_rows_that_offer_no_tools_get_those_given():
+    row = public_rows.conversation_row(CALLS_BARE, "x", tools=[RAIN])
+    assert row["meta"]["tools_present"]
+    assert "Rain of a city." in row["messages"][0]["content"]
+    own = CALLS_BARE | {"tools": [RAIN | {"description": "Own."}]}
+    assert "Own." in public_rows.conversation_row(own, "x", tools=[RAIN])["messages"][0]["content"]
+
+
+def test_a_call_of_none_of_the_tools_given_loses_the_row():
+    other = RAIN | {"name": "wind"}
+    found = public_rows.conversation_row(CALLS_BARE, "x", tools=[other])
+    assert found == "function_not_offered (rain)"
+
+
 def test_columns_that_are_not_read_are_named(capsys):
     row = PLAIN | {"system": "a", "category": "sums"}
     list(public_rows.conversation_rows([row], "x", Ledger("x")))
