@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from codechat.runs.checkpoint import Checkpoint
     from codechat.runs.run import Run
 
-SMOLLM2 = "smollm2"  # what `codechat download` knows by this name
+PRETRAINED = ("smollm2", "qwen-coder")  # what `codechat download` knows by these names
 # the others fit every format
 FORMAT_OF_DTYPE = {
     "float16": "gguf",
@@ -187,9 +187,11 @@ def _write_adapter(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written
     from codechat.runs import checkpoint
 
     first = ckpt.meta["lineage"][0]
-    if (first["kind"], first.get("source")) != ("import", SMOLLM2):
+    pretrained = first.get("source")
+    if first["kind"] != "import" or pretrained not in PRETRAINED:
         raise ConfigError(
-            f"{ckpt.path} began as {first['run']}; --format adapter takes what began as {SMOLLM2}"
+            f"{ckpt.path} began as {first['run']}; "
+            f"--format adapter takes what began as {' or '.join(PRETRAINED)}"
         )
     base = checkpoint.load(first["run"], optimizer=False, mmap=True)
     if base.path.resolve().is_relative_to(cfg.out.resolve()):
@@ -205,7 +207,7 @@ def _write_adapter(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written
         about += f"; {share}, since {cfg.dtype} does not hold their numbers"
     path = _checkpoint_path(folder, ckpt, checkpoint.ADAPTER)
     size = hf_format.save(path, tensors, cfg.dtype, wider)
-    adapter = dict(base=SMOLLM2, rank=cfg.rank, lost=round(lost, 4), dtype=cfg.dtype)
+    adapter = dict(base=pretrained, rank=cfg.rank, lost=round(lost, 4), dtype=cfg.dtype)
     _describe_run(folder, ckpt, path, adapter)
     return Written(about, size)
 
@@ -319,12 +321,14 @@ def _chat_form(cfg: ImportConfig, tok: Tokenizer, exported: bool) -> ChatForm:
 
 class Source(NamedTuple):
     """What is read of weights trained elsewhere, before their run is made. config and weights
-    are None for a .pt file of the original system, whose shape is known only with the tags."""
+    are None for a .pt file of the original system, whose shape is known only with the tags.
+    sha256: of a GGUF file; an adapter belongs to these weights alone."""
 
     tokenizer: Tokenizer
     config: dict[str, Any] | None  # of a config.json
     weights: Iterable[tuple[str, Tensor]] | None
     note: str = ""
+    sha256: str = ""
 
 
 def _read_source(cfg: ImportConfig) -> Source:
@@ -344,7 +348,8 @@ def _read_source(cfg: ImportConfig) -> Source:
     if gguf:
         file = gguf_format.read(gguf)
         tok = tokenizer.load(cfg.tokenizer) if cfg.tokenizer else tokenizer.from_dict(file.saved)
-        return Source(tok, file.about, file.weights, file.note)
+        sha256 = file_record(gguf)["sha256"]
+        return Source(tok, file.about, file.weights, file.note, sha256)
     if not source.is_dir():
         return Source(tokenizer.load(cfg.tokenizer or "gpt2"), None, None)
     config = read_json(source / "config.json")
@@ -386,6 +391,8 @@ def import_model(cfg: ImportConfig) -> Run:
     chat.stop_sequences(tok, form.tags)
     model, step = _read_model(read, tok, form.tags, cfg.source)
     origin = dict(run=cfg.run_name, kind="import", source=cfg.source.resolve().name)
+    if read.sha256:
+        origin["sha256"] = read.sha256
     if form.tools_style != "compact":
         origin["tools_style"] = form.tools_style
     meta = dict(tokenizer=tok.to_dict(), tags=form.tags, lineage=[origin])

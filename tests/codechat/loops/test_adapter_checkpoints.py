@@ -51,6 +51,7 @@ def test_a_checkpoint_holds_adapters_and_names_its_base(tuned: Run) -> None:
         "checkpoint": "base@7",
         "fingerprint": checkpoint.fingerprint(checkpoint.read_meta("base")),
         "scale": 8.0,
+        "sha256": "",
     }
     whole = paths.find_checkpoint("base") / "model.pt"
     assert (folder / "adapter.safetensors").stat().st_size < whole.stat().st_size / 4

