@@ -14,22 +14,26 @@ tuple is a list; lists match in order; in an object each key lists its own accep
 an omission may be written as "" for a string and [] for a list. Several calls match in any
 order.
 
-As gorilla's ast_checker (BFCL v4, Python), except: calls are matched exactly, not greedily; a
-bool is no number inside objects either; strings in nested lists are compared like others. Java
-and JavaScript are left out."""
+Arguments of Java and JavaScript are texts, which `literals` reads first.
+
+As gorilla's ast_checker (BFCL v4), except: calls are matched exactly, not greedily; a bool is no
+number inside objects and lists either; strings in nested lists are compared like others.
+`tools/bfcl_agreement.py` counts the differences."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from codechat_lab.tasks.bfcl.literals import PYTHON, value_of
+
 Row = dict[str, Any]
-# name -> {"properties", "required"} of the functions on offer
+# name -> {"properties", "required", "language"} of the functions on offer
 Tools = Mapping[str, Mapping[str, Any]]
 # An acceptable value of an argument: it may be omitted.
 ABSENT = ""
 # From worst to best.
 FAULTS = ("wrong_name", "missing_argument", "unexpected_argument", "wrong_type", "wrong_value")
-# The leaderboard's names of types, and JSON schema's.
+# The leaderboard's names of types in its three languages, and JSON schema's.
 KINDS: dict[str, type] = {
     "string": str,
     "any": str,
@@ -41,6 +45,17 @@ KINDS: dict[str, type] = {
     "tuple": list,
     "dict": dict,
     "object": dict,
+    "String": str,
+    "char": str,
+    "byte": int,
+    "short": int,
+    "long": int,
+    "Bigint": int,
+    "double": float,
+    "Boolean": bool,
+    "Array": list,
+    "ArrayList": list,
+    "HashMap": dict,
 }
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 
@@ -84,18 +99,23 @@ def _match(
     return False
 
 
-def fault_of_call(name: str, arguments: Row, answer: Row, tools: Tools) -> str | None:
+def fault_of_call(name: str, arguments: Row, answer: Mapping[str, Any], tools: Tools) -> str | None:
     """The first fault of a call, or None where it matches the answer."""
     if name != answer["name"]:
         return "wrong_name"
     tool = tools.get(name, {})
     ways_of = answer["arguments"]
     properties = tool.get("properties") or {}
+    language = tool.get("language", PYTHON)
     if any(key not in arguments for key in tool.get("required") or ()):
         return "missing_argument"
     for key, value in arguments.items():
         if key not in properties or key not in ways_of:
             return "unexpected_argument"
+        if language != PYTHON:
+            if not isinstance(value, str):
+                return "wrong_type"
+            value = value_of(value, properties[key], language)
         fault = fault_of_value(value, ways_of[key], properties[key])
         if fault:
             return fault

@@ -31,10 +31,19 @@ from codechat.runs import paths
 from codechat.tasks.base import BaseTask, Message, Problem, Score
 from codechat.text import chat
 from codechat.text.python_source import parsed
-from codechat_lab.tasks.bfcl.matching import ABSENT, FAULTS, fault_of_calls
+from codechat_lab.tasks.bfcl import literals
+from codechat_lab.tasks.bfcl.matching import ABSENT, FAULTS, fault_of_call, fault_of_calls
 
 Row = dict[str, Any]
-NON_LIVE = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevance")
+NON_LIVE = (
+    "simple",
+    "simple_java",
+    "simple_javascript",
+    "multiple",
+    "parallel",
+    "parallel_multiple",
+    "irrelevance",
+)
 LIVE = (
     "live_simple",
     "live_multiple",
@@ -95,11 +104,7 @@ class BfclTask(BaseTask):
         ]
 
     def score(self, problem: Problem, completion: str) -> Score:
-        calls = (
-            chat.parse_calls(completion)
-            if chat.CALL_TAG in completion
-            else _python_calls(completion.strip())
-        )
+        calls = calls_of(completion)
         tier = tier_of(calls, problem.gold)
         parts = {"calls": len(calls), "form": calls[0].form if calls else None}
         return Score(float(tier == "full"), tier, parts, tier == "full")
@@ -111,7 +116,10 @@ class BfclTask(BaseTask):
             return NO_CALL
         if gold["expect"] == "any":
             return chat.format_call(next(iter(gold["tools"])), {})
-        return "\n".join(_call(answer, gold["tools"][answer["name"]]) for answer in gold["answers"])
+        return "\n".join(
+            chat.format_call(answer["name"], _due(answer, gold["tools"][answer["name"]]))
+            for answer in gold["answers"]
+        )
 
 
 def tier_of(calls: Sequence[chat.Call], gold: Mapping[str, Any]) -> str:
@@ -130,14 +138,20 @@ def tier_of(calls: Sequence[chat.Call], gold: Mapping[str, Any]) -> str:
     return fault_of_calls(read, gold["answers"], gold["tools"]) or "full"
 
 
-def _call(answer: Mapping[str, Any], tool: Mapping[str, Any]) -> str:
-    """The call with the first acceptable value of every argument that is due."""
+def _due(answer: Mapping[str, Any], tool: Mapping[str, Any]) -> Row:
+    """The first acceptable value of every argument that is due."""
     due = {
         key: _first(ways)
         for key, ways in answer["arguments"].items()
         if ABSENT not in ways or key in tool["required"]
     }
-    return chat.format_call(answer["name"], due)
+    language = tool["language"]
+    if language == literals.PYTHON:
+        return due
+    texts = {}
+    for key, value in due.items():
+        texts[key] = literals.written(value, tool["properties"][key], language)
+    return texts
 
 
 def _first(ways: Sequence[Any]) -> Any:
@@ -159,12 +173,19 @@ def _resolved(value: Any) -> Any:
     return resolved
 
 
+def calls_of(text: str) -> list[chat.Call]:
+    """The calls of a completion, in our form or in Python's."""
+    return chat.parse_calls(text) if chat.CALL_TAG in text else _python_calls(text.strip())
+
+
 def _python_calls(text: str) -> list[chat.Call]:
-    """Calls of a text that is a list of calls or one call with named arguments. Empty for
-    anything else, such as "Sorry (no tool)"."""
-    tree = parsed(text) if text.endswith((")", ")]")) and len(text) <= LONGEST else None
+    """Calls of a text that is a list of calls, in brackets or not, or one call with named
+    arguments. Empty for anything else, such as "Sorry (no tool)"."""
+    text = text.strip("'")
+    ends = (")", ")]", "),]", ")}")
+    tree = parsed(text) if text.endswith(ends) and len(text) <= LONGEST else None
     match tree.body if tree else []:
-        case [ast.Expr(ast.List(nodes))]:
+        case [ast.Expr(ast.List(nodes) | ast.Tuple(nodes) | ast.Set(nodes))]:
             calls = [node for node in nodes if isinstance(node, ast.Call)]
             return list(map(_python_call, calls)) if len(calls) == len(nodes) else []
         case [ast.Expr(ast.Call() as node)]:
@@ -291,14 +312,14 @@ def problem_of(row: Row) -> Problem | str:
     )
     if not readable or (expect == "calls") != bool(columns.answers):
         return "bad_row"
-    if any(_unsolvable(answer, columns.tools.get(answer["name"])) for answer in columns.answers):
-        return UNSOLVABLE
     gold = {
         "expect": expect,
         "answers": columns.answers,
         "tools": columns.tools,
         "listed": columns.listed,
     }
+    if any(_unsolvable(answer, columns.tools.get(answer["name"])) for answer in columns.answers):
+        return UNSOLVABLE
     return Problem(
         str(row["id"]),
         columns.messages,
@@ -316,9 +337,14 @@ def _read(row: Row) -> _Columns:
     while question and isinstance(question[0], list):  # of several turns, the first
         question = question[0]
     messages = [{"role": m["role"], "content": m["content"]} for m in question]
+    language = row["category"].removeprefix("simple_")
+    if language not in literals.NAMES:
+        language = literals.PYTHON
+    tools = {tool["name"]: _parameters(tool, language) for tool in functions}
+    if language != literals.PYTHON:
+        functions = [literals.as_texts(tool, language) for tool in functions]
     listed = schemas(functions)
     chat.tools_prompt(listed)  # raises where they cannot be listed
-    tools = {tool["name"]: _parameters(tool) for tool in functions}
     return _Columns(messages, listed, tools, [_answer(call) for call in truth])
 
 
@@ -327,9 +353,10 @@ def _value(column: Any) -> Any:
     return json.loads(column) if isinstance(column, str) else column
 
 
-def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(tool: Mapping[str, Any], language: str) -> dict[str, Any]:
     parameters = tool.get("parameters") or {}
     return {
+        "language": language,
         "properties": dict(parameters.get("properties") or {}),
         "required": list(parameters.get("required") or ()),
     }
@@ -352,7 +379,14 @@ def _unsolvable(answer: Mapping[str, Any], tool: Mapping[str, Any] | None) -> bo
     if tool is None or not set(tool["required"]) <= answer["arguments"].keys():
         return True
     known = tool["properties"]
-    return any(
+    if any(
         not ways or (key not in known and ABSENT not in ways)
         for key, ways in answer["arguments"].items()
+    ):
+        return True
+    # the rules for texts of Java and JavaScript cannot read every value
+    name = answer["name"]
+    return (
+        tool["language"] != literals.PYTHON
+        and fault_of_call(name, _due(answer, tool), answer, {name: tool}) is not None
     )

@@ -68,6 +68,20 @@ def test_table_of_verdicts() -> None:
     assert {tier for _, tier, *_ in TABLE} == set(TIERS)
 
 
+PUBLISHED = list(read_rows(Path(__file__).with_name("bfcl_published.jsonl")))
+
+
+@pytest.mark.parametrize("id", [row["id"] for row in PUBLISHED if "id" in row])
+def test_verdicts_are_those_of_the_published_checker_or_the_reason_is_known(id: str) -> None:
+    """`tools/bfcl_agreement.py --table` writes what the checker says."""
+    problem = bfcl.problem_of(next(row for row in PUBLISHED if row.get("id") == id))
+    for row in PUBLISHED:
+        if row.get("problem") == id:
+            score = TASK.score(problem, row["text"])
+            assert score.tier == row["ours"], row["text"]
+            assert score.correct == row["published"] or row["why"]
+
+
 def test_gold_answers_pass_in_both_written_forms() -> None:
     assert check_reference_solutions(TASK, PROBLEMS.values()).require().n == 29
     for problem in PROBLEMS.values():
@@ -202,7 +216,7 @@ def leaderboard(tmp_path: Path) -> Path:
     write(folder / "BFCL_v4_simple_python.json", [QUESTION])
     write(folder / "possible_answer" / "BFCL_v4_simple_python.json", [ANSWER])
     write(folder / "BFCL_v4_live_irrelevance.json", [IDLE])
-    write(folder / "BFCL_v4_simple_java.json", [{"id": "simple_java_0"}])
+    write(folder / "BFCL_v4_memory.json", [{"id": "memory_0"}])
     write(folder / "README.json", [{"about": "data"}])
     return folder
 
@@ -279,7 +293,63 @@ def test_real_problems_pass_the_reference_check_but_for_four_that_no_call_solves
     problems = task.problems("test")
     assert check_reference_solutions(task, problems).require().n == len(problems) == 3487
     assert dict(task.ledger.lost) == {bfcl.UNSOLVABLE: 4}
-    assert {p.meta["category"] for p in problems} == set(bfcl.CATEGORIES)
+    missing = set(bfcl.CATEGORIES) - {p.meta["category"] for p in problems}
+    assert missing == {"simple_java", "simple_javascript"}
+
+
+JAVA = {
+    "id": "simple_java_0",
+    "category": "simple_java",
+    "question": ASKED,
+    "functions": [
+        {
+            "name": "area",
+            "description": "Area of a triangle.",
+            "parameters": {
+                "type": "dict",
+                "properties": {
+                    "base": {"type": "long", "description": "The base."},
+                    "marks": {
+                        "type": "Array",
+                        "items": {"type": "String"},
+                        "description": "Its marks.",
+                    },
+                },
+                "required": ["base"],
+            },
+        }
+    ],
+    "ground_truth": [{"area": {"base": [10], "marks": ["", ["a"]]}}],
+}
+
+
+def test_functions_of_java_are_offered_with_texts_that_name_the_type() -> None:
+    problem = bfcl.problem_of(JAVA)
+    (tool,) = problem.gold["listed"]
+    assert "Java 8 SDK syntax" in tool["description"]
+    assert tool["parameters"]["properties"]["base"] == {
+        "type": "string",
+        "description": "The base. This is Java long type parameter in string representation.",
+    }
+    assert "elements are of type String" in json.dumps(tool["parameters"]["properties"]["marks"])
+
+
+def test_the_reference_solution_of_java_is_written_in_java() -> None:
+    problem = bfcl.problem_of(JAVA)
+    assert TASK.gold(problem) == call("area", base="10L")
+    assert TASK.score(problem, TASK.gold(problem)).correct
+
+
+def test_a_row_of_java_whose_answer_no_text_means_is_lost() -> None:
+    """The published rules read no number inside a list of texts."""
+    truth = [{"area": {"base": [10], "marks": [["a", 5]]}}]
+    assert bfcl.problem_of(JAVA | {"ground_truth": truth}) == bfcl.UNSOLVABLE
+
+
+def test_hostile_literals_take_no_long_time() -> None:
+    problem = bfcl.problem_of(JAVA)
+    for text in ("new String[]{" * 50_000, "new HashMap<" * 50_000, "{" * 200_000):
+        assert TASK.score(problem, call("area", base="10L", marks=text)).tier == "wrong_type"
 
 
 def test_the_command_gives_a_score_for_each_category(make_run: Any, capsys: Any) -> None:
