@@ -227,7 +227,8 @@ class Conversation:
         weight = model.wte.weight
         self.ids: list[int] = []
         self.reader = reader_of(model, graph=False)
-        self.cache = KVCache(model.cfg, 1, 0, weight.device, memory.cache_dtype(weight))
+        dtype = memory.cache_dtype(weight.device, compute_dtype(weight))
+        self.cache = KVCache(model.cfg, 1, 0, weight.device, dtype)
 
     def read(self, prompt: Sequence[int], room: int) -> tuple[KVCache, Tensor]:
         """The cache of a prompt with room for more tokens, and its last state (1, D)."""
@@ -288,13 +289,15 @@ def _steps(
 def prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     """Run each distinct beginning once, then the rest of each prompt: the cache of all rows
     with room for more tokens (0 = the caller keeps them elsewhere), and last states (B, D)."""
+    weight = model.wte.weight
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
     if len(set(heads)) == len(heads):  # nothing is shared
         heads = [tuple(p) for p in batch.prompts]
         if room:
-            return _prefill_distinct(model, heads, room, memory.cache_dtype(model.wte.weight))
+            dtype = memory.cache_dtype(weight.device, compute_dtype(weight))
+            return _prefill_distinct(model, heads, room, dtype)
     distinct = list(dict.fromkeys(heads))
-    cache, last = _prefill_distinct(model, distinct, 0, compute_dtype(model.wte.weight))
+    cache, last = _prefill_distinct(model, distinct, 0, compute_dtype(weight))
     index = {head: i for i, head in enumerate(distinct)}
     owner = torch.tensor([index[head] for head in heads], device=last.device)
     last = last[owner]

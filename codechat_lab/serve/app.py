@@ -173,7 +173,7 @@ def add_api(router: APIRouter, engine: Engine, served: ServedModel) -> None:
         "object": "model",
         "created": served.created,
         "owned_by": "codechat",
-        "max_model_len": served.loaded.model.cfg.block_size,
+        "max_model_len": served.max_context,
     }
 
     @router.get("/v1/models")
@@ -355,11 +355,11 @@ def add_page(router: APIRouter, served: ServedModel, own: OwnFunctions | None) -
         if unknown:
             raise ApiError(400, f"there is no function {unknown[0][:64]!r}", "tools")
         offered = [schemas[name] for name in names]
-        block = loaded.model.cfg.block_size
+        most = served.max_context
 
         def too_long(kept: list[protocol.Message]) -> bool:
-            return block - len(parsing.prompt_of(kept, offered, loaded)) < room_for_an_answer(
-                block, None
+            return most - len(parsing.prompt_of(kept, offered, loaded)) < room_for_an_answer(
+                most, None
             )
 
         dropped = len(messages) - len(drop_oldest(messages, lambda m: m.role, too_long))

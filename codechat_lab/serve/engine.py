@@ -23,11 +23,12 @@ from torch import Tensor
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import numerics
-from codechat.models import attention, config, draws, generate, loading
+from codechat.models import attention, draws, generate, loading
 from codechat.models.draws import Grammar, GrammarState
-from codechat.models.fast.device import on_cpu
+from codechat.models.fast import memory
 from codechat.models.fast.reader import reader_of
 from codechat.runs.checkpoint import fingerprint
+from codechat_lab.serve.slots import Room, SlotCache
 
 PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
 SCORED_TOKENS = 256  # of a prompt whose logits are in memory together
@@ -46,7 +47,8 @@ class Overloaded(RunError):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One completion. prompt + max_new_tokens may exceed the block: it then ends with "context"."""
+    """One completion. prompt + max_new_tokens may exceed `Room.max_context`: it then ends with
+    "context"."""
 
     prompt: Sequence[int]
     max_new_tokens: int
@@ -116,70 +118,23 @@ class Update:
     done: Future[None] = field(default_factory=Future)
 
 
-class SlotCache(attention.KVCache):
-    """Keys and values of rows that come and go, on a CPU in float32: each stores its next token
-    at its own length.
-
-    Rows in use fill slots 0 to B - 1, so that a step reads them without a copy; the last row
-    replaces one that leaves."""
-
-    def __init__(
-        self, cfg: config.GPTConfig, slots: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        super().__init__(
-            cfg, slots, cfg.block_size, device, torch.float32 if on_cpu(device) else dtype
-        )
-        self.tokens: list[int] = []  # of each row in use
-        # (B,) the same, while a step runs
-        self.columns = torch.zeros(0, dtype=torch.long, device=device)
-
-    def join(self, prefilled: attention.KVCache, row: int, length: int) -> None:
-        """Copy the first `length` tokens of a prefilled row into the next free slot."""
-        self.kv[:, :, len(self.tokens), :, :length] = prefilled.kv[:, :, row, :, :length]
-        self.tokens.append(length)
-
-    def leave(self, slot: int) -> None:
-        """Free a slot; the last row in use moves there."""
-        length = self.tokens.pop()
-        last = len(self.tokens)
-        if slot != last:
-            self.kv[:, :, slot, :, :length] = self.kv[:, :, last, :, :length]
-            self.tokens[slot] = length
-
-    def positions(self, new: int) -> Tensor:
-        """(B, 1) position that the next token of each row takes."""
-        self.columns = torch.tensor(self.tokens, device=self.kv.device)
-        return self.columns[:, None]
-
-    def mask(self, new: int) -> Tensor | None:
-        """bool (B, 1, 1, S): what the next token of each row may attend to; none = everything."""
-        if min(self.tokens) == max(self.tokens):
-            return None
-        return (torch.arange(max(self.tokens) + 1, device=self.kv.device) <= self.columns[:, None])[
-            :, None, None
-        ]
-
-    def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k and v (B, K, 1, E) of one token per row; return those of all tokens so far."""
-        kv = self.kv[layer, :, : len(k)]
-        rows = torch.arange(len(k), device=k.device)
-        for kept, new in zip(kv, (k, v)):
-            kept[rows, :, self.columns] = new[:, :, 0].to(kept.dtype)
-        return attention.keys_and_values(kv[..., : max(self.tokens) + 1, :], self.cfg)
-
-    def advance(self, new: int, n_new: Tensor | None = None) -> None:
-        self.tokens = [n + new for n in self.tokens]
-
-
 class Engine:
     """Samples tokens for up to `max_rows` requests while up to `max_waiting` more wait. Leaving
     the context ends all as "closed"."""
 
     def __init__(
-        self, loaded: loading.LoadedModel, *, max_rows: int = 16, max_waiting: int = 64
+        self,
+        loaded: loading.LoadedModel,
+        *,
+        max_rows: int = 16,
+        max_waiting: int = 64,
+        room: Room | None = None,
     ) -> None:
+        """room: none = for `max_rows` requests, each as long as the model's block."""
+        block = loaded.model.cfg.block_size
         self.model = loaded.model
-        self.max_rows = max_rows
+        self.room = room or Room(block, max_rows, max_rows * block)
+        self.max_rows = self.room.max_rows
         self.max_waiting = max_waiting
         self.version = fingerprint(loaded.meta)  # of the weights
         self.rows: list[Job] = []  # in the order of the cache
@@ -212,6 +167,11 @@ class Engine:
     ) -> list[Job]:
         """All of the requests or none. Overloaded where the queue has no room, RunError after
         the end."""
+        longest = max(len(request.prompt) for request in requests)
+        if longest > self.room.max_context:
+            raise ConfigError(
+                f"got a prompt of {longest} tokens; expected at most {self.room.max_context}"
+            )
         ids = [token for request in requests for token in request.prompt]
         if not 0 <= min(ids) <= max(ids) < self.model.cfg.n_ids:
             raise ConfigError(
@@ -254,9 +214,8 @@ class Engine:
                 torch.inference_mode(),
                 torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
             ):
-                self._cache = SlotCache(
-                    self.model.cfg, self.max_rows, device, numerics.compute_dtype(device)
-                )
+                dtype = memory.cache_dtype(device, numerics.compute_dtype(device))
+                self._cache = SlotCache(self.model.cfg, self.room, device, dtype)
                 while not self._closing:
                     # both keep casts and copies of the weights, which an update must not find
                     with numerics.autocast(device):
@@ -296,6 +255,7 @@ class Engine:
             self._prefill(joining)
             self._leave()
         if self.rows:
+            self._cache.make_room(len(self.rows), max(self._cache.tokens) + 1)
             ids = torch.tensor([job.ids[-1] for job in self.rows], device=self._cache.kv.device)
             # (B, D)
             self._draw(self.rows, self._reader.model.hidden(ids[:, None], cache=self._cache)[:, 0])
@@ -315,6 +275,7 @@ class Engine:
                 and not self._updates
                 and len(self.rows) < self.max_rows
                 and tokens < PREFILL_TOKENS
+                and self.room.takes([self._needs(job) for job in (*self.rows, self.waiting[0])])
             ):
                 self.rows.append(self.waiting.popleft())
                 tokens += len(self.rows[-1].request.prompt)
@@ -389,11 +350,14 @@ class Engine:
                 job.flushed = now
                 job.on_progress()
 
+    def _needs(self, job: Job) -> int:
+        """Tokens that the prompt and its completion may have."""
+        request = job.request
+        return min(len(request.prompt) + request.max_new_tokens, self.room.max_context)
+
     def _room(self, job: Job) -> int:
         """Tokens that the completion may still have."""
-        return min(
-            job.request.max_new_tokens, self.model.cfg.block_size - len(job.request.prompt)
-        ) - len(job.ids)
+        return self._needs(job) - len(job.request.prompt) - len(job.ids)
 
     def _leave(self) -> None:
         """Rows that ended leave; the last row takes the place of each."""

@@ -34,6 +34,7 @@ class ServedModel:
     loaded: loading.LoadedModel
     name: str
     created: int  # seconds since 1970
+    max_context: int  # longest prompt with its answer, tokens
     timeout_s: float = 120.0
     reload_from: Path | None = None  # directory from which weights may be loaded; none = never
     meaning: str = ""  # which of its run's checkpoints it is, in words
@@ -104,21 +105,21 @@ def parse_completion(body: CompletionRequest, served: ServedModel) -> Sampled:
 def request_of(
     body: Common, ids: list[int], served: ServedModel, detokenizer: Detokenizer
 ) -> Request:
-    """One completion of a prompt. ApiError where they do not fit the model's block."""
-    block = served.loaded.model.cfg.block_size
+    """One completion of a prompt. ApiError where they are too long together."""
+    most = served.max_context
     longest = 1 if body.longest is None else body.longest
-    if len(ids) + longest > block:
+    if len(ids) + longest > most:
         field = "messages" if isinstance(body, ChatRequest) else "prompt"
         message = (
             f"the prompt has {len(ids)} tokens and the answer may "
-            f"have {longest}; both must fit the model's {block}"
+            f"have {longest}; both must fit into {most}"
         )
         raise ApiError(
             400, message, "max_tokens" if body.longest else field, "context_length_exceeded"
         )
     return Request(
         prompt=ids,
-        max_new_tokens=block - len(ids) if body.longest is None else body.longest,
+        max_new_tokens=most - len(ids) if body.longest is None else body.longest,
         how=Truncation(
             temperature=1.0 if body.temperature is None else body.temperature,
             top_k=body.top_k if (body.top_k or 0) > 0 else None,

@@ -19,8 +19,9 @@ from typing import Any
 
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import read_key
-from codechat.distributed import hardware
+from codechat.distributed import hardware, numerics
 from codechat.models import loading
+from codechat.models.fast import memory
 from codechat.runs import paths
 from codechat_lab.serve.settings import LOCAL, ServeConfig
 
@@ -52,6 +53,7 @@ def serve(
     # these import torch, which --help does not need
     from codechat_lab.serve import terminal
     from codechat_lab.serve.engine import Engine
+    from codechat_lab.serve.slots import free_memory, room_in
 
     class Server(uvicorn.Server):
         async def startup(self, *args: Any, **kwargs: Any) -> None:
@@ -81,13 +83,30 @@ def serve(
         loaded = loading.load_model(path, hardware.device())
     run = paths.name_of(loaded.path.parent.parent)
     name = run if run.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or cfg.ckpt)
+    shape = loaded.model.cfg
+    device = hardware.device()
+    compute = numerics.compute_dtype(device)
+    room, about_room = room_in(
+        free_memory(device, shape, compute),
+        shape,
+        memory.cache_dtype(device, compute),
+        max_context=cfg.max_context,
+        max_rows=cfg.max_batch,
+    )
+    print(f"[{about_room}]", file=sys.stderr, flush=True)
     served = ServedModel(
-        loaded, cfg.name or name, int(time.time()), cfg.timeout_s, cfg.reload_from, meaning
+        loaded=loaded,
+        name=cfg.name or name,
+        created=int(time.time()),
+        max_context=room.max_context,
+        timeout_s=cfg.timeout_s,
+        reload_from=cfg.reload_from,
+        meaning=meaning,
     )
     # on loopback the server has its own names only, so that no web page's name can point here
     hosts = [f"[{host}]" if ":" in host else host for host in LOCAL] if cfg.host in LOCAL else ["*"]
     sys.setswitchinterval(SWITCH_S)
-    with Engine(loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue) as engine:
+    with Engine(loaded, max_waiting=cfg.max_queue, room=room) as engine:
         config = uvicorn.Config(
             build_app(engine, served, key, hosts, own),
             cfg.host,

@@ -89,6 +89,11 @@ class ServeConfig(Settings):
         None, "file whose first line clients must send as their API key; none = no key"
     )
     max_batch: int = opt(16, "completions sampled together", least=1)
+    max_context: int | None = opt(
+        None,
+        "longest prompt with its answer, tokens; none = what the model knows, or what memory holds",
+        least=1,
+    )
     max_queue: int = opt(
         64, "completions that may wait; more are rejected with status 429", least=1
     )

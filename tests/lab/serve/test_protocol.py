@@ -267,7 +267,7 @@ def test_a_model_that_declines_by_a_call_may_and_reads_it_again() -> None:
 def test_a_character_that_the_alphabet_lacks_is_an_error_of_the_request(tmp_path: Path) -> None:
     (tmp_path / "abc.txt").write_text("abc\n")
     letters = tokenizer.load(f"chars:{tmp_path / 'abc.txt'}")
-    served = parsing.ServedModel(LoadedModel(MODEL, letters, "text", {}, tmp_path), "m", 0)
+    served = parsing.ServedModel(LoadedModel(MODEL, letters, "text", {}, tmp_path), "m", 0, 2048)
     for prompt in ("a\0b", "z"):
         with pytest.raises(DataError):
             parsing.parse_completion(protocol.CompletionRequest(model="m", prompt=prompt), served)
