@@ -51,6 +51,13 @@ ENTRIES = (
         about="search what a checkpoint was trained on for the problems that it is evaluated on",
     ),
     Entry(
+        id="behaviour_probes",
+        kind="instrument",
+        module="codechat_lab.instruments.behaviour_probes",
+        function="read_probes",
+        about="does a model call a tool that is requested and present, and write code when asked to?",
+    ),
+    Entry(
         id="call_grammar",
         kind="instrument",
         module="codechat_lab.serve.call_grammar",

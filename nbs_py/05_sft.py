@@ -42,12 +42,12 @@ import torch
 from IPython.display import HTML
 
 from codechat.data import conversations
-from codechat.evaluation import behaviour_probes
 from codechat.evaluation.intervals import Interval, wilson_interval
 from codechat.models import optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.text import chat, tokenizer
+from codechat_lab.instruments import behaviour_probes
 from codechat_lab.instruments.loss_exercises import check_cases
 from codechat_lab.instruments.token_attribution import gradient_share, xray_mask, xray_values
 from codechat_lab.reports import plots, run_frames

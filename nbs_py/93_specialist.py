@@ -37,10 +37,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
 from codechat.evaluation.intervals import share_difference, wilson_interval
 from codechat.runs import checkpoint
 from codechat.runs.paths import ROOT
+from codechat_lab.instruments.behaviour_probes import CELLS, EXPECTED
 from codechat_lab.reports import articles, plots, run_frames
 from codechat_lab.reports.run_frames import in_points, with_settings
 from codechat_lab.reports.style import (

@@ -31,7 +31,6 @@ from codechat.core import config
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import DataError
 from codechat.distributed import hardware
-from codechat.evaluation.behaviour_probes import answers, behaviour, read_probes
 from codechat.evaluation.evaluate import label
 from codechat.evaluation.intervals import wilson_interval
 from codechat.evaluation.settings import SamplingSettings
@@ -39,6 +38,7 @@ from codechat.models import loading
 from codechat.runs.run import Run
 from codechat.tasks.base import Message, Problem
 from codechat.text import chat
+from codechat_lab.instruments.behaviour_probes import answers, behaviour, read_probes
 from codechat_lab.tasks.toolbox import catalogue, dialogues
 
 OUTCOMES = ("follows", "ignores", "other")
@@ -271,7 +271,8 @@ def run_swaps(cfg: SwapsConfig) -> Run:
     """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and
     a few pairs of answers as samples."""
     problems = tasks.load("funcall", source=cfg.data_dir).problems(cfg.split, seed=cfg.seed)
-    swaps = cases(problems, read_probes(cfg.data_dir, cfg.split, cfg.limit), cfg.limit, cfg.seed)
+    probes = read_probes(Path(cfg.data_dir) / f"probes.{cfg.split}.jsonl", cfg.limit)
+    swaps = cases(problems, probes.rows, cfg.limit, cfg.seed)
     models = [loading.load_model(ref, device=hardware.device()) for ref in cfg.ckpt]
     conversations = [m for case in swaps for m in (case.before, case.after)]
     how = dict(

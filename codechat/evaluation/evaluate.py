@@ -36,7 +36,7 @@ from codechat.core.atomic_files import append_rows
 from codechat.core.errors import ConfigError
 from codechat.data import conversations
 from codechat.distributed import dist, hardware
-from codechat.evaluation import behaviour_probes, held_out, loglik, results, scoring
+from codechat.evaluation import held_out, loglik, results, scoring
 from codechat.evaluation.endpoint import Endpoint
 from codechat.evaluation.settings import EvaluateConfig
 from codechat.models import loading
@@ -331,13 +331,10 @@ class _Evaluation:
         self, loaded: loading.LoadedModel, data_dir: str, split: str
     ) -> dict[str, float]:
         """The behaviour matrix, printed; none where the directory has no probes of this split."""
-        per_cell = self.cfg.probe_examples
-        if not per_cell or not (Path(data_dir) / f"probes.{split}.jsonl").exists():
+        probes = held_out.read_probes(data_dir, split, self.cfg.probe_examples)
+        if probes is None:
             return {}
-        probes = behaviour_probes.read_probes(data_dir, split, per_cell)
-        matrix = behaviour_probes.behaviour_matrix(
-            loaded.model, loaded.tokenizer, loaded.tags, probes, seed=self.cfg.seed
-        )
+        matrix = probes.measure(loaded.model, loaded.tokenizer, loaded.tags, seed=self.cfg.seed)
         _say(matrix)
         return matrix.metrics()
 

@@ -1,12 +1,48 @@
-"""Loss on held-out conversations."""
+"""What is measured on held-out data: the loss on conversations, and behaviour probes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
+from codechat.core import registry
 from codechat.data import conversations
 from codechat.distributed import dist, hardware, numerics
 from codechat.models import gpt
+from codechat.text.tokenizer import Tokenizer
+
+
+class Matrix(Protocol):
+    """Probes counted by what was requested and what the model did; `str` is a table."""
+
+    def metrics(self) -> dict[str, float]: ...
+
+
+class Probes(Protocol):
+    """Requests that are answered once each. The laboratory's instrument has them: which tags
+    and words count as a call, and as code, is no affair of a loop."""
+
+    @property
+    def hash(self) -> str: ...
+
+    def measure(
+        self, model: gpt.GPT, tokenizer: Tokenizer, tags: str, *, seed: int = 0
+    ) -> Matrix: ...
+
+
+def probes_file(directory: str | Path, split: str) -> Path:
+    return Path(directory) / f"probes.{split}.jsonl"
+
+
+def read_probes(directory: str | Path, split: str, per_cell: int) -> Probes | None:
+    """The first `per_cell` probes of each kind; None where the directory has none, or 0 are
+    wanted."""
+    path = probes_file(directory, split)
+    if not per_cell or not path.exists():
+        return None
+    read: Probes = registry.instrument("behaviour_probes", "set --probe-examples 0")(path, per_cell)
+    return read
 
 
 def held_out_losses(

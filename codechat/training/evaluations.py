@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from codechat import tasks
 from codechat.distributed import sharding
 from codechat.evaluation import scoring
-from codechat.evaluation.behaviour_probes import behaviour_matrix
+from codechat.evaluation.held_out import Probes
 from codechat.models.gpt import GPT
 from codechat.tasks.base import Problem, Task, hash_problems
 from codechat.text.tokenizer import Tokenizer
@@ -62,7 +62,7 @@ def evaluate_policy(
     tok: Tokenizer,
     task: Task,
     problems: Sequence[Problem],
-    probes: Sequence[Any] = (),
+    probes: Probes | None = None,
 ) -> dict[str, Any]:
     """A row of eval.jsonl: pass@k and tiers on validation problems; with probes, the behaviour
     matrix too."""
@@ -83,7 +83,7 @@ def evaluate_policy(
         )
         row = scores.row()
         if probes:
-            row |= behaviour_matrix(policy, tok, cfg.chosen_tags, probes, seed=cfg.seed).metrics()
+            row |= probes.measure(policy, tok, cfg.chosen_tags, seed=cfg.seed).metrics()
     return row
 
 

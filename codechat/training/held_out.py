@@ -1,16 +1,16 @@
-"""Evaluations of SFT: held-out loss of each domain (`evaluation.held_out` computes it), behaviour
-probes, and greedy answers to problems of --eval-task."""
+"""Evaluations of SFT: held-out loss of each domain and behaviour probes (`evaluation.held_out`
+measures both), and greedy answers to problems of --eval-task."""
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from codechat.core.errors import MissingFile
 from codechat.data import conversations
-from codechat.data.sources import hash_rows
 from codechat.distributed import sharding
-from codechat.evaluation import behaviour_probes, held_out
+from codechat.evaluation import held_out
+from codechat.evaluation.held_out import Probes
 from codechat.models.gpt import GPT
 from codechat.text.tokenizer import Tokenizer
 
@@ -64,9 +64,7 @@ class HeldOut:
         with sharding.whole(model) as policy:
             row: dict[str, Any] = dict(held_out.held_out_losses(policy, self.domains))
             if self.probes:
-                matrix = behaviour_probes.behaviour_matrix(
-                    policy, self.tok, cfg.chosen_tags, self.probes, seed=cfg.seed
-                )
+                matrix = self.probes.measure(policy, self.tok, cfg.chosen_tags, seed=cfg.seed)
                 row |= matrix.metrics()
             if self.task:
                 row |= self.task.evaluate(policy)
@@ -79,20 +77,20 @@ def _greedy_task(cfg: "SFTConfig", name: str, tok: Tokenizer) -> Any:
     return importlib.import_module("codechat.training.evaluations").GreedyTask(cfg, name, tok)
 
 
-def read_probes(cfg: "SFTConfig | RLSettings") -> list[Any]:
-    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, with a note on stderr,
-    if the directory has no probes."""
-    if not cfg.probe_examples:
-        return []
-    try:
-        return behaviour_probes.read_probes(cfg.data_dir or "", "select", cfg.probe_examples)
-    except MissingFile as absent:
-        print(f"no behaviour probes: {absent}", file=sys.stderr)
-        return []
+def read_probes(cfg: "SFTConfig | RLSettings") -> Probes | None:
+    """Behaviour probes of cfg.data_dir, cfg.probe_examples of each kind; None, with a note on
+    stderr, if the directory has no probes."""
+    directory = cfg.data_dir or ""
+    probes = held_out.read_probes(directory, "select", cfg.probe_examples)
+    if cfg.probe_examples and probes is None:
+        path = held_out.probes_file(directory, "select")
+        remedy = "make it with `codechat data calls`, or set --probe-examples 0"
+        print(f"no behaviour probes: {path} does not exist; {remedy}", file=sys.stderr)
+    return probes
 
 
-def probes_hash(source: str | None, probes: Sequence[Any]) -> dict[str, str]:
-    return {f"{source}/probes.select.jsonl": hash_rows(probes)} if probes else {}
+def probes_hash(source: str | None, probes: Probes | None) -> dict[str, str]:
+    return {f"{source}/probes.select.jsonl": probes.hash} if probes else {}
 
 
 def domains_hash(source: str, split: str, hashes: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from codechat.evaluation import behaviour_probes, intervals
+from codechat.evaluation import intervals
+from codechat_lab.instruments import behaviour_probes
 from codechat_lab.reports import style
 from codechat_lab.reports.style import Plot, finish, new_figure
 

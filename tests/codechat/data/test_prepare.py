@@ -19,9 +19,9 @@ from codechat.data import conversations, corpus, public_rows, sources
 from codechat.data.conversations import tools_style
 from codechat.data.sources import Ledger
 from codechat.data.splits import SPLITS
-from codechat.evaluation.behaviour_probes import CELLS, cell_of
 from codechat.text import chat, tokenizer
 from codechat_lab.data import synthetic
+from codechat_lab.instruments.behaviour_probes import CELLS, cell_of
 from codechat_lab.tasks.coding.prepare import CodeConfig, program_of
 
 BYTES = tokenizer.load("bytes")

@@ -1,5 +1,5 @@
-"""Scores that can be believed: unbiased pass@k, intervals, paired differences, behaviour
-probes, choosing a checkpoint."""
+"""Scores that can be believed: unbiased pass@k, intervals, paired differences, choosing a
+checkpoint."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,12 +14,13 @@ from contracts import write_rows
 from raising import raising
 
 from codechat import tasks
+from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 from codechat.core.config import parse
-from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
+from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.core.registry import COMMANDS
 from codechat.data import conversations
-from codechat.evaluation import behaviour_probes, evaluate, results, scoring
+from codechat.evaluation import evaluate, held_out, results, scoring
 from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -149,58 +150,14 @@ def test_an_episode_whose_prompt_fills_the_block_fails(policy: Policy) -> None:
     assert [len(e["turns"]) for e in result.examples] == [1] * 4
 
 
-def test_behaviour_of_a_completion() -> None:
-    for expected, texts in dict(
-        call=(
-            '<functioncall> {"name": "add", "arguments": {"a": 1}}',
-            "Sure. <functioncall> {broken",
-        ),
-        code=(
-            "def add(a, b):\n    return a + b",
-            "Here:\n```python\nx = 1\n```",
-            "import math\nprint(math.pi)",
-        ),
-        neither=("A class of problems, from which we import nothing, is defined below.", ""),
-    ).items():
-        assert set(map(behaviour_probes.behaviour, texts)) == {expected}
-
-
-def probes() -> list[dict[str, Any]]:
-    """Two of each cell."""
-    asked = [
-        dict(
-            messages=[dict(role="user", content="x" * i)],
-            asked="code" if i % 2 else "tool",
-            tools_present=i < 4,
-        )
-        for i in range(8)
-    ]
-    return asked + [asked[0] | dict(suitable=False)] * 2
-
-
-def test_the_first_probes_of_each_cell_are_read(tmp_path: Path) -> None:
-    write_rows(tmp_path / "probes.select.jsonl", [*probes(), *probes()])
-    assert behaviour_probes.read_probes(tmp_path, "select", 2) == probes()
-
-
-def test_a_row_that_is_no_probe_is_named_by_its_line(tmp_path: Path) -> None:
-    write_rows(tmp_path / "probes.select.jsonl", [*probes(), {"asked": "dance"}])
-    with pytest.raises(DataError, match="line 11"):
-        behaviour_probes.read_probes(tmp_path, "select", 3)
-
-
-def test_a_split_without_probes_is_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="probes.test.jsonl"):
-        behaviour_probes.read_probes(tmp_path, "test", 3)
-
-
-def test_probes_are_counted_by_cell(policy: Policy) -> None:
-    matrix = behaviour_probes.behaviour_matrix(*policy, "reserved", probes())
-    assert [counts.total() for counts in matrix.counts.values()] == [2, 2, 2, 2, 2]
-    row = matrix.metrics()
-    for cell, counts in matrix.counts.items():
-        assert row[f"probe/{cell}/call"] == counts["call"] / 2
-        assert row[f"probe/{cell}/n"] == 2
+def test_probes_need_the_package_that_measures_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "INSTRUMENTS", {})
+    assert held_out.read_probes(tmp_path, "select", 2) is None, "there are none"
+    write_rows(tmp_path / "probes.select.jsonl", [{"asked": "code"}])
+    with pytest.raises(ConfigError, match="set --probe-examples 0"):
+        held_out.read_probes(tmp_path, "select", 2)
 
 
 def test_command_writes_a_row_for_each_checkpoint_and_split(

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.errors import DataError, MissingFile
-from codechat.data.sources import read_jsonl
+from codechat.core.errors import DataError
+from codechat.data.sources import hash_rows, read_jsonl
 from codechat.distributed import dist, numerics
 from codechat.evaluation.intervals import wilson_interval
 from codechat.models import generate, gpt
@@ -76,6 +76,23 @@ def cell_of(probe: Mapping[str, Any]) -> str:
     return f"{probe['asked']}_{'with' if probe['tools_present'] else 'without'}_tools"
 
 
+@dataclass(frozen=True)
+class Probes:
+    """Rows {messages, asked: tool | code, tools_present}; the instrument `behaviour_probes`."""
+
+    rows: list[dict[str, Any]]
+
+    @property
+    def hash(self) -> str:
+        return hash_rows(self.rows)
+
+    def measure(
+        self, model: gpt.GPT, tokenizer: Tokenizer, tags: str, *, seed: int = 0
+    ) -> BehaviourMatrix:
+        """`behaviour_matrix` of these. A collective."""
+        return behaviour_matrix(model, tokenizer, tags, self.rows, seed=seed)
+
+
 def behaviour_matrix(
     model: gpt.GPT,
     tokenizer: Tokenizer,
@@ -116,13 +133,8 @@ def answers(
     return [chat.completion_text(c.ids, tokenizer, tags) for c in completions]
 
 
-def read_probes(data_dir: str | Path, split: str, per_cell: int) -> list[dict[str, Any]]:
-    """The first `per_cell` probes of each cell from DIR/probes.SPLIT.jsonl."""
-    path = Path(data_dir) / f"probes.{split}.jsonl"
-    if not path.exists():
-        raise MissingFile(
-            f"{path} does not exist; make it with `codechat data calls`, or set --probe-examples 0"
-        )
+def read_probes(path: Path, per_cell: int) -> Probes:
+    """The first `per_cell` probes of each cell of a file. DataError names a row that is none."""
     counts = Counter[str]()
     kept = []
     for number, probe in read_jsonl(path):
@@ -134,4 +146,4 @@ def read_probes(data_dir: str | Path, split: str, per_cell: int) -> list[dict[st
         counts[cell] += 1
         if counts[cell] <= per_cell:
             kept.append(probe)
-    return kept
+    return Probes(kept)
