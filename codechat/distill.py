@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from codechat.core.config import opt
+from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError
 from codechat.runs.run import Run
 from codechat.training.rl_settings import TOY_ONE_UPDATE, RLSettings
@@ -33,7 +33,7 @@ class DistillConfig(RLSettings):
     """Settings of one distillation."""
 
     run_name: str = "distill"
-    teacher: str = opt("released/mini", "checkpoint of the teacher", reads="run")
+    teacher: str = opt(REQUIRED, "checkpoint of the teacher", reads="run")
     samples: Literal["student", "teacher"] = opt(
         "student", "who writes what is learned from: reverse KL or forward KL"
     )

@@ -16,7 +16,7 @@ LAB = "codechat_lab"
 # since: checkpoints of adapters name a base, which is found, verified, kept, and held once in memory.
 # Raised by 125: the chat page offers and runs functions of a user's file. Raised by 175: partial credit has a
 # verdict of its own (40), rows without tools are named and get those of a file (135).
-CONTENT = {"codechat": (92_000, 66_000), "both": (185_000, 135_000)}
+CONTENT = {"codechat": (90_900, 66_000), "both": (185_000, 135_000)}
 # The laboratory's was 5.0 while comments behind closing brackets broke 100 statements over lines that
 # hold nothing but a bracket; they stand above their statements now.
 DENSITY = {"codechat": (4.9, 5.0), LAB: (5.04, 5.5), "tests": (5.11, 5.5)}

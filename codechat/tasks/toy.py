@@ -10,8 +10,7 @@ import string
 from typing import Any
 
 from codechat.tasks.base import BaseTask, Problem, Score, check_split
-from codechat.text import chat
-from codechat.text.tokenizer import END_OF_TEXT
+from codechat.text.tool_calls import TAGS
 
 COMPLETION_LENGTH = 8
 TOY_MODEL: dict[str, Any] = {"depth": 2, "n_embd": 64, "n_head": 2, "block_size": 64}
@@ -22,8 +21,8 @@ CLASSES = {
     "digit": string.digits,
 }
 # A tag is one token and counts as one miss. Spelled out, its letters would be an easy reward
-# for `lower`.
-_TAG = re.compile("|".join(map(re.escape, (*chat.TAGS, END_OF_TEXT))))
+# for `lower`. The last is `tokenizer.END_OF_TEXT`, whose module loads numpy; --help imports this one.
+_TAG = re.compile("|".join(map(re.escape, (*TAGS, "<|endoftext|>"))))
 
 
 class ToyTask(BaseTask):

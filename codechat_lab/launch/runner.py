@@ -28,10 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from codechat.core import config, processes
 from codechat.core.atomic_files import read_json, write_json
@@ -51,6 +48,9 @@ from codechat_lab.launch.recipes import (
     find_scale,
     prefix_of,
 )
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +155,8 @@ def pending(cfg: RecipeConfig) -> Pending:
 def run_recipe(cfg: RecipeConfig) -> list[Bound]:
     """Run what is pending of a recipe. Raises what a stage raises; finished stages stay
     finished."""
+    from rich.console import Console  # not above: --help needs none of it
+
     scale = find_scale(cfg.scale)
     console = Console(highlight=False)
     rows = read_ledger(cfg.ledger)
@@ -501,8 +503,10 @@ def stop_recipe(where: Path, *, now: bool = False) -> str:
 SUMMARY = ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean")
 
 
-def results_table(cfg: RecipeConfig) -> Table:
+def results_table(cfg: RecipeConfig) -> "Table":
     """Stage, seconds, and the last evaluations of its run."""
+    from rich.table import Table
+
     rows = read_ledger(cfg.ledger)
     table = Table("stage", "seconds", "result", title=f"recipe {cfg.recipe}")
     for b in cfg.bound:
@@ -564,5 +568,7 @@ def main(cfg: RecipeConfig) -> None:
     """`codechat run NAME [--from STAGE] [--force STAGE]`."""
     if not cfg.recipe:
         return show_recipes(SheetConfig())
+    from rich.console import Console
+
     run_recipe(cfg)
     Console().print(results_table(cfg))

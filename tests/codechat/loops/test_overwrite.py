@@ -26,7 +26,6 @@ from codechat.core import config, registry
 from codechat.core.errors import ConfigError, UserError
 from codechat.evaluation import held_out, scoring
 from codechat.evaluation.evaluate import EvaluateConfig
-from codechat.evaluation.pass_rates import FilterConfig, filter_problems
 from codechat.formats.exchange import ExportConfig, export
 from codechat.models import loading
 from codechat.reinforce import ReinforceConfig
@@ -36,6 +35,7 @@ from codechat.runs.run import Run
 from codechat.sft import SFTConfig
 from codechat.tasks import toy
 from codechat.training.session import Session
+from codechat_lab.instruments.pass_rates import FilterConfig, filter_problems
 from codechat_lab.launch import launcher, runner
 from codechat_lab.launch.runner import RecipeConfig
 

@@ -22,13 +22,13 @@ from codechat.core.processes import descendants, process_start
 from codechat.core.registry import LOOPS
 from codechat.evaluation.diagnose import DiagnoseConfig
 from codechat.evaluation.evaluate import EvaluateConfig
-from codechat.evaluation.pass_rates import PasskConfig
 from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run, list_runs
 from codechat.sft import SFTConfig
+from codechat_lab.instruments.pass_rates import PasskConfig
 from codechat_lab.launch import launcher, runner
 from codechat_lab.launch.launcher import Machines
 
@@ -63,7 +63,9 @@ CONFIGS = [
 
 @pytest.mark.parametrize("id", LOOPS)
 def test_every_loop_begins_and_resumes_the_run_that_was_launched(id: str, home: Path) -> None:
-    words = ["--task", "toy"] if "task" in config.fields_of(LOOPS[id].config_class) else []
+    needed = {"task": "toy", "teacher": "t"}
+    fields = config.fields_of(LOOPS[id].config_class)
+    words = [word for name in needed if name in fields for word in (f"--{name}", needed[name])]
     runner.launch([LOOPS[id].command, "--", *words, "--run-name", "x"])
     cfg = config.from_dict(
         LOOPS[id].config_class, json.loads((home / "runs/x/config.json").read_text())

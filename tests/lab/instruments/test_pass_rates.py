@@ -9,9 +9,10 @@ from codechat import tasks
 from codechat.core.atomic_files import json_lines, read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.core.registry import COMMANDS
-from codechat.evaluation import diagnose, pass_rates, results
+from codechat.evaluation import diagnose, results
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
+from codechat_lab.instruments import pass_rates
 from codechat_lab.sandbox.pool import SandboxUnavailable, shared_pool
 
 

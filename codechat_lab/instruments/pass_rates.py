@@ -21,9 +21,10 @@ from codechat.distributed import dist
 from codechat.evaluation import diagnose
 from codechat.evaluation.evaluate import run_evaluation
 from codechat.evaluation.results import TaskResult, read_per_problem
-from codechat.evaluation.settings import MIN_GROUPS, FilterConfig, PasskConfig
+from codechat.evaluation.settings import MIN_GROUPS
 from codechat.runs.run import Run
 from codechat.tasks.base import row_of
+from codechat_lab.instruments.pass_rates_settings import FilterConfig, PasskConfig
 
 DEAD_BELOW = 0.01  # pass@1
 WEAK_BELOW = 0.05
