@@ -92,6 +92,13 @@ ENTRIES = (
         about="colour the tokens of a conversation that carry loss",
     ),
     Entry(
+        id="sandboxed_functions",
+        kind="instrument",
+        module="codechat_lab.sandbox.functions",
+        function="SandboxedFile",
+        about="run the calls of a model in the sandbox, in a world for each conversation",
+    ),
+    Entry(
         id="plan",
         module="codechat_lab.instruments.planner",
         settings="codechat_lab.instruments.plan_settings",

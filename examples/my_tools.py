@@ -1,13 +1,14 @@
 """Three functions that a model can call:
 
-    codechat tools --ckpt my-tools --executors examples/my_tools.py --user "What is the weather in Beijing?"
+    codechat tools --ckpt my-tools --tools examples/my_tools.py --user "What is the weather in Beijing?"
 
 Every public function of the file is offered. The first line of its docstring tells the model what it does, a
 line `name: text` what a parameter means; type hints become JSON types, Literal an enumeration, and a default
 makes a parameter optional. What a function returns goes back to the model as {"result": ...}; an exception as
 {"error": ...}.
 
-examples/my_rows.jsonl holds 50 conversations with these functions; docs/first-hour.md trains a model on them."""
+examples/my_rows.jsonl holds 50 conversations with these functions; docs/first-hour.md trains a model on them.
+examples/my_requests.jsonl holds 24 requests with what is right, for RL and evaluation."""
 
 from __future__ import annotations
 

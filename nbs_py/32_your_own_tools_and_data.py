@@ -58,7 +58,7 @@ from codechat.tasks import RowsTask, check_reward
 
 # %%
 from codechat.text import chat
-from codechat.text.tool_functions import load_executors
+from codechat.text.tool_functions import read_tools
 from codechat_lab.instruments import token_view
 from codechat_lab.serve.call_grammar import prompt_grammar
 from codechat_lab.serve.settings import ToolsConfig
@@ -94,14 +94,13 @@ def play_music(style: Literal["jazz", "rock", "opera"]) -> str:
 
 
 # %% [markdown]
-# `load_executors` reads them from a file, as `codechat tools --executors my_tools.py` does. Each gets a schema.
+# `read_tools` reads them from a file, as `codechat tools --tools my_tools.py` does. Each gets a schema.
 
 # %%
 TOOLS = (set_light, set_heating, play_music)
 tools_file = folder / "my_tools.py"
 tools_file.write_text("from typing import Literal\n\n\n" + "\n\n".join(map(inspect.getsource, TOOLS)))
-executors = load_executors(tools_file)
-schemas = [executor.schema for executor in executors.values()]
+schemas = list(read_tools([str(tools_file)]).schemas.values())
 offer = chat.tools_prompt(schemas, loaded.tools_style)
 print(json.dumps(schemas[0]), "\n\n" + offer)
 
@@ -143,7 +142,7 @@ def openai_row(request: str, name: str | None, given: dict) -> dict:
     if name is None:
         return {"messages": [user, {"role": "assistant", "content": "I have no function for that."}], "tools": offered}
     call = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
-    result = executors[name].function(**given)
+    result = next(tool for tool in TOOLS if tool.__name__ == name)(**given)
     return {"messages": [user, {"role": "assistant", "content": None, "tool_calls": [call]},
                          {"role": "tool", "tool_call_id": "call_1", "content": json.dumps({"result": result})},
                          {"role": "assistant", "content": f"Done: {result}."}], "tools": offered}
@@ -277,11 +276,11 @@ print("exact, after minus before: {:+.2f} [{:+.2f}, {:+.2f}], paired over {} pro
 # %% [markdown]
 # ## Run it
 #
-# `ToolChat` is what `codechat tools --ckpt my-tools --executors my_tools.py` starts. Your functions run in your
-# process, with your rights. Here too no mask is used; `constrain="auto"`, the default, would enforce the schemas.
+# `ToolChat` is what `codechat tools --ckpt my-tools --tools my_tools.py` starts. Your functions run in the sandbox,
+# with `--trust` in your process. Here too no mask is used; `constrain="auto"`, the default, would enforce the schemas.
 
 # %%
-session = ToolChat(ToolsConfig(ckpt="my-tools", executors=tools_file, constrain="off"))
+session = ToolChat(ToolsConfig(ckpt="my-tools", tools=(str(tools_file),), constrain="off"))
 for request in ("Can you turn the office light off?", "Could you play opera for me?"):
     print(">", request)
     session.reply([{"role": "user", "content": request}])

@@ -246,7 +246,7 @@ real.pivot(index="requests", columns="model", values="cell")[list(RUNS.values())
 # codechat data calls --source examples/my_rows.jsonl --out data/mine --tools-style described --probes 0 --preview 3
 # codechat sft --init-from smollm2 --data-dir data/mine --seq-len 512 --device-batch-size 4 --probe-examples 0 --lora-rank 8 \
 #     --lora-targets qkv out gate up down --optimizer adamw --lr 1e-3 --max-steps 20 --run-name mine
-# codechat tools --ckpt mine --executors examples/my_tools.py --user "What is the weather in Beijing?"
+# codechat tools --ckpt mine --tools examples/my_tools.py --user "What is the weather in Beijing?"
 # codechat export --ckpt mine --out mine-hf
 # ```
 #

@@ -224,7 +224,7 @@ articles.table(public, {"benchmark": "benchmark", "n": "problems"} | {name: name
 # ## Try this
 #
 # ```
-# codechat tools --ckpt released/smollm2-tools --executors examples/my_tools.py     # the first use fetches SmolLM2, 98 MB
+# codechat tools --ckpt released/smollm2-tools --tools examples/my_tools.py     # the first use fetches SmolLM2, 98 MB
 # codechat run smollm2                 # a smaller training: under an hour of two cores with bfloat16
 # codechat run smollm2-real            # such a model: minutes of a GPU, hours of two cores
 # ```

@@ -139,7 +139,7 @@ def _adapter(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
         "",
         "```",
         (
-            f"codechat tools --ckpt {ckpt} --executors "
+            f"codechat tools --ckpt {ckpt} --tools "
             'examples/my_tools.py --user "What is the weather in '
             'Beijing?"'
         ),

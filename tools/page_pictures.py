@@ -1,6 +1,6 @@
 """Pictures of the chat page for README.md and docs/serving.md: desktop, phone, dark.
 
-    codechat serve --ckpt released/mini --executors examples/my_tools.py
+    codechat serve --ckpt released/mini --tools examples/my_tools.py
     python tools/page_pictures.py http://127.0.0.1:8000
 
 writes docs/pictures/chat.png and page-*.png; needs Chromium"""

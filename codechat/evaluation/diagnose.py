@@ -25,7 +25,7 @@ from codechat.evaluation.settings import MIN_GROUPS, DiagnoseConfig
 from codechat.models import loading
 from codechat.rl import advantages, rollout
 from codechat.runs.run import Run
-from codechat.tasks.base import warn_of_shortcuts
+from codechat.tasks.base import BaseTask, warn_of_shortcuts
 
 if TYPE_CHECKING:  # the help of the command loads no torch
     from torch import Tensor, nn
@@ -186,6 +186,8 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     check = tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
     warn_of_shortcuts(task, problems)
     loaded = loading.load_model(cfg.ckpt, hardware.device(), cfg.tags)
+    if isinstance(task, BaseTask):
+        task.tools_style = loaded.tools_style
     with Run.create(
         cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite
     ) as run:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from codechat import tasks
 from codechat.core.config import REQUIRED, SEEDS, Settings, opt
 from codechat.core.errors import ConfigError
+from codechat.tasks.settings import TaskChoice
 
 MIN_GROUPS = 64
 
@@ -28,15 +28,9 @@ class SamplingSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings(SamplingSettings):
-    """The task."""
+class TaskSettings(SamplingSettings, TaskChoice):
+    """The problems of the task, and how its prompts are written."""
 
-    task: str = opt(
-        REQUIRED,
-        f"task: {', '.join(tasks.NAMES)}, FILE.py:CLASS, or "
-        "PACKAGE.MODULE:CLASS; with options NAME:OPTION=VALUE",
-        reads="path",
-    )
     data_dir: str | None = opt(
         None,
         "directory with TASK.SPLIT.jsonl problems and probes; none = the task's own problems",
@@ -47,11 +41,6 @@ class TaskSettings(SamplingSettings):
         "raw = prompts as plain text, for base models; template, native = an imported model's, with tools in the "
         "system message or in its own words; none = as it was trained",
     )
-
-    def __post_init__(self) -> None:
-        # an object or a class of a notebook, by its name
-        object.__setattr__(self, "task", tasks.name_of(self.task))
-        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)

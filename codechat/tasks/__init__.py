@@ -1,6 +1,7 @@
 """Problems with their own reward, by name.
 
-The library has one task of its own, `toy`, and reads rows of one's own (`custom`). Every other
+The library has one task of its own, `toy`, and reads rows and functions of one's own (`custom`,
+`tools`). Every other
 task is a class of a file or module, or of an installed package that names it in its entry
 points `codechat.tasks`, as the laboratory does. `load` imports a task's module at that moment,
 so names and help texts cost nothing."""
@@ -39,12 +40,13 @@ from codechat.tasks.base import (
     score_all as score_all,
 )
 from codechat.tasks.custom import RowsTask as RowsTask
+from codechat.tasks.tools import ToolsTask
 from codechat.tasks.toy import ToyTask
 from codechat.text.tool_functions import run_file
 
 GROUP = "codechat.tasks"  # of the entry points
 # name -> class; a program may add one of its own: tasks.TASKS["mine"] = MyTask
-TASKS: dict[str, Callable[..., Task]] = {"toy": ToyTask}
+TASKS: dict[str, Callable[..., Task]] = {"tools": ToolsTask, "toy": ToyTask}
 OWN = tuple(TASKS)  # of the library itself
 NAMES = tuple(sorted({*TASKS, *entry_points(group=GROUP).names}))
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
@@ -91,7 +93,9 @@ def find_class(name: str) -> tuple[Callable[..., Task], str]:
     of this package or of an installed one.
 
     MissingFile, DataError (the file or package fails); ConfigError names the nearest known task."""
-    match = _FILE.fullmatch(name)
+    known = sorted({*TASKS, *entry_points(group=GROUP).names})
+    named = name.partition(":")[0] in known  # tools:my_tools.py is no file
+    match = None if named else _FILE.fullmatch(name)
     if match:
         module = run_file(
             Path(match["path"]),
@@ -119,7 +123,7 @@ def find_class(name: str) -> tuple[Callable[..., Task], str]:
     made = find_installed(name)
     if made:
         return made, words
-    check_choice("task", name, sorted({*TASKS, *entry_points(group=GROUP).names}))
+    check_choice("task", name, known)
     return TASKS[name], words
 
 
@@ -131,7 +135,9 @@ def load(name: str, *, source: Any = None, **options: Any) -> Task:
 
     ConfigError for an unknown name or option, and for a value of the wrong type."""
     make, words = find_class(name)
-    options = _options(words) | ({"source": source} if source else {}) | options
+    options = _options(words, getattr(make, "first_option", "")) | options
+    if source:
+        options.setdefault("source", source)
     try:
         return make(**options)
     except UserError:
@@ -165,10 +171,13 @@ def name_of(task: str | Task | type) -> str:
     return instance.name
 
 
-def _options(words: str) -> dict[str, Any]:
-    """{"timeout_s": 3} from "timeout_s=3". Values are JSON where they parse, else text."""
+def _options(words: str, first: str) -> dict[str, Any]:
+    """{"timeout_s": 3} from "timeout_s=3". Values are JSON where they parse, else text. first:
+    the option whose name the first word may leave out; empty for none."""
     options: dict[str, Any] = {}
-    for word in _SEPARATOR.split(words) if words else ():
+    for place, word in enumerate(_SEPARATOR.split(words) if words else ()):
+        if first and not place and "=" not in word:
+            word = f"{first}={word}"
         option, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(

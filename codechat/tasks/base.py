@@ -356,7 +356,8 @@ def _attacked(task: Task, problem: Problem, attack: str, text: str) -> Score:
 def warn_of_shortcuts(task: Task, problems: Iterable[Problem]) -> None:
     """`check_reward` of a user's task, with a line on stderr for each shortcut. Tests check the
     tasks of this distribution."""
-    if not type(task).__module__.startswith(("codechat.", "codechat_lab.")):
+    ours = type(task).__module__.startswith(("codechat.", "codechat_lab."))
+    if not ours or getattr(task, "judged", False):  # by a reward of the user's file
         for name, share in check_reward(task, problems).items():
             how = f"{name} earns the full reward on {share:.0%} of problems; RL will find it"
             print(f"task {task.name}: {how}", file=sys.stderr)

@@ -47,57 +47,25 @@ class Reward(NamedTuple):
     weight: float
 
 
-class RowsTask(BaseTask):
-    """A task of rows {"prompt" (text or messages), "gold", "split"?, "reference"?, ...} and
-    weighted reward functions.
+class OwnRows(BaseTask):
+    """What tasks of the user's rows share: rows {"prompt" (text or messages), "split"?, ...} as
+    problems. Without "split" the hash of the prompt decides; fields that hold no answer are the
+    problem's `meta`."""
 
-    rows: a list, or a .jsonl, .json or .parquet file beside the class's own file; `source`
-    (--data-dir) replaces it. Without "split" the hash of the prompt decides. "reference" is a
-    completion that must earn the full reward; without it, the gold must. Other fields are the
-    problem's `meta`. A completion is correct if its reward is full."""
-
-    name: str = ""
-    # error: a reward function failed; its message is in Score.parts
-    tiers = (
-        "none",
-        "error",
-        "some",
-        "full",
-    )
+    answer_fields: ClassVar[tuple[str, ...]] = ("gold",)
     rows: Any = ()  # as given; of an object the problems
-    # function -> weight; in a list all weigh 1
-    rewards: ClassVar[Mapping[Function, float] | Sequence[Function]] = {}
-
-    def __init_subclass__(cls) -> None:
-        cls.name = vars(cls).get("name") or cls.__name__.lower()
 
     def __init__(self, source: str | None = None) -> None:
-        self._rewards = self._named_rewards()
         self._rows: dict[str, Row] = {}  # by the id of the problem
         self.rows = self._problems(self._read_rows(source))
-        # names of the terms of a reference solution; every score must have the same
-        self._terms: list[str] = []
-        self._shown = False
 
-    def _named_rewards(self) -> list[Reward]:
-        """The reward functions under different names. ConfigError for weights without a mean."""
-        weighted = (
-            self.rewards if isinstance(self.rewards, Mapping) else dict.fromkeys(self.rewards, 1.0)
-        )
-        weights = list(weighted.values())
-        if not weights or not all(0 <= w < math.inf for w in weights) or sum(weights) == 0:
-            raise ConfigError(
-                f"task {self.name} has the reward weights {weights}; expected 0 or more, not all 0"
-            )
-        named: list[Reward] = []
-        for function, weight in weighted.items():
-            inner = getattr(function, "func", function)  # of a partial
-            name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
-            # two lambdas, or partials of one function, have one name
-            if any(name == other.name for other in named):
-                name = f"{name}_{len(named) + 1}"
-            named.append(Reward(name, function, weight))
-        return named
+    def answer_of(self, row: Row) -> Any:
+        """What is right, as JSON data."""
+        return row["gold"]
+
+    def lacks(self, row: Row) -> str:
+        """What a row lacks beside a prompt, and what is expected; empty for nothing."""
+        return "" if "gold" in row else "expected prompt and gold"
 
     def _read_rows(self, source: str | None) -> Iterable[Row]:
         """The rows of the source, or those of the class, whose file is found from any working
@@ -122,9 +90,9 @@ class RowsTask(BaseTask):
             meta = {
                 name: value
                 for name, value in row.items()
-                if name not in ("prompt", "gold", "split")
+                if name not in ("prompt", "split", *self.answer_fields)
             }
-            content = hash_rows([messages, row["gold"], meta])
+            content = hash_rows([messages, self.answer_of(row), meta])
             if content in known:
                 repeated += 1
                 continue
@@ -135,7 +103,7 @@ class RowsTask(BaseTask):
                 id += f"-{len(others) + 1}"
             others.append(id)
             split = row.get("split") or split_of(hashed)
-            problems[id] = Problem(id, messages, row["gold"], split, meta)
+            problems[id] = Problem(id, messages, self.answer_of(row), split, meta)
             self._rows[id] = row
         # A small file may leave a split empty by chance; splits that the rows name are the
         # user's choice.
@@ -148,11 +116,13 @@ class RowsTask(BaseTask):
 
     def _messages_of(self, row: Row, number: int) -> list[dict[str, str]]:
         """The prompt as messages. DataError for a row without what every row needs."""
-        prompt = row.get("prompt")
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = row.get("prompt")
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
         known_split = row.get("split") in (None, *SPLITS)
-        if "gold" not in row or not known_split or not isinstance(messages, list) or not messages:
-            needed = f"expected prompt, gold, split one of {SPLITS} or none"
+        lacks = self.lacks(row)
+        if lacks or not known_split or not isinstance(messages, list) or not messages:
+            needed = lacks or f"expected prompt, split one of {SPLITS} or none"
             raise DataError(f"task {self.name}, row {number} is {str(dict(row))[:80]}; {needed}")
         return messages
 
@@ -168,6 +138,57 @@ class RowsTask(BaseTask):
                 "give 10 rows or more, or set their split"
             )
         return problems
+
+
+class RowsTask(OwnRows):
+    """A task of rows {"prompt" (text or messages), "gold", "split"?, "reference"?, ...} and
+    weighted reward functions.
+
+    rows: a list, or a .jsonl, .json or .parquet file beside the class's own file; `source`
+    (--data-dir) replaces it. Without "split" the hash of the prompt decides. "reference" is a
+    completion that must earn the full reward; without it, the gold must. Other fields are the
+    problem's `meta`. A completion is correct if its reward is full."""
+
+    name: str = ""
+    # error: a reward function failed; its message is in Score.parts
+    tiers = (
+        "none",
+        "error",
+        "some",
+        "full",
+    )
+    # function -> weight; in a list all weigh 1
+    rewards: ClassVar[Mapping[Function, float] | Sequence[Function]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.name = vars(cls).get("name") or cls.__name__.lower()
+
+    def __init__(self, source: str | None = None) -> None:
+        self._rewards = self._named_rewards()
+        super().__init__(source)
+        # names of the terms of a reference solution; every score must have the same
+        self._terms: list[str] = []
+        self._shown = False
+
+    def _named_rewards(self) -> list[Reward]:
+        """The reward functions under different names. ConfigError for weights without a mean."""
+        weighted = (
+            self.rewards if isinstance(self.rewards, Mapping) else dict.fromkeys(self.rewards, 1.0)
+        )
+        weights = list(weighted.values())
+        if not weights or not all(0 <= w < math.inf for w in weights) or sum(weights) == 0:
+            raise ConfigError(
+                f"task {self.name} has the reward weights {weights}; expected 0 or more, not all 0"
+            )
+        named: list[Reward] = []
+        for function, weight in weighted.items():
+            inner = getattr(function, "func", function)  # of a partial
+            name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
+            # two lambdas, or partials of one function, have one name
+            if any(name == other.name for other in named):
+                name = f"{name}_{len(named) + 1}"
+            named.append(Reward(name, function, weight))
+        return named
 
     def gold(self, problem: Problem) -> str:
         """The reference solution."""

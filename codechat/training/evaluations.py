@@ -9,7 +9,7 @@ from codechat.distributed import sharding
 from codechat.evaluation import scoring
 from codechat.evaluation.held_out import Probes
 from codechat.models.gpt import GPT
-from codechat.tasks.base import Problem, Task, hash_problems
+from codechat.tasks.base import BaseTask, Problem, Task, hash_problems
 from codechat.text.tokenizer import Tokenizer
 from codechat.training.held_out import probes_hash, read_probes
 from codechat.training.rl_settings import RLSettings
@@ -28,9 +28,12 @@ class TaskData(NamedTuple):
     hashes: dict[str, str]  # of problems and probes
 
 
-def load_task(cfg: RLSettings, tok: Tokenizer) -> TaskData:
-    """The task of cfg, with `evaluate_policy` on its validation problems."""
+def load_task(cfg: RLSettings, tok: Tokenizer, tools_style: str) -> TaskData:
+    """The task of cfg, with `evaluate_policy` on its validation problems. tools_style: how
+    prompts list tools for the policy."""
     task = tasks.load(cfg.task, source=cfg.data_dir)
+    if isinstance(task, BaseTask):
+        task.tools_style = tools_style
     held_out = scoring.problems_once(task, "select", cfg.eval_examples)
     problems = task.problems("train", seed=cfg.seed)
     probes = read_probes(cfg)

@@ -32,6 +32,7 @@ from codechat import tasks
 from codechat.core.errors import RunError
 from codechat.distributed import dist, hardware, numerics, sharding
 from codechat.evaluation import diagnose
+from codechat.models import loading
 from codechat.models.gpt import GPT
 from codechat.rl import engines, rollout
 from codechat.rl.advantages import VALUE_LR, ValueHead, zero_variance
@@ -147,7 +148,8 @@ class RLSession(Session):
         cfg, parent, tok = load_parent(cfg)
         self.world = world
         self.measures = measures
-        given = load_task(cfg, tok)
+        style = loading.tools_style(parent.meta | {"tags": cfg.tags}) if parent else "compact"
+        given = load_task(cfg, tok, style)
         self.task = given.task
         model = build_policy(cfg, parent)
         self.reference = build_model(cfg, parent) if reference else None

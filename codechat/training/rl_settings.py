@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.config import REQUIRED, Settings, opt
+from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError
-from codechat.tasks import NAMES, name_of
+from codechat.tasks.settings import TaskChoice
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
 from codechat.training.settings import (
     HERE,
@@ -40,15 +40,9 @@ class SamplingSettings(ChatSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLSettings(SamplingSettings, LearningSettings):
+class RLSettings(SamplingSettings, LearningSettings, TaskChoice):
     """What every loop that learns from a task's reward has."""
 
-    task: str = opt(
-        REQUIRED,
-        f"task whose reward is optimised: {', '.join(NAMES)}, "
-        "FILE.py:CLASS, or PACKAGE.MODULE:CLASS",
-        reads="path",
-    )
     device_batch_size: int = 16
     max_steps: int = 50
     rows: int = opt(8, "packed rows per forward pass", least=1)
@@ -79,8 +73,6 @@ class RLSettings(SamplingSettings, LearningSettings):
     )
 
     def __post_init__(self) -> None:
-        # an object or a class of a notebook, by its name
-        object.__setattr__(self, "task", name_of(self.task))
         super().__post_init__()
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(

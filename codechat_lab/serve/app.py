@@ -26,6 +26,7 @@ from codechat.core.errors import CheckpointError, RunError, UserError
 from codechat.models import loading
 from codechat.runs.checkpoint import fingerprint
 from codechat.text.tool_calls import Call, escape_surrogates
+from codechat.text.tool_functions import Toolkit, Workbench
 from codechat_lab.serve import parsing, protocol, request_errors
 from codechat_lab.serve.conversations import (
     NEUTRAL,
@@ -39,7 +40,6 @@ from codechat_lab.serve.engine import Engine, Job, Overloaded
 from codechat_lab.serve.parsing import ServedModel
 from codechat_lab.serve.request_errors import ApiError
 from codechat_lab.serve.responses import CUT_SHORT, ResponseBuilder, response_of
-from codechat_lab.serve.terminal import Toolkit
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
 
 MOST_BYTES = 1 << 20  # of a request's body
@@ -57,9 +57,10 @@ POLICY = (
 
 @dataclass(frozen=True)
 class OwnFunctions:
-    """Functions of a user's file, which the page offers and runs."""
+    """Functions of a user's file, which the page offers and runs, in one world of the server."""
 
     kit: Toolkit
+    bench: Workbench
     confirm: bool  # the page asks before each call
 
 
@@ -324,7 +325,7 @@ def add_page(router: APIRouter, served: ServedModel, own: OwnFunctions | None) -
     loaded = served.loaded
     schemas = {name: tool.schema for name, tool in TOOLS.items()}
     if own:
-        yours = {schema["name"]: schema for schema in own.kit.schemas}
+        yours = dict(own.kit.schemas)
         schemas = yours | {name: schema for name, schema in schemas.items() if name not in yours}
 
     @router.get("/page/about")
@@ -370,7 +371,7 @@ def add_page(router: APIRouter, served: ServedModel, own: OwnFunctions | None) -
         name: Annotated[str, Body()], arguments: Annotated[dict[str, Any], Body()]
     ) -> Response:
         if own and name in own.kit.names:
-            result = own.kit.respond(Call(name, arguments, "object"))
+            result = own.bench.respond(Call(name, arguments, "object"))
         else:
             result = respond(name, arguments)
         result = escape_surrogates(result)

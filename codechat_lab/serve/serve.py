@@ -3,7 +3,7 @@
 
     codechat serve --ckpt nano/rl --port 9000 --max-batch 32
     codechat serve --ckpt nano/rl --host 0.0.0.0 --api-key-file key.txt
-    codechat serve --ckpt released/mini --executors examples/my_tools.py    functions of your own
+    codechat serve --ckpt released/mini --tools examples/my_tools.py    functions of your own
     codechat serve --ckpt nano/sft --reload-from runs/weights    samples for codechat grpo --engine http
     codechat chat --server http://127.0.0.1:8000
 
@@ -23,6 +23,7 @@ from codechat.distributed import hardware, numerics
 from codechat.models import loading
 from codechat.models.fast import memory
 from codechat.runs import paths
+from codechat.text.tool_functions import read_tools
 from codechat_lab.serve.settings import LOCAL, ServeConfig
 
 SWITCH_S = (
@@ -71,9 +72,10 @@ def serve(
 
     key = read_key(cfg.api_key_file) if cfg.api_key_file else None
     own = None
-    if cfg.executors:
-        own = OwnFunctions(terminal.gather(executors=cfg.executors), cfg.confirm)
-        print(f"[functions: {', '.join(own.kit.names)}]", flush=True)
+    if cfg.tools:
+        kit = read_tools(cfg.tools, trust=cfg.trust, known=terminal.TOOLBOX)
+        own = OwnFunctions(kit, kit.open(), cfg.confirm)
+        print(f"[functions: {', '.join(kit.names)}]", flush=True)
     meaning = ""
     if loaded is None:
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)

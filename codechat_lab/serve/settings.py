@@ -6,7 +6,12 @@ from typing import ClassVar, Literal
 
 from codechat.core.config import REQUIRED, SEEDS, Settings, opt
 from codechat.core.errors import ConfigError
+from codechat.tasks.settings import TRUST
 
+TOOLS_HELP = (
+    "functions to offer: a Python file (see examples/my_tools.py), a json file of schemas, "
+    "names of functions"
+)
 DEFAULT_TOKENS = 256  # longest answer where --max-new-tokens is none
 
 
@@ -32,11 +37,8 @@ class ChatConfig(Settings):
     temperature: float = opt(0.5, "sampling temperature; 0 = always the most likely token", least=0)
     top_k: int | None = opt(50, "sample among the k most likely tokens; none = all", least=1)
     seed: int = opt(0, "seed of the sampling; the same seed gives the same answers", **SEEDS)
-    tools: tuple[str, ...] = opt((), "functions to offer, by name")
-    tools_file: Path | None = opt(None, "json file with a list of function schemas to offer")
-    executors: Path | None = opt(
-        None, "Python file whose functions are offered and run (see examples/my_tools.py)"
-    )
+    tools: tuple[str, ...] = opt((), TOOLS_HELP)
+    trust: bool = opt(False, TRUST)
     run: bool = opt(True, "run the calls; --no-run only shows them")
     raw: bool = opt(
         False, "before each answer, show the prompt as the model sees it, tags included"
@@ -100,9 +102,11 @@ class ServeConfig(Settings):
     timeout_s: float = opt(
         120.0, "longest time for a request, waiting included, seconds", least=0.001
     )
-    executors: Path | None = opt(
-        None, "Python file whose functions the chat page offers and runs (see examples/my_tools.py)"
+    tools: tuple[str, ...] = opt(
+        (),
+        "what the chat page offers and runs: a Python file of functions (see examples/my_tools.py)",
     )
+    trust: bool = opt(False, TRUST)
     confirm: bool = opt(
         True, "ask on the page before each call of these functions; --no-confirm runs them at once"
     )

@@ -5,31 +5,29 @@ checkpoint's answers appear as they are sampled.
     codechat chat  --ckpt nano/sft                                a conversation; Ctrl-D ends it
     codechat chat  --ckpt nano/pretrain --complete "def add(a"    no turns: for a checkpoint before SFT
     codechat tools --ckpt nano/rl --user "What is 12 squared?"
-    codechat tools --ckpt my-tools --executors examples/my_tools.py \\
-        --user "What is the weather in Beijing?"
+    codechat tools --ckpt my-tools --tools examples/my_tools.py --user "What is the weather in Beijing?"
     codechat tools --server http://127.0.0.1:8000 --user "What is 12 squared?"
-    codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..."    only show the call
+    codechat tools --ckpt nano/rl --tools schemas.json --no-run --user "..."    only show the call
 
 `tools` offers the functions of the toolbox that fit each request, or yours; `chat` offers none
 unless you name some. Token masks constrain calls to their schemas. Calls are run and their
-results returned until the model answers in words. A call's error goes back as {"error": ...}. A
-file of --executors runs with your rights, like any script."""
+results returned until the model answers in words. A call's error goes back as {"error": ...}.
+Calls of a file's functions run in the sandbox, with --trust in this process and with your rights."""
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from codechat.core.errors import ConfigError, DataError, UserError, nearest
+from codechat.core.errors import UserError
 from codechat.core.http_client import UNCUT, Link
 from codechat.distributed import hardware, numerics
 from codechat.models import generate, loading
 from codechat.runs import paths
-from codechat.text import chat, tool_calls, tool_functions, tool_schemas
+from codechat.text import chat, tool_calls
+from codechat.text.tool_functions import Tool, read_tools
 from codechat_lab.instruments import token_view
 from codechat_lab.serve.call_grammar import CallGrammar, Rules, call_grammar
 from codechat_lab.serve.conversations import (
@@ -48,7 +46,6 @@ Message = dict[str, str]
 Schema = dict[str, Any]
 ROUNDS = 4  # answers per request, calls included
 UNREADABLE = ""  # the signature of every call that cannot be read
-LONGEST_RESULT = 1000  # characters of a result that the model may read
 
 
 # ---- the model
@@ -188,90 +185,7 @@ class RemoteModel:
         return messages
 
 
-# ---- functions that are offered, and how their calls are run
-
-
-@dataclass(frozen=True)
-class Toolkit:
-    """What is offered to the model, and what can be run."""
-
-    schemas: list[Schema]
-    functions: Mapping[str, Callable[..., Any]]
-
-    @property
-    def names(self) -> list[str]:
-        return [schema["name"] for schema in self.schemas]
-
-    def respond(self, call: chat.Call) -> str:
-        """Run a call: {"result": value} or {"error": message} as json text."""
-        if call.form not in chat.READABLE:
-            return _json("error", f"this call cannot be read ({call.form})")
-        if call.name not in self.names:
-            return _json("error", f"there is no function {str(call.name)[:60]!r}")
-        arguments = call.arguments or {}
-        problem = misfit(
-            arguments, self.schemas[self.names.index(call.name)].get("parameters") or {}
-        )
-        if problem:
-            return _json("error", problem)
-        try:
-            text = _json("result", self.functions[call.name](**tool_functions.whole(arguments)))
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
-            return _json("error", f"{type(error).__name__}: {error}"[:LONGEST_RESULT])
-        if len(text) > LONGEST_RESULT:
-            return _json(
-                "error",
-                f"the result has {len(text)} characters; at most {LONGEST_RESULT} can be read",
-            )
-        return text
-
-
-def _json(key: str, value: Any) -> str:
-    """An object of one key as text that cannot open a turn."""
-    return tool_calls.escape_tags(json.dumps({key: value}, ensure_ascii=False, default=str))
-
-
-def misfit(arguments: Mapping[str, Any], parameters: Schema) -> str:
-    """Where the arguments break their JSON schema, or "". None of an optional parameter counts
-    as left out."""
-    import jsonschema
-
-    required = parameters.get("required") or ()
-    given = {
-        name: value for name, value in arguments.items() if value is not None or name in required
-    }
-    error = jsonschema.exceptions.best_match(
-        jsonschema.Draft202012Validator(parameters).iter_errors(given)
-    )
-    if error is None:
-        return ""
-    return f"{'.'.join(map(str, error.path)) or 'arguments'}: {error.message}"[:300]
-
-
-def gather(
-    names: Sequence[str] = (),
-    tools_file: Path | None = None,
-    executors: Path | None = None,
-    functions: Iterable[Callable[..., Any]] = (),
-    fitting: Sequence[str] = (),
-) -> Toolkit:
-    """Those named, or else all of the files and functions given, or else those `fitting`."""
-    listed = read_schemas(tools_file) if tools_file else {}
-    yours = tool_functions.load_executors(executors, listed) if executors else {}
-    yours |= tool_functions.executors_of(functions)
-    known = {name: tool.schema for name, tool in TOOLS.items()}
-    runs: dict[str, Callable[..., Any]] = {
-        name: partial(_call, tool.call) for name, tool in TOOLS.items()
-    }
-    for name, executor in yours.items():
-        known[name] = executor.schema
-        runs[name] = executor.function
-    known |= listed
-    names = names or tuple(listed) or tuple(yours) or fitting
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown function {name!r}{nearest(name, known)}")
-    return Toolkit([known[name] for name in dict.fromkeys(names)], runs)
+# ---- functions that are offered
 
 
 def _call(function: Callable[[dict[str, Any]], Any], /, **arguments: Any) -> Any:
@@ -279,32 +193,7 @@ def _call(function: Callable[[dict[str, Any]], Any], /, **arguments: Any) -> Any
     return function(arguments)
 
 
-def read_schemas(path: Path) -> dict[str, Schema]:
-    """name -> schema of a json list of tools in any form of `tool_schemas`. DataError names the
-    file and the tool."""
-    import jsonschema
-
-    schemas: dict[str, Schema] = {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        for row in tool_schemas.listed_tools(content):
-            tool = tool_schemas.tool_schema(row)
-            name = tool["name"]
-            parameters = {"type": "object", "required": [], "properties": {}, **tool["parameters"]}
-            jsonschema.Draft202012Validator.check_schema(parameters)
-            schemas[name] = {
-                "name": name,
-                "description": str(tool["description"]),
-                "parameters": parameters,
-            }
-    except (OSError, ValueError, jsonschema.SchemaError) as error:
-        expected = (
-            '[{"name": ..., "description": ..., "parameters": '
-            '{"type": "object", "properties": {...}}}]'
-        )
-        message = error.message if isinstance(error, jsonschema.SchemaError) else str(error)
-        raise DataError(f"{path} item {len(schemas)}: {message}; expected {expected}") from None
-    return schemas
+TOOLBOX = {name: Tool(partial(_call, tool.call), tool.schema) for name, tool in TOOLS.items()}
 
 
 # ---- a conversation
@@ -319,10 +208,8 @@ class ToolChat:
     def __init__(self, cfg: ChatConfig, functions: Sequence[Callable[..., Any]] = ()) -> None:
         self.cfg = cfg
         self.functions = functions
-        self.kit = self._gather()
-        self.chooses = cfg.chooses and not (
-            cfg.tools or cfg.tools_file or cfg.executors or functions
-        )
+        self.chooses = cfg.chooses and not (cfg.tools or functions)
+        self.offer(())
         self.model: LocalModel | RemoteModel = LocalModel(cfg) if cfg.ckpt else RemoteModel(cfg)
         # for functions that change with the request; of a server's model nothing is known
         self.alone = (
@@ -331,10 +218,16 @@ class ToolChat:
             and mixes_requests(self.model.loaded.model)
         )
 
-    def _gather(self, fitting: Sequence[str] = ()) -> Toolkit:
-        return gather(
-            self.cfg.tools, self.cfg.tools_file, self.cfg.executors, self.functions, fitting
+    def offer(self, fitting: Sequence[str]) -> None:
+        """Offer the functions of the settings, or else those `fitting`."""
+        self.kit = read_tools(
+            self.cfg.tools,
+            trust=self.cfg.trust,
+            known=TOOLBOX,
+            functions=self.functions,
+            fitting=fitting,
         )
+        self.bench = self.kit.open()
 
     def opening(self) -> list[Message]:
         """The system message of training: the functions, which a server adds itself, or that of
@@ -346,7 +239,9 @@ class ToolChat:
         return [
             {
                 "role": "system",
-                "content": chat.tools_prompt(self.kit.schemas, self.model.loaded.tools_style),
+                "content": chat.tools_prompt(
+                    list(self.kit.schemas.values()), self.model.loaded.tools_style
+                ),
             }
         ]
 
@@ -368,7 +263,7 @@ class ToolChat:
                 self._note(why_not)
                 return messages
             for call in calls:
-                response = self.kit.respond(call)
+                response = self.bench.respond(call)
                 messages = [*messages, {"role": "function", "content": response}]
                 self._note(f"{call.name or 'call'}: {response}")
             answered |= signatures
@@ -380,7 +275,7 @@ class ToolChat:
         may be chosen."""
         request = messages[-1]["content"]
         if self.chooses:
-            self.kit = self._gather(fitting=tools_for(request, self.kit.names))
+            self.offer(tools_for(request, self.kit.names))
             self._note(
                 f"offered: {', '.join(self.kit.names) or 'nothing, no function of the toolbox fits'}"
             )
@@ -394,7 +289,7 @@ class ToolChat:
         if self.cfg.raw and isinstance(self.model, LocalModel):
             print(chat.decode(self.model.prompt(messages), self.model.tokenizer), end="")
         held = bool(self.kit.schemas) and self.cfg.constrain == "auto"
-        text = self.model.say(messages, self.kit.schemas, held)
+        text = self.model.say(messages, list(self.kit.schemas.values()), held)
         calls = chat.parse_calls(text) if self.cfg.chooses or self.kit.schemas else []
         return [*messages, {"role": "assistant", "content": text}], calls
 
@@ -402,11 +297,9 @@ class ToolChat:
         """Why these calls are not run, or ""."""
         if not self.cfg.run:
             return "not run: --no-run"
-        missing = {call.name for call in calls} & set(self.kit.names) - set(self.kit.functions)
+        missing = {call.name for call in calls} & self.kit.missing
         if missing:
-            return (
-                f"not run: no implementation of {missing.pop()}; give one with --executors FILE.py"
-            )
+            return f"not run: no implementation of {missing.pop()}; give one with --tools FILE.py"
         if UNREADABLE in signatures and answered:
             return "stopped: the call cannot be read"
         return "stopped: this call was already answered" if signatures <= answered else ""

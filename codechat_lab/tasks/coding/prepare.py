@@ -341,7 +341,9 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         ledgers.append(ledger)
         rows = public_rows.conversation_rows(raw, ledger.source, ledger, cfg.tools_style)
         found = list(islice(rows, cfg.max_examples))
-        remedy = "give these rows their tools, or prepare them with codechat data calls --executors FILE.py"
+        remedy = (
+            "give these rows their tools, or prepare them with codechat data calls --tools FILE.py"
+        )
         public_rows.warn_of_calls_without_tools(found, ledger.source, remedy)
         yield from found
 

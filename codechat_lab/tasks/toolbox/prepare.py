@@ -48,8 +48,8 @@ class CallsConfig(ColumnsConfig):
     domain: str = opt(
         "calls", "domain of a source's conversations; only calls has problems and probes"
     )
-    executors: Path | None = opt(
-        None,
+    tools: tuple[str, ...] = opt(
+        (),
         "Python file whose functions a source's rows offer if they offer none (see examples/my_tools.py)",
     )
     max_examples: int | None = opt(
@@ -95,9 +95,9 @@ class CallsConfig(ColumnsConfig):
                 "tools_style json is for the rows of a --source; "
                 "the embedded toolbox has the other two"
             )
-        if self.executors and self.source == "embedded":
+        if self.tools and self.source == "embedded":
             raise ConfigError(
-                "executors is for the rows of a --source; the embedded toolbox has its own functions"
+                "tools is for the rows of a --source; the embedded toolbox has its own functions"
             )
         if self.domain != "calls" and self.source == "embedded":
             raise ConfigError(
@@ -309,11 +309,11 @@ def _source_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row
     ledgers.append(ledger)
     raw = sources.rows_of(source, cfg.columns)
     tools: list[tool_functions.Schema] = []
-    if cfg.executors:
-        tools = [one.schema for one in tool_functions.load_executors(cfg.executors).values()]
+    if cfg.tools:
+        tools = list(tool_functions.read_tools(cfg.tools, trust=True).schemas.values())  # not run
     rows = public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, cfg.domain, tools)
     found = list(islice(rows, cfg.max_examples))
-    remedy = "give these rows their tools, or those of a file: --executors FILE.py"
+    remedy = "give these rows their tools, or those of a file: --tools FILE.py"
     public_rows.warn_of_calls_without_tools(found, origin, remedy)
     found += _twins(found, cfg)
     by_split = splits.spread(found, public_rows.split_key)

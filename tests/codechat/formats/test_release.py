@@ -314,7 +314,7 @@ def test_mini_greets_and_tells_the_weather_of_the_example(
 ) -> None:
     """For a function that training never had."""
     tools = Path(__file__).parents[3] / "examples" / "my_tools.py"
-    command = ["tools", "--ckpt", "released/mini", "--executors", str(tools), "--user"]
+    command = ["tools", "--ckpt", "released/mini", "--tools", str(tools), "--user"]
     cli.main([*command, "What is the weather in Beijing?"])
     call, result, answer = [
         line for line in capsys.readouterr().out.splitlines() if "offered" not in line

@@ -641,7 +641,7 @@ def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path, tuned: No
     after_rl = [*first.meta["lineage"], {"kind": "grpo"}]
     assert replace(first, meta={"lineage": after_rl}).tools_style == "described"
     (home / "tools.json").write_text(json.dumps([TOOL]))
-    cfg = ToolsConfig(ckpt="first", tools_file=home / "tools.json", run=False)
+    cfg = ToolsConfig(ckpt="first", tools=(str(home / "tools.json"),), run=False)
     opening = terminal.ToolChat(cfg).opening()[0]["content"]
     assert opening == chat.tools_prompt([TOOL], "described")
 

@@ -1,5 +1,5 @@
 """Tools of one's own: arguments reach a function in the types of its hints, and a file of
-untyped functions takes its schemas from --tools-file."""
+untyped functions takes its schemas from a json file."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 
 from codechat.core.errors import DataError
 from codechat.text import chat
-from codechat.text.tool_functions import executors_of
-from codechat_lab.serve.terminal import Toolkit, gather
+from codechat.text.tool_functions import Toolkit, read_tools, tools_of
+from codechat.text.tool_worlds import World
 
 
 def takes(hint: Any, given: Any) -> Any:
@@ -21,9 +21,9 @@ def takes(hint: Any, given: Any) -> Any:
         return repr(x)
 
     show.__annotations__["x"] = hint
-    kit = Toolkit([e.schema for e in executors_of([show]).values()], {"show": show})
+    kit = Toolkit({"show": tools_of([show])["show"].schema}, World({"show": show}))
     (call,) = chat.parse_calls(chat.format_call("show", {"x": given}))
-    return json.loads(kit.respond(call)).get("result", "refused")
+    return json.loads(kit.open().respond(call)).get("result", "refused")
 
 
 def test_arguments_reach_a_function_in_the_types_of_its_hints() -> None:
@@ -42,7 +42,7 @@ def test_arguments_reach_a_function_in_the_types_of_its_hints() -> None:
         (Literal[1, 2], 3, "refused"),
         (dict[str, int], {"a": 2.0}, "{'a': 2}"),
         (dict[str, int], {"a": "2"}, "refused"),
-        (list[float], [1.5, 2.0], "[1.5, 2]"),
+        (list[float], [1.5, 2.0], "[1.5, 2.0]"),
         (list[str], ["a", 1], "refused"),
         (bool, 1, "refused"),
         (bool, True, "True"),
@@ -53,7 +53,7 @@ def test_arguments_reach_a_function_in_the_types_of_its_hints() -> None:
 ORIGINAL = Path(__file__).with_name("own_functions.txt").read_text()
 
 
-def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_path: Path) -> None:
+def test_a_file_of_untyped_functions_takes_its_schemas_from_a_json_file(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     tools = tmp_path / "tools.json"
     listed = {
@@ -69,7 +69,9 @@ def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_p
         json.dumps([{"name": name, "parameters": shape} for name, shape in zip(listed, shapes)])
     )
     file.write_text(ORIGINAL)
-    kit = gather(tools_file=tools, executors=file)
+    both = [str(file), str(tools)]
+    kit = read_tools(both, trust=True)
+    bench = kit.open()
     assert kit.names == list(listed)
     for name, arguments, result in (
         ("get_weather", {"city": "Oslo"}, "Oslo in celsius"),
@@ -78,14 +80,12 @@ def test_a_file_of_untyped_functions_takes_its_schemas_from_the_tools_file(tmp_p
         ("count", {"by": 2}, 4),
     ):
         (call,) = chat.parse_calls(chat.format_call(name, arguments))
-        assert json.loads(kit.respond(call)) == {"result": result}
-    with pytest.raises(DataError, match="parameter city .*--tools-file"):
-        gather(executors=file)
+        assert json.loads(bench.respond(call)) == {"result": result}
+    with pytest.raises(DataError, match="parameter city .*json"):
+        read_tools([str(file)], trust=True)
     # by their own names
     file.write_text(ORIGINAL.partition("EXECUTORS")[0].replace("weather", "get_weather"))
-    kit = gather(tools_file=tools, executors=file)
-    assert "get_weather" in kit.functions
-    assert "helper" not in kit.functions
+    assert read_tools(both, trust=True).missing == {"add", "count"}
     file.write_text("EXECUTORS = {'f': 3}\n")
     with pytest.raises(DataError, match="EXECUTORS.*'f'"):
-        gather(executors=file)
+        read_tools([str(file)], trust=True)

@@ -7,7 +7,7 @@ import torch
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.text import chat, tokenizer
-from codechat.text.tool_functions import load_executors
+from codechat.text.tool_functions import read_tools
 from codechat_lab.serve import conversations
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, respond
 
@@ -40,7 +40,7 @@ def exchange(user: str, *turns: str) -> list[dict[str, str]]:
 
 
 def lessons() -> list[list[dict[str, str]]]:
-    own = [e.schema for e in load_executors(EXAMPLE).values()]
+    own = list(read_tools([str(EXAMPLE)]).schemas.values())
     systems = (
         conversations.NEUTRAL,
         chat.tools_prompt([SQUARE], "compact"),

@@ -161,7 +161,7 @@ def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
 @pytest.fixture
 def own(chromium: Browser, root: Path) -> Iterator[Browser]:
     """A fresh page of a server with the functions of examples/my_tools.py."""
-    with Serving(executors=EXAMPLE) as running:
+    with Serving(tools=(str(EXAMPLE),)) as running:
         chromium.fresh()
         chromium.open(running.url)
         chromium.until("model !== ''")

@@ -472,7 +472,7 @@ def test_a_required_call_is_readable_however_hot_and_short(up: Running) -> None:
 
 
 def test_the_page_gets_and_runs_the_functions_of_a_users_file(root: Path) -> None:
-    with Serving(executors=EXAMPLE, confirm=False) as running:
+    with Serving(tools=(str(EXAMPLE),), confirm=False) as running:
         about = running.send("GET", "/page/about")[1]
         assert about["own"] == ["get_weather", "count_words", "shipping_cost"]
         assert not about["confirm"]

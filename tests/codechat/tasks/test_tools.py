@@ -1,0 +1,240 @@
+"""A file of functions and rows as a task: what counts as right, worlds, limits, and bad input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codechat import tasks
+from codechat.core.errors import ConfigError, DataError, UserError
+from codechat.tasks.tools import ToolsTask, answers
+from codechat.text import chat
+from codechat.training.rl_settings import RLSettings
+
+SHOP = '''
+import time
+STOCK = {"tea": 3}
+def price(item: str) -> float:
+    """Price of an item."""
+    return {"tea": 2.5, "cup": 6.0}[item]
+def order(item: str, count: int = 1) -> int:
+    """Order an item."""
+    STOCK[item] -= count
+    return STOCK[item]
+def wait(seconds: float) -> str:
+    """Wait."""
+    time.sleep(seconds)
+    return "done"
+def shout() -> str:
+    """Shout."""
+    print("loud")
+    return "quiet"
+'''
+TEA = {"name": "price", "arguments": {"item": "tea"}}
+CUP = {"name": "price", "arguments": {"item": "cup"}}
+
+
+def call(name: str, **arguments: Any) -> str:
+    return chat.format_call(name, arguments)
+
+
+def made(folder: Path, *rows: dict[str, Any], more: str = "", trust: bool = True) -> ToolsTask:
+    """A task of these rows, all of them to train on."""
+    (folder / "shop.py").write_text(SHOP + more)
+    given = [{"prompt": f"p{i}", "split": "train"} | row for i, row in enumerate(rows)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    return ToolsTask(str(folder / "shop.py"), str(folder / "rows.jsonl"), trust=trust)
+
+
+def played(task: ToolsTask, *answers: str) -> Any:
+    """The score of an episode with these answers, and all that the world told."""
+    world = task.environment()
+    (problem,) = task.problems("train")
+    world.reset(problem)
+    told = []
+    for text in answers:
+        said, _, done = world.step({"role": "assistant", "content": text})
+        told += [json.loads(message["content"]) for message in said]
+        if done:
+            break
+    return world.score(), told
+
+
+@pytest.mark.parametrize(
+    "row, answer, reward",
+    [
+        ({"calls": [TEA]}, call("price", item="tea"), 1.0),
+        ({"calls": TEA}, call("price", item="tea"), 1.0),
+        ({"calls": [TEA]}, call("price", item="cup"), 0.25),
+        ({"calls": [TEA]}, call("order", item="tea"), 0.0),
+        ({"calls": [TEA]}, "It costs 2.5.", 0.0),
+        ({"calls": [TEA, CUP]}, call("price", item="cup") + call("price", item="tea"), 1.0),
+        ({"calls": [TEA]}, call("price", item="tea") + call("price", item="cup"), 0.5),
+        (
+            {"calls": [{"name": "order", "arguments": {"item": "tea"}}]},
+            call("order", item="tea", count=1),
+            1.0,
+        ),
+        ({"calls": []}, "I cannot sing.", 1.0),
+        ({"calls": []}, call("price", item="tea"), 0.0),
+        ({"answer": 5}, "2 + 3 makes 5.0!", 1.0),
+        ({"answer": 5}, "5 or 6", 0.0),
+        ({"answer": "Cloudy"}, "The answer is cloudy.", 1.0),
+        ({"answer": "cloudy"}, "sunny, cloudy, rainy", 0.0),
+        ({"answer": 2.5, "calls": [TEA]}, call("price", item="tea") + "\n2.5", 1.0),
+        ({"answer": 2.5, "calls": [TEA]}, "2.5", 0.5),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_row_says_which_calls_and_which_answer_are_right(
+    tmp_path: Path, row: dict[str, Any], answer: str, reward: float
+) -> None:
+    score, _ = played(made(tmp_path, row), answer)
+    assert score.reward == reward
+    assert score.correct == (reward == 1.0)
+
+
+def test_an_answer_is_no_part_of_a_word() -> None:
+    assert not answers("an unclear sky", "clear sky")
+    assert not answers("2,500", 500)
+    assert answers("1,500 euros", 1500)
+
+
+def test_reference_solutions_of_rows_score_the_maximum(tmp_path: Path) -> None:
+    task = made(tmp_path, {"calls": [TEA, CUP]}, {"calls": []}, {"answer": 3, "calls": [TEA]})
+    assert tasks.check_reference_solutions(task, task.problems("train")).require().n == 3
+
+
+@pytest.mark.parametrize("trust", [True, False], ids=["trusted", "sandboxed"])
+def test_each_episode_has_a_world_of_its_own(tmp_path: Path, trust: bool) -> None:
+    task = made(tmp_path, {"answer": "x"}, trust=trust)
+    (problem,) = task.problems("train")
+    one, two = task.environment(), task.environment()
+    for world in (one, two):
+        world.reset(problem)
+    left = []
+    for world in (one, two, one, two, one):
+        (said,), _, _ = world.step({"role": "assistant", "content": call("order", item="tea")})
+        left.append(json.loads(said["content"])["result"])
+    assert left == [2, 2, 1, 1, 0]
+
+
+@pytest.mark.parametrize("trust", [True, False], ids=["trusted", "sandboxed"])
+def test_a_reward_of_the_file_sees_the_conversation_the_row_and_the_state(
+    tmp_path: Path, trust: bool
+) -> None:
+    reward = """
+def reward(messages, row):
+    called = [m["tool_calls"][0]["function"]["name"] for m in messages if "tool_calls" in m]
+    return float(called == ["order"] and STOCK["tea"] == row["left"])
+"""
+    task = made(tmp_path, {"left": 2}, more=reward, trust=trust)
+    assert "reward" not in task.kit.names
+    assert task.no_references
+    score, _ = played(task, call("order", item="tea"), "ordered")
+    assert score.correct
+    assert played(task, call("order", item="tea", count=2), "ordered")[0].reward == 0
+
+
+def test_an_episode_ends_at_its_limits_and_when_nothing_more_can_be_earned(tmp_path: Path) -> None:
+    task = made(tmp_path, {"answer": 1})
+    task.max_calls = 2
+    _, told = played(task, 3 * call("price", item="tea"), call("price", item="tea"))
+    assert [next(iter(said)) for said in told] == ["result", "result", "error"]
+    once = made(tmp_path, {"calls": [TEA]})
+    assert len(played(once, *3 * [call("price", item="tea")])[1]) == 1
+
+
+def test_results_are_masked_from_the_loss(tmp_path: Path) -> None:
+    from codechat.models import generate
+    from codechat.rl import episodes
+    from codechat.text import tokenizer
+
+    tok = tokenizer.load("gpt2:512")
+    task = made(tmp_path, {"answer": 1})
+    episode = episodes.Episode(task, task.problems("train")[0], 0, "0", tok, "reserved")
+    for number, text in enumerate((call("price", item="tea"), "1")):
+        ids = chat.completion_ids(text, tok)
+        given = generate.Completion(ids, [0.0] * len(ids), "stop", [True] * len(ids), None)
+        episode.take(given, last=number == 1, room=2000)
+    written = [id for id, own in zip(episode.ids, episode.mask) if own]
+    assert "2.5" in chat.decode(episode.ids, tok)
+    assert "2.5" not in chat.decode(written, tok)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize("trust", [True, False], ids=["trusted", "sandboxed"])
+def test_a_function_that_raises_hangs_or_prints_gives_a_result_and_the_run_goes_on(
+    tmp_path: Path, trust: bool, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codechat.text.tool_functions.CALL_S", 0.5)
+    task = made(tmp_path, {"answer": 1}, trust=trust)
+    said = played(
+        task,
+        call("price", item="pot"),
+        call("wait", seconds=9),
+        call("shout"),
+        call("order", item="tea"),
+    )[1]
+    assert said[0] == {"error": "KeyError: 'pot'"}
+    assert "ran 0.5 seconds" in said[1]["error"]
+    assert said[2:] == [{"result": "quiet"}, {"result": 2}]
+    told = capsys.readouterr()
+    assert told.out == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["return float('nan')", "return 2", "raise ValueError('no')", "return 'x'", "return None"],
+)
+def test_a_reward_that_is_no_number_from_0_to_1_counts_as_error_and_is_said_once(
+    tmp_path: Path, body: str, capsys: pytest.CaptureFixture
+) -> None:
+    task = made(tmp_path, {"x": 1}, more=f"def reward(messages, row):\n    {body}\n")
+    for _ in range(2):
+        score, _ = played(task, "hello")
+        assert (score.reward, score.tier) == (0.0, "error")
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "row, named",
+    [
+        ({}, "row 1 .* expected calls or answer"),
+        ({"calls": [{"name": "cost", "arguments": {}}]}, "expected calls of price, order"),
+        ({"calls": [{"name": "price", "arguments": {"item": 3}}]}, "fit price: item"),
+        ({"calls": [{"name": "price", "arguments": {}}]}, "fit price: .*item"),
+    ],
+)
+def test_a_row_without_what_is_right_is_named(tmp_path: Path, row: dict, named: str) -> None:
+    with pytest.raises(DataError, match=named):
+        made(tmp_path, row)
+
+
+def test_a_function_without_types_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="shop.py line .*: stir: parameter x has no type hint"):
+        made(tmp_path, {"answer": 1}, more="def stir(x): ...\n")
+
+
+def test_a_file_that_the_sandbox_cannot_load_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="shop.py does not load in the sandbox .*numpy.*--trust"):
+        made(tmp_path, {"answer": 1}, more="import numpy\n", trust=False)
+
+
+def test_the_settings_make_the_task_of_the_files(tmp_path: Path) -> None:
+    cfg = RLSettings(tools=("a.py",), data_dir="rows.jsonl")
+    assert cfg.task == "tools:a.py"
+    assert (
+        RLSettings(tools=("a b.py", "f"), trust=True).task
+        == 'tools:tools=["a b.py", "f"],trust=true'
+    )
+    assert tasks.find_class('tools:tools=["a b.py", "f"]')[0] is ToolsTask
+    with pytest.raises(ConfigError, match="keep one"):
+        RLSettings(task="toy", tools=("a.py",))
+    with pytest.raises(ConfigError, match="no task"):
+        RLSettings()
+    with pytest.raises(ConfigError, match="--data-dir"):
+        tasks.load("tools:a.py")
