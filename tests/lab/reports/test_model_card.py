@@ -27,43 +27,59 @@ def evaluated(name: str, of: str, rows: list[dict]) -> str:
 
 @pytest.fixture
 def given(make_run: Callable[..., Run], tmp_path: Path) -> str:
+    """The folder of a released model."""
     lineage = [{"run": "own/sft", "kind": "sft", "data_dir": "data/own", "step": 1}]
     make_run("own/sft", "gpt2:400", lineage=lineage)
     cli.main(["export", "--ckpt", "own/sft", "--out", str(tmp_path / "given"), "--format", "run"])
     return str(tmp_path / "given")
 
 
-def test_the_card_has_the_figures_of_the_evaluation_and_names_what_fails(given: str) -> None:
-    both = [
-        dict(
-            split="test",
-            sampling=sampling,
-            **share("call/pass@1", value),
-            **{"call/n": 20, "call/named_not_offered": 0.0},
-        )
-        | share("tool/pass@1", value / 4)
-        | {"tool/n": 10}
-        for sampling, value in (("T=1", 0.625), ("greedy", 0.875))
-    ]
-    evaluation = evaluated("judged", given, both)
+def scores(sampling: str, call: float) -> dict[str, object]:
+    """A row of an evaluation: a share of calls is right, and a quarter of it with new tools."""
+    row: dict[str, object] = {"split": "test", "sampling": sampling}
+    row |= share("call/pass@1", call)
+    row |= share("tool/pass@1", call / 4)
+    return row | {"call/n": 20, "call/named_not_offered": 0.0, "tool/n": 10}
+
+
+@pytest.fixture
+def lines(given: str) -> list[str]:
+    """The card with both evaluations."""
+    judged = evaluated("judged", given, [scores("T=1", 0.625), scores("greedy", 0.875)])
     answers: dict[str, float] = {}
     for place, (name, (_, n)) in enumerate(model_card.NATURAL.items()):
         answers |= share(name, 0.2 + 0.15 * place) | {n: 20}
-    natural = evaluated("asked", given, [answers])
-    words = ["--ckpt", given, "--evaluation", evaluation, "--natural", natural]
-    model_card.main(words)
-    lines = (Path(given) / "README.md").read_text().splitlines()
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lines
-        if line.startswith("| ")
-    ]
-    rows = {first: more for first, *more in cells}
+    asked = evaluated("asked", given, [answers])
+    model_card.main(["--ckpt", given, "--evaluation", judged, "--natural", asked])
+    return (Path(given) / "README.md").read_text().splitlines()
+
+
+@pytest.fixture
+def rows(lines: list[str]) -> dict[str, list[str]]:
+    """The cells of the card's tables, by the first of their row."""
+    found = {}
+    for line in lines:
+        if line.startswith("| "):
+            first, *more = [cell.strip() for cell in line.strip("|").split("|")]
+            found[first] = more
+    return found
+
+
+def test_the_card_has_the_figures_of_the_evaluation(rows: dict[str, list[str]]) -> None:
     assert rows["known tools, new values"] == ["20", "0.62 [0.53, 0.72]", "0.88 [0.78, 0.97]"]
+
+
+def test_the_card_has_the_runs_behind_the_model(rows: dict[str, list[str]]) -> None:
     assert rows["own/sft"] == ["sft", "1", "`data/own`"]
+
+
+def test_the_card_names_what_fails(lines: list[str]) -> None:
     lacking = [line for line in lines if line.startswith("- ") and "% right" in line]
     assert len(lacking) == 3
     assert any("unseen tools: 22%" in line for line in lacking)
+
+
+def test_the_card_leaves_the_model_as_it_is(given: str, lines: list[str]) -> None:
     assert json.loads((Path(given) / "status.json").read_text())["status"] == "finished"
 
 

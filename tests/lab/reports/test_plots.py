@@ -1,9 +1,12 @@
 """Figures: what they say and draw and that they are the same each time."""
 
+from collections.abc import Callable
+
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from codechat_lab.reports import plots, style
 
@@ -25,49 +28,82 @@ RL = pd.DataFrame(
     )
 )
 SCORES = {
-    name + end: [0.4 + off, 0.5 + off, 0.6 + off]
-    for name in ("pass@1", "reward_mean")
-    for end, off in (("", 0.0), ("/lo", -0.1), ("/hi", 0.2))
+    "pass@1": [0.4, 0.5, 0.6],
+    "pass@1/lo": [0.3, 0.4, 0.5],
+    "pass@1/hi": [0.6, 0.7, 0.8],
+    "reward_mean": [0.4, 0.5, 0.6],
+    "reward_mean/lo": [0.3, 0.4, 0.5],
+    "reward_mean/hi": [0.6, 0.7, 0.8],
 }
-RL_EVALS = pd.DataFrame(dict(step=[0, 20, 40], n_samples=8, n_problems=64, **SCORES))
+RL_EVALS = pd.DataFrame({"step": [0, 20, 40], "n_samples": 8, "n_problems": 64} | SCORES)
 
 
-def test_every_figure_states_a_finding_that_follows_from_the_data() -> None:
-    figures = [
-        plots.pretraining("nano/pretrain", PRETRAINING, BITS),
-        plots.heldout_losses("nano/sft", LOSSES),
-        plots.rl_progress("nano/rl", RL, RL_EVALS, "the reward rises"),
-        plots.group_signal("nano/rl", RL),
-    ]
-    assert all(len(figure.get_suptitle()) > 15 for figure in figures)
-    assert (
-        figures[0]._repr_png_()
-        == plots.pretraining("nano/pretrain", PRETRAINING, BITS)._repr_png_()
-    )
-    assert "4.00 to 2.00 bits" in figures[0].get_suptitle()
-    assert "70% of groups" in figures[3].get_suptitle()
-    assert "no domain" in figures[1].get_suptitle()
+def pretraining() -> Figure:
+    return plots.pretraining("nano/pretrain", PRETRAINING, BITS)
+
+
+def rl_progress() -> Figure:
+    return plots.rl_progress("nano/rl", RL, RL_EVALS, "the reward rises")
+
+
+def heldout_losses() -> Figure:
+    return plots.heldout_losses("nano/sft", LOSSES)
+
+
+def group_signal() -> Figure:
+    return plots.group_signal("nano/rl", RL)
+
+
+@pytest.mark.parametrize("figure", [pretraining, heldout_losses, rl_progress, group_signal])
+def test_every_figure_states_a_finding(figure: Callable[[], Figure]) -> None:
+    assert len(figure().get_suptitle()) > 15
+
+
+def test_a_figure_drawn_again_has_the_same_bytes() -> None:
+    assert pretraining()._repr_png_() == pretraining()._repr_png_()
+
+
+def test_the_finding_of_pretraining_is_its_loss_in_bits() -> None:
+    assert "4.00 to 2.00 bits" in pretraining().get_suptitle()
+
+
+def test_the_finding_of_group_signal_is_the_share_of_groups_that_teach() -> None:
+    assert "70% of groups" in group_signal().get_suptitle()
+
+
+def test_the_finding_of_held_out_losses_names_the_domains_that_end_above_their_lowest() -> None:
+    assert "no domain" in heldout_losses().get_suptitle()
     worse = LOSSES.assign(**{"heldout_loss/code": [3.0, 2.0, 2.5]})
     assert "code ends above" in plots.heldout_losses("nano/sft", worse).get_suptitle()
-    (bars,) = figures[2].axes[1].collections
+
+
+def test_the_bars_of_a_score_are_its_interval() -> None:
+    (bars,) = rl_progress().axes[1].collections
     drawn = [segment[:, 1].tolist() for segment in bars.get_segments()]
-    assert drawn == [
-        pytest.approx([row["pass@1/lo"], row["pass@1/hi"]]) for _, row in RL_EVALS.iterrows()
-    ]
+    intervals = zip(SCORES["pass@1/lo"], SCORES["pass@1/hi"], strict=True)
+    assert drawn == [pytest.approx(list(interval)) for interval in intervals]
 
 
-def test_seeds_share_a_colour_and_differ_by_dashes_and_the_look_stays_in_the_figure() -> None:
+def test_stages_have_colours_and_seeds_differ_by_dashes() -> None:
+    assert style.colour_of("a/rl") == style.colour_of("b/rl-s1@20")
+    assert style.colour_of("a/rl") != style.colour_of("a/sft")
+    assert style.dash_of("a/rl") != style.dash_of("a/rl-s1")
+
+
+def test_a_run_is_named_in_words() -> None:
+    assert style.label_of_run("nano/v5-sft-s1@240") == "v5 SFT, seed 1, step 240"
+
+
+def test_the_look_of_a_figure_stays_in_the_figure() -> None:
     before = dict(matplotlib.rcParams)
     fig, axes = style.new_figure("title", cols=2)
-    style.finish(
-        axes[0, 0],
-        x="tokens",
-        y=style.label_of("train_loss"),
-        note=style.seeds_note(["a/rl", "a/rl-s1"]),
-    )
+    style.finish(axes[0, 0], x="tokens", y=style.label_of("train_loss"))
     assert dict(matplotlib.rcParams) == before
     assert not axes[0, 1].spines["top"].get_visible()
-    assert style.colour_of("a/rl") == style.colour_of("b/rl-s1@20") != style.colour_of("a/sft")
-    assert style.dash_of("a/rl") != style.dash_of("a/rl-s1")
-    assert style.label_of_run("nano/v5-sft-s1@240") == "v5 SFT, seed 1, step 240"
+
+
+def test_a_note_says_how_many_seeds_are_drawn() -> None:
+    fig, axes = style.new_figure("title")
+    note = style.seeds_note(["a/rl", "a/rl-s1"])
+    style.finish(axes[0, 0], x="tokens", y=style.label_of("train_loss"), note=note)
     assert axes[0, 0].texts[0].get_text() == "n = 2 seeds, each drawn"
