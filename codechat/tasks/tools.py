@@ -33,8 +33,9 @@ from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
 from codechat.tasks.base import Message, Problem, Score, play
 from codechat.tasks.custom import OwnRows, Row
-from codechat.text import chat, tool_calls
+from codechat.text import tool_calls
 from codechat.text.tool_functions import misfit, read_tools
+from codechat.text.tool_lists import tools_prompt
 from codechat.text.tool_worlds import whole
 
 NAME_CREDIT = 0.25  # of a call with the right function and other arguments
@@ -102,7 +103,7 @@ class ToolsTask(OwnRows):
     def _wrong_calls(self, calls: Sequence[Any]) -> str:
         """What is wrong with expected calls; empty for nothing."""
         for given in calls:
-            call = chat.read_call(given)
+            call = tool_calls.read_call(given)
             if call.name is None or call.name not in self.kit.schemas:
                 return f"expected calls of {', '.join(self.kit.names)}"
             problem = misfit(call.arguments or {}, self.kit.schemas[call.name]["parameters"])
@@ -115,7 +116,7 @@ class ToolsTask(OwnRows):
 
     def prompt(self, problem: Problem) -> list[Message]:
         """The messages of the row behind a system message that lists the functions."""
-        offer = chat.tools_prompt(list(self.kit.schemas.values()), self.tools_style)
+        offer = tools_prompt(list(self.kit.schemas.values()), self.tools_style)
         messages = problem.messages
         if messages[0]["role"] == "system":
             offer = f"{messages[0]['content']}\n\n{offer}"
@@ -131,8 +132,8 @@ class ToolsTask(OwnRows):
         return "\n".join(parts)
 
     def _call_text(self, given: Any) -> str:
-        call = chat.read_call(given)
-        return chat.format_call(call.name, call.arguments)
+        call = tool_calls.read_call(given)
+        return tool_calls.format_call(call.name, call.arguments)
 
     # ---- episodes
 
@@ -174,7 +175,7 @@ class ToolsEnvironment:
         self.problem = problem
         self.bench = self.task.kit.open()
         self.messages = self.task.prompt(problem)
-        self.calls: list[chat.Call] = []
+        self.calls: list[tool_calls.Call] = []
         self.closed = False
         self.verdict: Score | None = None
         self.before = 0.0
@@ -186,7 +187,7 @@ class ToolsEnvironment:
         if self.closed:
             return [], 0.0, True
         self.verdict = None
-        calls = chat.parse_calls(message["content"])
+        calls = tool_calls.parse_calls(message["content"])
         told = [{"role": "function", "content": self._respond(call)} for call in calls]
         self.messages = [*self.messages, dict(message), *told]
         self.closed = not calls or self._is_decided()
@@ -194,7 +195,7 @@ class ToolsEnvironment:
         self.before = self.score().reward
         return told, self.before - before, self.closed
 
-    def _respond(self, call: chat.Call) -> str:
+    def _respond(self, call: tool_calls.Call) -> str:
         if len(self.calls) >= self.task.max_calls:
             most = f"the limit of {self.task.max_calls} calls is reached"
             return json.dumps({"error": most})
@@ -260,7 +261,7 @@ class ToolsEnvironment:
         if not expected:
             return float(not self.calls)
         left = [(call.name, self._filled(call)) for call in self.calls]
-        wanted = [chat.read_call(one) for one in expected]
+        wanted = [tool_calls.read_call(one) for one in expected]
         missed = []
         for call in wanted:
             one = (call.name, self._filled(call))
@@ -276,7 +277,7 @@ class ToolsEnvironment:
                 credit += NAME_CREDIT
         return credit / max(len(wanted), len(self.calls))
 
-    def _filled(self, call: chat.Call) -> Any:
+    def _filled(self, call: tool_calls.Call) -> Any:
         """The arguments with the defaults of those that are left out."""
         schema = self.task.kit.schemas.get(call.name or "", {})
         defaults = {}
@@ -290,7 +291,7 @@ class ToolsEnvironment:
         texts = [m["content"] for m in self.messages if m["role"] == "assistant"]
         if not texts:
             return ""
-        calls = chat.parse_calls(texts[-1])
+        calls = tool_calls.parse_calls(texts[-1])
         return calls[-1].after if calls else texts[-1]
 
 
