@@ -106,27 +106,28 @@ def train(cfg: DistillConfig) -> Run:
         ours = checkpoint.read_meta(cfg.init_from)
     check_same_text(cfg, theirs, ours)
     check_room(cfg, theirs, ours)
-    with rl_session(cfg, "distill", data=weights_hash(cfg.teacher, theirs)) as r:
+    with rl_session(cfg, "distill", data=weights_hash(cfg.teacher, theirs)) as session:
         teacher = loading.load_model(cfg.teacher, hardware.device()).model
         if cfg.samples == "teacher":
-            r.sampler.model = teacher
-        for _ in r.steps():
-            batch = r.sample()  # P problems x G completions
-            sampled, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C)
-            advantage = (
-                r.score(teacher, batch) - sampled
-                if cfg.samples == "student"
-                else torch.ones_like(sampled)
-            )
+            session.sampler.model = teacher
+        for _ in session.steps():
+            batch = session.sample()  # P problems x G completions
+            sampled, mask = session.to_device(batch.logprobs(), batch.mask())  # (N, C)
+            if cfg.samples == "student":
+                advantage = session.score(teacher, batch) - sampled  # (N, C)
+            else:
+                advantage = torch.ones_like(sampled)
             # every completion is learned from: no reward decides here
-            for update in r.updates(batch, live=torch.ones_like(batch.rewards, dtype=torch.bool)):
-                for mb in update.microbatches():
+            live = torch.ones_like(batch.rewards, dtype=torch.bool)  # (P, G)
+            for update in session.updates(batch, live):
+                for micro in update.microbatches():
                     # the teacher's text is learned by likelihood; the student's, as it was drawn
-                    logprobs, _ = mb.logprobs(whole=cfg.samples == "teacher")  # (B, C)
-                    mb.backward(
-                        policy_gradient_loss(logprobs, mb.of(advantage), mb.mask, update.n_tokens)
+                    logprobs, _ = micro.logprobs(whole=cfg.samples == "teacher")  # (B, C)
+                    advantages = micro.rows_of(advantage)  # (B, C)
+                    micro.backward(
+                        policy_gradient_loss(logprobs, advantages, micro.mask, update.n_tokens)
                     )
                 update.apply()
             kl = {"teacher_kl": -masked_sum(advantage, mask)} if cfg.samples == "student" else {}
-            r.log(batch, sums=kl)
-    return r.run
+            session.log(batch, sums=kl)
+    return session.run

@@ -61,18 +61,18 @@ def train(cfg: ExpertConfig) -> Run:
     from codechat.rl.losses import masked_mean, masked_sum
     from codechat.training.rl_session import rl_session
 
-    with rl_session(cfg, "expert", measures=("train_loss",)) as r:
-        for _ in r.steps():
-            batch = r.sample()  # P problems x G completions
+    with rl_session(cfg, "expert", measures=("train_loss",)) as session:
+        for _ in session.steps():
+            batch = session.sample()  # P problems x G completions
             kept = kept_completions(batch, cfg.keep)  # (P, G)
-            for update in r.updates(batch, kept, cfg.inner_epochs, cfg.minibatches):
-                for mb in update.microbatches(keep=kept):
+            for update in session.updates(batch, kept, cfg.inner_epochs, cfg.minibatches):
+                for micro in update.microbatches(keep=kept):
                     # a likelihood is over all tokens under --top-k too: it must take probability
                     # from those that were cut
-                    logprobs, _ = mb.logprobs(whole=True)  # (B, C)
+                    logprobs, _ = micro.logprobs(whole=True)  # (B, C)
                     # kept completions alone are counted: the mean is over what is learned
-                    loss = -masked_mean(logprobs, mb.mask, update.n_live_tokens)
-                    mb.backward(loss, {"train_loss": -masked_sum(logprobs, mb.mask)})
+                    loss = -masked_mean(logprobs, micro.mask, update.n_live_tokens)
+                    micro.backward(loss, {"train_loss": -masked_sum(logprobs, micro.mask)})
                 update.apply()
-            r.log(batch, {"kept_frac": kept.float().mean()})
-    return r.run
+            session.log(batch, {"kept_frac": kept.float().mean()})
+    return session.run

@@ -194,14 +194,16 @@ def train(cfg: GRPOConfig) -> Run:
     clip = (chosen.clip_eps_low, chosen.clip_eps_high)
     kl_loss = bool(cfg.kl_coef) and cfg.kl_in == "loss"
     measures = (*CLIPPING, "kl_ref") if cfg.kl_coef else CLIPPING
-    with rl_session(cfg, "grpo", reference=bool(cfg.kl_coef), measures=measures) as r:
-        for _ in r.steps():
-            batch = r.sample(chosen.resample_rounds)  # P problems x G completions
-            sampled, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C) each
+    with rl_session(cfg, "grpo", reference=bool(cfg.kl_coef), measures=measures) as session:
+        for _ in session.steps():
+            batch = session.sample(chosen.resample_rounds)  # P problems x G completions
+            sampled, mask = session.to_device(batch.logprobs(), batch.mask())  # (N, C) each
             # the sampler computes slightly other log-probabilities than the trainer; with the
             # trainer's own, the ratio holds only what learning has changed
-            old = r.score(r.model, batch) if cfg.old_logprobs == "trainer" else sampled  # (N, C)
-            ref = r.score_reference(batch)  # (N, C)
+            old = sampled  # (N, C)
+            if cfg.old_logprobs == "trainer":
+                old = session.score(session.model, batch)
+            ref = session.score_reference(batch)  # (N, C)
             # (N, C)
             importance, off_policy = losses.importance_weights(
                 old, sampled, mask, cfg.importance_cap
@@ -212,40 +214,42 @@ def train(cfg: GRPOConfig) -> Run:
             # the advantages above still count what was cut off: its reward is part of the group's
             # mean
             learned = batch.without_cut_off() if cfg.mask_truncated else batch
-            for update in r.updates(learned, live, cfg.inner_epochs, cfg.minibatches):
-                for mb in update.microbatches(keep):
-                    logprobs, entropy = mb.logprobs()  # (B, C) each
-                    ratio = losses.policy_ratio(logprobs, mb.of(old), mb.mask, chosen.ratio)
-                    loss = surrogate(ratio, mb.of(advantage), *clip) * mb.of(importance)
+            for update in session.updates(learned, live, cfg.inner_epochs, cfg.minibatches):
+                for micro in update.microbatches(keep):
+                    logprobs, entropy = micro.logprobs()  # (B, C) each
+                    old_logprobs = micro.rows_of(old)  # (B, C)
+                    advantages = micro.rows_of(advantage)  # (B, 1)
+                    ratio = losses.policy_ratio(logprobs, old_logprobs, micro.mask, chosen.ratio)
+                    loss = surrogate(ratio, advantages, *clip) * micro.rows_of(importance)
                     if ref is not None and kl_loss:
                         loss = loss + cfg.kl_coef * losses.kl_estimate(
-                            logprobs, mb.of(ref), cfg.kl_kind
+                            logprobs, micro.rows_of(ref), cfg.kl_kind
                         )
                     loss = loss - cfg.entropy_coef * entropy
                     # (B, 1)
                     weights = losses.token_weights(
-                        mb.mask.sum(1),
+                        micro.mask.sum(1),
                         chosen.loss_aggregation,
                         update.n_sequences,
                         update.n_tokens,
                         cfg.max_new_tokens,
                     )
                     sums = losses.clip_statistics(
-                        ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip
+                        ratio, logprobs, old_logprobs, advantages, micro.mask, *clip
                     )
                     if ref is not None:
                         # logged with k3, whatever --kl-kind the loss takes
                         sums["kl_ref"] = losses.masked_sum(
-                            losses.kl_estimate(logprobs, mb.of(ref)), mb.mask
+                            losses.kl_estimate(logprobs, micro.rows_of(ref)), micro.mask
                         )
-                    mb.backward(losses.masked_sum(loss * weights, mb.mask), sums)
+                    micro.backward(losses.masked_sum(loss * weights, micro.mask), sums)
                 update.apply()
             means = {
                 "adv_abs_mean": float(advantage.abs().mean()),
-                "resampled_groups": float(r.resampled),
+                "resampled_groups": float(session.resampled),
             }
             if cfg.mask_truncated:
                 means["frac_masked"] = float(batch.cut_off().float().mean())
             # with the sampler's as old log-probabilities both are one table: nothing to report
-            r.log(batch, means, sums=off_policy if cfg.old_logprobs == "trainer" else {})
-    return r.run
+            session.log(batch, means, sums=off_policy if cfg.old_logprobs == "trainer" else {})
+    return session.run

@@ -63,16 +63,20 @@ def train(cfg: PPOConfig) -> Run:
         measures.append("kl_ref")
     with rl_session(
         cfg, "ppo", reference=bool(cfg.kl_coef), value_head=True, measures=measures
-    ) as r:
-        assert r.head is not None
-        for _ in r.steps():
-            batch = r.sample()  # P problems x G completions
-            old, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C) each
+    ) as session:
+        assert session.head is not None
+        for _ in session.steps():
+            batch = session.sample()  # P problems x G completions
+            old, mask = session.to_device(batch.logprobs(), batch.mask())  # (N, C) each
             # statistics leave out padding and the environment's text, which have the value 0
-            (written,) = r.to_device(batch.mask().flatten().nonzero()[:, 0])  # indices into N x C
-            ref = r.score_reference(batch)  # (N, C)
+            (written,) = session.to_device(
+                batch.mask().flatten().nonzero()[:, 0]
+            )  # indices into N x C
+            ref = session.score_reference(batch)  # (N, C)
             rewards = advantages.token_rewards(cfg, batch, old, ref)  # (N, C)
-            old_values = advantages.values_of(r.cfg, r.model, r.head, batch)  # (N, C)
+            old_values = advantages.values_of(
+                session.cfg, session.model, session.head, batch
+            )  # (N, C)
             # (N, C) each
             advantage, returns = advantages.estimate_gae(rewards, old_values, mask, lam=cfg.lam)
             explained = advantages.explained_variance(
@@ -80,26 +84,35 @@ def train(cfg: PPOConfig) -> Run:
             )
             adv_abs_sum = float(advantage.flatten()[written].abs().mean()) * len(written)
             live = advantages.live_completions(batch.rewards)  # (P, G)
-            for update in r.updates(batch, live, cfg.inner_epochs, cfg.minibatches):
-                for mb in update.microbatches():
-                    logprobs, entropy, hidden = mb.logprobs(states=True)  # (B, C) each, and states
-                    values = mb.packed.unpack(r.head(hidden))  # (B, C)
-                    ratio = losses.policy_ratio(logprobs, mb.of(old), mb.mask)
-                    policy_loss = losses.clipped_policy_loss(ratio, mb.of(advantage), *clip)
-                    value_loss = losses.value_loss(values, mb.of(old_values), mb.of(returns))
+            for update in session.updates(batch, live, cfg.inner_epochs, cfg.minibatches):
+                for micro in update.microbatches():
+                    # (B, C) each, and the states before each token
+                    logprobs, entropy, hidden = micro.logprobs(states=True)
+                    values = micro.packed.unpack(session.head(hidden))  # (B, C)
+                    old_logprobs = micro.rows_of(old)  # (B, C)
+                    gae = micro.rows_of(advantage)  # (B, C)
+                    ratio = losses.policy_ratio(logprobs, old_logprobs, micro.mask)
+                    policy_loss = losses.clipped_policy_loss(ratio, gae, *clip)
+                    value_loss = losses.value_loss(
+                        values, micro.rows_of(old_values), micro.rows_of(returns)
+                    )
                     loss = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
                     sums = losses.clip_statistics(
-                        ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip
+                        ratio, logprobs, old_logprobs, gae, micro.mask, *clip
                     )
-                    sums["value_loss"] = losses.masked_sum(value_loss, mb.mask)
+                    sums["value_loss"] = losses.masked_sum(value_loss, micro.mask)
                     # `backward` would log the whole loss under this name, value loss and bonus
                     # included
-                    sums["policy_loss"] = losses.masked_mean(policy_loss, mb.mask, update.n_tokens)
+                    sums["policy_loss"] = losses.masked_mean(
+                        policy_loss, micro.mask, update.n_tokens
+                    )
                     if ref is not None:
                         sums["kl_ref"] = losses.masked_sum(
-                            losses.kl_estimate(logprobs, mb.of(ref)), mb.mask
+                            losses.kl_estimate(logprobs, micro.rows_of(ref)), micro.mask
                         )
-                    mb.backward(losses.masked_mean(loss, mb.mask, update.n_tokens), sums)
+                    micro.backward(losses.masked_mean(loss, micro.mask, update.n_tokens), sums)
                 update.apply()
-            r.log(batch, {"explained_variance": explained}, sums={"adv_abs_mean": adv_abs_sum})
-    return r.run
+            session.log(
+                batch, {"explained_variance": explained}, sums={"adv_abs_mean": adv_abs_sum}
+            )
+    return session.run

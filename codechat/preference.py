@@ -104,8 +104,8 @@ def train(cfg: PreferenceConfig) -> Run:
         PreferenceLoss,
         held_out_means,
         log_step,
-        place,
         read_or_sample,
+        shuffled_index,
     )
     from codechat.training.session import Session, build_model, load_parent, weights_hash
     from codechat.training.step_metrics import Meter
@@ -149,25 +149,26 @@ def train(cfg: PreferenceConfig) -> Run:
             trained_on=dict(data_dir=cfg.data_dir, task=cfg.task, task_data=cfg.task_data),
             data=data,
         )
-        size = len(pairs.batch.prompts)
-        count = cfg.batch_per_rank * world.size  # pairs of a step
+        n_pairs = len(pairs.batch.prompts)
+        pairs_per_step = cfg.batch_per_rank * world.size
         with session.running():
             for step in session.steps():
                 # the mean over the pairs of all microbatches and ranks, in a fresh order each epoch
                 meter = Meter()
                 meter.begin_learning(model)
-                micros = []  # the rows of each
-                for micro in range(cfg.grad_accum):
-                    at = step * count + (micro * world.size + world.rank) * cfg.device_batch_size
-                    micros.append(
-                        [place(i, size, cfg.seed) for i in range(at, at + cfg.device_batch_size)]
-                    )
+                microbatches = []  # the pairs of each
+                for number in range(cfg.grad_accum):
+                    before = (number * world.size + world.rank) * cfg.device_batch_size
+                    first = step * pairs_per_step + before
+                    order = range(first, first + cfg.device_batch_size)
+                    microbatches.append([shuffled_index(i, n_pairs, cfg.seed) for i in order])
                 # one for the whole step, so that accumulation and ranks change nothing
-                point = loss_of.reference_point(pairs, sum(micros, []))
-                for rows in micros:
+                point = loss_of.reference_point(pairs, sum(microbatches, []))
+                for rows in microbatches:
                     total, sums = loss_of(pairs, rows, point)
-                    (total / count).backward()
+                    (total / pairs_per_step).backward()
                     meter.add(sums)
                 session.apply_gradients()
-                log_step(session, meter, pairs.batch.group_size, epoch=(step + 1) * count / size)
+                epoch = (step + 1) * pairs_per_step / n_pairs
+                log_step(session, meter, pairs.batch.group_size, epoch=epoch)
     return session.run

@@ -40,22 +40,22 @@ def train(cfg: ReinforceConfig) -> Run:
     from codechat.rl.losses import masked_mean, policy_gradient_loss
     from codechat.training.rl_session import rl_session
 
-    with rl_session(cfg, "reinforce", measures=("mismatch_kl", "importance_capped")) as r:
-        for _ in r.steps():
-            batch = r.sample()  # P problems x G completions
+    with rl_session(cfg, "reinforce", measures=("mismatch_kl", "importance_capped")) as session:
+        for _ in session.steps():
+            batch = session.sample()  # P problems x G completions
             advantage = group_advantages(batch.rewards, cfg.baseline)  # (P, G)
             # no update where every advantage is 0: momentum alone would move the policy
-            for update in r.updates(batch, live=advantage != 0):
+            for update in session.updates(batch, live=advantage != 0):
                 # a completion of advantage 0 adds exactly 0, unless it gets an entropy bonus
-                for mb in update.microbatches(keep=None if cfg.entropy_coef else advantage != 0):
-                    logprobs, entropy = mb.logprobs()  # (B, C) each
-                    weighted = mb.of(advantage) * mb.importance(logprobs, cfg.importance_cap)
+                for micro in update.microbatches(keep=None if cfg.entropy_coef else advantage != 0):
+                    logprobs, entropy = micro.logprobs()  # (B, C) each
+                    importance = micro.importance(logprobs, cfg.importance_cap)  # (B, C)
+                    weighted = micro.rows_of(advantage) * importance
                     # divided by the tokens of the whole update: microbatches and ranks change
                     # nothing
-                    loss = policy_gradient_loss(logprobs, weighted, mb.mask, update.n_tokens)
-                    mb.backward(
-                        loss - cfg.entropy_coef * masked_mean(entropy, mb.mask, update.n_tokens)
-                    )
+                    loss = policy_gradient_loss(logprobs, weighted, micro.mask, update.n_tokens)
+                    bonus = masked_mean(entropy, micro.mask, update.n_tokens)
+                    micro.backward(loss - cfg.entropy_coef * bonus)
                 update.apply()
-            r.log(batch, {"adv_abs_mean": advantage.abs().mean()})
-    return r.run
+            session.log(batch, {"adv_abs_mean": advantage.abs().mean()})
+    return session.run

@@ -100,7 +100,7 @@ for level, (problem, *_) in problems.items():
 # %%
 def turns_of(episode):
     """One row per turn."""
-    return pd.DataFrame([{"the policy": t.text.removeprefix("<functioncall> "), "the environment": " ".join(m["content"] for m in t.told),
+    return pd.DataFrame([{"the policy": t.text.removeprefix("<functioncall> "), "the environment": " ".join(m["content"] for m in t.replies),
                           "changed so far": "; ".join(map(str, t.diff)) or "nothing", "reward": t.reward} for t in episode.turns])
 
 

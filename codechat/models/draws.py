@@ -101,31 +101,31 @@ class Truncation:
         return best, ids
 
 
-def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, truncation: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row of (B, V) float32 logits, which are overwritten, by (B,) uniforms:
     (ids, logprobs), (B,) each.
 
     Inverts the cumulative distribution by blocks of the vocabulary. Sums are float64: float32
     would lose the tail."""
-    ids, logprobs, _ = draw_and_note(logits, how, u, 0)
+    ids, logprobs, _ = draw_and_note(logits, truncation, u, 0)
     return ids, logprobs
 
 
 def draw_and_note(
     logits: Tensor,
-    how: Truncation,
+    truncation: Truncation,
     u: Tensor,
     width: int,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """`draw`, and the ids that could have been drawn, (B, width) int32 with -1 where there are
     fewer; none if width is 0.
 
-    width: of `how.width`. Who trains on the draws needs these ids: their log-probabilities are
+    width: of `truncation.width`. Who trains on the draws needs these ids: their log-probabilities are
     of the distribution over them."""
-    if how.temperature == 0:
+    if truncation.temperature == 0:
         ids = logits.argmax(-1)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0], None
-    logits, known = how.candidates(logits)
+    logits, known = truncation.candidates(logits)
     kept = None
     if width and known is not None:
         # an id of logit -inf is padding of the vocabulary, or was cut by top_p; the largest
@@ -142,18 +142,19 @@ def _draw_among(logits: Tensor, known: Tensor | None, u: Tensor) -> tuple[Tensor
     if known is not None:
         cumulative = mass.double().cumsum(-1)
         place, _ = invert_cumulative(cumulative, u[:, None])  # (B, 1)
-        return known.gather(1, place)[:, 0], (
-            mass.gather(1, place).log() - cumulative[:, -1:].log()
-        )[:, 0].float()
-    if mass.shape[1] % BLOCK:  # imported models
-        mass = F.pad(mass, (0, -mass.shape[1] % BLOCK))
-    grid = mass.unflatten(1, (-1, BLOCK))
-    blocks = grid.sum(-1).double().cumsum(-1)  # (B, V / BLOCK)
-    block, rest = invert_cumulative(blocks, u[:, None])
-    tokens = grid[torch.arange(len(u), device=u.device), block[:, 0]]  # (B, BLOCK)
-    inside, _ = invert_cumulative(tokens.double().cumsum(-1), rest)
-    ids = block * BLOCK + inside  # (B, 1)
-    return ids[:, 0], (mass.gather(1, ids).log() - blocks[:, -1:].log())[:, 0].float()
+        ids = known.gather(1, place)
+    else:
+        # first the block, then the id within it: no float64 table of the whole vocabulary
+        if mass.shape[1] % BLOCK:  # imported models
+            mass = F.pad(mass, (0, -mass.shape[1] % BLOCK))
+        grid = mass.unflatten(1, (-1, BLOCK))
+        cumulative = grid.sum(-1).double().cumsum(-1)  # (B, V / BLOCK)
+        block, rest = invert_cumulative(cumulative, u[:, None])
+        tokens = grid[torch.arange(len(u), device=u.device), block[:, 0]]  # (B, BLOCK)
+        inside, _ = invert_cumulative(tokens.double().cumsum(-1), rest)
+        place = ids = block * BLOCK + inside  # (B, 1)
+    logprobs = mass.gather(1, place).log() - cumulative[:, -1:].log()
+    return ids[:, 0], logprobs[:, 0].float()
 
 
 def invert_cumulative(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,10 +199,10 @@ def take_allowed(
     return torch.tensor(taken, device=ids.device), logprobs * same
 
 
-# constants of SplitMix64 as int64
-GOLDEN, MIX_1, MIX_2 = (
-    x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+# constants of SplitMix64, as int64 has them
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def uniform(keys: Tensor, position: Tensor) -> Tensor:
@@ -236,10 +237,10 @@ class Batch:
     """Rows that are decoded together."""
 
     prompts: list[Sequence[int]]
-    cuts: list[int]  # first tokens of each prompt that others may share
+    prefix_lengths: list[int]  # first tokens of each prompt that others may share
     budgets: list[int]  # tokens that each completion may have
-    draws: list[int]  # `row_key` of each
-    how: Truncation
+    keys: list[int]  # `row_key` of each
+    truncation: Truncation
     stops: list[list[int]]
     states: States | None = None  # none = no row has a grammar
     kept: int = 0  # how many ids to note of each draw, `Truncation.width`; 0 = none
@@ -251,19 +252,8 @@ class Rows:
 
     `size` rows: those of the batch, then padding, which is done from the start."""
 
-    # one value per row
-    KEPT = [
-        "row",
-        "keys",
-        "budget",
-        "tail",
-        "done",
-        "stopped",
-        "ends",
-        "ids",
-        "logprobs",
-        "kept",
-    ]
+    # tensors with a value of each row, which `keep` narrows
+    PER_ROW = "row keys budget tail done stopped ends ids logprobs kept".split()
 
     def __init__(self, batch: Batch, size: int, device: Any) -> None:
         most = max(batch.budgets)
@@ -272,8 +262,8 @@ class Rows:
         self.endings = torch.tensor(endings, device=device)  # (N, L), right-aligned
         self.t = torch.zeros(1, dtype=torch.long, device=device)  # tokens so far
         self.row = torch.arange(size, device=device)  # number in the batch; behind it padding
-        padding = (0, size - len(batch.draws))
-        self.keys = F.pad(torch.tensor(batch.draws, device=device), padding)
+        padding = (0, size - len(batch.keys))
+        self.keys = F.pad(torch.tensor(batch.keys, device=device), padding)
         self.budget = F.pad(torch.tensor(batch.budgets, device=device), padding)
         # (B, L) last tokens; -1 = none yet
         self.tail = torch.full((size, longest), -1, device=device)
@@ -314,7 +304,7 @@ class Rows:
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows, in this order. Rows that are done are read to the host first."""
         self._read(self.done)
-        for name in self.KEPT:
+        for name in self.PER_ROW:
             setattr(self, name, getattr(self, name)[rows])
 
     def completions(self) -> list[Ended]:

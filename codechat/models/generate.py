@@ -126,13 +126,13 @@ def sample(
     grammars: one per prompt, which its completions follow, or none.
     note_kept: where top_k or top_p cut, each completion says which ids it could have drawn
     from; no grammars then."""
-    how = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
-    n_kept = how.width(model.cfg.n_ids) if note_kept else 0
+    truncation = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
+    n_kept = truncation.width(model.cfg.n_ids) if note_kept else 0
     assert not (n_kept and grammars), (
         "a grammar decides some tokens; the ids that were kept do not tell their probability"
     )
     budgets = [_budget(model, prompt, max_new_tokens, on_overflow) for prompt in prompts]
-    cuts = [len(p) for p in prompts] if prefix_tokens is None else prefix_tokens
+    prefixes = [len(p) for p in prompts] if prefix_tokens is None else prefix_tokens
     names = range(len(prompts)) if keys is None else keys
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     # prompt, sample
@@ -143,7 +143,7 @@ def sample(
     # similar lengths together need little padding
     order = sorted(
         (r for r in rows if r not in done),
-        key=lambda row: (cuts[row[0]], len(prompts[row[0]]), row),
+        key=lambda row: (prefixes[row[0]], len(prompts[row[0]]), row),
     )
     width = memory.rows_at_once(model, prompts, max(budgets), samples_per_prompt, n_kept)
     reader = reader_of(model, graph if grammars is None else False)
@@ -151,10 +151,10 @@ def sample(
         some = order[start : start + width]
         batch = Batch(
             prompts=[prompts[i] for i, _ in some],
-            cuts=[cuts[i] for i, _ in some],
+            prefix_lengths=[prefixes[i] for i, _ in some],
             budgets=[budgets[i] for i, _ in some],
-            draws=[row_key(seed, names[i], n) for i, n in some],
-            how=how,
+            keys=[row_key(seed, names[i], n) for i, n in some],
+            truncation=truncation,
             stops=[list(s) for s in stop],
             states=None if grammars is None else [_begun(grammars[i]) for i, _ in some],
             kept=n_kept,
@@ -206,10 +206,10 @@ def stream(
     seed = int(torch.randint(2**62, ())) if seed is None else seed
     batch = Batch(
         prompts=[prompt],
-        cuts=[len(prompt)],
+        prefix_lengths=[len(prompt)],
         budgets=[budget],
-        draws=[row_key(seed, key, 0)],
-        how=Truncation(temperature=temperature, top_k=top_k, top_p=top_p),
+        keys=[row_key(seed, key, 0)],
+        truncation=Truncation(temperature=temperature, top_k=top_k, top_p=top_p),
         stops=[list(s) for s in stop],
         states=None if grammar is None else [grammar.begin()],
     )
@@ -269,7 +269,7 @@ def _steps(
         if states:
             apply_grammars(logits, states, room)
         ids, logprobs, kept = draw_and_note(
-            logits, batch.how, uniform(rows.keys, rows.t), batch.kept
+            logits, batch.truncation, uniform(rows.keys, rows.t), batch.kept
         )
         if states:
             ids, logprobs = take_allowed(states, ids, logprobs, room)
@@ -290,7 +290,7 @@ def prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     """Run each distinct beginning once, then the rest of each prompt: the cache of all rows
     with room for more tokens (0 = the caller keeps them elsewhere), and last states (B, D)."""
     weight = model.wte.weight
-    heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
+    heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.prefix_lengths)]
     if len(set(heads)) == len(heads):  # nothing is shared
         heads = [tuple(p) for p in batch.prompts]
         if room:

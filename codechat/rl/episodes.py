@@ -33,7 +33,7 @@ class Turn:
     end: int
     text: str
     reward: float
-    told: list[Message]
+    replies: list[Message]
     diff: list[Any]
 
     def row(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Turn:
             text=self.text,
             tokens=self.end - self.start,
             reward=self.reward,
-            told=[message["content"] for message in self.told],
+            told=[message["content"] for message in self.replies],
             diff=self.diff,
         )
 
@@ -96,8 +96,10 @@ class Episode:
         start = len(self.ids)
         self._append(answer.ids, answer.logprobs, True, answer.kept)
         text = chat.completion_text(answer.ids, self.tokenizer, self.tags)
-        told, reward, done = self.world.step({"role": "assistant", "content": text})
-        self.turns.append(Turn(start, len(self.ids), text, reward, told, self.world.state_diff()))
+        replies, reward, done = self.world.step({"role": "assistant", "content": text})
+        self.turns.append(
+            Turn(start, len(self.ids), text, reward, replies, self.world.state_diff())
+        )
         # a cut answer has no end of turn, so no reply can follow it
         if done or answer.stop != "stop":
             self.stop = answer.stop
@@ -105,7 +107,7 @@ class Episode:
         if last:
             self.stop = "turns"
             return
-        reply = chat.between_turns(told, self.tokenizer, self.tags, answer=text)
+        reply = chat.between_turns(replies, self.tokenizer, self.tags, answer=text)
         if len(self.prompt) + len(self.ids) + len(reply) >= room:
             self.stop = "context"
             return

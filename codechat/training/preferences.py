@@ -307,7 +307,7 @@ def hash_pairs(batch: RolloutBatch) -> str:
     return hash_rows([*batch.prompts, *answers])
 
 
-def place(i: int, size: int, seed: int) -> int:
+def shuffled_index(i: int, size: int, seed: int) -> int:
     """Index of the i-th pair of the run: each epoch has a fresh order, and resuming needs nothing
     but i."""
     rng = torch.Generator().manual_seed(seed * 1_000_003 + i // size)

@@ -1,16 +1,16 @@
 """What the loops that learn from a task's reward share: rollouts in, updates out, and
 everything about a step that has one right answer.
 
-    with rl_session(cfg, "reinforce") as r:                 # opens, checks, resumes, saves
-        for step in r.steps():                              # saves and evaluates when due
-            batch = r.sample()                              # P problems x G completions
-            advantage = group_advantages(batch.rewards)     # (P, G)
-            for update in r.updates(batch, advantage != 0): # none if all groups agree
-                for mb in update.microbatches():            # completions padded to (B, C)
-                    logprobs, entropy = mb.logprobs()
-                    mb.backward(...)
+    with rl_session(cfg, "reinforce") as session:                 # opens, checks, resumes, saves
+        for step in session.steps():                              # saves and evaluates when due
+            batch = session.sample()                              # P problems x G completions
+            advantage = group_advantages(batch.rewards)           # (P, G)
+            for update in session.updates(batch, advantage != 0): # none if all groups agree
+                for micro in update.microbatches():               # completions padded to (B, C)
+                    logprobs, entropy = micro.logprobs()
+                    micro.backward(...)
                 update.apply()
-            r.log(batch)
+            session.log(batch)
 
 Shapes: P problems with G completions each, N = P x G, C tokens of the longest one; B
 completions of a microbatch; R packed rows of T tokens."""
@@ -43,7 +43,7 @@ from codechat.tasks.base import Problem, Task, warn_of_shortcuts
 from codechat.training.evaluations import load_task
 from codechat.training.rl_settings import CUT_OFF, EntropySettings, RLSettings
 from codechat.training.session import (
-    KEPT,
+    LAST_STAYS,
     Session,
     build_model,
     build_policy,
@@ -69,11 +69,11 @@ def rl_session(
     """Opens a run of reinforcement learning, in its process group. UserError, before anything
     is written, for bad settings or a DEAD task.
 
-    reference: keep the starting policy as `r.reference`. value_head: train `r.head`. measures:
+    reference: keep the starting policy as `session.reference`. value_head: train `session.head`. measures:
     names that `Microbatch.backward` adds up. data: hashes of what the loop uses beside its
     task."""
     with dist.session(cfg) as world:
-        r = RLSession(
+        session = RLSession(
             cfg,
             kind,
             world,
@@ -82,8 +82,8 @@ def rl_session(
             measures=measures,
             data=data,
         )
-        with r.running():
-            yield r
+        with session.running():
+            yield session
 
 
 def check_signal(
@@ -160,7 +160,7 @@ class RLSession(Session):
         # before the run directory exists: a task that cannot be learned leaves nothing behind
         check_signal(cfg, self.task, given.problems, self.sampler)
         self.sentinel = diagnose.Sentinel(cfg.dead_patience)
-        self.told = False  # whether a step that learned nothing was reported
+        self.idle_reported = False  # that a step learned nothing
         hashes = {**given.hashes, **data}
         if reference and parent:
             hashes |= weights_hash(cfg.init_from, parent.meta)
@@ -341,12 +341,12 @@ class RLSession(Session):
         idle = ""
         if with_variance and not self.meter.updates:
             idle = self.cfg.idle_reason
-            if not self.told and dist.is_main():
+            if not self.idle_reported and dist.is_main():
                 print(
                     f"{self.run.name}: step {self.step + 1} learned nothing: {idle}",
                     file=sys.stderr,
                 )
-            self.told = True
+            self.idle_reported = True
         if self.sentinel.update(with_variance if self.meter.updates else 0.0):
             if idle:
                 what = f"nothing was learned: {idle}"
@@ -361,7 +361,7 @@ def check_logprobs(batch: RolloutBatch) -> None:
         logprob = sum(completion.logprobs)
         if not math.isfinite(logprob):
             problem = f"a completion of problem {batch.problems[number // batch.group_size].id}"
-            remedy = f"the policy has diverged: lower --lr or --muon-lr; {KEPT}"
+            remedy = f"the policy has diverged: lower --lr or --muon-lr; {LAST_STAYS}"
             raise RunError(f"{problem} has the log-probability {logprob}; {remedy}")
 
 
@@ -396,7 +396,7 @@ class Update:
     batch: RolloutBatch
     groups: list[int]
     mask: Tensor  # (N, C) on the device
-    first: bool  # of its step
+    first: bool  # of its step: the weights are still those that sampled
     n_sequences: float  # completions
     n_tokens: float  # that the policy wrote
     n_live_tokens: float  # of completions that have an advantage
@@ -437,7 +437,7 @@ class Microbatch:
     numbers: Tensor
     mask: Tensor
 
-    def of(self, table: Tensor) -> Tensor:
+    def rows_of(self, table: Tensor) -> Tensor:
         """Rows of a batch's table for these completions: (B, C) of a table (N, C); (B, 1) of one
         value per completion, (P, G) or (N,)."""
         table = (
@@ -467,7 +467,7 @@ class Microbatch:
         # only before the first update do trainer and sampler have the same weights
         if first:
             ours = packed.unpack(logprobs.detach() if comparable is None else comparable)
-            gap = torch.where(self.mask, ours - self.of(session.sampled_logprobs), 0.0)
+            gap = torch.where(self.mask, ours - self.rows_of(session.sampled_logprobs), 0.0)
             session.meter.add({"logprob_mismatch": gap.abs().max()})
         return packed.unpack(logprobs), packed.unpack(entropy), *hidden
 
@@ -489,7 +489,7 @@ class Microbatch:
         """(B, C) `losses.importance_weights`, the policy's over the sampler's probabilities; 1 if
         cap is 0. Logs their statistics."""
         session = self.update.session
-        sampled = self.of(session.sampled_logprobs)
+        sampled = self.rows_of(session.sampled_logprobs)
         weights, off_policy = importance_weights(logprobs, sampled, self.mask, cap)
         session.meter.add(off_policy)
         return weights

@@ -12,8 +12,8 @@ from codechat.core.errors import ConfigError
 from codechat.tasks.settings import TaskChoice
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
 from codechat.training.settings import (
-    HERE,
-    OFTEN,
+    UNHASHED,
+    UNHASHED_COUNT,
     ChatSettings,
     LearningSettings,
     MinibatchSettings,
@@ -49,12 +49,12 @@ class RLSettings(SamplingSettings, LearningSettings, TaskChoice):
     engine: Literal["local", "http", "vllm"] = opt(
         "local", "what samples: this process, `codechat serve`, or vLLM"
     )
-    engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", **HERE)
+    engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", **UNHASHED)
     engine_dir: Path | None = opt(
-        None, "weights for the server: its --reload-from; vLLM: the parent of hf", **HERE
+        None, "weights for the server: its --reload-from; vLLM: the parent of hf", **UNHASHED
     )
     engine_patience_s: float = opt(
-        600.0, "seconds a server may be away before the run stops", least=0.01, **HERE
+        600.0, "seconds a server may be away before the run stops", least=0.01, **UNHASHED
     )
     eval_every: int = 25
     ks: tuple[int, ...] = opt(
@@ -69,7 +69,7 @@ class RLSettings(SamplingSettings, LearningSettings, TaskChoice):
     )
     dead_patience: int = opt(20, "DEAD steps in a row that end the run", least=1)
     log_rollouts_every: int = opt(
-        10, "steps between rollouts written to samples.jsonl; 0 = never", **OFTEN
+        10, "steps between rollouts written to samples.jsonl; 0 = never", **UNHASHED_COUNT
     )
 
     def __post_init__(self) -> None:

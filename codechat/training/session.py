@@ -45,7 +45,7 @@ from codechat.training.settings import (
 
 C = TypeVar("C", bound=LearningSettings)
 # how errors about diverged weights end
-KEPT = "the last checkpoint is kept"
+LAST_STAYS = "the last checkpoint is kept"
 
 
 class Session:
@@ -250,7 +250,7 @@ class Session:
         self.grad_norm = sharding.clip_gradients(self._weights(), self.cfg.grad_clip)
         if not math.isfinite(self.grad_norm):
             at = f"the gradient's norm is {self.grad_norm} at step {self.step + 1}"
-            raise RunError(f"{at}; lower --lr or --muon-lr; {KEPT}")
+            raise RunError(f"{at}; lower --lr or --muon-lr; {LAST_STAYS}")
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -264,7 +264,7 @@ class Session:
         finite = torch.stack([sharding.local(p).isfinite().all() for p in self._weights()]).all()
         if any(dist.gather(not finite)):
             raise RunError(
-                f"weights are not finite after step {self.step}; lower --lr or --muon-lr; {KEPT}"
+                f"weights are not finite after step {self.step}; lower --lr or --muon-lr; {LAST_STAYS}"
             )
         extra = {"counts": dict(self.counts)}
         extra |= {name: part.state() for name, part in self.kept.items()}

@@ -20,25 +20,25 @@ from codechat.models.config import (
     Schedule,
 )
 
-# identity=False keeps a setting out of the run's `config_hash`: how often something is done, and
-# where a run is trained, decide no result.
-OFTEN = dict(least=0, identity=False)
-HERE = dict(identity=False)
+# Kept out of the run's `config_hash`: how often something is done, and where a run is trained,
+# decide no result.
+UNHASHED = dict(identity=False)
+UNHASHED_COUNT = dict(least=0, identity=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Settings):
     """What every loop has: the run, its model, its checkpoints, the optimizer."""
 
-    run_name: str = opt("run", "name of the run directory under runs/", **HERE)
-    resume: bool = opt(False, "continue the run of this name from its last checkpoint", **HERE)
+    run_name: str = opt("run", "name of the run directory under runs/", **UNHASHED)
+    resume: bool = opt(False, "continue the run of this name from its last checkpoint", **UNHASHED)
     overwrite: bool = opt(
-        False, "replace the run of this name: it is deleted once this one has begun", **HERE
+        False, "replace the run of this name: it is deleted once this one has begun", **UNHASHED
     )
     wandb: bool = opt(
         False,
         "also send metrics and samples to Weights & Biases (WANDB_MODE=offline: later)",
-        **HERE,
+        **UNHASHED,
     )
     seed: int = opt(0, "seed of new weights, data order and sampling", **SEEDS)
     init_from: str | None = opt(
@@ -48,9 +48,9 @@ class RunSettings(Settings):
     )
     model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
     device_batch_size: int = opt(8, "sequences, RL: problems, per microbatch and device", least=1)
-    eval_every: int = opt(100, "steps between evaluations; 0 = only the last", **OFTEN)
-    save_every: int = opt(25, "steps between checkpoints; 0 = only the last", **OFTEN)
-    keep_last: int = opt(2, "checkpoints to keep; 0 = all", **OFTEN)
+    eval_every: int = opt(100, "steps between evaluations; 0 = only the last", **UNHASHED_COUNT)
+    save_every: int = opt(25, "steps between checkpoints; 0 = only the last", **UNHASHED_COUNT)
+    keep_last: int = opt(2, "checkpoints to keep; 0 = all", **UNHASHED_COUNT)
     optimizer: Literal["adamw", "muon"] = opt(
         "adamw", "optimizer of the block matrices; everything else takes AdamW"
     )
@@ -116,10 +116,10 @@ class LearningSettings(RunSettings):
         LORA_CHOSEN, f"matrices with low-rank updates: {' '.join(LORA_TARGETS)}"
     )
     shard: bool | None = opt(
-        None, "split weights over ranks; none = where a replica does not fit", **HERE
+        None, "split weights over ranks; none = where a replica does not fit", **UNHASHED
     )
     shard_over: int | None = opt(
-        None, "ranks that hold one sharded copy; none = those of a node", least=1, **HERE
+        None, "ranks that hold one sharded copy; none = those of a node", least=1, **UNHASHED
     )
 
     @property

@@ -89,7 +89,7 @@ def replayed(step: Callable[[], None], on_gpu: bool) -> Callable[[], None]:
 class Decoder(Rows):
     """A batch that is decoded to its end; every token changes its tensors in place."""
 
-    KEPT = [*Rows.KEPT, "owner", "base", "hidden"]
+    PER_ROW = [*Rows.PER_ROW, "owner", "base", "hidden"]
     # (B, 1, 1, O) own columns that steps read; false = padding behind a shared beginning
     real: Tensor
     grid: Grid  # the live rows of each prompt
@@ -147,7 +147,7 @@ class Decoder(Rows):
         # a finished row may stand behind the model's block, where there is no position
         positions = (self.base + self.t).clamp(max=model.cfg.block_size - 1)
         ids, logprobs, kept = draw_and_note(
-            logits, self.batch.how, uniform(self.keys, self.t), self.batch.kept
+            logits, self.batch.truncation, uniform(self.keys, self.t), self.batch.kept
         )
         self.add(ids, logprobs, kept=kept)
         # (B, 1, 1, O)

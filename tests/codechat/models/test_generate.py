@@ -921,10 +921,10 @@ def test_predicted_rows_fit_and_use_the_memory(
     rows = memory.rows_in_memory(cfg, free, 2, row)
     batch = Batch(
         prompts=[[i // samples] * 256 for i in range(rows)],
-        cuts=[256] * rows,
+        prefix_lengths=[256] * rows,
         budgets=[256] * rows,
-        draws=list(range(rows)),
-        how=Truncation(),
+        keys=list(range(rows)),
+        truncation=Truncation(),
         stops=[[1]],
     )
     with FakeTensorMode(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

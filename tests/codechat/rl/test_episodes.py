@@ -208,7 +208,7 @@ def test_between_two_turns_stands_what_the_environment_said(batch: rollout.Rollo
     for completion, turns in zip(batch.completions, batch.turns, strict=True):
         for turn, following in itertools.pairwise(turns):
             said = chat.decode(completion.ids[turn.end : following.start], BYTES)
-            told = turn.told[0]["content"]
+            told = turn.replies[0]["content"]
             assert said == f"\n<|function_response|>\n{told}\n<|end|>\n<|assistant|>\n"
             assert not any(completion.logprobs[turn.end : following.start])
 
