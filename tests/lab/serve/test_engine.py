@@ -6,9 +6,10 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -24,25 +25,25 @@ from codechat.models.loading import LoadedModel
 from codechat.text import tokenizer
 from codechat_lab.serve.engine import Engine, Job, Overloaded, Request
 
-ARCHITECTURES = [
-    dict(),
-    dict(pos="learned", mlp="gelu"),
-    dict(n_kv_head=1, mlp="swiglu", qk_norm=True, tied=False),
-]
-ARCHITECTURES += [dict(attention="mla")]
+SHAPE = GPTConfig(depth=2, n_embd=32, n_head=4, block_size=64, vocab_size=90)
+ARCHITECTURES = {
+    "usual": SHAPE,
+    "learned positions": replace(SHAPE, pos="learned", mlp="gelu"),
+    "shared keys": replace(SHAPE, n_kv_head=1, mlp="swiglu", qk_norm=True, tied=False),
+    "latent": replace(SHAPE, attention="mla"),
+}
+
 HOWS = [
-    dict(),
-    dict(temperature=0),
-    dict(temperature=0.7, top_k=5),
-    dict(top_p=0.6),
-    dict(temperature=1.5),
+    Truncation(),
+    Truncation(temperature=0),
+    Truncation(temperature=0.7, top_k=5),
+    Truncation(top_p=0.6),
+    Truncation(temperature=1.5),
 ]
 
 
-def loaded(**options: Any) -> LoadedModel:
-    model = GPT(
-        GPTConfig(**dict(depth=2, n_embd=32, n_head=4, block_size=64, vocab_size=90) | options)
-    )
+def loaded(shape: GPTConfig = SHAPE) -> LoadedModel:
+    model = GPT(shape)
     rng = torch.Generator().manual_seed(1)
     for p in model.parameters():
         if p.ndim == 2 or p.abs().sum() == 0:
@@ -58,8 +59,24 @@ def engines_end() -> Iterator[None]:
     )
 
 
-def request(prompt: list[int], n: int = 20, seed: int = 0, **more: Any) -> Request:
-    return Request(prompt=prompt, max_new_tokens=n, draws=row_key(seed, 0, 0), **more)
+def request(
+    prompt: list[int],
+    n: int = 20,
+    seed: int = 0,
+    how: Truncation = HOWS[0],
+    stop: Sequence[Sequence[int]] = (),
+    top: int | None = None,
+    timeout_s: float = math.inf,
+) -> Request:
+    return Request(
+        prompt=prompt,
+        max_new_tokens=n,
+        draws=row_key(seed, 0, 0),
+        how=how,
+        stop=stop,
+        top=top,
+        timeout_s=timeout_s,
+    )
 
 
 def finished(jobs: list[Job]) -> list[Job]:
@@ -75,124 +92,204 @@ def until(condition: Callable[[], Any]) -> None:
 def assert_as_sampled(model: GPT, job: Job, seed: int) -> None:
     """The job's tokens, probabilities and end are those of `generate.sample` for the request
     alone."""
-    r = job.request
+    request = job.request
     (right,) = generate.sample(
         model,
-        [r.prompt],
-        max_new_tokens=r.max_new_tokens,
+        [request.prompt],
+        max_new_tokens=request.max_new_tokens,
         seed=seed,
-        temperature=r.how.temperature,
-        top_k=r.how.top_k,
-        top_p=r.how.top_p,
-        stop=r.stop,
+        temperature=request.how.temperature,
+        top_k=request.how.top_k,
+        top_p=request.how.top_p,
+        stop=request.stop,
         on_overflow="stop",
     )
-    assert (job.ids, job.end) == (right.ids, right.stop)
-    torch.testing.assert_close(
-        torch.tensor(job.logprobs),
-        torch.tensor(right.logprobs),
-        atol=1e-4,
-        rtol=1e-4,
-    )
+    assert job.ids == right.ids
+    assert job.end == right.stop
+    expected = torch.tensor(right.logprobs)
+    torch.testing.assert_close(torch.tensor(job.logprobs), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "options, on_cpu", [(o, True) for o in ARCHITECTURES] + [({}, False)], ids=str
-)
-def test_tokens_are_those_of_sample_in_any_company(
-    options: dict, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = loaded(**options)
+def twelve_requests() -> list[Request]:
+    """Of all lengths and ways to draw; every other one may stop at a tenth of the tokens."""
     rng = torch.Generator().manual_seed(5)
+    tenths = tuple((token,) for token in range(0, 90, 9))
     requests = []
     for seed in range(12):
-        prompt = torch.randint(
-            90, (int(torch.randint(1, 40, (), generator=rng)),), generator=rng
-        ).tolist()
-        stop = tuple((s,) for s in range(0, 90, 9)) if seed % 2 else ()
-        requests.append(
-            request(prompt, 1 + 4 * seed, seed, how=Truncation(**HOWS[seed % len(HOWS)]), stop=stop)
-        )
+        n_prompt = int(torch.randint(1, 40, (), generator=rng))
+        prompt = torch.randint(90, (n_prompt,), generator=rng).tolist()
+        how = HOWS[seed % len(HOWS)]
+        stop = tenths if seed % 2 else ()
+        requests.append(request(prompt, 1 + 4 * seed, seed, how=how, stop=stop))
+    return requests
+
+
+def served_one_by_one(model: LoadedModel, requests: list[Request]) -> list[Job]:
+    """Each joins a batch on its way."""
+    jobs: list[Job] = []
+    with Engine(model, max_rows=5) as engine:
+        for one in requests:
+            jobs += engine.submit([one])
+            time.sleep(0.002)
+        return finished(jobs)
+
+
+class Company(NamedTuple):
+    """A model, and its answers to twelve requests."""
+
+    model: GPT
+    jobs: list[Job]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def company(request: pytest.FixtureRequest) -> Company:
+    model = loaded(ARCHITECTURES[request.param])
+    return Company(model.model, served_one_by_one(model, twelve_requests()))
+
+
+def test_tokens_are_those_of_sample_in_any_company(company: Company) -> None:
+    for seed, job in enumerate(company.jobs):
+        assert_as_sampled(company.model, job, seed)
+
+
+def test_tokens_are_those_of_sample_in_any_company_as_a_gpu_decodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = loaded()
     with monkeypatch.context() as patch:
-        # as on a CPU, or as on a GPU
-        patch.setattr(device, "CPU_KINDS", device.CPU_KINDS if on_cpu else ())
-        with Engine(model, max_rows=5) as engine:
-            jobs = []
-            for one in requests:  # one by one, so that they join a batch on its way
-                jobs += engine.submit([one])
-                time.sleep(0.002)
-            finished(jobs)
+        patch.setattr(device, "CPU_KINDS", ())
+        jobs = served_one_by_one(model, twelve_requests())
     for seed, job in enumerate(jobs):
         assert_as_sampled(model.model, job, seed)
-    assert {job.end for job in jobs} == {"stop", "length", "context"}, (
-        "the example must hold every way to end"
-    )
+
+
+def test_the_company_has_requests_of_every_way_to_end(company: Company) -> None:
+    assert {job.end for job in company.jobs} == {"stop", "length", "context"}
 
 
 def test_a_prompt_of_many_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = loaded()
     shapes = []
     hidden = model.model.hidden
-    monkeypatch.setattr(
-        model.model,
-        "hidden",
-        lambda ids, **how: shapes.append(tuple(ids.shape)) or hidden(ids, **how),
-    )
+
+    def noted(ids: torch.Tensor, **given: Any) -> torch.Tensor:
+        shapes.append(tuple(ids.shape))
+        return hidden(ids, **given)
+
+    monkeypatch.setattr(model.model, "hidden", noted)
+    requests = [
+        Request(prompt=[3, 4, 5], max_new_tokens=4, draws=row_key(9, 0, sample))
+        for sample in range(6)
+    ]
     with Engine(model, max_rows=8) as engine:
-        requests = [
-            Request(prompt=[3, 4, 5], max_new_tokens=4, draws=row_key(9, 0, s)) for s in range(6)
-        ]
-        jobs = finished(engine.submit(requests))
+        finished(engine.submit(requests))
     assert shapes[0] == (1, 3)
+
+
+def test_samples_of_one_prompt_are_those_of_sample() -> None:
+    model = loaded()
+    requests = [
+        Request(prompt=[3, 4, 5], max_new_tokens=4, draws=row_key(9, 0, sample))
+        for sample in range(6)
+    ]
+    with Engine(model, max_rows=8) as engine:
+        jobs = finished(engine.submit(requests))
     right = generate.sample(
         model.model, [[3, 4, 5]], max_new_tokens=4, seed=9, samples_per_prompt=6
     )
-    assert [job.ids for job in jobs] == [c.ids for c in right]
+    assert [job.ids for job in jobs] == [completion.ids for completion in right]
 
 
-def test_details_are_of_the_distribution_drawn_from() -> None:
+def drawn_from(logits: torch.Tensor, how: Truncation) -> torch.Tensor:
+    """The distribution of a token, by its definition."""
+    p = (logits / (how.temperature or 1.0)).softmax(-1)
+    order = p.argsort(descending=True)
+    if how.top_k:
+        kept = order[: how.top_k]
+    elif how.top_p:
+        n_before = int((p[order].cumsum(0) < how.top_p).sum())
+        kept = order[: n_before + 1]
+    else:
+        return p
+    return torch.zeros_like(p).scatter(0, kept, p[kept] / p[kept].sum())
+
+
+class Detailed(NamedTuple):
+    """A job with its details, and the logits of its tokens."""
+
+    how: Truncation
+    job: Job
+    logits: torch.Tensor
+
+
+@pytest.fixture(scope="module", params=HOWS, ids=str)
+def detailed(request: pytest.FixtureRequest) -> Detailed:
     model = loaded()
-    for options in HOWS:
-        how = Truncation(**options)
-        with Engine(model) as engine:
-            (job,) = finished(engine.submit([request([1, 2], n=6, how=how, top=90)]))
-        logits = model.model(torch.tensor([[1, 2, *job.ids]]))[
-            0, 1:-1, : model.model.cfg.n_ids
-        ].detach()
-        assert len(job.details) == 6
-        for t, (entropy, top) in enumerate(job.details):
-            p = (logits[t] / (how.temperature or 1.0)).softmax(-1)
-            if how.top_k or how.top_p:
-                order = p.argsort(descending=True)
-                kept = (
-                    order[: how.top_k]
-                    if how.top_k
-                    else order[: int((p[order].cumsum(0) < how.top_p).sum()) + 1]
-                )
-                p = torch.zeros_like(p).scatter(0, kept, p[kept] / p[kept].sum())
-            assert entropy == pytest.approx(float(-(p[p > 0] * p[p > 0].log()).sum()), abs=1e-3)
-            assert dict(top)[job.ids[t]] == pytest.approx(job.logprobs[t], abs=1e-4)
-            assert sum(math.exp(lp) for _, lp in top) == pytest.approx(
-                1, abs=0.1 if how.temperature else 0.3
-            )
+    wanted = Request(prompt=[1, 2], max_new_tokens=6, draws=row_key(0, 0, 0), how=request.param)
+    with Engine(model) as engine:
+        (job,) = finished(engine.submit([replace(wanted, top=90)]))
+    with torch.no_grad():
+        logits = model.model(torch.tensor([[1, 2, *job.ids]]))[0, 1:-1, : model.model.cfg.n_ids]
+    return Detailed(request.param, job, logits)
 
 
-def test_rows_join_a_running_batch_and_the_queue_takes_all_or_none() -> None:
-    with Engine(loaded(block_size=4000), max_rows=2, max_waiting=3) as engine:
+def test_every_token_has_the_entropy_of_the_distribution_drawn_from(detailed: Detailed) -> None:
+    assert len(detailed.job.details) == 6
+    for logits, (entropy, _) in zip(detailed.logits, detailed.job.details, strict=True):
+        p = drawn_from(logits, detailed.how)
+        p = p[p > 0]
+        assert entropy == pytest.approx(float(-(p * p.log()).sum()), abs=1e-3)
+
+
+def test_the_likeliest_tokens_have_the_log_probability_of_the_one_drawn(
+    detailed: Detailed,
+) -> None:
+    job = detailed.job
+    for token, logprob, (_, top) in zip(job.ids, job.logprobs, job.details, strict=True):
+        assert dict(top)[token] == pytest.approx(logprob, abs=1e-4)
+
+
+def test_the_likeliest_tokens_have_all_the_probability(detailed: Detailed) -> None:
+    near = 0.1 if detailed.how.temperature else 0.3
+    for _, top in detailed.job.details:
+        assert sum(math.exp(logprob) for _, logprob in top) == pytest.approx(1, abs=near)
+
+
+LONG = replace(SHAPE, block_size=5000)
+
+
+def test_rows_join_a_running_batch() -> None:
+    with Engine(loaded(LONG), max_rows=2, max_waiting=3) as engine:
         (long,) = engine.submit([request([1, 2, 3], n=3500)])
         until(lambda: len(long.ids) >= 5)
-        short = finished(engine.submit([request([4], n=3, seed=s) for s in range(3)]))
+        short = finished(engine.submit([request([4], n=3, seed=seed) for seed in range(3)]))
         assert long.end is None, "three short answers came while the long one was being written"
-        jobs = [long, *engine.submit([request([1], n=3500)])]
+        long.cancelled = True
+        finished([long])
+    assert [len(job.ids) for job in short] == [3, 3, 3]
+
+
+def test_a_request_that_is_cancelled_ends() -> None:
+    with Engine(loaded(LONG)) as engine:
+        (job,) = engine.submit([request([1, 2, 3], n=3500)])
+        until(lambda: len(job.ids) >= 5)
+        job.cancelled = True
+        finished([job])
+    assert job.end == "cancelled"
+    assert len(job.ids) < 3500
+
+
+def test_the_queue_takes_all_of_a_submission_or_none() -> None:
+    with Engine(loaded(LONG), max_rows=2, max_waiting=3) as engine:
+        running = engine.submit([request([1], n=3500), request([1], n=3500)])
         until(lambda: len(engine.rows) == 2)
-        jobs += engine.submit([request([2], n=2) for _ in range(2)])
+        waiting = engine.submit([request([2], n=2) for _ in range(2)])
         with pytest.raises(Overloaded, match="2 .*2 .*3"):
             engine.submit([request([3], n=2) for _ in range(2)])
-        jobs += engine.submit([request([3], n=2)])
-        for job in jobs[:2]:
+        waiting += engine.submit([request([3], n=2)])
+        for job in running:
             job.cancelled = True
-        assert [len(job.ids) for job in short + finished(jobs)[2:]] == [3, 3, 3, 2, 2, 2]
-        assert long.end == "cancelled"
+        assert [len(job.ids) for job in finished(waiting)] == [2, 2, 2]
 
 
 def other_weights(model: GPT) -> dict[str, torch.Tensor]:
@@ -203,31 +300,49 @@ def other_weights(model: GPT) -> dict[str, torch.Tensor]:
     }
 
 
-def test_other_weights_come_in_between_requests_and_all_at_once() -> None:
-    """While a row is being written: it ends as it began; who came after it waits and draws from
-    the new ones alone."""
-    model = loaded(block_size=600, tied=False)
-    new = loaded(block_size=600, tied=False)
-    before = {name: p.clone() for name, p in model.model.state_dict().items()}
-    new.model.load_state_dict(other_weights(model.model))
+class Exchanged(NamedTuple):
+    """Weights before and after an exchange while a row was written, and what came of it."""
+
+    before: GPT
+    after: GPT
+    running: Job
+    waiting: Job
+    version: str
+
+
+@pytest.fixture(scope="module")
+def exchanged() -> Exchanged:
+    shape = replace(SHAPE, block_size=600, tied=False)
+    model = loaded(shape)
+    before = loaded(shape).model
+    after = loaded(shape).model
+    after.load_state_dict(other_weights(model.model))
     with Engine(model, max_rows=4) as engine:
         (running,) = engine.submit([request([1, 2, 3], n=200, seed=1)])
         until(lambda: len(running.ids) >= 5)
-        change = threading.Thread(
-            target=engine.update_weights, args=(new.model.state_dict(), "new")
-        )
+        given = (after.state_dict(), "new")
+        change = threading.Thread(target=engine.update_weights, args=given)
         change.start()
         until(lambda: engine._updates or running.end)
         assert running.end is None, "the exchange was asked for while the row ran"
         (waiting,) = engine.submit([request([1, 2, 3], n=20, seed=2)])
         finished([running, waiting])
         change.join(30)
-        assert engine.version == "new"
         assert not change.is_alive()
-    assert (running.version, waiting.version) == ("", "new")
-    assert_as_sampled(new.model, waiting, 2)
-    new.model.load_state_dict(before)
-    assert_as_sampled(new.model, running, 1)
+        return Exchanged(before, after, running, waiting, engine.version)
+
+
+def test_a_row_ends_with_the_weights_that_it_began_with(exchanged: Exchanged) -> None:
+    assert exchanged.running.version == ""
+    assert_as_sampled(exchanged.before, exchanged.running, 1)
+
+
+def test_who_comes_after_an_exchange_waits_and_draws_from_the_new_weights_alone(
+    exchanged: Exchanged,
+) -> None:
+    assert exchanged.version == "new"
+    assert exchanged.waiting.version == "new"
+    assert_as_sampled(exchanged.after, exchanged.waiting, 2)
 
 
 def test_the_copy_of_the_old_weights_is_gone_before_the_next_one_is_made(
@@ -257,24 +372,42 @@ def test_the_copy_of_the_old_weights_is_gone_before_the_next_one_is_made(
     assert len(copies) >= 3
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_lateness_closing_and_a_defect_end_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = loaded(block_size=5000)
-    with Engine(model, max_rows=1) as engine:
-        running, queued = engine.submit(
-            [request([1], n=4900, timeout_s=0.3), request([1], n=5, timeout_s=0.1)]
-        )
-        assert queued.ended.wait(30)
-        assert (queued.end, queued.ids) == ("timeout", [])
+def test_a_late_request_ends_with_what_it_has_and_the_engine_goes_on() -> None:
+    with Engine(loaded(LONG), max_rows=1) as engine:
+        (running,) = engine.submit([request([1], n=4900, timeout_s=0.3)])
         assert running.ended.wait(30)
         assert running.end == "timeout"
         assert running.ids
-        assert finished(engine.submit([request([1], n=2)]))[0].end == "length", "the engine goes on"
+        assert finished(engine.submit([request([1], n=2)]))[0].end == "length"
+
+
+def test_a_late_request_ends_in_the_queue() -> None:
+    with Engine(loaded(LONG), max_rows=1) as engine:
+        running, queued = engine.submit([request([1], n=4900), request([1], n=5, timeout_s=0.1)])
+        assert queued.ended.wait(30)
+        assert queued.end == "timeout"
+        assert queued.ids == []
+        assert running.end is None
+
+
+def test_closing_ends_every_request() -> None:
+    with Engine(loaded(LONG), max_rows=1) as engine:
         jobs = engine.submit([request([1], n=4900), request([1], n=5)])
     assert [job.end for job in jobs] == ["closed", "closed"]
-    for late in (lambda: engine.submit([request([1])]), lambda: engine.update_weights({}, "new")):
-        with pytest.raises(RunError):
-            late()
+
+
+def test_a_closed_engine_takes_neither_requests_nor_weights() -> None:
+    with Engine(loaded()) as engine:
+        pass
+    with pytest.raises(RunError):
+        engine.submit([request([1])])
+    with pytest.raises(RunError):
+        engine.update_weights({}, "new")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_ends_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded()
     monkeypatch.setattr(model.model, "hidden", lambda *a, **k: 1 / 0)
     with Engine(model) as engine:
         jobs = finished(engine.submit([request([1]), request([2])]))
@@ -283,13 +416,26 @@ def test_lateness_closing_and_a_defect_end_every_request(monkeypatch: pytest.Mon
             engine.submit([request([1])])
 
 
-def test_on_progress_is_called_at_the_first_token_and_at_the_end() -> None:
-    with Engine(loaded(block_size=500)) as engine:
-        for streams in (False, True):
-            box = []
-            calls = []
-            noted = lambda box=box, calls=calls: calls.append(len(box[0].ids) if box else 0)  # noqa: E731
-            box += engine.submit([request([1], n=150)], on_progress=noted, streams=streams)
-            finished(box)
-            assert calls[-1] == 150
-            assert len(calls) == 1 if not streams else calls[0] <= 1 and 2 < len(calls) < 150
+def progress_of(streams: bool) -> list[int]:
+    """How many tokens there were at each call, of 150."""
+    jobs: list[Job] = []
+    calls: list[int] = []
+
+    def noted() -> None:
+        calls.append(len(jobs[0].ids) if jobs else 0)
+
+    with Engine(loaded(replace(SHAPE, block_size=500))) as engine:
+        jobs += engine.submit([request([1], n=150)], on_progress=noted, streams=streams)
+        finished(jobs)
+    return calls
+
+
+def test_on_progress_is_called_at_the_end() -> None:
+    assert progress_of(streams=False) == [150]
+
+
+def test_on_progress_of_a_stream_is_called_at_the_first_token_now_and_then_and_at_the_end() -> None:
+    calls = progress_of(streams=True)
+    assert calls[0] <= 1
+    assert calls[-1] == 150
+    assert 2 < len(calls) < 150
