@@ -4,7 +4,7 @@ vocabulary and tag mode."""
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jsonschema
 import numpy as np
@@ -23,16 +23,27 @@ from codechat_lab.serve.call_grammar import (
 )
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
+BYTES = tokenizer.load("bytes")
 VOCABULARIES = ("bytes", "gpt2:4096", "gpt2")
 CASES = json.loads(Path(__file__).with_name("call_cases.json").read_text(encoding="utf-8"))
 # {"what", "schema", "right" and "wrong" arguments, "refused too": valid, but refused;
 # "relaxed": number of messages}
 SCHEMAS = rows_of(Path(__file__).with_name("call_schemas.jsonl"))
 ODD = CASES["odd"]
-OFFERED = [TOOLS[name].schema for name in ("square", "days_between", "color_channel")] + [
+OFFERED = [
+    TOOLS["square"].schema,
+    TOOLS["days_between"].schema,
+    TOOLS["color_channel"].schema,
     ODD,
     {"name": "bare"},
 ]
+STRICT = Rules(required=True, strict=True)
+
+
+def one_argument(value: dict[str, Any]) -> dict[str, Any]:
+    """A tool f whose one argument x is required."""
+    properties = {"type": "object", "properties": {"x": value}, "required": ["x"]}
+    return {"name": "f", "parameters": properties}
 
 
 def wander(
@@ -47,157 +58,225 @@ def wander(
     return ids, state
 
 
+KINDS = {
+    "string": str,
+    "integer": int,
+    "number": int | float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+
+
 def fits(value: Any, schema: dict[str, Any]) -> bool:
     if "enum" in schema:
         return value in schema["enum"]
-    kinds = {
-        "string": str,
-        "integer": int,
-        "number": int | float,
-        "boolean": bool,
-        "array": list,
-        "object": dict,
-    }
     kind = schema.get("type", "any")
-    return kind == "any" or isinstance(kind, list) or isinstance(value, kinds[kind])
+    return kind == "any" or isinstance(kind, list) or isinstance(value, KINDS[kind])
 
 
-@pytest.mark.parametrize("tags", chat.MODES)
-@pytest.mark.parametrize("spec", VOCABULARIES)
-def test_a_required_call_is_readable_offered_and_of_the_schemas_types(spec: str, tags: str) -> None:
+def wandered(
+    grammar: CallGrammar,
+    room: int,
+    rng: np.random.Generator,
+    tok: tokenizer.Tokenizer,
+    tags: str = "reserved",
+) -> chat.Call:
+    """The call of a completion whose every token is drawn among the allowed ones."""
+    ids, _ = wander(grammar, room, rng)
+    return chat.parse_calls(chat.completion_text(ids, tok, tags))[0]
+
+
+class Drawn(NamedTuple):
+    """A call, and the schema of its function's arguments."""
+
+    call: chat.Call
+    parameters: dict[str, Any]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(spec, tags) for spec in VOCABULARIES for tags in chat.MODES],
+    ids=lambda given: f"{given[0]}-{given[1]}",
+)
+def drawn(request: pytest.FixtureRequest) -> list[Drawn]:
+    """Twenty random calls that were required, in a vocabulary and a mode of tags."""
+    spec, tags = request.param
     tok = tokenizer.load(spec)
     rng = np.random.default_rng(0)
     grammar = call_grammar(tok, tags, OFFERED, Rules(required=True))
-    seen = set()
     schemas = {schema["name"]: schema.get("parameters", {}) for schema in OFFERED}
+    calls = []
     for _ in range(20):
-        ids, _ = wander(grammar, int(rng.integers(grammar.shortest, grammar.shortest + 60)), rng)
-        first = chat.parse_calls(chat.completion_text(ids, tok, tags))[0]
-        assert first.form == "object"
-        assert first.name in schemas
-        properties = schemas[first.name].get("properties", {})
-        assert (
-            set(schemas[first.name].get("required", ()))
-            <= first.arguments.keys()
-            <= properties.keys()
-        )
-        assert all(fits(value, properties[name]) for name, value in first.arguments.items())
-        seen.add(first.name)
-    assert len(seen) >= 3
+        room = int(rng.integers(grammar.shortest, grammar.shortest + 60))
+        call = wandered(grammar, room, rng, tok, tags)
+        calls.append(Drawn(call, schemas[call.name]))
+    return calls
 
 
-def test_definitions_of_several_functions_are_followed() -> None:
-    """As pydantic writes models within models; the definitions of two functions may have one
-    name."""
+def test_a_required_call_is_readable(drawn: list[Drawn]) -> None:
+    assert {call.form for call, _ in drawn} == {"object"}
+
+
+def test_required_calls_are_of_several_functions_that_are_offered(drawn: list[Drawn]) -> None:
+    names = {call.name for call, _ in drawn}
+    assert len(names) >= 3
+    assert names <= {schema["name"] for schema in OFFERED}
+
+
+def test_a_required_call_has_the_required_arguments_and_none_that_is_not_listed(
+    drawn: list[Drawn],
+) -> None:
+    for call, parameters in drawn:
+        properties = parameters.get("properties", {})
+        assert set(parameters.get("required", ())) <= call.arguments.keys() <= properties.keys()
+
+
+def test_the_arguments_of_a_required_call_have_the_schemas_types(drawn: list[Drawn]) -> None:
+    for call, parameters in drawn:
+        for name, value in call.arguments.items():
+            assert fits(value, parameters["properties"][name])
+
+
+@pytest.fixture(scope="module")
+def defined() -> dict[str, list[dict[str, Any]]]:
+    """The arguments of thirty calls of two functions whose schemas have definitions, by name.
+
+    As pydantic writes models within models; the definitions of both have one name."""
     tok = tokenizer.load("gpt2:4096")
     rng = np.random.default_rng(0)
-    seen = set()
-    offered = [CASES["nested"], CASES["other"]]
-    grammar = call_grammar(tok, "reserved", offered, Rules(required=True, strict=True))
+    grammar = call_grammar(tok, "reserved", [CASES["nested"], CASES["other"]], STRICT)
+    found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(30):
-        call = chat.parse_calls(
-            chat.completion_text(wander(grammar, 120, rng)[0], tok, "reserved")
-        )[0]
-        seen.add(call.name)
-        if call.name == "other":
-            assert call.arguments["x"] in (1, 2)
-        else:
-            item = call.arguments["item"]
-            while item is not None:
-                assert item["colour"] in ("red", "blue")
-                item = item["inner"]
-    assert seen == {"paint", "other"}
+        call = wandered(grammar, 120, rng, tok)
+        found.setdefault(call.name, []).append(call.arguments)
+    return found
 
 
+def test_definitions_that_name_themselves_are_followed(
+    defined: dict[str, list[dict[str, Any]]],
+) -> None:
+    for arguments in defined["paint"]:
+        item = arguments["item"]
+        while item is not None:
+            assert item["colour"] in ("red", "blue")
+            item = item["inner"]
+
+
+def test_definitions_of_another_function_with_the_same_name_are_its_own(
+    defined: dict[str, list[dict[str, Any]]],
+) -> None:
+    assert defined.keys() == {"paint", "other"}
+    for arguments in defined["other"]:
+        assert arguments["x"] in (1, 2)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
 @pytest.mark.parametrize("text", CASES["endless"], ids=str)
-def test_a_call_ends_in_time_where_a_string_must_leave_a_repetition(text: dict[str, str]) -> None:
+def test_a_call_ends_in_time_where_a_string_must_leave_a_repetition(
+    text: dict[str, Any], several: bool
+) -> None:
     """Strings that go on for ever if the next token is always one that may be repeated."""
     tok = tokenizer.load("gpt2:4096")
     rng = np.random.default_rng(0)
-    text = {"type": "string"} | text
-    pattern = text.pop("ends as")
-    several = {"type": "array", "items": text, "minItems": 3}
-    for value, least in ((text, 1), (several, 3)):
-        properties = {"type": "object", "properties": {"x": value}, "required": ["x"]}
-        grammar = call_grammar(
-            tok,
-            "reserved",
-            [{"name": "f", "parameters": properties}],
-            Rules(required=True, strict=True),
-        )
-        for room in (grammar.shortest, grammar.shortest + 5, 80):
-            call = chat.parse_calls(
-                chat.completion_text(wander(grammar, room, rng)[0], tok, "reserved")
-            )[0]
-            found = call.arguments["x"] if least > 1 else [call.arguments["x"]]
-            assert len(found) >= least
-            assert all(re.search(pattern, one) for one in found)
+    value = {"type": "string"} | text
+    pattern = value.pop("ends as")
+    if several:
+        value = {"type": "array", "items": value, "minItems": 3}
+    grammar = call_grammar(tok, "reserved", [one_argument(value)], STRICT)
+    for room in (grammar.shortest, grammar.shortest + 5, 80):
+        found = wandered(grammar, room, rng, tok).arguments["x"]
+        texts = found if several else [found]
+        assert len(texts) >= (3 if several else 1)
+        assert all(re.search(pattern, one) for one in texts)
+
+
+ENDLESS = one_argument({"type": "string", "minLength": 9000})
 
 
 def test_a_call_whose_end_is_not_found_goes_on_as_it_is_sampled() -> None:
     tok = tokenizer.load("gpt2:4096")
     rng = np.random.default_rng(0)
-    properties = {
-        "type": "object",
-        "properties": {"x": {"type": "string", "minLength": 9000}},
-        "required": ["x"],
-    }
-    grammar = call_grammar(
-        tok, "reserved", [{"name": "f", "parameters": properties}], Rules(strict=True)
-    )
-    state = grammar.begin()
+    state = call_grammar(tok, "reserved", [ENDLESS], Rules(strict=True)).begin()
     begun = [*chat.layout(tok, "reserved").call, *tok.encode(' {"name": "f", "arguments": {"x": "')]
     for room in range(60, -1, -1):
         token = begun.pop(0) if begun else int(rng.choice(np.flatnonzero(state.mask(room))))
         assert state.take(token, room) == token
+
+
+def test_a_call_whose_end_is_not_found_cannot_be_required() -> None:
+    tok = tokenizer.load("gpt2:4096")
     with pytest.raises(ConfigError):
-        call_grammar(
-            tok, "reserved", [{"name": "f", "parameters": properties}], Rules(required=True)
-        )
+        call_grammar(tok, "reserved", [ENDLESS], Rules(required=True))
+
+
+def assert_passes(
+    grammar: CallGrammar, ids: list[int], tok: tokenizer.Tokenizer, room: int | None
+) -> GrammarState:
+    """Every token is allowed and taken as it is, in this room or in one just large enough."""
+    state = grammar.begin()
+    for i, token in enumerate(ids):
+        left = len(ids) - i + 8 if room is None else room
+        assert state.mask(left)[token], chat.decode(ids[: i + 1], tok)
+        assert state.take(token, left) == token, chat.decode(ids[: i + 1], tok)
+    return state
 
 
 @pytest.mark.parametrize("tags", chat.MODES)
 @pytest.mark.parametrize("spec", VOCABULARIES)
-def test_texts_and_calls_pass_as_they_are_trained_even_where_little_room_is_left(
+def test_calls_pass_as_they_are_trained_even_where_little_room_is_left(
     spec: str, tags: str
 ) -> None:
     tok = tokenizer.load(spec)
-    odd = chat.format_call("odd", {"unit": "ü", "list": [1, -2], "free": {"a": 1}})
-    calls = [
-        (name, chat.format_call(name, arguments)) for name, arguments in CASES["samples"].items()
-    ]
-    several = [(None, text) for text in ("Hi.\nx < 1", odd, f"First: {odd}", odd + odd)]
-    for name, content in calls + (several if spec == "gpt2:4096" else []):
-        state = CallGrammar(tok, tags, [TOOLS[name].schema] if name else OFFERED).begin()
-        ids = chat.completion_ids(content, tok, tags)
-        for i, token in enumerate(ids):
-            room = len(ids) - i + 8 if name else 200
-            assert state.mask(room)[token] and state.take(token, room) == token, chat.decode(
-                ids[: i + 1], tok
-            )
-        assert state.ended or content.startswith("Hi")
+    for name, arguments in CASES["samples"].items():
+        ids = chat.completion_ids(chat.format_call(name, arguments), tok, tags)
+        grammar = CallGrammar(tok, tags, [TOOLS[name].schema])
+        assert assert_passes(grammar, ids, tok, room=None).ended
 
 
-def test_what_is_no_call_of_the_offered_is_not_allowed() -> None:
+ODD_CALL = chat.format_call("odd", {"unit": "ü", "list": [1, -2], "free": {"a": 1}})
+
+
+@pytest.mark.parametrize("tags", chat.MODES)
+@pytest.mark.parametrize(
+    "text, is_call",
+    [
+        ("Hi.\nx < 1", False),
+        (ODD_CALL, True),
+        (f"First: {ODD_CALL}", True),
+        (ODD_CALL + ODD_CALL, True),
+    ],
+    ids=["text", "call", "text and call", "two calls"],
+)
+def test_texts_and_calls_pass_where_several_functions_are_offered(
+    text: str, is_call: bool, tags: str
+) -> None:
+    tok = tokenizer.load("gpt2:4096")
+    ids = chat.completion_ids(text, tok, tags)
+    state = assert_passes(CallGrammar(tok, tags, OFFERED), ids, tok, room=200)
+    assert state.ended or not is_call
+
+
+@pytest.mark.parametrize("text, why", CASES["not allowed"], ids=str)
+def test_what_is_no_call_of_the_offered_is_not_allowed(text: str, why: str) -> None:
     tok = tokenizer.load("bytes")
-    for text, why in CASES["not allowed"]:
-        state = CallGrammar(tok, "reserved", OFFERED).begin()
-        taken = 0
-        ids = chat.layout(tok, "reserved").call + tok.encode(text)
-        while taken < len(ids) and state.mask(200)[ids[taken]]:
-            state.take(ids[taken], 500)
-            taken += 1
-        assert 0 < taken < len(ids), why
+    state = CallGrammar(tok, "reserved", OFFERED).begin()
+    taken = 0
+    ids = chat.layout(tok, "reserved").call + tok.encode(text)
+    while taken < len(ids) and state.mask(200)[ids[taken]]:
+        state.take(ids[taken], 500)
+        taken += 1
+    assert 0 < taken < len(ids), why
 
 
-def test_one_call_and_a_second_one() -> None:
+@pytest.mark.parametrize("one_call", [False, True])
+def test_a_second_call_is_allowed_but_where_there_may_be_one_alone(one_call: bool) -> None:
     tok = tokenizer.load("gpt2:4096")
     ids = chat.completion_ids(chat.format_call("square", {"x": 12}), tok)[:-2]  # without the end
-    for one_call in (False, True):
-        state = CallGrammar(tok, "reserved", OFFERED, Rules(one_call=one_call)).begin()
-        for token in ids:
-            state.take(token, 200)
-        assert bool(state.mask(200)[ids[0]]) is not one_call
+    state = CallGrammar(tok, "reserved", OFFERED, Rules(one_call=one_call)).begin()
+    for token in ids:
+        state.take(token, 200)
+    assert bool(state.mask(200)[ids[0]]) is not one_call
 
 
 def accepts(
@@ -210,44 +289,67 @@ def accepts(
     return grammar.begin().matcher.validate_tokens(ids) >= len(ids) - 1  # but for the line end
 
 
-@pytest.mark.parametrize("row", SCHEMAS, ids=[row["what"] for row in SCHEMAS])
-def test_correct_calls_are_possible_and_wrong_ones_are_not(row: dict[str, Any]) -> None:
+def grammar_of(row: dict[str, Any]) -> CallGrammar:
+    tool = {"name": "f", "parameters": row["schema"]}
+    return call_grammar(BYTES, "reserved", [tool], STRICT)
+
+
+def judge_of(row: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    tool = {"name": "f", "parameters": row["schema"]}
+    return jsonschema.Draft202012Validator(tool_schema(tool)["parameters"])
+
+
+@pytest.mark.parametrize("row", SCHEMAS, ids=lambda row: row["what"])
+def test_correct_calls_are_possible(row: dict[str, Any]) -> None:
+    """As jsonschema judges them."""
+    judge = judge_of(row)
+    grammar = grammar_of(row)
+    assert [one for one in row["right"] if not judge.is_valid(one)] == []
+    assert [one for one in row["right"] if not accepts(grammar, one, BYTES)] == []
+
+
+@pytest.mark.parametrize("row", SCHEMAS, ids=lambda row: row["what"])
+def test_wrong_calls_are_not_possible(row: dict[str, Any]) -> None:
     """As jsonschema judges them; beyond it, keys that are not listed and other formats are
     refused."""
-    tok = tokenizer.load("bytes")
-    tool = {"name": "f", "parameters": row["schema"]}
-    judge = jsonschema.Draft202012Validator(tool_schema(tool)["parameters"])
-    assert [judge.is_valid(one) for one in row["right"]] == [True] * len(row["right"])
-    assert not any(judge.is_valid(one) for one in row["wrong"])
-    grammar = call_grammar(tok, "reserved", [tool], Rules(required=True, strict=True))
-    assert [one for one in row["right"] if not accepts(grammar, one, tok)] == []
-    assert [
-        one for one in row["wrong"] + row.get("refused too", []) if accepts(grammar, one, tok)
-    ] == []
+    judge = judge_of(row)
+    grammar = grammar_of(row)
+    refused = row["wrong"] + row.get("refused too", [])
+    assert [one for one in row["wrong"] if judge.is_valid(one)] == []
+    assert [one for one in refused if accepts(grammar, one, BYTES)] == []
+
+
+@pytest.mark.parametrize("row", SCHEMAS, ids=lambda row: row["what"])
+def test_what_a_grammar_leaves_out_of_a_schema_is_said_with_its_function(
+    row: dict[str, Any],
+) -> None:
+    grammar = grammar_of(row)
     assert len(grammar.relaxed) == row.get("relaxed", 0)
     assert all("'f'" in message for message in grammar.relaxed)
 
 
+def three_by_three(kind: str) -> dict[str, Any]:
+    row = {"type": "array", "minItems": 3, "items": {"type": kind}}
+    return {"type": "array", "minItems": 3, "items": row}
+
+
+OPERATION = {
+    "operator": {"enum": ["+"]},
+    "left": {"$ref": "#/$defs/expression"},
+    "right": {"type": "integer"},
+}
+ALTERNATIVES = [
+    {"type": "object", "properties": OPERATION, "required": [*OPERATION]},
+    {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]},
+]
+
+
 @pytest.mark.parametrize("spec", VOCABULARIES)
 @pytest.mark.parametrize(
-    ("value", "most"),
+    "value, most",
     [
-        (
-            {
-                "type": "array",
-                "minItems": 3,
-                "items": {"type": "array", "minItems": 3, "items": {"type": "string"}},
-            },
-            80,
-        ),
-        (
-            {
-                "type": "array",
-                "minItems": 3,
-                "items": {"type": "array", "minItems": 3, "items": {"type": "number"}},
-            },
-            80,
-        ),
+        (three_by_three("string"), 80),
+        (three_by_three("number"), 80),
         ({"$ref": "#/$defs/expression"}, 140),
     ],
     ids=["texts", "numbers", "expression"],
@@ -255,129 +357,121 @@ def test_correct_calls_are_possible_and_wrong_ones_are_not(row: dict[str, Any]) 
 def test_the_shortest_call_of_nested_values_is_short(
     spec: str, value: dict[str, Any], most: int
 ) -> None:
-    operation = {
-        "operator": {"enum": ["+"]},
-        "left": {"$ref": "#/$defs/expression"},
-        "right": {"type": "integer"},
-    }
-    alternatives = [
-        {"type": "object", "properties": operation, "required": [*operation]},
-        {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]},
-    ]
-    properties = {"type": "object", "properties": {"x": value}, "required": ["x"]}
-    parameters = properties | {"$defs": {"expression": {"anyOf": alternatives}}}
+    tool = one_argument(value)
+    tool["parameters"] |= {"$defs": {"expression": {"anyOf": ALTERNATIVES}}}
     tok = tokenizer.load(spec)
-    tool = {"name": "f", "parameters": parameters}
-    assert call_grammar(tok, "reserved", [tool], Rules(required=True, strict=True)).shortest <= most
+    assert call_grammar(tok, "reserved", [tool], STRICT).shortest <= most
+
+
+BEYOND = {
+    "numbers": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+    "far": {"$ref": "https://example.com/far.json"},
+    "text": {"type": "string", "pattern": "^(?=.*x).*$"},
+    "t": {"type": "integer", "maximum": 2**64},
+}
+BOUNDS = {
+    "name": "bounds",
+    "parameters": {"type": "object", "properties": BEYOND, "required": [*BEYOND]},
+}
 
 
 def test_what_a_schema_says_beyond_the_grammar_is_named_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-    far = {"$ref": "https://example.com/far.json"}
-    text = {"type": "string", "pattern": "^(?=.*x).*$"}
-    properties = {
-        "numbers": numbers,
-        "far": far,
-        "text": text,
-        "t": {"type": "integer", "maximum": 2**64},
-    }
-    tool = {
-        "name": "bounds",
-        "parameters": {"type": "object", "properties": properties, "required": [*properties]},
-    }
-    tok = tokenizer.load("bytes")
-    for _ in range(2):
-        grammar = call_grammar(tok, "reserved", [tool], Rules(required=True, strict=True))
+    first = call_grammar(BYTES, "reserved", [BOUNDS], STRICT)
+    call_grammar(BYTES, "reserved", [BOUNDS], STRICT)
     said = capsys.readouterr().err
-    assert said.count("\n") == len(grammar.relaxed) == 4
-    assert all(
-        word in said
-        for word in ("uniqueItems", "far.json", "text: pattern", "t: maximum 18446744073709551616")
-    )
-    assert accepts(
-        grammar,
-        {"numbers": [1, 1], "far": {"a": [None]}, "text": "y", "t": 10**19},
-        tok,
-        "bounds",
-    )
-    assert not accepts(grammar, {"numbers": [1]}, tok, "bounds")
+    assert said.count("\n") == len(first.relaxed) == 4
+    assert "uniqueItems" in said
+    assert "far.json" in said
+    assert "text: pattern" in said
+    assert "t: maximum 18446744073709551616" in said
 
 
-def test_a_type_that_is_not_known_is_left_open_by_name_or_refused_where_strict() -> None:
-    tok = tokenizer.load("bytes")
-    tool = {
-        "name": "f",
-        "parameters": {"properties": {"x": {"type": "no such type"}}, "required": ["x"]},
-    }
-    with pytest.raises(ConfigError, match="'f': x has the unknown type 'no such type'"):
-        CallGrammar(tok, "reserved", [tool], Rules(strict=True))
-    grammar = CallGrammar(tok, "reserved", [tool], Rules(required=True))
-    assert accepts(grammar, {"x": {"a": 1}}, tok)
-    assert not accepts(grammar, {}, tok)
+def test_what_a_schema_says_beyond_the_grammar_is_left_open() -> None:
+    grammar = call_grammar(BYTES, "reserved", [BOUNDS], STRICT)
+    arguments = {"numbers": [1, 1], "far": {"a": [None]}, "text": "y", "t": 10**19}
+    assert accepts(grammar, arguments, BYTES, "bounds")
+    assert not accepts(grammar, {"numbers": [1]}, BYTES, "bounds"), "the others are required"
+
+
+UNKNOWN = one_argument({"type": "no such type"})
+
+
+def test_a_type_that_is_not_known_is_left_open_by_name() -> None:
+    grammar = CallGrammar(BYTES, "reserved", [UNKNOWN], Rules(required=True))
+    assert accepts(grammar, {"x": {"a": 1}}, BYTES)
+    assert not accepts(grammar, {}, BYTES)
     assert grammar.relaxed == ["tool 'f': x has the unknown type 'no such type'"]
+
+
+def test_a_type_that_is_not_known_is_refused_where_strict() -> None:
+    with pytest.raises(ConfigError, match="'f': x has the unknown type 'no such type'"):
+        CallGrammar(BYTES, "reserved", [UNKNOWN], Rules(strict=True))
+
+
+def test_a_grammar_of_no_functions_is_refused() -> None:
     with pytest.raises(ConfigError):
-        CallGrammar(tok, "reserved", [])
+        CallGrammar(BYTES, "reserved", [])
+
+
+def closed(key: str, kind: str) -> dict[str, Any]:
+    """An object of one key alone."""
+    return {
+        "type": "object",
+        "properties": {key: {"type": kind}},
+        "required": [key],
+        "additionalProperties": False,
+    }
 
 
 def test_a_schema_that_nothing_satisfies_keeps_its_names_and_required_keys() -> None:
-    tok = tokenizer.load("bytes")
-    closed = {
-        "type": "object",
-        "properties": {"a": {"type": "string"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    other = {
-        "type": "object",
-        "properties": {"b": {"type": "integer"}},
-        "required": ["b"],
-        "additionalProperties": False,
-    }
-    grammar = CallGrammar(
-        tok,
-        "reserved",
-        [{"name": "f", "parameters": {"allOf": [closed, other]}}],
-        Rules(required=True),
-    )
-    assert accepts(grammar, {"a": "x", "b": 1}, tok)
-    assert not accepts(grammar, {"a": "x"}, tok)
-    assert not accepts(grammar, {"a": 1, "b": 1}, tok)
+    both = {"allOf": [closed("a", "string"), closed("b", "integer")]}
+    tool = {"name": "f", "parameters": both}
+    grammar = CallGrammar(BYTES, "reserved", [tool], Rules(required=True))
+    assert accepts(grammar, {"a": "x", "b": 1}, BYTES)
+    assert not accepts(grammar, {"a": "x"}, BYTES)
+    assert not accepts(grammar, {"a": 1, "b": 1}, BYTES)
     assert any("names, types, enumerations" in message for message in grammar.relaxed)
 
 
-def test_the_list_of_a_prompt_constrains_as_its_schemas_do() -> None:
-    tok = tokenizer.load("bytes")
-    properties = {
-        "degrees": {"type": "float"},
-        "to": {"type": "string", "enum": ["C|F", "\n", "1"]},
-        "on": {"enum": [True]},
-    }
-    tool = {
-        "name": "f",
-        "parameters": {"type": "dict", "properties": properties, "required": ["degrees", "to"]},
-    }
-    for style in chat.STYLES:
-        prompt = [{"role": "system", "content": chat.tools_prompt([tool], style)}]
-        grammar = prompt_grammar(prompt, tok, "reserved")
-        assert grammar is not None
-        for arguments in ({"degrees": 21.5, "to": "C|F", "on": True}, {"degrees": -3, "to": "\n"}):
-            assert accepts(grammar, arguments, tok)
-        for arguments in (
-            {"degrees": "x", "to": "1"},
-            {"degrees": 1, "to": "C"},
-            {"degrees": 1, "to": 1},
-        ):
-            assert not accepts(grammar, arguments, tok)
+DEGREES = {
+    "name": "f",
+    "parameters": {
+        "type": "dict",
+        "properties": {
+            "degrees": {"type": "float"},
+            "to": {"type": "string", "enum": ["C|F", "\n", "1"]},
+            "on": {"enum": [True]},
+        },
+        "required": ["degrees", "to"],
+    },
+}
 
 
-def test_an_alphabet_that_cannot_write_a_call_is_rejected(tmp_path: Any) -> None:
-    (tmp_path / "letters.txt").write_text("abcdefghijklmnopqrstuvwxyz\n ")
+@pytest.mark.parametrize("style", chat.STYLES)
+@pytest.mark.parametrize(
+    "arguments, right",
+    [
+        ({"degrees": 21.5, "to": "C|F", "on": True}, True),
+        ({"degrees": -3, "to": "\n"}, True),
+        ({"degrees": "x", "to": "1"}, False),
+        ({"degrees": 1, "to": "C"}, False),
+        ({"degrees": 1, "to": 1}, False),
+    ],
+)
+def test_the_list_of_a_prompt_constrains_as_its_schemas_do(
+    arguments: dict[str, Any], right: bool, style: str
+) -> None:
+    prompt = [{"role": "system", "content": chat.tools_prompt([DEGREES], style)}]
+    grammar = prompt_grammar(prompt, BYTES, "reserved")
+    assert grammar is not None
+    assert accepts(grammar, arguments, BYTES) == right
+
+
+def test_an_alphabet_that_cannot_write_a_call_is_rejected(tmp_path: Path) -> None:
+    letters = tmp_path / "letters.txt"
+    letters.write_text("abcdefghijklmnopqrstuvwxyz\n ")
+    tok = tokenizer.load(f"chars:{letters}")
     with pytest.raises(ConfigError):
-        CallGrammar(
-            tokenizer.load(f"chars:{tmp_path / 'letters.txt'}"),
-            "reserved",
-            OFFERED,
-            Rules(required=True),
-        )
+        CallGrammar(tok, "reserved", OFFERED, Rules(required=True))
