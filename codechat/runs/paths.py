@@ -116,10 +116,25 @@ def _place(ref: str | Path) -> Path | None:
 def no_such_run(ref: str | Path) -> MissingFile:
     released = [status for folder in released_folders() for status in folder.glob("*/status.json")]
     names = [name_of(p.resolve()) for p in (*run_paths(), *(status.parent for status in released))]
-    return MissingFile(
-        f"no run {str(ref)!r}"
-        + (nearest(str(ref), names) if names else f"; there are no runs in {runs_dir()}")
-    )
+    among = nearest(str(ref), names) if names else f"; there are no runs in {runs_dir()}"
+    return MissingFile(f"no run {str(ref)!r}{among}{_how_to_make(str(ref))}")
+
+
+def _how_to_make(ref: str) -> str:
+    """Which command makes a run OWNER/NAME: a name on the hub has a capital or a digit, a stage
+    of a recipe has neither."""
+    owner, slash, name = ref.partition("@")[0].partition("/")
+    if not slash or "/" in name or owner in ("", ".", "..", RELEASED):
+        return ""
+    if (runs_dir() / owner).is_dir():  # it has other runs
+        return ""
+    if re.search("[A-Z0-9]", name):
+        given = name.lower()
+        return (
+            f"; a model of the hub becomes a run with: hf download {ref} --local-dir {given}, "
+            f"then codechat import {given} --run-name {given}"
+        )
+    return f"; a recipe makes its runs: codechat run {owner}"
 
 
 def _run_around(path: Path) -> Path | None:

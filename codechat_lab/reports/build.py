@@ -7,11 +7,11 @@
     codechat report nano --out runs/nano/report    write elsewhere; the recipe does this, so the repository stays
                                                    unchanged
 
-A report is a template `nbs_py/9x_NAME.py`, which papermill can run, by default on the committed
-rows. It reads only run directories, freezes their rows and draws from these; if none of its
-runs is on this machine, it uses the committed rows. `reports/index.html` (not committed) shows
-every report
-on this machine: title, first sentence and picture.
+A report is a template, `notebooks/9x_NAME.ipynb`, whose source is `nbs_py/9x_NAME.py`; papermill
+can run the notebook, by default on the committed rows. It reads only run directories, freezes
+their rows and draws from these; if none of its runs is on this machine, it uses the committed
+rows. `reports/index.html` (not committed) shows every report on this machine: title, first
+sentence and picture.
 
 A report reads like an article: a cell tagged `answer` with three sentences, one tagged
 `thumbnail` with the main figure, a table "published | ours | what it means", the argument, an

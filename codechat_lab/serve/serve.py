@@ -12,6 +12,9 @@ put a proxy in front."""
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +35,19 @@ SWITCH_S = (
 STOP_S = 3  # that running answers get when the server stops
 # that an idle connection stays open: longer than a client keeps one, or it would meet a closed one
 KEEP_S = 30
+
+
+def check_address(host: str, port: int) -> None:
+    """ConfigError where nothing can listen there, before a model is loaded."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        remedy = "choose another --port, or --port 0 for any that is free"
+        if error.errno != errno.EADDRINUSE:
+            remedy = "choose another --host or --port"
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise ConfigError(f"cannot listen on {host} port {port}: {why}; {remedy}") from None
 
 
 def serve(
@@ -70,6 +86,7 @@ def serve(
             if ready:
                 ready(self, url)
 
+    check_address(cfg.host, cfg.port)
     key = read_key(cfg.api_key_file) if cfg.api_key_file else None
     own = None
     if cfg.tools:

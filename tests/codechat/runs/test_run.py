@@ -402,6 +402,24 @@ def test_references_to_runs_and_checkpoints() -> None:
     assert find_checkpoint("nano/sft").name == ".step_000020.old"
 
 
+@pytest.mark.parametrize(
+    "ref, remedy",
+    [
+        ("nano/sft", "; a recipe makes its runs: codechat run nano"),
+        (
+            "Qwen/Qwen3-0.6B",
+            "; a model of the hub .* hf download Qwen/Qwen3-0.6B --local-dir .* codechat import",
+        ),
+        ("released/minii", "did you mean 'released/mini'\\?$"),
+    ],
+)
+def test_the_error_for_an_unknown_run_names_the_command_that_makes_it(
+    ref: str, remedy: str
+) -> None:
+    with pytest.raises(MissingFile, match=f"no run '{ref}'.*{remedy}"):
+        find_run(ref)
+
+
 def test_the_parent_is_recorded() -> None:
     with new("sft") as parent:
         fake_checkpoint(parent, 10)

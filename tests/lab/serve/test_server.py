@@ -7,6 +7,7 @@ import json
 import math
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -469,6 +470,15 @@ def test_a_required_call_is_readable_however_hot_and_short(up: Running) -> None:
             assert call.name in names
             assert list(given) == TOOLS[call.name].schema["parameters"]["required"]
             assert given.get("channel", "red") in ("red", "green", "blue")
+
+
+def test_a_port_in_use_is_named_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=f"127.0.0.1 port {port}: Address already in use.*--port"
+        ):
+            serve.serve(ServeConfig(ckpt="there/is/no/such/run", port=port))
 
 
 def test_the_page_gets_and_runs_the_functions_of_a_users_file(root: Path) -> None:
