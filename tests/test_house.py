@@ -36,6 +36,7 @@ EXECUTED = {
     # modules with a bug, which are texts that a model reads
     "codechat_lab/tasks/repair/generator.py": 2,
     "codechat_lab/tasks/repair/loader.py": 1,  # in the sandbox
+    "codechat_lab/tasks/bfcl/systems.py": 1,  # in the sandbox
 }
 # Data files with Python: programs that a model reads, writes or is attacked with; templates
 # that users copy.

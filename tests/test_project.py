@@ -282,6 +282,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 # A handler may take anything only here.
 ANYTHING = {
     "codechat/text/tool_worlds.py": "what a user's function raises is its answer in the conversation",
+    "codechat_lab/tasks/bfcl/systems.py": "what a call of a system raises is the text of its result",
     "codechat_lab/tasks/reasoning_gym.py": "what a scorer of another package raises is a tier of the score",
     "codechat_lab/sandbox/functions.py": "what an untrusted process sends may be anything",
     "codechat_lab/sandbox/zygote.py": "what an untrusted program raises is its answer to the judge",

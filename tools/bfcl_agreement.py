@@ -3,6 +3,7 @@
     codechat download bfcl
     python tools/bfcl_agreement.py --answers 2000                 made answers, right and wrong ones
     python tools/bfcl_agreement.py --rows runs/evaluate ...       answers of evaluations
+    python tools/bfcl_agreement.py --episodes 400                 made episodes of several turns
     python tools/bfcl_agreement.py --table tests/lab/tasks/bfcl_published.jsonl     written by hand;
                                                                   rewrites what the checker says
 
@@ -23,7 +24,8 @@ from codechat.core.atomic_files import json_lines, read_rows, write_atomic
 from codechat.runs import paths
 from codechat.tasks.base import Problem
 from codechat.text import chat
-from codechat_lab.tasks.bfcl import literals
+from codechat_lab.tasks.bfcl import literals, multi_turn
+from codechat_lab.tasks.bfcl.multi_turn import MultiTurnTask
 from codechat_lab.tasks.bfcl.task import DOWNLOADED, BfclTask, calls_of, problem_of
 
 # What the published modules import and these functions do not need.
@@ -75,6 +77,19 @@ def verdict(row):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
+def episode(row):
+    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils as utils
+    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
+    # instances are kept by name: another sample of an entry would go on with them
+    for name in [name for name in vars(utils) if name.endswith("_instance")]:
+        delattr(utils, name)
+    try:
+        return multi_turn_checker(row["turns"], row["truth"], row["entry"], "", "model")["valid"]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+if sys.argv[2] == "episodes":
+    verdict = episode
 with contextlib.redirect_stdout(io.StringIO()):
     found = [verdict(json.loads(line)) for line in sys.stdin]
 print(json.dumps(found))
@@ -93,11 +108,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--wheel", type=Path, default=paths.ROOT / DOWNLOADED)
     parser.add_argument("--answers", type=int, default=2000)
+    parser.add_argument("--episodes", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=Path, nargs="*", default=[], help="runs of evaluate")
     parser.add_argument("--table", type=Path, help="problems, and answers with both verdicts")
     parser.add_argument("--show", type=int, default=3, help="examples of each kind of difference")
     given = parser.parse_args()
+    if given.episodes:
+        compare_episodes(given.wheel, given.episodes, given.seed)
+        return
     if given.table:
         rewrite(given.table, given.wheel)
         return
@@ -137,10 +156,14 @@ def compare(cases: Sequence[Case], task: BfclTask, wheel: Path) -> list[tuple[Ca
 
 def published(cases: Sequence[Case], wheel: Path) -> list[bool | str]:
     """What the published checker says; a text is the exception that it raised."""
-    rows = "\n".join(json.dumps(row_of(case)) for case in cases)
+    return asked([row_of(case) for case in cases], wheel, "answers")
+
+
+def asked(rows: Sequence[dict[str, Any]], wheel: Path, what: str) -> list[bool | str]:
+    """The verdicts of the process that runs the published code."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", PEER, str(wheel)],
-        input=rows,
+        [sys.executable, "-I", "-c", PEER, str(wheel), what],
+        input="\n".join(map(json.dumps, rows)),
         capture_output=True,
         text=True,
         check=True,
@@ -194,6 +217,87 @@ def evaluated(runs: Sequence[Path], problems: dict[str, Problem]) -> Iterator[Ca
         for row in read_rows(run / "examples.jsonl"):
             if row["problem"] in problems:
                 yield Case(problems[row["problem"]], row["checkpoint"], row["completion"])
+
+
+# ---- episodes of several turns
+
+
+def compare_episodes(wheel: Path, n: int, seed: int) -> None:
+    """Print how many verdicts on made episodes agree, and those that do not."""
+    task = MultiTurnTask(str(wheel))
+    entries: dict[str, Any] = {}
+    for category in multi_turn.CATEGORIES:
+        for row in read_rows(task.data / f"BFCL_v4_multi_turn_{category}.json"):
+            entries[row["id"]] = row
+    rng = random.Random(seed)
+    ours: list[Any] = []
+    rows: list[dict[str, Any]] = []
+    for _ in range(n):
+        problem = rng.choice(task.rows)
+        truth = [turn["expected"] for turn in problem.gold["turns"]]
+        kind, turns = changed_turns(truth, rng)
+        world = task.environment()
+        world.reset(problem, 0)
+        for calls in turns:
+            texts = [multi_turn.named_call(call, problem) for call in calls]
+            for text in ["\n".join(texts), "Done."] if texts else ["Done."]:
+                world.step({"role": "assistant", "content": text})
+        ours.append((kind, problem.id, world.score()))
+        rows.append(
+            {
+                "turns": [[as_texts(calls)] if calls else [] for calls in turns],
+                "truth": [as_texts(calls) for calls in truth],
+                "entry": entries[problem.id],
+            }
+        )
+    theirs = asked(rows, wheel, "episodes")
+    totals = Counter(kind for kind, _, _ in ours)
+    agreed: Counter[str] = Counter()
+    correct: Counter[str] = Counter()
+    for (kind, id, score), said in zip(ours, theirs, strict=True):
+        agreed[kind] += score.correct == said
+        correct[kind] += score.correct
+        if score.correct != said:
+            print(f"  {id} {kind}: ours {score.tier}, theirs {said}")
+    for kind, total in sorted(totals.items()):
+        print(f"{kind}: {agreed[kind]} of {total} agree ({correct[kind]} correct)")
+    print(f"all: {agreed.total()} of {n} agree")
+
+
+def as_texts(calls: Sequence[multi_turn.Call]) -> list[str]:
+    texts = []
+    for name, positional, named in calls:
+        words = [repr(value) for value in positional]
+        words += [f"{key}={value!r}" for key, value in named.items()]
+        texts.append(f"{name}({', '.join(words)})")
+    return texts
+
+
+def changed_turns(
+    truth: Sequence[Sequence[multi_turn.Call]], rng: random.Random
+) -> tuple[str, list[list[multi_turn.Call]]]:
+    """The reference calls with one change, and its name."""
+    turns = [[[name, list(pos), dict(named)] for name, pos, named in turn] for turn in truth]
+    kind = rng.choice(("right", "a call less", "a call twice", "order", "value", "turns", "empty"))
+    at = rng.choice([i for i, turn in enumerate(turns) if turn])
+    turn = turns[at]
+    place = rng.randrange(len(turn))
+    if kind == "a call less":
+        turn.pop(place)
+    elif kind == "a call twice":
+        turn.insert(place, turn[place])
+    elif kind == "order":
+        rng.shuffle(turn)
+    elif kind == "turns":  # all calls in the first turn
+        turns[0] = [call for turn in turns for call in turn]
+        turns[1:] = [[turn[0]] if turn else [] for turn in turns[1:]]
+    elif kind == "empty":
+        turn.clear()
+    elif kind == "value":
+        named = turn[place][2]
+        for key in list(named)[:1]:
+            named[key] = changed(named[key], rng.choice(("another value", "another type")), rng)
+    return kind, turns
 
 
 # ---- made answers

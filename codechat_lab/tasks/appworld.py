@@ -46,7 +46,7 @@ def code_of(text: str) -> str | None:
     return block[1].strip() or None if block else None
 
 
-def _safe(text: Any) -> str:
+def without_tags(text: Any) -> str:
     """The world's text without chat tags, so it cannot open a turn."""
     return _TAG.sub("< ", str(text))
 
@@ -150,11 +150,11 @@ class AppWorldEnvironment:
 
 def _opening(world: Any) -> list[Message]:
     """The first messages, from an answer of /initialize."""
-    names = {name: _safe(value) for name, value in world["supervisor"].items()}
-    system = SYSTEM.format_map(names | {"datetime": _safe(world["datetime"])})
+    names = {name: without_tags(value) for name, value in world["supervisor"].items()}
+    system = SYSTEM.format_map(names | {"datetime": without_tags(world["datetime"])})
     return [
         {"role": "system", "content": system},
-        {"role": "user", "content": _safe(world["instruction"])},
+        {"role": "user", "content": without_tags(world["instruction"])},
     ]
 
 
@@ -162,7 +162,7 @@ def _shortened(text: str) -> str:
     if len(text) > LONGEST:
         half = LONGEST // 2
         text = f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
-    return _safe(text)
+    return without_tags(text)
 
 
 def _verdict(answer: Any, interactions: int, completed: bool) -> Score:

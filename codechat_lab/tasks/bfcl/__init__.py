@@ -1,2 +1,2 @@
-"""The Berkeley Function Calling Leaderboard, single turn: calls are compared with the possible
-answers. Evaluation only."""
+"""The Berkeley Function Calling Leaderboard: single turns, whose calls are compared with possible
+answers, and several turns with simulated systems, which are an environment too."""

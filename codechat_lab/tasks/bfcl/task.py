@@ -224,14 +224,14 @@ class _JsonNames(ast.NodeTransformer):
 
 def rows_of(source: str, categories: Collection[str]) -> Iterator[Row]:
     """Rows of the embedded cases, of the downloaded wheel, or of a path. MissingFile."""
-    for file in _files(_directory(source), categories):
+    for file in _files(directory_of(source), categories):
         if _FILE.fullmatch(file.name):
             yield from _joined(file, file.parent / ANSWERS / file.name)
         else:
             yield from require_columns(local_rows(file), COLUMNS, file.name)
 
 
-def _directory(source: str) -> Path:
+def directory_of(source: str) -> Path:
     """Where the files of a source are; the root of an unpacked wheel stands for its data."""
     if source == "embedded":
         return Path(__file__).with_name("cases.jsonl")

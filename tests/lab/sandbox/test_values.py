@@ -1,45 +1,57 @@
-"""What honest programs return and take works as in one plain process, but for what would let a
-program decide."""
-
-import tomllib
-from pathlib import Path
+"""Values of an isolated program: texts in, texts out, nothing left behind."""
 
 import pytest
+from raising import raising
 
-from codechat_lab.sandbox.defined_tests import run_defined
-from codechat_lab.sandbox.pool import Pool, Program
+from codechat_lab.sandbox.values import ProgramFailed, value_of
 
-CASES = tomllib.loads(Path(__file__).with_name("values.toml").read_text())
+PROGRAM = """
+SEEN = []
 
+def echo(text):
+    SEEN.append(text)
+    return f"{text} {len(SEEN)}"
 
-def passes_plainly(row: dict[str, str]) -> bool:
-    """In one interpreter, as a reader would try it."""
-    space: dict[str, object] = {"__name__": "plain"}
-    exec(row["code"], space)
-    exec(row["test"], space)
-    run_defined(space, space.keys(), ())
-    return True
+def number(text):
+    return 5
 
+def fail(text):
+    raise ValueError(text)
 
-def verdict(row: dict[str, str], pool: Pool) -> tuple[bool, str]:
-    result = pool.run(Program(code=row["code"], tests=[row["test"]], timeout_s=5.0))
-    return result.passed, result.reason
+def wait(text):
+    while True:
+        pass
 
-
-@pytest.mark.parametrize("row", CASES["same"], ids=lambda row: row["name"])
-def test_a_value_is_used_as_in_plain_execution(row: dict[str, str], pool: Pool) -> None:
-    assert passes_plainly(row)
-    passed, reason = verdict(row, pool)
-    assert passed, reason
+def read(text):
+    return open(text).read()
+"""
 
 
-@pytest.mark.parametrize("row", CASES["other"], ids=lambda row: row["name"])
-def test_what_would_let_a_program_agree_is_not_forwarded(row: dict[str, str], pool: Pool) -> None:
-    assert passes_plainly(row)
-    assert not verdict(row, pool)[0]
+def test_each_call_has_a_process_of_its_own() -> None:
+    assert value_of(PROGRAM, "echo", "a") == "a 1"
+    assert value_of(PROGRAM, "echo", "b") == "b 1"
 
 
-@pytest.mark.parametrize("row", CASES["forged"], ids=lambda row: row["name"])
-def test_nothing_that_is_forwarded_forges_a_pass(row: dict[str, str], pool: Pool) -> None:
-    assert not verdict(row, pool)[0]
-    assert pool.run(Program(code="def f(): return 1", tests=["assert f() == 1"])).passed
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("fail", "ValueError: x"),
+        ("number", "expected a text"),
+        ("absent", "KeyError"),
+        ("read", "FileNotFoundError"),
+    ],
+)
+def test_a_program_that_gives_no_text_is_one_line(function: str, said: str) -> None:
+    with raising(ProgramFailed, said):
+        value_of(PROGRAM, function, "x")
+
+
+def test_files_of_the_host_are_out_of_reach() -> None:
+    with raising(ProgramFailed, "PermissionError"):
+        value_of(PROGRAM, "read", "/etc/passwd")
+
+
+def test_a_program_that_hangs_is_ended_and_the_next_one_runs() -> None:
+    with raising(ProgramFailed, "lost"):
+        value_of(PROGRAM, "wait", "x", timeout_s=0.3)
+    assert value_of(PROGRAM, "echo", "a") == "a 1"
