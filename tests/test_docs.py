@@ -20,6 +20,8 @@ from codechat import cli, tasks
 from codechat.core import config
 from codechat.core.atomic_files import read_rows
 from codechat.core.registry import COMMANDS, LOOPS
+from codechat.runs import paths
+from codechat.runs.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -190,51 +192,59 @@ def test_commands_are_valid(
         )
 
 
-def diffs_of(page: Path) -> list[list[str]]:
-    """The lines of each diff of the page."""
-    text = page.read_text(encoding="utf-8")
-    return [block.splitlines() for block in re.findall(r"^```diff\n(.*?)^```", text, re.M | re.S)]
+def apply_diff(number: int, folder: Path) -> None:
+    """Apply a diff of extending.md below a folder, as `patch -p1` does, without guessing."""
+    text = (DOCS / "extending.md").read_text(encoding="utf-8")
+    diff = re.findall(r"^```diff\n(.*?)^```", text, re.M | re.S)[number]
+    command = ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch"]
+    done = subprocess.run(
+        command, cwd=folder, input=diff, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout
 
 
-def test_a_reward_of_extending_is_earned_by_the_reference_solutions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reward = diffs_of(DOCS / "extending.md")[0]
+def command_with(part: str) -> list[str]:
+    """The words after `codechat` of the one command in the text of extending.md that has `part`."""
+    text = (DOCS / "extending.md").read_text(encoding="utf-8")
+    (typed,) = (line for line in TYPED.findall(text) if part in line and "new task" not in line)
+    return shlex.split(typed)[1:]
+
+
+SMALL = "--max-steps 1 --diagnose-groups 8 --eval-every 0 --group-size 4 --max-new-tokens 4".split()
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="no patch on this machine")
+def test_the_reward_of_extending_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     assert cli.main(["new", "task", "backwards"]) == 0
-    source = Path("backwards.py").read_text()
-    (removed,) = [line[1:] for line in reward if line.startswith("-    ")]
-    added = [line[1:] for line in reward if line.startswith("+") and not line.startswith("+++")]
-    *function, rewards = added
-    source = source.replace(removed, rewards)
-    Path("backwards.py").write_text(source.replace("class ", "\n".join(function) + "\nclass ", 1))
+    apply_diff(0, tmp_path)
     task = tasks.load("backwards.py:Backwards")
     check = tasks.check_reference_solutions(task, task.problems("train")).require()
     assert check.passed > 10
-    assert set(task.score(task.problems("train")[0], "x").terms) == {"exact", "letters"}
+    assert cli.main([*command_with("backwards.py:Backwards"), *SMALL]) == 0
+    assert "reward/letters" in Run.open("grpo").metrics()
 
 
-def test_a_loss_of_extending_changes_lines_that_grpo_has() -> None:
-    loss = diffs_of(DOCS / "extending.md")[1]
-    source = (ROOT / "codechat" / "grpo.py").read_text().splitlines()
-    before = [line[1:] for line in loss if line[0] in " -"]
-    assert before
-    assert not [line for line in before if line not in source]
+@pytest.mark.skipif(shutil.which("patch") is None, reason="no patch on this machine")
+def test_the_loss_of_extending_trains(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "codechat", tmp_path / "codechat")
+    apply_diff(1, tmp_path)
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "codechat", *command_with("dual_clip"), *SMALL],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.skipif(shutil.which("patch") is None, reason="no patch on this machine")
 def test_a_package_of_extending_has_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = ""
-    written: dict[str, list[str]] = {}
-    for line in diffs_of(DOCS / "extending.md")[2]:
-        if line.startswith("+++ b/"):
-            name = line.removeprefix("+++ b/")
-            written[name] = []
-        elif line.startswith("+"):
-            written[name].append(line[1:])
-    for name, lines in written.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("\n".join(lines) + "\n")
-    assert list(written) == ["my_package/count.py", "my_package/pyproject.toml"]
+    apply_diff(2, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     project = tomllib.loads((tmp_path / "my_package/pyproject.toml").read_text())
     task = tasks.load(project["project"]["entry-points"]["codechat.tasks"]["count"])
