@@ -20,6 +20,7 @@ from codechat import cli, tasks
 from codechat.core import config
 from codechat.core.atomic_files import read_rows
 from codechat.core.registry import COMMANDS, LOOPS
+from codechat.evaluation.results import harmonic_mean
 from codechat.runs import paths
 from codechat.runs.run import Run
 
@@ -305,6 +306,27 @@ def test_make_targets_exist() -> None:
     assert used <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
 
 
+def calls_and_silence(public: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The rows of BFCL where a call is right, those where none is, and the mean of both shares."""
+    parts: list[dict[str, int]] = []
+    for silent in (False, True):
+        rows = [
+            row
+            for name, row in public.items()
+            if name.startswith("BFCL") and name.endswith("irrelevance") == silent
+        ]
+        parts.append({key: sum(row[key] for row in rows) for key in ("n", "base", "sft", "rl")})
+    calls, silence = parts
+    both: dict[str, Any] = {"n": calls["n"] + silence["n"]}
+    for key in ("base", "sft", "rl"):
+        both[key] = f"{harmonic_mean([part[key] / part['n'] for part in parts]):.2f}"
+    return {
+        "BFCL, a call is right": calls,
+        "BFCL, no call is right": silence,
+        "BFCL, harmonic mean of both shares": both,
+    }
+
+
 def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
     nano, staircase, specialist = (
         json.loads((ROOT / "reports" / name / "data" / "headline.json").read_text())
@@ -361,6 +383,7 @@ def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
         row["benchmark"]: row
         for row in read_rows(ROOT / "reports" / "frozen" / "pretrained_benchmarks.jsonl")
     }
+    public |= calls_and_silence(public)
     for name in ("README.md", "README.zh.md"):
         shown = re.findall(
             r"^\| ((?:BFCL|MBPP|HumanEval|GSM8K)[^|]*) \| (.*) \|$",

@@ -37,8 +37,9 @@ class TaskResult:
     """One checkpoint on one split. examples: a row for each completion, n of each problem in turn.
 
     A task may have `formatted` (tiers in the required format), `grouped_by` (a key of a
-    problem's meta), `clustered_by` (a key of it whose values name problems that are not
-    independent), and `classified_by` with `classes` (a key of a score's parts and its
+    problem's meta), `opposed_by` (a key of it, of whose groups one rewards what another
+    punishes, such as calls and silence), `clustered_by` (a key whose values name problems that are
+    not independent), and `classified_by` with `classes` (a key of a score's parts and its
     values)."""
 
     task: Task
@@ -123,6 +124,13 @@ class TaskResult:
             members.setdefault(str(problem.meta.get(by, "other")), []).append(row)
         return {name: Group(pass_at_1(rows), len(rows)) for name, rows in sorted(members.items())}
 
+    def opposed(self) -> dict[str, Group]:
+        """The groups of a task with `opposed_by`; empty of another one, and where the problems
+        are of one group."""
+        by = self.of_task("opposed_by")
+        groups = self.groups(by) if by else {}
+        return groups if len(groups) > 1 else {}
+
     def class_shares(self) -> dict[str, dict[str, float]]:
         """Group -> class -> share of its completions; one group "" where the task has none.
         Empty without classes."""
@@ -152,7 +160,10 @@ class TaskResult:
             row["mean_of_groups"] = sum(group.passes.value for group in groups.values()) / len(
                 groups
             )
-        for name, group in groups.items():
+        opposed = self.opposed()
+        if opposed:
+            row["harmonic_mean"] = harmonic_mean([group.passes.value for group in opposed.values()])
+        for name, group in (groups | opposed).items():
             row |= group.passes.row(f"{name}/pass@1")
             row[f"{name}/n"] = group.n
         for name, shares in self.class_shares().items():
@@ -200,6 +211,11 @@ class TaskResult:
             lines.append(f"  {by} {name}: {passes}" + (f"; {shares}" if classes else ""))
         if groups:
             lines.append(f"  mean over {len(groups)} of {by}: {row['mean_of_groups']:.3f}")
+        words = self.of_task("opposed_by").replace("_", " ")
+        for name, group in self.opposed().items():
+            lines.append(f"  {words} {name}: pass@1 = {group.passes} ({self.settings(group.n)})")
+        if "harmonic_mean" in row:
+            lines.append(f"  harmonic mean of these: {row['harmonic_mean']:.3f}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -207,6 +223,11 @@ class TaskResult:
         kind = "clusters" if any("cluster" in p for p in self.counts) else "problems"
         number = len({p.get("cluster", p["id"]) for p in self.counts})
         return f"{passes} ({self.settings()}, 95 % intervals over {number} {kind})"
+
+
+def harmonic_mean(values: Sequence[float]) -> float:
+    """0 where one of the values is 0: no policy earns it by doing only one of two things."""
+    return len(values) / sum(1 / value for value in values) if all(values) else 0.0
 
 
 def _shares(counts: Counter[str], names: Iterable[str]) -> dict[str, float]:

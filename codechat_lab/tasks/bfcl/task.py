@@ -75,6 +75,7 @@ class BfclTask(BaseTask):
     tiers = TIERS
     splits = ("test",)
     grouped_by = "category"
+    opposed_by = "right_is"
 
     def __init__(self, source: str = "", categories: str = "all") -> None:
         chosen: list[str] = []
@@ -325,7 +326,11 @@ def problem_of(row: Row) -> Problem | str:
         columns.messages,
         gold,
         "test",
-        {"category": category, "tools_present": True},
+        {
+            "category": category,
+            "right_is": "no call" if expect == "none" else "call",
+            "tools_present": True,
+        },
     )
 
 

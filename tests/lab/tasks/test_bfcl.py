@@ -365,6 +365,10 @@ def test_the_command_gives_a_score_for_each_category(make_run: Any, capsys: Any)
     assert row["mean_of_groups"] == pytest.approx(
         sum(row[f"{name}/pass@1"] for name in categories) / len(categories)
     )
+    assert row["call/n"] + row["no call/n"] == 29
+    assert row["no call/pass@1"] == 1
+    assert row["harmonic_mean"] == row["call/pass@1"] == 0, "silence has no score"
+    assert "  harmonic mean of these: 0.000" in shown
     examples = {e["problem"]: e for e in read_rows(Run.open("evaluate").path / "examples.jsonl")}
     assert examples["no_tools"]["correct"], "four tokens of a new model are no call"
     assert cli.main([*words, "--split", "select", "--run-name", "b"]) == 2
