@@ -103,6 +103,7 @@ def bits_per_byte(model: "GPT", cfg: PretrainConfig) -> dict[str, float]:
     from codechat.distributed import dist, hardware, numerics, sharding
 
     device = hardware.device()
+    # float64: a sum over many tokens, and runs are compared by small differences of it
     total = torch.zeros(3, dtype=torch.float64, device=device)
     windows = corpus.val_windows(
         cfg.data_dir,
@@ -136,6 +137,7 @@ def train(cfg: PretrainConfig) -> Run:
 
     manifest = corpus.read_manifest(cfg.data_dir)
     with dist.session(cfg) as world:
+        # the corpus is ids already, so its tokenizer is the model's
         cfg, parent, tok = load_parent(cfg, tok=tokenizer.load(manifest["tokenizer"]))
         windows = corpus.WindowLoader(
             cfg.data_dir,

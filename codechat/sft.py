@@ -118,10 +118,14 @@ def train(cfg: SFTConfig) -> Run:
             cfg.data_dir, "train", tok, cfg.chosen_tags, length, wanted=cfg.weights
         )
         if cfg.seq_len is None:
+            # padding is computed too: rows of the block size would waste most of a step on short
+            # talks
             cfg = replace(cfg, seq_len=fitting_length(examples, length))
+        # read before the model is built: a row that cannot be read should cost no minute
         held_out = HeldOut(cfg, tok)
         shares = cfg.weights
         if shares and cfg.mix_by == "rows":
+            # the loader counts tokens: a domain of long answers would get more than its rows
             shares = conversations.token_weights(examples, shares)
         rows = conversations.PackedLoader(
             examples,

@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -46,11 +46,11 @@ class NoAnswer(RunError):
 class Refused(ConfigError):
     """The server answered with an error. status: the HTTP status; reason: the server's words."""
 
-    def __init__(
-        self, message: str, status: int = 0, reason: str = ""
-    ) -> None:  # unpickled on other ranks by its message
+    # with defaults: another rank unpickles it from its message alone
+    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
         super().__init__(message)
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
 
 def read_key(path: Path) -> str:
@@ -134,13 +134,12 @@ class Link:
         answer = self._without_unknown(body, patience_s, dispensable)
         try:
             choice = answer["choices"][0]
-            message = dict(choice["message"])
             usage = answer.get("usage") or {}
             n_tokens = usage.get("completion_tokens")
             return Answer(
-                message,
-                choice.get("finish_reason") in CUT,
-                None if n_tokens is None else int(n_tokens),
+                message=dict(choice["message"]),
+                cut=choice.get("finish_reason") in CUT,
+                n_tokens=None if n_tokens is None else int(n_tokens),
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             said = _message(answer)
@@ -164,26 +163,29 @@ class Link:
             except Refused as error:
                 if error.status not in UNKNOWN_FIELD or not more:
                     raise
-                # the first that is named, since others may be named as what is known; some
-                # servers name none
-                named = sorted((at, name) for name in more if (at := error.reason.find(name)) >= 0)
-                dropped = [named[0][1]] if named else list(more)
-                more = {name: value for name, value in more.items() if name not in dropped}
-        with self._noting:
-            refused = [
-                name for name in dispensable if name not in more and name not in self.unknown
-            ]
-            if refused:
-                self.unknown.update(refused)
-                note = (
-                    f"{self.url} refuses {', '.join(refused)}; it is asked "
-                    "without, and samples as it does by default"
-                )
-                print(note, file=sys.stderr)
+                named = [(error.reason.find(name), name) for name in more if name in error.reason]
+                if named:
+                    # the first that is named: later ones may be listed as what is known
+                    _, first = min(named)
+                    del more[first]
+                else:  # some servers name none
+                    more = {}
+        self._note_refused([name for name in dispensable if name not in more])
         return answer
 
+    def _note_refused(self, names: Sequence[str]) -> None:
+        """Remember fields that the server refuses; stderr names each once, whichever of many
+        requests finds it."""
+        with self._noting:
+            new = [name for name in names if name not in self.unknown]
+            if new:
+                self.unknown.update(new)
+                how = "it is asked without, and samples as it does by default"
+                print(f"{self.url} refuses {', '.join(new)}; {how}", file=sys.stderr)
+
     def _patiently(self, body: Mapping[str, Any], patience_s: float) -> Any:
-        (pause, longest), until = PAUSES_S, time.monotonic() + patience_s
+        pause, longest = PAUSES_S
+        until = time.monotonic() + patience_s
         while True:
             try:
                 return self.ask("/v1/chat/completions", body)
@@ -219,10 +221,6 @@ def _message(answer: Any) -> str:
     for name in ("error", "message", "detail"):
         if isinstance(found, Mapping) and found.get(name):
             found = found[name]
-    return (
-        ""
-        if found is answer
-        else found
-        if isinstance(found, str)
-        else json.dumps(found, ensure_ascii=False)
-    )
+    if found is answer:
+        return ""
+    return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)

@@ -140,6 +140,7 @@ def encode(row: Row, tokenizer: Tokenizer, tags: str, block_size: int) -> Exampl
             ids, mask, _ = chat.render(row["messages"], tokenizer, tags=tags)
         except DataError:  # `read` has checked everything else that `render` rejects
             return "tag_in_content"
+    # left out, not cut: half an answer would teach to stop in the middle
     if len(ids) > block_size:
         return "too_long"
     example = Example(
@@ -221,6 +222,7 @@ def load_domains(
         rows = list(read(path))
         ledger = Ledger(path.name, limits=LIMITS)
         seen.update(row["domain"] for row in rows)
+        # tokenising is the slow part: not for domains that are not drawn from
         used = rows if wanted is None else [row for row in rows if wanted.get(row["domain"], 0) > 0]
         for example in encode_all(used, tokenizer, tags, block_size, ledger, limit):
             domains.setdefault(example.domain, []).append(example)
@@ -281,6 +283,7 @@ def _pack_rows(
     for b, row in enumerate(rows):
         start = 0
         for number, taken in enumerate(row):
+            # n ids are n - 1 inputs: the last id is a target only
             example = examples[taken.domain][taken.example]
             span = slice(start, start + len(example))
             ids[b, span] = example.ids[:-1]
@@ -375,6 +378,8 @@ class PackedLoader:
     def _row(self) -> list[Waiting]:
         # From a buffer of waiting conversations rows are filled almost completely.
         while len(self.waiting) < BUFFER:
+            # furthest behind its share; of equal ones the first, so that every rank draws the
+            # same
             domain = min(
                 range(len(self.domains)), key=lambda d: self.supervised[d] / self.weights[d]
             )

@@ -95,6 +95,7 @@ def open_corpus(directory: Path | str, split: str) -> tuple[dict[str, Any], list
         size = path.stat().st_size if path.exists() else "no"
         if size != file["bytes"]:
             raise DataError(f"{path} has {size} bytes; {MANIFEST} says {file['bytes']}; {AGAIN}")
+        # mapped: a corpus is larger than memory, and ranks of a host share its pages
         shards.append(np.memmap(path, dtype="<u2", mode="r"))
     if not shards:
         raise DataError(f"corpus {directory} has no split {split!r}")
@@ -147,6 +148,7 @@ class WindowLoader:
         # A window depends only on its number, so any number of ranks sees the same sequence.
         first = self.windows + self.rank * self.batch
         counters = np.arange(first, first + self.batch, dtype=np.uint64)
+        # of 64 bits: the remainder's bias is the number of starts / 2^64
         draws = (_mix(self.seed, counters) % np.uint64(self.ends[-1])).astype(np.int64)  # (B,)
         self.windows += self.batch * self.world
         shards = np.searchsorted(self.ends, draws, side="right")
@@ -195,6 +197,7 @@ def val_windows(
     import torch
 
     manifest, shards = open_corpus(directory, "val")
+    # unlike training windows these cross shards, so that each token counts once
     stream = np.concatenate(shards)
     table = Path(directory) / TOKEN_BYTES
     lengths = (

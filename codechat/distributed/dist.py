@@ -173,6 +173,7 @@ def mean(values: dict[str, float]) -> dict[str, float]:
 
 def gather(value: Any) -> list[Any]:
     """The picklable values of all ranks, by rank, on every rank."""
+    # pickled, not tensors: what ranks agree on has any type, and travels by gloo
     values: list[Any] = [value] * world_size()
     if _grouped():
         td.all_gather_object(values, value)

@@ -140,8 +140,10 @@ def build(
     with torch.device("meta"):
         model = make()
     device = hardware.device()
+    # on the meta device: counted before any memory is taken
     n_params = sum(p.numel() for p in model.parameters())
     if shard_it is None:
+        # one decision for all: a rank that shards alone would wait for the others for ever
         shard_it = not all(dist.gather(fits(n_params, device_memory(device), adapters)))
     if dist.world_size() > 1 and shard_it:
         shard(model, mesh(over))
@@ -246,8 +248,10 @@ def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
 
     A collective where some are sharded."""
     learned = [p for p in weights if p.grad is not None]
-    kinds = [[p for p in learned if is_sharded_tensor(p) == sharded] for sharded in (True, False)]
-    kinds = [part for part in kinds if part] or [learned]  # torch takes no norm of both together
+    sharded = [p for p in learned if is_sharded_tensor(p)]
+    plain = [p for p in learned if not is_sharded_tensor(p)]
+    # apart: torch takes no norm of both together
+    kinds = [part for part in (sharded, plain) if part] or [learned]
     norms = []
     for part in kinds:
         gradients = [p.grad for p in part if p.grad is not None]

@@ -72,6 +72,11 @@ class Diagnosis:
         return self.effective_groups / self.n_groups
 
 
+def _mean_pass_at_k(group_size: int, counts: Sequence[int], k: int) -> float:
+    """Over groups of `group_size` completions. counts: how many of each group are correct."""
+    return sum(estimate_pass_at_k(group_size, c, k) for c in counts) / len(counts)
+
+
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
     """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED if over 85 % of
     completions are correct; else DEAD if under 5 % of groups have variance, WEAK under 25 %,
@@ -99,10 +104,7 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
         exact_match=exact_match,
         reward_mean=float(rewards.mean()),
         reward_std=float(rewards.std(correction=0)),
-        pass_at={
-            k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups
-            for k in (1, group_size)
-        },
+        pass_at={k: _mean_pass_at_k(group_size, counts, k) for k in (1, group_size)},
     )
 
 

@@ -130,6 +130,7 @@ class KVCache:
             self.real[:, self.extent : self.extent + new] = (
                 torch.arange(new, device=n_new.device) < n_new[:, None]
             )
+            # asked once per advance, not per layer: this reads from the device
             self.padded = self.padded or bool((n_new < new).any())
         self.lengths = self.lengths + (new if n_new is None else n_new)
         self.extent += new

@@ -59,6 +59,7 @@ def rope_table(cfg: GPTConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     With rope_scaling as `apply_scaling` of Llama 3.1: a wave that turns n times within the
     original context keeps its angle for n >= high, is slowed by the factor for n <= low, and
     mixed between."""
+    # float32 also under autocast: bfloat16 has 8 bits, and would round positions above 256
     half = torch.arange(0, cfg.rotary_width, 2, device=positions.device, dtype=torch.float32)
     frequency = 1.0 / cfg.rope_theta ** (half / cfg.rotary_width)  # (E/2,) angles per token
     if cfg.rope_scaling is not None:
@@ -85,6 +86,7 @@ class Attention(nn.Module):
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.cfg = cfg
+        # one matrix for queries, keys and values: one larger product instead of three
         self.qkv = nn.Linear(
             cfg.n_embd, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim, bias=cfg.qkv_bias
         )
@@ -150,6 +152,7 @@ class LatentAttention(nn.Module):
         queries = self.q(x) if self.q_norm is None else self.q_b(self.q_norm(self.q_a(x)))
         q = queries.view(B, T, cfg.n_head, cfg.query_width).transpose(1, 2)  # (B, H, T, E + R)
         q, q_turned = q.split((cfg.head_dim, cfg.rotary_width), dim=-1)
+        # the rotated part stands apart: a rotation between W and c could not be absorbed into q
         latent, k_turned = self.kv_a(x).split((cfg.latent_width, cfg.rotary_width), dim=-1)
         latent = self.kv_norm(latent)  # (B, T, L)
         q_turned = rotate(q_turned, *rope)
@@ -217,6 +220,7 @@ class Block(nn.Module):
         places: Tensor | None,
     ) -> Tensor:
         y = self.attn(self.attn_norm(x), rope, mask, cached)
+        # chosen before the MLP, which has most of a block's products
         x = x + y if places is None else x.flatten(0, 1)[places] + y.flatten(0, 1)[places]
         return x + self.mlp(self.mlp_norm(x))
 
@@ -252,12 +256,16 @@ class GPT(nn.Module):
         Projections that write into the residual stream are zero: the model starts as a bigram
         of its embedding."""
         for name, p in self.named_parameters():
+            # crc32, since hash() of a string differs between processes; on the CPU, so that every
+            # device draws the same
             rng = torch.Generator().manual_seed(seed * 1_000_003 + crc32(name.encode()))
             if name.endswith("norm.weight"):
                 p.fill_(1.0)
             elif name.endswith(("out.weight", "down.weight", "bias")):
                 p.zero_()
             else:
+                # a matrix keeps the variance of its input; the embedding has GPT-2's 0.02, since
+                # it is the head too, and a new model's logits should be near 0
                 std = 0.02 if name.startswith(("wte", "wpe", "head")) else p.shape[1] ** -0.5
                 sharding.fill(p, torch.randn(p.shape, generator=rng) * std)
 

@@ -32,6 +32,7 @@ class LoRALinear(nn.Module):
         self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
+        # scaled in between, where a token has `rank` numbers
         return self.base(x) + nn.functional.linear(
             self.scale * nn.functional.linear(x, self.a), self.b
         )
@@ -153,6 +154,7 @@ def low_rank(
         if not change.any():
             continue
         if change.dim() == 2:
+            # the root of each singular value to either side, so that both factors have one scale
             u, s, v = torch.linalg.svd(change, full_matrices=False)
             root = s[:rank].sqrt()
             factors[f"{name}.b"] = u[:, :rank] * root

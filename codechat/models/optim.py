@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor
 from codechat.distributed import numerics
 from codechat.models.config import Schedule
 
+# GPT-3's (arXiv:2005.14165, appendix B): 0.999 would average a thousand steps, more than many
+# runs here have
 BETAS = (0.9, 0.95)  # of AdamW
 DECAY_SHARE = 0.4  # of the steps of warmup-stable-decay
 QUINTIC = (3.4445, -4.7750, 2.0315)  # of Newton-Schulz (Keller Jordan et al., 2024)
@@ -32,6 +34,7 @@ def lr_scale(
     Linear warm-up over `warmup_steps`; then constant, half a cosine down to `final` at
     `max_steps`, or warmup-stable-decay: constant, then linear to `final` over the last 40 % of
     the steps (arXiv:2405.18392)."""
+    # step + 1: a rate of 0 would waste the first step
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if schedule == "constant":
@@ -75,6 +78,7 @@ def build(
             decaying.append(p)
         else:
             others.append(p)
+    # no decay of gains and biases: it would pull a gain from its neutral 1 to 0
     groups: list[dict[str, Any]] = []
     for params, decay in ((decaying, weight_decay), (others, 0.0)):
         if params:
@@ -111,6 +115,7 @@ class Muon(torch.optim.Optimizer):
             for (m, n), params in shapes.items():
                 update = _orthogonalise_all([self._momentum(p, group["momentum"]) for p in params])
                 for p, u in zip(params, update):
+                    # decoupled from the gradient, as in AdamW (arXiv:1711.05101)
                     p.mul_(1 - group["lr"] * group["weight_decay"])
                     p.add_(u.to(p.dtype), alpha=-group["lr"] * max(1.0, m / n) ** 0.5)
 

@@ -61,6 +61,7 @@ def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 
         return centred
     if baseline == "leave_one_out":
         return centred * (group / (group - 1))
+    # eps bounds groups of nearly equal rewards, whose deviation is almost 0
     return centred / (rewards.std(dim=1, keepdim=True) + eps)
 
 
@@ -166,6 +167,7 @@ class ValueHead(nn.Linear):
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 1)
+        # a value of 0 says nothing yet: the first advantages come from the rewards alone
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 

@@ -11,6 +11,7 @@ when an answer was cut ("length"), and when the model's block has no room for on
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from torch import Tensor
@@ -163,47 +164,59 @@ def play(
     """`group_size` episodes of every problem, problem-major. max_new_tokens: of one answer.
     sampling: further settings of the sampler. A task whose environments are expensive to hold
     limits how many play at a time (`episodes_at_once`)."""
-    sampling |= dict(
+    sample = partial(
+        sampler,
+        policy,
         max_new_tokens=max_new_tokens,
         stop=stop_sequences(task, tokenizer, tags),
         seed=seed,
         on_overflow="stop",
+        **sampling,
     )
-    groups = list(zip(problems, range(len(problems)) if keys is None else keys, strict=True))
-    # groups
-    at_once = max(1, getattr(task, "episodes_at_once", len(problems) * group_size) // group_size)
+    names = range(len(problems)) if keys is None else keys
+    groups = list(zip(problems, names, strict=True))
+    episodes_at_once = getattr(task, "episodes_at_once", len(problems) * group_size)
+    groups_at_once = max(1, episodes_at_once // group_size)
     played: list[Episode] = []
-    for at in range(0, len(groups), at_once):
-        part = groups[at : at + at_once]
+    for at in range(0, len(groups), groups_at_once):
+        part = groups[at : at + groups_at_once]
         running = [
             Episode(task, problem, seed, f"{key} {g}", tokenizer, tags)
             for problem, key in part
             for g in range(group_size)
         ]
+        part_keys = [key for _, key in part]
         for turn in range(1, task.max_turns + 1):
             live = [episode for episode in running if episode.stop is None]
             if not live:
                 break
-            if turn == 1:  # a group's first turn is sampled as one, so that its prompt is run once
-                answers = sampler(
-                    policy,
-                    [episode.prompt for episode in live[::group_size]],
-                    samples_per_prompt=group_size,
-                    keys=[key for _, key in part],
-                    **sampling,
-                )
+            if turn == 1:
+                answers = _first_answers(sample, live, part_keys, group_size)
             else:
-                answers = sampler(
-                    policy,
-                    [episode.prompt + episode.ids for episode in live],
-                    keys=[f"{episode.name} {turn}" for episode in live],
-                    prefix_tokens=[len(episode.prompt) for episode in live],
-                    **sampling,
-                )
+                answers = _next_answers(sample, live, turn)
             for episode, answer in zip(live, answers, strict=True):
                 episode.take(answer, last=turn == task.max_turns, room=policy.cfg.block_size)
         played += [episode.finished() for episode in running]
     return played
+
+
+def _first_answers(
+    sample: Sampler, episodes: Sequence[Episode], keys: Sequence[int | str], group_size: int
+) -> list[generate.Completion]:
+    """First turns of whole groups. A group is sampled as one, so that its prompt is run once."""
+    prompts = [episode.prompt for episode in episodes[::group_size]]
+    return sample(prompts, samples_per_prompt=group_size, keys=keys)
+
+
+def _next_answers(
+    sample: Sampler, episodes: Sequence[Episode], turn: int
+) -> list[generate.Completion]:
+    """Later turns. Episodes of a group share their prompt, and nothing after it."""
+    return sample(
+        [episode.prompt + episode.ids for episode in episodes],
+        keys=[f"{episode.name} {turn}" for episode in episodes],
+        prefix_tokens=[len(episode.prompt) for episode in episodes],
+    )
 
 
 def replay(

@@ -151,12 +151,10 @@ class RolloutBatch:
         reward."""
         n = len(self.scores)
         counts = Counter(score.tier for score in self.scores)
-        shares = {f"tier/{tier}": counts[tier] / n for tier in tiers}
-        terms = {
-            f"reward/{name}": sum(s.terms[name] for s in self.scores) / n
-            for name in self.scores[0].terms
-        }
-        return shares | terms
+        row = {f"tier/{tier}": counts[tier] / n for tier in tiers}
+        for name in self.scores[0].terms:
+            row[f"reward/{name}"] = sum(score.terms[name] for score in self.scores) / n
+        return row
 
     def best_and_worst(self, groups: int) -> list[dict[str, object]]:
         """Rows for people: the best and the worst rollout of the first `groups` groups."""
@@ -339,6 +337,7 @@ class Packed:
         """Positions, attention mask, targets' places and the ids kept there, as
         `GPT.token_logprobs` takes them. A token sees earlier tokens of its group's prompt and
         of its branch."""
+        # a group's branches must not see each other: they are samples of one prompt
         mask = attention.packed_mask(self.docs, self.branches)
         where = dict(positions=self.positions, mask=mask, places=self.flat)
         if self.kept is not None:
@@ -416,18 +415,10 @@ def pack(
     0 to a policy gradient and may be left out, so counts that normalise the loss must come from
     the batch, not from what is packed."""
     wanted = [True] * len(batch.completions) if keep is None else keep.flatten().tolist()
-    chunks = [
-        chunk
-        for p in range(len(batch.problems))
-        for chunk in _group_chunks(batch, wanted, p, row_tokens)
-    ]
-    bins: list[Row] = []
-    for chunk in sorted(chunks, key=len, reverse=True):  # first fit, longest first
-        row = next((row for row in bins if len(row) + len(chunk) <= row_tokens), None)
-        if row is None:
-            row = Row()
-            bins.append(row)
-        row.extend(chunk)
+    chunks: list[Row] = []
+    for p in range(len(batch.problems)):
+        chunks += _group_chunks(batch, wanted, p, row_tokens)
+    bins = _first_fit(chunks, row_tokens)
     # rows of similar length share a microbatch, which is padded to its longest row
     bins.sort(key=len, reverse=True)
     # one long row raises the length of all: in multiples, so that few shapes are compiled
@@ -441,6 +432,19 @@ def pack(
                 packed, kept=batch.kept[first[packed.numbers[packed.row]] + packed.offset]
             )
         yield packed
+
+
+def _first_fit(chunks: Sequence[Row], row_tokens: int) -> list[Row]:
+    """Rows of at most `row_tokens` tokens, longer only where one chunk is: each chunk, the longest
+    first, joins the first row with room for it."""
+    rows: list[Row] = []
+    for chunk in sorted(chunks, key=len, reverse=True):
+        row = next((row for row in rows if len(row) + len(chunk) <= row_tokens), None)
+        if row is None:
+            row = Row()
+            rows.append(row)
+        row.extend(chunk)
+    return rows
 
 
 def _group_chunks(
@@ -467,6 +471,7 @@ def _group_chunks(
         chunk.targets += [
             token if mine else IGNORED for token, mine in zip(ids, written, strict=True)
         ]
+        # as if each branch stood alone behind the prompt: the policy sampled it so
         chunk.positions += range(len(prompt) - 1, len(prompt) - 1 + len(ids))
         chunk.branches += [branch] * len(ids)
         chunk.completion += [number if mine else -1 for mine in written]
@@ -508,6 +513,7 @@ def _pad(bins: list[Row], length: int, rows: int) -> Packed:
 
     completion = table("completion", -1).flatten()
     flat = (completion >= 0).nonzero()[:, 0]
+    # completions that have a target here; the others would be rows of zeros
     numbers, row = completion[flat].unique(return_inverse=True)
     offset = table("offset", -1).flatten()[flat]
     docs = table("docs", -1)

@@ -309,9 +309,10 @@ class Run:
             shown = [plain_row(step, row) for row in rows]
             self._append("samples.jsonl", shown)
             if self._tracked:
-                text = "\n\n".join(
-                    "\n".join(f"{name}: {value}" for name, value in row.items()) for row in shown
-                )
+                texts = []
+                for row in shown:
+                    texts.append("\n".join(f"{name}: {value}" for name, value in row.items()))
+                text = "\n\n".join(texts)
                 page = importlib.import_module("wandb").Html(f"<pre>{html.escape(text)}</pre>")
                 self._tracked.log({"step": int(step), "samples": page})
 

@@ -225,6 +225,7 @@ def transcript(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved")
     form = layout(tokenizer, tags)
     ids = list(map(int, ids))
     n_stop = len(form.stop)
+    # a completion that was cut off has no end to take away
     ended = tuple(ids[-n_stop:]) == form.stop
     text = decode(ids[:-n_stop] if ended else ids, tokenizer)
     if not ended and form.opening.startswith(text):  # it has hardly begun
@@ -307,6 +308,7 @@ def _turn(message: Message, tokenizer: Tokenizer, tags: str, role_before: str = 
             after=[],
         )
     ids = layout(tokenizer, tags).ids
+    # only the assistant calls: a tag in another turn is text, which nobody executes
     texts = content.split(CALL_TAG) if role == "assistant" else [content]
     body = encode(texts[0])
     for text in texts[1:]:

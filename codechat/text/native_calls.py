@@ -145,8 +145,10 @@ def _begun(text: str) -> int:
     """How many characters at the end of a text may be the beginning of a mark, a fence or an
     object."""
     starts = (*MARKS, "<function=")
-    sizes = range(min(max(map(len, starts)), len(text)), 0, -1)
-    mark = next((n for n in sizes if any(start.startswith(text[-n:]) for start in starts)), 0)
+    mark = 0
+    for n in range(1, min(max(map(len, starts)), len(text)) + 1):
+        if any(start.startswith(text[-n:]) for start in starts):
+            mark = n
     other = _BEGUN.search(text)
     return max(mark, len(other[0]) if other else 0)
 

@@ -61,6 +61,7 @@ class HeldOut:
     def evaluate(self, model: GPT, step: int) -> dict[str, Any]:
         """A row of eval.jsonl."""
         cfg = self.cfg
+        # gathered once for all three: each forward pass of a sharded model gathers the root anew
         with sharding.whole(model) as policy:
             row: dict[str, Any] = dict(held_out.held_out_losses(policy, self.domains))
             if self.probes:

@@ -90,6 +90,7 @@ class PreferenceLoss:
         refs = self._summed(batch)
         if self.cfg.loss != "kto":
             return ScoredPairs(batch, refs)
+        # KTO compares with answers that the prompt did not ask for
         others = mismatched(batch, self.cfg.model.block_size)
         return ScoredPairs(batch, refs, others, self._summed(others))
 
@@ -113,6 +114,7 @@ class PreferenceLoss:
         if pairs.mismatched is None or pairs.mismatched_refs is None:
             return 0.0
         drift = self._summed(pairs.mismatched.take(rows)) - picked(pairs.mismatched_refs, rows)
+        # float64: log-ratios of whole answers are large, and their mean may be near 0
         total = dist.total(float(drift.double().sum()))
         count = dist.total(drift.numel())
         return max(0.0, total / max(1.0, count))
@@ -310,6 +312,7 @@ def hash_pairs(batch: RolloutBatch) -> str:
 def shuffled_index(i: int, size: int, seed: int) -> int:
     """Index of the i-th pair of the run: each epoch has a fresh order, and resuming needs nothing
     but i."""
+    # far apart: no epoch of one seed has the order of another seed's
     rng = torch.Generator().manual_seed(seed * 1_000_003 + i // size)
     return int(torch.randperm(size, generator=rng)[i % size])
 

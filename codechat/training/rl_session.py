@@ -195,6 +195,7 @@ class RLSession(Session):
             missing = dist.gather(len(flat))  # by rank
             if not sum(missing):
                 break
+            # each rank's replacements follow those of the ranks before it
             first = self.drawn + sum(missing[: self.world.rank])
             batch = batch.replace(flat, self.draw(first, len(flat)))
             self.drawn += sum(missing)
@@ -409,6 +410,7 @@ class Update:
         device = hardware.device()
         part = self.batch.take(self.groups)
         shapes = rollout.row_shapes(part, cfg.row_tokens, cfg.rows, device)
+        # all at once, since ranks compare how many they have before the first forward pass
         rows = list(rollout.pack(part, None if keep is None else keep[self.groups], **shapes))
         # a rank with fewer microbatches must still join the collectives of a sharded forward pass
         idle = (
@@ -461,12 +463,14 @@ class Microbatch:
             if first:
                 with torch.no_grad():
                     comparable, *_ = self._forward(packed, states)
+            # without the kept ids the softmax is over the whole vocabulary
             packed = replace(packed, kept=None)
         logprobs, entropy, *hidden = self._forward(packed, states)
         # the largest difference between the trainer's and the sampler's log-probabilities
         # only before the first update do trainer and sampler have the same weights
         if first:
             ours = packed.unpack(logprobs.detach() if comparable is None else comparable)
+            # `where`, not a product: behind a completion's end either may be infinite
             gap = torch.where(self.mask, ours - self.rows_of(session.sampled_logprobs), 0.0)
             session.meter.add({"logprob_mismatch": gap.abs().max()})
         return packed.unpack(logprobs), packed.unpack(entropy), *hidden

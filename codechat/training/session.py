@@ -91,6 +91,8 @@ class Session:
             weight_decay=cfg.weight_decay,
         )
         for head, lr in heads.items():
+            # AdamW without decay, whatever --optimizer says: a head of one output is no matrix
+            # for Muon
             self.optimizers += optim.build(head, lr=lr, weight_decay=0.0)
         self.data = dict(data)
         if parent and isinstance(cfg, LearningSettings) and cfg.lora_rank:
@@ -104,6 +106,8 @@ class Session:
             "data": self.data,
         }
         if parent and isinstance(cfg, LearningSettings) and cfg.lora_rank:
+            # reference and fingerprint: the run of this name may hold other weights by the time
+            # it is read
             base = paths.Base(
                 checkpoint=paths.reference_of(parent.path),
                 fingerprint=checkpoint.fingerprint(parent.meta),
@@ -140,6 +144,8 @@ class Session:
         with dist.together():
             if not paths.exists(name) or paths.latest_step(path) is None:
                 return
+            # a resumed run that goes on with other data would be neither the one run nor the
+            # other
             changed = changes(checkpoint.read_meta(path).get("data", {}), self.data)
             try:
                 paths.check_same(name, self.cfg)
@@ -253,6 +259,8 @@ class Session:
             raise RunError(f"{at}; lower --lr or --muon-lr; {LAST_STAYS}")
         for optimizer in self.optimizers:
             optimizer.step()
+            # none, not 0: optimizers skip what has no gradient, and its memory is free while
+            # sampling
             optimizer.zero_grad(set_to_none=True)
 
     def _weights(self) -> list[nn.Parameter]:
@@ -388,6 +396,7 @@ def load_parent(cfg: C, *, tok: Tokenizer | None = None) -> Start[C]:
     Without one, the tokenizer decides the size of the vocabulary. tok: the tokenizer with which
     the data were prepared, if it is fixed. ConfigError for settings that contradict the parent or
     the data's tokenizer."""
+    # mapped, not read: the model copies each tensor once, and optimizer states are of another run
     parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
     if isinstance(cfg, ChatSettings) and not cfg.tags:
         cfg = replace(cfg, tags=parent.meta["tags"] if parent else "reserved")

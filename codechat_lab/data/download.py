@@ -272,8 +272,8 @@ def _join(files: Sequence[Path], path: Path, sha256: str) -> None:
 
 
 def _pieces(members: zipfile.ZipFile) -> list[str]:
-    return [
-        name
-        for name in members.namelist()
-        if any(fnmatch.fnmatch(name, pattern) for pattern in PIECES)
-    ]
+    return [name for name in members.namelist() if _is_piece(name)]
+
+
+def _is_piece(name: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in PIECES)

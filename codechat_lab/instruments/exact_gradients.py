@@ -46,7 +46,8 @@ class World:
         self.texts = tuple(
             "".join(t) for n in range(length + 1) for t in product(LETTERS, repeat=n)
         )
-        prefixes = {text: k for k, text in enumerate(t for t in self.texts if len(t) < length)}
+        unfinished = [text for text in self.texts if len(text) < length]
+        prefixes = {text: k for k, text in enumerate(unfinished)}
         self.n_states = len(prefixes)
         shape = (len(self.texts), length)
         # (S, T) number of the prefix before each token

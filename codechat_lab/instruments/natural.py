@@ -94,9 +94,9 @@ def summary_lines(answers: Mapping[str, Sequence[Row]]) -> list[str]:
     for checkpoint, rows in answers.items():
         for _, words, n, share in summarize(rows):
             cells.setdefault(words, {})[checkpoint] = f"{round(share.value * n)} of {n}, {share}"
-    lines = [
-        [title, *(by.get(checkpoint, "") for checkpoint in answers)] for title, by in cells.items()
-    ]
+    lines = []
+    for title, by_checkpoint in cells.items():
+        lines.append([title, *(by_checkpoint.get(checkpoint, "") for checkpoint in answers)])
     return _table(["requests", *answers], lines)
 
 

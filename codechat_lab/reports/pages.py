@@ -85,7 +85,10 @@ def xray_data() -> Row:
 def _step(seen: list[Row]) -> Row:
     """Mean reward, exact match and share of groups with variance of the rows of a step."""
     rollouts = [rollout for row in seen for rollout in row["rollouts"]]
-    live = [len({rollout["reward"] for rollout in row["rollouts"]}) > 1 for row in seen]
+    live = []
+    for row in seen:
+        rewards = {rollout["reward"] for rollout in row["rollouts"]}
+        live.append(len(rewards) > 1)
     return {
         "step": seen[0]["step"],
         "reward": _mean(rollouts, "reward"),

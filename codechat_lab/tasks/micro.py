@@ -146,10 +146,14 @@ def _choices(written: Any) -> Sequence[Any]:
 
 _DATA = json.loads(Path(__file__).with_name("micro_families.json").read_text(encoding="utf-8"))
 WORDS = _DATA["words"]
-FAMILIES = tuple(
-    Family(**row | {"choices": {key: _choices(written) for key, written in row["choices"].items()}})
-    for row in _DATA["families"]
-)
+
+
+def _family(row: dict[str, Any]) -> Family:
+    choices: dict[str, Any] = {key: _choices(written) for key, written in row["choices"].items()}
+    return Family(**row | {"choices": choices})
+
+
+FAMILIES = tuple(map(_family, _DATA["families"]))
 
 
 def _int(rng: random.Random, numbers: Sequence[int], texts: Sequence[str]) -> int:

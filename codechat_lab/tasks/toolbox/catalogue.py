@@ -253,9 +253,11 @@ def tools_of(split: str, level: int | None = None) -> tuple[Tool, ...]:
 def services_of(split: str) -> tuple[Tool, ...]:
     """The services that a split may offer: all calls of one with enumerations alone may belong
     to training."""
-    return tuple(
-        t for t in SERVICES if split == "train" or any(slot.unseen for slot in t.slots.values())
-    )
+    return tuple(tool for tool in SERVICES if split == "train" or _has_unseen_values(tool))
+
+
+def _has_unseen_values(tool: Tool) -> bool:
+    return any(slot.unseen for slot in tool.slots.values())
 
 
 def draw_others(rng: random.Random, split: str, tools: Iterable[Tool], k: int) -> list[Tool]:

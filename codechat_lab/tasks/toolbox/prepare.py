@@ -163,7 +163,7 @@ class _Call:
     @property
     def whole(self) -> str:
         arguments = sorted(
-            (key, [str(part) for part in parts(value)]) for key, value in self.arguments.items()
+            (key, list(map(str, parts(value)))) for key, value in self.arguments.items()
         )
         return f"{self.name} {arguments}".lower()
 
