@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from benchmarks import measure
 from benchmarks.settings import DataBench
-from codechat.data import corpus, corpus_writer, public_rows, sources
+from codechat.data import corpus, corpus_writer, sources
 from codechat.data.sources import Document, Ledger
 from codechat.distributed import hardware
 from codechat.models import optim
@@ -39,7 +39,7 @@ def documents(path: str | None) -> list[Document]:
     return list(
         sources.embedded_python(ledger)
         if path is None
-        else public_rows.path_documents(Path(path), ledger)
+        else corpus_writer.path_documents(Path(path), ledger)
     )
 
 

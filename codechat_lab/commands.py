@@ -71,6 +71,13 @@ ENTRIES = (
         about="search what a checkpoint was trained on for the problems that it is evaluated on",
     ),
     Entry(
+        id="benchmark_rows",
+        kind="instrument",
+        module="codechat_lab.data.public_rows",
+        function="reject_benchmark_row",
+        about="refuse rows of benchmarks as training data",
+    ),
+    Entry(
         id="behaviour_probes",
         kind="instrument",
         module="codechat_lab.instruments.behaviour_probes",

@@ -49,13 +49,13 @@ import torch
 
 from codechat.core.errors import DataError
 from codechat.data import conversations
-from codechat.data.public_rows import reject_benchmark_rows
 from codechat.evaluation import scoring
 from codechat.models import optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.tasks import load
 from codechat.text import tokenizer
+from codechat_lab.data.public_rows import reject_benchmark_rows
 from codechat_lab.instruments import contamination
 from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat_lab.tasks import micro

@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -17,19 +18,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from codechat.core import config
+from codechat.core import config, registry
 from codechat.core.atomic_files import file_record, write_atomic
 from codechat.core.config import opt
-from codechat.core.errors import DataError
-from codechat.data import corpus, public_rows, sources
+from codechat.core.errors import DataError, MissingFile
+from codechat.data import corpus, sources
 from codechat.data.prepared import print_ledgers, require_kind, written_by_one
-from codechat.data.sources import MANIFEST, Document, Ledger, digest, fraction
+from codechat.data.sources import MANIFEST, Document, Ledger, Row, digest, fraction
 from codechat.text import tokenizer as tokenizers
 
 VAL_SHARE = 0.02
 # Enough documents that a 2 % hash split of them is not empty by chance (0.98 ** 512 is 3e-5).
 FEW_DOCUMENTS = 512
 CHUNK_CHARS = 1 << 20
+DOCUMENT_COLUMNS = (("code",), ("content",), ("text",))  # where rows have their text
 CORPUS_HUB = "codeparrot/github-code-clean"
 
 
@@ -66,9 +68,9 @@ def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
         rows = sources.hub_rows(
             CORPUS_HUB, files="data/train-*.parquet", columns=["code", "path", "language"]
         )
-        documents = public_rows.row_documents(rows, CORPUS_HUB, ledger)
+        documents = row_documents(rows, CORPUS_HUB, ledger)
     else:
-        documents = public_rows.path_documents(path, ledger)
+        documents = path_documents(path, ledger)
     tokenizer = tokenizers.load(cfg.tokenizer)
     try:
         return write_corpus(
@@ -305,3 +307,71 @@ def _chunks(parts: Iterator[Part]) -> Iterator[list[Part]]:
             chars = 0
     if chunk:
         yield chunk
+
+
+# ---- documents
+
+
+def benchmark_check() -> Callable[[Row, str], None]:
+    """Raises DataError for a row of a benchmark, which must not be training data; called with the
+    row and where it stands. The laboratory knows the benchmarks; without it stderr says that
+    nothing is compared."""
+    if "benchmark_rows" in registry.INSTRUMENTS:
+        check: Callable[[Row, str], None] = registry.instrument("benchmark_rows", "")
+        return check
+    why = "no installed package brings the instrument 'benchmark_rows'"
+    print(f"rows are not compared with benchmarks: {why}", file=sys.stderr)
+    return lambda row, where: None
+
+
+def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
+    """Documents of a file of rows, a .py or .txt file, or a directory of either kind."""
+    if not path.exists():
+        raise MissingFile(
+            f"{path} does not exist; --source takes embedded, hub, or a file or directory"
+        )
+    root = path if path.is_dir() else path.parent
+    reject = benchmark_check()
+    if path.suffix in sources.ROW_ENDINGS or (path.is_dir() and _holds_rows(path)):
+        yield from row_documents(sources.local_rows(path), path.name, ledger)
+        return
+    if path.is_dir():
+        yield from sources.embedded_python(ledger, [(path.name, path)])
+    elif path.suffix not in (".py", ".txt"):
+        needed = f"{sources.ENDINGS}, .py, .txt or a directory of such files"
+        raise DataError(
+            f"{path} has the ending {path.suffix!r}; expected {needed}; convert or rename it"
+        )
+    for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
+        document = sources.read_text_file(file, file.relative_to(root).as_posix(), "files", ledger)
+        if document:
+            reject({"text": document.text}, str(file))
+            yield document
+
+
+def _holds_rows(directory: Path) -> bool:
+    """Whether a directory is one of rows: json and csv files also lie beside programs and texts."""
+    if any(map(sources.row_format, directory.iterdir())):
+        return True
+    rows = any(path.suffix in sources.ROW_ENDINGS for path in directory.iterdir())
+    return rows and not any(path.suffix in (".py", ".txt") for path in directory.rglob("*"))
+
+
+def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Document]:
+    """Documents of rows with Python source under `code`, `content` or `text`; other languages
+    are skipped by rule."""
+    reject = benchmark_check()
+    for number, row in enumerate(sources.require_columns(rows, DOCUMENT_COLUMNS, origin)):
+        reject(row, f"{origin}, row {number + 1},")
+        text = next(
+            (row[column] for (column,) in DOCUMENT_COLUMNS if row.get(column) is not None), None
+        )
+        if not isinstance(text, str):
+            ledger.lose("no_text")
+            continue
+        language = str(row.get("language", row.get("lang", "Python"))).lower()
+        rule = "other_language" if language != "python" else sources.text_rule(text)
+        if rule:
+            ledger.skip(rule)
+        else:
+            yield Document(text.replace("\r\n", "\n"), str(row.get("path", number)), origin)

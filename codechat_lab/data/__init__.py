@@ -1,1 +1,1 @@
-"""The embedded conversations, downloads, and the command `codechat data`."""
+"""The embedded conversations, rows of public data sets, prepared directories, and downloads."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from codechat.data.sources import Document, Ledger, Row, digest
 from codechat.data.splits import split_of
-from codechat.text.python_source import parsed
+from codechat_lab.data.python_source import parsed
 
 MAX_CODE_CHARS = 450
 

@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 
 from codechat import tasks
 from codechat.core.errors import UserError
-from codechat.data import conversations, corpus, preference_rows, public_rows
+from codechat.data import conversations, corpus, preference_rows
 from codechat.data.sources import read_jsonl
 from codechat.runs.paths import ROOT
 from codechat.tasks.base import Problem
 from codechat.text import tokenizer, tool_calls
-from codechat.text.python_source import parsed, same_name
+from codechat_lab.data import public_rows
+from codechat_lab.data.python_source import parsed, same_name
 
 PIECE = 1 << 18  # tokens decoded at a time
 OVERLAP = 256  # tokens that two pieces share, so that no match is cut in two

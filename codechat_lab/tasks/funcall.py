@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from codechat.core.errors import check_choice
-from codechat.data import public_rows
 from codechat.data.row_readers import NO_CALL, glaive_turns
 from codechat.data.sources import Ledger, digest, local_rows, require_columns
 from codechat.data.splits import split_of
 from codechat.tasks.base import SPLITS, BaseTask, Problem, Score, shuffled
 from codechat.text import chat
+from codechat_lab.data import public_rows
 from codechat_lab.tasks.preparation import DEFAULT_LIMIT
 from codechat_lab.tasks.toolbox import problems
 

@@ -16,7 +16,7 @@ from typing import Any
 from codechat.data.row_readers import NO_CALL
 from codechat.tasks.base import Message, Problem, Score, check_split
 from codechat.text import chat
-from codechat.text.python_source import parsed, same_name
+from codechat_lab.data.python_source import parsed, same_name
 from codechat_lab.tasks import funcall
 from codechat_lab.tasks.coding import rewards
 from codechat_lab.tasks.coding.answer_text import extract

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from codechat.core.config import SEEDS, Settings, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data.prepared import print_ledgers, require_kind, write
+from codechat.data.prepared import print_ledgers, require_kind
 from codechat.data.sources import (
     Ledger,
     hub_rows,
@@ -34,6 +34,7 @@ from codechat.tasks.base import (
     problem_of,
     row_of,
 )
+from codechat_lab.data.prepared import write
 
 Row = dict[str, Any]
 HELD_OUT = ("select", "test")

@@ -30,7 +30,7 @@ from codechat.data.sources import Ledger, local_rows, require_columns
 from codechat.runs import paths
 from codechat.tasks.base import BaseTask, Message, Problem, Score
 from codechat.text import chat
-from codechat.text.python_source import parsed
+from codechat_lab.data.python_source import parsed
 from codechat_lab.tasks.bfcl import literals
 from codechat_lab.tasks.bfcl.matching import ABSENT, FAULTS, fault_of_call, fault_of_calls
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from itertools import takewhile
 from typing import NamedTuple
 
-from codechat.text.python_source import parsed
+from codechat_lab.data.python_source import parsed
 
 _THOUGHT = r"(?:think|thinking|thought|reasoning|scratchpad|seed:think)"
 _THOUGHT_OPENS = re.compile(

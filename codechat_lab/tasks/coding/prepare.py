@@ -25,11 +25,11 @@ from tqdm import tqdm
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
-from codechat.data import conversations, public_rows, row_readers, sources, splits
-from codechat.data.public_rows import reject_benchmark_rows
+from codechat.data import conversations, row_readers, sources, splits
 from codechat.data.sources import Ledger
-from codechat.text import python_source, tokenizer
-from codechat_lab.data import synthetic
+from codechat.text import tokenizer
+from codechat_lab.data import public_rows, python_source, synthetic
+from codechat_lab.data.public_rows import reject_benchmark_rows
 from codechat_lab.tasks import preparation
 from codechat_lab.tasks.coding.answer_text import extract
 from codechat_lab.tasks.coding.task import mbpp_request, mbpp_split

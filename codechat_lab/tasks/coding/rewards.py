@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from codechat.text.python_source import parsed
+from codechat_lab.data.python_source import parsed
 
 if TYPE_CHECKING:
     from codechat_lab.sandbox.pool import Verdict

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from codechat.core.errors import DataError, MissingFile, check_choice
-from codechat.data.public_rows import whole_number
 from codechat.tasks.base import BaseTask, Problem, Score
+from codechat_lab.data.public_rows import whole_number
 from codechat_lab.sandbox.pool import (
     MEMORY_MB,
     MESSAGE_MB,

@@ -23,9 +23,9 @@ from typing import Any, Literal, NamedTuple
 
 from codechat.core.config import opt
 from codechat.core.errors import DataError, check_choice
-from codechat.data.public_rows import asked_in_test, reject_benchmark
 from codechat.data.sources import digest, fraction
 from codechat.tasks.base import BaseTask, Message, Problem, Score
+from codechat_lab.data.public_rows import asked_in_test, reject_benchmark
 from codechat_lab.tasks import preparation
 from codechat_lab.tasks.preparation import Row, write_task
 from codechat_lab.tasks.reasoning import rewards

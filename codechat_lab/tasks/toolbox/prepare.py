@@ -15,12 +15,12 @@ from typing import Any, Literal
 from codechat.core import processes
 from codechat.core.config import SEEDS, opt
 from codechat.core.errors import ConfigError
-from codechat.data import public_rows, sources, splits
+from codechat.data import sources, splits
 from codechat.data.sources import Ledger
 from codechat.data.splits import SPLITS
 from codechat.tasks.base import row_of
 from codechat.text import chat, tool_functions, tool_lists
-from codechat_lab.data import synthetic
+from codechat_lab.data import public_rows, synthetic
 from codechat_lab.tasks.preparation import ColumnsConfig, prepare
 from codechat_lab.tasks.toolbox import dialogues, mixes, problems
 from codechat_lab.tasks.toolbox.catalogue import PHRASES

@@ -8,9 +8,10 @@ import pytest
 from jsonl import prepare, rows_of, write
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.data import chat_formats, conversations, public_rows, row_readers, sources, splits
+from codechat.data import chat_formats, conversations, row_readers, sources, splits
 from codechat.data.sources import Ledger
 from codechat.text import chat, tokenizer
+from codechat_lab.data import public_rows
 
 # sets of ../shared/rows -> the function that their rows call
 SHARED_SETS = [

@@ -20,12 +20,12 @@ from jsonl import prepare as run
 from jsonl import rows_of, write
 
 from codechat.core.errors import DataError, UserError
-from codechat.data import conversations, corpus, public_rows, sources
+from codechat.data import conversations, corpus, sources
 from codechat.data.conversations import tools_style
 from codechat.data.sources import Ledger
 from codechat.data.splits import SPLITS
 from codechat.text import chat, tokenizer
-from codechat_lab.data import synthetic
+from codechat_lab.data import public_rows, synthetic
 from codechat_lab.instruments.behaviour_probes import CELLS, cell_of
 from codechat_lab.tasks.coding.prepare import CodeConfig, program_of
 

@@ -9,8 +9,9 @@ import pyarrow.parquet
 import pytest
 from jsonl import prepare, write
 
+from codechat.core import registry
 from codechat.core.errors import DataError, MissingFile
-from codechat.data import chat_formats, public_rows, sources
+from codechat.data import chat_formats, corpus_writer, sources
 from codechat.tasks.base import SPLITS, Problem
 from codechat.tasks.custom import RowsTask
 from codechat_lab.tasks.funcall import FuncallTask
@@ -306,8 +307,17 @@ def test_a_compressed_file_in_a_directory_is_not_passed_over(
 
 
 def texts_in(folder: Path) -> list[str]:
-    documents = public_rows.path_documents(folder, sources.Ledger("x"))
+    documents = corpus_writer.path_documents(folder, sources.Ledger("x"))
     return [document.text for document in documents]
+
+
+def test_without_the_laboratory_texts_are_read_and_stderr_says_what_is_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "INSTRUMENTS", {})
+    write(tmp_path / "a.jsonl", [{"code": "import pathlib\n"}])
+    assert texts_in(tmp_path) == ["import pathlib\n"]
+    assert "rows are not compared with benchmarks" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -274,7 +274,9 @@ def test_commands_that_write_one_folder_of_conversations_wait_for_each_other(hom
     files of both commands."""
     assert [
         line
-        for code, _, line in at_once(home, CONVERSATIONS, "from codechat.data import prepared", n=4)
+        for code, _, line in at_once(
+            home, CONVERSATIONS, "from codechat_lab.data import prepared", n=4
+        )
         if code
     ] == []
     manifest = json.loads((home / "made" / "manifest.json").read_text())

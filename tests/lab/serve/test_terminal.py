@@ -27,7 +27,6 @@ from taught import (
 )
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.data import public_rows
 from codechat.data.sources import Ledger, local_rows
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
@@ -41,6 +40,7 @@ from codechat.text.tool_functions import (
     tools_of,
 )
 from codechat.text.tool_worlds import World
+from codechat_lab.data import public_rows
 from codechat_lab.serve import conversations, terminal
 from codechat_lab.serve.settings import ChatConfig, ToolsConfig
 from codechat_lab.serve.terminal import LocalModel, ToolChat

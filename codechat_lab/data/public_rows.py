@@ -1,5 +1,5 @@
-"""Rows of public data sets -> documents and conversations, by their columns. Rows of a
-benchmark are refused first."""
+"""Rows of public data sets -> conversations, by their columns. Rows of a benchmark are refused
+first."""
 
 import json
 import re
@@ -8,16 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from codechat.core.errors import DataError, MissingFile
+from codechat.core.errors import DataError
 from codechat.data import call_forms, chat_formats, preference_rows, sources
 from codechat.data.chat_turns import Malformed
 from codechat.data.conversations import DOMAINS
-from codechat.data.sources import Document, Ledger, Row, digest
+from codechat.data.sources import Ledger, Row, digest
 from codechat.data.splits import split_of
 from codechat.text import chat
-from codechat.text.python_source import parsed
+from codechat_lab.data.python_source import parsed
 
-DOCUMENT_COLUMNS = (("code",), ("content",), ("text",))
 INSTRUCTION_COLUMNS = tuple(form.columns for form in chat_formats.FORMS)
 CALL_COLUMNS = tuple(form.columns for form in chat_formats.FORMS if form.calls)
 # Tasks 601 to 974 of MBPP are its training split, 1 to 10 its few-shot prompts.
@@ -95,10 +94,15 @@ def whole_number(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
+def reject_benchmark_row(row: Row, where: str) -> None:
+    """DataError for a row of a benchmark: the instrument `benchmark_rows`."""
+    reject_benchmark(evaluation_set(row), where)
+
+
 def reject_benchmark_rows(rows: Iterable[Row], origin: str) -> Iterator[Row]:
     """The rows. DataError at the first row of a benchmark."""
     for number, row in enumerate(rows, 1):
-        reject_benchmark(evaluation_set(row), f"{origin}, row {number},")
+        reject_benchmark_row(row, f"{origin}, row {number},")
         yield row
 
 
@@ -109,57 +113,6 @@ def reject_benchmark(benchmark: str | None, where: str) -> None:
         raise DataError(
             f"{where} is evaluation data ({benchmark}); {worthless}; choose another --source"
         )
-
-
-def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
-    """Documents of a file of rows, a .py or .txt file, or a directory of either kind."""
-    if not path.exists():
-        raise MissingFile(
-            f"{path} does not exist; --source takes embedded, hub, or a file or directory"
-        )
-    root = path if path.is_dir() else path.parent
-    if path.suffix in sources.ROW_ENDINGS or (path.is_dir() and _holds_rows(path)):
-        yield from row_documents(sources.local_rows(path), path.name, ledger)
-        return
-    if path.is_dir():
-        yield from sources.embedded_python(ledger, [(path.name, path)])
-    elif path.suffix not in (".py", ".txt"):
-        needed = f"{sources.ENDINGS}, .py, .txt or a directory of such files"
-        raise DataError(
-            f"{path} has the ending {path.suffix!r}; expected {needed}; convert or rename it"
-        )
-    for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
-        document = sources.read_text_file(file, file.relative_to(root).as_posix(), "files", ledger)
-        if document:
-            reject_benchmark(evaluation_set({"text": document.text}), str(file))
-            yield document
-
-
-def _holds_rows(directory: Path) -> bool:
-    """Whether a directory is one of rows: json and csv files also lie beside programs and texts."""
-    if any(map(sources.row_format, directory.iterdir())):
-        return True
-    rows = any(path.suffix in sources.ROW_ENDINGS for path in directory.iterdir())
-    return rows and not any(path.suffix in (".py", ".txt") for path in directory.rglob("*"))
-
-
-def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Document]:
-    """Documents of rows with Python source under `code`, `content` or `text`; other languages
-    are skipped by rule."""
-    rows = reject_benchmark_rows(rows, origin)
-    for number, row in enumerate(sources.require_columns(rows, DOCUMENT_COLUMNS, origin)):
-        text = next(
-            (row[column] for (column,) in DOCUMENT_COLUMNS if row.get(column) is not None), None
-        )
-        if not isinstance(text, str):
-            ledger.lose("no_text")
-            continue
-        language = str(row.get("language", row.get("lang", "Python"))).lower()
-        rule = "other_language" if language != "python" else sources.text_rule(text)
-        if rule:
-            ledger.skip(rule)
-        else:
-            yield Document(text.replace("\r\n", "\n"), str(row.get("path", number)), origin)
 
 
 def conversation_rows(
