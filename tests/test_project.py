@@ -31,6 +31,7 @@ IMPORTED_AS = {
     "ipython": "IPython",
     "pillow": "PIL",
     "pyyaml": "yaml",
+    "websocket-client": "websocket",
 }
 IMPORTED_AS |= {"pytest-xdist": "xdist"}
 # Brought by the packages that pyproject names, in step with them.
