@@ -374,23 +374,28 @@ def test_a_shipped_model_is_described(name: str) -> None:
         assert part in text
 
 
-def examples() -> list[str]:
-    """The requests of the page: a square, days, code."""
+def example_for(function: str | None) -> str:
+    """The page's request for a function, or for code."""
     page = resources.files("codechat_lab.serve").joinpath("page.html").read_text(encoding="utf-8")
-    return json.loads(re.search(r"const EXAMPLES = (\[.*\]);", page)[1])
+    listed = re.search(r"const EXAMPLES = \[(.*?)\];", page, re.DOTALL)[1]
+    found = re.findall(r'\{text: "([^"]*)"(?:, needs: "(\w+)")?\}', listed)
+    return next(text for text, needs in found if needs == (function or ""))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize(
-    "example, call, answer",
-    [(0, '"square", "arguments": {"x": 12}', "144"), (1, '"days_between"', "60")],
+    "function, call, answer",
+    [
+        ("square", '"square", "arguments": {"x": 12}', "144"),
+        ("days_between", '"days_between"', "60"),
+    ],
     ids=["square", "days"],
 )
 def test_a_shipped_model_calls_a_function_for_an_example_of_the_page(
-    example: int, call: str, answer: str, name: str, capsys: pytest.CaptureFixture[str]
+    function: str, call: str, answer: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cli.main(["tools", "--ckpt", f"released/{name}", "--user", examples()[example]])
+    cli.main(["tools", "--ckpt", f"released/{name}", "--user", example_for(function)])
     _, called, result, said, *_ = capsys.readouterr().out.splitlines()
     assert call in called
     assert f'{{"result": {answer}}}' in result
@@ -402,7 +407,7 @@ def test_a_shipped_model_calls_a_function_for_an_example_of_the_page(
 def test_a_shipped_model_writes_code_for_an_example_of_the_page(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cli.main(["tools", "--ckpt", f"released/{name}", "--user", examples()[2]])
+    cli.main(["tools", "--ckpt", f"released/{name}", "--user", example_for(None)])
     assert "\ndef " in capsys.readouterr().out
 
 
