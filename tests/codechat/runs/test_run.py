@@ -12,8 +12,7 @@ import time
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -38,8 +37,20 @@ class Settings:
     ks: tuple[int, ...] = opt((1, 8), "ks")
 
 
-def new(name: str = "r", **more: object) -> Run:
-    return Run.create(name, Settings(run_name=name), kind="test", **more)
+def new(
+    name: str = "r",
+    parent: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Run:
+    return Run.create(
+        name,
+        Settings(run_name=name),
+        kind="test",
+        parent=parent,
+        resume=resume,
+        overwrite=overwrite,
+    )
 
 
 def fake_checkpoint(run: Run, step: int) -> Path:
@@ -378,27 +389,53 @@ run.log(step, lr=2.0)
     assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))
 
 
-def test_references_to_runs_and_checkpoints() -> None:
+@pytest.fixture
+def two_checkpoints() -> Run:
+    """A run with checkpoints of steps 10 and 20."""
     run = new("nano/sft")
-    first = fake_checkpoint(run, 10)
-    last = fake_checkpoint(run, 20)
-    names = ("nano/sft", "nano/sft@latest", "nano/sft@20")
-    for ref in (
-        *names,
-        run.path,
-        str(run.path),
-        run.path / "checkpoints",
-        last,
-        last / "meta.json",
-    ):
-        assert find_checkpoint(ref) == last, ref
-    assert find_checkpoint("nano/sft@10") == find_checkpoint(f"{run.path}@10") == first
-    (run.path / "checkpoints" / "best").write_text("step_000010\n")
-    assert find_checkpoint("nano/sft@best") == first
-    assert run.checkpoints() == [10, 20]
-    assert find_run("nano/sft") == find_run(first) == find_run(last / "meta.json") == run.path
-    last.rename(last.with_name(".step_000020.old"))  # its replacement was killed
-    assert run.checkpoints() == [10, 20]
+    fake_checkpoint(run, 10)
+    fake_checkpoint(run, 20)
+    return run
+
+
+def step_of(run: Run, step: int) -> Path:
+    return run.path / "checkpoints" / f"step_{step:06d}"
+
+
+@pytest.mark.parametrize("ref", ["nano/sft", "nano/sft@latest", "nano/sft@20"])
+def test_a_run_by_its_name_is_its_last_checkpoint(ref: str, two_checkpoints: Run) -> None:
+    assert find_checkpoint(ref) == step_of(two_checkpoints, 20)
+
+
+@pytest.mark.parametrize(
+    "place", [".", "checkpoints", "checkpoints/step_000020", "checkpoints/step_000020/meta.json"]
+)
+def test_a_place_in_a_run_is_its_last_checkpoint(place: str, two_checkpoints: Run) -> None:
+    assert find_checkpoint(two_checkpoints.path / place) == step_of(two_checkpoints, 20)
+
+
+def test_a_checkpoint_is_found_by_its_step(two_checkpoints: Run) -> None:
+    first = step_of(two_checkpoints, 10)
+    assert find_checkpoint("nano/sft@10") == first
+    assert find_checkpoint(f"{two_checkpoints.path}@10") == first
+    assert two_checkpoints.checkpoints() == [10, 20]
+
+
+def test_the_best_checkpoint_is_the_one_that_was_chosen(two_checkpoints: Run) -> None:
+    (two_checkpoints.path / "checkpoints" / "best").write_text("step_000010\n")
+    assert find_checkpoint("nano/sft@best") == step_of(two_checkpoints, 10)
+
+
+def test_a_run_is_found_by_its_name_and_by_a_place_in_it(two_checkpoints: Run) -> None:
+    last = step_of(two_checkpoints, 20)
+    for ref in ("nano/sft", step_of(two_checkpoints, 10), last / "meta.json"):
+        assert find_run(ref) == two_checkpoints.path
+
+
+def test_a_checkpoint_whose_replacement_was_killed_is_found(two_checkpoints: Run) -> None:
+    last = step_of(two_checkpoints, 20)
+    last.rename(last.with_name(".step_000020.old"))
+    assert two_checkpoints.checkpoints() == [10, 20]
     assert find_checkpoint("nano/sft").name == ".step_000020.old"
 
 
@@ -423,7 +460,13 @@ def test_the_error_for_an_unknown_run_names_the_command_that_makes_it(
 def test_the_parent_is_recorded() -> None:
     with new("sft") as parent:
         fake_checkpoint(parent, 10)
-    assert new("rl", parent="sft@10").env["parent"] == dict(ref="sft@10", run="sft", step=10)
+    expected = {"ref": "sft@10", "run": "sft", "step": 10}
+    assert new("rl", parent="sft@10").env["parent"] == expected
+
+
+def test_a_run_does_not_replace_its_parent() -> None:
+    with new("sft") as parent:
+        fake_checkpoint(parent, 10)
     with pytest.raises(ConfigError, match="--overwrite.*sft"):
         new("sft", parent="sft", overwrite=True)
 
@@ -433,39 +476,67 @@ def git(root: Path, *args: str) -> None:
     subprocess.run(["git", "-C", str(root), *identity, *args], check=True, capture_output=True)
 
 
-def test_the_commit_and_what_was_changed_since_but_not_of_a_foreign_repository(
-    tmp_path: Path,
-) -> None:
-    repository = tmp_path / "repository"
-    inner = tmp_path / "repository" / "vendored"
-    inner.mkdir(parents=True)
-    project = repository / "pyproject.toml"
-    project.write_text("[project]\n")
-    git(repository, "init", "-q")
-    assert provenance.git_state(repository)["commit"] == "unknown", "no commit yet"
-    git(repository, "add", "pyproject.toml")
-    git(repository, "commit", "-qm", "first")
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A project in a repository, with one commit."""
+    root = tmp_path / "repository"
+    (root / "vendored").mkdir(parents=True)
+    (root / "pyproject.toml").write_text("[project]\n")
+    git(root, "init", "-q")
+    git(root, "add", "pyproject.toml")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+def test_a_repository_without_a_commit_has_none(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    git(tmp_path, "init", "-q")
+    assert provenance.git_state(tmp_path)["commit"] == "unknown"
+
+
+def test_a_repository_without_changes_is_its_commit(repository: Path) -> None:
     clean = provenance.git_state(repository)
     assert len(clean["commit"]) == 40
     assert clean["dirty"] is False
     assert clean["dirty_hash"] is None
+
+
+def test_each_change_since_the_commit_has_a_hash_of_its_own(repository: Path) -> None:
+    clean = provenance.git_state(repository)
     changed = []
     for text in ("[project]\n#", "[project]\n##"):
-        project.write_text(text)
+        (repository / "pyproject.toml").write_text(text)
         changed.append(provenance.git_state(repository))
-    assert all(state["dirty"] and state["commit"] == clean["commit"] for state in changed)
+    for state in changed:
+        assert state["dirty"]
+        assert state["commit"] == clean["commit"]
     assert changed[0]["dirty_hash"] != changed[1]["dirty_hash"]
-    for folder in (inner, tmp_path / "absent"):  # a foreign repository, none
-        assert provenance.git_state(folder)["commit"] == "unknown"
-        assert provenance.git_state(folder)["reason"]
 
 
-def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+@pytest.mark.parametrize("folder", ["vendored", "absent"])
+def test_the_commit_of_a_foreign_repository_or_of_none_is_unknown(
+    folder: str, repository: Path
+) -> None:
+    state = provenance.git_state(repository / folder)
+    assert state["commit"] == "unknown"
+    assert state["reason"]
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> Said:
+    """What `codechat runs` says."""
     code = cli.main(["runs", *argv])
-    return code, *capsys.readouterr()
+    return Said(code, *capsys.readouterr())
 
 
-def test_list_show_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def two_runs() -> Run:
+    """nano/rl with rows and a checkpoint of step 10, and nano/rl-b of another learning rate."""
     with Run.create("nano/rl", {"lr": 0.5, "model": {"depth": 2}}, kind="reinforce") as run:
         run.log(1, reward_mean=0.25, lr=0.5)
         run.log(2, reward_mean=float("nan"), verdict="LIVE")
@@ -473,41 +544,82 @@ def test_list_show_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
         run.log(3, {"reward_mean": 0.75, "tier/full_match": 0.5})
     Run.create("nano/rl-b", {"lr": 0.25, "model": {"depth": 2}}, kind="reinforce").finish()
     fake_checkpoint(run, 10)
+    return run
+
+
+def test_a_run_is_listed_with_its_last_step(two_runs: Run) -> None:
     assert list_runs().set_index("run").loc["nano/rl", "step"] == 10
-    code, out, _ = said(capsys, "list")
-    assert code == 0
-    assert out == said(capsys)[1]
-    listed = [line.split()[:3] for line in out.splitlines()[1:]]
-    assert listed == [["nano/rl", "reinforce", "finished"], ["nano/rl-b", "reinforce", "finished"]]
-    code, out, _ = said(capsys, "show", "nano/rl")
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    values = [
+
+
+def test_runs_are_listed_with_their_kind_and_status(
+    two_runs: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = said(capsys, "list")
+    assert listed.code == 0
+    rows = [line.split()[:3] for line in listed.out.splitlines()[1:]]
+    assert rows == [["nano/rl", "reinforce", "finished"], ["nano/rl-b", "reinforce", "finished"]]
+    assert said(capsys).out == listed.out, "without a word too"
+
+
+def test_a_run_is_shown_with_settings_and_last_values(
+    two_runs: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = said(capsys, "show", "nano/rl")
+    assert shown.code == 0
+    lines = {" ".join(line.split()) for line in shown.out.splitlines()}
+    assert lines >= {
+        "status finished",
         "lr 0.5",
         "model.depth 2",
         "reward_mean 0.75 reward at step 3",
         "verdict LIVE at step 2",
+        "evaluation at step 2 test",
         "pass@1 0.5",
-    ]
-    assert code == 0
-    assert {"status finished", "evaluation at step 2 test", *values} <= set(lines)
-    assert out == said(capsys, "show", str(run.path))[1]
-    _, out, _ = said(capsys, "compare", "nano/rl", "nano/rl-b")
-    assert "lr" in out
-    assert "0.25" in out
-    assert "depth" not in out
-    assert "0.5" not in said(capsys, "compare", "nano/rl", "nano/rl")[1]
+    }
+
+
+def test_a_run_is_shown_by_its_folder_too(
+    two_runs: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_folder = said(capsys, "show", str(two_runs.path)).out
+    assert by_folder == said(capsys, "show", "nano/rl").out
+
+
+def test_two_runs_are_compared_by_what_differs(
+    two_runs: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared = said(capsys, "compare", "nano/rl", "nano/rl-b").out
+    assert "lr" in compared
+    assert "0.25" in compared
+    assert "depth" not in compared
+
+
+def test_a_run_differs_from_itself_in_nothing(
+    two_runs: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "0.5" not in said(capsys, "compare", "nano/rl", "nano/rl").out
+
+
+def test_a_failed_run_is_listed_with_its_reason() -> None:
     new("b").fail("out of memory")
-    (runs_dir() / "broken").mkdir()
+    assert list_runs().set_index("run").loc["b", "reason"] == "out of memory"
+
+
+def test_a_damaged_run_is_listed_as_one() -> None:
+    (runs_dir() / "broken").mkdir(parents=True)
     for name in ("config.json", "status.json"):
         (runs_dir() / "broken" / name).write_text("{")
-    table = list_runs().set_index("run")
-    assert table.loc["broken", "status"] == "damaged"
-    assert table.loc["b", "reason"] == "out of memory"
-    for name in ("released/mini", "released/nano"):
-        code, out, _ = said(capsys, "show", name)
-        assert code == 0
-        assert "finished" in out
-        assert "started" not in out
+    assert list_runs().set_index("run").loc["broken", "status"] == "damaged"
+
+
+@pytest.mark.parametrize("name", ["released/mini", "released/nano"])
+def test_a_released_run_is_shown_without_its_start(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = said(capsys, "show", name)
+    assert shown.code == 0
+    assert "finished" in shown.out
+    assert "started" not in shown.out
 
 
 def points(run: Run) -> dict[str, list[tuple[int, float]]]:
@@ -563,45 +675,107 @@ def test_no_curve_has_two_evaluations_at_one_step(home: Path) -> None:
     }
 
 
-def test_a_loop_with_wandb_sends_each_row_at_once(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+LIVE = RunSettings(run_name="live", wandb=True)
+
+
+class Wandb:
+    """Stands for the package: `sent` holds the arguments of each call."""
+
+    Error = OSError
+    Html = str
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.other_calls: list[str] = []
+        self.exit_code: int | None = None
+
+    def init(self, **settings: Any) -> "Wandb":
+        self.settings = settings
+        return self
+
+    def define_metric(self, *_: object, **__: object) -> None:
+        self.other_calls.append("define_metric")
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
+    stand_in = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    return stand_in
+
+
+def test_without_wandb_a_run_that_wants_it_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls: list[tuple[str, Any]] = []
-
-    def init(**settings: Any) -> SimpleNamespace:
-        keep = lambda name: lambda *a, **k: calls.append((name, *a, k))  # noqa: E731
-        keep("init")(**settings)
-        return SimpleNamespace(
-            log=keep("log"), define_metric=keep("define_metric"), finish=keep("finish")
-        )
-
-    cfg = RunSettings(run_name="live", wandb=True)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(RunError, match="pip install wandb"):
-        Run.create("live", cfg, kind="sft")
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=OSError, Html=str))
-    with Run.create("live", cfg, kind="sft") as run:
+        Run.create("live", LIVE, kind="sft")
+
+
+def test_wandb_gets_each_row_at_once(wandb: Wandb) -> None:
+    with Run.create("live", LIVE, kind="sft") as run:
         run.log(1, train_loss=2.0, lr=0.5, verdict="LIVE")
-        assert calls[-1] == (
-            "log",
-            {"step": 1, "train_loss": 2.0, "lr": 0.5, "verdict": "LIVE"},
-            {},
-        )
+        assert wandb.rows == [{"step": 1, "train_loss": 2.0, "lr": 0.5, "verdict": "LIVE"}]
+
+
+def test_wandb_gets_the_declared_scores_of_an_evaluation(wandb: Wandb) -> None:
+    with Run.create("live", LIVE, kind="sft") as run:
         run.log_eval(1, {"split": "test", "val_loss": 3.0, "n": 4})
-        assert calls[-1] == ("log", {"step": 1, "eval/test/val_loss": 3.0}, {})
+    assert wandb.rows == [{"step": 1, "eval/test/val_loss": 3.0}]
+
+
+def test_wandb_gets_samples_as_text_that_is_no_markup(wandb: Wandb) -> None:
+    with Run.create("live", LIVE, kind="sft") as run:
         run.log_samples(1, [{"text": "a < b"}, {"text": "c"}])
-        assert "\ntext: a &lt; b\n\nstep: 1\n" in calls[-1][1]["samples"]
-        assert calls[-1][1]["step"] == 1
-    assert (
-        calls[0][1] | {"id": "live", "config": run.config, "job_type": "sft", "resume": None}
-        == calls[0][1]
-    )
-    assert len(calls) == 6
-    assert calls[-1] == ("finish", {"exit_code": 0})
-    with pytest.raises(ZeroDivisionError), Run.create("live", cfg, kind="sft", overwrite=True):
+    (row,) = wandb.rows
+    assert row["step"] == 1
+    assert "\ntext: a &lt; b\n\nstep: 1\n" in row["samples"]
+
+
+def test_wandb_knows_the_run_and_its_end(wandb: Wandb) -> None:
+    with Run.create("live", LIVE, kind="sft") as run:
+        pass
+    assert wandb.settings["id"] == "live"
+    assert wandb.settings["config"] == run.config
+    assert wandb.settings["job_type"] == "sft"
+    assert wandb.settings["resume"] is None
+    assert wandb.exit_code == 0
+
+
+def test_wandb_is_told_once_what_the_steps_are(wandb: Wandb) -> None:
+    with Run.create("live", LIVE, kind="sft") as run:
+        run.log(1, train_loss=2.0)
+        run.log(2, train_loss=1.0)
+    assert wandb.other_calls == ["define_metric"]
+
+
+def test_wandb_gets_nothing_but_settings_rows_and_the_end(wandb: Wandb) -> None:
+    with Run.create("live", LIVE, kind="sft") as run:
+        run.log(1, train_loss=2.0)
+        run.log_eval(1, {"split": "test", "val_loss": 3.0})
+        run.log_samples(1, [{"text": "c"}])
+    assert len(wandb.rows) == 3
+
+
+def test_wandb_is_told_that_a_run_failed(wandb: Wandb) -> None:
+    with pytest.raises(ZeroDivisionError), Run.create("live", LIVE, kind="sft"):
         1 / 0
-    assert calls[-1] == ("finish", {"exit_code": 1})
-    calls.clear()
+    assert wandb.exit_code == 1
+
+
+def test_a_run_that_does_not_want_wandb_sends_nothing(wandb: Wandb) -> None:
     Run.create("quiet", RunSettings(run_name="quiet"), kind="sft").finish()
-    assert calls == []
+    assert wandb.settings == {}
+    assert wandb.rows == []
+    assert wandb.exit_code is None
+
+
+def test_a_run_with_wandb_is_the_same_run() -> None:
     assert config_hash(RunSettings(wandb=True)) == config_hash(RunSettings())
