@@ -179,6 +179,15 @@ ENTRIES = (
         about="build reports from finished runs",
     ),
     Entry(
+        id="board",
+        module="codechat_lab.reports.board",
+        settings="codechat_lab.instruments.board_settings",
+        config="BoardConfig",
+        function="write_board",
+        command="board",
+        about="models on the function calling leaderboard, with intervals: notebook and page",
+    ),
+    Entry(
         id="pages",
         module="codechat_lab.reports.pages",
         settings="codechat_lab.reports.settings",

@@ -57,6 +57,18 @@ GROUPS = {"all": CATEGORIES, "live": LIVE, "non_live": NON_LIVE}
 TIERS = ("no_call", "unreadable", "needless_call", "wrong_count", *FAULTS, "full")
 DOWNLOADED = Path("data", "hub", "bfcl")  # by `codechat download bfcl`
 ANSWERS = "possible_answer"
+# What the system message says beside the list of functions; "leaderboard" has the sentences of
+# the published prompt, but for those about another form of calls.
+WORDINGS = {
+    "plain": "",
+    "short": "Call the functions that the request needs. If none fits, say so.",
+    "leaderboard": (
+        "You are an expert in composing functions. You are given a question and a set of possible "
+        "functions. Based on the question, you will need to make one or more function/tool calls "
+        "to achieve the purpose. If none of the functions can be used, point it out. If the given "
+        "question lacks the parameters required by the function, also point it out."
+    ),
+}
 COLUMNS = (("id", "category", "question", "functions", "ground_truth"),)
 UNSOLVABLE = "no call can satisfy it"
 LONGEST = 20_000  # characters; a limit against hostile input to Python's parser
@@ -69,15 +81,18 @@ _FILE = re.compile(r"BFCL_v\d+_(\w+?)(?:_python)?\.jsonl?")
 
 class BfclTask(BaseTask):
     """source: "embedded" or a path; empty = what `codechat download bfcl` has fetched.
-    categories: a name of GROUPS or CATEGORIES, or several joined by + (ConfigError). ledger: counts of the rows."""
+    categories: a name of GROUPS or CATEGORIES, or several joined by +. wording: of WORDINGS.
+    ledger: counts of the rows. ConfigError for an unknown name."""
 
     name = "bfcl"
-    tiers = TIERS
+    tiers: tuple[str, ...] = TIERS
     splits = ("test",)
     grouped_by = "category"
     opposed_by = "right_is"
 
-    def __init__(self, source: str = "", categories: str = "all") -> None:
+    def __init__(self, source: str = "", categories: str = "all", wording: str = "plain") -> None:
+        check_choice("wording", wording, WORDINGS)
+        self.wording = wording
         chosen: list[str] = []
         for name in categories.split("+"):
             check_choice("category", name, [*GROUPS, *CATEGORIES])
@@ -98,7 +113,8 @@ class BfclTask(BaseTask):
     def prompt(self, problem: Problem) -> list[Message]:
         """The messages behind the list of tools, which precedes their own system text."""
         given = [m["content"] for m in problem.messages if m["role"] == "system"]
-        system = "\n\n".join([chat.tools_prompt(problem.gold["listed"], self.tools_style), *given])
+        listed = chat.tools_prompt(problem.gold["listed"], self.tools_style)
+        system = "\n\n".join(filter(None, [listed, WORDINGS[self.wording], *given]))
         return [
             {"role": "system", "content": system},
             *(m for m in problem.messages if m["role"] != "system"),

@@ -347,7 +347,7 @@ def test_a_committed_report_is_drawn_again_from_its_frozen_rows_alike(
     new = html.read(tmp_path / f"{name}.ipynb")
     assert html.answer(new) == html.answer(old)
     assert len(html.answer(new)) > 100
-    assert pictures(new) == pictures(old) > 3
+    assert pictures(new) == pictures(old) > 1
     assert page.is_file()
     assert {path: path.read_bytes() for path in rows} == rows
 

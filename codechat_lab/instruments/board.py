@@ -1,0 +1,156 @@
+"""The answers behind a board: checkpoints and endpoints on the function calling leaderboard, a row
+for each answer.
+
+Rows are appended as they come, so the same command goes on where it was stopped, and a later one
+adds models, wordings and seeds to them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from codechat.core.atomic_files import append_rows, read_json, read_rows, write_json
+from codechat.core.errors import ConfigError
+from codechat.core.processes import alone
+from codechat.distributed import dist
+from codechat.evaluation import scoring
+from codechat.evaluation.endpoint import Endpoint
+from codechat.evaluation.evaluate import Subject, label, load_subject
+from codechat.evaluation.settings import EvaluateConfig
+from codechat.runs.paths import find_checkpoint
+from codechat.tasks.base import Problem, hash_problems, shuffled
+from codechat_lab.instruments.board_settings import BoardConfig
+from codechat_lab.tasks.bfcl.task import BfclTask
+
+Row = dict[str, Any]
+ROWS = "rows.jsonl"
+CHUNK = 64  # problems between two writes
+
+
+class Cell(NamedTuple):
+    """What has a set of answers."""
+
+    model: str
+    wording: str
+    seed: int
+
+
+def measure(cfg: BoardConfig, folder: Path) -> None:
+    """Append the answers that are missing to ROWS of the folder. ConfigError where its rows were
+    made with other settings."""
+    evaluation = EvaluateConfig(
+        ckpt=cfg.ckpt,
+        endpoint=cfg.endpoint,
+        model=cfg.model,
+        api_key_file=cfg.api_key_file,
+        tags=cfg.tags,
+        task="bfcl",
+        n=1,
+        ks=(1,),
+        temperature=cfg.temperature,
+        max_new_tokens=cfg.max_new_tokens,
+    )
+    task = BfclTask(cfg.source, cfg.categories)
+    problems = chosen(task, cfg.problems)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder / ".lock"), dist.session(evaluation):
+        check_settings(cfg, folder, hash_problems(task.rows))
+        answered = answered_in(folder / ROWS)
+        sources: list[Path | Endpoint] = [find_checkpoint(ref) for ref in cfg.ckpt]
+        if cfg.endpoint:
+            sources.append(Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file))
+        for source in sources:
+            name = name_of(source, cfg)
+            cells = [Cell(name, wording, seed) for wording in cfg.wordings for seed in cfg.seeds]
+            missing = {
+                cell: [one for one in problems if one.id not in answered.get(cell, ())]
+                for cell in cells
+            }
+            if any(missing.values()):
+                subject = load_subject(evaluation, source)
+                for cell, some in missing.items():
+                    answer(cfg, task, subject, cell, some, folder / ROWS)
+
+
+def name_of(source: Path | Endpoint, cfg: BoardConfig) -> str:
+    if isinstance(source, Endpoint):
+        return source.name
+    return f"{label(source)} ({cfg.tags})" if cfg.tags else label(source)
+
+
+def chosen(task: BfclTask, most: int | None) -> list[Problem]:
+    """At most so many problems of each category, the same ones for every model."""
+    by_category: dict[str, list[Problem]] = {}
+    for problem in task.rows:
+        by_category.setdefault(problem.meta["category"], []).append(problem)
+    return [one for some in by_category.values() for one in shuffled(some, most, seed=0)]
+
+
+def check_settings(cfg: BoardConfig, folder: Path, problems: str) -> None:
+    """Keep what all rows of a folder share, or compare with it."""
+    settings = {
+        "temperature": cfg.temperature,
+        "max_new_tokens": cfg.max_new_tokens,
+        "categories": cfg.categories,
+        "problems": problems,
+    }
+    path = folder / "settings.json"
+    if not path.exists():
+        write_json(path, settings)
+    kept = read_json(path)
+    for name, value in settings.items():
+        if kept.get(name) != value:
+            raise ConfigError(
+                f"{folder} holds answers with {name} {kept.get(name)}, not {value}; "
+                "set the same, or another --out"
+            )
+
+
+def answered_in(path: Path) -> dict[Cell, set[str]]:
+    """The problems that each cell has answered."""
+    found: dict[Cell, set[str]] = {}
+    for row in read_rows(path):
+        found.setdefault(Cell(row["model"], row["wording"], row["seed"]), set()).add(row["id"])
+    return found
+
+
+def answer(
+    cfg: BoardConfig,
+    task: BfclTask,
+    subject: Subject,
+    cell: Cell,
+    problems: Sequence[Problem],
+    path: Path,
+) -> None:
+    """Append the cell's answers to these problems, a chunk at a time."""
+    task.tools_style = subject.tools_style
+    task.wording = cell.wording
+    loaded = subject.checkpoint
+    for at in range(0, len(problems), CHUNK):
+        part = problems[at : at + CHUNK]
+        result = scoring.evaluate_task(
+            loaded.model if loaded else None,
+            loaded.tokenizer if loaded else None,
+            loaded.tags if loaded else None,
+            task,
+            part,
+            n=1,
+            temperature=cfg.temperature,
+            max_new_tokens=cfg.max_new_tokens,
+            seed=cell.seed,
+            progress=f"{cell.model}, {cell.wording}, {at} of {len(problems)}",
+            collect=subject.collect,
+        )
+        append_rows(path, rows_of(cell, part, result.examples))
+
+
+def rows_of(cell: Cell, problems: Sequence[Problem], examples: Sequence[Row]) -> Iterator[Row]:
+    for problem, example in zip(problems, examples, strict=True):
+        yield {
+            **cell._asdict(),
+            "id": problem.id,
+            "category": problem.meta["category"],
+            "right_is": problem.meta["right_is"],
+            "correct": example["correct"],
+            "tier": example["tier"],
+            "completion": example["completion"],
+        }

@@ -1,0 +1,167 @@
+"""The board: rows that are resumed, tables that give silence no score, published figures apart."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from jsonl import write
+from raising import raising
+
+from codechat import cli
+from codechat.core.atomic_files import read_rows
+from codechat.core.errors import ConfigError, MissingFile
+from codechat.evaluation.intervals import Interval
+from codechat.runs import paths
+from codechat_lab.instruments.board_settings import BoardConfig
+from codechat_lab.reports import board
+from codechat_lab.tasks.bfcl.task import WORDINGS, BfclTask
+
+WORDS = (
+    "board --ckpt new --source embedded --problems 1 --max-new-tokens 2 --out runs/drawn/b "
+    "--wordings plain short"
+).split()
+ROWS = Path("runs/drawn/b/board/data/rows.jsonl")
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders for which a notebook would be executed."""
+    found: list[str] = []
+    monkeypatch.setattr("codechat_lab.reports.build.build", lambda name, out: found.append(out))
+    return found
+
+
+def rows() -> list[dict[str, Any]]:
+    return list(read_rows(paths.ROOT / ROWS))
+
+
+def keys(some: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(row["model"], row["wording"], row["seed"], row["id"]) for row in some]
+
+
+def test_the_command_writes_a_row_for_each_answer_and_goes_on_where_it_was_stopped(
+    make_run: Any, built: list[str], capsys: Any
+) -> None:
+    make_run("new", block_size=256)
+    assert cli.main(WORDS) == 0
+    whole = rows()
+    assert len(whole) == len(set(keys(whole)))
+    assert {row["wording"] for row in whole} == {"plain", "short"}
+    assert {row["right_is"] for row in whole} == {"call", "no call"}
+    write(paths.ROOT / ROWS, whole[:3])
+    assert cli.main(WORDS) == 0
+    assert sorted(keys(rows())) == sorted(keys(whole))
+    assert cli.main([*WORDS[:-1], "leaderboard"]) == 0
+    assert len(rows()) == len(whole) * 3 // 2
+    capsys.readouterr()
+    assert cli.main([*WORDS, "--temperature", "0.5"]) == 2
+    assert "another --out" in capsys.readouterr().err
+    assert len(built) == 3
+
+
+def test_a_wording_stands_behind_the_list_of_functions() -> None:
+    for wording, text in WORDINGS.items():
+        task = BfclTask("embedded", wording=wording)
+        system = task.prompt(task.rows[0])[0]["content"]
+        assert system.startswith("Functions:")
+        assert text in system
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"wordings": ()}, "--wordings"),
+        ({"seeds": (0, 1)}, "all draw the same"),
+        ({"seeds": (-1,)}, "0 or more"),
+    ],
+)
+def test_settings_that_measure_nothing_are_refused(words: dict[str, Any], said: str) -> None:
+    with raising(ConfigError, said):
+        BoardConfig(ckpt=("new",), **words)
+
+
+def answers(model: str, correct: dict[str, bool], wording: str = "plain") -> list[dict[str, Any]]:
+    """Rows of problems simple-0, irrelevance-0 and so on."""
+    return [
+        {
+            "model": model,
+            "wording": wording,
+            "seed": 0,
+            "id": id,
+            "category": id.partition("-")[0],
+            "right_is": "no call" if "irrelevance" in id else "call",
+            "correct": right,
+            "tier": "full" if right else "no_call",
+            "completion": "",
+        }
+        for id, right in correct.items()
+    ]
+
+
+SILENT = {f"simple-{i}": False for i in range(10)} | {f"irrelevance-{i}": True for i in range(10)}
+HALF = {id: int(id[-1]) < 5 for id in SILENT}
+
+
+def load(tmp_path: Path, *parts: list[dict[str, Any]]) -> pd.DataFrame:
+    write(tmp_path / "rows.jsonl", [row for part in parts for row in part])
+    return board.read(tmp_path)
+
+
+def test_a_silent_model_has_no_score(tmp_path: Path) -> None:
+    table = board.table_of(load(tmp_path, answers("silent", SILENT), answers("half", HALF)))
+    assert list(table) == ["half", "silent"]
+    assert table["silent"]["no call"].value == 1
+    assert table["silent"]["both"].value == 0
+    assert table["half"]["both"].value == pytest.approx(0.5)
+
+
+def test_models_are_compared_on_the_problems_that_all_have_answered(tmp_path: Path) -> None:
+    part = dict(list(SILENT.items())[5:15])
+    frame = load(tmp_path, answers("silent", SILENT), answers("half", HALF, "short")[5:15])
+    assert set(frame["id"]) == set(part)
+
+
+def test_no_common_problem_is_one_line(tmp_path: Path) -> None:
+    with raising(MissingFile, "again to its end"):
+        load(tmp_path, answers("a", {"simple-0": True}), answers("b", {"simple-1": True}))
+    with raising(MissingFile, "codechat board"):
+        board.read(tmp_path / "nowhere")
+
+
+def test_differences_are_paired(tmp_path: Path) -> None:
+    """Where both fail and pass on the same problems, the interval has hardly a width."""
+    frame = load(tmp_path, answers("a", HALF), answers("b", HALF))
+    (line,) = board.differences(frame).to_dict("records")
+    assert line["difference"] == "b minus a"
+    assert line["call"].startswith("+0.0 [")
+
+
+def test_wordings_are_averaged_and_their_spread_is_named(tmp_path: Path) -> None:
+    right = dict.fromkeys(SILENT, True)
+    frame = load(tmp_path, answers("a", SILENT), answers("a", right, "short"))
+    assert board.table_of(frame)["a"]["call"].value == pytest.approx(0.5)
+    assert board.spread(frame, "wording") == {"a": 100.0}
+    assert len(board.by_cell(frame)) == 2
+
+
+def test_simple_weighs_its_three_languages_alike(tmp_path: Path) -> None:
+    languages = {f"simple-{i}": True for i in range(8)} | {"simple_java-0": False}
+    frame = load(tmp_path, answers("a", languages))
+    assert board.scores_of(frame)["simple"].value == pytest.approx(0.5)
+
+
+def test_the_interval_of_the_harmonic_mean_covers_both_shares() -> None:
+    both = board.both_of(Interval(0.5, 0.4, 0.6), Interval(0.5, 0.3, 0.7))
+    assert both.lo < 0.35 < both.value == 0.5 < 0.64 < both.hi
+
+
+def test_figures_and_published_rows_are_apart(tmp_path: Path) -> None:
+    frame = load(tmp_path, answers("a", HALF))
+    table = board.table_of(frame)
+    drawn = board.figure(table, board.counts_of(frame))
+    names = [tick.get_text() for tick in drawn.axes[0].get_yticklabels()]
+    assert names[0] == "a"
+    assert "FunctionGemma 270M" in names[1:]
+    assert board.published()["source"].notna().all()
+    assert board.silence_figure(table).axes
