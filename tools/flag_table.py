@@ -30,7 +30,10 @@ def table() -> str:
         (", ".join(f"`--{name}`" for name in names), ours)
         for ours, names in sorted(spellings.items())
     ]
-    named = [(f"`--{theirs}`", meant) for theirs, meant in sorted(config.ELSEWHERE.items())]
+    named = [
+        (f"`--{theirs}`", meant.removeprefix("here it is "))
+        for theirs, meant in sorted(config.ELSEWHERE.items())
+    ]
     return f"{_rows('accepted', accepted)}\n{_rows('an error says', named)}"
 
 

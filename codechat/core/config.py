@@ -363,7 +363,7 @@ def _as_spelled(
 def _meant(key: str, names: Iterable[str]) -> str:
     """The end of an error message about an unknown key: what to write in its place."""
     known = ELSEWHERE.get(key.removeprefix("--").replace("-", "_"))
-    return f"; here it is {known}" if known else nearest(key, names)
+    return f"; {known}" if known else nearest(key, names)
 
 
 def _build(cls: type[T], given: Mapping[str, Any], usual: Any = None, prefix: str = "") -> T:

@@ -64,7 +64,7 @@ class Report:
             f" ({by_way})" if by_way else ""
         )
         searched = "; ".join(self.read) or "nothing"
-        missing = f"; could not be searched: {'; '.join(self.missing)}" if self.missing else ""
+        missing = f"; not searched: {'; '.join(self.missing)}" if self.missing else ""
         return f"contamination: {exposed}; searched {searched}{missing}"
 
     def texts(self, lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:

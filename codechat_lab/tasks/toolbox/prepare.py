@@ -195,11 +195,11 @@ def values_seen(files: Files) -> dict[str, dict[str, int]]:
             "values": len(values),
             "known": len(values & trained),
         }
+        counts = found[split]
         print(
-            "{0}: of {calls} calls, {same} occur as they are in training, and {seen} have only values that also occur "
-            "there; of {values} values but numbers of one or two digits, {known} do".format(
-                split, **found[split]
-            )
+            f"{split}: {counts['calls']} calls, {counts['same']} identical to training calls, "
+            f"{counts['seen']} with training values only; {counts['known']} of {counts['values']} "
+            "values (without numbers below 100) occur in training"
         )
     return found
 
