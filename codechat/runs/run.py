@@ -17,15 +17,12 @@ ranks only the first writes.
 A metric with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not
 finite is written as null.
 
-A configuration with wandb=True also sends rows and samples to Weights & Biases, under the run's
-name as id; `wandb sync runs/NAME/tb` sends the rows of another run."""
+A configuration with `track` also sends rows and samples to a service (see trackers.py)."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import html
-import importlib
 import math
 import os
 import sys
@@ -34,7 +31,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from codechat.core import provenance
@@ -47,7 +44,7 @@ from codechat.core.atomic_files import (
 )
 from codechat.core.errors import RunError, UserError, nearest
 from codechat.core.processes import unlock
-from codechat.runs import paths
+from codechat.runs import paths, trackers
 from codechat.runs.paths import find_run, runs_dir
 
 if TYPE_CHECKING:
@@ -176,7 +173,7 @@ class Run:
         # split -> checkpoint's run and sampling of its first evaluation
         self._curves: dict[str, tuple[str, str]] = {}
         self._board: Any = None
-        self._tracked: Any = None  # the run of wandb
+        self._tracked: trackers.Tracker | None = None
 
     @classmethod
     def create(
@@ -202,19 +199,11 @@ class Run:
         with _ranks().together():
             if _ranks().is_main():
                 try:
-                    tracked = getattr(config, "wandb", False)
-                    wandb = importlib.import_module("wandb") if tracked else None
+                    # a missing package is told before the former run is moved away
+                    service = trackers.module_of(getattr(config, "track", "none"))
                     paths.prepare(name, config, kind, parent, resume, overwrite)
-                    if wandb:
-                        try:
-                            run._track(wandb, kind, resume)
-                        except RunError as failed:
-                            run.fail(str(failed))
-                            raise
-                except ModuleNotFoundError:
-                    raise RunError(
-                        "wandb is not installed; pip install wandb (or pip install -e '.[wandb]')"
-                    ) from None
+                    if service:
+                        run._track(service, kind, resume)
                 except UserError:  # of which MissingFile is an OSError too
                     raise
                 except OSError as e:
@@ -309,34 +298,27 @@ class Run:
             shown = [plain_row(step, row) for row in rows]
             self._append("samples.jsonl", shown)
             if self._tracked:
-                texts = []
-                for row in shown:
-                    texts.append("\n".join(f"{name}: {value}" for name, value in row.items()))
-                text = "\n\n".join(texts)
-                page = importlib.import_module("wandb").Html(f"<pre>{html.escape(text)}</pre>")
-                self._tracked.log({"step": int(step), "samples": page})
+                self._tracked.log_table(int(step), shown)
 
-    def _track(self, wandb: Any, kind: str, continued: bool) -> None:
+    def _track(self, service: ModuleType, kind: str, resumed: bool) -> None:
         try:
-            self._tracked = wandb.init(
+            self._tracked = trackers.start(
+                service,
                 name=self.name,
-                id=self.name.replace("/", "--"),
-                config=self.config,
-                job_type=kind,
-                project=os.environ.get("WANDB_PROJECT", "codechat"),
-                dir=str(self.path),
-                resume="allow" if continued else None,
+                kind=kind,
+                settings=self.config,
+                directory=self.path,
+                resumed=resumed,
             )
-        except wandb.Error as error:
-            remedy = "run `wandb login`, or set WANDB_MODE=offline and `wandb sync` later"
-            raise RunError(f"wandb failed ({error}); {remedy}") from error
-        self._tracked.define_metric("*", step_metric="step")
+        except RunError as failed:
+            self.fail(str(failed))
+            raise
 
     def _show(self, row: Mapping[str, Any], where: str = "") -> None:
         """Send a row to TensorBoard and to the tracker, under `where` and the metric's name."""
         if self._tracked:
             values = {where + k: v for k, v in row.items() if declared(k) and v is not None}
-            self._tracked.log({"step": row["step"]} | values)
+            self._tracked.log(row["step"], values)
         if not self._writing:
             return
         if self._board is None:  # at the first row, since the import takes longer than a step
@@ -386,7 +368,7 @@ class Run:
             with contextlib.suppress(OSError):
                 self._board.close()
         if self._tracked:
-            self._tracked.finish(exit_code=int(state == "failed"))
+            self._tracked.finish(failed=state == "failed")
         self._board = None
         self._tracked = None
         self._writing = False

@@ -35,9 +35,9 @@ class RunSettings(Settings):
     overwrite: bool = opt(
         False, "replace the run of this name: it is deleted once this one has begun", **UNHASHED
     )
-    wandb: bool = opt(
-        False,
-        "also send metrics and samples to Weights & Biases (WANDB_MODE=offline: later)",
+    track: Literal["none", "wandb", "trackio"] = opt(
+        "none",
+        "also send metrics and samples to Weights & Biases or trackio (docs/commands.md)",
         **UNHASHED,
     )
     seed: int = opt(0, "seed of new weights, data order and sampling", **SEEDS)

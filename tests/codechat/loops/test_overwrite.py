@@ -317,7 +317,7 @@ def dead(cfg: Any, patch: pytest.MonkeyPatch) -> Any:
 
 def no_wandb(cfg: Any, patch: pytest.MonkeyPatch) -> Any:
     patch.setitem(sys.modules, "wandb", None)
-    return replace(cfg, wandb=True)
+    return replace(cfg, track="wandb")
 
 
 FAILURES = {

@@ -514,8 +514,10 @@ def test_wandb_that_cannot_be_reached_gives_the_place_back(
     def init(**how: Any) -> None:
         raise NoLogin("not logged in")
 
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Error=NoLogin, init=init))
-    config = type("Config", (dict,), {"wandb": True})(lr=0.2)
+    monkeypatch.setitem(
+        sys.modules, "wandb", SimpleNamespace(__name__="wandb", Error=NoLogin, init=init)
+    )
+    config = type("Config", (dict,), {"track": "wandb"})(lr=0.2)
     with raising(RunError, "not logged in"):
         Run.create("r", config, kind="test", overwrite=True)
     assert hashes(runs_dir() / "r") == former

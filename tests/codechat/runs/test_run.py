@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -675,107 +675,125 @@ def test_no_curve_has_two_evaluations_at_one_step(home: Path) -> None:
     }
 
 
-LIVE = RunSettings(run_name="live", wandb=True)
-
-
-class Wandb:
-    """Stands for the package: `sent` holds the arguments of each call."""
+class Service:
+    """Stands for the package wandb or trackio; keeps what it is called with."""
 
     Error = OSError
-    Html = str
 
-    def __init__(self) -> None:
-        self.settings: dict[str, Any] = {}
-        self.rows: list[dict[str, Any]] = []
-        self.other_calls: list[str] = []
-        self.exit_code: int | None = None
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+        self.calls: list[tuple[str, Any]] = []
 
-    def init(self, **settings: Any) -> "Wandb":
-        self.settings = settings
+    def init(self, **settings: Any) -> "Service":
+        self.calls.append(("init", settings))
         return self
 
-    def define_metric(self, *_: object, **__: object) -> None:
-        self.other_calls.append("define_metric")
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.calls.append(("define_metric", (name, step_metric)))
 
-    def log(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
+    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+        self.calls.append(("log", (values, step)))
 
-    def finish(self, exit_code: int) -> None:
-        self.exit_code = exit_code
+    def Table(self, dataframe: Any) -> list[dict[str, Any]]:
+        return dataframe.to_dict("records")
 
-
-@pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
-    stand_in = Wandb()
-    monkeypatch.setitem(sys.modules, "wandb", stand_in)
-    return stand_in
+    def finish(self, exit_code: int | None = None) -> None:
+        self.calls.append(("finish", exit_code))
 
 
-def test_without_wandb_a_run_that_wants_it_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
+Tracked = Literal["wandb", "trackio"]
+TRACKED: tuple[Tracked, ...] = ("wandb", "trackio")
+
+
+def service(name: str, monkeypatch: pytest.MonkeyPatch) -> Service:
+    made = Service(name)
+    monkeypatch.setitem(sys.modules, name, made)  # type: ignore[arg-type]
+    return made
+
+
+@pytest.mark.parametrize("name", TRACKED)
+def test_a_tracker_that_is_not_installed_is_told_before_the_run_exists(
+    name: Tracked, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(RunError, match="pip install wandb"):
-        Run.create("live", LIVE, kind="sft")
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(RunError, match=f"pip install {name}"):
+        Run.create("live", RunSettings(run_name="live", track=name), kind="sft")
+    assert not paths.exists("live")
 
 
-def test_wandb_gets_each_row_at_once(wandb: Wandb) -> None:
-    with Run.create("live", LIVE, kind="sft") as run:
+def test_wandb_is_told_who_the_run_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = service("wandb", monkeypatch)
+    cfg = RunSettings(run_name="live/a", track="wandb")
+    with Run.create("live/a", cfg, kind="sft") as run:
+        called, settings = wandb.calls[0]
+        assert called == "init"
+        assert settings["id"] == "live--a"
+        assert settings["job_type"] == "sft"
+        assert settings["config"] == run.config
+        assert settings["resume"] is None
+    assert wandb.calls[-1] == ("finish", 0)
+
+
+def test_trackio_is_told_who_the_run_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trackio = service("trackio", monkeypatch)
+    with Run.create("live", RunSettings(run_name="live", track="trackio"), kind="sft") as run:
+        called, settings = trackio.calls[0]
+        assert called == "init"
+        assert settings["name"] == "live"
+        assert settings["group"] == "sft"
+        assert settings["config"] == run.config
+        assert settings["resume"] == "never"
+
+
+def row_sent(name: Tracked, step: int, values: dict[str, Any]) -> tuple[str, Any]:
+    """How a service gets a row: wandb's steps are a metric like any other."""
+    if name == "wandb":
+        return "log", ({"step": step} | values, None)
+    return "log", (values, step)
+
+
+@pytest.mark.parametrize("name", TRACKED)
+def test_a_tracker_gets_each_row_at_once(
+    name: Tracked, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = service(name, monkeypatch)
+    with Run.create("live", RunSettings(run_name="live", track=name), kind="sft") as run:
         run.log(1, train_loss=2.0, lr=0.5, verdict="LIVE")
-        assert wandb.rows == [{"step": 1, "train_loss": 2.0, "lr": 0.5, "verdict": "LIVE"}]
-
-
-def test_wandb_gets_the_declared_scores_of_an_evaluation(wandb: Wandb) -> None:
-    with Run.create("live", LIVE, kind="sft") as run:
+        values = {"train_loss": 2.0, "lr": 0.5, "verdict": "LIVE"}
+        assert tracker.calls[-1] == row_sent(name, 1, values)
         run.log_eval(1, {"split": "test", "val_loss": 3.0, "n": 4})
-    assert wandb.rows == [{"step": 1, "eval/test/val_loss": 3.0}]
+        assert tracker.calls[-1] == row_sent(name, 1, {"eval/test/val_loss": 3.0})
 
 
-def test_wandb_gets_samples_as_text_that_is_no_markup(wandb: Wandb) -> None:
-    with Run.create("live", LIVE, kind="sft") as run:
-        run.log_samples(1, [{"text": "a < b"}, {"text": "c"}])
-    (row,) = wandb.rows
-    assert row["step"] == 1
-    assert "\ntext: a &lt; b\n\nstep: 1\n" in row["samples"]
+@pytest.mark.parametrize("name", TRACKED)
+def test_a_tracker_gets_samples_as_a_table(
+    name: Tracked, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = service(name, monkeypatch)
+    with Run.create("live", RunSettings(run_name="live", track=name), kind="sft") as run:
+        run.log_samples(1, [{"text": "a < b", "reward": 0.5, "score": {"tier": "exact"}}])
+        _, (values, _) = tracker.calls[-1]
+        (row,) = values["samples"]
+        assert row["text"] == "a < b"
+        assert row["reward"] == 0.5
+        assert row["score"] == "{'tier': 'exact'}"
 
 
-def test_wandb_knows_the_run_and_its_end(wandb: Wandb) -> None:
-    with Run.create("live", LIVE, kind="sft") as run:
-        pass
-    assert wandb.settings["id"] == "live"
-    assert wandb.settings["config"] == run.config
-    assert wandb.settings["job_type"] == "sft"
-    assert wandb.settings["resume"] is None
-    assert wandb.exit_code == 0
-
-
-def test_wandb_is_told_once_what_the_steps_are(wandb: Wandb) -> None:
-    with Run.create("live", LIVE, kind="sft") as run:
-        run.log(1, train_loss=2.0)
-        run.log(2, train_loss=1.0)
-    assert wandb.other_calls == ["define_metric"]
-
-
-def test_wandb_gets_nothing_but_settings_rows_and_the_end(wandb: Wandb) -> None:
-    with Run.create("live", LIVE, kind="sft") as run:
-        run.log(1, train_loss=2.0)
-        run.log_eval(1, {"split": "test", "val_loss": 3.0})
-        run.log_samples(1, [{"text": "c"}])
-    assert len(wandb.rows) == 3
-
-
-def test_wandb_is_told_that_a_run_failed(wandb: Wandb) -> None:
-    with pytest.raises(ZeroDivisionError), Run.create("live", LIVE, kind="sft"):
+def test_wandb_is_told_that_a_run_failed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = service("wandb", monkeypatch)
+    cfg = RunSettings(run_name="live", track="wandb")
+    with pytest.raises(ZeroDivisionError), Run.create("live", cfg, kind="sft"):
         1 / 0
-    assert wandb.exit_code == 1
+    assert wandb.calls[-1] == ("finish", 1)
 
 
-def test_a_run_that_does_not_want_wandb_sends_nothing(wandb: Wandb) -> None:
+def test_a_run_is_tracked_only_where_it_is_asked(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = service("wandb", monkeypatch)
     Run.create("quiet", RunSettings(run_name="quiet"), kind="sft").finish()
-    assert wandb.settings == {}
-    assert wandb.rows == []
-    assert wandb.exit_code is None
+    assert wandb.calls == []
 
 
-def test_a_run_with_wandb_is_the_same_run() -> None:
-    assert config_hash(RunSettings(wandb=True)) == config_hash(RunSettings())
+def test_tracking_changes_no_hash_of_a_run() -> None:
+    assert config_hash(RunSettings(track="wandb")) == config_hash(RunSettings())
