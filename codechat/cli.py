@@ -18,6 +18,7 @@ from typing import Any
 from codechat import __version__
 from codechat.core.errors import ConfigError, UserError, nearest
 from codechat.core.registry import COMMANDS
+from codechat.runs.closing import closing_lines
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -105,8 +106,11 @@ def _dispatch(words: list[str]) -> Any:
         raise ConfigError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
     command = COMMANDS[name]
     done = command.run(words[1:])
-    if command.kind == "loop" and done.status["status"] != "finished":
-        return INTERRUPTED
+    if command.kind == "loop":
+        if done.status["status"] != "finished":
+            return INTERRUPTED
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(closing_lines(done, COMMANDS))
     return done
 
 

@@ -1,6 +1,7 @@
 """GRPO on a task's reward (group advantages, clipped ratios), and its variants Dr. GRPO, DAPO,
 GSPO and CISPO.
 
+    codechat grpo --preset toy --run-name toy-grpo        a minute on one core, no data
     codechat grpo --init-from my-sft --task my_task.py:MyTask --run-name my-grpo
     codechat grpo --init-from qwen --preset lora --task my_task.py --run-name qwen-grpo
     torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft \\

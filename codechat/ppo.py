@@ -1,6 +1,7 @@
 """PPO on a task's reward: a value head, generalised advantages, clipped ratios, several passes
 in minibatches.
 
+    codechat ppo --preset toy --run-name toy-ppo        a minute on one core, no data
     codechat ppo --init-from my-sft --task my_task.py:MyTask --run-name my-ppo
     torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task my_task.py \\
         --run-name d20-ppo

@@ -198,8 +198,13 @@ def means_none(tp: Any, word: str) -> bool:
 
 
 def type_name(tp: Any) -> str:
-    """As --help writes it: none|int, adamw|muon, tuple[int, ...]."""
+    """As --help writes it: none|int, adamw|muon, int ..., float float."""
     members = arms(tp)
+    if typing.get_origin(tp) is tuple:
+        inner = typing.get_args(tp)
+        if inner[-1] is Ellipsis:
+            return f"{type_name(inner[0])} ..."
+        return " ".join(map(type_name, inner))
     if len(members) > 1 and "none" not in (none_words(tp) or NONE):
         return "|".join(["null", *(type_name(arm) for arm in members if arm is not types.NoneType)])
     if len(members) > 1:
@@ -427,12 +432,34 @@ def resolve(
     if preset:
         sources[f"preset {preset}"] = presets[preset]
     if file:
-        sources[str(file)] = read_json(Path(file))
+        sources[str(file)] = _read_file(Path(file))
     sources[cls.__name__] = overrides or {}
     given: dict[str, Any] = {}
     for where, mapping in sources.items():
         given |= _flat(cls, mapping, where)
     return _build(cls, _as_spelled(cls, given, [*sources.values(), dict.fromkeys(spelled)]))
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """The settings of a json or yaml file. Every scalar of yaml is read as a word of the command
+    line: yaml itself takes 1e-4 for a text and `no` for false. ConfigError for what is no
+    mapping."""
+    if path.suffix not in (".yaml", ".yml"):
+        return read_json(path)
+    import yaml  # 20 ms, which most commands do not need
+
+    try:
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{path} cannot be read ({reason}); required: yaml, NAME: VALUE"
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{path} holds a yaml {type(value).__name__}; required: NAME: VALUE lines"
+        )
+    return value
 
 
 # ---- to mappings
@@ -588,7 +615,8 @@ def format_help(
     epilog: str = "",
     dials: Dials = {},
 ) -> str:
-    """The text of --help: one entry for each field, under the group that declares it."""
+    """The text of --help: what the command does, with examples; one entry for each field, under
+    the group that declares it; the rest of `epilog`, a docstring."""
     leaves = leaves_of(cls)
     entries = [("--preset NAME", f"start from one of: {', '.join(presets)}")] if presets else []
     for name, dial in dials.items():
@@ -596,7 +624,7 @@ def format_help(
         about = " ".join(str(doc).partition("\n\n")[0].split())
         entries.append((f"{flag_of(name)} N", about))
     entries.append(
-        ("--config FILE", "json file, such as the config.json of a run; flags win over it")
+        ("--config FILE", "json or yaml file, such as the config.json of a run; flags win over it")
     )
     heading = cls
     for name, field in leaves.items():
@@ -613,9 +641,17 @@ def format_help(
                 )
             )
     bare = [name.upper() for name, field in leaves.items() if field.meta.get("positional")]
-    lines = [" ".join(["usage:", prog, *bare, "[--setting value ...]"])]
-    lines += [_help_entry(flag, text) for flag, text in entries]
-    return "\n".join(lines) + (f"\n\n{epilog.strip()}" if epilog else "")
+    usage = " ".join(["usage:", prog, *bare, "[--setting value ...]"])
+    about, more = _parted(epilog)
+    settings = "\n".join(_help_entry(flag, text) for flag, text in entries)
+    return "\n\n".join(part for part in (usage, about, settings, more) if part)
+
+
+def _parted(docstring: str) -> tuple[str, str]:
+    """The first paragraph with the examples below it, and the rest."""
+    first, *others = docstring.strip().split("\n\n")
+    examples = list(itertools.takewhile(lambda part: part.startswith("    "), others))
+    return "\n\n".join([first, *examples]), "\n\n".join(others[len(examples) :])
 
 
 def _usual(field: Field) -> str:

@@ -92,6 +92,13 @@ OWN = (
         main="main",
         about="prepare a corpus, conversations or function-calling problems",
     ),
+    Entry(
+        id="completion",
+        module="codechat.completion",
+        command="completion",
+        main="main",
+        about="print what completes commands and settings in bash, zsh or fish",
+    ),
 )
 
 

@@ -431,7 +431,7 @@ def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
         )
     shown = capsys.readouterr().out
     assert e.value.code == 0
-    assert shown.endswith("Examples: none\n")
+    assert "\n\nExamples: none\n\n  --preset" in shown
     assert "usage: codechat loop" in shown
     flat = " ".join(shown.split())
     for name, field in config.leaves_of(Loop).items():
@@ -444,6 +444,65 @@ def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--out str" in format_help(Named)
     assert "(required)" in format_help(Named)
     assert "PROMPTS" in format_help(Named)
+
+
+def test_help_begins_with_what_a_command_does_and_its_examples() -> None:
+    docstring = "Learn a text.\n\n    codechat loop --lr 1\n\nA step reads a window."
+    shown = format_help(Loop, prog="codechat loop", epilog=docstring)
+    order = ("usage:", "Learn a text.", "    codechat loop --lr 1", "--config", "A step reads")
+    places = [shown.index(part) for part in order]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("tp", "shown"),
+    [
+        (tuple[int, ...], "int ..."),
+        (tuple[float, float], "float float"),
+        (tuple[Literal["train", "test"], ...], "train|test ..."),
+        (int | None, "none|int"),
+    ],
+)
+def test_help_shows_types_as_they_are_typed(tp: Any, shown: str) -> None:
+    assert config.type_name(tp) == shown
+
+
+# ---------------------------------------------------------------- yaml
+
+
+def from_yaml(tmp_path: Path, text: str) -> Loop:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    return parse(Loop, ["--config", str(file)])
+
+
+def test_a_yaml_file_works_where_a_json_file_does(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"lr": 0.25, "model": {"depth": 6}}')
+    as_json = parse(Loop, ["--config", str(file)])
+    assert from_yaml(tmp_path, "lr: 0.25\nmodel:\n  depth: 6\n") == as_json
+
+
+def test_a_number_of_yaml_without_a_point_is_a_number(tmp_path: Path) -> None:
+    assert from_yaml(tmp_path, "lr: 1e-4\n").lr == 1e-4
+
+
+def test_a_yaml_list_is_a_tuple(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yml"
+    file.write_text("ks: [1, 4]\n")
+    assert parse(Loop, ["--config", str(file)]).ks == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("lr: [1", "cannot be read"), ("- lr", "yaml list"), ("lr: no", "--lr got 'no'")],
+)
+def test_a_yaml_file_that_does_not_fit_is_told_in_one_line(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)) as error:
+        from_yaml(tmp_path, text)
+    assert "\n" not in str(error.value)
 
 
 # ---------------------------------------------------------------- every setting, written and

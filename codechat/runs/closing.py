@@ -1,0 +1,89 @@
+"""What a loop says at its end: what it reached, where it lies, what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from codechat.core.atomic_files import read_rows
+
+if TYPE_CHECKING:
+    from codechat.runs.run import Run
+
+Rows = Sequence[Mapping[str, Any]]
+
+# metric of an evaluation -> what people call it, in the order in which one is looked for
+REACHED = {
+    "pass@1": "right answers",
+    "reward_mean": "reward",
+    "val_bpb": "bits per byte",
+    "val_loss": "held-out loss",
+}
+DOMAIN = "heldout_loss/"  # and the name of a domain
+# without evaluations: of the steps of training themselves
+TRAINED = {"reward_mean": "reward in training", "train_loss": "loss in training"}
+
+
+def closing_lines(run: Run, commands: Mapping[str, Any]) -> str:
+    """Three lines. commands: what can be typed, by name; a library alone cannot chat."""
+    steps = run.checkpoints()
+    count = f" after {steps[-1]} steps" if steps else ""
+    return "\n".join(
+        [
+            f"{run.name}: finished{count}; {reached(run) or 'nothing was evaluated'}",
+            f"  it lies in {run.path}",
+            f"  next: {next_command(run, commands)}",
+        ]
+    )
+
+
+def reached(run: Run) -> str:
+    """Held-out loss or reward at the first and the last evaluation; of training where there was
+    none."""
+    evaluated = _rows(run, "eval.jsonl")
+    # "" without splits; later ones (test) may have been evaluated once only
+    first_split = next((row.get("split") for row in evaluated), None)
+    evaluated = [row for row in evaluated if row.get("split") == first_split]
+    for metric, name in REACHED.items():
+        if change := _change(evaluated, metric):
+            return f"{name} {change}"
+    domains = sorted({key for row in evaluated for key in row if key.startswith(DOMAIN)})
+    if domains:
+        told = [f"{key.removeprefix(DOMAIN)} {_change(evaluated, key)}" for key in domains]
+        return f"held-out loss {', '.join(told)}"
+    trained = _rows(run, "metrics.jsonl")
+    for metric, name in TRAINED.items():
+        if change := _change(trained, metric):
+            return f"{name} {change}"
+    return ""
+
+
+def _rows(run: Run, name: str) -> Rows:
+    file = run.path / name
+    return list(read_rows(file)) if file.is_file() else []
+
+
+def _change(rows: Rows, metric: str) -> str:
+    """ "0.31 before, 0.42 now"; "" where no row has the metric."""
+    values = [row[metric] for row in rows if row.get(metric) is not None]
+    if not values:
+        return ""
+    if len(values) == 1:
+        return f"{values[0]:.3g}"
+    return f"{values[0]:.3g} before, {values[-1]:.3g} now"
+
+
+def next_command(run: Run, commands: Mapping[str, Any]) -> str:
+    """A command line for the run's newest checkpoint."""
+    settings = run.config
+    task = settings.get("task")
+    if task:
+        compared = " ".join(filter(None, [settings.get("init_from"), run.name]))
+        source = settings.get("data_dir")
+        problems = f" --data-dir {source}" if source else ""
+        return f"codechat evaluate --ckpt {compared} --task {task}{problems}"
+    if run.status.get("kind") == "pretrain":
+        return f"codechat sft --init-from {run.name} --data-dir DIR"
+    if "chat" in commands:
+        return f"codechat chat --ckpt {run.name}"
+    return f"codechat evaluate --ckpt {run.name} --task TASK"

@@ -1,0 +1,79 @@
+"""What a loop says at its end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codechat import cli
+from codechat.runs.closing import closing_lines, next_command, reached
+from codechat.runs.run import Run
+
+
+def run_with(
+    evaluations: list[dict[str, Any]],
+    steps: list[dict[str, Any]] = [],
+    kind: str = "sft",
+    **settings: Any,
+) -> Run:
+    with Run.create("mine", settings, kind=kind) as run:
+        for step, values in enumerate(steps):
+            run.log(step, values)
+        for step, values in enumerate(evaluations):
+            run.log_eval(step, values)
+    return run
+
+
+def test_held_out_losses_are_those_of_each_domain(home: Path) -> None:
+    run = run_with(
+        [
+            {"heldout_loss/calls": 7.25, "heldout_loss/chat": 8.1},
+            {"heldout_loss/calls": 1.71, "heldout_loss/chat": 4.5},
+        ]
+    )
+    assert reached(run) == "held-out loss calls 7.25 before, 1.71 now, chat 8.1 before, 4.5 now"
+
+
+def test_right_answers_are_told_rather_than_rewards(home: Path) -> None:
+    run = run_with([{"reward_mean": 0.4, "pass@1": 0.25}, {"reward_mean": 0.6, "pass@1": 0.5}])
+    assert reached(run) == "right answers 0.25 before, 0.5 now"
+
+
+def test_splits_are_not_compared_with_each_other(home: Path) -> None:
+    run = run_with([{"split": "select", "pass@1": 0.25}, {"split": "test", "pass@1": 0.75}])
+    assert reached(run) == "right answers 0.25"
+
+
+def test_without_evaluations_the_reward_of_training_is_told(home: Path) -> None:
+    run = run_with([], steps=[{"reward_mean": 0.1}, {"reward_mean": 0.3}])
+    assert reached(run) == "reward in training 0.1 before, 0.3 now"
+
+
+def test_after_rl_the_next_command_compares_with_the_start(home: Path) -> None:
+    run = run_with([], kind="grpo", task="toy", init_from="base")
+    assert next_command(run, {}) == "codechat evaluate --ckpt base mine --task toy"
+
+
+def test_after_pretraining_comes_sft(home: Path) -> None:
+    run = run_with([], kind="pretrain")
+    assert next_command(run, {}) == "codechat sft --init-from mine --data-dir DIR"
+
+
+def test_a_library_alone_does_not_offer_a_chat(home: Path) -> None:
+    run = run_with([])
+    assert next_command(run, {"chat": 1}) == "codechat chat --ckpt mine"
+    assert next_command(run, {}) == "codechat evaluate --ckpt mine --task TASK"
+
+
+def test_the_lines_say_where_the_run_lies(home: Path) -> None:
+    run = run_with([])
+    assert str(run.path) in closing_lines(run, {})
+    assert "nothing was evaluated" in closing_lines(run, {})
+
+
+def test_a_loop_ends_with_these_lines(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "grpo --preset toy --max-steps 1 --eval-every 0 --run-name toy-grpo"
+    assert cli.main(words.split()) == 0
+    last = capsys.readouterr().out.splitlines()[-3:]
+    assert last[0].startswith("toy-grpo: finished after 1 steps; ")
+    assert last[2] == "  next: codechat evaluate --ckpt toy-grpo --task toy"
