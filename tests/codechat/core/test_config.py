@@ -128,6 +128,7 @@ def test_a_number_out_of_range_is_rejected_by_its_name(name: str) -> None:
     cls = ENTRIES[name].config_class
     needed = {key: "x" for key, field in config.fields_of(cls).items() if field.default is REQUIRED}
     needed |= {"data_dir": "x"} if name == "preference" else {}
+    needed |= {"task": "x"} if "task" in config.fields_of(cls) else {}
     for key, field in config.fields_of(cls).items():
         bad = [
             field.meta[bound] + by
@@ -148,8 +149,9 @@ def test_every_entry_can_be_loaded_and_a_loop_is_found_from_its_configuration() 
         assert callable(entry.load(entry.function))
         assert (id in LOOPS) == ({"run_name", "lr"} <= config.fields_of(entry.config_class).keys())
     for id, entry in LOOPS.items():
-        tasked = "task" in config.fields_of(entry.config_class)
-        assert entry_of(entry.config_class(**({"task": "toy"} if tasked else {}))) is entry
+        fields = config.fields_of(entry.config_class)
+        given = {name: "toy" for name in ("task", "teacher") if name in fields}
+        assert entry_of(entry.config_class(**given)) is entry
     with raising(ConfigError, "Outer"):
         entry_of(Outer())
 
