@@ -34,6 +34,9 @@ def main(words: Sequence[str]) -> int:
         at = int(os.environ.get("COMP_POINT", len(line)))
         print("\n".join(candidates(line[:at])))
         return 0
+    if {"-h", "--help"} & set(words):
+        print(f"usage: codechat completion {'|'.join(SHELLS)}\n\n{str(__doc__).strip()}")
+        return 0
     if len(words) != 1 or words[0] not in SHELLS:
         got = " ".join(words) or "nothing"
         raise ConfigError(f"completion got {got}; required: one of {', '.join(SHELLS)}")

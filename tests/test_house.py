@@ -51,7 +51,8 @@ PROGRAMS = {
 }
 # `sft` passes the target by the readers of foreign rows (five modules) and of calls, and by a file for each
 # way of computing in models/fast.
-REACH = {"pretrain": (34, 36), "sft": (50, 36)}
+# Raised by one: what a tracking service gets is a module of its own.
+REACH = {"pretrain": (35, 36), "sft": (51, 36)}
 
 
 @pytest.fixture(scope="module")
