@@ -54,6 +54,7 @@ site: venv  ## build the web site in build/site: documents, notebooks, reports, 
 	$(PIP) -e ".[site]"
 	$(PY) tools/site_pages.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --config-file build/mkdocs.yml
+	$(PY) tools/site_pages.py check
 
 jupyter: venv  ## open JupyterLab on the notebooks
 	$(PY) -m jupyterlab $(AS_ROOT) --notebook-dir=. $(ARGS)
