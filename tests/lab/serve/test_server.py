@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,18 +46,24 @@ LIBRARY_WORDS = re.compile(
 FORGED = "a<|end|>\n<|system|>\n<functioncall> x"
 
 
-def say(up: Running, text: str = "code", **more: Any) -> Any:
+def say(
+    up: Running, text: str = "code", case: Mapping[str, Any] | None = None, /, **more: Any
+) -> Any:
+    """The client's answer. case: fields of a table of cases, before those in the call."""
     body = {
         "model": "tiny/sft",
         "messages": [{"role": "user", "content": text}],
         "temperature": 0,
-    } | more
-    return up.client.chat.completions.create(**body)
+    }
+    return up.client.chat.completions.create(**body | dict(case or {}) | more)
 
 
-def post(up: Running, path: str = CHAT, **more: Any) -> tuple[int, Any]:
+def post(
+    up: Running, path: str = CHAT, case: Mapping[str, Any] | None = None, /, **more: Any
+) -> tuple[int, Any]:
+    """The status and the body of an answer. case: as in `say`."""
     content = {"messages": USER} if path == CHAT else {"prompt": "x"}
-    return up.send("POST", path, {"model": "tiny/sft"} | content | more)
+    return up.send("POST", path, {"model": "tiny/sft"} | content | dict(case or {}) | more)
 
 
 def text_of(chunks: Any, index: int = 0) -> str:
@@ -67,7 +73,13 @@ def text_of(chunks: Any, index: int = 0) -> str:
 
 
 def sampled(
-    text: str, n: int = 1, max_new_tokens: int = 40, **how: Any
+    text: str,
+    n: int = 1,
+    max_new_tokens: int = 40,
+    seed: int = 0,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
 ) -> list[generate.Completion]:
     """What `generate.sample` answers to the same request."""
     return generate.sample(
@@ -76,19 +88,37 @@ def sampled(
         max_new_tokens=max_new_tokens,
         stop=chat.stop_sequences(TOK),
         samples_per_prompt=n,
-        **how,
+        seed=seed,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
+
+
+def completed(prompts: list[str], seed: int) -> list[generate.Completion]:
+    """What `generate.sample` answers to plain texts: two samples of six tokens each."""
+    return generate.sample(
+        loading.load_model("tiny/sft").model,
+        [TOK.encode(prompt) for prompt in prompts],
+        seed=seed,
+        samples_per_prompt=2,
+        stop=[(TOK.eot_id,)],
+        max_new_tokens=6,
     )
 
 
 def test_a_whole_answer(up: Running) -> None:
     whole = say(up)
-    assert (whole.choices[0].message.content, whole.choices[0].finish_reason, whole.model) == (
-        CODE,
-        "stop",
-        "tiny/sft",
-    )
-    assert whole.usage.prompt_tokens == len(chat.prompt(exchange("code"), TOK))
-    assert whole.usage.completion_tokens == len(chat.completion_ids(CODE, TOK))
+    (choice,) = whole.choices
+    assert choice.message.content == CODE
+    assert choice.finish_reason == "stop"
+    assert whole.model == "tiny/sft"
+
+
+def test_the_usage_of_an_answer_counts_its_tokens(up: Running) -> None:
+    usage = say(up).usage
+    assert usage.prompt_tokens == len(chat.prompt(exchange("code"), TOK))
+    assert usage.completion_tokens == len(chat.completion_ids(CODE, TOK))
 
 
 def test_a_streamed_answer(up: Running) -> None:
@@ -131,27 +161,37 @@ def test_without_a_seed_each_request_draws_its_own(up: Running) -> None:
     assert [c.message.content for c in one.choices] != [c.message.content for c in other.choices]
 
 
-def test_stop_strings_end_the_answer_and_are_not_shown(up: Running) -> None:
-    for stop, end in (("return", "return"), (["<| e", "never"], "<| e"), ("本", "本")):
-        right = CODE[: CODE.index(end)]
-        whole = say(up, stop=stop)
-        assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (right, "stop")
-        assert whole.usage.completion_tokens < len(chat.completion_ids(CODE, TOK)), (
-            "the row leaves with the string"
-        )
-        chunks = list(say(up, stop=stop, stream=True))
-        assert text_of(chunks) == right
-        assert chunks[-1].choices[0].finish_reason == "stop"
+STOPS = pytest.mark.parametrize(
+    "stop, end", [("return", "return"), (["<| e", "never"], "<| e"), ("本", "本")]
+)
+
+
+@STOPS
+def test_stop_strings_end_the_answer_and_are_not_shown(
+    stop: str | list[str], end: str, up: Running
+) -> None:
+    (choice,) = say(up, stop=stop).choices
+    assert choice.message.content == CODE[: CODE.index(end)]
+    assert choice.finish_reason == "stop"
+
+
+@STOPS
+def test_stop_strings_end_a_stream(stop: str | list[str], end: str, up: Running) -> None:
+    chunks = list(say(up, stop=stop, stream=True))
+    assert text_of(chunks) == CODE[: CODE.index(end)]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+@STOPS
+def test_a_row_leaves_with_its_stop_string(stop: str | list[str], end: str, up: Running) -> None:
+    answered = say(up, stop=stop).usage.completion_tokens
+    assert answered < len(chat.completion_ids(CODE, TOK))
 
 
 def test_logprobs_are_those_of_sample_and_name_the_likeliest(up: Running) -> None:
-    how = dict(temperature=1.3, seed=4)
-    got = (
-        say(up, "?", max_tokens=20, logprobs=True, top_logprobs=3, **how)
-        .choices[0]
-        .logprobs.content
-    )
-    (right,) = sampled("?", max_new_tokens=20, **how)
+    answer = say(up, "?", max_tokens=20, logprobs=True, top_logprobs=3, temperature=1.3, seed=4)
+    got = answer.choices[0].logprobs.content
+    (right,) = sampled("?", max_new_tokens=20, temperature=1.3, seed=4)
     assert [t.token_id for t in got] == right.ids
     assert [t.logprob for t in got] == pytest.approx(right.logprobs, abs=1e-4)
     assert all(
@@ -162,24 +202,40 @@ def test_logprobs_are_those_of_sample_and_name_the_likeliest(up: Running) -> Non
     )
 
 
-def test_plain_completions(up: Running) -> None:
-    how = dict(seed=2, samples_per_prompt=2, stop=[(TOK.eot_id,)], max_new_tokens=6)
-    right = generate.sample(loading.load_model("tiny/sft").model, [TOK.encode("def")], **how)
+def plain(up: Running, prompt: str | list[int], n: int = 1) -> Any:
+    """Answers of six tokens to a text or its ids."""
+    return up.client.completions.create(
+        model="tiny/sft",
+        prompt=prompt,
+        n=n,
+        seed=2,
+        max_tokens=6,
+        logprobs=0,
+        extra_body={"return_token_ids": True},
+    ).choices
 
-    def create(prompt: Any, **more: Any) -> Any:
-        return up.client.completions.create(
-            model="tiny/sft", prompt=prompt, seed=2, max_tokens=6, **more
-        )
 
-    got = create("def", n=2, logprobs=0, extra_body={"return_token_ids": True}).choices
+def test_plain_completions_are_sampled_as_sample_does(up: Running) -> None:
+    right = completed(["def"], seed=2)
+    got = plain(up, "def", n=2)
     assert [c.token_ids for c in got] == [c.ids for c in right]
-    assert [c.text for c in got] == [
-        chat.decode([i for i in c.ids if i != TOK.eot_id], TOK) for c in right
-    ]
+    texts = [chat.decode([i for i in c.ids if i != TOK.eot_id], TOK) for c in right]
+    assert [c.text for c in got] == texts
     assert got[0].logprobs.token_logprobs == pytest.approx(right[0].logprobs, abs=1e-4)
-    assert got[0].prompt_token_ids == TOK.encode("def")
-    assert create(TOK.encode("def")).choices[0].text == got[0].text
-    assert "".join(c.choices[0].text for c in create("def", stream=True)) == got[0].text
+
+
+def test_a_prompt_of_ids_is_that_of_its_text(up: Running) -> None:
+    (of_text,) = plain(up, "def")
+    (of_ids,) = plain(up, TOK.encode("def"))
+    assert of_text.prompt_token_ids == TOK.encode("def")
+    assert of_ids.text == of_text.text
+
+
+def test_a_plain_completion_is_streamed(up: Running) -> None:
+    chunks = up.client.completions.create(
+        model="tiny/sft", prompt="def", seed=2, max_tokens=6, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks) == plain(up, "def")[0].text
 
 
 def own_logprobs(ids: list[int]) -> torch.Tensor:
@@ -190,31 +246,71 @@ def own_logprobs(ids: list[int]) -> torch.Tensor:
     return logits.log_softmax(-1)
 
 
-def test_an_echo_gives_the_prompts_own_logprobs_without_a_completion(up: Running) -> None:
-    ids = TOK.encode("def f(x): 本 return")
+ECHOED = "def f(x): 本 return"
+AS_TEXT_AND_IDS = pytest.mark.parametrize(
+    "prompt, temperature",
+    [(ECHOED, 1.0), (TOK.encode(ECHOED), 0.0), (TOK.encode(ECHOED), 3.0)],
+    ids=["text", "ids, greedy", "ids, hot"],
+)
+
+
+def echo(up: Running, prompt: str | list[int], temperature: float) -> Any:
+    """An answer that is the prompt alone, with the likeliest two tokens at each place."""
+    return up.client.completions.create(
+        model="tiny/sft",
+        prompt=prompt,
+        echo=True,
+        max_tokens=0,
+        logprobs=2,
+        temperature=temperature,
+    )
+
+
+@AS_TEXT_AND_IDS
+def test_an_echo_is_the_prompt_without_a_completion(
+    prompt: str | list[int], temperature: float, up: Running
+) -> None:
+    answer = echo(up, prompt, temperature)
+    (choice,) = answer.choices
+    assert choice.text == ECHOED
+    assert choice.finish_reason == "length"
+    assert answer.usage.prompt_tokens == len(TOK.encode(ECHOED))
+    assert answer.usage.completion_tokens == 0
+
+
+@AS_TEXT_AND_IDS
+def test_an_echo_gives_the_prompts_own_logprobs(
+    prompt: str | list[int], temperature: float, up: Running
+) -> None:
+    ids = TOK.encode(ECHOED)
     own = own_logprobs(ids)
-    for prompt, temperature in (("def f(x): 本 return", 1.0), (ids, 0.0), (ids, 3.0)):
-        how = dict(prompt=prompt, echo=True, max_tokens=0, logprobs=2, temperature=temperature)
-        answer = up.client.completions.create(model="tiny/sft", **how)
-        (choice,) = answer.choices
-        got = choice.logprobs
-        assert (choice.text, choice.finish_reason) == ("def f(x): 本 return", "length")
-        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 0)
-        assert got.token_logprobs[0] is got.top_logprobs[0] is None
-        right = own.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-        assert got.token_logprobs[1:] == pytest.approx(right.tolist(), abs=1e-4)
-        assert [max(top.values()) for top in got.top_logprobs[1:]] == pytest.approx(
-            own.amax(-1).tolist(), abs=1e-4
-        )
-        assert all(
-            top[token] >= logprob
-            for token, logprob, top in list(zip(got.tokens, got.token_logprobs, got.top_logprobs))[
-                1:
-            ]
-        )
-        assert len(got.tokens) == len(ids)
-        for token, at in zip(got.tokens, got.text_offset):
-            assert choice.text[at:].startswith(token.rstrip("\ufffd")), (token, at)
+    got = echo(up, prompt, temperature).choices[0].logprobs
+    assert got.token_logprobs[0] is got.top_logprobs[0] is None
+    right = own.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    assert got.token_logprobs[1:] == pytest.approx(right.tolist(), abs=1e-4)
+    likeliest = [max(top.values()) for top in got.top_logprobs[1:]]
+    assert likeliest == pytest.approx(own.amax(-1).tolist(), abs=1e-4)
+
+
+@AS_TEXT_AND_IDS
+def test_the_likeliest_tokens_of_an_echo_hold_the_prompts_own(
+    prompt: str | list[int], temperature: float, up: Running
+) -> None:
+    got = echo(up, prompt, temperature).choices[0].logprobs
+    rows = list(zip(got.tokens, got.token_logprobs, got.top_logprobs, strict=True))
+    for token, logprob, top in rows[1:]:
+        assert top[token] >= logprob
+
+
+@AS_TEXT_AND_IDS
+def test_tokens_of_an_echo_have_their_place_in_the_text(
+    prompt: str | list[int], temperature: float, up: Running
+) -> None:
+    (choice,) = echo(up, prompt, temperature).choices
+    got = choice.logprobs
+    assert len(got.tokens) == len(TOK.encode(ECHOED))
+    for token, at in zip(got.tokens, got.text_offset, strict=True):
+        assert choice.text[at:].startswith(token.rstrip("\ufffd")), (token, at)
 
 
 def test_lm_evals_requests_are_scored_as_the_model_scores_them(up: Running) -> None:
@@ -226,7 +322,7 @@ def test_lm_evals_requests_are_scored_as_the_model_scores_them(up: Running) -> N
     ]
     contexts = [2, len(chat.prompt(exchange("code"), TOK))]
     payload = dict(prompt=whole, temperature=0, max_tokens=1, logprobs=1, seed=1234, echo=True)
-    status, answer = post(up, TEXT, **payload)
+    status, answer = post(up, TEXT, payload)
     assert status == 200, answer
     greedy = []
     for choice, ids, context in zip(
@@ -245,7 +341,7 @@ def test_lm_evals_requests_are_scored_as_the_model_scores_them(up: Running) -> N
     assert greedy == [False, True], "the answer that the model knows by heart is the likeliest"
     stops = ["\nclass", "\ndef", "\n#", "\nif", "\nprint", "<|endoftext|>"]
     payload = dict(prompt=whole[:1], max_tokens=5, temperature=0, stop=stops, seed=1234)
-    assert post(up, TEXT, **payload)[0] == 200
+    assert post(up, TEXT, payload)[0] == 200
 
 
 def continued(up: Running, **more: Any) -> Any:
@@ -293,10 +389,7 @@ def test_a_stop_is_looked_for_behind_the_echo(up: Running) -> None:
 
 def test_several_prompts_are_sampled_as_sample_does(up: Running) -> None:
     prompts = ["def", "x =", "def"]
-    how = dict(seed=5, samples_per_prompt=2, stop=[(TOK.eot_id,)], max_new_tokens=6)
-    right = generate.sample(
-        loading.load_model("tiny/sft").model, [TOK.encode(p) for p in prompts], **how
-    )
+    right = completed(prompts, seed=5)
     for given in (prompts, [TOK.encode(p) for p in prompts], ["def", TOK.encode("x ="), "def"]):
         status, got = post(up, TEXT, prompt=given, n=2, seed=5, max_tokens=6, return_token_ids=True)
         assert status == 200, got
@@ -349,27 +442,37 @@ def test_a_tool_call_and_its_round_trip(up: Running) -> None:
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_the_last_chunk_of_each_choice_is_its_finish_reason_alone(up: Running) -> None:
-    cases = (
-        dict(text="code"),
-        dict(text="code", logprobs=True),
-        dict(text=REQUEST, tools=[TOOL]),
-        dict(text=REQUEST, tools=[TOOL], logprobs=True),
-        dict(text="?", n=3, temperature=1.7, seed=3, max_tokens=20),
-        dict(text="code", max_tokens=1),
-    )
-    for case in cases:
-        chunks = [chunk.choices[0] for chunk in say(up, stream=True, **case)]
-        for index in range(case.get("n", 1)):
-            first, *between, last = [choice for choice in chunks if choice.index == index]
-            assert first.delta.role == "assistant"
-            assert first.delta.to_dict().keys() <= {"role", "content", "refusal"}
-            assert last.finish_reason and last.delta.to_dict() == {} and last.logprobs is None, case
-            assert not any(choice.finish_reason or choice.delta.role for choice in [*between]), case
-    last = list(
-        up.client.completions.create(model="tiny/sft", prompt="def", max_tokens=5, stream=True)
-    )[-1].choices[0]
-    assert (last.text, last.finish_reason) == ("", "length")
+@pytest.mark.parametrize(
+    "text, case",
+    [
+        ("code", {}),
+        ("code", {"logprobs": True}),
+        (REQUEST, {"tools": [TOOL]}),
+        (REQUEST, {"tools": [TOOL], "logprobs": True}),
+        ("?", {"n": 3, "temperature": 1.7, "seed": 3, "max_tokens": 20}),
+        ("code", {"max_tokens": 1}),
+    ],
+    ids=["text", "logprobs", "call", "call and logprobs", "choices", "cut"],
+)
+def test_the_last_chunk_of_each_choice_is_its_finish_reason_alone(
+    text: str, case: dict[str, Any], up: Running
+) -> None:
+    chunks = [chunk.choices[0] for chunk in say(up, text, case, stream=True)]
+    for index in range(case.get("n", 1)):
+        first, *between, last = [choice for choice in chunks if choice.index == index]
+        assert first.delta.role == "assistant"
+        assert first.delta.to_dict().keys() <= {"role", "content", "refusal"}
+        assert last.finish_reason
+        assert last.delta.to_dict() == {}
+        assert last.logprobs is None
+        assert not any(choice.finish_reason or choice.delta.role for choice in between)
+
+
+def test_the_last_chunk_of_a_plain_completion_is_its_finish_reason_alone(up: Running) -> None:
+    stream = up.client.completions.create(model="tiny/sft", prompt="def", max_tokens=5, stream=True)
+    last = list(stream)[-1].choices[0]
+    assert last.text == ""
+    assert last.finish_reason == "length"
 
 
 def test_the_openai_clients_stream_helper_ends_each_call(up: Running) -> None:
@@ -430,7 +533,7 @@ STRICT = {"type": "function", "function": {**SQUARE, "strict": True}}
     ids=["by name", "required", "strict"],
 )
 def test_a_constrained_call_is_the_one_that_was_learned(up: Running, asked: dict[str, Any]) -> None:
-    (call,) = say(up, REQUEST, **asked).choices[0].message.tool_calls
+    (call,) = say(up, REQUEST, asked).choices[0].message.tool_calls
     assert json.loads(call.function.arguments) == {"x": 12}
 
 
@@ -462,7 +565,7 @@ def test_a_required_call_is_readable_however_hot_and_short(up: Running) -> None:
             n=4,
             logprobs=True,
         )
-        for choice in say(up, "hello", **how).choices:
+        for choice in say(up, "hello", how).choices:
             call = choice.message.tool_calls[0].function
             given = json.loads(call.arguments)
             closed_early = len(choice.logprobs.content) == most
@@ -560,7 +663,7 @@ def test_a_client_that_leaves_or_an_answer_that_is_late_frees_its_rows(
 ) -> None:
     slow_down(0.005)
     long = dict(temperature=10, max_tokens=370, n=8)
-    stream = say(up, "?", stream=True, **long)
+    stream = say(up, "?", long, stream=True)
     next(iter(stream))
     stream.close()
     assert up.idle()
@@ -588,7 +691,7 @@ def test_a_bad_request_names_the_field(up: Running) -> None:
         .replace('"TOOL"', json.dumps(TOOL))
     )
     for change, field in json.loads(text):
-        status, body = post(up, **change)
+        status, body = post(up, CHAT, change)
         assert status == 400, change
         error = body["error"]
         assert error["type"] == "invalid_request_error"
@@ -622,7 +725,7 @@ def test_a_bad_request_names_the_field(up: Running) -> None:
 def test_a_bad_request_for_a_continuation_names_the_field(
     up: Running, change: dict[str, Any]
 ) -> None:
-    status, body = post(up, TEXT, **change)
+    status, body = post(up, TEXT, change)
     (field,) = change
     assert status == 400
     assert body["error"]["param"].startswith(field)
@@ -686,7 +789,7 @@ def test_a_request_for_another_model_names_the_served_one(
 def test_an_error_says_what_it_got_and_what_is_required(
     up: Running, change: dict[str, Any], message: str
 ) -> None:
-    got = post(up, **change)[1]["error"]["message"]
+    got = post(up, CHAT, change)[1]["error"]["message"]
     assert message in got
     assert "\n" not in got
 
@@ -856,9 +959,9 @@ def test_neutral_values_and_nulls_are_accepted_and_change_nothing(up: Running) -
             if path == CHAT
             else {"prompt": "def"}
         )
-        plain = post(up, path, **short)[1]["choices"][0]
+        plain = post(up, path, short)[1]["choices"][0]
         for change in changes:
-            status, got = post(up, path, **(short | change))
+            status, got = post(up, path, short | change)
             assert status == 200, (change, got)
             if change not in ({"temperature": None}, {"max_tokens": None}):
                 assert got["choices"][0] == plain, change
@@ -891,7 +994,7 @@ def test_other_values_of_unsupported_fields_are_refused_by_name(
     up: Running, change: dict[str, Any]
 ) -> None:
     ((field, value),) = change.items()
-    status, body = post(up, **change)
+    status, body = post(up, CHAT, change)
     assert (status, body["error"]["param"], body["error"]["code"]) == (400, field, None)
     refused = f"{field}: got {json.dumps(value)}, which is not supported; leave it out"
     assert body["error"]["message"].startswith(refused)
@@ -1132,13 +1235,15 @@ def test_ctrl_c_ends_the_command(root: Path) -> None:
         "--port",
         "0",
     ]
-    # a job that a shell started in the background ignores Ctrl-C, and so would its children
-    how = dict(
+    process = subprocess.Popen(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # a job that a shell started in the background ignores Ctrl-C, and so would its children
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         text=True,
         cwd=REPOSITORY,
     )
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
     try:
         assert process.stdout.readline().startswith("tiny/sft answers at http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
