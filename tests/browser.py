@@ -36,8 +36,13 @@ class Browser:
             "about:blank",
         ]
         command = ["bash", "-c", f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}', CHROMIUM, *words]
-        how = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        self.process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), **how)
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=(theirs_in, theirs_out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         os.close(theirs_in)
         os.close(theirs_out)
         self.session: str | None = None
@@ -97,8 +102,13 @@ class Browser:
         )
 
     def resize(self, width: int, height: int) -> None:
-        how = dict(width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
-        self.call("Emulation.setDeviceMetricsOverride", **how)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 500,
+        )
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
@@ -127,11 +137,16 @@ class Browser:
 
     def press(self, key: str, code: int, modifiers: int = 0, text: str = "") -> None:
         """A key by name and Windows key code; modifiers: 1 Alt, 8 Shift."""
-        how = dict(key=key, code=key, windowsVirtualKeyCode=code, modifiers=modifiers)
-        self.call(
-            "Input.dispatchKeyEvent", type="keyDown", **how, **({"text": text} if text else {})
-        )
-        self.call("Input.dispatchKeyEvent", type="keyUp", **how)
+        for event, typed in (("keyDown", text), ("keyUp", "")):
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=event,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                modifiers=modifiers,
+                text=typed,
+            )
 
     def enter(self) -> None:
         self.press("Enter", 13, text="\r")

@@ -2,6 +2,7 @@
 block."""
 
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -30,15 +31,17 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers["Content-Length"]))
 
     def reply(
-        self, status: int, body: bytes = b"", size: int | None = None, **headers: str
+        self,
+        status: int,
+        body: bytes = b"",
+        size: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """size: what the header says where the body is cut."""
         self.send_response(status)
-        for name, value in {
-            "Content_Length": str(len(body) if size is None else size),
-            **headers,
-        }.items():
-            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body) if size is None else size))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

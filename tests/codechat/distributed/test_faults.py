@@ -67,8 +67,14 @@ Session.apply_gradients = lambda self: time.sleep(0.3) or apply(self)  # steps l
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_sigterm_saves_and_leaves_on_all_ranks(home: Path) -> None:
-    how = dict(max_steps=200, eval_every=0, save_every=0, run_name="stopped", shard=True)
-    cfg = replace(configs(home, 4)["pretrain"], **how)
+    cfg = replace(
+        configs(home, 4)["pretrain"],
+        max_steps=200,
+        eval_every=0,
+        save_every=0,
+        run_name="stopped",
+        shard=True,
+    )
     ranks = start(2, TRAINS.format(STOPPED), home, str(home), written(home, cfg))
     metrics = paths.runs_dir() / "stopped" / "metrics.jsonl"
     deadline = time.time() + 300

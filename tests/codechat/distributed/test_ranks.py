@@ -26,8 +26,15 @@ from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths, run
 from codechat.tasks import toy
 
-QWEN3 = dict(mlp="swiglu", qk_norm=True)
-TINY = GPTConfig(depth=2, n_embd=40, n_head=2, block_size=64, vocab_size=257, **QWEN3)
+TINY = GPTConfig(
+    depth=2,
+    n_embd=40,
+    n_head=2,
+    block_size=64,
+    vocab_size=257,
+    mlp="swiglu",
+    qk_norm=True,
+)
 
 
 def configs(home: Path, batch: int, **changes: object) -> dict[str, object]:
@@ -38,7 +45,7 @@ def configs(home: Path, batch: int, **changes: object) -> dict[str, object]:
         "sft": dict(model=TINY),
         "reinforce": dict(group_size=4, eval_examples=5),
     }
-    return {loop: small(loop, home, **how | own) for loop, own in more.items()}
+    return {loop: small(loop, home, how | own) for loop, own in more.items()}
 
 
 LOSS = ("train_loss", "grad_norm")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from contracts import write_rows
 from raising import raising
+from shapes import toy as toy_shape
 
 from codechat import tasks
 from codechat.core import registry
@@ -27,7 +28,7 @@ from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, Score
-from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL, ToyTask
+from codechat.tasks.toy import COMPLETION_LENGTH, ToyTask
 from codechat.text import chat, tokenizer
 from codechat_lab.serve.call_grammar import prompt_grammar
 from codechat_lab.tasks.funcall import NAMED
@@ -41,7 +42,7 @@ TOY = ["--task", "toy", "--n", "4", "--ks", "1", "4", *FEW]
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     tok = tokenizer.load("bytes")
-    return GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab), seed=0), tok
+    return GPT(toy_shape(tok.n_vocab), seed=0), tok
 
 
 def toy_result(policy: Policy, count: int = 8, seed: int = 5) -> results.TaskResult:
@@ -435,7 +436,7 @@ def test_loops_evaluate_each_problem_once_and_refuse_two_with_one_id(loop: str, 
     name = "eval_task" if loop == "sft" else "task"
     for task, found in ((Repeated, 4), (Shared, None)):
         how = {name: tasks.name_of(task), "eval_examples": 4, "max_steps": 1}
-        cfg = contracts.small(loop, home, run_name=f"{loop}-{task.name}", **how)
+        cfg = contracts.small(loop, home, how, run_name=f"{loop}-{task.name}")
         if found:
             assert set(contracts.train(cfg).evals()["n_problems"]) == {found}
         else:

@@ -20,12 +20,13 @@ from raising import Bomb
 from random_models import randomise
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from shapes import preset
 
 from codechat import cli, sft
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, UserError
 from codechat.formats import exchange, hf_format
 from codechat.models import generate, loading
-from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
@@ -199,7 +200,7 @@ def nano(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "ROOT", root)
         n_tags = chat.N_TAGS if tags == "reserved" else 0
-        shape = GPTConfig(**PRESETS["nano"])
+        shape = preset("nano")
         model = saved(tags, "gpt2:4096", shape=replace(shape, n_tags=n_tags))
         (answer,) = generate.sample(model, prompts[:1], max_new_tokens=8, temperature=0)
         # both make some answers end
@@ -416,7 +417,7 @@ FIELDS = [field.name for field in fields(GPTConfig) if field.name not in LATENT]
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_field_of_the_architecture_is_exported_or_rejected(field: str) -> None:
     """A field that is added to GPTConfig and forgotten here would be dropped in silence."""
-    base = GPTConfig(**PRESETS["nano"])
+    base = preset("nano")
     value = getattr(base, field)
     usual = not value if isinstance(value, bool) else (value or 4) * 2
     other = OTHERS.get(field, usual)

@@ -34,7 +34,8 @@ def write_base(name: str = "base", seed: int = 0, step: int = 7) -> str:
 
 
 def settings(home: Path, **changes: Any) -> Any:
-    return small("sft", home, **LORA | dict(init_from="base", run_name="tuned") | changes)
+    usual = LORA | {"init_from": "base", "run_name": "tuned"}
+    return small("sft", home, usual | changes)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_a_run_on_a_base_resumes_bitwise(loop: str, home: Path) -> None:
         write_base()
     else:
         train(small("reinforce", home, run_name="base", max_steps=1))
-    contracts.resume_contract(small(loop, home, init_from="base", **LORA), 2)
+    contracts.resume_contract(small(loop, home, LORA, init_from="base"), 2)
     assert "model.pt" not in checkpoint.read_meta("whole")["files"]
 
 
@@ -207,8 +208,8 @@ def test_adapters_on_adapters_name_the_run_between_and_resume_bitwise(
 
 
 def test_all_weights_learn_from_a_run_with_adapters(tuned: Run, home: Path) -> None:
-    still = dict(max_steps=1, lr=0.0, muon_lr=0.0)
-    whole = train(small("sft", home, init_from="tuned", run_name="whole", **still))
+    still = {"max_steps": 1, "lr": 0.0, "muon_lr": 0.0}
+    whole = train(small("sft", home, still, init_from="tuned", run_name="whole"))
     assert "model.pt" in checkpoint.read_meta("whole")["files"]
     start = weights(tuned)
     for name, weight in weights(whole).items():

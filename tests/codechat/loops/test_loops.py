@@ -30,6 +30,7 @@ from contracts import (
 )
 from raising import raising
 from random_models import randomise
+from shapes import preset
 
 from codechat import cli, grpo, sft, tasks
 from codechat.core import config, registry
@@ -37,7 +38,7 @@ from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError, RunError
 from codechat.evaluation import held_out
 from codechat.models import generate, loading
-from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import advantages, rollout
@@ -81,7 +82,7 @@ def test_depth_32_is_nanochats_rule_by_hand() -> None:
 
 
 def test_named_sizes_are_points_of_the_rule() -> None:
-    assert dialled("--depth 20").model == GPTConfig(**PRESETS["d20"])
+    assert dialled("--depth 20").model == preset("d20")
     assert dialled("--depth 4").model == GPTConfig()
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from random_models import randomise
+from shapes import preset
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -19,7 +20,7 @@ from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
 from codechat.models import attention, draws, generate, lora
 from codechat.models.attention import KVCache
-from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.config import GPTConfig
 from codechat.models.draws import Batch
 from codechat.models.fast import decode_graph, device, memory, reader
 from codechat.models.fast.reader import reader_of
@@ -915,7 +916,7 @@ def test_predicted_rows_fit_and_use_the_memory(
     """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new.
     Its peak is under what was free, and near it."""
     monkeypatch.setattr(device, "CPU_KINDS", ())
-    cfg = GPTConfig(**PRESETS[name])
+    cfg = preset(name)
     free = 79 * 2**30 - 4 * cfg.n_params
     row = memory.row_bytes(cfg, 2, prompt_tokens=256, new_tokens=256, samples=samples)
     rows = memory.rows_in_memory(cfg, free, 2, row)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from shapes import toy as toy_shape
 
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
@@ -29,10 +30,9 @@ from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import engines
 from codechat.runs import checkpoint, run
-from codechat.tasks.toy import TOY_MODEL
 from codechat.text import chat, tokenizer
 
-SHAPE = GPTConfig(**TOY_MODEL | {"depth": 1, "n_embd": 32}, vocab_size=257)
+SHAPE = replace(toy_shape(), depth=1, n_embd=32)
 TOK = tokenizer.load("bytes")
 META = {"tokenizer": TOK.to_dict(), "tags": "reserved"}
 DAPO = dict(variant="dapo", inner_epochs=2, old_logprobs="trainer", importance_cap=2.0)

@@ -46,6 +46,12 @@ class Hub(Stub):
         super().__init__(Answers)
 
 
+def entry(name: str, data: bytes) -> dict[str, object]:
+    """A file in the hub's list of a repository."""
+    digest = hashlib.sha1(data).hexdigest()
+    return {"type": "file", "path": name, "size": len(data), "oid": digest}
+
+
 class Answers(Handler):
     server: Hub
 
@@ -56,10 +62,7 @@ class Answers(Handler):
             about = dict(id=name, sha=COMMIT, private=False, gated=False, tags=[])
             prefix = f"/api/{kind}/{name}"
             if path.startswith(prefix + "/tree"):
-                sizes = {
-                    f: dict(size=len(d), oid=hashlib.sha1(d).hexdigest()) for f, d in files.items()
-                }
-                return self.json([dict(type="file", path=f, **size) for f, size in sizes.items()])
+                return self.json([entry(name, data) for name, data in files.items()])
             if path in (prefix, f"{prefix}/revision/main", f"{prefix}/revision/{COMMIT}"):
                 return self.json(about | {"siblings": [{"rfilename": f} for f in files]})
             file = path.removeprefix(
@@ -68,19 +71,19 @@ class Answers(Handler):
             if file in files:
                 return self.file(file, files[file])
         if path.startswith("/api/"):
-            return self.reply(404, b"{}", X_Error_Code="RepoNotFound")
+            return self.reply(404, b"{}", headers={"X-Error-Code": "RepoNotFound"})
         return self.reply(200 if path == "/" else 404)
 
     do_HEAD = do_GET
 
     def json(self, value: object) -> None:
-        self.reply(200, json.dumps(value).encode(), Content_Type="application/json")
+        self.reply(200, json.dumps(value).encode(), headers={"Content-Type": "application/json"})
 
     def file(self, name: str, data: bytes) -> None:
         about = {
             "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
-            "X_Repo_Commit": COMMIT,
-            "Accept_Ranges": "bytes",
+            "X-Repo-Commit": COMMIT,
+            "Accept-Ranges": "bytes",
         }
         first = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
         if self.command == "GET":
@@ -89,9 +92,10 @@ class Answers(Handler):
             part = data[: self.server.cut_at]
             self.server.cut_at = None
             self.close_connection = True
-            return self.reply(200, part, len(data), **about)
-        ranged = {"Content_Range": f"bytes {first}-{len(data) - 1}/{len(data)}"} if first else {}
-        self.reply(206 if first else 200, data[first:], **about, **ranged)
+            return self.reply(200, part, len(data), about)
+        if first:
+            about["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        self.reply(206 if first else 200, data[first:], headers=about)
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 from contracts import write_rows
+from shapes import toy as toy_shape
 
 from codechat.core.errors import DataError
-from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.tasks.toy import TOY_MODEL
 from codechat.text import tokenizer
 from codechat_lab.instruments import behaviour_probes
 
@@ -58,7 +57,7 @@ def test_a_row_that_is_no_probe_is_named_by_its_line(tmp_path: Path) -> None:
 
 def test_probes_are_counted_by_cell() -> None:
     tok = tokenizer.load("bytes")
-    model = GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab), seed=0)
+    model = GPT(toy_shape(tok.n_vocab), seed=0)
     matrix = behaviour_probes.Probes(probes()).measure(model, tok, "reserved")
     assert [counts.total() for counts in matrix.counts.values()] == [2, 2, 2, 2, 2]
     row = matrix.metrics()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import on_ranks
+from shapes import preset
 
 from codechat import cli
 from codechat.core.errors import ConfigError
@@ -18,7 +19,7 @@ from codechat.data import corpus_writer
 from codechat.distributed import gpu_specs
 from codechat.expert_iteration import ExpertConfig
 from codechat.models import lora
-from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.config import GPTConfig
 from codechat.models.fast import head
 from codechat.models.gpt import GPT
 from codechat.pretrain import PretrainConfig
@@ -31,7 +32,7 @@ from codechat_lab.instruments.step_memory import Peaks, Tape, measure
 from codechat_lab.launch import launcher
 from codechat_lab.launch.launcher import Machines
 
-EIGHT_B = GPTConfig(**PRESETS["8b"])
+EIGHT_B = preset("8b")
 TINY = GPTConfig(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257)
 # A step on one GPU.
 ALONE = PlanConfig(
@@ -427,7 +428,7 @@ def test_the_cost_is_told_where_there_is_a_price(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_usual_share_of_flops_is_the_lower_of_the_published_runs() -> None:
-    two_b = GPTConfig(**PRESETS["2b"])
+    two_b = preset("2b")
     of_8b = 22_300 / 8 * BIG.model.flops_per_token(2048) / 312e12
     of_2b = 7_900 * two_b.flops_per_token(2048) / 312e12
     assert planner.MFU <= min(of_8b, of_2b) < planner.MFU + 0.01
@@ -478,7 +479,7 @@ def rl_plan() -> planner.Plan:
     """RL of 2b on one H200."""
     cfg = PlanConfig(
         loop="rl",
-        model=replace(GPTConfig(**PRESETS["2b"]), recompute="blocks"),
+        model=replace(preset("2b"), recompute="blocks"),
         gpus=1,
         gpu="h200-141gb",
         optimizer="adamw",
@@ -572,7 +573,7 @@ def test_where_it_does_not_fit_a_setting_that_helps_is_named(
 
 
 def test_a_replica_stays_where_it_fits() -> None:
-    d12 = PlanConfig(model=GPTConfig(**PRESETS["d12"]))
+    d12 = PlanConfig(model=preset("d12"))
     assert d12.over == 1
     assert replace(d12, shard=True).over == 8
 

@@ -7,6 +7,7 @@ import json
 import os
 import runpy
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "scripts"
 
 
-def words_of(script: Path, tmp_path: Path, *flags: str, **environment: str) -> list[str]:
+def words_of(
+    script: Path, tmp_path: Path, *flags: str, variables: Mapping[str, str] | None = None
+) -> list[str]:
     """What the script passes to the interpreter, by a stand-in for it; the first word is the
     folder where it runs."""
     said = stand_in(tmp_path / "said", 'printf "%s\\n" "$(pwd)" "$@"')
-    env = {"PATH": os.environ["PATH"], "PYTHON": str(said), **environment}
+    env = {"PATH": os.environ["PATH"], "PYTHON": str(said)} | dict(variables or {})
     done = subprocess.run(
         ["sh", str(script), *flags],
         capture_output=True,
@@ -67,7 +70,9 @@ def test_the_committed_scripts_are_those_that_the_command_writes(written: Path) 
 
 def test_a_loop_script_gives_torchrun_its_settings(written: Path, tmp_path: Path) -> None:
     for id in LOOPS:
-        where, *words = words_of(written / f"{id}.sh", tmp_path, "--run-name", "mine", NPROC="2")
+        where, *words = words_of(
+            written / f"{id}.sh", tmp_path, "--run-name", "mine", variables={"NPROC": "2"}
+        )
         entry = find(id, LOOPS)
         at = words.index("--")
         assert where == str(written.parent)
@@ -120,14 +125,18 @@ def test_variables_of_a_recipes_script_are_options_of_codechat_run(
         str(written / "v6-8b.json"),
     ]
     for environment, expected in json.loads(Path(__file__).with_name("variables.json").read_text()):
-        _, *words = words_of(written / "v6-8b.sh", tmp_path, "--until", "v6-rl", **environment)
+        _, *words = words_of(
+            written / "v6-8b.sh", tmp_path, "--until", "v6-rl", variables=environment
+        )
         assert words == [*head, *expected, "--until", "v6-rl"]
         cfg = config.parse(runner.RecipeConfig, words[3:])
         assert (cfg.until, cfg.yes, cfg.base) == ("v6-rl", False, environment.get("BASE"))
         assert set(cfg.force) == {b for a, b in zip(expected, expected[1:]) if a == "--force"}
         runner.pending(dataclasses.replace(cfg, base=None))  # all stages that a script names exist
     stages = list(json.loads((written / "ours-2b.json").read_text()))
-    words = words_of(written / "ours-2b.sh", tmp_path, SKIP_TO=str(stages.index("ours-rl") + 1))
+    words = words_of(
+        written / "ours-2b.sh", tmp_path, variables={"SKIP_TO": str(stages.index("ours-rl") + 1)}
+    )
     assert words[-2:] == ["--from", "ours-rl"], "numbers of other recipes are places"
 
 
@@ -211,12 +220,12 @@ def test_a_variable_that_a_script_would_ignore_is_refused_by_name(
     is started."""
     for line in MISREAD[script]:
         with pytest.raises(subprocess.CalledProcessError) as refused:
-            words_of(written / f"{script}.sh", tmp_path, **dict([line.split("=")]))
+            words_of(written / f"{script}.sh", tmp_path, variables=dict([line.split("=")]))
         assert refused.value.returncode == 2 and not refused.value.stdout, line
         (said,) = refused.value.stderr.splitlines()
         assert said.startswith(f"error: {line}: "), line
     expected = words_of(written / f"{script}.sh", tmp_path)
-    assert words_of(written / f"{script}.sh", tmp_path, **OF_OTHERS) == expected
+    assert words_of(written / f"{script}.sh", tmp_path, variables=OF_OTHERS) == expected
 
 
 def test_settings_and_names_that_do_not_fit_are_rejected(tmp_path: Path) -> None:

@@ -39,12 +39,12 @@ GOLD = {
 }
 
 
-def call(name="mix", **arguments):
-    return TAG + json.dumps({"name": name, "arguments": arguments})
+def call(name="mix", arguments=None, /, **more):
+    return TAG + json.dumps({"name": name, "arguments": (arguments or {}) | more})
 
 
-def right(**changes):
-    return call(**(GOLD["arguments"] | changes))
+def right(changes=None, /, **more):
+    return call("mix", GOLD["arguments"] | (changes or {}) | more)
 
 
 def reward(text, gold=GOLD):
@@ -66,7 +66,7 @@ FLOODS = [  # as many tokens as possible
     ["no_tag", 0, "full match reward 1.0 " * 50],
     ["name_only", 0.55, call(city=["Oslo"] * 10_000)],
     ["name_only", 0.55, call(city="Oslo " * 10_000)],
-    ["name_only", 0.55, call(**{f"k{i}": "Oslo" for i in range(5000)})],
+    ["name_only", 0.55, call("mix", {f"k{i}": "Oslo" for i in range(5000)})],
 ]
 
 
@@ -127,7 +127,7 @@ def test_arguments_in_single_quotes_may_hold_an_apostrophe():
     ],
 )
 def test_near_misses_do_not_match(changes):
-    score = score_call(right(**changes), GOLD)
+    score = score_call(right(changes), GOLD)
     assert score.parts["matched"] == 3
     assert not score.correct
     assert score.reward == pytest.approx(0.55 + 0.45 * 3 / 4)
@@ -174,7 +174,7 @@ NO_ARGUMENTS = {"name": "mix", "arguments": {}}
         (call(), 1.0),
         (TAG + '{"name": "mix"}', 1.0),
         (call(x=1), pytest.approx(0.55 + 0.45 * 0.9)),
-        (call(**{f"x{i}": 1 for i in range(50)}), pytest.approx(0.55 + 0.45 * 0.5)),
+        (call("mix", {f"x{i}": 1 for i in range(50)}), pytest.approx(0.55 + 0.45 * 0.5)),
         (call() + call(), pytest.approx(0.55 + 0.45 * 0.5)),
     ],
 )
@@ -204,7 +204,7 @@ def with_extra_keys(arguments):
     scores = []
     for n in range(12):
         extra = {f"x{i}": "Oslo" for i in range(n)}
-        scores.append(score_call(call(**arguments, **extra), GOLD))
+        scores.append(score_call(call("mix", arguments | extra), GOLD))
     return scores
 
 
