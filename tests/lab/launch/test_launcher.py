@@ -130,69 +130,89 @@ def test_the_shell_gives_torchrun_these_words(
         assert read == (cfg.resolved() if hasattr(cfg, "resolved") else cfg)
 
 
-def test_only_what_differs_from_the_defaults_is_listed_and_impossible_launches_write_nothing(
-    home: Path,
-) -> None:
-    for cfg, how in (
-        (SFTConfig(), dict(nproc=0)),
-        (GPTConfig(), {}),
-        (SFTConfig(resume=True), {}),
-        (SFTConfig(overwrite=True), {}),
-    ):
-        with pytest.raises(ConfigError):
-            launcher.write(cfg, Machines(**how))
+@pytest.mark.parametrize(
+    "cfg",
+    [GPTConfig(), SFTConfig(resume=True), SFTConfig(overwrite=True)],
+    ids=["no run", "resume", "overwrite"],
+)
+def test_an_impossible_launch_writes_nothing(cfg: Any, home: Path) -> None:
+    with pytest.raises(ConfigError):
+        launcher.write(cfg)
     assert not (home / "runs").exists()
-    written = launcher.write(
-        SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7)), Machines(nproc=4)
-    )
+
+
+def test_a_launch_without_a_process_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        Machines(nproc=0)
+
+
+def test_only_what_differs_from_the_defaults_is_listed() -> None:
+    cfg = SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7))
+    written = launcher.write(cfg, Machines(nproc=4))
     assert written.changes == {"lr": (1e-3, 0.5), "model.depth": (4, 7)}
     assert "lr" in str(written) == repr(written)
+
+
+def test_a_launch_with_all_defaults_says_so() -> None:
     assert "all defaults" in str(launcher.write(SFTConfig(run_name="z")))
+
+
+def test_a_written_launch_is_a_planned_run() -> None:
+    launcher.write(SFTConfig(run_name="x/y"))
     assert list_runs().set_index("run").loc["x/y", "status"] == "planned"
     assert Run.open("x/y").env["kind"] == "sft"
 
 
-def test_a_job_asks_for_its_machines_and_starts_torchrun_on_every_node(
-    home: Path, tmp_path: Path
-) -> None:
-    """Run by bash, with stand-ins for the cluster's commands and for Python."""
+@pytest.fixture
+def job(home: Path) -> Path:
+    """The directory of a run on two nodes of eight GPUs."""
     runner.launch(["sft", "--nproc", "8", "--nodes", "2", "--", "--run-name", "s"])
-    path = home / "runs" / "s"
-    lines = (path / "job.slurm").read_text().splitlines()
-    machines = (
+    return home / "runs" / "s"
+
+
+def test_a_job_asks_for_its_machines(job: Path) -> None:
+    lines = (job / "job.slurm").read_text().splitlines()
+    for asked in (
         "--nodes=2",
         "--gpus-per-node=8",
         "--ntasks-per-node=1",
         "--time=24:00:00",
         "--requeue",
-    )
-    assert {f"#SBATCH {line}" for line in machines} <= set(lines)
+    ):
+        assert f"#SBATCH {asked}" in lines
+
+
+def run_on_cluster(command: list[str], job: Path, tmp_path: Path) -> Any:
+    """With stand-ins for the cluster's commands and for Python."""
     commands = tmp_path / "bin"
     commands.mkdir()
-    bodies = {
-        "scontrol": "printf 'node-a\\nnode-a\\nnode-b\\n'",
-        "srun": 'shift; "$@"; "$@"',
-        "said": 'echo "$@"',
-    }
-    for name, body in bodies.items():
-        stand_in(commands / name, body)
-    use_python(path / "launch.sh", "said")
-    env = {
+    stand_in(commands / "scontrol", "printf 'node-a\\nnode-a\\nnode-b\\n'")
+    stand_in(commands / "srun", 'shift; "$@"; "$@"')
+    stand_in(commands / "said", 'echo "$@"')
+    use_python(job / "launch.sh", "said")
+    environment = {
         "PATH": f"{commands}:{os.environ['PATH']}",
         "SLURM_JOB_NODELIST": "node-[a-b]",
         "SLURM_NNODES": "2",
         "SLURM_JOB_ID": "77",
     }
-    how = dict(capture_output=True, text=True, timeout=20, env=env)
-    done = subprocess.run(["bash", str(path / "job.slurm")], check=True, **how)
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, env=environment)
+
+
+def test_a_job_starts_torchrun_on_every_node(job: Path, tmp_path: Path) -> None:
+    done = run_on_cluster(["bash", str(job / "job.slurm")], job, tmp_path)
+    assert done.returncode == 0, done.stderr
     torchrun = (
         f"-m torch.distributed.run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node-a:{launcher.PORT} "
         "--rdzv-id 77 --nproc-per-node 8 -m codechat sft -- --config runs/s/config.json --run-name s"
     )
     assert done.stdout.splitlines() == [torchrun, torchrun]
-    alone = subprocess.run(["sh", str(path / "launch.sh")], **how)
-    assert alone.returncode == 2
-    assert "2 nodes" in alone.stderr
+
+
+def test_a_run_on_two_nodes_is_not_started_on_one(job: Path, tmp_path: Path) -> None:
+    done = run_on_cluster(["sh", str(job / "launch.sh")], job, tmp_path)
+    assert done.returncode == 2
+    assert "2 nodes" in done.stderr
 
 
 @pytest.fixture
@@ -200,10 +220,14 @@ def toy(home: Path) -> ReinforceConfig:
     return ReinforceConfig(run_name="toy", task="toy", tokenizer="bytes", max_steps=2)
 
 
+def resolved(toy: ReinforceConfig) -> ReinforceConfig:
+    """As the loop writes it into its run."""
+    return dataclasses.replace(toy, model=dataclasses.replace(toy.model, vocab_size=257))
+
+
 def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, home: Path) -> None:
     path = launcher.write(toy).path
-    resolved = dataclasses.replace(toy, model=dataclasses.replace(toy.model, vocab_size=257))
-    with Run.create("toy", resolved, kind="reinforce") as run:
+    with Run.create("toy", resolved(toy), kind="reinforce") as run:
         assert run.status["status"] == "running"
         assert not run.resumed
         run.log(1, train_loss=2.0)
@@ -211,18 +235,40 @@ def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, home: Pat
     assert run.config["model"]["vocab_size"] == 257
     assert Run.open("toy").status["status"] == "finished"
     assert len(run.metrics()) == 1
-    for refused in (
-        lambda: Run.create("toy", resolved, kind="reinforce"),
-        lambda: launcher.write(toy),
-    ):
-        with pytest.raises(RunError, match="toy"):
-            refused()
-    for overwrite in (True, False):  # what has not begun may be written again
-        path = launcher.write(dataclasses.replace(toy, lr=1e-5), Machines(overwrite=overwrite)).path
-        assert paths.read_status(path)["status"] == "planned"
 
 
-def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
+def test_a_run_that_began_is_neither_made_nor_written_again(toy: ReinforceConfig) -> None:
+    launcher.write(toy)
+    Run.create("toy", resolved(toy), kind="reinforce").finish()
+    with pytest.raises(RunError, match="toy"):
+        Run.create("toy", resolved(toy), kind="reinforce")
+    with pytest.raises(RunError, match="toy"):
+        launcher.write(toy)
+
+
+def test_a_finished_run_is_written_over_when_told_so(toy: ReinforceConfig) -> None:
+    launcher.write(toy)
+    Run.create("toy", resolved(toy), kind="reinforce").finish()
+    path = launcher.write(dataclasses.replace(toy, lr=1e-5), Machines(overwrite=True)).path
+    assert paths.read_status(path)["status"] == "planned"
+
+
+def test_what_has_not_begun_may_be_written_again(toy: ReinforceConfig) -> None:
+    launcher.write(toy)
+    path = launcher.write(dataclasses.replace(toy, lr=1e-5)).path
+    assert paths.read_status(path)["status"] == "planned"
+
+
+def assert_refused(named: str | None = None) -> None:
+    """Neither written over nor started."""
+    toy = ReinforceConfig(run_name="toy", task="toy", tokenizer="bytes", max_steps=2)
+    with pytest.raises(RunError, match=named):
+        launcher.write(toy, Machines(overwrite=True))
+    with pytest.raises(RunError, match=named):
+        launcher.start("toy")
+
+
+def test_a_run_that_starts_is_not_written_over(toy: ReinforceConfig) -> None:
     path = launcher.write(toy).path
     me = {
         "host": paths.platform.node(),
@@ -230,73 +276,120 @@ def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
         "pid_start": process_start(os.getpid()),
     }
     (path / "process.json").write_text(json.dumps(me))
-    refused = (lambda: launcher.write(toy, Machines(overwrite=True)), lambda: launcher.start("toy"))
-    for call in refused:
-        with pytest.raises(RunError, match=str(os.getpid())):
-            call()
+    assert_refused(str(os.getpid()))
     assert launcher.status("toy")["status"] == "starting"
-    (path / "process.json").unlink()
-    hold = (
-        "import sys; from pathlib import Path; from codechat.core.processes import lock; "
-        "print(lock(Path(sys.argv[1])), flush=True); input()"
-    )
-    command = [sys.executable, "-c", hold, str(paths.lock_of(path))]
+
+
+HOLD = (
+    "import sys; from pathlib import Path; from codechat.core.processes import lock; "
+    "print(lock(Path(sys.argv[1])), flush=True); input()"
+)
+
+
+def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
+    path = launcher.write(toy).path
+    command = [sys.executable, "-c", HOLD, str(paths.lock_of(path))]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "True\n"
         alive = {"status": "running", "pid": other.pid, "pid_start": process_start(other.pid)}
-        (path / "status.json").write_text(
-            json.dumps(json.loads((path / "status.json").read_text()) | alive)
-        )
-        for call in refused:
-            with pytest.raises(RunError):
-                call()
+        change_status(path, alive)
+        assert_refused()
         other.kill()
 
 
-def test_status_and_tail_end_with_1_after_a_failure_and_say_why(toy: ReinforceConfig) -> None:
-    gone = {"host": paths.platform.node(), "pid": 1, "pid_start": "not this one"}
-    for end, code in (("finish", 0), ("stop", 0), ("fail", 1), ("kill", 1), (None, 0)):
-        path = launcher.write(toy, Machines(overwrite=True)).path
-        if end:
-            run = Run.create("toy", toy, kind="reinforce")
-            getattr(run, "fail" if end == "kill" else end)(
-                *(["a reason"] if end != "finish" else [])
-            )
-        if end == "kill":  # a running run whose process is gone
-            status = json.loads((path / "status.json").read_text()) | {"status": "running"} | gone
-            (path / "status.json").write_text(json.dumps(status))
-        assert runner.launch(["toy", "status"]) == code, end
-    (path / "process.json").write_text(json.dumps(gone))
-    (path / "launch.log").write_text(
-        "loading\nerror: no run 'x'; valid: nothing\nTraceback of torchrun\n  more\n"
-    )
+def change_status(path: Path, change: dict[str, Any]) -> None:
+    status = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps(status | change))
+
+
+GONE = {"host": paths.platform.node(), "pid": 1, "pid_start": "not this one"}
+
+
+def test_the_status_of_a_planned_run_ends_with_0(toy: ReinforceConfig) -> None:
+    launcher.write(toy)
+    assert runner.launch(["toy", "status"]) == 0
+
+
+def test_the_status_of_a_finished_run_ends_with_0(toy: ReinforceConfig) -> None:
+    launcher.write(toy)
+    Run.create("toy", toy, kind="reinforce").finish()
+    assert runner.launch(["toy", "status"]) == 0
+
+
+def test_the_status_of_a_stopped_run_ends_with_0(toy: ReinforceConfig) -> None:
+    launcher.write(toy)
+    Run.create("toy", toy, kind="reinforce").stop("a reason")
+    assert runner.launch(["toy", "status"]) == 0
+
+
+def test_the_status_of_a_failed_run_ends_with_1(toy: ReinforceConfig) -> None:
+    launcher.write(toy)
+    Run.create("toy", toy, kind="reinforce").fail("a reason")
+    assert runner.launch(["toy", "status"]) == 1
+
+
+def test_the_status_of_a_run_whose_process_is_gone_ends_with_1(toy: ReinforceConfig) -> None:
+    path = launcher.write(toy).path
+    Run.create("toy", toy, kind="reinforce").fail("a reason")
+    change_status(path, {"status": "running"} | GONE)
+    assert runner.launch(["toy", "status"]) == 1
+
+
+@pytest.fixture
+def start_failed(toy: ReinforceConfig) -> Path:
+    """A planned run whose first process ended with an error."""
+    path = launcher.write(toy).path
+    (path / "process.json").write_text(json.dumps(GONE))
+    log = "loading\nerror: no run 'x'; valid: nothing\nTraceback of torchrun\n  more\n"
+    (path / "launch.log").write_text(log)
+    return path
+
+
+def test_a_start_that_failed_says_why(start_failed: Path) -> None:
     state = launcher.status("toy")
     assert state["status"] == "start failed"
     assert state["reason"] == "error: no run 'x'; valid: nothing"
+
+
+def test_status_and_tail_of_a_start_that_failed_end_with_1(start_failed: Path) -> None:
     assert runner.launch(["toy", "status"]) == 1
     assert runner.launch(["toy", "tail"]) == 1
+
+
+def test_a_start_that_failed_cannot_be_stopped(start_failed: Path) -> None:
     with pytest.raises(RunError):
         launcher.stop("toy")
 
 
-def test_runs_that_launch_did_not_write_and_those_of_other_hosts_are_left_alone(
-    toy: ReinforceConfig,
-) -> None:
+def test_a_run_that_is_not_there_cannot_be_started() -> None:
     with pytest.raises(MissingFile, match="nothing"):
         launcher.start("nothing")
-    with Run.create("plain", SFTConfig(), kind="sft"):
-        pass
+
+
+def test_a_run_that_launch_did_not_write_is_not_stopped() -> None:
+    Run.create("plain", SFTConfig(), kind="sft").finish()
     with pytest.raises(MissingFile, match="plain"):
         launcher.stop("plain")
+
+
+@pytest.fixture
+def elsewhere(toy: ReinforceConfig) -> Path:
+    """A planned run whose process is on another host."""
     path = launcher.write(toy).path
-    (path / "process.json").write_text(
-        json.dumps({"host": "elsewhere", "pid": os.getpid(), "pid_start": "1"})
-    )
+    process = {"host": "elsewhere", "pid": os.getpid(), "pid_start": "1"}
+    (path / "process.json").write_text(json.dumps(process))
+    return path
+
+
+def test_a_process_of_another_host_whose_lock_is_free_runs_no_more(elsewhere: Path) -> None:
     with pytest.raises(RunError, match="not running"):
         launcher.stop("toy")
-    with held_as_a_detached_process(path):
+
+
+def test_a_process_of_another_host_is_left_alone(elsewhere: Path) -> None:
+    with held_as_a_detached_process(elsewhere):
         with pytest.raises(RunError, match="elsewhere"):
             launcher.stop("toy")
         with pytest.raises(RunError, match="elsewhere"):
