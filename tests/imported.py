@@ -49,16 +49,23 @@ def tokenizer_json(kind: str) -> str:
         made = tokenizers.Tokenizer(tokenizers.models.BPE())
         made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = tokenizers.decoders.ByteLevel()
-        more = dict(initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        special = SPECIAL
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     else:
         made = tokenizers.Tokenizer(
             tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
         )
         made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
-        more = dict(special_tokens=[*SPECIAL, *(f"<0x{i:02X}>" for i in range(256))])
+        special = [*SPECIAL, *(f"<0x{i:02X}>" for i in range(256))]
+        alphabet = []
         corpus = corpus[0].replace("\t", "").split("\n")
-    how = dict(vocab_size=900, special_tokens=SPECIAL, show_progress=False) | more
-    made.train_from_iterator(corpus, tokenizers.trainers.BpeTrainer(**how))
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=special,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    made.train_from_iterator(corpus, trainer)
     about = json.loads(made.to_str())
     if kind != "bytes":
         about["added_tokens"] = about["added_tokens"][: len(SPECIAL)]

@@ -47,14 +47,14 @@ def start(
     path.write_text(program)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **env}
-    how = dict(
+    return subprocess.Popen(
+        [sys.executable, *torchrun, str(path), *args],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=environment,
     )
-    return subprocess.Popen([sys.executable, *torchrun, str(path), *args], **how)
 
 
 def finish(ranks: subprocess.Popen[str], timeout: float = 1200) -> str:

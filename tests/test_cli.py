@@ -161,13 +161,14 @@ def test_ctrl_c_ends_a_process_cleanly() -> None:
         "import sys, time; from codechat.cli import guarded\n"
         "sys.exit(guarded(lambda argv: (print('half a li', end='', flush=True), time.sleep(300)), []))"
     )
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     # a job that a shell started in the background ignores Ctrl-C, and so would its children
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        **pipes,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout.read(9) == "half a li"
     process.send_signal(signal.SIGINT)

@@ -267,15 +267,27 @@ def test_the_first_hour_runs_as_it_is_written(tmp_path: Path) -> None:
             *(["-m"] if words[0] == "codechat" else []),
             *words[words[0] == "python" :],
         ]
-        how = dict(
-            cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
         if "serve" in words:
-            with subprocess.Popen([*words, "--port", "0"], **how) as server:
+            with subprocess.Popen(
+                [*words, "--port", "0"],
+                cwd=tmp_path,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            ) as server:
                 printed["serve"] = next(line for line in server.stdout if "http://" in line)
                 server.terminate()
             continue
-        done = subprocess.run(words, **how, timeout=600)
+        done = subprocess.run(
+            words,
+            cwd=tmp_path,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
         expected = (0, 2) if "reinforce" in words else (0,)
         assert done.returncode in expected, f"{shlex.join(words)}: {done.stdout[-3000:]}"
         printed[shlex.join(words[1:])] = done.stdout

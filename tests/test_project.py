@@ -136,8 +136,14 @@ def dry_run(place: Path, *arguments: str) -> str:
         for key, value in os.environ.items()
         if key not in ("TORCH", "SYSTEM_TORCH", "MAKEFLAGS")
     }
-    how = dict(cwd=place, env=environment, capture_output=True, text=True, check=True)
-    ran = subprocess.run(["make", "-n", "venv", *arguments], **how)
+    ran = subprocess.run(
+        ["make", "-n", "venv", *arguments],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return " ".join(re.findall(r"\$(\w+)", ran.stdout))
 
 

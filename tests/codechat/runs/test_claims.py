@@ -51,10 +51,16 @@ def at_once(home: Path, program: str, loads: str = "", n: int = 3) -> list[tuple
     loads: what it imports before."""
     (home / "go").unlink(missing_ok=True)
     command = [sys.executable, "-c", HEAD + loads + READY + program, str(home)]
-    how: dict[str, Any] = dict(
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=PROJECT
-    )
-    started = [subprocess.Popen([*command, str(i)], **how) for i in range(n)]
+    started = [
+        subprocess.Popen(
+            [*command, str(i)],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=PROJECT,
+        )
+        for i in range(n)
+    ]
     for process in started:
         assert process.stdout.readline() == "ready\n"
     (home / "go").touch()
