@@ -196,6 +196,16 @@ ENTRIES = (
         about="write the interactive pages: token x-ray, completions, pass@k",
     ),
     Entry(
+        id="scores",
+        kind="stage",
+        module="codechat_lab.reports.scores",
+        settings="codechat_lab.reports.settings",
+        config="ScoresConfig",
+        function="write_scores",
+        command="scores",
+        about="put evaluations side by side: scores, gains, how calls are written",
+    ),
+    Entry(
         id="download",
         kind="stage",
         module="codechat_lab.data.download",
@@ -266,6 +276,15 @@ ENTRIES = (
         function="prepare_repair",
         command="data repair",
         about="small repositories with a bug -> expert repairs and problems",
+    ),
+    Entry(
+        id="data.solved",
+        kind="preparation",
+        module="codechat_lab.tasks.solved",
+        config="SolvedConfig",
+        function="prepare_solved",
+        command="data solved",
+        about="right answers of a checkpoint -> conversations (rejection sampling)",
     ),
     Entry(
         id="notebooks",

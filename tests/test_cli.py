@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXPECTED = (
     "pretrain sft reinforce grpo ppo expert distill preference diagnose evaluate runs export import data "
     "new run recipes chars passk filter natural plan launch export-scripts xray chat tools serve sandbox report "
-    "board pages download"
+    "board pages scores download"
 ).split()
 
 

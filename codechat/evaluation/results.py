@@ -96,6 +96,19 @@ class TaskResult:
     def tiers(self) -> Counter[str]:
         return Counter(e["tier"] for e in self.examples)
 
+    @cached_property
+    def surfaces(self) -> Counter[str]:
+        """How calls were written, of an imported model that has its own words for them ("none":
+        no call); empty where no completion holds a call."""
+        counts = Counter[str]()
+        for example in self.examples:
+            surface = example.get("surface")
+            if surface:
+                counts[surface] += 1
+        if set(counts) == {"none"}:
+            return Counter()
+        return counts
+
     def tier_share(self, tiers: Iterable[str]) -> float:
         """Share of completions on one of these tiers."""
         return sum(self.tiers[t] for t in tiers) / self.total
@@ -160,6 +173,9 @@ class TaskResult:
             row["mean_of_groups"] = sum(group.passes.value for group in groups.values()) / len(
                 groups
             )
+        for form, count in self.surfaces.items():
+            name = form.replace(" ", "_")
+            row[f"surface/{name}"] = count / self.total
         opposed = self.opposed()
         if opposed:
             row["harmonic_mean"] = harmonic_mean([group.passes.value for group in opposed.values()])
@@ -198,6 +214,9 @@ class TaskResult:
             f"  accuracy {row['exact_match']:.3f}{layout}; of {self.total} completions: {tiers}; "
             f"cut off {self.cut_off}{not_begun}",
         ]
+        if self.surfaces:
+            forms = [f"{form} {count}" for form, count in self.surfaces.most_common()]
+            lines.append(f"  calls were written: {', '.join(forms)}")
         groups = self.groups()
         classes = self.class_shares()
         by = self.of_task("grouped_by")

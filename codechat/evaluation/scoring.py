@@ -21,6 +21,7 @@ from codechat.evaluation.results import Row, TaskResult
 from codechat.models import generate, gpt
 from codechat.rl import episodes, rollout
 from codechat.tasks.base import Problem, Score, Task, hash_problems
+from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
@@ -91,7 +92,11 @@ def evaluate_task(
                     seed=seed,
                     sampler=partial(_sample_after, list(begin), grammars),
                 )
-            my_rows += [_example(task, batch, i) for i in range(len(batch.completions))]
+            rows = [_example(task, batch, i) for i in range(len(batch.completions))]
+            if tokenizer is not None and tags is not None and not batch.turns:
+                for row, completion in zip(rows, batch.completions):
+                    row["surface"] = chat.form_of_calls(completion.ids, tokenizer, tags)
+            my_rows += rows
             bar.update(len(chunk))
     rows = _in_order(dist.gather(my_rows), len(problems), n)
     return TaskResult(task, problems, rows, n, temperature, ks, seed)

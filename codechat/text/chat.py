@@ -220,6 +220,14 @@ def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reser
     return native_calls.canonical(text) if tags == NATIVE else text
 
 
+def form_of_calls(ids: Sequence[int], tokenizer: Tokenizer, tags: str) -> str | None:
+    """How a sampled completion's calls are written (`native_calls.Written.form`); None where
+    they can only be ours."""
+    if tags != NATIVE:
+        return None
+    return native_calls.read(transcript(ids, tokenizer, tags)).form
+
+
 def transcript(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
     """Text of a sampled completion, without the opening, the closing and the stop sequence."""
     form = layout(tokenizer, tags)

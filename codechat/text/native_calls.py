@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 from codechat.text import tool_calls
 from codechat.text.tool_calls import CALL_TAG, Call, after_space
 
-# How calls were written. "none": no call was found.
+# Where calls were written, "none" if no call was found, and in which layout: objects in JSON, a list
+# of them, calls of Python, parameters in tags, or a name and marks before JSON.
 SURFACES = ("tagged", "fenced", "bare", "none")
+LAYOUTS = ("json", "list", "python", "xml", "marks")
 NAME_KEYS = ("name", "function")
 # the pairs of marks around calls; the closing one may be missing
 MARKS = {
@@ -75,13 +77,22 @@ class Written(NamedTuple):
     prose: str  # what it says beside its calls
     calls: list[Call]
     surface: str  # one of SURFACES
+    layout: str = "json"  # one of LAYOUTS, of the first call
+
+    @property
+    def form(self) -> str:
+        """Surface and layout in words: "tagged", "fenced list", "bare python", "none"."""
+        if self.layout == "json":
+            return self.surface
+        return f"{self.surface} {self.layout}"
 
 
 class Found(NamedTuple):
-    """Calls in a text, and where they end."""
+    """Calls in a text, where they end, and one of LAYOUTS."""
 
     calls: list[Call]
     end: int
+    layout: str = "json"
 
 
 def read(text: str) -> Written:
@@ -92,14 +103,14 @@ def read(text: str) -> Written:
     if opens:
         return _tagged(text, opens.start())
     for fence in _FENCE.finditer(text, begin):
-        calls = _whole(fence[1])
-        if calls:
-            return Written(_beside(text, fence.start(), fence.end()), calls, "fenced")
-    calls = _whole(text[begin:])
-    if calls:
-        return Written(text[:begin].rstrip(), calls, "bare")
-    found = _first_object(text, begin)
-    return found or Written(text, [], "none")
+        found = _whole(fence[1])
+        if found:
+            prose = _beside(text, fence.start(), fence.end())
+            return Written(prose, found.calls, "fenced", found.layout)
+    found = _whole(text[begin:])
+    if found:
+        return Written(text[:begin].rstrip(), found.calls, "bare", found.layout)
+    return _first_object(text, begin) or Written(text, [], "none")
 
 
 def canonical(text: str) -> str:
@@ -161,6 +172,7 @@ def _tagged(text: str, begin: int) -> Written:
     """The answer whose first mark stands at `begin`."""
     prose = [text[:begin].rstrip()]
     calls: list[Call] = []
+    layout = ""
     at = begin
     while at < len(text):
         opens = _OPENS.match(text, at)
@@ -179,8 +191,10 @@ def _tagged(text: str, begin: int) -> Written:
             at = _after(text, stop, closing)
         else:
             calls += found.calls
+            layout = layout or found.layout
             at = _after(text, found.end, closing)
-    return Written("\n".join(filter(None, prose)), calls, "tagged")
+    said = "\n".join(filter(None, prose))
+    return Written(said, calls, "tagged", layout or "json")
 
 
 def _end_of(text: str, at: int, closing: str) -> int:
@@ -228,14 +242,17 @@ def _json_values(text: str, at: int, closing: str) -> Found | None:
     that is no call."""
     calls: list[Call] = []
     end = at
+    layout = "json"
+    if text.startswith("[", _skipped(text, at)):
+        layout = "list"
     while True:
         at = _skipped(text, end)
         value = tool_calls.value_at(text, at) if text.startswith(("{", "["), at) else None
         if value is None:
-            return Found(calls, end) if calls else None
+            return Found(calls, end, layout) if calls else None
         found = _calls_of(value[0])
         if not found:
-            return Found(calls, end) if calls else None
+            return Found(calls, end, layout) if calls else None
         calls += found
         end = value[1]
 
@@ -253,7 +270,7 @@ def _functions(text: str, at: int, closing: str) -> Found | None:
     while True:
         found = _FUNCTION.match(text, at, _next_call(text, at))
         if found is None:
-            return Found(calls, at) if calls else None
+            return Found(calls, at, "xml") if calls else None
         body = found[2].strip()
         arguments = _object(body) if body.startswith("{") else None
         if arguments is None:
@@ -276,7 +293,10 @@ def _glm(text: str, at: int, closing: str) -> Found | None:
             break
         arguments[pair[1].strip()] = _value(pair[2])
         at = pair.end()
-    return Found([Call(name[1], arguments, "object")], at) if not text[at:end].strip() else None
+    if text[at:end].strip():
+        return None
+    call = Call(name[1], arguments, "object")
+    return Found([call], at, "xml")
 
 
 def _mistral(text: str, at: int, closing: str) -> Found | None:
@@ -285,7 +305,8 @@ def _mistral(text: str, at: int, closing: str) -> Found | None:
     value = tool_calls.value_at(text, name.end()) if name else None
     if name is None or value is None or not isinstance(value[0], dict):
         return None
-    return Found([Call(name[1], value[0], "object")], value[1])
+    call = Call(name[1], value[0], "object")
+    return Found([call], value[1], "marks")
 
 
 def _deepseek(text: str, at: int, closing: str) -> Found | None:
@@ -303,7 +324,7 @@ def _marked_pairs(pattern: re.Pattern[str], text: str, at: int) -> Found | None:
     while True:
         found = pattern.match(text, at, _next_call(text, at))
         if found is None:
-            return Found(calls, at) if calls else None
+            return Found(calls, at, "marks") if calls else None
         name, body = [group for group in found.groups() if group is not None]
         arguments = _object(body.strip())
         if arguments is None:
@@ -342,18 +363,18 @@ def python_calls(text: str, at: int, offered: Collection[str]) -> Found | None:
         calls.append(Call(name, arguments, "object"))
         end = after_space(text, at)
         if listed and text.startswith("]", end):
-            return Found(calls, end + 1)
+            return Found(calls, end + 1, "python")
         if text.startswith((",", ";"), end):
             at = end + 1
             last = after_space(text, at)
             if listed and text.startswith("]", last):
-                return Found(calls, last + 1)
+                return Found(calls, last + 1, "python")
         elif listed:
             return None
         # Without brackets a call may follow on the next line; on the same line anything else
         # ends the calls.
         elif "\n" not in text[at:end] or _name_at(text, end, offered) is None:
-            return Found(calls, at)
+            return Found(calls, at, "python")
 
 
 def _name_at(text: str, at: int, offered: Collection[str]) -> str | None:
@@ -393,17 +414,17 @@ def _arguments(text: str, at: int) -> tuple[dict[str, Any], int] | None:
             return None
 
 
-def _whole(text: str) -> list[Call]:
+def _whole(text: str) -> Found | None:
     """The calls of a text that is nothing else: JSON, objects on lines, or a Python list of
     calls."""
     text = text.strip()
     if not text.startswith(("{", "[")):
-        return []
+        return None
     for reader in (_json_values, _python):
         found = reader(text, 0, "")
         if found is not None and not text[found.end :].strip():
-            return found.calls
-    return []
+            return found
+    return None
 
 
 def _first_object(text: str, begin: int) -> Written | None:
@@ -411,7 +432,8 @@ def _first_object(text: str, begin: int) -> Written | None:
     for opens in _OBJECT.finditer(text, begin):
         found = _json_values(text, opens.start(), "")
         if found is not None:
-            return Written(_beside(text, opens.start(), found.end), found.calls, "bare")
+            prose = _beside(text, opens.start(), found.end)
+            return Written(prose, found.calls, "bare", found.layout)
     return None
 
 

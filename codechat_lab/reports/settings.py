@@ -1,9 +1,9 @@
-"""Settings of report, pages and the stage that executes notebooks. No torch, Jupyter or pandas
+"""Settings of report, pages, scores and the stage that executes notebooks. No torch, Jupyter or pandas
 here: `--help` reads these classes."""
 
 from dataclasses import dataclass
 
-from codechat.core.config import Settings, opt
+from codechat.core.config import REQUIRED, Settings, opt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +40,15 @@ class CopiesConfig:
 
     out: str = opt("runs/nano/notebooks", "directory of the executed copies")
     source: str = opt("nano", "recipe whose runs the notebooks read")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresConfig(Settings):
+    """Which evaluations stand side by side."""
+
+    runs: tuple[str, ...] = opt(
+        REQUIRED, "runs of evaluate, passk or natural", positional=True, reads="run"
+    )
+    out: str | None = opt(None, "folder for scores.md; none = only print the tables")
+    title: str = opt("Scores", "heading of the page")
+    notes: tuple[str, ...] = opt((), "paragraphs below the tables")

@@ -1,9 +1,10 @@
-"""The reasoning tasks: generated word problems and GSM8K, with five prompt templates; and
+"""The reasoning tasks: generated word problems and GSM8K, with six prompt templates; and
 `codechat data reasoning`.
 
     xml            a system prompt that requests <reasoning> and <answer>, each on their own lines
     r1_zero        DeepSeek-R1-Zero's prompt for a base model (arXiv:2501.12948, table 1); it ends in <think>
     question_only  only the question (Dr. GRPO, arXiv:2503.20783, section 2, "no template")
+    boxed          a chat model's own form, in the words of Qwen2.5-Math's card: steps, the answer in \\boxed{}
     alpaca         Stanford Alpaca's instruction template
     zero_shot      a system prompt that requests steps and "The answer is N."
 

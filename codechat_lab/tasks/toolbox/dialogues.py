@@ -2,8 +2,8 @@
 
 With the default `Mix` each tool has its one name. The other shares make reading the list
 necessary: tools and arguments with other names, composed and invented tools, unfitting lists
-(each with a twin that fits), requests for two calls, the second with the first one's result. A
-conversation of a split and seed is the same however many are drawn."""
+(each with a twin that fits), requests for two calls, the second with the first one's result, or
+for several at once. A conversation of a split and seed is the same however many are drawn."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -256,6 +256,26 @@ class Sampler:
         others = draw_others(self.rng, self.split, both, self.rng.randint(0, MAX_TOOLS - 2))
         return self.named([replace(first, text=text), second], [*both, *others])
 
+    def together(self) -> Scene:
+        """Two or three requests in one message: for one tool with other values, or for several
+        tools."""
+        requests: list[Request] = []
+        while len(requests) < 2:
+            first = self.request()
+            more = self.rng.choice((1, 1, 2))
+            if self.rng.random() < 0.5:
+                tools = [first.tool] * more
+            else:
+                tools = draw_others(self.rng, self.split, [first.tool], more)
+            requests = _unlike([first, *(self.asked(tool) for tool in tools)])
+        text = requests[0].text
+        for request in requests[1:]:
+            text += self.rng.choice(PHRASES["together"]) + request.text
+        asked = list({request.tool.name: request.tool for request in requests}.values())
+        count = self.rng.randint(0, MAX_TOOLS - len(asked))
+        others = draw_others(self.rng, self.split, asked, count)
+        return self.named([replace(requests[0], text=text), *requests[1:]], [*asked, *others])
+
     def _following(self, first: Tool, result: Any) -> Request | None:
         """A request for a tool that takes `result` as an argument; None if the tool drawn does
         not."""
@@ -310,6 +330,16 @@ class Sampler:
         return [*messages, message("assistant", answer)]
 
 
+def _unlike(requests: Sequence[Request]) -> list[Request]:
+    """The requests without those that another one repeats."""
+    unlike: list[Request] = []
+    for request in requests:
+        asked = [(other.tool.name, other.arguments) for other in unlike]
+        if (request.tool.name, request.arguments) not in asked:
+            unlike.append(request)
+    return unlike
+
+
 Drawn = tuple[list[Message], dict[str, Any]]  # messages and meta
 
 
@@ -337,10 +367,18 @@ def _conversations(sampler: Sampler) -> list[Drawn]:
     kind = rng.choices([*KINDS, "call"], [*shares, 1 - sum(shares)])[0]
     if kind == "series":
         return [_series(sampler)]
-    scene = sampler.chain() if kind == "chained" else sampler.scene(fits=kind != "unfitting")
+    if kind == "chained":
+        scene = sampler.chain()
+    elif kind == "parallel":
+        scene = sampler.together()
+    else:
+        scene = sampler.scene(fits=kind != "unfitting")
     user = sampler.said(scene.requests[0].text)
     if kind in ("chained", "multi_turn"):
         return [(sampler.served(scene, user), scene.meta(kind))]
+    if kind == "parallel":
+        calls = "\n".join(chat.format_call(**call) for call in scene.calls())
+        return [([scene.system(rng), user, message("assistant", calls)], scene.meta(kind))]
     if kind == "call":
         return [_single(rng, scene, user)]
     if kind == "small_talk":

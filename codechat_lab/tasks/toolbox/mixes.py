@@ -15,6 +15,7 @@ KINDS = (
     "multi_turn",
     "series",
     "chained",
+    "parallel",
     "unfitting",
     "no_tools",
     "small_talk",
@@ -57,6 +58,9 @@ class Mix(Settings):
     )
     chained: float = _share(
         0.0, "conversations whose request needs two calls, the second with the first's result"
+    )
+    parallel: float = _share(
+        0.0, "conversations with two or three requests at once, answered by as many calls"
     )
     unfitting: float = _share(0.1, "conversations whose tools do not fit the request")
     no_tools: float = _share(0.05, "conversations that ask for a tool where none is offered")

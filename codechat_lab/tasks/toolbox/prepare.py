@@ -58,6 +58,9 @@ class CallsConfig(ColumnsConfig):
     twins: float = opt(
         0.0, "share of a file's calls repeated without their functions, to decline", least=0, most=1
     )
+    max_chars: int | None = opt(
+        None, "longest conversation of a file, characters; none = any", least=1
+    )
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none", least=0)
     lookups: int = opt(
         0,
@@ -312,7 +315,7 @@ def _source_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row
     if cfg.tools:
         tools = list(tool_functions.read_tools(cfg.tools, trust=True).schemas.values())  # not run
     rows = public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, cfg.domain, tools)
-    found = list(islice(rows, cfg.max_examples))
+    found = list(islice(_short(rows, cfg.max_chars, ledger), cfg.max_examples))
     remedy = "give these rows their tools, or those of a file: --tools FILE.py"
     public_rows.warn_of_calls_without_tools(found, origin, remedy)
     found += _twins(found, cfg)
@@ -324,6 +327,17 @@ def _source_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row
     for split in SPLITS:
         files[f"funcall.{split}"] = [row for row in problem_rows if row and row["split"] == split]
     return files
+
+
+def _short(rows: Iterable[Row], most: int | None, ledger: Ledger) -> Iterator[Row]:
+    """The rows of at most so many characters: long lists of tools fill a row of training."""
+    for row in rows:
+        size = sum(len(message["content"]) for message in row["messages"])
+        if most is not None and size > most:
+            ledger.kept -= 1  # the reader has counted it
+            ledger.skip("too_long")
+        else:
+            yield row
 
 
 def _twins(rows: list[Row], cfg: CallsConfig) -> list[Row]:

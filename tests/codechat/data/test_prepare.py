@@ -537,6 +537,24 @@ def twinned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+def test_conversations_longer_than_max_chars_are_skipped_and_counted(tmp_path: Path) -> None:
+    tool = {"name": "mix", "description": "Mixes.", "parameters": {}}
+    rows = []
+    for size in (10, 20, 3000):
+        turns = [
+            {"role": "user", "content": "x" * size},
+            {"role": "assistant", "content": chat.format_call("mix", {"n": size})},
+        ]
+        rows.append({"messages": turns, "tools": [tool]})
+    source = write(tmp_path / "rows.jsonl", rows)
+    out = tmp_path / "out"
+    run("calls", out, "--source", source, "--max-chars", 1000, "--probes", 0)
+    counts = json.loads((out / "manifest.json").read_text())["sources"]["rows.jsonl"]
+    assert counts == {"kept": 2, "dropped": {}, "skipped": {"too_long": 1}}
+    found = [row for file in out.glob("calls.*.jsonl") for row in rows_of(file)]
+    assert {len(row["messages"][1]["content"]) for row in found} == {10, 20}
+
+
 @pytest.fixture
 def twins(twinned: Path) -> list[Twin]:
     found = []

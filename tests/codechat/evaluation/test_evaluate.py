@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from contracts import write_rows
+from imported import both
 from raising import raising
 from shapes import toy as toy_shape
 
@@ -22,9 +23,10 @@ from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.core.registry import COMMANDS
 from codechat.data import conversations
 from codechat.evaluation import evaluate, held_out, results, scoring
-from codechat.models import loading
+from codechat.models import generate, loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
+from codechat.rl import rollout
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, Score
@@ -136,6 +138,57 @@ class Episodes(ToyTask):
     max_turns = 2
     environment = Echo
     no_stop = True
+
+
+def native_result(texts: list[str]) -> results.TaskResult:
+    """Of a model whose own chat template lists tools, one answer for each problem."""
+    template = (
+        Path(__file__).parents[3] / "tests/codechat/text/templates/tools_hermes.jinja"
+    ).read_text()
+    tok, _ = both("bytes", template, eos_token="<|im_end|>")
+    task = ToyTask()
+    some = task.problems("select", limit=len(texts))
+
+    def collect(*_: Any, keys: list[str], **how: Any) -> rollout.RolloutBatch:
+        answers = [
+            generate.Completion(
+                [*tok.encode_inside(text), *chat.layout(tok, "native").stop], [], "stop"
+            )
+            for text in texts
+        ]
+        return rollout.judged(
+            task, rollout.RolloutBatch(some, [[]] * len(some), answers, texts, [], 1)
+        )
+
+    return scoring.evaluate_task(None, tok, "native", task, some, n=1, collect=collect)
+
+
+CALL = '{"name": "f", "arguments": {}}'
+
+
+def test_an_evaluation_counts_how_calls_are_written() -> None:
+    texts = [f"```json\n{CALL}\n```", f"<tool_call>\n{CALL}\n</tool_call>", "No.", f"[{CALL}]"]
+    result = native_result([*texts, texts[0]])
+    row = result.row()
+    shares = {name: share for name, share in row.items() if name.startswith("surface/")}
+    assert shares == {
+        "surface/fenced": 0.4,
+        "surface/tagged": 0.2,
+        "surface/none": 0.2,
+        "surface/bare_list": 0.2,
+    }
+    assert "calls were written: fenced 2, tagged 1, none 1, bare list 1" in result.report("x")
+    assert [e["surface"] for e in result.examples][:2] == ["fenced", "tagged"]
+
+
+def test_without_a_call_nothing_is_said_about_how_calls_are_written() -> None:
+    result = native_result(["No.", "print(1)"])
+    assert "calls were written" not in result.report("x")
+    assert not [name for name in result.row() if name.startswith("surface")]
+
+
+def test_calls_in_our_own_form_are_not_counted(policy: Policy) -> None:
+    assert not toy_result(policy).surfaces
 
 
 def test_an_episode_whose_prompt_fills_the_block_fails(policy: Policy) -> None:

@@ -101,6 +101,34 @@ def test_calls_are_read_in_the_form_of(form: str) -> None:
     assert (found.prose, found.surface) == ("", surface)
 
 
+# forms whose calls are not objects in JSON
+LAYOUTS = {
+    "Nemotron": "tagged list",
+    "Mistral": "tagged list",
+    "Mistral, new": "tagged marks",
+    "Granite 3": "tagged list",
+    "Phi 4": "tagged list",
+    "LFM2": "tagged python",
+    "Qwen3-Coder": "tagged xml",
+    "Qwen3-Coder without tags": "tagged xml",
+    "functions with JSON": "tagged xml",
+    "GLM": "tagged xml",
+    "GLM, two": "tagged xml",
+    "DeepSeek": "tagged marks",
+    "Kimi": "tagged marks",
+    "a list in a fence": "fenced list",
+    "a bare list": "bare list",
+    "a bare Python list": "bare python",
+    "OpenAI's objects": "bare list",
+}
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_how_calls_are_written_has_a_name(form: str) -> None:
+    text, _, surface = CALLS[form]
+    assert read(text).form == LAYOUTS.get(form, surface)
+
+
 @pytest.mark.parametrize("form", CALLS)
 def test_calls_in_our_form_are_the_same_calls(form: str) -> None:
     text, calls, _ = CALLS[form]
@@ -131,7 +159,7 @@ NO_CALLS = {
 @pytest.mark.parametrize("kind", NO_CALLS)
 def test_an_answer_without_calls_is_unchanged(kind: str) -> None:
     text = NO_CALLS[kind]
-    assert read(text) == (text, [], "none")
+    assert read(text) == native_calls.Written(text, [], "none")
     assert native_calls.canonical(text) == text
 
 

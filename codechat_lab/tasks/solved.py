@@ -1,0 +1,103 @@
+"""`codechat data solved`: right answers of a checkpoint as conversations (rejection sampling).
+
+    codechat passk --ckpt base --task mbpp --data-dir hub --split train --run-name rates
+    codechat data solved --rates rates --out data/mine
+
+A model that also learns from its own right answers keeps what it can do while an SFT teaches it
+something else: they cost it no change of style. With more samples a problem this is the first
+step of STaR (arXiv:2203.14465)."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from codechat import tasks
+from codechat.core.atomic_files import read_rows
+from codechat.core.config import REQUIRED, opt
+from codechat.core.errors import ConfigError, DataError
+from codechat.data.sources import Ledger, digest
+from codechat.data.splits import split_of, spread
+from codechat.evaluation.results import CUT_OFF
+from codechat.runs.run import Run
+from codechat.tasks.base import Problem
+from codechat_lab.tasks.preparation import PreparedConfig, Row, prepare
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolvedConfig(PreparedConfig):
+    """Right answers -> DOMAIN.SPLIT.jsonl."""
+
+    rates: str = opt(REQUIRED, "run of passk or evaluate, on split train", reads="run")
+    per_problem: int = opt(2, "most answers of a problem", least=1)
+    domain: str = opt("solved", "domain of these conversations")
+
+
+def prepare_solved(cfg: SolvedConfig) -> Row:
+    """Write conversations. Returns the manifest of the directory. ConfigError for an evaluation
+    of another split: its problems are for judging."""
+    run = Run.open(cfg.rates)
+    tried = run.config
+    if list(tried.get("split", ())) != ["train"]:
+        raise ConfigError(
+            f"run {run.name} tried split {tried.get('split')}; expected train alone, since the "
+            "answers are trained on; run passk with --split train"
+        )
+    task: Any = tasks.load(tried["task"], source=tried["data_dir"])
+    problems = task.problems("train", limit=tried["limit"], seed=tried["seed"])
+    by_id = {problem.id: problem for problem in problems}
+
+    def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
+        ledger = Ledger(f"right answers of {run.name}")
+        ledgers.append(ledger)
+        rows = list(_right(cfg, run, task, by_id, ledger))
+        parts = spread(rows, _problem_of)
+        return {f"{cfg.domain}.{split}": part for split, part in parts.items()}
+
+    return prepare(cfg, collect)
+
+
+def _problem_of(row: Row) -> str:
+    return str(row["meta"]["problem"])
+
+
+def _right(
+    cfg: SolvedConfig, run: Run, task: Any, by_id: dict[str, Problem], ledger: Ledger
+) -> Iterator[Row]:
+    """A conversation for each right answer that is kept."""
+    seen: set[str] = set()
+    kept = Counter[str]()
+    for example in read_rows(run.path / "examples.jsonl"):
+        id = example["problem"]
+        name = digest(f"{id}\0{example['completion']}")
+        if id not in by_id:
+            raise DataError(f"problem {id} of run {run.name} is gone; run passk again")
+        if not example["correct"]:
+            ledger.skip("wrong")
+        elif example["stop"] in CUT_OFF or "turns" in example:
+            ledger.skip("several turns" if "turns" in example else "cut off")
+        elif name in seen or kept[id] == cfg.per_problem:
+            ledger.skip("duplicate" if name in seen else "enough of this problem")
+        else:
+            seen.add(name)
+            kept[id] += 1
+            ledger.kept += 1
+            yield _conversation(cfg, task, by_id[id], example["completion"], name)
+
+
+def _conversation(
+    cfg: SolvedConfig, task: Any, problem: Problem, completion: str, name: str
+) -> Row:
+    answer = {"role": "assistant", "content": completion}
+    meta = {
+        "tools_present": bool(problem.meta.get("tools_present")),
+        "asked": cfg.domain,
+        "split": split_of(digest(problem.id)),
+        "problem": problem.id,
+    }
+    return {
+        "id": f"{cfg.domain}-{name[:16]}",
+        "messages": [*task.prompt(problem), answer],
+        "domain": cfg.domain,
+        "meta": meta,
+    }

@@ -1,0 +1,88 @@
+"""`codechat data solved`: right answers of a checkpoint become conversations."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from raising import raising
+
+from codechat import tasks
+from codechat.core.atomic_files import append_rows, read_json, read_rows
+from codechat.core.errors import ConfigError, DataError
+from codechat.core.registry import PREPARATIONS
+from codechat.runs.run import Run
+from codechat_lab.tasks.solved import SolvedConfig, prepare_solved
+
+
+def tried(home: Path, answers: list[tuple[int, str, bool]], **more: Any) -> None:
+    """The run `rates` of 20 problems. answers: (number of a problem, text, whether it is right)."""
+    settings = {"task": "micro", "data_dir": None, "limit": 20, "seed": 0, "split": ["train"]}
+    task = tasks.load("micro")
+    problems = task.problems("train", limit=20, seed=0)
+    with Run.create("rates", settings | more, kind="passk") as run:
+        rows = [
+            {"problem": problems[i].id, "completion": text, "correct": right, "stop": "stop"}
+            for i, text, right in answers
+        ]
+        append_rows(run.path / "examples.jsonl", rows)
+
+
+def prepared(home: Path, **more: Any) -> list[dict[str, Any]]:
+    """Rows of all splits."""
+    prepare_solved(SolvedConfig(rates="rates", out=str(home / "mine"), **more))
+    files = sorted((home / "mine").glob("solved.*.jsonl"))
+    return [row for file in files for row in read_rows(file)]
+
+
+def test_right_answers_follow_the_prompt_of_their_problem(home: Path) -> None:
+    tried(home, [(0, "right", True), (1, "wrong", False)])
+    task = tasks.load("micro")
+    (row,) = prepared(home)
+    problem = task.problems("train", limit=20, seed=0)[0]
+    assert row["messages"] == [*task.prompt(problem), {"role": "assistant", "content": "right"}]
+
+
+def test_at_most_so_many_different_answers_of_a_problem_are_kept(home: Path) -> None:
+    tried(home, [(0, text, True) for text in ("a", "a", "b", "c", "d")] + [(1, "e", True)])
+    rows = prepared(home, per_problem=3)
+    assert sorted(row["messages"][-1]["content"] for row in rows) == ["a", "b", "c", "e"]
+    dropped = read_json(home / "mine" / "manifest.json")["sources"]["right answers of rates"]
+    assert dropped["skipped"] == {"duplicate": 1, "enough of this problem": 1}
+
+
+def test_answers_of_one_problem_are_in_one_split(home: Path) -> None:
+    tried(home, [(i, f"{i} {n}", True) for i in range(20) for n in range(2)])
+    prepared(home)
+    splits: dict[str, set[str]] = {}
+    for file in (home / "mine").glob("solved.*.jsonl"):
+        for row in read_rows(file):
+            splits.setdefault(row["meta"]["problem"], set()).add(file.name)
+    assert len(splits) == 20
+    assert all(len(files) == 1 for files in splits.values())
+    assert len(set().union(*splits.values())) > 1
+
+
+def test_problems_for_judging_are_not_trained_on(home: Path) -> None:
+    tried(home, [(0, "right", True)], split=["test"])
+    with raising(ConfigError, "tried split ['test']", "--split train"):
+        prepared(home)
+    assert not (home / "mine").exists()
+
+
+def test_no_right_answer_is_named(home: Path) -> None:
+    tried(home, [(0, "wrong", False)])
+    with raising(DataError, "kept no row", "wrong 1"):
+        prepared(home)
+
+
+def test_it_is_a_preparation() -> None:
+    assert PREPARATIONS["data.solved"].config_class is SolvedConfig
+
+
+@pytest.mark.parametrize("stop", ["length", "context"])
+def test_an_answer_that_was_cut_off_is_none(home: Path, stop: str) -> None:
+    tried(home, [(0, "whole", True)])
+    path = Run.open("rates").path / "examples.jsonl"
+    (row,) = read_rows(path)
+    append_rows(path, [row | {"completion": "cut", "stop": stop}])
+    assert [row["messages"][-1]["content"] for row in prepared(home)] == ["whole"]
