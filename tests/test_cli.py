@@ -86,11 +86,7 @@ for name in COMMANDS:
         main([name, "--help"])
     except SystemExit as end:
         assert end.code == 0, name
-    slow = {"torch", "pandas", "nbformat", "rich"}
-    # the library's loops come first
-    if COMMANDS[name].kind == "loop" and not COMMANDS[name].module.startswith("codechat_lab"):
-        slow.add("numpy")
-    loaded = slow & set(sys.modules)
+    loaded = {"torch", "pandas", "nbformat", "rich", "numpy", "tiktoken"} & set(sys.modules)
     assert not loaded, f"{name} --help loads {loaded}"
 """
 

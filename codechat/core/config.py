@@ -384,6 +384,8 @@ def _build(cls: type[T], given: Mapping[str, Any], usual: Any = None, prefix: st
             if key.startswith(f"{name}.")
         }
         if below and field.nested:
+            # what is not given below stays as the default has it, which may be another than the
+            # class's
             values[name] = _build(field.nested, below, default, f"{prefix}{name}.")
         elif name in given:
             values[name] = _converted(field, flag, given[name])
@@ -507,6 +509,7 @@ def config_hash(cfg: Any) -> str:
     what = (
         plain(cfg) if isinstance(cfg, Mapping) else {"class": type(cfg).__name__, **identity(cfg)}
     )
+    # 48 bits: enough to tell runs apart, and short enough for a table
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 
 

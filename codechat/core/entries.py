@@ -18,9 +18,8 @@ from codechat.core import config, processes
 # of the entry points: functions of a configuration that installed packages want called before
 # its command begins
 BEFORE = "codechat.before"
-PRESETS = (
-    "codechat.presets"  # of the entry points: by the id of a loop or command, {preset: settings}
-)
+# of the entry points: by the id of a loop or command, {preset: settings}
+PRESETS = "codechat.presets"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,7 @@ OWN = (
     Entry(
         id="export",
         module="codechat.formats.exchange",
+        settings="codechat.formats.settings",
         config="ExportConfig",
         command="export",
         about="write a checkpoint as a Hugging Face directory or GGUF file",
@@ -80,6 +81,7 @@ OWN = (
         id="import",
         kind="stage",
         module="codechat.formats.exchange",
+        settings="codechat.formats.settings",
         config="ImportConfig",
         function="import_model",
         command="import",

@@ -149,6 +149,7 @@ def _messages_of(row: Row, where: str, tools_style: str) -> list[Message]:
         turns[0] = Turn("system", system)
     elif system:
         turns.insert(0, Turn("system", system))
+    # an empty answer would teach to end at once
     _reject_holes(turns)
     return messages_of_turns(joined(turns), tools, tools_style)
 

@@ -281,6 +281,7 @@ def _halves(document: Document, share: float) -> Iterator[Part]:
     """A document split before its last `share`, at the end of a line if there is one."""
     text = document.text
     at = int(len(text) * (1 - share))
+    # a line in both halves would be held out and trained on
     at = text.rfind("\n", 0, at) + 1 or at
     yield Part(replace(document, text=text[:at]), "train")
     yield Part(replace(document, text=text[at:]), "val")
@@ -288,6 +289,7 @@ def _halves(document: Document, share: float) -> Iterator[Part]:
 
 def _encoded(parts: Iterator[Part], tokenizer: tokenizers.Tokenizer) -> Iterator[Encoded]:
     """The parts with their ids, tokenised in chunks on several threads."""
+    # in chunks, so that threads have work and a corpus need not fit into memory
     for chunk in _chunks(parts):
         arrays = tokenizer.encode_arrays([document.text for document, _ in chunk])
         for (document, split), ids in zip(chunk, arrays, strict=True):

@@ -29,6 +29,7 @@ Row = dict[str, Any]
 IGNORE = -100  # the label of a token without loss, as in torch's cross_entropy
 MANIFEST = "manifest.json"  # of what codechat has prepared
 LARGEST_LOSS = 0.05
+# seconds, after which a network counts as absent
 PROBE_S = 3.0
 OTHER_SOURCES = (
     "use a parquet or jsonl file in the same columns, or embedded where there is such a default"
@@ -165,6 +166,7 @@ def fraction(hex_digest: str) -> float:
 PACKAGE_DIRS = ("site-packages", "dist-packages")
 OWN_PACKAGES = ("codechat", "codechat_lab")
 TEST_DIRS = frozenset({"test", "tests", "testing", "idle_test", "_tests"})
+# copies of packages that are installed themselves: their text would count twice
 VENDOR_DIRS = frozenset(
     {
         "_vendor",
@@ -255,6 +257,7 @@ def text_rule(text: str) -> str | None:
     if max(map(len, lines)) > 1000 or len(text) / len(lines) > 100:
         return "long_lines"
     marks = "".join(text[:20_000].split())
+    # tables of numbers are valid Python and teach none
     letters = sum(map(str.isalpha, marks))
     return "mostly_data" if letters < 0.4 * len(marks) else None
 

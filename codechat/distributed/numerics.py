@@ -61,9 +61,8 @@ class Numerics(NamedTuple):
     memory: float  # bytes of the GPU, of which chunks of logits take shares; 0 on a CPU
 
 
-planned: Numerics | None = (
-    None  # of the machine that a plan is for; no ContextVar, which torch.compile cannot read
-)
+# of the machine that a plan is for; no ContextVar, which torch.compile cannot read
+planned: Numerics | None = None
 
 
 @contextmanager

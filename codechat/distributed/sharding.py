@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
 
-BYTES_PER_WEIGHT = (
-    18  # float32 master, gradient and two Adam moments; a copy in bf16 for the products
-)
+# float32 master, gradient and two Adam moments; a copy in bf16 for the products
+BYTES_PER_WEIGHT = 18
 # no gradient and no moments; 2 of a matrix in bf16, 6 of an embedding in float32 and its copy
 BYTES_PER_FROZEN = 4
 # Numbers, about, that `sum_gradients` adds at once: one call per matrix waits for the network each

@@ -17,15 +17,14 @@ and chat template (tags "template"); --tags text, reserved and raw replace it.""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_json
-from codechat.core.config import REQUIRED, Settings, opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.formats import exported_tokenizer
 from codechat.formats.exported_tokenizer import own_template, without_messages
+from codechat.formats.settings import ExportConfig, ImportConfig
 from codechat.runs import paths
 from codechat.text import chat, tokenizer
 from codechat.text.chat import END_TAG
@@ -47,26 +46,6 @@ FORMAT_OF_DTYPE = {
     "float8_e4m3fn": "adapter",
 }
 OF_THE_MACHINE = {"argv", "cwd", "host", "launch", "parent", "resumed"}  # entries of env.json
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportConfig:
-    """Which checkpoint goes where."""
-
-    ckpt: str = opt(REQUIRED, "checkpoint: a run, RUN@best, RUN@STEP or its directory", reads="run")
-    out: Path = opt(REQUIRED, "directory to make")
-    dtype: Literal["bfloat16", "float32", "float16", "q8_0", "float8_e4m3fn"] = opt(
-        "bfloat16",
-        "type of the weights; float32 is exact; float16 and "
-        "q8_0 for gguf, float8_e4m3fn for adapters",
-    )
-    format: Literal["huggingface", "run", "adapter", "gguf"] = opt(
-        "huggingface",
-        "run: a run directory for CodeChat, weights only; adapter: the same, as what was added to a pretrained model; "
-        "gguf: OUT/model.gguf, for llama.cpp",
-    )
-    rank: int = opt(16, "rank of the adapter's matrices", least=1)
-    overwrite: bool = opt(False, "replace --out if it holds an earlier export")
 
 
 class Written(NamedTuple):
@@ -253,33 +232,6 @@ def main(cfg: ExportConfig) -> None:
 
 
 # ---- import
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportConfig(Settings):
-    """Which weights become which run."""
-
-    source: Path = opt(
-        REQUIRED,
-        "directory of a Hugging Face model, a GGUF file, or an original .pt file",
-        positional=True,
-        reads="path",
-    )
-    run_name: str = opt(REQUIRED, "name of the run to make", identity=False)
-    tokenizer: str | None = opt(
-        None, "tokenizer; none = the model's own, gpt2 for a .pt file", reads="path"
-    )
-    tags: Literal["native", "template", "reserved", "text", "raw"] | None = opt(
-        None,
-        "turns: the model's chat template, with tools in its own words (native) or in the system message (template), "
-        "our tags in unused padding rows, or as text; raw = no turns; none = the template if there is one, else text",
-    )
-    tools_form: Literal["native", "described", "compact", "json"] | None = opt(
-        None,
-        "how tools are offered: by the chat template, or in the system message in one of three styles; none = native "
-        "if the template is proven to give calls back, else compact",
-    )
-    overwrite: bool = opt(False, "replace a run of this name", identity=False)
 
 
 def _tags_of(tok: Tokenizer) -> str:

@@ -42,9 +42,8 @@ from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.gpt import GPT
 
-COMPACT_BELOW = (
-    0.75  # share of unfinished rows under which copying the cache costs less than idle rows
-)
+# share of unfinished rows under which copying the cache costs less than idle rows
+COMPACT_BELOW = 0.75
 
 StopReason = Literal["stop", "length", "context", "turns"]
 

@@ -178,6 +178,7 @@ def checkpoint_paths(run_path: Path) -> dict[int, Path]:
     for path in (*folder.glob("step_*"), *folder.glob(".step_*.old")):
         m = STEP.fullmatch(path.name)
         if m and (path / "meta.json").is_file():
+            # the new directory is globbed first: the old one counts only where there is none
             steps.setdefault(int(m[1]), path)
     return dict(sorted(steps.items()))
 
@@ -649,6 +650,7 @@ def prepare(
         if there and overwrite:
             check_not_read(name, config, parent)
             check_not_needed(name)
+        # before anything is written: a parent that is missing must leave nothing behind
         origin = _parent_record(parent)
         here = {
             "kind": kind,

@@ -108,9 +108,8 @@ class BaseTask:
     rows: Any  # problems of all splits
     max_reward = 1.0
     splits: tuple[str, ...] = SPLITS
-    tools_style = (
-        "compact"  # how its prompts list tools; an evaluation sets what the checkpoint has learned
-    )
+    # how its prompts list tools; an evaluation sets what the checkpoint has learned
+    tools_style = "compact"
 
     def read(self, split: str) -> Iterable[Problem]:
         """Every problem of a split."""
@@ -288,9 +287,8 @@ def _won_by_nothing(task: Any, problems: Sequence[Problem]) -> list[str]:
 
 
 RED_TEAM_PROBLEMS = 16
-SHORTCUT = (
-    0.5  # share of problems above which a text that solves nothing may not earn the full reward
-)
+# share of problems above which a text that solves nothing may not earn the full reward
+SHORTCUT = 0.5
 ATTACKS = {  # beside the prompt, and all answers at once
     "nothing": "",
     "white space": " \n\t\n",

@@ -239,6 +239,7 @@ class ChatTemplate:
         (with its reasoning)."""
         form = self.form
         message = {"role": "assistant", "content": content}
+        # some templates drop an answer's reasoning once a question follows
         among = self._fill([USER, message, USER], prompt=True)
         written = _written_between(among, form.asked + form.opening, form.next, content)
         if written is None:

@@ -95,6 +95,7 @@ def format_call(name: str | None, arguments: Mapping[str, Any] | None) -> str:
 def escape_tags(text: str) -> str:
     """JSON whose strings spell no tag, so they open no turn where tags are plain text; it reads
     as the same value."""
+    # the first character is enough, and JSON reads the same string
     return _TAG_START.sub(r"\\u003c", escape_surrogates(text))
 
 
@@ -521,6 +522,7 @@ def _in_call_order(turn: Turn, results: list[Turn], goes_on: bool) -> list[Turn]
     turns follow the results. Unreadable where ids do not match one to one."""
     if len(set(turn.ids)) < len(turn.ids):
         raise Unreadable("unreadable_call", turn)
+    # results without ids are those of the calls in their order, as OpenAI's first form had it
     named = [one for one in (turn, *results) if one.result_of is not None]
     if named and not turn.ids and not turn.calls and CALL_TAG not in turn.content:
         raise Unreadable("result_without_call", named[0])

@@ -31,9 +31,8 @@ STYLES = ("compact", "described", "json")  # of `tools_prompt`
 # The last entry of a described list: calling it is how a model says that nothing on the list fits.
 NOTHING = "none"
 NOTHING_FITS = f"Nothing fits: {NOTHING}()"
-MOST_REFERENCES = (
-    200  # that one tool's line follows; a further one is written as the type it points to
-)
+# that one tool's line follows; a further one is written as the type it points to
+MOST_REFERENCES = 200
 DEEPEST = 20  # levels of a type that are read and written
 # what of a line is written as JSON: nothing, values that are no plain words, all
 PLAIN, VALUES, ALL = range(3)
@@ -248,6 +247,7 @@ def split_offer(prompt: str) -> tuple[str, list[Schema]]:
     turned = NOTHING_FITS in lines
     tools = []
     for line in lines:
+        # prose among the lines is no tool, and no error
         read = read_line(line, turned) if line != NOTHING_FITS else None
         if read:
             tools.append(
@@ -456,9 +456,11 @@ def listed_parameters(parameters: Mapping[str, Any]) -> Schema:
         more = one.get("additionalProperties")
         if more:
             further.append(more if isinstance(more, dict) else {})
+    # a name that one alternative does without may be left out
     due = set(properties).intersection(*(one.get("required", ()) for one in alternatives))
     explicit = parameters.get("additionalProperties")
     if not further and not properties and (explicit is True or explicit == {}):
+        # no property is named and further keys are asked for: the tool takes any object
         further = [{}]
     return _object_of(properties, due, (union(further) or True) if further else None)
 
@@ -496,6 +498,7 @@ class _Simplifier:
 
     def _referred(self, reference: str, place: _Place) -> Schema:
         target = pointed_at(self.root, reference)
+        # counted over the whole tool: models that refer to each other multiply at every level
         self.left -= 1
         if reference in place.references or self.left < 0:  # a recursive model
             kind = target.get("type") if isinstance(target, Mapping) else None

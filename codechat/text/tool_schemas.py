@@ -63,9 +63,8 @@ NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dep
 KEYWORDS = (*ONE_SCHEMA, *NAMED_SCHEMAS, "default", "const", "examples", "example")
 # Keywords that say, without a type, that an object is a schema and no table of names.
 COMPOSING = ("$ref", "anyOf", "oneOf", "allOf")
-LONGEST_WORDS = (
-    1000  # characters of a type; what is longer is prose, and patterns must not search all of it
-)
+# characters of a type; what is longer is prose, and patterns must not search all of it
+LONGEST_WORDS = 1000
 DEEPEST = 100  # levels of JSON within a tool's parameters; Python cannot follow many more
 _PREFIX = re.compile(r"\b(?:typing|builtins|collections|java\.util|java\.lang)\.")
 _OPTIONAL = re.compile(
@@ -124,6 +123,7 @@ def tool_schema(item: Any, unknown: list[str] | None = None) -> Schema:
         raise DataError(
             f"tool {str(item)[:80]}; expected an object with name, description and parameters"
         )
+    # who takes the messages will show them; who does not needs the error
     report = Report(name, strict=unknown is None)
     given = _parameters_of(inner, name)
     if _is_deeper(given, DEEPEST):

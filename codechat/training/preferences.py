@@ -45,9 +45,8 @@ class ScoredPairs:
 
     batch: RolloutBatch
     ref_logprobs: Tensor | None = None  # none for losses without a reference model
-    mismatched: RolloutBatch | None = (
-        None  # for KTO: every prompt with the completions of another one
-    )
+    # for KTO: every prompt with the completions of another one
+    mismatched: RolloutBatch | None = None
     mismatched_refs: Tensor | None = None
 
 

@@ -25,9 +25,8 @@ MFU_SOURCE = "the lower of two published runs on A800: 0.48 (8b, 8 GPUs), 0.45 (
 HOPPER_MFU = 0.36
 HOPPER_SOURCE = "torchtitan's published 8B on H100, 0.33 to 0.39; not measured here"
 HOPPER = ("h100", "h800", "h200", "b200")
-HEADROOM = (
-    0.08  # of the usable memory: predictions may be that far below what the allocator reserves
-)
+# of the usable memory: predictions may be that far below what the allocator reserves
+HEADROOM = 0.08
 # loop -> its plan
 PLANNED_LOOPS = {
     "pretrain": "pretrain",

@@ -30,9 +30,8 @@ SYS = {  # numbers of x86-64
 NAMES = {number: name for name, number in SYS.items()}
 FILE_MB, DESCRIPTORS, THREADS = 16, 128, 64
 NOBODY = 65534  # the user that root turns into
-SPARE_THREADS = (
-    256  # room for threads that the user's other processes start later, where they count too
-)
+# room for threads that the user's other processes start later, where they count too
+SPARE_THREADS = 256
 
 Argument = int | bytes | ctypes.Array | ctypes.Structure | None
 Step = Callable[[], int]

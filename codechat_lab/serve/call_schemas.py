@@ -18,9 +18,8 @@ from codechat.core.errors import ConfigError, DataError
 from codechat.text import tool_lists, tool_schemas
 
 Schema = dict[str, Any]
-LONGEST_TEXT = (
-    256  # characters of a string with a pattern or format and no maxLength, which must end
-)
+# characters of a string with a pattern or format and no maxLength, which must end
+LONGEST_TEXT = 256
 # The spelling of `format_call`. lenient: keywords that llguidance lacks are left out, with a
 # warning each.
 CANONICAL = {

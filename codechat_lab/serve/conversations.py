@@ -10,9 +10,8 @@ from codechat.models.gpt import GPT
 from codechat_lab.serve.settings import DEFAULT_TOKENS
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, family
 
-NEUTRAL = (
-    "You are a helpful assistant."  # conversations without functions begin like this in training
-)
+# conversations without functions begin like this in training
+NEUTRAL = "You are a helpful assistant."
 # parameters. released/mini answered 32 of 55 second requests sensibly, and 50 of them alone
 SMALL = 100_000_000
 

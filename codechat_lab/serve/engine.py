@@ -32,9 +32,8 @@ from codechat_lab.serve.slots import Room, SlotCache
 
 PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
 SCORED_TOKENS = 256  # of a prompt whose logits are in memory together
-FLUSH_S = (
-    0.05  # between two calls of on_progress: waking a reader costs as much as sampling some tokens
-)
+# between two calls of on_progress: waking a reader costs as much as sampling some tokens
+FLUSH_S = 0.05
 ENDED = "the engine has ended; start the server again"
 End = Literal["stop", "length", "context", "cancelled", "timeout", "closed"]
 # entropy in nats; (id, log-probability), likeliest first
@@ -55,16 +54,13 @@ class Request:
     draws: int = 0  # `generate.row_key`
     how: generate.Truncation = generate.Truncation()
     stop: Sequence[Sequence[int]] = ()  # id sequences, matched whole and kept
-    should_stop: Callable[[Sequence[int]], bool] | None = (
-        None  # asked with the completion's ids after every token
-    )
+    # asked with the completion's ids after every token
+    should_stop: Callable[[Sequence[int]], bool] | None = None
     grammar: Grammar | None = None
-    top: int | None = (
-        None  # likeliest tokens to note beside every draw, with the entropy; none = neither
-    )
-    prompt_top: int | None = (
-        None  # the same beside every token of the prompt, with its own log-probability
-    )
+    # likeliest tokens to note beside every draw, with the entropy; none = neither
+    top: int | None = None
+    # the same beside every token of the prompt, with its own log-probability
+    prompt_top: int | None = None
     timeout_s: float = math.inf  # from submission to the last token
 
 

@@ -238,9 +238,8 @@ class CompletionRequest(Common):
     logprobs: Likeliest | Literal[False] | None = None
     # lm-eval sends more than OpenAI's four
     stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None
-    key: int | Text | None = (
-        None  # sampling depends on it and on `seed`; none = the prompt's number
-    )
+    # sampling depends on it and on `seed`; none = the prompt's number
+    key: int | Text | None = None
     stop_token_ids: list[int | Ids] | None = None  # ids, or sequences of ids, that end a completion
     ignore_eos: bool | None = False
     best_of: int | None = None

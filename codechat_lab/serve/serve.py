@@ -29,9 +29,8 @@ from codechat.runs import paths
 from codechat.text.tool_functions import read_tools
 from codechat_lab.serve.settings import LOCAL, ServeConfig
 
-SWITCH_S = (
-    0.0005  # between switches of threads: with Python's 5 ms the engine would wait for every reader
-)
+# between switches of threads: with Python's 5 ms the engine would wait for every reader
+SWITCH_S = 0.0005
 STOP_S = 3  # that running answers get when the server stops
 # that an idle connection stays open: longer than a client keeps one, or it would meet a closed one
 KEEP_S = 30

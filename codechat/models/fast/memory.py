@@ -14,9 +14,8 @@ from codechat.models.gpt import GPT
 # on a CPU, memory of keys, values and logits that the default batch size aims at
 CACHE_BYTES = 2**30
 CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
-GPU_PREFILL = (
-    16384  # the same on a GPU: more are no faster, and their states would take the rows' memory
-)
+# the same on a GPU: more are no faster, and their states would take the rows' memory
+GPU_PREFILL = 16384
 SPARE = 0.1  # of a GPU's free memory, for what the allocator cannot use
 SMALLEST = 4  # slots of a batch at least
 COLUMNS = 16  # the cache's room is a multiple of it
