@@ -128,5 +128,6 @@ def _change_root(given: list[str]) -> None:
 
 def _print_help() -> None:
     width = max(map(len, COMMANDS)) + 2
-    rows = "\n".join(f"  {name:<{width}}{command.about}" for name, command in COMMANDS.items())
+    lines = [f"  {name:<{width}}{command.about}" for name, command in COMMANDS.items()]
+    rows = "\n".join(lines)
     print(f"{USAGE}\n\ncommands:\n{rows}\n\n{EXAMPLES}")

@@ -528,7 +528,8 @@ def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
     one lacks it."""
     left = _dotted(plain(a))
     right = _dotted(plain(b))
-    return {k: (left.get(k), right.get(k)) for k in left | right if left.get(k) != right.get(k)}
+    both = {key: (left.get(key), right.get(key)) for key in left | right}
+    return {key: (ours, theirs) for key, (ours, theirs) in both.items() if ours != theirs}
 
 
 def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:

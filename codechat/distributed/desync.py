@@ -107,7 +107,9 @@ def explained(error: BaseException) -> BaseException:
         others = _watch.others()
     except (td.DistError, RuntimeError):
         others = "the store is gone, and with it the process that held it"
-    first = re.sub(r"^\[[^]]*\] *", "", str(error).partition("\n")[0])[:200] or type(error).__name__
+    line = str(error).partition("\n")[0]
+    # gloo's file and line of C++ stand in brackets before the words
+    first = re.sub(r"^\[[^]]*\] *", "", line)[:200] or type(error).__name__
     call = frames[-1][0].f_code.co_name
     return RunError(
         f"rank {_watch.rank} failed in {call} at {call_site(reversed(frames))} ({first}); {others}; "

@@ -123,8 +123,10 @@ def wilson_interval(successes: int, n: int) -> Interval:
         return Interval(math.nan, 0.0, 1.0)
     p = successes / n
     z = 1.959964  # 97.5 % of a normal distribution lie below it
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    shrink = 1 + z * z / n
+    centre = (p + z * z / (2 * n)) / shrink
+    variance = p * (1 - p) / n + z * z / (4 * n * n)
+    half = z / shrink * math.sqrt(variance)
     return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
 
 

@@ -353,7 +353,8 @@ def import_model(cfg: ImportConfig) -> Run:
         path = checkpoint.save(created.path, step, model=model, meta=meta)
     size = f"{model.cfg.n_params:,} parameters, block {model.cfg.block_size}"
     note = f"; {read.note}" if read.note else ""
-    print(f"run {created.name}: {size}, tokenizer {tok.spec}, tags {form.tags}; {path}{note}")
+    turns = f"tokenizer {tok.spec}, tags {form.tags}"
+    print(f"run {created.name}: {size}, {turns}; {path}{note}")
     if form.reason:
         where = f"in the system message, in style {form.tools_style}"
         print(f"tools are listed {where}: the model's own chat template {form.reason}")

@@ -221,7 +221,10 @@ class Block(nn.Module):
     ) -> Tensor:
         y = self.attn(self.attn_norm(x), rope, mask, cached)
         # chosen before the MLP, which has most of a block's products
-        x = x + y if places is None else x.flatten(0, 1)[places] + y.flatten(0, 1)[places]
+        if places is not None:
+            x = x.flatten(0, 1)[places]
+            y = y.flatten(0, 1)[places]
+        x = x + y
         return x + self.mlp(self.mlp_norm(x))
 
 

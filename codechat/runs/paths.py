@@ -320,7 +320,8 @@ def find_base(base: Base) -> Path | None:
     refs = [base.checkpoint]
     run, _, step = base.checkpoint.rpartition("@")
     if run:
-        refs += [f"{run}.{path.suffix[1:]}@{step}" for path in _numbered(runs_dir() / run)]
+        renamed = _numbered(runs_dir() / run)
+        refs += [f"{run}.{path.suffix[1:]}@{step}" for path in renamed]
     for ref in refs:
         with contextlib.suppress(UserError):
             folder = find_checkpoint(ref)

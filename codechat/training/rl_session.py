@@ -384,7 +384,14 @@ def count_minibatches(written: Tensor, live: Tensor, dealt: Sequence[list[int]])
     for groups in dealt:
         tokens = written[groups]
         alive = live[groups]
-        mine.append([tokens.numel(), int(tokens.sum()), int(alive.sum()), int(tokens[alive].sum())])
+        mine.append(
+            [
+                tokens.numel(),
+                int(tokens.sum()),
+                int(alive.sum()),
+                int(tokens[alive].sum()),
+            ]
+        )
     everywhere = dist.sum_(torch.tensor(mine, dtype=torch.float64))
     return [Counts(*row) for row in everywhere.tolist()]
 

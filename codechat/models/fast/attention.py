@@ -96,8 +96,9 @@ def flex_mask(docs: Tensor, branches: Tensor | None = None) -> BlockMask:
 
     def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         same = (docs[b, q] == docs[b, k]) & (docs[b, q] >= 0) & (k <= q)
+        along = (branches[b, k] == 0) | (branches[b, q] == branches[b, k])
         # padding attends to itself: a softmax without keys is NaN
-        return (same & ((branches[b, k] == 0) | (branches[b, q] == branches[b, k]))) | (q == k)
+        return (same & along) | (q == k)
 
     B, T = docs.shape
     return create_block_mask(sees, B, None, T, T, device=docs.device, BLOCK_SIZE=BLOCK)
