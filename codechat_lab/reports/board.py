@@ -37,6 +37,9 @@ RESAMPLES = 2000
 # published board.
 COLUMNS = {
     "simple": ("simple", "simple_java", "simple_javascript"),
+    "simple_python": ("simple",),
+    "simple_java": ("simple_java",),
+    "simple_javascript": ("simple_javascript",),
     "multiple": ("multiple",),
     "parallel": ("parallel",),
     "parallel_multiple": ("parallel_multiple",),
