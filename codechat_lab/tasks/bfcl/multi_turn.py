@@ -50,7 +50,7 @@ TIERS = (
     "full",
 )
 STEPS = 20  # of a turn
-ANSWER_S = 10.0  # of the systems, for a whole episode
+ANSWER_S = 30.0  # most seconds of the systems for the calls of an episode
 MORE = "I have updated some more functions you can choose from. What about now?"
 DONE = "Done."
 MODULES = "eval_checker/multi_turn_eval/func_source_code"

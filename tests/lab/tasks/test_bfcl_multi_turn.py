@@ -240,9 +240,10 @@ def test_the_systems_run_in_the_sandbox(wheel: Path) -> None:
 def test_a_system_that_hangs_or_ends_breaks_its_own_episode(
     wheel: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multi_turn, "ANSWER_S", 0.5)
     world, problem = start(wheel)
-    say(world, call(name))
+    with monkeypatch.context() as hurried:
+        hurried.setattr(multi_turn, "ANSWER_S", 0.5)
+        say(world, call(name))
     assert world.score().tier == "broken"
     assert world.score().parts["reason"]
     world.reset(problem, 0)
