@@ -86,7 +86,7 @@ class MultiTurnTask(BaseTask):
         source: str = "",
         categories: str = "all",
         train_share: float = 0.0,
-        max_turns: int = 60,
+        max_turns: int = 8 * STEPS,
     ) -> None:
         if not 0 <= train_share <= 0.8 or max_turns < 1:
             raise ConfigError(
