@@ -5,6 +5,7 @@ import json
 import random
 from itertools import accumulate, groupby, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,43 +34,65 @@ def turns_of(rendered: chat.Rendered) -> tuple[list[int], list[int]]:
 
 
 def supervised(rendered: chat.Rendered, tok: Tokenizer) -> str:
-    return chat.decode(
-        [i for i, learned in zip(rendered.ids, rendered.loss_mask, strict=True) if learned], tok
-    )
+    marked = zip(rendered.ids, rendered.loss_mask, strict=True)
+    return chat.decode([id for id, learned in marked if learned], tok)
 
 
-def test_text_mask_and_spans_are_those_of_the_conversation(setting: tuple[Tokenizer, str]) -> None:
+ROLE_TAGS = {
+    "system": "<|system|>",
+    "user": "<|user|>",
+    "assistant": "<|assistant|>",
+    "function": "<|function_response|>",
+}
+
+
+def turn_of(message: dict[str, str]) -> str:
+    """The text of a turn by hand."""
+    return f"{ROLE_TAGS[message['role']]}\n{message['content']}\n<|end|>\n"
+
+
+def test_a_conversation_is_the_text_of_its_turns(setting: tuple[Tokenizer, str]) -> None:
+    tok, mode = setting
+    rendered = chat.render(TALK, tok, mode)
+    assert chat.decode(rendered.ids, tok) == "".join(map(turn_of, TALK))
+    assert (mode == "reserved") == (max(rendered.ids) >= tok.n_vocab)
+
+
+def test_what_assistants_say_is_supervised(setting: tuple[Tokenizer, str]) -> None:
     tok, mode = setting
     rendered = chat.render(TALK, tok, mode)
     assert supervised(rendered, tok) == LEARNED
     assert set(rendered.loss_mask) == {0, 1}
-    tag = dict(
-        system="<|system|>",
-        user="<|user|>",
-        assistant="<|assistant|>",
-        function="<|function_response|>",
-    )
-    assert chat.decode(rendered.ids, tok) == "".join(
-        f"{tag[m['role']]}\n{m['content']}\n<|end|>\n" for m in TALK
-    )
-    assert (mode == "reserved") == (max(rendered.ids) >= tok.n_vocab)
+
+
+def test_every_id_has_the_role_of_its_turn(setting: tuple[Tokenizer, str]) -> None:
+    tok, mode = setting
+    rendered = chat.render(TALK, tok, mode)
     for start, end, message in zip(*turns_of(rendered), TALK, strict=True):
-        turn = f"{tag[message['role']]}\n{message['content']}\n<|end|>\n"
-        assert chat.decode(rendered.ids[start:end], tok) == turn
+        assert chat.decode(rendered.ids[start:end], tok) == turn_of(message)
         assert {*rendered.roles[start:end]} == {message["role"]}
         assert any(rendered.loss_mask[start:end]) == (message["role"] == "assistant")
-    same = [
-        {"role": role, "content": "It is 3."}
-        for role in ("system", "user", "function", "assistant")
-    ]
+
+
+def test_only_the_role_decides_what_is_supervised(setting: tuple[Tokenizer, str]) -> None:
+    tok, mode = setting
+    roles = ("system", "user", "function", "assistant")
+    same = [{"role": role, "content": "It is 3."} for role in roles]
     assert supervised(chat.render(same, tok, mode), tok) == "It is 3.\n<|end|>"
+
+
+def test_an_empty_answer_has_its_end_supervised(setting: tuple[Tokenizer, str]) -> None:
+    tok, mode = setting
     empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
     assert supervised(chat.render(empty, tok, mode), tok) == "\n<|end|>"
-    silent = chat.render(
-        [m | {"weight": 0} if m["content"] == "It is 3." else m for m in TALK], tok, mode
-    )
-    assert silent.ids == rendered.ids
-    assert supervised(silent, tok) == LEARNED.replace("It is 3.\n<|end|>", "")
+
+
+def test_an_answer_of_weight_0_is_not_supervised(setting: tuple[Tokenizer, str]) -> None:
+    tok, mode = setting
+    silent = [m | {"weight": 0} if m["content"] == "It is 3." else m for m in TALK]
+    rendered = chat.render(silent, tok, mode)
+    assert rendered.ids == chat.render(TALK, tok, mode).ids
+    assert supervised(rendered, tok) == LEARNED.replace("It is 3.\n<|end|>", "")
 
 
 def test_a_prompt_is_a_prefix_of_the_conversation(setting: tuple[Tokenizer, str]) -> None:
@@ -86,147 +109,230 @@ def test_a_prompt_is_a_prefix_of_the_conversation(setting: tuple[Tokenizer, str]
             assert prompt + completion + between == chat.prompt(TALK[: n + 2], tok, mode)
 
 
+CONTENTS = [
+    *(message["content"] for message in TALK),
+    "",
+    "\n",
+    "ends with lines\n\n",
+    "end",
+    "<",
+    "x <|end",
+    "\n<|",
+    # the pieces of <|end|> apart
+    CODE + "\n<|en d|> | end > < <|endoftext|>",
+]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
 def test_a_completion_gives_back_its_content_and_ends_with_the_first_stop(
-    setting: tuple[Tokenizer, str],
+    setting: tuple[Tokenizer, str], content: str
 ) -> None:
     """Code may hold the pieces of <|end|>, their sequence stands only at its end."""
     tok, mode = setting
     ((*stop,),) = chat.stop_sequences(tok, mode)
-    code = CODE + "\n<|en d|> | end > < <|endoftext|>"
-    contents = [m["content"] for m in TALK] + [
-        "",
-        "\n",
-        "ends with lines\n\n",
-        "end",
-        "<",
-        "x <|end",
-        "\n<|",
-        code,
-    ]
-    for content in contents:
-        ids = chat.completion_ids(content, tok, mode)
-        assert [i for i in range(len(ids)) if ids[i : i + len(stop)] == stop] == [
-            len(ids) - len(stop)
-        ]
-        assert chat.completion_text(ids, tok, mode) == content
-    if (mode, tok.spec) == ("text", "gpt2"):
-        assert set(stop) <= set(ids[: -len(stop)])
-    cut = "if a<b:\n    end = 1\n"  # without its end all is kept
+    ids = chat.completion_ids(content, tok, mode)
+    places = [i for i in range(len(ids)) if ids[i : i + len(stop)] == stop]
+    assert places == [len(ids) - len(stop)]
+    assert chat.completion_text(ids, tok, mode) == content
+
+
+def test_code_holds_all_the_pieces_of_the_stop_in_text_mode() -> None:
+    tok = tokenizer.load("gpt2")
+    ((*stop,),) = chat.stop_sequences(tok, "text")
+    ids = chat.completion_ids(CONTENTS[-1], tok, "text")
+    assert set(stop) <= set(ids[: -len(stop)])
+
+
+def test_a_completion_without_its_end_is_kept_whole(setting: tuple[Tokenizer, str]) -> None:
+    tok, mode = setting
+    cut = "if a<b:\n    end = 1\n"
     assert chat.completion_text(tok.encode(cut), tok, mode) == cut
     assert chat.completion_text([], tok, mode) == ""
 
 
-def test_reserved_tags_are_one_id_each_and_no_text_spells_them() -> None:
+def test_reserved_tags_are_one_id_each() -> None:
     tok = tokenizer.load("gpt2")
-    draw = random.Random(1)
     names = ["system", "user", "assistant", "function_response", "assistant", "user", "assistant"]
-    expected = [piece for n in names for piece in (TAGS.index(f"<|{n}|>"), TAGS.index("<|end|>"))]
+    expected = []
+    for name in names:
+        expected += [TAGS.index(f"<|{name}|>"), TAGS.index("<|end|>")]
     expected.insert(5, TAGS.index("<functioncall>"))
-    assert [i - tok.n_vocab for i in chat.render(TALK, tok).ids if i >= tok.n_vocab] == expected
+    ids = chat.render(TALK, tok).ids
+    assert [id - tok.n_vocab for id in ids if id >= tok.n_vocab] == expected
+
+
+def test_no_text_spells_a_reserved_tag() -> None:
+    """But for the call of an assistant."""
+    tok = tokenizer.load("gpt2")
+    call = tok.n_vocab + TAGS.index("<functioncall>")
+    draw = random.Random(1)
+    pieces = [*TAGS, "<|", "|>", "<", "end", "\n", " ", "é", "x"]
     for _ in range(300):
-        contents = [
-            "".join(draw.choices([*TAGS, "<|", "|>", "<", "end", "\n", " ", "é", "x"], k=8))
-            for _ in range(4)
-        ]
-        talk = [
-            {"role": role, "content": c}
-            for role, c in zip(("user", "system", "function", "user"), contents)
-        ]
-        rendered = chat.render([*talk, {"role": "assistant", "content": contents[0]}], tok)
+        contents = ["".join(draw.choices(pieces, k=8)) for _ in range(4)]
+        contents.append(contents[0])
+        roles = ("user", "system", "function", "user", "assistant")
+        talk = [{"role": role, "content": c} for role, c in zip(roles, contents, strict=True)]
+        rendered = chat.render(talk, tok)
         # without tags and line ends
         bodies = [rendered.ids[start + 2 : end - 3] for start, end in zip(*turns_of(rendered))]
-        assert [chat.decode(body, tok) for body in bodies] == [*contents, contents[0]]
+        assert [chat.decode(body, tok) for body in bodies] == contents
         assert all(max(body) < tok.n_vocab for body in bodies[:-1])
-        assert {i for i in bodies[-1] if i >= tok.n_vocab} <= {
-            tok.n_vocab + TAGS.index("<functioncall>")
-        }
+        assert {id for id in bodies[-1] if id >= tok.n_vocab} <= {call}
         assert supervised(rendered, tok) == f"{contents[0]}\n<|end|>"
 
 
-def test_contents_with_a_tag_raise_in_text_mode_and_a_call_about_tags_does_not() -> None:
+FORBIDDEN = [pair for pair in product(chat.ROLES, TAGS) if pair != ("assistant", "<functioncall>")]
+
+
+@pytest.mark.parametrize("role, tag", FORBIDDEN)
+def test_a_content_with_a_tag_is_refused_in_text_mode(role: str, tag: str) -> None:
+    talk = [{"role": role, "content": f"see {tag} here"}, {"role": "user", "content": "x"}]
+    with pytest.raises(DataError) as caught:
+        chat.prompt(talk, tokenizer.load("gpt2"), "text")
+    assert tag in str(caught.value)
+    assert role in str(caught.value)
+
+
+def test_a_call_of_an_assistant_is_allowed_in_text_mode() -> None:
     tok = tokenizer.load("gpt2")
-    for role, tag in product(chat.ROLES, TAGS):
-        talk = [{"role": role, "content": f"see {tag} here"}, {"role": "user", "content": "x"}]
-        if (role, tag) == ("assistant", "<functioncall>"):
-            assert "<functioncall>" in chat.decode(chat.prompt(talk, tok, "text"), tok)
-            continue
-        with pytest.raises(DataError) as caught:
-            chat.prompt(talk, tok, "text")
-        assert tag in str(caught.value)
-        assert role in str(caught.value)
+    said = {"role": "assistant", "content": "see <functioncall> here"}
+    prompt = chat.prompt([said, {"role": "user", "content": "x"}], tok, "text")
+    assert "<functioncall>" in chat.decode(prompt, tok)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_call_about_tags_is_read_back(mode: str) -> None:
+    tok = tokenizer.load("gpt2")
     arguments = {"text": "".join(TAGS), "<|end|>": ["<|user|>"]}
-    call = chat.format_call("count", arguments)
-    for mode in MODES:
-        text = chat.completion_text(chat.completion_ids(call, tok, mode), tok, mode)
-        assert chat.parse_calls(text) == [chat.Call("count", arguments, "object")]
+    ids = chat.completion_ids(chat.format_call("count", arguments), tok, mode)
+    text = chat.completion_text(ids, tok, mode)
+    assert chat.parse_calls(text) == [chat.Call("count", arguments, "object")]
 
 
 ASSISTANT = {"role": "assistant", "content": "yes"}
 
 
-def test_what_is_no_conversation_raises() -> None:
-    tok = tokenizer.load("bytes")
-    malformed = [{"role": role, "content": "x"} for role in ("tool", ["user"])]
-    malformed += [{"role": "user"}, {"content": "x"}, "user: x"]
-    malformed += [{"role": "user", "content": content} for content in (None, ["x"])]
-    no_assistant = [{"role": "user", "content": "x"}]
-    for messages in (
+BYTES = tokenizer.load("bytes")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
         [],
         "hello",
         None,
-        no_assistant,
-        *([ASSISTANT, message] for message in malformed),
-    ):
-        with pytest.raises(DataError):
-            chat.render(messages, tok)
-    for messages in (TALK, []):  # a prompt ends before the assistant
-        with pytest.raises(DataError):
-            chat.prompt(messages, tok)
-    for use in (chat.render, chat.prompt):
-        with pytest.raises(ConfigError):
-            use(TALK[:3], tok, "plain")
-    assert chat.decode([tok.n_vocab + 5], tok) == "<functioncall>"
+        [{"role": "user", "content": "x"}],  # no assistant
+        [ASSISTANT, {"role": "tool", "content": "x"}],
+        [ASSISTANT, {"role": ["user"], "content": "x"}],
+        [ASSISTANT, {"role": "user"}],
+        [ASSISTANT, {"content": "x"}],
+        [ASSISTANT, "user: x"],
+        [ASSISTANT, {"role": "user", "content": None}],
+        [ASSISTANT, {"role": "user", "content": ["x"]}],
+    ],
+    ids=str,
+)
+def test_what_is_no_conversation_is_refused(messages: Any) -> None:
     with pytest.raises(DataError):
-        chat.decode([tok.n_vocab + 6], tok)
+        chat.render(messages, BYTES)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_raw_text_has_no_turns(spec: str) -> None:
+@pytest.mark.parametrize("messages", [TALK, []], ids=["answered", "empty"])
+def test_a_prompt_ends_before_the_assistant(messages: list[dict[str, str]]) -> None:
+    with pytest.raises(DataError):
+        chat.prompt(messages, BYTES)
+
+
+@pytest.mark.parametrize("use", [chat.render, chat.prompt])
+def test_a_mode_that_is_not_known_is_refused(use: Any) -> None:
+    with pytest.raises(ConfigError):
+        use(TALK[:3], BYTES, "plain")
+
+
+def test_the_last_tag_is_the_last_id() -> None:
+    assert chat.decode([BYTES.n_vocab + 5], BYTES) == "<functioncall>"
+    with pytest.raises(DataError):
+        chat.decode([BYTES.n_vocab + 6], BYTES)
+
+
+RAW = [message for message in TALK if message["role"] != "function"][:3]
+EVERY_SPEC = pytest.mark.parametrize("spec", SPECS)
+
+
+@EVERY_SPEC
+def test_raw_text_is_the_contents_and_the_end_of_text(spec: str) -> None:
     tok = tokenizer.load(spec)
-    talk = [m for m in TALK if m["role"] != "function"][:4]
-    rendered = chat.render(talk[:3], tok, "raw")
-    first = f"{TALK[0]['content']}\n\n{TALK[1]['content']}"
-    assert chat.decode(rendered.ids[:-1], tok) == first + TALK[2]["content"]
-    assert rendered.ids[-1] == tok.eot_id
+    ids = chat.render(RAW, tok, "raw").ids
+    system, user, answer = [message["content"] for message in RAW]
+    assert chat.decode(ids[:-1], tok) == f"{system}\n\n{user}{answer}"
+    assert ids[-1] == tok.eot_id
+
+
+@EVERY_SPEC
+def test_raw_text_supervises_the_answer_and_the_end_of_text(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    rendered = chat.render(RAW, tok, "raw")
     assert supervised(rendered, tok).startswith("Sure. <functioncall>")
     assert rendered.loss_mask[-1] == 1
-    prompt = chat.prompt(talk[:2], tok, "raw")
-    written = chat.completion_ids(TALK[2]["content"], tok, "raw")
-    assert prompt + written == rendered.ids
-    assert chat.completion_text(written, tok, "raw") == TALK[2]["content"]
-    later = [{"role": "user", "content": "Now code."}, {"role": "system", "content": "x"}]
-    assert rendered.ids + chat.between_turns(later, tok, "raw") == chat.prompt(
-        [*talk[:3], *later], tok, "raw"
-    )
-    assert chat.stop_sequences(tok, "raw") == ((tok.eot_id,),)
-    # a user's tag is text like any other
-    assert (
-        chat.decode(chat.prompt([{"role": "user", "content": "<|end|>\n"}], tok, "raw"), tok)
-        == "<|end|>\n"
-    )
-    with pytest.raises(DataError):
-        chat.prompt([{"role": "user", "content": 3}], tok, "raw")  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_completion_is_cut_behind_a_stop_text_however_tokens_spell_it(spec: str) -> None:
+@EVERY_SPEC
+def test_a_raw_prompt_and_its_completion_are_the_raw_text(spec: str) -> None:
     tok = tokenizer.load(spec)
-    rest = [*tok.encode("User: more"), tok.eot_id]
-    ways = [tok.encode("so 7</answer>\n"), [i for c in "so 7</answer>\n" for i in tok.encode(c)]]
-    for ids in ways:
-        n, text = chat.cut_after(ids + rest, ("</answer>", "User:"), tok) or (0, "")
-        assert text == "so 7</answer>"
-        assert chat.decode(ids[:n], tok).startswith(text)
-        assert "</answer>" not in chat.decode(ids[: n - 1], tok)
-    assert chat.cut_after(rest, ("</answer>",), tok) is None
-    assert chat.cut_after([], ("x",), tok) is None
+    written = chat.completion_ids(RAW[2]["content"], tok, "raw")
+    assert chat.prompt(RAW[:2], tok, "raw") + written == chat.render(RAW, tok, "raw").ids
+    assert chat.completion_text(written, tok, "raw") == RAW[2]["content"]
+
+
+@EVERY_SPEC
+def test_raw_text_goes_on_behind_its_end(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    later = [{"role": "user", "content": "Now code."}, {"role": "system", "content": "x"}]
+    begun = chat.render(RAW, tok, "raw").ids
+    whole = chat.prompt([*RAW, *later], tok, "raw")
+    assert begun + chat.between_turns(later, tok, "raw") == whole
+
+
+@EVERY_SPEC
+def test_raw_text_stops_at_the_end_of_text(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    assert chat.stop_sequences(tok, "raw") == ((tok.eot_id,),)
+
+
+@EVERY_SPEC
+def test_a_tag_in_raw_text_is_text_like_any_other(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    prompt = chat.prompt([{"role": "user", "content": "<|end|>\n"}], tok, "raw")
+    assert chat.decode(prompt, tok) == "<|end|>\n"
+
+
+@EVERY_SPEC
+def test_raw_text_is_made_of_text(spec: str) -> None:
+    message: Any = {"role": "user", "content": 3}
+    with pytest.raises(DataError):
+        chat.prompt([message], tokenizer.load(spec), "raw")
+
+
+ANSWER = "so 7</answer>\n"
+
+
+@EVERY_SPEC
+@pytest.mark.parametrize("by_letters", [False, True], ids=["words", "letters"])
+def test_a_completion_is_cut_behind_a_stop_text_however_tokens_spell_it(
+    by_letters: bool, spec: str
+) -> None:
+    tok = tokenizer.load(spec)
+    pieces = list(ANSWER) if by_letters else [ANSWER]
+    ids = [id for piece in pieces for id in tok.encode(piece)]
+    ids += [*tok.encode("User: more"), tok.eot_id]
+    n, text = chat.cut_after(ids, ("</answer>", "User:"), tok) or (0, "")
+    assert text == "so 7</answer>"
+    assert chat.decode(ids[:n], tok).startswith(text)
+    assert "</answer>" not in chat.decode(ids[: n - 1], tok)
+
+
+@EVERY_SPEC
+@pytest.mark.parametrize("text", ["User: more", ""])
+def test_a_completion_without_a_stop_text_is_not_cut(text: str, spec: str) -> None:
+    tok = tokenizer.load(spec)
+    assert chat.cut_after(tok.encode(text), ("</answer>",), tok) is None

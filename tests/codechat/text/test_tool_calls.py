@@ -6,8 +6,7 @@ import contextlib
 import json
 import random
 import warnings
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,82 +25,115 @@ READ = rows_of(Path(__file__).with_name("calls.jsonl"))
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))
 
 
-def test_each_form_is_read_whatever_stands_around_it() -> None:
+AROUND = pytest.mark.parametrize(
+    "before, after",
+    [
+        (before, after)
+        for before in ("", "Sure, {one} 'moment':\n")
+        for after in ("", "\n", ' I\'ll {look} "it" up.', "<|endoftext|>")
+    ],
+)
+
+
+def test_every_form_has_a_case() -> None:
     assert {row["form"] for row in READ} == set(FORMS)
-    for text, name, arguments, form in (row.values() for row in READ):
-        assert (name is not None and arguments is not None) == (form in READABLE)
-        for before, after in product(
-            ["", "Sure, {one} 'moment':\n"], ["", "\n", ' I\'ll {look} "it" up.', "<|endoftext|>"]
-        ):
-            if form == "bad_json" and after:
-                after = "\n"  # what follows an unfinished call might finish it
-            told = "" if form == "bad_json" else after.strip()
-            assert parse_calls(before + TAG + text + after) == [
-                Call(name, arguments, form, told)
-            ], text
-            assert parse_calls(before + TAG + text + after + TAG + "{")[0] == Call(
-                name, arguments, form, told
-            ), text
-    for text in (
-        "",
-        "hello",
-        '{"name": "f", "arguments": {}}',
-        "functioncall> {}",
-        "<function call> {}",
-    ):
-        assert parse_calls(text) == []
+
+
+def test_a_readable_form_has_a_name_and_arguments() -> None:
+    for row in READ:
+        complete = row["name"] is not None and row["arguments"] is not None
+        assert complete == (row["form"] in READABLE), row
+
+
+def around(row: dict[str, Any], before: str, after: str) -> tuple[str, Call]:
+    """The text of a call between others, and what is read of it."""
+    unfinished = row["form"] == "bad_json"
+    if unfinished and after:
+        after = "\n"  # what follows an unfinished call might finish it
+    told = "" if unfinished else after.strip()
+    call = Call(row["name"], row["arguments"], row["form"], told)
+    return before + TAG + row["text"] + after, call
+
+
+@AROUND
+def test_each_form_is_read_whatever_stands_around_it(before: str, after: str) -> None:
+    for row in READ:
+        text, call = around(row, before, after)
+        assert parse_calls(text) == [call], text
+
+
+@AROUND
+def test_each_form_is_read_where_an_unfinished_call_follows(before: str, after: str) -> None:
+    for row in READ:
+        text, call = around(row, before, after)
+        assert parse_calls(text + TAG + "{")[0] == call, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", '{"name": "f", "arguments": {}}', "functioncall> {}", "<function call> {}"],
+)
+def test_a_text_without_the_tag_has_no_call(text: str) -> None:
+    assert parse_calls(text) == []
+
+
+IN_FIELDS = ("object", "parameters", "json_string", "no_arguments", "bad_arguments", "no_name")
 
 
 def test_a_call_in_fields_is_read_as_its_text() -> None:
-    for text, name, arguments, form in (row.values() for row in READ):
-        if form in (
-            "object",
-            "parameters",
-            "json_string",
-            "no_arguments",
-            "bad_arguments",
-            "no_name",
-        ):
+    for row in READ:
+        if row["form"] in IN_FIELDS:
             with contextlib.suppress(ValueError):  # it is no JSON
-                assert read_call(json.loads(text)) == Call(name, arguments, form)
-    assert [read_call(value).form for value in (None, "f", [], 3)] == ["bad_json"] * 4
+                expected = Call(row["name"], row["arguments"], row["form"])
+                assert read_call(json.loads(row["text"])) == expected
 
 
-def test_several_calls_are_read_in_order_and_an_unfinished_one_swallows_none() -> None:
+@pytest.mark.parametrize("value", [None, "f", [], 3])
+def test_what_is_no_object_is_no_call_in_fields(value: object) -> None:
+    assert read_call(value).form == "bad_json"
+
+
+def test_several_calls_are_read_in_order() -> None:
     text = (
         f'First {format_call("a", {"x": 1})} then\n{TAG}oops {TAG}{{"name": "b", "arguments": \'{{}}\'}}'
         f'<functioncall>{{"name": "c"}}{format_call("d", {})}'
     )
-    forms = [
+    assert [(call.name, call.form) for call in parse_calls(text)] == [
         ("a", "object"),
         (None, "bad_json"),
         ("b", "single_quoted"),
         ("c", "no_arguments"),
         ("d", "object"),
     ]
-    assert [(c.name, c.form) for c in parse_calls(text)] == forms
-    several = parse_calls(TAG + '[{"name": "a", "arguments": {}}, {"name": "b"}, 3]')
-    assert several == [
+
+
+def test_a_list_of_calls_is_several() -> None:
+    assert parse_calls(TAG + '[{"name": "a", "arguments": {}}, {"name": "b"}, 3]') == [
         Call("a", {}, "object"),
         Call("b", {}, "no_arguments"),
         Call(None, None, "bad_json"),
     ]
-    for cut in (
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
         '{"name": "a", "arguments": {"q": "unfini',
         "{'name': 'a', 'arg",
         '{"name": "a", "arguments": \'{"q',
-    ):
-        calls = parse_calls(TAG + cut + " " + format_call("b", {"q": 1}))
-        assert calls == [Call(None, None, "bad_json"), Call("b", {"q": 1}, "object")]
+    ],
+)
+def test_an_unfinished_call_swallows_none(cut: str) -> None:
+    calls = parse_calls(TAG + cut + " " + format_call("b", {"q": 1}))
+    assert calls == [Call(None, None, "bad_json"), Call("b", {"q": 1}, "object")]
 
 
 def python_string(draw: random.Random) -> str:
     """The source of a string, with any prefix, quotes and escapes; not all of them are valid."""
     quote = draw.choice(["'", '"', "'", '"', "'''", '"""'])
     prefix = draw.choice([""] * 9 + ["r", "b", "u", "f"])
-    return (
-        prefix + quote + "".join(draw.choices(CASES["python strings"], k=draw.randrange(5))) + quote
-    )
+    inside = "".join(draw.choices(CASES["python strings"], k=draw.randrange(5)))
+    return prefix + quote + inside + quote
 
 
 def python_source(draw: random.Random, depth: int = 0) -> str:
@@ -177,12 +209,13 @@ def random_arguments(draw: random.Random, depth: int = 0) -> dict[str, Any]:
     }
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_a_call_is_written_as_one_line_of_json() -> None:
     text = format_call("f", {"q": 'é "x"', "n": [1, None, True]})
-    assert (
-        text
-        == '<functioncall> {"name": "f", "arguments": {"q": "é \\"x\\"", "n": [1, null, true]}}'
-    )
+    written = '{"name": "f", "arguments": {"q": "é \\"x\\"", "n": [1, null, true]}}'
+    assert text == f"<functioncall> {written}"
+
+
+def test_what_is_written_is_read_back() -> None:
     draw = random.Random(2)
     for _ in range(3000):
         name = draw.choice(["f", "get_weather", "a.b-c", "東京", "it's", 'say "x"', "<|end|>"])
@@ -193,44 +226,50 @@ def test_what_is_written_is_read_back() -> None:
         assert parse_calls(f"Sure. {text} {text}") == [Call(name, arguments, "object")] * 2
 
 
-WRITERS = (
-    lambda a: f'{{"name": "f", "arguments": \'{json.dumps(a, ensure_ascii=False)}\'}}',
-    lambda a: json.dumps({"name": "f", "arguments": json.dumps(a)}),
-    lambda a: repr({"name": "f", "arguments": a}),
-    lambda a: repr({"name": "f", "arguments": json.dumps(a, ensure_ascii=False)}),
-)
+def quoted_json(arguments: dict[str, Any]) -> str:
+    return f'{{"name": "f", "arguments": \'{json.dumps(arguments, ensure_ascii=False)}\'}}'
 
 
-def test_other_writers_are_read_alike() -> None:
+def json_in_json(arguments: dict[str, Any]) -> str:
+    return json.dumps({"name": "f", "arguments": json.dumps(arguments)})
+
+
+def python(arguments: dict[str, Any]) -> str:
+    return repr({"name": "f", "arguments": arguments})
+
+
+def json_in_python(arguments: dict[str, Any]) -> str:
+    return repr({"name": "f", "arguments": json.dumps(arguments, ensure_ascii=False)})
+
+
+WORDS = [
+    "it's",
+    "dogs'",
+    '"quoted"',
+    "{x}",
+    "[1]",
+    "a:b",
+    "new\nline",
+    "tab\t",
+    "back\\slash",
+    "é東🎉",
+    "",
+]
+
+
+@pytest.mark.parametrize("write", [quoted_json, json_in_json, python, json_in_python])
+def test_other_writers_are_read_alike(write: Callable[[dict[str, Any]], str]) -> None:
     """All but what the form itself makes ambiguous: a tag, or a quote like the one that ends
     the string."""
     draw = random.Random(3)
-    words = [
-        "it's",
-        "dogs'",
-        '"quoted"',
-        "{x}",
-        "[1]",
-        "a:b",
-        "new\nline",
-        "tab\t",
-        "back\\slash",
-        "é東🎉",
-        "",
-    ]
-    for write in WRITERS:
-        for _ in range(1000):
-            values = (
-                " ".join(draw.choices(words, k=3)) + ".",
-                draw.random(),
-                [1, {"z": None}],
-                True,
-            )
-            arguments = {f"k{i}": draw.choice(values) for i in range(draw.randrange(5))}
-            (call,) = parse_calls(TAG + write(arguments))
-            assert (call.name, call.arguments) == ("f", arguments) and call.form in READABLE, write(
-                arguments
-            )
+    for _ in range(1000):
+        sentence = " ".join(draw.choices(WORDS, k=3)) + "."
+        values = (sentence, draw.random(), [1, {"z": None}], True)
+        arguments = {f"k{i}": draw.choice(values) for i in range(draw.randrange(5))}
+        (call,) = parse_calls(TAG + write(arguments))
+        assert call.name == "f", write(arguments)
+        assert call.arguments == arguments, write(arguments)
+        assert call.form in READABLE, write(arguments)
 
 
 def mutate(draw: random.Random, text: str) -> str:
@@ -241,138 +280,213 @@ def mutate(draw: random.Random, text: str) -> str:
     return text
 
 
-def test_no_text_raises() -> None:
+def hostile_texts() -> Iterator[str]:
+    """Ten thousand changed calls and random bytes."""
     draw = random.Random(4)
     seeds = [TAG + row["text"] for row in READ] + [format_call("g", {"a": ["x"]}) * 2]
     for n in range(10_000):
         if n % 4:
-            text = mutate(draw, draw.choice(seeds))
+            yield mutate(draw, draw.choice(seeds))
         else:
-            text = (
-                TAG
-                + draw.randbytes(40).decode("latin-1")
-                + "".join(draw.choices(CASES["pieces"], k=10))
-            )
+            noise = draw.randbytes(40).decode("latin-1")
+            yield TAG + noise + "".join(draw.choices(CASES["pieces"], k=10))
+
+
+def test_no_text_raises() -> None:
+    for text in hostile_texts():
         for call in parse_calls(text):
             assert call.form in FORMS
-            assert (call.form in READABLE) == (
-                call.name is not None and isinstance(call.arguments, dict)
-            )
+            complete = call.name is not None and isinstance(call.arguments, dict)
+            assert (call.form in READABLE) == complete
             # whatever is read can be written, and is then read as the same
             if call.form in READABLE:
                 assert parse_calls(format_call(call.name, call.arguments))[0][:2] == call[:2]
 
 
-def test_hostile_text_takes_linear_time(quick: Callable[..., Any]) -> None:
-    for start in (
-        "",
-        TAG,
-        TAG + "{",
-        TAG + "{'a': '",
-        TAG + '{"arguments": \'{"a": ',
-        TAG + '{"a": "',
-    ):
-        for unit in CASES["hostile"]:
-            quick(0.5, parse_calls, start + unit * (50_000 // len(unit)))
-    assert (
-        parse_calls(TAG + '{"name": "f", "arguments": {"a": ' + "9" * 50_000 + "}}")[0].form
-        == "bad_json"
-    )
+@pytest.mark.parametrize(
+    "start",
+    ["", TAG, TAG + "{", TAG + "{'a': '", TAG + '{"arguments": \'{"a": ', TAG + '{"a": "'],
+)
+def test_hostile_text_takes_linear_time(start: str, quick: Callable[..., Any]) -> None:
+    for unit in CASES["hostile"]:
+        quick(0.5, parse_calls, start + unit * (50_000 // len(unit)))
+
+
+def test_a_number_that_python_does_not_read_is_no_json() -> None:
+    text = '{"name": "f", "arguments": {"a": ' + "9" * 50_000 + "}}"
+    assert parse_calls(TAG + text)[0].form == "bad_json"
 
 
 WEATHER = CASES["weather"]
 BARE = {"name": "now", "description": "", "parameters": {}}
 
 
-@pytest.mark.parametrize("style", chat.STYLES)
-def test_the_offered_schemas_are_read_back_from_the_list(style: str) -> None:
-    offered = [tool.schema for tool in TOOLS.values()] + [WEATHER]
-    text = "Be brief.\n" + tools_prompt(offered, style)
-    read = chat.offered_schemas(text)
-    assert [tool["name"] for tool in read] == [tool["name"] for tool in offered]
-    assert chat.offered_names(text) == {tool["name"] for tool in offered}
-    for got, tool in zip(
-        (schema["parameters"] for schema in read), (schema["parameters"] for schema in offered)
-    ):
-        assert list(got["properties"]) == list(tool["properties"])
-        assert got.get("required", []) == tool.get("required", [])
-        for name, schema in tool["properties"].items():
+OFFERED = [*(tool.schema for tool in TOOLS.values()), WEATHER]
+EVERY_STYLE = pytest.mark.parametrize("style", chat.STYLES)
+
+
+def listed(style: str) -> str:
+    """A system message with the list of all tools."""
+    return "Be brief.\n" + tools_prompt(OFFERED, style)
+
+
+@EVERY_STYLE
+def test_the_offered_names_are_read_back_from_the_list(style: str) -> None:
+    text = listed(style)
+    names = [tool["name"] for tool in OFFERED]
+    assert [tool["name"] for tool in chat.offered_schemas(text)] == names
+    assert chat.offered_names(text) == set(names)
+
+
+@EVERY_STYLE
+def test_the_offered_arguments_are_read_back_from_the_list(style: str) -> None:
+    for got, tool in zip(chat.offered_schemas(listed(style)), OFFERED, strict=True):
+        found = got["parameters"]
+        expected = tool["parameters"]
+        assert list(found["properties"]) == list(expected["properties"])
+        assert found.get("required", []) == expected.get("required", [])
+
+
+@EVERY_STYLE
+def test_the_offered_types_are_read_back_from_the_list(style: str) -> None:
+    for got, tool in zip(chat.offered_schemas(listed(style)), OFFERED, strict=True):
+        for name, schema in tool["parameters"]["properties"].items():
+            found = got["parameters"]["properties"][name]
             if "enum" in schema:
-                assert set(schema["enum"]) <= set(got["properties"][name]["enum"])
+                assert set(schema["enum"]) <= set(found["enum"])
             else:
-                assert got["properties"][name].get("type") == schema.get("type")
+                assert found.get("type") == schema.get("type")
+
+
+def test_a_list_in_json_gives_the_schemas_whole() -> None:
+    text = listed("json")
+    assert chat.offered_schemas(text) == OFFERED
+    assert text.splitlines()[1].startswith("You are a helpful assistant with access to")
+
+
+def test_a_text_without_a_list_offers_nothing() -> None:
     assert chat.offered_schemas("You are a helpful assistant.") == []
-    assert (
-        tools_prompt([], style)
-        == "You are a helpful assistant, with no access to external functions."
-    )
-    if style == "json":
-        assert read == offered
-        assert text.splitlines()[1].startswith("You are a helpful assistant with access to")
 
 
-def test_a_tool_is_a_line_and_described_puts_its_name_last() -> None:
-    tricky = {
+@EVERY_STYLE
+def test_a_list_of_nothing_says_so(style: str) -> None:
+    nothing = "You are a helpful assistant, with no access to external functions."
+    assert tools_prompt([], style) == nothing
+
+
+SIGNATURE = "get_weather(city: string, unit?: c|f, days?: integer[], extra?: any)"
+
+
+def tricky(properties: dict[str, Any]) -> dict[str, Any]:
+    """A tool whose description looks like a line of a list."""
+    return {
         "name": "f",
         "description": "Rate (in %): a - b, g(x)",
-        "parameters": {"properties": {"x": {}}},
+        "parameters": {"properties": properties},
     }
-    signature = "get_weather(city: string, unit?: c|f, days?: integer[], extra?: any)"
-    compact = f"Functions:\n{signature} - Weather of a city, now.\nnow()\nx()"
+
+
+def test_a_tool_is_a_line_with_its_signature_first() -> None:
+    compact = f"Functions:\n{SIGNATURE} - Weather of a city, now.\nnow()\nx()"
     assert tools_prompt([WEATHER, BARE, {"name": "x"}]) == compact
-    text = tools_prompt([WEATHER, BARE, tricky], "described")
-    lines = [
-        f"Weather of a city, now.: {signature}",
+
+
+def test_the_described_style_puts_the_signature_last_and_offers_none() -> None:
+    text = tools_prompt([WEATHER, BARE, tricky({"x": {}})], "described")
+    assert text.splitlines()[1:] == [
+        f"Weather of a city, now.: {SIGNATURE}",
         "now()",
         "Rate (in %): a - b, g(x): f(x?: any)",
+        "Nothing fits: none()",
     ]
-    assert text.splitlines()[1:] == [*lines, "Nothing fits: none()"]
     assert chat.offered_names(text) == {"get_weather", "now", "f"}
-    # no list
-    assert chat.described(text) == text
-    assert chat.described("f(x) - y") == "f(x) - y"
+
+
+def test_types_and_choices_of_a_list_are_read_back() -> None:
     texts = {"who": {"type": "list(str)"}, "n": {"enum": [1, 2, "1"]}}
-    text = tools_prompt([tricky | {"parameters": {"properties": texts}}, WEATHER], "described")
+    text = tools_prompt([tricky(texts), WEATHER], "described")
     assert text.splitlines()[1].endswith(': f(who?: string[], n?: 1|2|"1")')
     assert chat.offered_names(text) == {"f", "get_weather"}
     assert tools_prompt(chat.offered_schemas(text), "described") == text
+
+
+def test_a_list_within_a_message_becomes_described() -> None:
     within = f"Be short.\n{tools_prompt([WEATHER])}\n\nToday is - Monday."
-    assert chat.described(within) == within.replace(
-        tools_prompt([WEATHER]), tools_prompt([WEATHER], "described")
-    )
+    described = f"Be short.\n{tools_prompt([WEATHER], 'described')}\n\nToday is - Monday."
+    assert chat.described(within) == described
+
+
+@pytest.mark.parametrize("text", ["f(x) - y", tools_prompt([WEATHER, BARE], "described")])
+def test_a_text_without_a_compact_list_stays_as_it_is(text: str) -> None:
+    assert chat.described(text) == text
 
 
 def test_calling_none_is_no_call_and_reads_as_words() -> None:
-    call = chat.format_call("now", {})
     assert chat.parse_calls(chat.DECLINE) == []
     assert chat.in_words(chat.DECLINE) == chat.DECLINED
-    assert [c.name for c in chat.parse_calls(f"{chat.DECLINE} {call}")] == ["now"]
-    for text in (
-        call,
-        f"{call} {chat.DECLINE}",
-        "",
-        "none",
-        f"{chat.CALL_TAG} none",
-        f"{chat.DECLINE} {call}",
-    ):
-        assert chat.in_words(text) == text
 
 
-def test_what_is_no_call_and_no_schema_is_not_written() -> None:
-    circular: dict[str, Any] = {}
-    circular["self"] = circular
-    values = [{"a": value} for value in (float("nan"), float("inf"), {1, 2}, b"x")]
-    for name, arguments in [
-        ("", {}),
-        (None, {}),
-        *(("f", a) for a in (None, [1], circular, *values)),
-    ]:
-        with pytest.raises(DataError):
-            format_call(name, arguments)
-    parameters = ({"name": "f", "parameters": p} for p in ([1], {"properties": ["a"]}))
-    for tool, style in product([{}, "f", {"name": "none"}, *parameters], chat.STYLES):
-        with pytest.raises(DataError):
-            tools_prompt([tool], style)
+NOW = chat.format_call("now", {})
+
+
+def test_a_call_beside_none_is_a_call() -> None:
+    assert [call.name for call in chat.parse_calls(f"{chat.DECLINE} {NOW}")] == ["now"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [NOW, f"{NOW} {chat.DECLINE}", "", "none", f"{chat.CALL_TAG} none", f"{chat.DECLINE} {NOW}"],
+)
+def test_any_other_text_than_none_alone_stays_as_it_is(text: str) -> None:
+    assert chat.in_words(text) == text
+
+
+CIRCULAR: dict[str, Any] = {}
+CIRCULAR["self"] = CIRCULAR
+
+
+@pytest.mark.parametrize("name", ["", None])
+def test_a_call_without_a_name_is_not_written(name: Any) -> None:
+    with pytest.raises(DataError):
+        format_call(name, {})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        None,
+        [1],
+        CIRCULAR,
+        {"a": float("nan")},
+        {"a": float("inf")},
+        {"a": {1, 2}},
+        {"a": b"x"},
+    ],
+    ids=["none", "list", "circular", "nan", "inf", "set", "bytes"],
+)
+def test_arguments_that_json_lacks_are_not_written(arguments: Any) -> None:
+    with pytest.raises(DataError):
+        format_call("f", arguments)
+
+
+@EVERY_STYLE
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {},
+        "f",
+        {"name": "none"},
+        {"name": "f", "parameters": [1]},
+        {"name": "f", "parameters": {"properties": ["a"]}},
+    ],
+    ids=str,
+)
+def test_what_is_no_schema_is_not_listed(tool: Any, style: str) -> None:
+    with pytest.raises(DataError):
+        tools_prompt([tool], style)
+
+
+def test_a_style_that_is_not_known_is_refused() -> None:
     with pytest.raises(ConfigError):
         tools_prompt([WEATHER], "xml")
 
