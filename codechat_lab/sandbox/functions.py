@@ -7,21 +7,18 @@ gets a new process, which repeats its calls: random numbers begin with the same 
 does not. Where a repeated call gives another result, stderr says so once."""
 
 import json
-import os
 import socket
 import sys
 import threading
-import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError
 from codechat.text import tool_worlds
 from codechat.text.tool_worlds import Answer, as_json
-from codechat_lab.sandbox import scratch
 from codechat_lab.sandbox.handles import Lost, Session
-from codechat_lab.sandbox.judge import Zygote
-from codechat_lab.sandbox.pool import END_S, MEMORY_MB, SandboxUnavailable, choose
+from codechat_lab.sandbox.pool import MEMORY_MB
+from codechat_lab.sandbox.values import Processes
 
 LONGEST = 1 << 20  # bytes of an answer of the process
 REASON = 300  # characters
@@ -87,14 +84,12 @@ class SandboxedFile:
     SandboxUnavailable where the machine has none."""
 
     def __init__(self, source: bytes, path: str, call_s: float) -> None:
-        choose("auto")
+        self.processes = Processes()
         self.path = path
         self.call_s = call_s
         with open(tool_worlds.__file__, encoding="utf-8") as file:
             driver = file.read()
         self.code = driver + ANSWERS.format(source=source, name="tools_file", path=path)
-        self.zygote: Zygote | None = None
-        self.owner = 0  # process id: a fork must not use the zygote of its parent
         self.process: Process | None = None
         self.lock = threading.RLock()
         self.told = False
@@ -113,7 +108,8 @@ class SandboxedFile:
         """The process of a world in the state that its calls have left."""
         if self.process and self.process.world is world and not self.process.session.lost:
             return self.process
-        self.process = Process(self._channel(), world, self.code)
+        self.process = None  # where the next one does not load, the former one has ended
+        self.process = Process(self.processes.begin(), world, self.code)
         for call in world.calls:
             answer = self.process.ask(
                 self.process.call, call.name, call.arguments, seconds=self.call_s
@@ -126,37 +122,6 @@ class SandboxedFile:
                     file=sys.stderr,
                 )
         return self.process
-
-    def _channel(self) -> socket.socket:
-        """The socket of a new process; a zygote that has gone is replaced."""
-        try:
-            if self.zygote and self.owner == os.getpid():
-                self._end()
-                return self.zygote.take()
-        except OSError:  # it has gone
-            self.process = None
-        try:
-            place = scratch.Scratch()
-            self.zygote = Zygote("landlock", place)
-        except OSError as error:
-            raise SandboxUnavailable(f"isolation was lost: {error}; or set --trust") from None
-        self.owner = os.getpid()
-        weakref.finalize(self, _close, self.zygote, place.path, self.owner)
-        return self.zygote.take()
-
-    def _end(self) -> None:
-        """End the process that runs now."""
-        if self.process and self.zygote:
-            self.zygote.end()
-            self.process.session.channel.close()
-            self.process = None
-
-
-def _close(zygote: Zygote, folder: str, owner: int) -> None:
-    if os.getpid() == owner:
-        zygote.close()
-        os.close(zygote.scratch.lock)
-        scratch.remove(folder, wait_s=END_S)
 
 
 class SandboxedWorld:

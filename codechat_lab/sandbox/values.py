@@ -4,17 +4,16 @@ foreign code.
 Each call has a process of its own, forked from a zygote, so nothing is left of the one before.
 What goes in and what comes back is text."""
 
-import atexit
-import contextlib
 import functools
 import os
 import socket
+import weakref
 
 from codechat.core.errors import RunError
 from codechat_lab.sandbox import scratch
 from codechat_lab.sandbox.handles import Lost, Session
-from codechat_lab.sandbox.judge import NotStarted, Zygote
-from codechat_lab.sandbox.pool import END_S, MEMORY_MB, TIMEOUT_S, choose
+from codechat_lab.sandbox.judge import Zygote
+from codechat_lab.sandbox.pool import END_S, MEMORY_MB, TIMEOUT_S, SandboxUnavailable, choose
 
 LONGEST = 16 << 20  # bytes of an answer
 
@@ -23,62 +22,58 @@ class ProgramFailed(RunError):
     """The program raised, ended, was out of time or answered something else than a text."""
 
 
-class Worker:
-    """A zygote that gives a process for each call. It ends with `close`, or with the thread that
-    started it."""
+class Processes:
+    """Gives one isolated process at a time. Its zygote ends with this object, with the thread that
+    needed it first, or with the trainer."""
 
-    def __init__(self, level: str) -> None:
+    def __init__(self) -> None:
+        """SandboxUnavailable where the machine does not isolate programs."""
+        self.level = choose("auto")
+        self.zygote: Zygote | None = None
+        self.owner = 0  # process id: a fork must not use the zygote of its parent
+        self.channel: socket.socket | None = None  # of the process that runs now
+
+    def begin(self) -> socket.socket:
+        """The socket of a new process. The former one has ended; a zygote that has gone is
+        replaced."""
+        try:
+            if self.zygote and self.owner == os.getpid():
+                self.end()
+                self.channel = self.zygote.take()
+                return self.channel
+        except OSError:  # it has gone
+            pass
+        try:
+            place = scratch.Scratch()
+            self.zygote = Zygote(self.level, place)
+        except OSError as error:
+            raise SandboxUnavailable(
+                f"isolation was lost: {error}; see `codechat sandbox check`"
+            ) from None
         self.owner = os.getpid()
-        self.scratch = scratch.Scratch()
-        self.zygote = Zygote(level, self.scratch)
+        weakref.finalize(self, _close, self.zygote, self.owner)
+        self.channel = self.zygote.take()
+        return self.channel
 
-    def call(self, code: str, function: str, text: str, timeout_s: float, memory_mb: int) -> str:
-        """What the function of the program returns for a text."""
-        channel = self.zygote.take()
-        with channel:
-            channel.settimeout(timeout_s)
-            try:
-                return _answer(channel, code, function, text, timeout_s, memory_mb)
-            except Lost as error:
-                raise ProgramFailed(f"the program was lost: {error}") from None
-            finally:
+    def end(self) -> None:
+        """End the process that runs now, if there is one."""
+        if self.channel and self.zygote:
+            channel = self.channel
+            self.channel = None
+            with channel:  # closed afterwards: the process would exit by itself once it is closed
                 self.zygote.end()
 
-    def close(self) -> None:
-        self.zygote.close()
-        os.close(self.scratch.lock)
-        scratch.remove(self.scratch.path, wait_s=END_S)
 
-
-def _answer(
-    channel: socket.socket, code: str, function: str, text: str, timeout_s: float, memory_mb: int
-) -> str:
-    session = Session(channel, LONGEST)
-    try:
-        defined = session.request("load", code, [function], "", memory_mb, timeout_s)
-        answer = dict(defined)[function](text)
-    # the program may raise anything, and answer in any shape
-    except Exception as error:
-        raise ProgramFailed(f"the program failed: {type(error).__name__}: {error}") from None
-    if type(answer) is not str:
-        raise ProgramFailed(f"the program answered {type(answer).__name__}; expected a text")
-    return answer
+def _close(zygote: Zygote, owner: int) -> None:
+    if os.getpid() == owner:
+        zygote.close()
+        os.close(zygote.scratch.lock)
+        scratch.remove(zygote.scratch.path, wait_s=END_S)
 
 
 @functools.cache
-def _worker(level: str) -> list[Worker]:
-    """The worker of this process, replaced where it was lost."""
-    kept: list[Worker] = []
-    atexit.register(_close, kept)
-    return kept
-
-
-def _close(kept: list[Worker]) -> None:
-    for worker in kept:
-        if worker.owner == os.getpid():  # in a fork it is not ours
-            with contextlib.suppress(OSError):
-                worker.close()
-    kept.clear()
+def _shared() -> Processes:
+    return Processes()
 
 
 def value_of(
@@ -91,15 +86,20 @@ def value_of(
     """What a function of the program, which is defined by `code`, returns for a text.
 
     ProgramFailed; SandboxUnavailable where the machine does not isolate programs."""
-    level = choose("auto")
-    kept = _worker(level)
-    if kept and kept[0].owner != os.getpid():
-        kept.clear()
-    for _ in range(2):
-        if not kept:
-            kept.append(Worker(level))
-        try:
-            return kept[0].call(code, function, text, timeout_s, memory_mb)
-        except NotStarted:  # its thread has ended, or the machine has ended it
-            _close(kept)
-    raise ProgramFailed("the sandbox was lost twice; see `codechat sandbox check`")
+    processes = _shared()
+    channel = processes.begin()
+    channel.settimeout(timeout_s)
+    session = Session(channel, LONGEST)
+    try:
+        defined = session.request("load", code, [function], "", memory_mb, timeout_s)
+        answer = dict(defined)[function](text)
+    except Lost as error:
+        raise ProgramFailed(f"the program was lost: {error}") from None
+    # the program may raise anything, and answer in any shape
+    except Exception as error:
+        raise ProgramFailed(f"the program failed: {type(error).__name__}: {error}") from None
+    finally:
+        processes.end()
+    if type(answer) is not str:
+        raise ProgramFailed(f"the program answered {type(answer).__name__}; expected a text")
+    return answer
