@@ -1,8 +1,10 @@
 """The server beside in-process sampling: tokens per second for many clients, and the time to the
-first token on an idle server.
+first token on an idle server. With a checkpoint also what `codechat serve` takes in a process of
+its own: seconds until it answers, and memory.
 
     python -m benchmarks serve                                     16 clients beside generate.sample at batch 16
     python -m benchmarks serve --clients 4 --max-new-tokens 128
+    python -m benchmarks serve --ckpt released/smollm2-tools --clients 8
 
 Clients run in a process of their own over plain HTTP; on a machine with few cores they still take
 time from the server. "engine" is continuous batching without HTTP. The time to the first token is
@@ -20,9 +22,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from benchmarks import measure
@@ -37,6 +41,7 @@ from codechat_lab.serve import serve
 from codechat_lab.serve.engine import Engine, Request
 
 START_S = 60
+IDLE_S = 1.0  # without work for so long: idle
 
 
 def load(cfg: ServeBench) -> LoadedModel:
@@ -189,6 +194,58 @@ def first_token(
     return statistics.median(alone[1:]), statistics.median(served[1:])
 
 
+@dataclass(frozen=True)
+class Moment:
+    """What the process of a server has taken so far. cpu_s: seconds of all its threads;
+    resident: bytes, the pages of files included; anonymous: bytes of its own."""
+
+    name: str
+    cpu_s: float
+    resident: int
+    anonymous: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.resident / 2**20:,.0f} MiB resident, "
+            f"{self.anonymous / 2**20:,.0f} anonymous, {self.cpu_s:.1f} s of CPU"
+        )
+
+
+def moment(name: str, process: psutil.Process) -> Moment:
+    """Once the process has nothing to do."""
+    cpu_s = -1.0
+    while sum(process.cpu_times()[:2]) > cpu_s + IDLE_S / 10:
+        cpu_s = sum(process.cpu_times()[:2])
+        time.sleep(IDLE_S)
+    kept = dict(
+        line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    )
+    resident, anonymous = (1024 * int(kept[key].split()[0]) for key in ("VmRSS", "RssAnon"))
+    return Moment(name, cpu_s, resident, anonymous)
+
+
+def apart(cfg: ServeBench, prompts: list[list[int]], crowd: Crowd) -> tuple[float, list[Moment]]:
+    """Seconds until `codechat serve` answers in a process of its own, and what it has taken when
+    idle, after one request, and after all clients at once."""
+    words = [sys.executable, "-m", "codechat", "serve", "--ckpt", cfg.ckpt, "--port", "0"]
+    began = time.perf_counter()
+    with subprocess.Popen([*words, "--name", "bench"], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            line = next((line for line in server.stdout if " answers at " in line), None)
+            if line is None:
+                raise RunError("codechat serve did not start; read its output above")
+            start_s = time.perf_counter() - began
+            order = dict(url=line.split(" answers at ")[1].split()[0], stream=False)
+            process = psutil.Process(server.pid)
+            moments = [moment("idle", process)]
+            for name, some in (("after one request", prompts[:1]), ("after all clients", prompts)):
+                crowd.ask(**order, prompts=some, max_tokens=cfg.max_new_tokens)
+                moments.append(moment(name, process))
+        finally:
+            server.terminate()
+    return start_s, moments
+
+
 def bench(cfg: ServeBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     loaded = load(cfg)
@@ -196,6 +253,11 @@ def bench(cfg: ServeBench) -> dict[str, Any]:
     with running(cfg, loaded) as url, Crowd() as crowd:
         timings = race(cfg, loaded, prompts, crowd, url)
         prefill, first = first_token(cfg, loaded, prompts[0], crowd, url)
+    start_s = None
+    moments: list[Moment] = []
+    if cfg.ckpt:
+        with Crowd() as crowd:
+            start_s, moments = apart(cfg, prompts, crowd)
     shape = loaded.model.cfg
     title = (
         f"serving: {shape.depth} x {shape.n_embd}, vocabulary {shape.vocab_size:,}, {cfg.clients} clients, prompts of {cfg.prompt_tokens} tokens, "
@@ -206,9 +268,13 @@ def bench(cfg: ServeBench) -> dict[str, Any]:
         f"first token on an idle server {1e3 * first:.1f} ms, one prefill {1e3 * prefill:.1f} "
         f"ms: {first / prefill:.1f} x (median of {cfg.first_tokens})"
     )
+    if start_s is not None:
+        print(f"codechat serve answers after {start_s:.1f} s", *moments, sep="\n")
     return {
         "title": title,
         "timings": measure.rows(timings),
         "prefill_s": prefill,
         "first_token_s": first,
+        "start_s": start_s,
+        "moments": [asdict(one) for one in moments],
     }

@@ -212,7 +212,7 @@ def stream(
         stops=[list(s) for s in stop],
         states=None if grammar is None else [grammar.begin()],
     )
-    seen = Conversation(model) if kept is None else kept
+    seen = Conversation(reader_of(model, graph=False)) if kept is None else kept
     for t, rows in enumerate(_steps(seen.reader, batch, seen.read(prompt, budget))):
         seen.ids.append(int(rows.ids[0, t]))
         yield seen.ids[-1]
@@ -222,12 +222,12 @@ class Conversation:
     """Weights copied once, and the cache of the ids seen last, for prompts that continue each
     other (`stream`)."""
 
-    def __init__(self, model: GPT) -> None:
-        weight = model.wte.weight
+    def __init__(self, reader: Reader) -> None:
+        weight = reader.model.wte.weight
         self.ids: list[int] = []
-        self.reader = reader_of(model, graph=False)
+        self.reader = reader
         dtype = memory.cache_dtype(weight.device, compute_dtype(weight))
-        self.cache = KVCache(model.cfg, 1, 0, weight.device, dtype)
+        self.cache = KVCache(reader.model.cfg, 1, 0, weight.device, dtype)
 
     def read(self, prompt: Sequence[int], room: int) -> tuple[KVCache, Tensor]:
         """The cache of a prompt with room for more tokens, and its last state (1, D)."""

@@ -272,6 +272,11 @@ class GPT(nn.Module):
                 std = 0.02 if name.startswith(("wte", "wpe", "head")) else p.shape[1] ** -0.5
                 sharding.fill(p, torch.randn(p.shape, generator=rng) * std)
 
+    @property
+    def head_name(self) -> str:
+        """Of `head_weight` among the parameters."""
+        return "wte.weight" if self.head is None else "head.weight"
+
     def head_weight(self) -> Tensor:
         """(V, D): the tied embedding, or the head's own."""
         return self.wte.weight if self.head is None else self.head.weight

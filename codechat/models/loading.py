@@ -1,14 +1,18 @@
 """A checkpoint as a model that can be used, with its tokenizer and its kind of tags."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from codechat.core import config
 from codechat.core.errors import CheckpointError
 from codechat.models.config import GPTConfig
+from codechat.models.fast.device import on_cpu
+from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 from codechat.text import chat, tokenizer
@@ -24,6 +28,17 @@ class LoadedModel:
     tags: str
     meta: dict[str, Any]
     path: Path
+    # where the model has none of its own and is on the meta device: those in its file
+    weights: Mapping[str, Tensor] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where it decodes."""
+        return self.model.wte.weight.device if self.weights is None else torch.device("cpu")
+
+    def reader(self) -> Reader:
+        """What decodes, token by token."""
+        return reader_of(self.model, graph=False, weights=self.weights)
 
     @property
     def tools_style(self) -> str:
@@ -57,16 +72,32 @@ def describe(path: Path, meta: dict[str, Any]) -> tuple[GPTConfig, Tokenizer, st
 
 
 def load_model(
-    ref: str | Path, device: str | torch.device = "cpu", tags: str | None = None
+    ref: str | Path,
+    device: str | torch.device = "cpu",
+    tags: str | None = None,
+    *,
+    decodes: bool = False,
 ) -> LoadedModel:
     """The model of a checkpoint: a run, RUN@best, RUN@STEP or a directory. tags: none = those
-    it was trained with."""
+    it was trained with. decodes: for `LoadedModel.reader` alone; on a CPU the model then has no
+    weights, which would be a second copy."""
     # no second copy in host memory, whatever the device
     ckpt = checkpoint.load(ref, optimizer=False, mmap=True)
     shape, tok, trained_with = describe(ckpt.path, ckpt.meta)
     with torch.device("meta"):  # random weights would be overwritten
         model = GPT(shape)
-    # not `to_empty`, which imports sympy: half a second
-    model._apply(lambda x: torch.empty(x.shape, dtype=x.dtype, device=device))
-    checkpoint.restore(ckpt, model)
-    return LoadedModel(model.eval(), tok, tags or trained_with, ckpt.meta, ckpt.path)
+    stay = decodes and on_cpu(torch.device(device))
+    if stay:
+        checkpoint.check_fit(ckpt, model)
+    else:
+        # not `to_empty`, which imports sympy: half a second
+        model._apply(lambda x: torch.empty(x.shape, dtype=x.dtype, device=device))
+        checkpoint.restore(ckpt, model)
+    return LoadedModel(
+        model.eval(),
+        tok,
+        tags or trained_with,
+        ckpt.meta,
+        ckpt.path,
+        ckpt.model_state if stay else None,
+    )

@@ -6,6 +6,7 @@ complete or absent.
                             ranks.pt   random states, and the `extra` of each rank
                             meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the
                                        files
+                            .hashes.json  hashes that were computed when large files were read
     checkpoints/step_001000/model.safetensors   all of a released one but meta.json
                                                 (`formats.exchange`)
     checkpoints/step_000120/adapter.safetensors  in place of the weights: what is added to those
@@ -68,6 +69,9 @@ from codechat.runs.paths import fingerprint as fingerprint
 
 FORMAT = 1
 RELEASED_WEIGHTS = "model.safetensors"
+HASHES = ".hashes.json"  # of the large files, with their size and time: `_sha256`
+SETTLED_NS = 2_000_000_000
+NOTED_BYTES = 1 << 26  # smaller files are hashed in a tenth of a second
 ADAPTER = "adapter.safetensors"
 resolve = find_checkpoint
 
@@ -235,19 +239,88 @@ def prune(run_path: Path, step: int, keep_last: int) -> None:
 
 def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> None:
     """CheckpointError, on every rank, for a missing or damaged file. Each rank hashes every
-    world-size-th file. A collective."""
+    world-size-th file, unless its hash is known. A collective."""
+    known = _known_hashes(folder)
     with dist.together():
         for i, name in enumerate(names):
             path = folder / name
             mine = i % dist.world_size() == dist.rank()
             # size first: a cut file is found without reading it
             whole = path.is_file() and path.stat().st_size == files[name]["bytes"]
-            if not whole or (mine and file_record(path)["sha256"] != files[name]["sha256"]):
+            if not whole or (mine and _sha256(path, known) != files[name]["sha256"]):
                 remedy = (
                     "use another step, RUN@STEP; to continue from "
                     f"there, delete {folder}, then set --resume"
                 )
                 raise CheckpointError(f"{path} is missing or damaged; {remedy}")
+    # a directory that cannot be written is hashed every time
+    with contextlib.suppress(OSError):
+        if known != _known_hashes(folder):
+            write_json(folder / HASHES, known)
+
+
+def _known_hashes(folder: Path) -> dict[str, Any]:
+    """{file: {bytes, modified, sha256}} that `_sha256` noted; empty where nothing is to be read."""
+    with contextlib.suppress(UserError):
+        return read_json(folder / HASHES)
+    return {}
+
+
+def _sha256(path: Path, known: dict[str, Any]) -> str:
+    """The hash of a file: of 2 GB it takes two seconds, so it is noted in `known`, and taken from
+    there while the file has the same size and time of its last change."""
+    about = path.stat()
+    now = {"bytes": about.st_size, "modified": about.st_mtime_ns}
+    noted = known.get(path.name)
+    if isinstance(noted, dict) and now.items() <= noted.items() and "sha256" in noted:
+        return str(noted["sha256"])
+    record = file_record(path)
+    # a file that was just written may change again within the same tick of the clock
+    if time.time_ns() - about.st_mtime_ns > SETTLED_NS and record["bytes"] >= NOTED_BYTES:
+        known[path.name] = now | record
+    return str(record["sha256"])
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """Equal while it is the same file with the same content; empty without one."""
+    with contextlib.suppress(FileNotFoundError):
+        about = path.stat()
+        return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+    return ()
+
+
+class MappedWeights(Mapping[str, Tensor]):
+    """Float32 weights that stay in their file: a tensor takes memory while it is held, and what
+    was read of it.
+
+    The file is mapped anew after every SHARE-th part of it: what was read through a former map is
+    given back with the last tensor of it. A tensor that is larger has a map of its own."""
+
+    SHARE = 16
+    LEAST = 1 << 24  # bytes of such a part
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = _identity(path)
+        self.most = max(self.LEAST, path.stat().st_size // self.SHARE)
+        self.tensors: dict[str, Tensor] = _read_file(path, mmap=True)
+        self.about = {name: tensor.to("meta") for name, tensor in self.tensors.items()}
+        self.read = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        size = self.about[name].nbytes
+        # where the file was replaced or removed meanwhile, the former map still has its content
+        if self.read + size > self.most and _identity(self.path) == self.file:
+            self.tensors = _read_file(self.path, mmap=True)
+            self.read = 0
+        self.read += size
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.about)
+
+    def __len__(self) -> int:
+        return len(self.about)
 
 
 def _read_file(path: Path, mmap: bool = False) -> Any:
@@ -429,7 +502,7 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
             optim = Shards(path, "optim.")
     else:
         if not base:
-            state = _read_file(path / "model.pt", mmap)
+            state = MappedWeights(path / "model.pt") if mmap else _read_file(path / "model.pt")
         if optimizer:
             optim = _read_file(path / "optim.pt", mmap)
     ranks = _read_file(path / "ranks.pt")
@@ -549,15 +622,11 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def restore(
-    ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
-) -> None:
-    """Put the saved state into `model`; with optimizers, also into them and the global random
-    states. CheckpointError, with both shapes, where they do not fit."""
+def check_fit(ckpt: Checkpoint, model: nn.Module) -> None:
+    """CheckpointError, with both shapes, where the saved weights are not those of this model."""
     saved = ckpt.model_state
-    targets = model.state_dict()
     there = _shapes(getattr(saved, "about", saved))
-    here = _shapes(targets)
+    here = _shapes(model.state_dict())
     differ = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     if differ:
         listed = "; ".join(
@@ -567,6 +636,14 @@ def restore(
         raise CheckpointError(
             f"{ckpt.path} does not fit the model in {len(differ)} tensors: {listed}; {remedy}"
         )
-    _fill(targets, saved)
+
+
+def restore(
+    ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
+) -> None:
+    """Put the saved state into `model`; with optimizers, also into them and the global random
+    states. CheckpointError, with both shapes, where they do not fit."""
+    check_fit(ckpt, model)
+    _fill(model.state_dict(), ckpt.model_state)
     if optimizers:
         restore_optimizers(ckpt, model, optimizers)

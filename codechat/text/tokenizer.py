@@ -182,22 +182,24 @@ class ImportedTokenizer(Tokenizer):
         self.saved = saved
         self.spec = saved["spec"]
         self.template: str | None = saved.get("template")  # a jinja chat template
-        self._plain = tokenizer_files.parsed(self.spec, saved["json"])
         self._special = tokenizer_files.parsed(self.spec, saved["json"])
+        self._plain = tokenizer_files.twin(self._special)
         self._plain.encode_special_tokens = True
-        self._ids: dict[str, int] = self._plain.get_vocab(with_added_tokens=True)
-        self.n_vocab = max(self._ids.values()) + 1
+        # there may be gaps, so that their number does not tell
+        self.n_vocab = max(self._plain.get_vocab(with_added_tokens=True).values()) + 1
         self._added: dict[int, Any] = self._plain.get_added_tokens_decoder()
         self.special_tokens = {
             token.content: i for i, token in self._added.items() if token.special
         }
-        self._byte_level = '"ByteLevel"' in json.dumps(json.loads(saved["json"]).get("decoder"))
+        decoder = self._plain.decoder
+        self._byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
         eos = saved["special"].get("eos_token")
-        if eos not in self._ids:
+        end = None if eos is None else self._plain.token_to_id(eos)
+        if end is None:
             raise DataError(
                 f"{self.spec}: eos_token {eos!r} is no token; set it in tokenizer_config.json"
             )
-        self.eot_id = self._ids[eos]
+        self.eot_id = end
 
     @cached_property
     def beginning(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -35,6 +35,21 @@ def parsed(spec: str, text: str) -> Any:
     return made
 
 
+def twin(made: Any) -> Any:
+    """A tokenizer with settings of its own and the same vocabulary, which both read in one place:
+    to read tokenizer.json again takes a third of a second and 80 MB for 150,000 tokens."""
+    import tokenizers
+
+    other = tokenizers.Tokenizer(made.model)
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        part = getattr(made, name)
+        if part is not None:
+            setattr(other, name, part)
+    added = made.get_added_tokens_decoder()
+    other.add_tokens([added[i] for i in sorted(added)])
+    return other
+
+
 def around(made: Any) -> tuple[list[int], list[int]]:
     """The ids that a tokenizer's own post-processor puts before a text and behind it."""
     plain = made.encode("a", add_special_tokens=False).ids

@@ -294,7 +294,7 @@ def _line_of(error: BaseException, path: Path) -> int | None:
 def read_schemas(path: Path) -> dict[str, Schema]:
     """name -> schema of a json list of tools in any form of `tool_schemas`. DataError names the
     file and the tool."""
-    import jsonschema
+    from codechat.text import json_schemas  # a tenth of a second, which a chat does not need
 
     schemas: dict[str, Schema] = {}
     try:
@@ -303,18 +303,18 @@ def read_schemas(path: Path) -> dict[str, Schema]:
             tool = tool_schemas.tool_schema(row)
             name = tool["name"]
             parameters = {"type": "object", "required": [], "properties": {}, **tool["parameters"]}
-            jsonschema.Draft202012Validator.check_schema(parameters)
+            json_schemas.check(parameters)
             schemas[name] = {
                 "name": name,
                 "description": str(tool["description"]),
                 "parameters": parameters,
             }
-    except (OSError, ValueError, jsonschema.SchemaError) as error:
+    except (OSError, ValueError, json_schemas.SchemaError) as error:
         expected = (
             '[{"name": ..., "description": ..., "parameters": '
             '{"type": "object", "properties": {...}}}]'
         )
-        message = error.message if isinstance(error, jsonschema.SchemaError) else str(error)
+        message = error.message if isinstance(error, json_schemas.SchemaError) else str(error)
         raise DataError(f"{path} item {len(schemas)}: {message}; expected {expected}") from None
     return schemas
 
@@ -322,15 +322,13 @@ def read_schemas(path: Path) -> dict[str, Schema]:
 def misfit(arguments: Mapping[str, Any], parameters: Schema) -> str:
     """Where the arguments break their JSON schema, or "". None of an optional parameter counts
     as left out."""
-    import jsonschema
+    from codechat.text import json_schemas
 
     required = parameters.get("required") or ()
     given = {
         name: value for name, value in arguments.items() if value is not None or name in required
     }
-    error = jsonschema.exceptions.best_match(
-        jsonschema.Draft202012Validator(parameters).iter_errors(given)
-    )
+    error = json_schemas.error_of(given, parameters)
     if error is None:
         return ""
     return f"{'.'.join(map(str, error.path)) or 'arguments'}: {error.message}"[:300]

@@ -129,6 +129,9 @@ class Engine:
         """room: none = for `max_rows` requests, each as long as the model's block."""
         block = loaded.model.cfg.block_size
         self.model = loaded.model
+        self._device = loaded.device
+        # where the model has none of its own; empty once they are read
+        self._weights = loaded.weights
         self.room = room or Room(block, max_rows, max_rows * block)
         self.max_rows = self.room.max_rows
         self.max_waiting = max_waiting
@@ -204,7 +207,7 @@ class Engine:
     # ---- the engine's thread
 
     def _run(self) -> None:
-        device = self.model.wte.weight.device
+        device = self._device
         try:
             with (
                 torch.inference_mode(),
@@ -215,17 +218,15 @@ class Engine:
                 while not self._closing:
                     # both keep casts and copies of the weights, which an update must not find
                     with numerics.autocast(device):
-                        self._reader = reader_of(self.model, graph=False)
+                        self._reader = reader_of(self.model, graph=False, weights=self._weights)
+                        self._weights = None if self._weights is None else {}
                         while self._has_work():
                             self._round()
                     del self._reader  # before the next copy is made
                     while self._updates:
                         # it stays there until it is in: a defect must end it too
-                        update = self._updates[0]
-                        self.version = update.version
-                        self.model.load_state_dict(update.weights)
-                        self._updates.popleft()
-                        update.done.set_result(None)
+                        self._take(self._updates[0])
+                        self._updates.popleft().done.set_result(None)
         finally:  # also after a defect, of which stderr gets the traceback
             with self._changed:
                 self._closing = True
@@ -233,6 +234,13 @@ class Engine:
                     update.done.set_exception(RunError(ENDED))
                 for job in (*self.rows, *self.waiting):
                     job.finish("closed")
+
+    def _take(self, update: Update) -> None:
+        self.version = update.version
+        if self._weights is None:
+            self.model.load_state_dict(update.weights)
+        else:
+            self._weights = update.weights
 
     def _has_work(self) -> bool:
         """Wait for a request; false at the end, and where no row delays a weight update any
@@ -280,7 +288,7 @@ class Engine:
     def _prefill(self, jobs: list[Job]) -> None:
         """Run each distinct prompt once, and sample the first token of every job that may have
         one."""
-        device = self.model.wte.weight.device
+        device = self._device
         index: dict[tuple[int, ...], int] = {}
         prompt_of = [index.setdefault(tuple(job.request.prompt), len(index)) for job in jobs]
         ids, lengths = generate.pad_right(list(index), device)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+from codechat.text import json_schemas
 
 Neutral = Mapping[str, Any]  # by field
 SECTIONS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
@@ -46,4 +46,4 @@ def without_neutral(body: Mapping[str, Any], neutral: Neutral) -> dict[str, Any]
 def _is_neutral(value: Any, neutral: Any) -> bool:
     # unlike Python's ==, a schema tells 0 from false
     schema = {"enum": neutral} if isinstance(neutral, list) else neutral
-    return jsonschema.Draft202012Validator(schema).is_valid(value)
+    return json_schemas.fits(value, schema)

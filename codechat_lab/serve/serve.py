@@ -98,7 +98,7 @@ def serve(
         if meaning:
             print(f"[{meaning}]", flush=True)
         hardware.keep_freed_memory(hardware.device())
-        loaded = loading.load_model(path, hardware.device())
+        loaded = loading.load_model(path, hardware.device(), decodes=True)
     run = paths.name_of(loaded.path.parent.parent)
     name = run if run.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or cfg.ckpt)
     shape = loaded.model.cfg

@@ -14,7 +14,7 @@ from codechat.models import attention
 from codechat.models.config import GPTConfig
 from codechat.models.fast import memory
 
-SPARE_COLUMNS = 64  # of a cache that is made, at least: else every few tokens would copy it
+SPARE_COLUMNS = 128  # of a cache that is made, at least: else every few tokens would copy it
 
 
 # ---- how much there may be
@@ -53,7 +53,7 @@ def room_in(
     if longest < (max_context or 1):
         raise ConfigError(
             f"keys and values of {max_context or 1} tokens need "
-            f"{_gb((max_context or 1) * of_token)}, and {_gb(free)} are free; "
+            f"{_size((max_context or 1) * of_token)}, and {_size(free)} are free; "
             f"set --max-context {longest} or less, or free memory"
         )
     context = max_context or longest
@@ -62,14 +62,16 @@ def room_in(
     about = (
         f"a prompt and its answer may have {context:,} tokens; keys and values take "
         f"{of_token / 2**10:,.0f} KiB a token as they come, for {max_rows} such requests "
-        f"{_gb(max_rows * context * of_token)}, and {_gb(free)} are free"
+        f"{_size(max_rows * context * of_token)}, and {_size(free)} are free"
     )
     room = Room(context, max_rows, max(context, min(fitting, max_rows * context)))
     return room, about + (waits if whole < max_rows else "")
 
 
-def _gb(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"
+def _size(n_bytes: float) -> str:
+    if n_bytes < 2**30:
+        return f"{n_bytes / 2**20:,.0f} MiB"
+    return f"{n_bytes / 2**30:,.1f} GiB"
 
 
 def free_memory(device: torch.device, cfg: GPTConfig, compute: torch.dtype) -> int:

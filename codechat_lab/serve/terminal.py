@@ -17,6 +17,7 @@ Calls of a file's functions run in the sandbox, with --trust in this process and
 import json
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -60,12 +61,13 @@ class LocalModel:
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)
         if meaning:
             print(f"[{meaning}]", file=sys.stderr)
-        self.loaded = loading.load_model(path, hardware.device())
+        hardware.keep_freed_memory(hardware.device())
+        self.loaded = loading.load_model(path, hardware.device(), decodes=True)
         self.tokenizer = self.loaded.tokenizer
         self.tags = self.loaded.tags
         self.block = self.loaded.model.cfg.block_size
-        with numerics.autocast(hardware.device()):
-            self.seen = generate.Conversation(self.loaded.model)
+        # weights are read while somebody types
+        self.reading = ThreadPoolExecutor(1).submit(self._read)
         kinds = {entry.get("kind") for entry in self.loaded.meta.get("lineage", ())}
         if kinds and kinds <= {"pretrain", "chars"} and not cfg.complete:
             advice = "take a checkpoint after SFT, or continue a text with --complete"
@@ -73,6 +75,11 @@ class LocalModel:
                 f"[{cfg.ckpt} was only pretrained and never saw a conversation: {advice}]",
                 file=sys.stderr,
             )
+
+    def _read(self) -> generate.Conversation:
+        # another thread is outside the autocast of this one
+        with numerics.autocast(hardware.device()):
+            return generate.Conversation(self.loaded.reader())
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         return chat.prompt(messages, self.tokenizer, self.tags)
@@ -121,7 +128,7 @@ class LocalModel:
                 seed=cfg.seed,
                 key=key,
                 grammar=grammar,
-                kept=self.seen,
+                kept=self.reading.result(),
                 temperature=cfg.temperature,
                 top_k=cfg.top_k,
             ):

@@ -3,12 +3,12 @@ change meanwhile.
 
 A product of few rows waits for the weight from memory, and torch packs a weight (out, in) again
 in every such product. So linear layers read a copy of their weight in the order in which
-decoding wants it."""
+decoding wants it. Where the weights are in a file, that copy is all that memory holds of them."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,17 +37,19 @@ class Reader:
     graph: bool = False
 
 
-def reader_of(model: GPT, graph: bool | None = None) -> Reader:
-    """The reader of these weights, for use without gradients; the model itself stays as it is.
-    graph: none = on a GPU."""
+def reader_of(
+    model: GPT, graph: bool | None = None, weights: Mapping[str, Tensor] | None = None
+) -> Reader:
+    """The reader of a model, for use without gradients; the model itself stays as it is.
+    graph: none = on a GPU. weights: of a model on the meta device, for a CPU
+    (`loading.load_model`)."""
+    if weights is not None:
+        return _reader_on_cpu(model, weights)
     decodes_on_cpu = on_cpu(model.wte.weight.device)
-    head = model.head_weight().detach()
-    dtype = compute_dtype(model.wte.weight)
     if decodes_on_cpu and not graph:
-        twin = copy(model)
-        twin._modules = {**model._modules, "blocks": reading_copy(model.blocks, dtype)}
-        return Reader(twin, ReadingLinear(lambda hidden: F.linear(hidden, head), head, None, dtype))
-    head = head.to(dtype)
+        return _reader_on_cpu(model, None)
+    dtype = compute_dtype(model.wte.weight)
+    head = model.head_weight().detach().to(dtype)
     return Reader(
         sharding.plain_copy(lora.merged(model), dtype),
         lambda hidden: F.linear(hidden, head),
@@ -55,9 +57,60 @@ def reader_of(model: GPT, graph: bool | None = None) -> Reader:
     )
 
 
+def _reader_on_cpu(model: GPT, weights: Mapping[str, Tensor] | None) -> Reader:
+    # before the blocks: what making its copy takes for a moment then serves their copies
+    logits_of = _reading_head(model.head_weight() if weights is None else weights[model.head_name])
+    source = Source(weights, logits_of.dtype)
+    twin = copy(model)
+    twin._modules = dict(model._modules)
+    for name in ("blocks", "norm"):
+        twin._modules[name] = reading_copy(getattr(model, name), source, name)
+    if model.wpe is not None:
+        twin._modules["wpe"] = source.filled(model.wpe, "wpe")
+    # a step reads few of its rows: it stays in its file
+    twin._modules["wte"] = source.filled(model.wte, "wte", stays=True)
+    return Reader(twin, logits_of)
+
+
+def _reading_head(weight: Tensor) -> "ReadingLinear":
+    head = weight.detach()
+    return ReadingLinear(lambda hidden: F.linear(hidden, head), head, None, compute_dtype(head))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where copies get their weights from: by name, each read when its copy is made, or none =
+    from the modules themselves. dtype: of products."""
+
+    weights: Mapping[str, Tensor] | None
+    dtype: torch.dtype
+
+    def filled(self, module: nn.Module, name: str, *, stays: bool = False) -> Any:
+        """The module with its weights; those of a file are copied, or stay there."""
+        if self.weights is None:
+            return module
+        twin = copy(module)
+        twin._parameters = dict(module._parameters)
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                tensor = self.weights[f"{name}.{key}"]
+                twin._parameters[key] = nn.Parameter(
+                    tensor if stays else tensor.clone(), requires_grad=False
+                )
+        return twin
+
+    def linear(self, layer: nn.Linear, name: str) -> nn.Linear:
+        """The same of a linear layer. What is packed at once is not copied before."""
+        if self.weights is None:
+            return layer
+        return self.filled(layer, name, stays=_packs(layer.weight.numel(), self.dtype))
+
+
 class ReadingLinear(nn.Module):
     """`layer` (x -> x W' + b) with a copy of W (out, in) in the dtype of products. W must not
     change meanwhile."""
+
+    layer: Callable[[Tensor], Tensor] | None  # for many rows; none = the copy serves any number
 
     def __init__(
         self,
@@ -67,59 +120,73 @@ class ReadingLinear(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.layer = layer
+        self.dtype = dtype
         weight = weight.detach().to(dtype)
-        if _packs(weight):
+        if _packs(weight.numel(), dtype):
+            self.layer = None
             # private operators, but torch's compiler calls them too
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
             added = None if bias is None else bias.detach().to(dtype)
-            self.most_rows = math.inf
             self.product = lambda x: torch.ops.mkldnn._linear_pointwise(
                 x.to(dtype), packed, added, "none", [], ""
             )
         else:
+            self.layer = layer
             transposed = weight.t().contiguous()
-            self.most_rows = FEW_ROWS
             self.product = lambda x: x @ transposed if bias is None else x @ transposed + bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x) if x.numel() <= self.most_rows * x.shape[-1] else self.layer(x)
+        if self.layer is None or x.numel() <= FEW_ROWS * x.shape[-1]:
+            return self.product(x)
+        return self.layer(x)
 
 
 class ReadingGatedMLP(nn.Module):
     """A gated MLP whose first two products are one."""
 
-    def __init__(self, up: nn.Linear, gate: nn.Linear, down: nn.Linear, dtype: torch.dtype) -> None:
+    def __init__(self, up: nn.Linear, gate: nn.Linear, down: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         both = torch.cat([up.weight, gate.weight])
         self.up_and_gate = ReadingLinear(
             lambda x: torch.cat((up(x), gate(x)), -1), both, None, dtype
         )
-        self.down = reading_copy(down, dtype)
+        self.down = down
 
     def forward(self, x: Tensor) -> Tensor:
         h, gate = self.up_and_gate(x).chunk(2, -1)
         return self.down(F.silu(gate) * h)
 
 
-def reading_copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+def reading_copy(module: nn.Module, source: Source, name: str) -> nn.Module:
     """The same function for reading without gradients: linear layers, adapters merged, have
     copies of their weights; every other tensor is shared."""
-    if isinstance(module, nn.Linear | LoRALinear):
-        return ReadingLinear(module, module.weight, module.bias, dtype)
+    if isinstance(module, LoRALinear):
+        return ReadingLinear(module, module.weight, module.bias, source.dtype)
+    if isinstance(module, nn.Linear):
+        layer = source.linear(module, name)
+        return ReadingLinear(layer, layer.weight, layer.bias, source.dtype)
     if isinstance(module, MLP) and module.gate is not None:
-        return ReadingGatedMLP(module.up, module.gate, module.down, dtype)
-    twin = copy(module)
+        return ReadingGatedMLP(
+            source.linear(module.up, f"{name}.up"),
+            source.linear(module.gate, f"{name}.gate"),
+            reading_copy(module.down, source, f"{name}.down"),
+            source.dtype,
+        )
+    twin = copy(source.filled(module, name))
     twin._modules = dict(module._modules)
-    for name, part in module.named_children():
-        if name != ABSORBED:
-            twin._modules[name] = reading_copy(part, dtype)
+    for part, inner in module.named_children():
+        inside = f"{name}.{part}"
+        if part == ABSORBED:
+            twin._modules[part] = source.filled(inner, inside)
+        else:
+            twin._modules[part] = reading_copy(inner, source, inside)
     return twin
 
 
-def _packs(weight: Tensor) -> bool:
+def _packs(size: int, dtype: torch.dtype) -> bool:
+    """Whether a weight of so many numbers is packed."""
     if not torch.backends.mkldnn.is_available():
         return False
-    if weight.dtype == torch.float32:
-        return weight.numel() >= PACKED
+    if dtype == torch.float32:
+        return size >= PACKED
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()

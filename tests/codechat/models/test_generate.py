@@ -272,7 +272,7 @@ def test_a_conversation_draws_the_same_and_runs_only_what_its_prompts_have_new(
     model = random_model(shape)
     runs = list[int]()
     model.blocks[0].register_forward_pre_hook(lambda block, given: runs.append(given[0].shape[1]))
-    kept = generate.Conversation(model)
+    kept = generate.Conversation(reader_of(model, graph=False))
     prompt = list(range(1, 9))
     for key, turn in enumerate(TURNS):
         prompt = prompt[: len(prompt) - turn.back] + turn.more

@@ -8,7 +8,8 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +182,101 @@ def test_a_write_beside_training_that_fails_is_raised_at_the_next(
         model[0].weight.data.zero_()  # the copy was taken before
     assert run.checkpoints() == [1, 4]
     assert checkpoint.load("r").model_state["0.weight"].abs().sum() > 0
+
+
+# ---- weights that stay in their file, and hashes that are kept
+
+
+@pytest.fixture
+def large(run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A step whose files count as large and old."""
+    monkeypatch.setattr(checkpoint, "NOTED_BYTES", 0)
+    monkeypatch.setattr(checkpoint, "SETTLED_NS", 0)
+    monkeypatch.setattr(checkpoint.MappedWeights, "LEAST", 64)
+    return save(run, 1, tiny(width=40))
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are hashed."""
+    names: list[str] = []
+    record = checkpoint.file_record
+
+    def noted(path: Path) -> dict[str, object]:
+        names.append(path.name)
+        return record(path)
+
+    monkeypatch.setattr(checkpoint, "file_record", noted)
+    return names
+
+
+def assert_equal(found: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> None:
+    assert list(found) == list(right)
+    assert all(torch.equal(found[name], tensor) for name, tensor in right.items())
+
+
+def test_weights_in_their_file_equal_those_read_whole(large: Path) -> None:
+    mapped = checkpoint.load("r", mmap=True).model_state
+    assert_equal(mapped, checkpoint.load("r").model_state)
+
+
+def test_what_was_read_through_a_former_map_is_given_back(large: Path) -> None:
+    mapped = checkpoint.load("r", mmap=True).model_state
+    former = weakref.ref(mapped.tensors["0.weight"])
+    assert mapped["0.weight"].shape == (40, 2)
+    assert former() is None
+
+
+def test_a_removed_file_is_read_to_its_end(large: Path) -> None:
+    right = checkpoint.load("r").model_state
+    mapped = checkpoint.load("r", mmap=True).model_state
+    shutil.rmtree(large)
+    assert_equal(mapped, right)
+
+
+def test_a_replaced_file_is_not_mixed_with_the_former_one(large: Path, run: Run) -> None:
+    right = checkpoint.load("r").model_state
+    mapped = checkpoint.load("r", mmap=True).model_state
+    torch.save({name: tensor + 1 for name, tensor in right.items()}, large / "new")
+    os.replace(large / "new", large / "model.pt")
+    assert_equal(mapped, right)
+
+
+def test_a_large_file_is_hashed_once(large: Path, hashed: list[str]) -> None:
+    checkpoint.load("r")
+    assert sorted(hashed) == ["model.pt", "ranks.pt"]
+    checkpoint.load("r")
+    assert len(hashed) == 2
+
+
+def test_a_changed_file_is_noticed_though_its_hash_was_kept(large: Path) -> None:
+    checkpoint.load("r")
+    content = bytearray((large / "model.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (large / "model.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match="model.pt is missing or damaged"):
+        checkpoint.load("r")
+
+
+def test_the_hash_of_a_file_that_was_just_written_is_not_kept(
+    large: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "SETTLED_NS", 10**12)
+    checkpoint.load("r")
+    checkpoint.load("r")
+    assert len(hashed) == 4
+
+
+def test_a_directory_that_cannot_be_written_is_hashed_every_time(
+    large: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, value: object) -> None:
+        raise PermissionError(errno.EACCES, "no", str(path))
+
+    monkeypatch.setattr(checkpoint, "write_json", refuse)
+    checkpoint.load("r")
+    checkpoint.load("r")
+    assert len(hashed) == 4
 
 
 KILLED_WHILE_SAVING = Path(__file__).with_name("killed_while_saving.txt").read_text()  # a program
