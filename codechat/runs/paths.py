@@ -653,41 +653,59 @@ def prepare(
             check_not_needed(name)
         # before anything is written: a parent that is missing must leave nothing behind
         origin = _parent_record(parent)
-        here = {
-            "kind": kind,
-            "config_hash": configs.config_hash(config),
-            **provenance.snapshot(SHIPPED),
-        }
-        here |= {"world_size": _ranks(), "launch": os.environ.get("TORCHELASTIC_RUN_ID")}
+        here = _env_here(kind, config)
         status = _first_status(kind, planned=plan is not None)
+        if plan is None and resume and not planned:
+            check_same(name, config)
+            _continue(path, here, status)
+            return path
         files = {
             "config.json": configs.plain(config),
             "env.json": here | {"parent": origin},
             "status.json": status,
         }
-        # in place: launch.sh and its log stay where they are
-        if plan is None and (planned or resume):
-            if not planned:
-                check_same(name, config)
-                env = read_json(path / "env.json")
-                status["started"] = read_json(path / "status.json")["started"]
-                files["env.json"] = env | {"resumed": [*env.get("resumed", []), here]}
-                del files["config.json"]
+        if plan is None and planned:  # in place: launch.sh and its log stay where they are
             for file, value in files.items():
                 write_json(path / file, value)
             return path
-        new = _beside(path, "new")
-        shutil.rmtree(new, ignore_errors=True)  # a kill left it
-        # the former run stays aside; a plan that another plan replaces need not, unless a run
-        # waits there already
-        keep_old = state != PLANNED or _beside(path, "old").exists()
-        with atomic_directory(path.resolve(), new, keep_old=keep_old) as fresh:
-            (fresh / "checkpoints").mkdir()
-            for file, value in files.items():
-                write_json(fresh / file, value)
-            for file, text in (plan or {}).items():
-                write_atomic(fresh / file, text)
+        _create(path, files, plan or {}, replaces_plan=state == PLANNED)
     return path
+
+
+def _env_here(kind: str, config: Any) -> dict[str, Any]:
+    """What env.json says of this process."""
+    return {
+        "kind": kind,
+        "config_hash": configs.config_hash(config),
+        **provenance.snapshot(SHIPPED),
+        "world_size": _ranks(),
+        "launch": os.environ.get("TORCHELASTIC_RUN_ID"),
+    }
+
+
+def _continue(path: Path, here: dict[str, Any], status: dict[str, Any]) -> None:
+    """Enter in the files of a run that this process resumes it; config.json stays."""
+    # both are read first: a damaged one must leave the other as it is
+    env = read_json(path / "env.json")
+    started = read_json(path / "status.json")["started"]
+    write_json(path / "env.json", env | {"resumed": [*env.get("resumed", []), here]})
+    write_json(path / "status.json", status | {"started": started})
+
+
+def _create(
+    path: Path, files: Mapping[str, Any], plan: Mapping[str, str], replaces_plan: bool
+) -> None:
+    """Make the directory, complete or not at all. The former run stays aside; a plan that
+    another one replaces need not, unless a run waits there already."""
+    new = _beside(path, "new")
+    shutil.rmtree(new, ignore_errors=True)  # a kill left it
+    keep_old = not replaces_plan or _beside(path, "old").exists()
+    with atomic_directory(path.resolve(), new, keep_old=keep_old) as fresh:
+        (fresh / "checkpoints").mkdir()
+        for file, value in files.items():
+            write_json(fresh / file, value)
+        for file, text in plan.items():
+            write_atomic(fresh / file, text)
 
 
 def _first_status(kind: str, planned: bool) -> dict[str, Any]:
