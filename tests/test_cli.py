@@ -27,7 +27,7 @@ from codechat.core.registry import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPECTED = (
-    "pretrain sft reinforce grpo ppo expert distill preference diagnose evaluate runs export import data "
+    "pretrain sft reinforce grpo ppo expert distill preference diagnose evaluate runs export import data completion "
     "new run recipes chars passk filter natural plan launch export-scripts xray chat tools serve sandbox report "
     "board pages scores download"
 ).split()
@@ -40,39 +40,68 @@ def fails(error: BaseException):
     return command
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_are_these_in_this_order() -> None:
     assert list(COMMANDS) == EXPECTED
+
+
+def test_help_names_every_command_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     for name, entry in COMMANDS.items():
-        source = Path(importlib.util.find_spec(entry.module).origin).read_text(encoding="utf-8")
         assert f"\n  {name} " in text
         assert entry.about in text
-        assert f"def {entry.main or entry.function}(" in source
-        assert f"codechat {name}" in source, f"the help of {name} shows no example"
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_module_of_a_command_has_its_function_and_an_example(name: str) -> None:
+    entry = COMMANDS[name]
+    source = Path(importlib.util.find_spec(entry.module).origin).read_text(encoding="utf-8")
+    assert f"def {entry.main or entry.function}(" in source
+    assert f"codechat {name}" in source, f"the help of {name} shows no example"
+
+
+def test_without_a_command_it_ends_with_2() -> None:
     assert main([]) == 2
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.endswith(f"codechat {__version__}\n")
 
 
-ROOT_OF = "import sys; from codechat import cli; cli.main(sys.argv[1:]); "
-ROOT_OF += "from codechat.runs import paths; print(paths.ROOT)"
+ROOT_OF = """
+import sys
+from codechat import cli
+cli.main(sys.argv[1:])
+from codechat.runs import paths
+print(paths.ROOT)
+"""
 
 
-def test_runs_lie_below_the_folder_of_the_command_or_of_root(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def root_of(where: Path, *words: str) -> Path:
+    """The root of `codechat runs` in a folder."""
+    argv = [sys.executable, "-c", ROOT_OF, *words, "runs"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=where, env=env, capture_output=True, text=True, check=True)
+    return Path(done.stdout.split()[-1])
+
+
+def test_runs_lie_below_the_folder_of_the_command(tmp_path: Path) -> None:
+    assert root_of(ROOT).samefile(ROOT)
+    assert root_of(tmp_path).samefile(tmp_path)
+
+
+def test_runs_lie_below_the_folder_of_root(tmp_path: Path) -> None:
+    assert root_of(ROOT, "--root", str(tmp_path)).samefile(tmp_path)
+
+
+@pytest.mark.parametrize("folder", [["absent"], []], ids=["absent", "none"])
+def test_a_root_that_is_no_folder_is_refused_and_nothing_moves(
+    folder: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for where, words, found in (
-        (ROOT, (), ROOT),
-        (tmp_path, (), tmp_path),
-        (ROOT, ("--root", str(tmp_path)), tmp_path),
-    ):
-        argv = [sys.executable, "-c", ROOT_OF, *words, "runs"]
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(argv, cwd=where, env=env, capture_output=True, text=True, check=True)
-        assert Path(done.stdout.split()[-1]).samefile(found)
     before = Path.cwd()
-    assert main(["--root", str(tmp_path / "absent"), "runs"]) == main(["--root"]) == 2
+    words = [*(str(tmp_path / name) for name in folder), "runs"] if folder else []
+    assert main(["--root", *words]) == 2
     assert "--root" in capsys.readouterr().err
     assert Path.cwd() == before
 

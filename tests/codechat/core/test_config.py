@@ -77,19 +77,36 @@ def words(line: str) -> Loop:
     return parse(Loop, line.split(), presets=PRESETS)
 
 
-def test_flags_of_every_type() -> None:
-    cfg = words(
-        "--lr 1e-3 --steps=1_000 --ks 1 8,16 --betas 0.8,0.9 --top-k 5 --name_or_none none --no_compile "
-        "--verbose --mode none --where /some/where --model.depth 6"
+@pytest.mark.parametrize(
+    "line, field, value",
+    [
+        ("--lr 1e-3", "lr", 1e-3),
+        ("--lr -1e-3", "lr", -1e-3),
+        ("--steps=1_000", "steps", 1000),
+        ("--steps 1e3", "steps", 1000),
+        ("--ks 1 8,16", "ks", (1, 8, 16)),
+        ("--ks", "ks", ()),
+        ("--betas 0.8,0.9", "betas", (0.8, 0.9)),
+        ("--top-k 5", "top_k", 5),
+        ("--name_or_none none", "name_or_none", None),
+        ("--name-or-none=--x", "name_or_none", "--x"),
+        ("--no_compile", "compile", False),
+        ("--verbose", "verbose", True),
+        ("--verbose=false", "verbose", False),
+        ("--mode none", "mode", "none"),
+        ("--where /some/where", "where", Path("/some/where")),
+        ("--model.depth 6", "model", Model(depth=6)),
+    ],
+)
+def test_flags_of_every_type(line: str, field: str, value: object) -> None:
+    assert getattr(words(line), field) == value
+
+
+def test_flags_stand_one_after_another() -> None:
+    cfg = words("--lr 1e-3 --steps=1_000 --ks 1 8,16 --no_compile --verbose --model.depth 6")
+    assert cfg == Loop(
+        lr=1e-3, steps=1000, ks=(1, 8, 16), compile=False, verbose=True, model=Model(depth=6)
     )
-    assert (cfg.lr, cfg.steps, cfg.ks, cfg.betas) == (1e-3, 1000, (1, 8, 16), (0.8, 0.9))
-    assert (cfg.top_k, cfg.name_or_none, cfg.compile, cfg.verbose) == (5, None, False, True)
-    assert (cfg.mode, cfg.where, cfg.model) == ("none", Path("/some/where"), Model(depth=6))
-    assert words("--ks").ks == ()
-    assert words("--steps 1e3").steps == 1000
-    assert words("--verbose=false").verbose is False
-    assert words("--lr -1e-3").lr == -1e-3
-    assert words("--name-or-none=--x").name_or_none == "--x"
 
 
 def test_precedence_defaults_preset_file_flags(tmp_path: Path) -> None:
@@ -422,30 +439,44 @@ def test_settings_groups_are_inherited_listed_in_order_and_check_themselves() ->
     )
 
 
-def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as e:
-        parse(
-            Loop,
-            ["--lr", "x", "--help"],
-            presets=PRESETS,
-            prog="codechat loop",
-            epilog="Examples: none",
-        )
-    shown = capsys.readouterr().out
-    assert e.value.code == 0
+def test_help_is_shown_whatever_else_is_wrong_and_ends_with_0(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(Loop, ["--lr", "x", "--help"], presets=PRESETS, prog="codechat loop")
+    assert end.value.code == 0
+    assert "usage: codechat loop" in capsys.readouterr().out
+
+
+def test_examples_stand_before_the_flags_of_help() -> None:
+    shown = format_help(Loop, presets=PRESETS, epilog="Examples: none")
     assert "\n\nExamples: none\n\n  --preset" in shown
-    assert "usage: codechat loop" in shown
-    flat = " ".join(shown.split())
+
+
+def test_help_comes_from_the_fields() -> None:
+    flat = " ".join(format_help(Loop, presets=PRESETS).split())
     for name, field in config.leaves_of(Loop).items():
-        assert field.nested or (f"{flag_of(name)} " in flat and field.meta["help"] in flat)
+        if not field.nested:
+            assert f"{flag_of(name)} " in flat
+            assert field.meta["help"] in flat
+
+
+def test_help_names_presets_and_defaults() -> None:
+    shown = format_help(Loop, presets=PRESETS)
     assert "quick, slow" in shown
     assert "(default 1 8)" in shown
-    assert "(default 8)" in format_help(Outer) and parse(Outer, []).model.depth == 8, (
-        "of the nested value"
-    )
-    assert "--out str" in format_help(Named)
-    assert "(required)" in format_help(Named)
-    assert "PROMPTS" in format_help(Named)
+
+
+def test_the_default_in_help_is_that_of_the_nested_value() -> None:
+    assert "(default 8)" in format_help(Outer)
+    assert parse(Outer, []).model.depth == 8
+
+
+def test_help_marks_what_is_required_and_what_is_positional() -> None:
+    shown = format_help(Named)
+    assert "--out str" in shown
+    assert "(required)" in shown
+    assert "PROMPTS" in shown
 
 
 def test_help_begins_with_what_a_command_does_and_its_examples() -> None:
