@@ -25,7 +25,9 @@ class BoardConfig(Settings):
     tags: Literal["raw", "template", "native"] | None = opt(
         None, "of the checkpoints, as in `evaluate`; the rows bear it beside the name"
     )
-    source: str = opt("", "the leaderboard's files; empty = those of `codechat download bfcl`")
+    source: str = opt(
+        "", "the leaderboard's files; empty = those of `codechat download bfcl`", reads="path"
+    )
     problems: int | None = opt(100, "problems of each category at most; none = all", least=1)
     categories: str = opt("all", "all, live, non_live, or categories joined by +")
     wordings: tuple[Literal["plain", "short", "leaderboard"], ...] = opt(
