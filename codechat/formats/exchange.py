@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from codechat.runs.run import Run
 
 PRETRAINED = ("smollm2", "qwen-coder")  # what `codechat download` knows by these names
+FLOAT8 = "float8_e4m3fn"
+LARGEST_FACTOR = 256.0  # of an adapter in float8
 # the others fit every format
 FORMAT_OF_DTYPE = {
     "float16": "gguf",
     "q8_0": "gguf",
-    "float8_e4m3fn": "adapter",
+    FLOAT8: "adapter",
 }
 OF_THE_MACHINE = {"argv", "cwd", "host", "launch", "parent", "resumed"}  # entries of env.json
 
@@ -180,13 +182,17 @@ def _write_adapter(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written
         )
     tensors, lost = lora.low_rank(base.model_state, ckpt.model_state, cfg.rank)
     about = f"rank {cfg.rank} of {_parameters(ckpt)}; {lost:.2%} of the squared change is lost"
+    adapter = dict(base=pretrained, rank=cfg.rank, lost=round(lost, 4), dtype=cfg.dtype)
+    if (
+        cfg.dtype == FLOAT8
+    ):  # it has numbers from 2^-6 to 448; what a short training adds is smaller
+        adapter["scale"] = lora.scale_to(tensors, LARGEST_FACTOR)
     wider = [name for name, tensor in tensors.items() if not hf_format.holds(tensor, cfg.dtype)]
     if wider:
         share = f"{len(wider)} of {len(tensors)} tensors in bfloat16"
         about += f"; {share}, since {cfg.dtype} does not hold their numbers"
     path = _checkpoint_path(folder, ckpt, checkpoint.ADAPTER)
     size = hf_format.save(path, tensors, cfg.dtype, wider)
-    adapter = dict(base=pretrained, rank=cfg.rank, lost=round(lost, 4), dtype=cfg.dtype)
     _describe_run(folder, ckpt, path, adapter)
     return Written(about, size)
 

@@ -6,6 +6,7 @@ After `attach` only A and B are trained; frozen matrices may have the dtype of p
 (`hold_matrices_in`). A checkpoint holds A and B and names the one that training started from;
 `runs.checkpoint.load` adds the two. `formats.peft_format` writes PEFT's files."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -164,3 +165,17 @@ def low_rank(
         else:
             factors[name] = change
     return factors, lost / (total or 1)
+
+
+def scale_to(factors: Mapping[str, Tensor], largest: float) -> float:
+    """Multiply all A and B of `low_rank`, in place, by one power of 2, so that their largest
+    number is at most `largest` and more than half of it. The scale of B A that undoes it."""
+    products = [tensor for name, tensor in factors.items() if name.endswith((".a", ".b"))]
+    sizes = [float(tensor.abs().max()) for tensor in products]
+    most = max(sizes, default=0.0)
+    if most == 0:
+        return 1.0
+    power = math.floor(math.log2(largest / most))
+    for tensor in products:
+        tensor *= 2.0**power
+    return 4.0**-power

@@ -279,7 +279,8 @@ def base_of(meta: Mapping[str, Any]) -> Base | None:
     """From a checkpoint's meta.json; None where it holds all weights."""
     base = meta.get("base")
     if isinstance(base, str):
-        return Base(f"base/{base}", sha256=imported_sha256(meta))
+        scale = float(meta.get("scale", 1.0))
+        return Base(f"base/{base}", scale=scale, sha256=imported_sha256(meta))
     return Base(**base) if base else None
 
 

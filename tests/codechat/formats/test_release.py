@@ -322,7 +322,7 @@ def test_float8_holds_numbers_up_to_448_and_not_those_it_would_round_away(
 
 
 @pytest.mark.parametrize("scale", [600.0, 1e-3])
-def test_an_adapter_in_float8_keeps_numbers_beyond_its_range_in_bfloat16(
+def test_an_adapter_in_float8_holds_factors_of_any_size_and_other_changes_in_bfloat16(
     base: loading.LoadedModel,
     fetched: list[str],
     tmp_path: Path,
@@ -330,7 +330,7 @@ def test_an_adapter_in_float8_keeps_numbers_beyond_its_range_in_bfloat16(
     scale: float,
 ) -> None:
     """torch turns what is larger than 448 into 448 without a word, and what is far below 2^-6
-    into 0."""
+    into 0: factors are scaled, and a change that is no product stays wider."""
     tuned = copy.deepcopy(base.model)
     with torch.no_grad():
         matrix = tuned.blocks[1].mlp.up.weight
@@ -339,11 +339,11 @@ def test_an_adapter_in_float8_keeps_numbers_beyond_its_range_in_bfloat16(
     save_tuned(tuned, base)
     export_adapter(tmp_path / "eight", "tools/sft", "float8_e4m3fn", "--rank", "2")
     said = capsys.readouterr().out
-    assert "3 of 3 tensors in bfloat16, since float8_e4m3fn does not hold" in said
+    assert "1 of 3 tensors in bfloat16, since float8_e4m3fn does not hold" in said
     bases.fetch("smollm2", "eight")
     found = loading.load_model(tmp_path / "eight").model
-    for name in ("blocks.1.mlp.up.weight", "norm.weight"):
-        assert error_in(name, found, tuned, base.model) < 0.01**2
+    assert error_in("blocks.1.mlp.up.weight", found, tuned, base.model) < 0.06**2
+    assert error_in("norm.weight", found, tuned, base.model) < 0.01**2
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
