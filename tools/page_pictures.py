@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import Browser  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures"
-COLOURS = 64  # a page has few: a quarter of the bytes, and no difference that is seen
+COLOURS = 128  # a page has few: half of the bytes, and no difference that is seen
 
 
 def main(url: str) -> None:

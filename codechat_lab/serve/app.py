@@ -21,6 +21,7 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.staticfiles import StaticFiles
 
 from codechat.core.errors import CheckpointError, RunError, UserError
 from codechat.models import loading
@@ -49,6 +50,7 @@ RESPONSE_HEADERS = {
     503: {"Retry-After": "1"},
 }
 PAGE = Path(__file__).with_name("page.html")
+VENDOR = Path(__file__).with_name("vendor")  # Markdown and colours of code, with their licences
 POLICY = (
     "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -96,6 +98,7 @@ def build_app(
     add_api(guarded, engine, served)
     add_page(guarded, served, own)
     app.include_router(guarded)
+    app.mount("/page/vendor", StaticFiles(directory=VENDOR))
 
     @app.get("/")
     def page() -> HTMLResponse:
@@ -319,6 +322,12 @@ def _shape(loaded: loading.LoadedModel) -> tuple[Any, ...]:
 # ---- what the page needs beside OpenAI's API
 
 
+def _has_seen_conversations(loaded: loading.LoadedModel) -> bool:
+    """Whether the model was trained further than on plain text, as far as is known."""
+    kinds = {entry.get("kind") for entry in loaded.meta.get("lineage", ())}
+    return not kinds or not kinds <= {"pretrain", "chars"}
+
+
 def add_page(router: APIRouter, served: ServedModel, own: OwnFunctions | None) -> None:
     """/page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a
     function: the user's where one has this name, else of the toolbox)."""
@@ -338,6 +347,9 @@ def add_page(router: APIRouter, served: ServedModel, own: OwnFunctions | None) -
             "own": own.kit.names if own else [],
             "confirm": own is not None and own.confirm,
             "alone": mixes_requests(loaded.model),
+            "parameters": sum(weights.numel() for weights in loaded.model.parameters()),
+            "context": loaded.model.cfg.block_size,
+            "talks": _has_seen_conversations(loaded),
         }
 
     @router.post("/page/prepare")

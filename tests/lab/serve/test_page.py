@@ -20,11 +20,10 @@ SETTLED = "running === null && messages.length > 1"
 @pytest.fixture
 def page(chromium: Browser, up: Running) -> Iterator[Browser]:
     """A fresh page, one function offered; nothing may be thrown or blocked while it is used."""
-    chromium.fresh()
-    chromium.open(up.url)
+    empty_tab(chromium, up.url)
     chromium.until("model !== '' && document.querySelectorAll('#tools input').length > 20")
     chromium.ask("about.neutral = ''")  # tiny/sft was taught without a system message
-    chromium.ask("$('auto').click(), localStorage.clear()")
+    chromium.ask("$('auto').click()")
     chromium.ask(
         "document.querySelectorAll('#tools input').forEach(box => "
         "box.checked = box.schema.name === 'square')"
@@ -32,6 +31,14 @@ def page(chromium: Browser, up: Running) -> Iterator[Browser]:
     chromium.ask("$('say').focus()")
     yield chromium
     assert chromium.problems == []
+
+
+def empty_tab(page: Browser, url: str) -> None:
+    """A page that keeps no conversation."""
+    page.fresh()
+    page.open(url)
+    page.ask("localStorage.clear(), sessionStorage.clear()")
+    page.open(url)
 
 
 def tell(page: Browser, text: str) -> None:
@@ -145,7 +152,9 @@ def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
     assert asked("hello") == ["hello"]
     assert asked("good morning") == ["good morning"]
     assert page.ask("forgotten") == 2
-    assert [note.endswith("answered by itself") for note in texts(page, ".offered")] == [
+    assert [
+        note.endswith("the model sees this request alone") for note in texts(page, ".offered")
+    ] == [
         False,
         True,
     ]
@@ -162,10 +171,9 @@ def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
 def own(chromium: Browser, root: Path) -> Iterator[Browser]:
     """A fresh page of a server with the functions of examples/my_tools.py."""
     with Serving(tools=(str(EXAMPLE),)) as running:
-        chromium.fresh()
-        chromium.open(running.url)
+        empty_tab(chromium, running.url)
         chromium.until("model !== ''")
-        chromium.ask("localStorage.clear(), sessionStorage.clear(), $('say').focus()")
+        chromium.ask("$('say').focus()")
         yield chromium
     assert chromium.problems == []
     chromium.open("about:blank")
@@ -226,6 +234,86 @@ def test_a_call_of_a_function_that_was_not_offered_is_a_failed_card(page: Browse
     page.ask("restore(), fresh()")
 
 
+def test_an_answer_is_markdown_with_coloured_code_and_no_markup_of_its_own(page: Browser) -> None:
+    text = "**bold** <img src=x onerror='window.hit=1'>[a](javascript:window.hit=1)\n```python\ndef f():\n    pass\n```"
+    replace_answers(page, [{"content": text}])
+    tell(page, "hello")
+    page.until(SETTLED)
+    assert texts(page, ".assistant strong") == ["bold"]
+    assert "<img src=x" in texts(page, ".assistant p")[0]
+    assert page.ask("document.querySelectorAll('#log img, .assistant a').length") == 0
+    assert page.ask("window.hit") is None
+    assert texts(page, ".assistant pre .hljs-keyword") == ["def", "pass"]
+    copied = """(async () => {
+        let text = '';
+        navigator.clipboard.writeText = async got => { text = got; };
+        document.querySelector('.assistant pre button').click();
+        await new Promise(done => setTimeout(done, 50));
+        return text; })()"""
+    assert page.ask(copied) == "def f():\n    pass"
+    page.ask("restore(), fresh()")
+
+
+def press_button(page: Browser, name: str) -> None:
+    page.ask(
+        f"[...document.querySelectorAll('.actions button')].findLast(b => b.textContent === {name!r}).click()"
+    )
+
+
+def test_an_answer_is_sampled_again_in_place_of_the_last(page: Browser) -> None:
+    replace_answers(page, [{"content": "one"}, {"content": "two"}])
+    tell(page, "hello")
+    page.until(SETTLED)
+    press_button(page, "Regenerate")
+    page.until("running === null && messages.at(-1).content === 'two'")
+    assert page.ask("messages.map(m => m.content)") == ["hello", "two"]
+    assert "sampled at temperature 0.7" in page.ask("$('log').innerText")
+    assert texts(page, ".assistant .body") == ["two"]
+    page.ask("restore(), fresh()")
+
+
+def test_a_request_is_edited_and_what_followed_is_replaced(page: Browser) -> None:
+    replace_answers(page, [{"content": "one"}, {"content": "two"}])
+    tell(page, "hello")
+    page.until(SETTLED)
+    press_button(page, "Edit")
+    assert page.ask("$('say').value") == "hello"
+    page.press("Escape", 27)
+    assert page.ask("[$('say').value, $('editing').hidden]") == ["", True]
+    press_button(page, "Edit")
+    tell(page, " you")
+    page.until("running === null && messages.at(-1).content === 'two'")
+    assert page.ask("messages.map(m => m.content)") == ["hello you", "two"]
+    page.ask("restore(), fresh()")
+
+
+def test_escape_closes_panels_and_new_clears_the_box(page: Browser) -> None:
+    page.ask("$('more').click(), $('older').click()")
+    page.press("Escape", 27)
+    assert page.ask("[$('settings').hidden, $('kept').hidden]") == [True, True]
+    page.ask("$('say').value = 'half a request'")
+    page.press("n", 78, modifiers=1)
+    assert page.ask("$('say').value") == ""
+
+
+def test_the_empty_page_says_what_the_model_can_do(page: Browser) -> None:
+    (said,) = texts(page, ".empty")
+    assert "tiny/sft has 0.1" in said
+    assert "reads 384 tokens" in said
+    assert "gets most other requests wrong" in said
+
+
+def test_a_request_that_is_too_long_is_said_plainly_and_returns_to_the_box(page: Browser) -> None:
+    long = "x < 1 " * 400
+    tell(page, long)
+    page.until("document.querySelector('.error') !== null && running === null")
+    assert "This is too long" in texts(page, ".error")[0]
+    assert "the model reads 384" in texts(page, ".error")[0]
+    assert page.ask("$('say').value") == long
+    page.problems.clear()  # the browser's own line about status 400
+    page.ask("fresh()")
+
+
 def replace_answers(page: Browser, answers: list[dict[str, Any]]) -> None:
     """The next answers of the server, as the first chunk of each; `unasked()` counts those that
     are left, `restore()` lets the server answer again."""
@@ -259,6 +347,10 @@ def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: 
     page.until(SETTLED)
     before = page.ask("JSON.stringify(messages)")
     shown = texts(page, ".card dd")
+    page.open(up.url)  # a reload keeps the conversation
+    page.until("model !== ''")
+    assert page.ask("JSON.stringify(messages)") == before
+    page.press("n", 78, modifiers=1)
     page.open(up.url)
     page.until("model !== ''")
     assert page.ask("messages.length") == 0
