@@ -5,19 +5,23 @@ compilation), then `rounds` times in turn; by default up to ROUNDS times, and no
 end after LIMIT_S. A rate is the median over rounds. A ratio to the first contestant is the median
 of the rounds' ratios, so that a slow minute of the machine cancels out. The peak that an MFU is a
 share of is the best of trials between the rounds, for the same reason; a share above 1 is shown
-as "disturbed". `peak_memory` runs one contestant alone in a new process.
+as "disturbed". `alone` runs one contestant in a new process: its peak memory, its CPU time, and
+what it writes. `apart` does so in turns, for models of which two do not fit into memory.
 
 Left out: statistics beyond median and range, which a handful of rounds does not support.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -45,13 +49,15 @@ class Contestant:
     """run() does `units` of work (tokens, rollouts, bytes); flops: model FLOPs per unit, 0 =
     not stated; a function is asked after the last run.
 
-    seconds() returns the time counted for the last run(); None = all of its time."""
+    seconds() returns the time counted for the last run(); None = all of its time. save(folder)
+    writes what training keeps of a step, as its library does."""
 
     name: str
     run: Callable[[], Any]
     units: float
     flops: float | Callable[[], float] = 0.0
     seconds: Callable[[], float] | None = None
+    save: Callable[[Path], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -224,9 +230,9 @@ def _wait() -> None:
 def memory_alone(
     module: str, cfg: Any, names: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """(`peak_memory` of each contestant, the column that shows it)."""
-    alone = tqdm(list(names), desc="peak memory, each alone", leave=False, delay=BAR_AFTER_S)
-    memory = {name: peak_memory(module, cfg, name) for name in alone}
+    """(`alone` of each contestant, the column that shows its memory)."""
+    bar = tqdm(list(names), desc="peak memory, each alone", leave=False, delay=BAR_AFTER_S)
+    memory = {name: alone(module, cfg, name) for name in bar}
     shown = {
         n: f"{m['peak'] / 2**30:.2f} GiB, {(m['peak'] - m['before']) / 2**30:.2f} of the step"
         for n, m in memory.items()
@@ -234,9 +240,38 @@ def memory_alone(
     return memory, {"peak memory": shown}
 
 
-def peak_memory(module: str, cfg: Any, name: str) -> dict[str, float]:
-    """{"before", "peak"} in bytes: peak resident memory of a process after it built the
-    contestant, and after it ran it twice. On a GPU, of CUDA's allocator."""
+def apart(module: str, cfg: Any, names: Sequence[str], title: str) -> dict[str, list[Any]]:
+    """`alone` of each contestant in turns, in two rounds if cfg has none. Prints the table;
+    returns {name: the figures of its rounds}."""
+    rounds = cfg.rounds or 2
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for _ in tqdm(range(rounds), unit="round", leave=False):
+        for name in names:
+            found[name].append(alone(module, cfg, name))
+    first = [one["units"] / one["cpu_s"] for one in found[names[0]]]
+    headings = ["per CPU second", f"{names[0]} is faster by", "anonymous", "resident", "writes"]
+    table = Table("", *headings, title=f"{title}, {rounds} rounds, each in its own process")
+    for name, rows in found.items():
+        rates = [one["units"] / one["cpu_s"] for one in rows]
+        ratio = statistics.median(a / b for a, b in zip(first, rates))
+        files = ", ".join(f"{file} {size / 1e6:.1f}" for file, size in rows[-1]["files"].items())
+        table.add_row(
+            name,
+            f"{statistics.median(rates):,.1f} ({min(rates):,.1f} to {max(rates):,.1f})",
+            f"{ratio:.2f} x",
+            f"{max(one['anonymous'] for one in rows) / 1e9:.2f} GB",
+            f"{max(one['peak'] for one in rows) / 1e9:.2f} GB",
+            f"{sum(rows[-1]['files'].values()) / 1e6:.1f} MB: {files}",
+        )
+    Console(width=160).print(table)
+    return found
+
+
+def alone(module: str, cfg: Any, name: str) -> dict[str, Any]:
+    """A process that builds the contestant, runs it MEMORY_STEPS times and saves it. "before",
+    "peak": bytes resident until it was built, and until it ran; on a GPU, of CUDA's allocator.
+    "anonymous": the most that was no part of a file. "units", "cpu_s": of the last run.
+    "files": bytes of each that it saved."""
     plain = config.plain(replace(cfg, memory=False, json=None))
     words = [
         sys.executable,
@@ -247,11 +282,9 @@ def peak_memory(module: str, cfg: Any, name: str) -> dict[str, float]:
         json.dumps(plain),
         name,
     ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1800)
     if done.returncode:
-        raise RunError(
-            f"measuring the memory of {name} failed: {done.stderr.strip().splitlines()[-1:]}"
-        )
+        raise RunError(f"measuring {name} failed: {done.stderr.strip().splitlines()[-1:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -260,31 +293,67 @@ def _measure_here(module: str, kind: str, plain: str, name: str) -> None:
     cfg = config.from_dict(getattr(settings, kind), json.loads(plain))
     contestant = importlib.import_module(module).builders(cfg)[name]()
     before = _peak_so_far()
-    for _ in range(MEMORY_STEPS):
-        contestant.run()
-    print(json.dumps({"before": before, "peak": _peak_so_far()}))
+    gc.collect()
+    # what building left free would count as used by the steps
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+    with Anonymous() as anonymous:
+        for _ in range(MEMORY_STEPS):
+            began = time.process_time()
+            contestant.run()
+            cpu_s = time.process_time() - began
+    peak = _peak_so_far()
+    files = {}
+    with tempfile.TemporaryDirectory() as folder:
+        if contestant.save:
+            contestant.save(Path(folder))
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                files[path.name] = path.stat().st_size
+    figures = dict(before=before, peak=peak, anonymous=anonymous.most)
+    print(json.dumps(figures | dict(units=contestant.units, cpu_s=cpu_s, files=files)))
+
+
+class Anonymous:
+    """The most anonymous memory of this process while the block ran, in bytes: what the system
+    cannot drop, as it can pages of a file that is mapped. Looked at 20 times a second."""
+
+    def __init__(self) -> None:
+        self.most = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Anonymous:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.05):
+            self.most = max(self.most, _status("RssAnon"))
 
 
 def _peak_so_far() -> float:
     """Bytes. Not ru_maxrss, which a child inherits from its parent."""
     if torch.cuda.is_available():
         return float(torch.cuda.max_memory_allocated())
+    return _status("VmHWM")
+
+
+def _status(key: str) -> float:
+    """Bytes of a line of /proc/self/status."""
     status = Path("/proc/self/status")
     if not status.exists():
         raise RunError(
             "peak memory is read from /proc/self/status, which "
             "this system does not have; pass --no-memory"
         )
-    return (
-        float(
-            next(
-                line.split()[1]
-                for line in status.read_text().splitlines()
-                if line.startswith("VmHWM")
-            )
-        )
-        * 1024
-    )
+    lines = status.read_text().splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith(key))) * 1024
 
 
 def show(

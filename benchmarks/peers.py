@@ -80,14 +80,14 @@ class PlainGPT(nn.Module):
         )
 
 
-def exported(ckpt: str) -> tuple[Any, Any]:
-    """transformers' (model, tokenizer) of a checkpoint."""
+def exported(ckpt: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """transformers' (model, tokenizer) of a checkpoint, its weights in `dtype`."""
     transformers = require("transformers")
     with tempfile.TemporaryDirectory() as folder:
-        exchange.export(exchange.ExportConfig(ckpt=ckpt, out=Path(folder) / "hf", dtype="float32"))
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            Path(folder) / "hf", dtype=torch.float32
-        )
+        hf = Path(folder) / "hf"
+        written: Any = str(dtype).removeprefix("torch.")
+        exchange.export(exchange.ExportConfig(ckpt=ckpt, out=hf, dtype=written))
+        model = transformers.AutoModelForCausalLM.from_pretrained(hf, dtype=dtype)
         return model, transformers.AutoTokenizer.from_pretrained(Path(folder) / "hf")
 
 

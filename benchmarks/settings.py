@@ -74,6 +74,11 @@ class SFTBench(Bench):
         ("eager", "compiled"), "modes of the peers"
     )
     memory: bool = opt(False, "also measure peak memory, each contestant in its own process")
+    apart: bool = opt(
+        False,
+        "each turn in its own process, timed by CPU time, with its peak memory and what it "
+        "writes: for models of which two do not fit",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,13 @@ conversation of the step.
     python -m benchmarks sft --vs --preset nano       codechat alone, in the shape of nano
     python -m benchmarks sft --ckpt smollm2 --lora-rank 16 --steps 1 --modes eager --memory true       a
         checkpoint's weights, and peft
+    python -m benchmarks sft --ckpt coder --lora-rank 16 --steps 1 --device-batch-size 4 --modes eager --apart true
+        a larger one, each turn in a process of its own
 
 Both learn from the same conversations in each step: as many as fill `device_batch_size` packed
 rows. A rate counts tokens of conversations, not padding, and MFU counts their FLOPs, attention at
-their mean length. So a row of one contestant that is not full costs it both.
+their mean length. So a row of one contestant that is not full costs it both. Beside adapters of a
+checkpoint, either holds the frozen weights in the compute dtype.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,8 +35,10 @@ from codechat.data.sources import Ledger
 from codechat.distributed import hardware, numerics
 from codechat.models import loading, lora, optim
 from codechat.models.config import LORA_TARGETS, GPTConfig
-from codechat.models.gpt import GPT
+from codechat.runs import checkpoint, paths
+from codechat.sft import SFTConfig
 from codechat.text import tokenizer
+from codechat.training.session import build_policy
 from codechat_lab.tasks.toolbox import dialogues
 
 
@@ -42,10 +48,8 @@ def batches(cfg: SFTBench) -> tuple[GPTConfig, list[Batch]]:
     tags = "reserved"
     shape = cfg.model
     if cfg.ckpt:
-        loaded = loading.load_model(cfg.ckpt)
-        tok = loaded.tokenizer
-        tags = loaded.tags
-        shape = loaded.model.cfg
+        meta = checkpoint.read_meta(cfg.ckpt)
+        shape, tok, tags = loading.describe(checkpoint.find_checkpoint(cfg.ckpt), meta)
     rows = list(dialogues.draw("train", 2000))  # more than a turn's steps take
     examples = conversations.encode_all(rows, tok, tags, cfg.seq_len, Ledger("toolbox", 1.0))
     loader = conversations.PackedLoader(
@@ -68,11 +72,14 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
         return measure.Contestant(name, run, tokens, flops)
 
     def codechat(name: str, compile: bool) -> measure.Contestant:
-        model = loading.load_model(cfg.ckpt).model if cfg.ckpt else GPT(shape)
-        model = model.to(device).train()
-        if cfg.lora_rank:
-            lora.hold_matrices_in(model, numerics.compute_dtype(device))
-        lora.attach(model, cfg.lora_rank, targets=LORA_TARGETS)
+        settings = SFTConfig(
+            model=shape,
+            init_from=cfg.ckpt or None,
+            lora_rank=cfg.lora_rank,
+            lora_targets=LORA_TARGETS,
+        )
+        parent = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True) if cfg.ckpt else None
+        model = build_policy(settings, parent).train()
         hardware.compile_blocks(model, compile)
 
         def loss(batch: Batch) -> Tensor:
@@ -83,10 +90,29 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
                 batch.ids, batch.targets, positions=batch.positions, mask=mask, places=places
             )
 
-        return contestant(name, model, optim.build(model, lr=1e-3), loss, made)
+        optimizers = optim.build(model, lr=1e-3)
+
+        def save(folder: Path) -> None:
+            about: dict[str, Any] = dict(parent.meta) if parent else {}
+            if parent and cfg.lora_rank:
+                base = paths.Base(
+                    checkpoint=cfg.ckpt, fingerprint=checkpoint.fingerprint(about), scale=1.0
+                )
+                about["base"] = base._asdict()
+            checkpoint.save(
+                folder,
+                cfg.steps,
+                model=model,
+                optimizers=optimizers,
+                meta=about,
+                adapters=lora.adapters(model),
+            )
+
+        return replace(contestant(name, model, optimizers, loss, made), save=save)
 
     def peer(name: str, kind: str, compile: bool) -> measure.Contestant:
-        model = peers.exported(cfg.ckpt)[0] if cfg.ckpt else peers.huggingface(kind, shape)
+        dtype = numerics.compute_dtype(device) if cfg.lora_rank else torch.float32
+        model = peers.exported(cfg.ckpt, dtype)[0] if cfg.ckpt else peers.huggingface(kind, shape)
         if cfg.lora_rank:
             model = peers.require("peft").get_peft_model(model, peers.lora(cfg.lora_rank))
         model = model.to(device).train()
@@ -99,13 +125,19 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
         adamw = torch.optim.AdamW(
             [p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True
         )
-        return contestant(
+
+        def save(folder: Path) -> None:
+            model.save_pretrained(folder)
+            torch.save(adamw.state_dict(), folder / "optimizer.pt")
+
+        timed = contestant(
             name,
             model,
             [adamw],
             torch.compile(loss) if compile else loss,
             [*map(peers.padded, made)],
         )
+        return replace(timed, save=save)
 
     return measure.entrants(
         cfg.modes,
@@ -118,15 +150,18 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
 def bench(cfg: SFTBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     made = builders(cfg)
+    what = cfg.ckpt or f"{cfg.model.depth} x {cfg.model.n_embd}, {cfg.tokenizer}"
+    learned = f"adapters of rank {cfg.lora_rank}, " * (cfg.lora_rank > 0)
+    rows = f"{cfg.device_batch_size} rows of {cfg.seq_len}"
+    if cfg.apart:
+        title = f"SFT step: {what}, {learned}{rows}, {measure.dtype()}"
+        return {"title": title, "apart": measure.apart(__name__, cfg, [*made], title)}
     peak = measure.Peak()
     memory, shown = measure.memory_alone(__name__, cfg, made) if cfg.memory else ({}, None)
     contestants = [build() for build in made.values()]
     timings = measure.race(contestants, cfg.rounds, peak)
     full = contestants[0].units / (cfg.steps * cfg.device_batch_size * cfg.seq_len)
-    what = cfg.ckpt or f"{cfg.model.depth} x {cfg.model.n_embd}, {cfg.tokenizer}"
-    learned = f"adapters of rank {cfg.lora_rank}, " * (cfg.lora_rank > 0)
-    rows = f"{cfg.device_batch_size} rows of {cfg.seq_len}, {full:.0%} full"
-    title = f"SFT step: {what}, {learned}{rows}, {measure.dtype()}"
+    title = f"SFT step: {what}, {learned}{rows}, {full:.0%} full, {measure.dtype()}"
     measure.show(title, "tokens", timings, shown)
     print(peak)
     return {

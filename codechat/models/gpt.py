@@ -28,7 +28,7 @@ from codechat.models import attention
 from codechat.models.config import LORA_QKV, GPTConfig
 from codechat.models.fast import head
 from codechat.models.fast.device import compute_dtype, early_places
-from codechat.models.fast.functions import rms_norm, squared_relu
+from codechat.models.fast.functions import rms_norm, squared_relu, through_swiglu
 
 if TYPE_CHECKING:
     from codechat.models.masks import Mask
@@ -186,6 +186,7 @@ class MLP(nn.Module):
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.kind = cfg.mlp
+        self.recomputed = cfg.recompute == "blocks"
         self.up = nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False)
         self.gate = (
             nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False) if cfg.mlp == "swiglu" else None
@@ -195,7 +196,13 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
         if self.gate is not None:
-            return self.down(F.silu(self.gate(x)) * h)
+            gate = self.gate(x)
+            # hooks within those that recompute a whole block would keep what it drops
+            return (
+                self.down(F.silu(gate) * h)
+                if self.recomputed
+                else through_swiglu(self.down, gate, h)
+            )
         return self.down(squared_relu(h) if self.kind == "relu2" else F.gelu(h))
 
 
@@ -238,6 +245,8 @@ class GPT(nn.Module):
     """The language model, initialised from `seed`; on the meta device call `to_empty` and
     `init_weights`."""
 
+    rounded_head: Tensor | None
+
     def __init__(self, cfg: GPTConfig, seed: int = 0) -> None:
         super().__init__()
         self.cfg = cfg
@@ -248,6 +257,8 @@ class GPT(nn.Module):
         # no head module when tied: to_empty() would silently untie it and FSDP groups could not
         # share it
         self.head = None if cfg.tied else nn.Linear(cfg.n_embd, cfg.padded_vocab, bias=False)
+        # of a frozen tied head, in the dtype of products (`lora.hold_matrices_in`)
+        self.register_buffer("rounded_head", None, persistent=False)
         if not self.wte.weight.is_meta:
             self.init_weights(seed)
 
@@ -279,6 +290,8 @@ class GPT(nn.Module):
 
     def head_weight(self) -> Tensor:
         """(V, D): the tied embedding, or the head's own."""
+        if self.rounded_head is not None:
+            return self.rounded_head
         return self.wte.weight if self.head is None else self.head.weight
 
     def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:

@@ -85,13 +85,17 @@ def attach(
 def hold_matrices_in(model: GPT, dtype: torch.dtype) -> GPT:
     """Keep matrices that stay frozen in the dtype of products, in place; returns the model.
     Autocast rounds to it in every product, which makes a copy each time: the products are the
-    same. Norms, biases and the embedding, which may be the head too, stay in float32."""
+    same. Norms, biases and the embedding stay in float32; a head that is the embedding gets its
+    rounded copy once the embedding has weights."""
     parts = [*model.blocks.modules()]
     if model.head is not None:
         parts.append(model.head)
     for part in parts:
         if isinstance(part, nn.Linear) and part.weight.dtype != dtype:
             part.weight.data = part.weight.data.to(dtype)
+    rows = model.wte.weight
+    if model.head is None and rows.dtype != dtype and not rows.is_meta:
+        model.rounded_head = rows.detach().to(dtype)
     return model
 
 

@@ -2,7 +2,8 @@
 complete or absent.
 
     checkpoints/step_000120/model.pt   weights, float32
-                            optim.pt   optimizer states
+                            optim.pt   optimizer states, which only --resume needs: not after a
+                                       run's last step, nor in older steps that are kept
                             ranks.pt   random states, and the `extra` of each rank
                             meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the
                                        files
@@ -73,6 +74,8 @@ HASHES = ".hashes.json"  # of the large files, with their size and time: `_sha25
 SETTLED_NS = 2_000_000_000
 NOTED_BYTES = 1 << 26  # smaller files are hashed in a tenth of a second
 ADAPTER = "adapter.safetensors"
+OPTIMIZERS = "optim.pt"
+RESUMABLE = 2
 resolve = find_checkpoint
 
 
@@ -219,7 +222,8 @@ def write_step(
 def prune(run_path: Path, step: int, keep_last: int) -> None:
     """Remove old steps except the newest `keep_last`, this step, latest and best, and those that
     adapters of other runs need, and what a killed run left. A step is renamed before it is
-    removed: it is never there in part."""
+    removed: it is never there in part. Optimizer states stay in the newest `keep_last`, or where
+    all are kept in the newest RESUMABLE: a damaged newest one can be continued from before it."""
     paths = checkpoint_paths(run_path)
     for left in {*(run_path / "checkpoints").glob(".step_*")} - {*paths.values()}:
         shutil.rmtree(left)
@@ -235,6 +239,9 @@ def prune(run_path: Path, step: int, keep_last: int) -> None:
     for old in sorted(dropped):
         os.rename(paths[old], _temporary(paths[old]))
         shutil.rmtree(_temporary(paths[old]))
+    resumable = {*list(paths)[-(keep_last or RESUMABLE) :], step}
+    for old in paths.keys() - dropped - resumable:
+        (paths[old] / OPTIMIZERS).unlink(missing_ok=True)
 
 
 def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -412,7 +419,7 @@ def save(
     if adapters:
         states[ADAPTER] = adapters
     if optimizers:
-        states["optim.pt"] = optimizer_states(model, optimizers)
+        states[OPTIMIZERS] = optimizer_states(model, optimizers)
     sharded = sharding.is_sharded(model)
     if sharded:
         from codechat.runs import sharded_checkpoint
@@ -470,7 +477,7 @@ def check(ref: str | Path) -> None:
     """CheckpointError for a missing or damaged file, optimizer states excepted. A collective."""
     path = find_checkpoint(ref)
     files = read_meta(path)["files"]
-    _verify(path, files, [name for name in files if name != "optim.pt"])
+    _verify(path, files, [name for name in files if name != OPTIMIZERS])
 
 
 def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Checkpoint:
@@ -482,7 +489,12 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     meta = read_meta(path)
     files = meta["files"]
     step = meta["step"]
-    _verify(path, files, [name for name in files if optimizer or name != "optim.pt"])
+    if optimizer and OPTIMIZERS in files and not (path / OPTIMIZERS).exists():
+        raise CheckpointError(
+            f"{path / OPTIMIZERS} is missing: older steps that are kept lose their optimizer "
+            "states; give it to --init-from of another run"
+        )
+    _verify(path, files, [name for name in files if optimizer or name != OPTIMIZERS])
     state: Mapping[str, Tensor]
     if RELEASED_WEIGHTS in files:
         return Checkpoint(path, step, meta, _read_file(path / RELEASED_WEIGHTS), None, {}, None)
@@ -504,7 +516,7 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
         if not base:
             state = MappedWeights(path / "model.pt") if mmap else _read_file(path / "model.pt")
         if optimizer:
-            optim = _read_file(path / "optim.pt", mmap)
+            optim = _read_file(path / OPTIMIZERS, mmap)
     ranks = _read_file(path / "ranks.pt")
     same = len(ranks) == dist.world_size()
     # random states belong to a rank; with other ranks each takes rank 0's `extra`
@@ -590,7 +602,12 @@ def restore_optimizers(
     ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
     """Put the saved states into optimizers and the global random states. A parameter's state is
-    found by its name and sharded as the parameter is; there is none before the first update."""
+    found by its name and sharded as the parameter is; there is none before the first update.
+    Without optimizers, only the random states."""
+    if ckpt.rng is not None:
+        set_rng_state(ckpt.rng)
+    if not optimizers:
+        return
     names = ckpt.meta["optimizers"]
     # before adapters had a file, their states were numbered like those of other modules
     numbered = ckpt.adapters and ADAPTER not in ckpt.meta["files"]
@@ -614,8 +631,6 @@ def restore_optimizers(
             targets[key] = torch.zeros(tensor.shape, dtype=tensor.dtype, device=p.device)
         optimizer.state[p][kind] = targets[key]
     _fill(targets, saved)
-    if ckpt.rng is not None:
-        set_rng_state(ckpt.rng)
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

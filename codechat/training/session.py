@@ -160,11 +160,12 @@ class Session:
 
     def _restore(self) -> int:
         last = checkpoint.load(self.run.path)
+        optimizers = self.optimizers if last.step < self.max_steps else []
         if last.adapters:  # the weights below them have not changed
             lora.load(self.model, last.adapters)
-            checkpoint.restore_optimizers(last, self.model, self.optimizers)
         else:
-            checkpoint.restore(last, self.model, self.optimizers)
+            checkpoint.restore(last, self.model)
+        checkpoint.restore_optimizers(last, self.model, optimizers)
         self.counts = dict(last.extra["counts"])
         for name, part in self.kept.items():
             part.load_state(last.extra[name])
@@ -264,7 +265,9 @@ class Session:
             optimizer.zero_grad(set_to_none=True)
 
     def _weights(self) -> list[nn.Parameter]:
-        return [p for part in (self.model, *self.heads) for p in part.parameters()]
+        """Those that learn."""
+        parts = (self.model, *self.heads)
+        return [p for part in parts for p in part.parameters() if p.requires_grad]
 
     def save(self, wait: bool) -> None:
         """Write a checkpoint beside training. wait: until it is on the disk. RunError for
@@ -283,7 +286,8 @@ class Session:
             self.run.path,
             self.step,
             model=self.model,
-            optimizers=self.optimizers,
+            # after the last step no further one needs their states
+            optimizers=self.optimizers if self.step < self.max_steps else [],
             extra=extra,
             meta=self.meta,
             weights=lora.merged(self.model).state_dict() if merged else None,
@@ -466,7 +470,16 @@ def build_model(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
     )
     if parent:
         checkpoint.restore(parent, model)
-    return lora.hold_matrices_in(model, frozen)
+    lora.hold_matrices_in(model, frozen)
+    if (
+        parent
+        and cfg.lora_rank
+        and hardware.device().type == "cpu"
+        and not sharding.is_sharded(model)
+    ):
+        # a frozen embedding is read where it is, in the parent's file: a step needs few rows
+        model.wte.weight.data = parent.model_state["wte.weight"]
+    return model
 
 
 def build_policy(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:

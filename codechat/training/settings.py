@@ -50,7 +50,9 @@ class RunSettings(Settings):
     device_batch_size: int = opt(8, "sequences, RL: problems, per microbatch and device", least=1)
     eval_every: int = opt(100, "steps between evaluations; 0 = only the last", **UNHASHED_COUNT)
     save_every: int = opt(25, "steps between checkpoints; 0 = only the last", **UNHASHED_COUNT)
-    keep_last: int = opt(2, "checkpoints to keep; 0 = all", **UNHASHED_COUNT)
+    keep_last: int = opt(
+        2, "checkpoints to keep; 0 = all, of which the newest two can be resumed", **UNHASHED_COUNT
+    )
     optimizer: Literal["adamw", "muon"] = opt(
         "adamw", "optimizer of the block matrices; everything else takes AdamW"
     )

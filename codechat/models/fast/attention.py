@@ -48,8 +48,8 @@ def attend(
 ) -> Tensor | None:
     """`attention.attend` where a faster way than torch's attention is known; else none."""
     if isinstance(mask, Pieces):
-        # (N, H, E), (N, K, E) twice
-        flat = [x.transpose(1, 2).flatten(0, 1) for x in (_scaled(q), k, v)]
+        # (N, H, E), (N, K, E) twice; copies: views would keep all heads of which they are parts
+        flat = [x.transpose(1, 2).flatten(0, 1).contiguous() for x in (_scaled(q), k, v)]
         return _InPieces.apply(*flat, mask.plan).unflatten(0, (len(q), -1)).transpose(1, 2)
     if mask is None and products and causal and on_cpu(q.device) and q.dtype == torch.bfloat16:
         return _causal_products(_scaled(q), k, v)

@@ -1,7 +1,8 @@
-"""RMSNorm and squared ReLU. On a CPU with gradients both are one autograd node each, whose
+"""RMSNorm, squared ReLU and SwiGLU. On a CPU with gradients each is one autograd node, whose
 slope is written out: autograd would keep more tensors and pass over memory once for each of
 their operations."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,29 @@ def squared_relu(x: Tensor) -> Tensor:
         return _SquaredReLU.apply(x)
     kept = torch.relu(x)
     return kept * kept  # CUDA's autocast would take a square to float32
+
+
+def through_swiglu(down: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
+    """down(silu(gate) * up) (SwiGLU, arXiv:2002.05202). On a CPU with gradients only gate and up
+    are kept: what `down` would keep of its input is computed again, the same bit for bit."""
+    if not _writes_gradient(gate):
+        return down(F.silu(gate) * up)
+    product = _SwiGLU.apply(gate, up)
+    kept_gate = gate.detach()
+    kept_up = up.detach()
+    place = product.untyped_storage()._cdata
+
+    def pack(saved: Tensor) -> Tensor | torch.Size:
+        again = saved.untyped_storage()._cdata == place and saved.is_contiguous()
+        return saved.shape if again else saved
+
+    def unpack(packed: Tensor | torch.Size) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        return (F.silu(kept_gate) * kept_up).view(packed)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return down(product)
 
 
 def _writes_gradient(x: Tensor) -> bool:
@@ -76,3 +100,19 @@ class _SquaredReLU(torch.autograd.Function):
     def backward(ctx: Any, up: Tensor) -> Tensor:
         (kept,) = ctx.saved_tensors
         return torch.addcmul(up.new_zeros(()), up, kept, value=2).to(kept.dtype)  # one pass
+
+
+class _SwiGLU(torch.autograd.Function):
+    """silu(gate) * up, with the slopes that autograd takes, bit for bit."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        d_gate = torch.ops.aten.silu_backward(above * up, gate)
+        return d_gate, above * F.silu(gate)

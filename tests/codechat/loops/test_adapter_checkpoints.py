@@ -19,6 +19,7 @@ from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 from codechat.text import tokenizer
+from codechat.training.session import build_policy
 from codechat_lab import bases
 
 LORA = dict(lora_rank=2, lora_targets=("qkv", "up"))
@@ -47,15 +48,24 @@ def tuned(home: Path) -> Run:
 def test_a_checkpoint_holds_adapters_and_names_its_base(tuned: Run) -> None:
     folder = paths.find_checkpoint("tuned")
     meta = checkpoint.read_meta(folder)
-    assert set(meta["files"]) == {"adapter.safetensors", "optim.pt", "ranks.pt"}
+    assert set(meta["files"]) == {"adapter.safetensors", "ranks.pt"}
+    assert "optim.pt" in checkpoint.read_meta("tuned@2")["files"], "for --resume"
     assert meta["base"] == {
         "checkpoint": "base@7",
         "fingerprint": checkpoint.fingerprint(checkpoint.read_meta("base")),
         "scale": 8.0,
         "sha256": "",
     }
-    whole = paths.find_checkpoint("base") / "model.pt"
-    assert (folder / "adapter.safetensors").stat().st_size < whole.stat().st_size / 4
+    numbers = TINY.lora_params(2, ("qkv", "up"))
+    written = (folder / "adapter.safetensors").stat().st_size
+    assert 4 * numbers < written < 4 * numbers + 2000, "A and B in float32, and their names"
+
+
+def test_a_finished_run_is_resumed_without_optimizer_states(tuned: Run, home: Path) -> None:
+    before = weights(tuned)
+    again = train(settings(home, resume=True))
+    assert again.status["status"] == "finished"
+    assert all(torch.equal(before[name], weight) for name, weight in weights(again).items())
 
 
 def test_it_is_read_as_the_base_with_the_adapters_added(tuned: Run) -> None:
@@ -68,6 +78,15 @@ def test_it_is_read_as_the_base_with_the_adapters_added(tuned: Run) -> None:
             assert not torch.equal(weight, base[name])
         assert torch.equal(weight, expected), name
     assert ckpt.model_state.keys() == base.keys()
+
+
+def test_a_frozen_embedding_is_read_from_the_file_of_its_base(home: Path) -> None:
+    write_base()
+    parent = checkpoint.load("base", optimizer=False, mmap=True)
+    model = build_policy(settings(home, model=TINY), parent)
+    rows = parent.model_state["wte.weight"]
+    assert model.wte.weight.data_ptr() == rows.data_ptr()
+    assert not model.wte.weight.requires_grad
 
 
 @pytest.mark.parametrize("loop", ["sft", "grpo", "ppo", "preference"])

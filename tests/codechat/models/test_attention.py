@@ -231,3 +231,18 @@ def test_branches_see_the_prompt_and_themselves(monkeypatch: pytest.MonkeyPatch)
     branches = [branch for branch, tokens in runs for _ in range(tokens)]
     seen = fast.Pieces(docs, torch.tensor([branches]))
     assert_as_masked(seen, queries=(1, 2, 56, 8), keys=(1, 2, 56, 8))
+
+
+def test_packed_rows_keep_no_heads_but_those_they_need() -> None:
+    """Queries, keys and values are parts of one tensor, which a view would keep whole."""
+    heads = torch.randn(2, 256, 8, 16, requires_grad=True)
+    q, k, v = heads.transpose(1, 2).split((6, 1, 1), dim=1)
+    kept = []
+
+    def keep(saved: Tensor) -> Tensor:
+        kept.append(saved.untyped_storage().nbytes() / saved.numel() / saved.element_size())
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        attention.attend(q, k, v, fast.packed_mask(DOCS), causal=True, products=False)
+    assert max(kept) == 1.0

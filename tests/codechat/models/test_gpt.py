@@ -481,3 +481,31 @@ def test_blocks_are_compiled_on_a_gpu_where_that_is_wanted(
 def test_nothing_is_compiled_on_a_cpu(compiled: list[Any]) -> None:
     hardware.compile_blocks(GPT(SHAPE), True)
     assert compiled == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 5, 24), (10, 24)])
+def test_swiglu_has_the_values_and_slopes_of_autograd(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Bit for bit, those of the matrix that follows too, whose input is computed again."""
+    rng = torch.Generator().manual_seed(0)
+    gate, up = (torch.randn(shape, generator=rng).to(dtype).requires_grad_() for _ in range(2))
+    down = torch.nn.Linear(24, 8, bias=False, dtype=dtype)
+    above = torch.randn(*shape[:-1], 8, generator=rng).to(dtype)
+    found = gpt.through_swiglu(down, gate, up)
+    with as_on_a_gpu():
+        want = gpt.through_swiglu(down, gate, up)
+    assert torch.equal(found, want)
+    learned = (gate, up, down.weight)
+    slopes = torch.autograd.grad(found, learned, above)
+    expected = torch.autograd.grad(want, learned, above)
+    assert all(torch.equal(a, b) for a, b in zip(slopes, expected, strict=True))
+
+
+def test_swiglu_keeps_only_its_two_inputs_for_the_backward_pass() -> None:
+    gate, up = (torch.ones(64, 96, requires_grad=True) for _ in range(2))
+    down = torch.nn.Linear(96, 8, bias=False)
+    with Tape() as tape:
+        out = gpt.through_swiglu(down, gate, up)
+        assert tape.now == sum(x.untyped_storage().nbytes() for x in (gate, up, down.weight, out))

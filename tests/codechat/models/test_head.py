@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.models.fast import device, head
+from codechat_lab.instruments.step_memory import Tape
 
 N, D, V, OWNED = 37, 16, 128, 120
 
@@ -212,3 +213,16 @@ def test_blocks_within_a_chunk_change_no_bit(
     expected = everything(mixed)
     monkeypatch.setattr(head, "BLOCK_BYTES", rows * V * 4)
     assert all(map(torch.equal, everything(mixed), expected))
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_the_loss_never_holds_all_logits(learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 rows only chunks of 16 at a time."""
+    monkeypatch.setattr(head, "CHUNK_BYTES", 16 * 4096 * 4)
+    hidden = torch.randn(256, 8, requires_grad=learns)
+    weight = torch.randn(4096, 8)
+    with Tape() as tape:
+        loss = head.cross_entropy(hidden, weight, torch.arange(256))
+        if learns:
+            loss.backward()
+    assert tape.peak < 256 * 4096 * 4 / 4

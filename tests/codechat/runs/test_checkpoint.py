@@ -108,6 +108,26 @@ def test_lineage_names_the_runs_and_steps_behind_the_weights(run: Run) -> None:
     ]
 
 
+@pytest.mark.parametrize("keep_last, resumable", [(0, {4, 5}), (1, {5}), (3, {3, 4, 5})])
+def test_older_steps_that_are_kept_lose_their_optimizer_states(
+    run: Run, keep_last: int, resumable: set[int]
+) -> None:
+    model = tiny()
+    optimizer = adamw(model)
+    learn(model, optimizer, 1)
+    for step in range(1, 6):
+        save(run, step, model, optimizers=[optimizer], keep_last=keep_last)
+        checkpoint.set_best(run.path, 1)
+    for step in run.checkpoints():
+        if step in resumable:
+            assert checkpoint.load(f"r@{step}").optim_state
+            continue
+        checkpoint.check(f"r@{step}")
+        assert checkpoint.load(f"r@{step}", optimizer=False).step == step
+        with raising(CheckpointError, "optim.pt", "--init-from"):
+            checkpoint.load(f"r@{step}")
+
+
 def test_which_checkpoints_stay(run: Run) -> None:
     for step in range(1, 11):
         save(run, step, keep_last=2)
