@@ -180,15 +180,16 @@ def test_a_fake_step_with_adapters_equals_the_real_one() -> None:
 def test_frozen_weights_have_neither_gradients_nor_moments(
     model: GPTConfig, targets: tuple[str, ...]
 ) -> None:
-    """By hand: 2 bytes of each weight of a matrix, 4 of the others; of each adapter 4, two
-    moments, and a gradient in the backward pass."""
+    """By hand: 2 bytes of each weight of a matrix and of the tied head, 4 of the others; of each
+    adapter 4, two moments, and a gradient in the backward pass."""
     plan = replace(ALONE, model=model, loop="sft", lora_rank=8, lora_targets=targets)
     attached = lora.attach(GPT(model), 8, targets=targets)
     adapters = sum(p.numel() for p in attached.parameters() if p.requires_grad)
     assert plan.adapters == adapters
     held = measure(plan).training
     matrices = model.depth * model.block_matmul_params
-    assert held["weights"] == 4 * (model.n_params + adapters) - 2 * matrices
+    head = model.padded_vocab * model.n_embd
+    assert held["weights"] == 4 * (model.n_params + adapters) - 2 * matrices + 2 * head
     assert held["optimizer states"] == pytest.approx(8 * adapters, rel=0.01)
     assert held["gradients"] in (0, 4 * adapters)
     full = measure(replace(plan, lora_rank=0)).training
@@ -246,9 +247,9 @@ def test_a_frozen_weight_takes_12_bytes_less(
 @pytest.mark.slow
 def test_frozen_matrices_of_8b_take_2_bytes_a_weight(adapted_8b: planner.Plan) -> None:
     halved = EIGHT_B.depth * EIGHT_B.block_matmul_params
-    if not EIGHT_B.tied:
-        halved += EIGHT_B.padded_vocab * EIGHT_B.n_embd
-    weights = 4 * EIGHT_B.n_params - 2 * halved
+    # a head of its own is rounded, a tied one has a rounded copy
+    head = EIGHT_B.padded_vocab * EIGHT_B.n_embd
+    weights = 4 * EIGHT_B.n_params - 2 * halved + (2 if EIGHT_B.tied else -2) * head
     assert adapted_8b.memory["weights"] == pytest.approx(weights / GIB, rel=0.01)
 
 
