@@ -40,7 +40,8 @@ for name in (board.CALLS, board.SILENCE, board.BOTH):
     if interval is not None:
         key = name.replace(" ", "_")
         numbers |= {key: interval.value, f"{key}_lo": interval.lo, f"{key}_hi": interval.hi}
-widest = max(board.spread(rows, "wording").items(), key=lambda item: item[1])
+moved, gap = max(board.spread(rows, "wording").items(), key=lambda item: item[1].value)
+numbers |= {"gap": 100 * gap.value, "gap_lo": 100 * gap.lo, "gap_hi": 100 * gap.hi}
 
 # %% tags=["answer", "hide-input"]
 balanced = "both" in numbers
@@ -48,7 +49,7 @@ articles.answer(
     numbers,
     f"Of {{models:.0f}} models on {{problems:.0f}} problems, `{best}` has the largest harmonic mean of calls and silence: {{both:.0%}}." if balanced else f"Of {{models:.0f}} models on {{problems:.0f}} problems, `{best}` comes first.",
     "Where a call is right, it makes the right one in {call:.0%} [{call_lo:.0%}, {call_hi:.0%}]; where none is right, it makes none in {no_call:.0%} [{no_call_lo:.0%}, {no_call_hi:.0%}]." if balanced else "",
-    f"The wording of the system message moves the share of right calls of one model by up to {widest[1]:.1f} points (`{widest[0]}`)." if len(wordings) > 1 else "One wording of the system message was tried.",
+    f"Between the best and the worst wording of the system message lie at most {{gap:.1f}} points of right calls [{{gap_lo:.1f}}, {{gap_hi:.1f}}], of `{moved}`." if len(wordings) > 1 else "One wording of the system message was tried.",
 )
 
 # %% tags=["thumbnail", "hide-input"]

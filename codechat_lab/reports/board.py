@@ -194,12 +194,16 @@ def by_cell(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=columns)
 
 
-def spread(rows: pd.DataFrame, over: str) -> dict[str, float]:
-    """Model -> largest minus smallest share of right calls over the wordings or seeds, in
-    points."""
-    calls = rows[rows["right_is"] == CALLS]
-    means = calls.groupby(["model", over])["correct"].mean().unstack(over)
-    return dict(100 * (means.max(axis=1) - means.min(axis=1)))
+def spread(rows: pd.DataFrame, over: str) -> dict[str, Interval]:
+    """Model -> share of right calls of the best minus that of the worst of the wordings or seeds,
+    paired by problem. The choice of the two makes the difference larger than chance would."""
+    found = {}
+    for model, part in rows[rows["right_is"] == CALLS].groupby("model"):
+        values = part.groupby(["id", over])["correct"].mean().unstack(over)
+        means = values.mean()
+        worst, best = values[means.idxmin()], values[means.idxmax()]
+        found[str(model)] = paired_bootstrap(worst.to_numpy(), best.to_numpy())
+    return found
 
 
 def errors_of(rows: pd.DataFrame) -> pd.DataFrame:

@@ -141,7 +141,7 @@ def test_wordings_are_averaged_and_their_spread_is_named(tmp_path: Path) -> None
     right = dict.fromkeys(SILENT, True)
     frame = load(tmp_path, answers("a", SILENT), answers("a", right, "short"))
     assert board.table_of(frame)["a"]["call"].value == pytest.approx(0.5)
-    assert board.spread(frame, "wording") == {"a": 100.0}
+    assert board.spread(frame, "wording")["a"].value == 1.0
     assert len(board.by_cell(frame)) == 2
 
 
