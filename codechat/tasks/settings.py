@@ -29,6 +29,7 @@ class TaskChoice(Settings):
     trust: bool = opt(False, TRUST)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         # an object or a class of a notebook, by its name
         name = name_of(self.task) if self.task else ""
         made = tools_task(self.tools, self.trust) if self.tools else name
@@ -39,7 +40,6 @@ class TaskChoice(Settings):
         if name and name != made:
             raise ConfigError(f"got --task {name} and --tools {' '.join(self.tools)}; keep one")
         object.__setattr__(self, "task", made)
-        super().__post_init__()
 
 
 def tools_task(words: tuple[str, ...], trust: bool) -> str:

@@ -241,10 +241,7 @@ class ToolsEnvironment:
         said = json.loads(self.bench.world.judge(messages, dict(self.task.row_of(self.problem))))
         if "error" in said:
             return Judged(0.0, said["error"])
-        reward = said["result"]
-        if not 0 <= reward <= 1:
-            return Judged(0.0, f"got {reward}; expected a number from 0 to 1")
-        return Judged(reward)
+        return Judged(said["result"])
 
     def _by_row(self) -> float:
         gold = self.problem.gold

@@ -57,7 +57,15 @@ class World:
         JSON."""
         reward = self.reward
         assert reward is not None, "only a file with a reward is asked for one"
-        return _answer(lambda: float(reward(messages, row))).text
+        return _answer(lambda: share(reward(messages, row))).text
+
+
+def share(reward: Any) -> float:
+    """A reward as a number. ValueError for one that is not from 0 to 1."""
+    value = float(reward)
+    if not 0 <= value <= 1:
+        raise ValueError(f"got {value}; expected a number from 0 to 1")
+    return value
 
 
 def _answer(run: Callable[[], Any]) -> Answer:

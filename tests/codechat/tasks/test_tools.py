@@ -163,6 +163,20 @@ def test_results_are_masked_from_the_loss(tmp_path: Path) -> None:
     assert "2.5" not in chat.decode(written, tok)
 
 
+def test_a_function_that_depends_on_the_clock_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    clock = "def now() -> float:\n    return time.time()\n"
+    task = made(tmp_path, {"answer": "x"}, more=clock, trust=False)
+    (problem,) = task.problems("train")
+    worlds = [task.environment(), task.environment()]
+    for world in worlds:
+        world.reset(problem)
+    for world in 3 * worlds:
+        world.step({"role": "assistant", "content": call("now")})
+    assert capsys.readouterr().err.count("gave another result") == 1
+
+
 # ---- bad input
 
 

@@ -1,9 +1,12 @@
 """Tools of one's own: arguments reach a function in the types of its hints, and a file of
 untyped functions takes its schemas from a json file."""
 
+import datetime
+import enum
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
 
@@ -11,6 +14,25 @@ from codechat.core.errors import DataError
 from codechat.text import chat
 from codechat.text.tool_functions import Toolkit, read_tools, tools_of
 from codechat.text.tool_worlds import World
+
+
+class Size(enum.Enum):
+    SMALL = "s"
+    LARGE = "l"
+
+
+@dataclass
+class Item:
+    """An item."""
+
+    name: str
+    sizes: list[Size]
+    count: int = 1
+
+
+class Place(TypedDict):
+    street: str
+    code: NotRequired[str]
 
 
 def takes(hint: Any, given: Any) -> Any:
@@ -46,8 +68,73 @@ def test_arguments_reach_a_function_in_the_types_of_its_hints() -> None:
         (list[str], ["a", 1], "refused"),
         (bool, 1, "refused"),
         (bool, True, "True"),
+        (float, 2, "2.0"),
+        (set[int], [1, 1.0], "refused"),
+        (set[int], [2, 1], "{1, 2}"),
+        (tuple[int, str], [1, "a"], "(1, 'a')"),
+        (tuple[int, ...], [1, 2, 3], "(1, 2, 3)"),
+        (Size, "l", "<Size.LARGE: 'l'>"),
+        (Size, "m", "refused"),
+        (datetime.date, "2024-02-29", "datetime.date(2024, 2, 29)"),
+        (
+            Item,
+            {"name": "tea", "sizes": ["s"]},
+            "Item(name='tea', sizes=[<Size.SMALL: 's'>], count=1)",
+        ),
+        (Item, {"name": "tea"}, "refused"),
+        (list[Place], [{"street": "x"}], "[{'street': 'x'}]"),
+        (int | str, "3", "'3'"),
+        (Item | None, None, "None"),
     ):
         assert takes(hint, given) == received, (hint, given)
+
+
+def order(
+    item: Item,
+    place: Place,
+    tags: list[str],
+    note: str | None = None,
+    when: datetime.date | None = None,
+    size: Size = Size.SMALL,
+    kind: Literal["a", "b"] = "a",
+    ids: set[int] = frozenset(),
+    pair: tuple[int, str] = (1, "x"),
+    extra: dict[str, int] | None = None,
+    anything: dict = {},
+    number: int | str = 3,
+    items: list[Item] = [],
+    price: float = 1.5,
+) -> str:
+    """Place an order.
+
+    More about it.
+
+    Args:
+        item: What to order.
+        place (Place): where to,
+            over two lines
+        tags: labels
+
+    Returns:
+        A number.
+    """
+
+
+def weather(city: str, unit: str = "c") -> str:
+    """Weather of a city.
+
+    :param city: the city
+    :param str unit: c or f
+    :returns: text
+    """
+
+
+def test_a_schema_is_the_one_that_other_packages_make_of_the_function() -> None:
+    """The file was written by openai-agents 0.24.0 and pydantic-ai 2.66.0, which agree; without titles and
+    additionalProperties false."""
+    expected = json.loads(Path(__file__).with_name("function_schemas.json").read_text())
+    made = {name: tool.schema for name, tool in tools_of([order, weather]).items()}
+    assert made == expected
 
 
 ORIGINAL = Path(__file__).with_name("own_functions.txt").read_text()
