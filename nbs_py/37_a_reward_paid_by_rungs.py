@@ -31,7 +31,7 @@
 # **Runs/needs.** Committed rows (`reports/frozen/sums_and_programs`) of trainings that shared one H100, five at a time, in float32 weights and bfloat16 products. Nothing is
 # trained here. A few seconds.
 #
-# Previous: [36 a tool caller in one sitting](36_a_tool_caller_in_one_sitting.ipynb)
+# Previous: [36 a tool caller in one sitting](36_a_tool_caller_in_one_sitting.ipynb) · Next: [38 rl over your own functions](38_rl_over_your_own_functions.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
