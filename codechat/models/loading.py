@@ -11,7 +11,7 @@ from torch import Tensor
 from codechat.core import config
 from codechat.core.errors import CheckpointError
 from codechat.models.config import GPTConfig
-from codechat.models.fast.device import on_cpu
+from codechat.models.fast.device import decodes_from_file
 from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
@@ -86,7 +86,7 @@ def load_model(
     shape, tok, trained_with = describe(ckpt.path, ckpt.meta)
     with torch.device("meta"):  # random weights would be overwritten
         model = GPT(shape)
-    stay = decodes and on_cpu(torch.device(device))
+    stay = decodes and decodes_from_file(torch.device(device))
     if stay:
         checkpoint.check_fit(ckpt, model)
     else:

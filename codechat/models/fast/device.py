@@ -27,3 +27,9 @@ def early_places(places: Tensor | None, device: torch.device) -> Tensor | None:
     """The tokens on which the last block's MLP runs, of those that `places` (N,) asks for; none
     = all: a compiled block wants one shape."""
     return places if on_cpu(device) else None
+
+
+def decodes_from_file(device: torch.device) -> bool:
+    """Whether a decoder there needs no weights but those in the file: on a CPU `reader_of` copies
+    them as decoding wants them, and the model's own would be a second copy in the same memory."""
+    return on_cpu(device)
