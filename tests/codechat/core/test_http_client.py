@@ -47,31 +47,46 @@ def url() -> Iterator[str]:
         yield server.url
 
 
-def test_answers_are_json_and_a_key_is_read_from_its_file(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ending", ["", "/v1", "/"])
+def test_answers_are_json_however_the_address_ends(
+    ending: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # a proxy is not asked for this machine
-    for link in (Link(url), Link(url + "/v1"), Link(url + "/")):
-        assert link.ask("/echo", {"é": [1, None]}) == {"é": [1, None]}
-        assert link.ask("/empty") is None
-        assert link.model() == "tiny"
+    link = Link(url + ending)
+    assert link.ask("/echo", {"é": [1, None]}) == {"é": [1, None]}
+    assert link.ask("/empty") is None
+    assert link.model() == "tiny"
+
+
+def test_a_key_is_the_first_line_of_its_file(url: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\nnot this\n")
     assert Link(url, tmp_path / "key").ask("/key") == "Bearer secret"
 
 
-def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = {"busy": 1, "choices": [{"message": {"content": "hi"}}]}
+ASKING = {"busy": 1, "choices": [{"message": {"content": "hi"}}]}
+
+
+def test_a_busy_server_is_asked_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "PAUSES_S", (0.01, 0.02))
     BUSY[:] = [503, 429]
-    assert Link(url).answer(body, 60)[0] == {"content": "hi"}
+    assert Link(url).answer(ASKING, 60)[0] == {"content": "hi"}
     assert not BUSY
-    for statuses, patience, left in ([400, 429], 60, 0), ([503, 429], 0, 1):
-        BUSY[:] = statuses
-        with pytest.raises(Refused):
-            Link(url).answer(body, patience)
-        assert len(BUSY) == left
+
+
+@pytest.mark.parametrize(
+    "statuses, patience, left",
+    [([400, 429], 60, 0), ([503, 429], 0, 1)],
+    ids=["refuses", "no patience"],
+)
+def test_a_server_that_refuses_or_has_had_its_time_is_not_asked_again(
+    statuses: list[int], patience: int, left: int, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of the statuses is that of the first answer."""
+    monkeypatch.setattr(http_client, "PAUSES_S", (0.01, 0.02))
+    BUSY[:] = statuses
+    with pytest.raises(Refused):
+        Link(url).answer(ASKING, patience)
+    assert len(BUSY) == left
 
 
 class Picky(Handler):
@@ -99,7 +114,7 @@ class Picky(Handler):
             self.reply(200, b'{"choices": [{"message": {"content": "hi"}}]}')
 
 
-@pytest.mark.parametrize(
+REFUSALS = pytest.mark.parametrize(
     "status, words",
     [
         (
@@ -142,26 +157,54 @@ class Picky(Handler):
         (400, "Bad Request"),
     ],
 )
+REQUEST = {"model": "m", "messages": [], "temperature": 0.5}
+
+
+@pytest.fixture
+def picky(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
+    """A link to a server that refuses, in the words of a test."""
+    monkeypatch.setattr(Picky, "seen", [])
+    with Stub(Picky) as server:
+        yield Link(server.url)
+
+
+@REFUSALS
 def test_a_server_that_refuses_a_dispensable_field_is_asked_without_it(
+    status: int, words: str, picky: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not asked with it again."""
+    monkeypatch.setattr(Picky, "words", (status, words))
+    for _ in range(2):
+        answer = picky.answer(REQUEST, dispensable=http_client.UNCUT)
+        assert answer.message == {"content": "hi"}
+    assert Picky.seen[0] == REQUEST | {"top_p": 1.0, "min_p": 0.0, "top_k": 0}
+    assert Picky.seen[-2:] == [REQUEST, REQUEST]
+
+
+@REFUSALS
+def test_fields_that_a_server_refuses_are_named_once(
     status: int,
     words: str,
+    picky: Link,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(Picky, "words", (status, words))
-    monkeypatch.setattr(Picky, "seen", [])
-    with Stub(Picky) as server:
-        link = Link(server.url)
-        body = {"model": "m", "messages": [], "temperature": 0.5}
-        for _ in range(2):
-            assert link.answer(body, dispensable=http_client.UNCUT).message == {"content": "hi"}
-        assert Picky.seen[0] == body | {"top_p": 1.0, "min_p": 0.0, "top_k": 0}
-        assert Picky.seen[-2:] == [body, body], "it is not asked with them again"
-        err = capsys.readouterr().err
-        assert err.count("\n") == 1
-        assert all(name in err for name in http_client.UNCUT)
-        with raising(Refused, "seed" if "FIRST" in words or "FIELDS" in words else "400"):
-            link.answer(body | {"seed": 1}, dispensable=http_client.UNCUT)
+    for _ in range(2):
+        picky.answer(REQUEST, dispensable=http_client.UNCUT)
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert all(name in err for name in http_client.UNCUT)
+
+
+@REFUSALS
+def test_a_field_that_is_needed_and_refused_is_an_error(
+    status: int, words: str, picky: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Picky, "words", (status, words))
+    named = "seed" if "FIRST" in words or "FIELDS" in words else "400"
+    with raising(Refused, named):
+        picky.answer(REQUEST | {"seed": 1}, dispensable=http_client.UNCUT)
 
 
 def test_only_the_refused_field_is_left_out(
@@ -204,37 +247,58 @@ def test_other_servers_ends_and_counts_are_read(
     assert answer == (message, cut, n_tokens)
 
 
-def test_an_error_in_place_of_an_answer_is_told(url: str) -> None:
-    for body in (
+@pytest.mark.parametrize(
+    "body",
+    [
         {"error": {"message": "no credits", "code": 402}},
         {"choices": None, "error": "no credits"},
-    ):
-        with raising(ConfigError, "without a message", "no credits"):
-            Link(url).answer(body)
+    ],
+    ids=["object", "text"],
+)
+def test_an_error_in_place_of_an_answer_is_told(body: dict[str, Any], url: str) -> None:
+    with raising(ConfigError, "without a message", "no credits"):
+        Link(url).answer(body)
 
 
-def test_what_goes_wrong_keeps_its_status_and_the_servers_words(url: str) -> None:
-    complaints = {
-        "/openai": "no such model",
-        "/fastapi": "too long",
-        "/proxy": "Bad Gateway",
-        "/silent": "500",
-    }
-    for path, words in complaints.items():
-        status = ANSWERS[path][0]
-        with pytest.raises(Refused, match=words) as e:
-            Link(url).ask(path)
-        again = pickle.loads(pickle.dumps(e.value))  # it is sent to other ranks
-        assert e.value.status == again.status == status
-        assert str(again) == str(e.value)
-    for broken in ({}, {"choices": []}, {"choices": [{"text": "x"}]}):  # the server sends it back
-        with raising(ConfigError, "without a message"):
-            Link(url).answer(broken)
-    for path in ("/cut", "/text"):
-        with pytest.raises(NoAnswer, match=url):
-            Link(url).ask(path)
+@pytest.mark.parametrize(
+    "path, words",
+    [
+        ("/openai", "no such model"),
+        ("/fastapi", "too long"),
+        ("/proxy", "Bad Gateway"),
+        ("/silent", "500"),
+    ],
+)
+def test_a_refusal_keeps_its_status_and_the_servers_words(path: str, words: str, url: str) -> None:
+    with pytest.raises(Refused, match=words) as refused:
+        Link(url).ask(path)
+    assert refused.value.status == ANSWERS[path][0]
+    again = pickle.loads(pickle.dumps(refused.value))  # it is sent to other ranks
+    assert again.status == refused.value.status
+    assert str(again) == str(refused.value)
+
+
+@pytest.mark.parametrize("broken", [{}, {"choices": []}, {"choices": [{"text": "x"}]}], ids=str)
+def test_an_answer_without_a_message_is_an_error(broken: dict[str, Any], url: str) -> None:
+    with raising(ConfigError, "without a message"):  # the server sends it back
+        Link(url).answer(broken)
+
+
+@pytest.mark.parametrize("path", ["/cut", "/text"])
+def test_an_answer_that_is_cut_or_no_json_is_none(path: str, url: str) -> None:
+    with pytest.raises(NoAnswer, match=url):
+        Link(url).ask(path)
+
+
+def test_a_server_that_is_not_there_is_named_with_what_to_do() -> None:
+    link = Link("http://127.0.0.1:1", kind="engine", remedy="start one")
     with raising(NoAnswer, "engine", "http://127.0.0.1:1", "start one"):
-        Link("http://127.0.0.1:1", kind="engine", remedy="start one").ask("/v1/models")
-    for bad in ("127.0.0.1:8000", "ftp://x", "http://", "http://[::1", "http://x:port"):
-        with pytest.raises(ConfigError, match="--engine-url"):
-            Link(bad, flag="--engine-url")
+        link.ask("/v1/models")
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:8000", "ftp://x", "http://", "http://[::1", "http://x:port"]
+)
+def test_what_is_no_address_is_refused_by_its_flag(address: str) -> None:
+    with pytest.raises(ConfigError, match="--engine-url"):
+        Link(address, flag="--engine-url")
