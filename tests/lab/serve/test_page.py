@@ -50,53 +50,102 @@ def texts(page: Browser, selector: str) -> list[str]:
     return page.ask(f"[...document.querySelectorAll({selector!r})].map(n => n.textContent)")
 
 
-def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> None:
+@pytest.fixture
+def called(page: Browser) -> Browser:
+    """The page after a call and the answer to its result."""
     tell(page, REQUEST)
     page.until(SETTLED)
-    shown = texts(page, ".card code, .card .state, .card dt, .card dd")
+    return page
+
+
+def test_a_call_is_a_card_and_runs_for_real(called: Browser) -> None:
+    shown = texts(called, ".card code, .card .state, .card dt, .card dd")
     assert shown == ["square", "done", "x", "12", "result", "144"]
-    assert texts(page, ".assistant .body") == ["", ANSWER]
-    roles = [m["role"] for m in json.loads(page.ask("JSON.stringify(messages)"))]
+    assert texts(called, ".assistant .body") == ["", ANSWER]
+
+
+def test_a_call_and_its_result_are_messages_of_the_conversation(called: Browser) -> None:
+    roles = [m["role"] for m in json.loads(called.ask("JSON.stringify(messages)"))]
     assert roles == ["user", "assistant", "tool", "assistant"]
-    for width in (1280, 390):
-        page.resize(width, 800)
-        assert page.overflow() == 0
-        page.shot(tmp_path / f"{width}.png")
-        assert (tmp_path / f"{width}.png").stat().st_size > 5000
-        assert page.ask(
-            """['view', 'more', 'fresh', 'say', 'send'].every(id => {
-                const r = $(id).getBoundingClientRect();
-                return r.width > 20 && r.right <= innerWidth && r.bottom <= innerHeight; })"""
-        )
 
 
-def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_conversation_with_a_call_fits_a_screen_and_a_phone(
+    width: int, called: Browser, tmp_path: Path
+) -> None:
+    called.resize(width, 800)
+    assert called.overflow() == 0
+    called.shot(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 5000
+    assert called.ask(
+        """['view', 'more', 'fresh', 'say', 'send'].every(id => {
+            const r = $(id).getBoundingClientRect();
+            return r.width > 20 && r.right <= innerWidth && r.bottom <= innerHeight; })"""
+    )
+
+
+@pytest.fixture
+def coded(page: Browser) -> Browser:
+    """The page after an answer of code, without functions."""
     page.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = false)")
     tell(page, "code")
     page.until(SETTLED)
-    assert page.ask("document.querySelector('.assistant .body').textContent") == CODE
-    assert page.ask(
-        "getComputedStyle(document.querySelector('.assistant .body')).fontFamily"
-    ).endswith("monospace")
+    return page
+
+
+@pytest.fixture
+def token_view(coded: Browser) -> Browser:
+    """The same in the token view, which Alt and T open."""
+    coded.press("t", 84, modifiers=1)
+    return coded
+
+
+def test_code_is_set_as_code(coded: Browser) -> None:
+    body = "document.querySelector('.assistant .body')"
+    assert coded.ask(f"{body}.textContent") == CODE
+    assert coded.ask(f"getComputedStyle({body}).fontFamily").endswith("monospace")
+
+
+def test_a_sentence_about_code_is_not_set_as_code(page: Browser) -> None:
     assert not page.ask("CODE.test('Hello. I can define a function, or import it.')")
-    page.press("t", 84, modifiers=1)
-    assert page.ask("document.querySelector('.assistant .body').hidden")
-    assert page.ask("!document.querySelector('.tokens').hidden")
-    assert page.ask("!$('legend').hidden")
-    entries = page.ask("[...document.querySelectorAll('.tokens span')].map(n => n.entry)")
-    assert [e["token_id"] for e in entries] == chat.completion_ids(CODE, TOK)
-    shown = page.ask("document.querySelector('.tokens').textContent")
+
+
+def test_the_token_view_stands_in_place_of_the_text(token_view: Browser) -> None:
+    assert token_view.ask("document.querySelector('.assistant .body').hidden")
+    assert token_view.ask("!document.querySelector('.tokens').hidden")
+    assert token_view.ask("!$('legend').hidden")
+
+
+def entries(page: Browser) -> list[dict[str, Any]]:
+    """What the server said of each token."""
+    return page.ask("[...document.querySelectorAll('.tokens span')].map(n => n.entry)")
+
+
+def test_the_token_view_shows_every_token(token_view: Browser) -> None:
+    assert [e["token_id"] for e in entries(token_view)] == chat.completion_ids(CODE, TOK)
+    shown = token_view.ask("document.querySelector('.tokens').textContent")
     assert shown.replace("\u23ce", "").replace("\u25ab", "").startswith(CODE)
-    assert all(0 <= e["entropy"] and len(e["top_logprobs"]) == 5 for e in entries)
-    page.ask("document.querySelector('.tokens span').focus()")
-    before = page.ask("$('inspector').textContent")
-    page.press("ArrowRight", 39)
-    after = page.ask("$('inspector').textContent")
-    assert json.dumps(entries[0]["token"]) in before
-    assert json.dumps(entries[1]["token"]) in after
+
+
+def test_every_token_of_the_view_has_its_entropy_and_the_likeliest_five(
+    token_view: Browser,
+) -> None:
+    for entry in entries(token_view):
+        assert entry["entropy"] >= 0
+        assert len(entry["top_logprobs"]) == 5
+
+
+def test_the_inspector_follows_the_arrow_keys_and_closes(token_view: Browser) -> None:
+    first, second, *_ = entries(token_view)
+    token_view.ask("document.querySelector('.tokens span').focus()")
+    before = token_view.ask("$('inspector').textContent")
+    token_view.press("ArrowRight", 39)
+    after = token_view.ask("$('inspector').textContent")
+    assert json.dumps(first["token"]) in before
+    assert json.dumps(second["token"]) in after
     assert "entropy" in after
-    page.press("Escape", 27)
-    assert page.ask("$('inspector').hidden")
+    token_view.press("Escape", 27)
+    assert token_view.ask("$('inspector').hidden")
 
 
 def test_stopping_keeps_what_was_said_and_frees_the_server(
@@ -342,38 +391,56 @@ def test_an_unreadable_calls_error_is_fed_back_once_and_a_repeated_call_ends(pag
         page.ask("restore()")
 
 
-def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: Running) -> None:
-    tell(page, REQUEST)
-    page.until(SETTLED)
-    before = page.ask("JSON.stringify(messages)")
-    shown = texts(page, ".card dd")
-    page.open(up.url)  # a reload keeps the conversation
-    page.until("model !== ''")
-    assert page.ask("JSON.stringify(messages)") == before
-    page.press("n", 78, modifiers=1)
-    page.open(up.url)
-    page.until("model !== ''")
-    assert page.ask("messages.length") == 0
-    page.ask("$('older').click()")
-    assert page.ask("$('list').querySelector('button').textContent") == REQUEST
-    page.ask("$('list').querySelector('button').click()")
-    assert page.ask("JSON.stringify(messages)") == before
-    assert texts(page, ".card dd") == shown
-    assert texts(page, ".assistant .body") == ["", ANSWER]
-    found = json.loads(page.ask("exported()"))
-    assert found["messages"] == json.loads(before)
+def test_a_reload_keeps_the_conversation(called: Browser, up: Running) -> None:
+    before = called.ask("JSON.stringify(messages)")
+    called.open(up.url)
+    called.until("model !== ''")
+    assert called.ask("JSON.stringify(messages)") == before
+
+
+def test_a_kept_conversation_is_reopened_as_it_was(called: Browser, up: Running) -> None:
+    before = called.ask("JSON.stringify(messages)")
+    shown = texts(called, ".card dd")
+    called.press("n", 78, modifiers=1)
+    called.open(up.url)
+    called.until("model !== ''")
+    assert called.ask("messages.length") == 0
+    called.ask("$('older').click()")
+    assert called.ask("$('list').querySelector('button').textContent") == REQUEST
+    called.ask("$('list').querySelector('button').click()")
+    assert called.ask("JSON.stringify(messages)") == before
+    assert texts(called, ".card dd") == shown
+    assert texts(called, ".assistant .body") == ["", ANSWER]
+
+
+def test_a_conversation_is_exported_with_its_functions(called: Browser) -> None:
+    found = json.loads(called.ask("exported()"))
+    assert found["messages"] == json.loads(called.ask("JSON.stringify(messages)"))
     assert found["tools"][0]["function"]["name"] == "square"
-    copied = """(async () => {
-        let text = '';
-        navigator.clipboard.writeText = async got => { text = got; };
-        await copy();
-        return text; })()"""
-    assert json.loads(page.ask(copied)) == found
-    page.ask("$('fresh').click()")
-    assert page.ask("messages.length") == 0
-    assert page.ask("kept().length") == 1
-    page.ask("[...$('list').querySelectorAll('button')].at(-1).click()")
-    assert page.ask("kept().length") == 0
+
+
+COPIED = """(async () => {
+    let text = '';
+    navigator.clipboard.writeText = async got => { text = got; };
+    await copy();
+    return text; })()"""
+
+
+def test_a_conversation_is_copied_as_it_is_exported(called: Browser) -> None:
+    assert json.loads(called.ask(COPIED)) == json.loads(called.ask("exported()"))
+
+
+def test_a_fresh_conversation_keeps_the_one_before(called: Browser) -> None:
+    called.ask("$('fresh').click()")
+    assert called.ask("messages.length") == 0
+    assert called.ask("kept().length") == 1
+
+
+def test_kept_conversations_are_forgotten_when_told_so(called: Browser) -> None:
+    called.ask("$('fresh').click()")
+    called.ask("$('older').click()")
+    called.ask("[...$('list').querySelectorAll('button')].at(-1).click()")
+    assert called.ask("kept().length") == 0
 
 
 def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path, slow_down: Any) -> None:
