@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -360,42 +362,79 @@ def test_some_stages_run_only_if_a_flag_names_them(cfg: RecipeConfig, expected: 
     assert asked & runner.pending(replace(cfg)).todo == expected
 
 
+@cache
 def stages_of(name: str, scale: str = "nano", seed: int = 0) -> dict[str, Bound]:
     return {b.stage.name: b for b in bound_stages(name, scale, seed)}
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_every_recipe_fits_its_configs_and_shared_stages_are_made_once(scale: str) -> None:
-    """A name means one stage in all recipes of a home, and no two stages write one run."""
+EVERY_SCALE = pytest.mark.parametrize("scale", SCALES)
+
+
+def recipes_at(scale: str) -> list[str]:
+    """Names of the recipes that a scale has."""
+    small = set() if scale == "nano" else {"mini", "scaling"}
+    return sorted(RECIPES.keys() - small)
+
+
+def bound_at(scale: str, seed: int = 0) -> list[tuple[str, Bound]]:
+    """Every stage of every recipe of a scale, with the recipe's name."""
+    found = []
+    for name in recipes_at(scale):
+        found += [(name, b) for b in stages_of(name, scale, seed).values()]
+    return found
+
+
+@EVERY_SCALE
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_stages_of_a_recipe_come_behind_those_that_they_need(scale: str, seed: int) -> None:
+    for name in recipes_at(scale):
+        before: set[str] = set()
+        for stage, b in stages_of(name, scale, seed).items():
+            assert set(b.stage.needs) <= before, (name, stage)
+            before.add(stage)
+
+
+@pytest.mark.parametrize("scale", [scale for scale in SCALES if scale != "nano"])
+def test_every_stage_that_trains_at_a_larger_scale_has_its_ranks(scale: str) -> None:
+    for _, b in bound_at(scale):
+        if hasattr(b.cfg, "lr"):
+            assert SCALES[scale].ranks_of(b.stage)
+
+
+@EVERY_SCALE
+def test_a_name_means_one_stage_in_all_recipes_of_a_home(scale: str) -> None:
     hashes: dict[str, set[str]] = {}
-    places: dict[str, set[str]] = {}
-    users: Counter[str] = Counter()
-    small = scale == "nano"
-    for name in RECIPES.keys() - ({} if small else {"mini", "scaling"}):
-        for seed in (0, 1):
-            bound = stages_of(name, scale, seed)
-            order = list(bound)
-            assert all(
-                need in order[:i] for i, b in enumerate(bound.values()) for need in b.stage.needs
-            )
-            assert small or all(
-                SCALES[scale].ranks_of(b.stage) for b in bound.values() if hasattr(b.cfg, "lr")
-            )
-        for b in stages_of(name, scale).values():
-            hashes.setdefault(f"{recipes.prefix_of(name, scale)}/{b.stage.name}", set()).add(b.hash)
-            users[b.stage.name] += name in VERSIONS
-            run_name = getattr(b.cfg, "run_name", None)
-            if run_name:
-                places.setdefault(run_name, set()).add(b.stage.name)
-    assert {n for n, various in hashes.items() if len(various) > 1} == set()
-    assert all(len(stages) == 1 for stages in places.values())
+    for name, b in bound_at(scale):
+        place = f"{recipes.prefix_of(name, scale)}/{b.stage.name}"
+        hashes.setdefault(place, set()).add(b.hash)
+    assert {place for place, various in hashes.items() if len(various) > 1} == set()
+
+
+@EVERY_SCALE
+def test_no_two_stages_write_one_run(scale: str) -> None:
+    stages: dict[str, set[str]] = {}
+    for _, b in bound_at(scale):
+        run_name = getattr(b.cfg, "run_name", None)
+        if run_name:
+            stages.setdefault(run_name, set()).add(b.stage.name)
+    assert all(len(names) == 1 for names in stages.values())
+
+
+@EVERY_SCALE
+def test_all_versions_begin_with_one_pretraining_and_all_but_one_with_one_sft(scale: str) -> None:
+    users = Counter(b.stage.name for name, b in bound_at(scale) if name in VERSIONS)
     assert users["pretrain"] == len(VERSIONS) == users["sft-general"] + 1
+
+
+def test_another_seed_has_no_report_of_its_own() -> None:
     assert "report" in stages_of("nano")
     assert "report" not in stages_of("nano", seed=1)
-    cfgs = [config.plain(stages_of(name)[f"{name}-evaluate"].cfg) for name in VERSIONS]
-    assert all(
-        cfg | dict(run_name="", ckpt="") == cfgs[0] | dict(run_name="", ckpt="") for cfg in cfgs
-    ), "all alike"
+
+
+def test_all_versions_are_evaluated_alike() -> None:
+    own = {"run_name": "", "ckpt": ""}
+    cfgs = [config.plain(stages_of(name)[f"{name}-evaluate"].cfg) | own for name in VERSIONS]
+    assert all(cfg == cfgs[0] for cfg in cfgs)
 
 
 # a stage of a recipe -> version and stage in runs.csv of the published figures
@@ -415,29 +454,43 @@ PUBLISHED = {
 }
 
 
-def test_larger_scales_have_the_published_settings() -> None:
-    runs = pd.read_csv(PROJECT / "reports/published/runs.csv").set_index(["version", "stage"])
-    for (recipe, stage), published in PUBLISHED.items():
-        b = stages_of(recipe, "8b")[stage]
-        row = runs.loc[published]
-        cfg = b.cfg
-        ranks = SCALES["8b"].ranks_of(b.stage)
-        assert (cfg.max_steps, cfg.lr, cfg.run_name) == (
-            row["steps_planned"],
-            row["lr"],
-            f"nano-8b/{stage}",
-        )
-        assert cfg.warmup_steps == row["warmup"] or pd.isna(row["warmup"])
-        if hasattr(cfg, "seq_len"):
-            assert ranks * cfg.device_batch_size * cfg.grad_accum * cfg.seq_len == 131_072
-        if stage.endswith("-rl"):
-            assert ranks * cfg.device_batch_size * cfg.group_size == 128
-    small = stages_of("v6", "2b")
-    large = stages_of("v6", "8b")
-    assert large["pretrain"].cfg.model.n_params == pytest.approx(8.26e9, rel=0.01)
+@pytest.fixture(scope="module")
+def published_runs() -> pd.DataFrame:
+    path = PROJECT / "reports/published/runs.csv"
+    return pd.read_csv(path).set_index(["version", "stage"])
+
+
+@pytest.mark.parametrize("recipe, stage", PUBLISHED)
+def test_a_stage_at_8b_has_the_published_settings(
+    recipe: str, stage: str, published_runs: pd.DataFrame
+) -> None:
+    cfg = stages_of(recipe, "8b")[stage].cfg
+    row = published_runs.loc[PUBLISHED[recipe, stage]]
+    assert cfg.run_name == f"nano-8b/{stage}"
+    assert cfg.max_steps == row["steps_planned"]
+    assert cfg.lr == row["lr"]
+    assert cfg.warmup_steps == row["warmup"] or pd.isna(row["warmup"])
+
+
+@pytest.mark.parametrize("recipe, stage", PUBLISHED)
+def test_a_stage_at_8b_has_the_published_batch(recipe: str, stage: str) -> None:
+    b = stages_of(recipe, "8b")[stage]
+    rows = SCALES["8b"].ranks_of(b.stage) * b.cfg.device_batch_size
+    if hasattr(b.cfg, "seq_len"):
+        assert rows * b.cfg.grad_accum * b.cfg.seq_len == 131_072
+    if stage.endswith("-rl"):
+        assert rows * b.cfg.group_size == 128
+
+
+@pytest.mark.parametrize("scale, n_params", [("2b", 2.65e9), ("8b", 8.26e9)])
+def test_a_scale_has_the_published_number_of_weights(scale: str, n_params: float) -> None:
+    model = stages_of("v6", scale)["pretrain"].cfg.model
+    assert model.n_params == pytest.approx(n_params, rel=0.01)
+
+
+def test_2b_runs_on_one_gpu_and_has_a_corpus_for_all_its_steps() -> None:
     assert set(SCALES["2b"].ranks.values()) == {1}
-    assert small["corpus"].cfg.max_tokens >= 30_000 * 65_536
-    assert small["pretrain"].cfg.model.n_params == pytest.approx(2.65e9, rel=0.01)
+    assert stages_of("v6", "2b")["corpus"].cfg.max_tokens >= 30_000 * 65_536
 
 
 @pytest.fixture
@@ -467,47 +520,103 @@ def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
-def test_a_larger_scale_prints_its_plan_and_asks(
-    planned_8b: list, monkeypatch: Any, capsys: Any
+LATE = RecipeConfig(recipe="late", scale="8b")
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """terminal(answer): somebody is there who answers so."""
+
+    def answering(answer: str) -> None:
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+        monkeypatch.setattr("builtins.input", lambda question: answer)
+
+    return answering
+
+
+def test_a_larger_scale_prints_its_plan_and_wants_a_yes(
+    planned_8b: list[str], capsys: pytest.CaptureFixture
 ) -> None:
-    cfg = RecipeConfig(recipe="late", scale="8b")
     with pytest.raises(ConfigError, match="--yes"):
-        runner.run_recipe(cfg)
+        runner.run_recipe(replace(LATE))
     text = " ".join(capsys.readouterr().out.split())
     assert "pretrain: fits: 22.5 of 79.2 GiB on 8 x a800-80gb" in text
     assert "hours on 8 GPUs" in text
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="22.5 of 22.1 GiB"):
-        patch.setitem(SCALES, "8b", replace(SCALES["8b"], gpu="l4-24gb"))
-        runner.run_recipe(replace(cfg, yes=True))
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", lambda question: "n")
-    with pytest.raises(ConfigError):
-        runner.run_recipe(cfg)
     assert planned_8b == []
-    monkeypatch.setattr("builtins.input", lambda question: "y")
-    capsys.readouterr()
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="8 GPUs and there are 2"):
-        patch.setattr(runner, "gpus_here", lambda: 2)
-        runner.run_recipe(cfg)
+
+
+def test_a_larger_scale_that_does_not_fit_is_refused(
+    planned_8b: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCALES, "8b", replace(SCALES["8b"], gpu="l4-24gb"))
+    with pytest.raises(ConfigError, match="22.5 of 22.1 GiB"):
+        runner.run_recipe(replace(LATE, yes=True))
+    assert planned_8b == []
+
+
+def test_a_larger_scale_asks_at_a_terminal_and_takes_no_for_an_answer(
+    planned_8b: list[str], terminal: Callable[[str], None]
+) -> None:
+    terminal("n")
+    with pytest.raises(ConfigError):
+        runner.run_recipe(replace(LATE))
+    assert planned_8b == []
+
+
+WITHOUT_GPUS = ["corpus", "base-code", "base-calls"]
+
+
+def test_stages_that_need_more_gpus_than_there_are_are_named_first(
+    planned_8b: list[str],
+    terminal: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """Before the plan, the question and the first stage."""
+    terminal("y")
+    monkeypatch.setattr(runner, "gpus_here", lambda: 2)
+    with pytest.raises(ConfigError, match="8 GPUs and there are 2"):
+        runner.run_recipe(replace(LATE))
     first = (
         "stage pretrain needs 8 GPUs and there are 2: only "
         "corpus, base-code, base-calls will run here"
     )
-    assert capsys.readouterr().out.startswith(first), (
-        "said before the plan, the question and the first stage"
-    )
-    assert planned_8b == ["corpus", "base-code", "base-calls"], (
-        "what needs no GPU runs before GPUs are required"
-    )
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="8 GPUs and there are 2"):
-        patch.setattr(runner, "gpus_here", lambda: 2)
-        patch.setattr(
-            "builtins.input", lambda question: pytest.fail("asked, though nothing can run here")
-        )
-        runner.run_recipe(cfg)
-    runner.run_recipe(cfg)
-    runner.run_recipe(cfg)  # finished: neither asked nor launched again
-    assert planned_8b == ["corpus", "base-code", "base-calls", "pretrain", "base", "ours-choose"]
+    assert capsys.readouterr().out.startswith(first)
+
+
+def test_what_needs_no_gpu_runs_before_gpus_are_required(
+    planned_8b: list[str], terminal: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal("y")
+    monkeypatch.setattr(runner, "gpus_here", lambda: 2)
+    with pytest.raises(ConfigError):
+        runner.run_recipe(replace(LATE))
+    assert planned_8b == WITHOUT_GPUS
+
+
+def test_nothing_is_asked_where_nothing_can_run(
+    planned_8b: list[str], terminal: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal("y")
+    monkeypatch.setattr(runner, "gpus_here", lambda: 2)
+    with pytest.raises(ConfigError):
+        runner.run_recipe(replace(LATE))
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail("asked"))
+    with pytest.raises(ConfigError, match="8 GPUs and there are 2"):
+        runner.run_recipe(replace(LATE))
+    assert planned_8b == WITHOUT_GPUS
+
+
+def test_a_finished_recipe_of_a_larger_scale_is_neither_asked_about_nor_launched_again(
+    planned_8b: list[str], terminal: Callable[[str], None]
+) -> None:
+    terminal("y")
+    runner.run_recipe(replace(LATE))
+    every = [*planned_8b]
+    assert set(every) == {*WITHOUT_GPUS, "pretrain", "base", "ours-choose"}
+    terminal("n")
+    runner.run_recipe(replace(LATE))
+    assert planned_8b == every
 
 
 def launch(*words: str) -> RecipeLaunch:
