@@ -66,9 +66,15 @@ def evaluate_task(
     mine = problems[dist.rank() :: dist.world_size()]
     per_chunk = max(1, CHUNK_ROWS // n)
     my_rows: list[Row] = []
-    with tqdm(
-        total=len(mine), desc=progress, unit="problem", disable=not (progress and dist.is_main())
-    ) as bar:
+    with (
+        generate.weights_stay(model) if model else nullcontext(),
+        tqdm(
+            total=len(mine),
+            desc=progress,
+            unit="problem",
+            disable=not (progress and dist.is_main()),
+        ) as bar,
+    ):
         for at in range(0, len(mine), per_chunk):
             chunk = mine[at : at + per_chunk]
             grammars = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
@@ -37,7 +38,7 @@ from codechat.models.draws import (
     uniform,
 )
 from codechat.models.fast import decode_graph, memory
-from codechat.models.fast.device import compute_dtype
+from codechat.models.fast.device import compute_dtype, on_cpu
 from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.gpt import GPT
@@ -145,7 +146,7 @@ def sample(
         key=lambda row: (prefixes[row[0]], len(prompts[row[0]]), row),
     )
     width = memory.rows_at_once(model, prompts, max(budgets), samples_per_prompt, n_kept)
-    reader = reader_of(model, graph if grammars is None else False)
+    reader = _reader(model, graph if grammars is None else False)
     for start in range(0, len(order), width):
         some = order[start : start + width]
         batch = Batch(
@@ -161,6 +162,35 @@ def sample(
         for row, end in zip(some, _decode(reader, batch)):
             done[row] = _completion(end, max_new_tokens)
     return [done[row] for row in rows]
+
+
+# of models inside `weights_stay`: readers by `graph` and the dtype of products
+_readers: dict[GPT, dict[tuple[bool | None, torch.dtype], Reader]] = {}
+
+
+@contextmanager
+def weights_stay(model: GPT) -> Iterator[None]:
+    """Inside the block nothing changes the weights of this model, so `sample` copies them once
+    and not at every call; on a CPU, since a GPU's rows take the memory between two calls."""
+    outermost = model not in _readers
+    if outermost:
+        _readers[model] = {}
+    try:
+        yield
+    finally:
+        if outermost:
+            del _readers[model]
+
+
+def _reader(model: GPT, graph: bool | None) -> Reader:
+    weight = model.wte.weight
+    kept = _readers.get(model)
+    if kept is None or not on_cpu(weight.device):
+        return reader_of(model, graph)
+    key = (graph, compute_dtype(weight))
+    if key not in kept:
+        kept[key] = reader_of(model, graph)
+    return kept[key]
 
 
 def _begun(grammar: Grammar | None) -> GrammarState | None:

@@ -60,7 +60,8 @@ class Engine:
         """The policy to pass to `sample`. A UserError inside on one rank is raised on all.
         Collectives at both ends."""
         with sharding.whole(model) as policy, torch.no_grad(), numerics.autocast():
-            yield policy
+            with generate.weights_stay(policy):
+                yield policy
 
     def push(self, model: GPT, step: int) -> None:
         """Send the weights of `step`. A collective."""

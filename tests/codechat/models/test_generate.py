@@ -23,7 +23,7 @@ from codechat.models.attention import KVCache
 from codechat.models.config import GPTConfig
 from codechat.models.draws import Batch
 from codechat.models.fast import decode_graph, device, memory, reader
-from codechat.models.fast.reader import reader_of
+from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.generate import Completion, Truncation, sample, stream
 from codechat.models.gpt import GPT
@@ -751,6 +751,36 @@ def test_a_reader_reads_copies_of_weights_for_few_rows_and_the_weights_themselve
     many = torch.randn(reader.FEW_ROWS + 1, 32)
     torch.testing.assert_close(reading(few), few @ old.T)
     torch.testing.assert_close(reading(many), 2 * many @ old.T)
+
+
+def test_weights_that_stay_are_copied_once_and_sampled_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = random_model()
+    how: dict[str, Any] = {"max_new_tokens": 5, "seed": 3, "samples_per_prompt": 2}
+    prompts = [[1, 2, 3], [4, 5]]
+    right = [generate.sample(model, [prompt], **how) for prompt in prompts]
+    made = []
+
+    def noted(*args: Any) -> Reader:
+        made.append(args)
+        return reader_of(*args)
+
+    monkeypatch.setattr(generate, "reader_of", noted)
+    with generate.weights_stay(model), generate.weights_stay(model):
+        assert [generate.sample(model, [prompt], **how) for prompt in prompts] == right
+    assert len(made) == 1
+
+
+def test_weights_that_changed_after_the_block_are_read_anew() -> None:
+    model = random_model()
+    with generate.weights_stay(model):
+        before = generate.sample(model, [[1, 2, 3]], max_new_tokens=5, seed=3)
+    with torch.no_grad():
+        model.wte.weight.mul_(-2)
+    after = generate.sample(model, [[1, 2, 3]], max_new_tokens=5, seed=3)
+    assert after[0].logprobs != before[0].logprobs
+    assert not generate._readers
 
 
 def test_a_model_learns_as_ever_beside_its_reader() -> None:
