@@ -41,7 +41,7 @@ PAGES = (
     "CONTRIBUTING.md",
     "AGENTS.md",
 )
-KINDS = {".md", ".ipynb", ".html", ".png"}
+KINDS = {".md", ".ipynb", ".html", ".png", ".css", ".js"}
 LINK = re.compile(r"(\]\(|(?:src|href)=\")([^)\s#\"]+)(#[^)\s\"]*)?(?=[)\"])")
 CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.M | re.S)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(?! )([^$\n]+?)(?<! )\$", re.S)
