@@ -60,6 +60,7 @@ class Written(NamedTuple):
 def export(cfg: ExportConfig) -> str:
     """Write the directory; returns what it holds. ConfigError where no Hugging Face class fits
     or --out is in use."""
+    from codechat.formats.export_card import export_card
     from codechat.runs import checkpoint  # imports torch, which --help does not need
 
     out = cfg.out.resolve()
@@ -80,6 +81,8 @@ def export(cfg: ExportConfig) -> str:
     write = {"run": _write_run, "adapter": _write_adapter}.get(cfg.format, _write_model)
     with atomic_directory(out) as folder:
         written = write(cfg, ckpt, folder)
+        card = export_card(ckpt, format=cfg.format, dtype=cfg.dtype, about=written.about)
+        (folder / "README.md").write_text(card, encoding="utf-8")
     return (
         f"{cfg.out}: {written.about}, {written.size / 2**20:.1f} "
         f"MiB of {cfg.dtype}, from {ckpt.path}"

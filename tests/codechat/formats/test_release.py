@@ -88,9 +88,10 @@ def test_a_released_run_keeps_its_step_and_its_form_of_tools(given: Path) -> Non
     assert loaded.path.name == "step_000007"
 
 
-def test_a_released_run_holds_only_what_reading_it_needs(given: Path) -> None:
+def test_a_released_run_holds_a_card_and_only_what_reading_it_needs(given: Path) -> None:
     files = sorted(p.relative_to(given).as_posix() for p in given.rglob("*") if p.is_file())
     assert files == [
+        "README.md",
         f"{STEP}/meta.json",
         f"{STEP}/model.safetensors",
         "config.json",
