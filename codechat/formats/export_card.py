@@ -7,6 +7,7 @@ own its owner adds one.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCardData
@@ -49,7 +50,7 @@ def export_card(ckpt: Checkpoint, *, format: str, dtype: str, about: str) -> str
         eval_results=results or None,
     )
     rows = [
-        f"| {entry['run']} | {entry['kind']} | {entry['step']:,} | {entry.get('data_dir', '')} |"
+        f"| {entry['run']} | {entry['kind']} | {entry['step']:,} | {_shown(entry.get('data_dir'))} |"
         for entry in lineage
     ]
     measured = [
@@ -78,6 +79,12 @@ def export_card(ckpt: Checkpoint, *, format: str, dtype: str, about: str) -> str
             "",
         ]
     )
+
+
+def _shown(data_dir: str | None) -> str:
+    """A folder of data without the machine's own path to it."""
+    folder = Path(data_dir or "")
+    return folder.name if folder.is_absolute() else str(data_dir or "")
 
 
 def _table(rows: list[str]) -> list[str]:

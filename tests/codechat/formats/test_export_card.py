@@ -70,3 +70,9 @@ def test_without_an_evaluation_no_figure_is_given(tmp_path: Path) -> None:
     head = head_of(OWN, tmp_path)
     assert "model-index" not in head
     assert "## Figures" not in head["body"]
+
+
+def test_a_folder_of_this_machine_is_named_without_its_path(tmp_path: Path) -> None:
+    body = head_of([OWN[0] | {"data_dir": str(tmp_path / "rows")}], tmp_path)["body"]
+    assert "| rows |" in body
+    assert str(tmp_path) not in body
