@@ -257,7 +257,10 @@ class ToolChat:
 
         Ends with an answer in words, with a call that was already answered, with an unreadable
         call after an answered one, and with the second unreadable call. A small model for which
-        functions are chosen sees a new request alone, else it answers the one before again."""
+        functions are chosen sees a new request alone, else it answers the one before again. A new
+        conversation begins in a new world of the functions."""
+        if len(messages) == 1:
+            self.bench = self.kit.open()
         messages = self._opened(messages)
         answered: set[str] = set()  # signatures of the calls that have a result or an error
         for _ in range(ROUNDS):

@@ -346,6 +346,23 @@ class Scripted:
         return self.turns.pop(0)
 
 
+def test_a_new_conversation_begins_in_a_new_world_of_the_functions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "seen = []\ndef add(x: int) -> int:\n    seen.append(x)\n    return sum(seen)\n"
+    )
+    one, two = call("add", x=1), call("add", x=2)
+    Scripted(monkeypatch, one, "1.", two, "3.", two, "2.")
+    session = ToolChat(ToolsConfig(server="http://x", tools=(str(file),), trust=True))
+    request = {"role": "user", "content": "Add."}
+    said = session.reply([request])
+    assert said[-2]["content"] == '{"result": 1}'
+    assert session.reply([*said, request])[-2]["content"] == '{"result": 3}'
+    assert session.reply([request])[-2]["content"] == '{"result": 2}'
+
+
 def test_an_exchange_ends_with_its_result(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
