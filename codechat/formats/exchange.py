@@ -177,7 +177,12 @@ def _write_adapter(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written
             f"{ckpt.path} began as {first['run']}; "
             f"--format adapter takes what began as {' or '.join(PRETRAINED)}"
         )
-    base = checkpoint.load(first["run"], optimizer=False, mmap=True)
+    if first.get("own_rows") and not cfg.base:
+        raise ConfigError(
+            f"{first['run']} was imported with --own-rows true, and users of an adapter import "
+            "without; set --base to such an import"
+        )
+    base = checkpoint.load(cfg.base or first["run"], optimizer=False, mmap=True)
     if base.path.resolve().is_relative_to(cfg.out.resolve()):
         raise ConfigError(
             f"--out {cfg.out} holds {first['run']}, which the "
@@ -336,6 +341,24 @@ def _read_model(read: Source, tok: Tokenizer, tags: str, path: Path) -> tuple[GP
     return original_format.read(path, tok.n_vocab)
 
 
+def _marks_note(model: GPT, tok: Tokenizer, tags: str, own_rows: bool) -> str:
+    """What to say of tokens around calls that were never trained; with `own_rows` they get rows
+    of their own, in place."""
+    from codechat.formats import call_marks
+
+    marks = call_marks.untrained_marks(model, tok) if tags == chat.NATIVE else {}
+    named = " and ".join(marks.values())
+    if not marks:
+        return ""
+    if own_rows:
+        call_marks.give_rows(model, marks)
+        return f"{named} were never trained: they have rows of their own now"
+    return (
+        f"{named} were never trained: their rows are those of unused tokens, so it cannot write them, and "
+        "adapters cannot learn to; --own-rows true gives them rows of their own"
+    )
+
+
 def import_model(cfg: ImportConfig) -> Run:
     """The finished run, whose one checkpoint holds the weights. Everything is read before the
     run is made."""
@@ -352,7 +375,10 @@ def import_model(cfg: ImportConfig) -> Run:
     # a template that cannot be masked fails here rather than in training
     chat.stop_sequences(tok, form.tags)
     model, step = _read_model(read, tok, form.tags, cfg.source)
-    origin = dict(run=cfg.run_name, kind="import", source=cfg.source.resolve().name)
+    about_marks = _marks_note(model, tok, form.tags, cfg.own_rows)
+    origin: dict[str, Any] = dict(run=cfg.run_name, kind="import", source=cfg.source.resolve().name)
+    if cfg.own_rows:
+        origin["own_rows"] = True
     if read.sha256:
         origin["sha256"] = read.sha256
     if form.tools_style != "compact":
@@ -364,6 +390,8 @@ def import_model(cfg: ImportConfig) -> Run:
     note = f"; {read.note}" if read.note else ""
     turns = f"tokenizer {tok.spec}, tags {form.tags}"
     print(f"run {created.name}: {size}, {turns}; {path}{note}")
+    if about_marks:
+        print(about_marks)
     if form.reason:
         where = f"in the system message, in style {form.tools_style}"
         print(f"tools are listed {where}: the model's own chat template {form.reason}")

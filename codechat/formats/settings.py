@@ -25,6 +25,11 @@ class ExportConfig:
         "gguf: OUT/model.gguf, for llama.cpp",
     )
     rank: int = opt(16, "rank of the adapter's matrices", least=1)
+    base: str | None = opt(
+        None,
+        "import of the pretrained model that the adapter is added to; none = what training began as",
+        reads="run",
+    )
     overwrite: bool = opt(False, "replace --out if it holds an earlier export")
 
 
@@ -51,5 +56,10 @@ class ImportConfig(Settings):
         None,
         "how tools are offered: by the chat template, or in the system message in one of three styles; none = native "
         "if the template is proven to give calls back, else compact",
+    )
+    own_rows: bool = opt(
+        False,
+        "give tokens around calls that were never trained rows of their own, which adapters can "
+        "learn to write",
     )
     overwrite: bool = opt(False, "replace a run of this name", identity=False)

@@ -144,6 +144,9 @@ def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
         tensor.copy_(saved[name])
 
 
+RANK_LIMIT = 1e-5  # singular values below this share of the largest are rounding
+
+
 def low_rank(
     base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int
 ) -> tuple[dict[str, Tensor], float]:
@@ -161,9 +164,10 @@ def low_rank(
         if change.dim() == 2:
             # the root of each singular value to either side, so that both factors have one scale
             u, s, v = torch.linalg.svd(change, full_matrices=False)
-            root = s[:rank].sqrt()
-            factors[f"{name}.b"] = u[:, :rank] * root
-            factors[f"{name}.a"] = root[:, None] * v[:rank]
+            kept = min(rank, int((s > RANK_LIMIT * s[0]).sum()))
+            root = s[:kept].sqrt()
+            factors[f"{name}.b"] = u[:, :kept] * root
+            factors[f"{name}.a"] = root[:, None] * v[:kept]
             lost += float(s[rank:].square().sum())
             total += float(s.square().sum())
         else:
