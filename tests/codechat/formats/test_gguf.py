@@ -62,25 +62,39 @@ def exchanged(
     return Written(request.param, theirs, ours, files, root)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_we_read_our_file_in_the_precision_of_its_type(dtype: str, exchanged: Written) -> None:
-    back = imported(exchanged.files[dtype])
-    found = back.model.state_dict()
-    cast = getattr(torch, dtype)
+class Back(NamedTuple):
+    """What we read of our file of a dtype."""
+
+    dtype: str
+    loaded: LoadedModel
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def back(request: pytest.FixtureRequest, exchanged: Written) -> Back:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "ROOT", exchanged.root)
+        return Back(request.param, imported(exchanged.files[request.param], request.param))
+
+
+def test_we_read_our_file_in_the_precision_of_its_type(exchanged: Written, back: Back) -> None:
+    found = back.loaded.model.state_dict()
+    cast = getattr(torch, back.dtype)
     for name, weight in exchanged.ours.model.state_dict().items():
         expected = weight.to(cast).float() if weight.ndim == 2 else weight
         assert torch.equal(found[name], expected), name
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_file_keeps_tags_template_and_tokenizer(dtype: str, exchanged: Written) -> None:
-    back = imported(exchanged.files[dtype])
-    ours = exchanged.ours
-    assert back.tags == ours.tags
-    assert back.tokenizer.template == ours.tokenizer.template
+def test_a_file_keeps_tags_and_template(exchanged: Written, back: Back) -> None:
+    assert back.loaded.tags == exchanged.ours.tags
+    assert back.loaded.tokenizer.template == exchanged.ours.tokenizer.template
+
+
+def test_a_file_keeps_the_tokenizer(exchanged: Written, back: Back) -> None:
+    theirs = back.loaded.tokenizer
     for text in TEXTS:
-        assert back.tokenizer.encode(text) == ours.tokenizer.encode(text)
-        assert back.tokenizer.decode(back.tokenizer.encode(text)) == text
+        ids = theirs.encode(text)
+        assert ids == exchanged.ours.tokenizer.encode(text)
+        assert theirs.decode(ids) == text
 
 
 def test_a_file_is_found_in_its_directory(exchanged: Written) -> None:
