@@ -48,6 +48,16 @@ def test_links_of_notebooks_lead_to_pages_and_sources(
     assert site_pages.adapt("[r](../README.md)", ROOT / "docs" / "tasks.md") == "[r](../index.md)"
 
 
+def test_headings_of_notebooks_hold_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of contents would link to a heading that does not exist."""
+    monkeypatch.setattr(site_pages, "BUILD", tmp_path)
+    site_pages.copy(ROOT / "notebooks" / "38_rl_over_your_own_functions.ipynb")
+    made = (tmp_path / "pages" / "notebooks" / "38_rl_over_your_own_functions.ipynb").read_text()
+    assert "## Before, and diagnose first" in made
+
+
 def test_formulas_are_mathml_outside_of_code() -> None:
     page = ROOT / "docs" / "tasks.md"
     change = lambda text: site_pages.adapt(text, page)  # noqa: E731

@@ -173,6 +173,10 @@ def copy(path: Path) -> None:
             first.source = re.sub("^# ", f"# {path.name[:2]} ", first.source, count=1, flags=re.M)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
+                # the table of contents leaves code out of a heading's anchor
+                cell.source = re.sub(
+                    r"^#+ .*`.*$", lambda found: found[0].replace("`", ""), cell.source, flags=re.M
+                )
                 cell.source = outside_code(cell.source, lambda text: adapt(text, path))
         # a heading, code and output alone: tools for editing stay in the repository
         notebook.cells = [cell for cell in notebook.cells if cell.source or cell.get("outputs")]
