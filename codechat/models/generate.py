@@ -38,7 +38,7 @@ from codechat.models.draws import (
     uniform,
 )
 from codechat.models.fast import decode_graph, memory
-from codechat.models.fast.device import compute_dtype, on_cpu
+from codechat.models.fast.device import compute_dtype, copies_stay
 from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.gpt import GPT
@@ -185,7 +185,7 @@ def weights_stay(model: GPT) -> Iterator[None]:
 def _reader(model: GPT, graph: bool | None) -> Reader:
     weight = model.wte.weight
     kept = _readers.get(model)
-    if kept is None or not on_cpu(weight.device):
+    if kept is None or not copies_stay(weight):
         return reader_of(model, graph)
     key = (graph, compute_dtype(weight))
     if key not in kept:

@@ -33,3 +33,9 @@ def decodes_from_file(device: torch.device) -> bool:
     """Whether a decoder there needs no weights but those in the file: on a CPU `reader_of` copies
     them as decoding wants them, and the model's own would be a second copy in the same memory."""
     return on_cpu(device)
+
+
+def copies_stay(weight: Tensor) -> bool:
+    """Whether copies of weights may be kept between two calls of `sample`: a GPU's rows take the
+    memory."""
+    return on_cpu(weight.device)

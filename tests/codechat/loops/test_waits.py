@@ -47,7 +47,7 @@ def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         rl_session,
         "load_task",
-        lambda cfg, tok: load_task(cfg, tok)._replace(evaluate=lambda model, step: {}),
+        lambda cfg, *given: load_task(cfg, *given)._replace(evaluate=lambda model, step: {}),
     )
     monkeypatch.setattr(Session, "save", lambda self, wait: None)
     monkeypatch.setattr(held_out, "held_out_losses", lambda *a: {})
