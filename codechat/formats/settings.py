@@ -9,7 +9,7 @@ from codechat.core.config import REQUIRED, Settings, opt
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig:
+class ExportConfig(Settings):
     """Which checkpoint goes where."""
 
     ckpt: str = opt(REQUIRED, "checkpoint: a run, RUN@best, RUN@STEP or its directory", reads="run")
