@@ -60,10 +60,9 @@ def _possible(words: Sequence[str]) -> Iterable[str]:
     if not words:
         return COMMANDS
     kinds = {
-        command.partition(" ")[2]: entry
+        entry.command.partition(" ")[2]: entry
         for entry in PREPARATIONS.values()
-        for command in [entry.command]
-        if command.startswith(f"{words[0]} ")
+        if entry.command.startswith(f"{words[0]} ")
     }
     if kinds and len(words) == 1:
         return kinds

@@ -45,16 +45,19 @@ def reached(run: Run) -> str:
     first_split = next((row.get("split") for row in evaluated), None)
     evaluated = [row for row in evaluated if row.get("split") == first_split]
     for metric, name in REACHED.items():
-        if change := _change(evaluated, metric):
-            return f"{name} {change}"
+        if values := _values(evaluated, metric):
+            return f"{name} {_at_evaluations(values)}"
     domains = sorted({key for row in evaluated for key in row if key.startswith(DOMAIN)})
     if domains:
-        told = [f"{key.removeprefix(DOMAIN)} {_change(evaluated, key)}" for key in domains]
+        told = [
+            f"{key.removeprefix(DOMAIN)} {_at_evaluations(_values(evaluated, key))}"
+            for key in domains
+        ]
         return f"held-out loss {', '.join(told)}"
     trained = _rows(run, "metrics.jsonl")
     for metric, name in TRAINED.items():
-        if change := _change(trained, metric):
-            return f"{name} {change}"
+        if values := _values(trained, metric):
+            return f"{name} {values[0]} at the first step, {values[-1]} at the last"
     return ""
 
 
@@ -63,14 +66,23 @@ def _rows(run: Run, name: str) -> Rows:
     return list(read_rows(file)) if file.is_file() else []
 
 
-def _change(rows: Rows, metric: str) -> str:
-    """ "0.31 before, 0.42 now"; "" where no row has the metric."""
-    values = [row[metric] for row in rows if row.get(metric) is not None]
-    if not values:
-        return ""
+def _values(rows: Rows, metric: str) -> list[str]:
+    """ "0.42", or "0.42 [0.31, 0.53]" where the row has the interval."""
+    texts = []
+    for row in rows:
+        if row.get(metric) is None:
+            continue
+        text = f"{row[metric]:.3g}"
+        if row.get(f"{metric}/lo") is not None:
+            text += f" [{row[f'{metric}/lo']:.3g}, {row[f'{metric}/hi']:.3g}]"
+        texts.append(text)
+    return texts
+
+
+def _at_evaluations(values: Sequence[str]) -> str:
     if len(values) == 1:
-        return f"{values[0]:.3g}"
-    return f"{values[0]:.3g} before, {values[-1]:.3g} now"
+        return values[0]
+    return f"{values[0]} before, {values[-1]} now"
 
 
 def next_command(run: Run, commands: Mapping[str, Any]) -> str:

@@ -301,15 +301,15 @@ class Run:
                 self._tracked.log_table(int(step), shown)
 
     def _track(self, service: ModuleType, kind: str, resumed: bool) -> None:
+        tracked = trackers.Tracked(
+            name=self.name,
+            kind=kind,
+            settings=self.config,
+            directory=self.path,
+            resumed=resumed,
+        )
         try:
-            self._tracked = trackers.start(
-                service,
-                name=self.name,
-                kind=kind,
-                settings=self.config,
-                directory=self.path,
-                resumed=resumed,
-            )
+            self._tracked = trackers.start(service, tracked)
         except RunError as failed:
             self.fail(str(failed))
             raise

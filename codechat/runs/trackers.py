@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Service = Literal["none", "wandb", "trackio"]
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """The run as a service is told of it. directory: where a service keeps files of its own."""
+
+    name: str
+    kind: str
+    settings: Mapping[str, Any]
+    directory: Path
+    resumed: bool
 
 
 class Tracker(Protocol):
@@ -44,45 +56,27 @@ def module_of(service: Service) -> ModuleType | None:
         ) from None
 
 
-def start(
-    package: ModuleType,
-    *,
-    name: str,
-    kind: str,
-    settings: Mapping[str, Any],
-    directory: Path,
-    resumed: bool,
-) -> Tracker:
-    """Begin to send the run of this name; RunError where the service refuses."""
-    tracker = TrackioTracker if package.__name__ == "trackio" else WandbTracker
-    return tracker(
-        package, name=name, kind=kind, settings=settings, directory=directory, resumed=resumed
-    )
+def start(package: ModuleType, run: Tracked) -> Tracker:
+    """Begin to send a run; RunError where the service refuses."""
+    if package.__name__ == "trackio":
+        return TrackioTracker(package, run)
+    return WandbTracker(package, run)
 
 
 class WandbTracker:
     """https://docs.wandb.ai: the project is WANDB_PROJECT, or codechat."""
 
-    def __init__(
-        self,
-        package: ModuleType,
-        *,
-        name: str,
-        kind: str,
-        settings: Mapping[str, Any],
-        directory: Path,
-        resumed: bool,
-    ) -> None:
+    def __init__(self, package: ModuleType, run: Tracked) -> None:
         self.package = package
         try:
             self.run = package.init(
-                name=name,
-                id=name.replace("/", "--"),
-                config=settings,
-                job_type=kind,
+                name=run.name,
+                id=run.name.replace("/", "--"),
+                config=run.settings,
+                job_type=run.kind,
                 project=os.environ.get("WANDB_PROJECT", "codechat"),
-                dir=str(directory),
-                resume="allow" if resumed else None,
+                dir=str(run.directory),
+                resume="allow" if run.resumed else None,
             )
         except package.Error as error:
             remedy = "run `wandb login`, or set WANDB_MODE=offline and `wandb sync` later"
@@ -105,23 +99,14 @@ class TrackioTracker:
     """https://github.com/gradio-app/trackio: a database in the folder TRACKIO_DIR; `trackio show
     --project codechat` opens it. The project is TRACKIO_PROJECT, or codechat."""
 
-    def __init__(
-        self,
-        package: ModuleType,
-        *,
-        name: str,
-        kind: str,
-        settings: Mapping[str, Any],
-        directory: Path,
-        resumed: bool,
-    ) -> None:
+    def __init__(self, package: ModuleType, run: Tracked) -> None:
         self.package = package
         self.run = package.init(
             project=os.environ.get("TRACKIO_PROJECT", "codechat"),
-            name=name,
-            group=kind,
-            config=dict(settings),
-            resume="allow" if resumed else "never",
+            name=run.name,
+            group=run.kind,
+            config=dict(run.settings),
+            resume="allow" if run.resumed else "never",
             embed=False,
         )
 

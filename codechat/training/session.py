@@ -95,7 +95,8 @@ class Session:
             # for Muon
             self.optimizers += optim.build(head, lr=lr, weight_decay=0.0)
         self.data = dict(data)
-        if parent and isinstance(cfg, LearningSettings) and cfg.lora_rank:
+        base = self._base_of_adapters(parent)
+        if parent and base:
             self.data |= weights_hash(cfg.init_from, parent.meta)
         ancestors: list[dict[str, Any]] = parent.meta.get("lineage", []) if parent else []
         this = dict(run=cfg.run_name, kind=kind, seed=cfg.seed, **trained_on)
@@ -105,14 +106,7 @@ class Session:
             "lineage": [*ancestors, this],
             "data": self.data,
         }
-        if parent and isinstance(cfg, LearningSettings) and cfg.lora_rank:
-            # reference and fingerprint: the run of this name may hold other weights by the time
-            # it is read
-            base = paths.Base(
-                checkpoint=paths.reference_of(parent.path),
-                fingerprint=checkpoint.fingerprint(parent.meta),
-                scale=cfg.lora_alpha / cfg.lora_rank,
-            )
+        if base:
             self.meta["base"] = base._asdict()  # checkpoints hold no weights of it
         if cfg.resume:
             self._check_data()
@@ -135,6 +129,19 @@ class Session:
             self.run.fail(str(error))
             raise
         self.step = self.start
+
+    def _base_of_adapters(self, parent: Checkpoint | None) -> paths.Base | None:
+        """The frozen weights that this run adds adapters to; None where it trains all weights."""
+        cfg = self.cfg
+        if parent is None or not isinstance(cfg, LearningSettings) or not cfg.lora_rank:
+            return None
+        # reference and fingerprint: the run of this name may hold other weights by the time it is
+        # read
+        return paths.Base(
+            checkpoint=paths.reference_of(parent.path),
+            fingerprint=checkpoint.fingerprint(parent.meta),
+            scale=cfg.lora_alpha / cfg.lora_rank,
+        )
 
     def _check_data(self) -> None:
         """Before anything is written: RunError if the settings are not those of the run,

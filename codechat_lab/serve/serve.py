@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import read_key
@@ -28,6 +28,13 @@ from codechat.models.fast import memory
 from codechat.runs import paths
 from codechat.text.tool_functions import read_tools
 from codechat_lab.serve.settings import LOCAL, ServeConfig
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from codechat.models.config import GPTConfig
+    from codechat_lab.serve.app import OwnFunctions
+    from codechat_lab.serve.slots import Room
 
 # between switches of threads: with Python's 5 ms the engine would wait for every reader
 SWITCH_S = 0.0005
@@ -53,45 +60,24 @@ def serve(
     cfg: ServeConfig,
     *,
     loaded: loading.LoadedModel | None = None,
-    ready: Callable[[Any, str], None] | None = None,
+    ready: Callable[[uvicorn.Server, str], None] | None = None,
 ) -> None:
     """Answer until interrupted. loaded: instead of the checkpoint; ready: called with the
     server and its URL."""
     try:
         import uvicorn
 
-        from codechat_lab.serve.app import OwnFunctions, build_app
+        from codechat_lab.serve.app import build_app
         from codechat_lab.serve.parsing import ServedModel
     except ImportError as error:
         raise ConfigError(
             f"codechat serve needs {error.name}; run pip install 'codechat[serve]'"
         ) from None
-    # these import torch, which --help does not need
-    from codechat_lab.serve import terminal
-    from codechat_lab.serve.engine import Engine
-    from codechat_lab.serve.slots import free_memory, room_in
-
-    class Server(uvicorn.Server):
-        async def startup(self, *args: Any, **kwargs: Any) -> None:
-            await super().startup(*args, **kwargs)
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            # not before: Ctrl-C would end a half-built event loop
-            about = (
-                f"{served.name} answers at {url} (chat page) and {url}/v1 "
-                "(OpenAI's API); Ctrl-C stops it"
-            )
-            print(about, flush=True)
-            if ready:
-                ready(self, url)
+    from codechat_lab.serve.engine import Engine  # imports torch, which --help does not need
 
     check_address(cfg.host, cfg.port)
     key = read_key(cfg.api_key_file) if cfg.api_key_file else None
-    own = None
-    if cfg.tools:
-        kit = read_tools(cfg.tools, trust=cfg.trust, known=terminal.TOOLBOX)
-        own = OwnFunctions(kit, kit.open(), cfg.confirm)
-        print(f"[functions: {', '.join(kit.names)}]", flush=True)
+    own = _own_functions(cfg)
     meaning = ""
     if loaded is None:
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)
@@ -99,22 +85,10 @@ def serve(
             print(f"[{meaning}]", flush=True)
         hardware.keep_freed_memory(hardware.device())
         loaded = loading.load_model(path, hardware.device(), decodes=True)
-    run = paths.name_of(loaded.path.parent.parent)
-    name = run if run.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or cfg.ckpt)
-    shape = loaded.model.cfg
-    device = hardware.device()
-    compute = numerics.compute_dtype(device)
-    room, about_room = room_in(
-        free_memory(device, shape, compute),
-        shape,
-        memory.cache_dtype(device, compute),
-        max_context=cfg.max_context,
-        max_rows=cfg.max_batch,
-    )
-    print(f"[{about_room}]", file=sys.stderr, flush=True)
+    room = _room(cfg, loaded.model.cfg)
     served = ServedModel(
         loaded=loaded,
-        name=cfg.name or name,
+        name=cfg.name or _name_of(loaded, cfg),
         created=int(time.time()),
         max_context=room.max_context,
         timeout_s=cfg.timeout_s,
@@ -135,4 +109,66 @@ def serve(
             timeout_graceful_shutdown=STOP_S,
             timeout_keep_alive=KEEP_S,
         )
-        Server(config).run()
+        _announcing(config, served.name, ready).run()
+
+
+def _own_functions(cfg: ServeConfig) -> OwnFunctions | None:
+    """The functions of --tools, opened."""
+    from codechat_lab.serve import terminal
+    from codechat_lab.serve.app import OwnFunctions
+
+    if not cfg.tools:
+        return None
+    kit = read_tools(cfg.tools, trust=cfg.trust, known=terminal.TOOLBOX)
+    own = OwnFunctions(kit, kit.open(), cfg.confirm)
+    print(f"[functions: {', '.join(kit.names)}]", flush=True)
+    return own
+
+
+def _name_of(loaded: loading.LoadedModel, cfg: ServeConfig) -> str:
+    """What clients call the model: its run, or what was typed."""
+    run = paths.name_of(loaded.path.parent.parent)
+    if run.startswith(f"{paths.RELEASED}/"):
+        return run
+    return str(loaded.meta.get("run") or cfg.ckpt)
+
+
+def _room(cfg: ServeConfig, shape: GPTConfig) -> Room:
+    """How many rows of how many tokens fit beside the weights, said before any is allocated."""
+    from codechat_lab.serve.slots import free_memory, room_in
+
+    device = hardware.device()
+    compute = numerics.compute_dtype(device)
+    room, about_room = room_in(
+        free_memory(device, shape, compute),
+        shape,
+        memory.cache_dtype(device, compute),
+        max_context=cfg.max_context,
+        max_rows=cfg.max_batch,
+    )
+    print(f"[{about_room}]", file=sys.stderr, flush=True)
+    return room
+
+
+def _announcing(
+    config: uvicorn.Config,
+    name: str,
+    ready: Callable[[uvicorn.Server, str], None] | None,
+) -> uvicorn.Server:
+    """A server that says its address once it listens."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, *args: Any, **kwargs: Any) -> None:
+            await super().startup(*args, **kwargs)
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            # not before: Ctrl-C would end a half-built event loop
+            print(
+                f"{name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it",
+                flush=True,
+            )
+            if ready:
+                ready(self, url)
+
+    return Server(config)

@@ -70,7 +70,7 @@ class Systems:
             if name not in self.methods:
                 raise NameError(f"name '{name.partition('.')[0]}' is not defined")
             value = self.methods[name](*positional, **named)
-        except Exception as error:
+        except Exception as error:  # a fault of a call is its result, whatever a system raises
             return f"Error during execution: {error}"
         if type(value) is dict:
             try:

@@ -39,6 +39,11 @@ def test_right_answers_are_told_rather_than_rewards(home: Path) -> None:
     assert reached(run) == "right answers 0.25 before, 0.5 now"
 
 
+def test_an_interval_is_told_with_its_value(home: Path) -> None:
+    evaluation = {"pass@1": 0.5, "pass@1/lo": 0.4, "pass@1/hi": 0.625}
+    assert reached(run_with([evaluation])) == "right answers 0.5 [0.4, 0.625]"
+
+
 def test_splits_are_not_compared_with_each_other(home: Path) -> None:
     run = run_with([{"split": "select", "pass@1": 0.25}, {"split": "test", "pass@1": 0.75}])
     assert reached(run) == "right answers 0.25"
@@ -46,7 +51,7 @@ def test_splits_are_not_compared_with_each_other(home: Path) -> None:
 
 def test_without_evaluations_the_reward_of_training_is_told(home: Path) -> None:
     run = run_with([], steps=[{"reward_mean": 0.1}, {"reward_mean": 0.3}])
-    assert reached(run) == "reward in training 0.1 before, 0.3 now"
+    assert reached(run) == "reward in training 0.1 at the first step, 0.3 at the last"
 
 
 def test_after_rl_the_next_command_compares_with_the_start(home: Path) -> None:
