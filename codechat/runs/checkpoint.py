@@ -609,15 +609,18 @@ def restore_optimizers(
     if not optimizers:
         return
     names = ckpt.meta["optimizers"]
+    if not names:
+        remedy = "begin another run from its weights with --init-from"
+        raise CheckpointError(f"{ckpt.path} holds no optimizer states: its run is over; {remedy}")
+    if len(names) != len(optimizers):
+        held = f"{ckpt.path} holds {len(names)} optimizer states, {len(optimizers)} are required"
+        raise CheckpointError(f"{held}; use the same --optimizer")
     # before adapters had a file, their states were numbered like those of other modules
     numbered = ckpt.adapters and ADAPTER not in ckpt.meta["files"]
     params = _parameters(nn.Module() if numbered else model, optimizers)
     saved = ckpt.optim_state
     assert saved is not None, "read with optimizer=True"
     targets = {}
-    if len(names) != len(optimizers):
-        held = f"{ckpt.path} holds {len(names)} optimizer states, {len(optimizers)} are required"
-        raise CheckpointError(f"{held}; use the same --optimizer")
     for key, tensor in getattr(saved, "about", saved).items():
         name, _, kind = key.rpartition(".")
         if name not in params:

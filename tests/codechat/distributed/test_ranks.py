@@ -203,7 +203,7 @@ def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(
     with pytest.raises(CheckpointError, match="blocks.0.attn.k_norm.weight"):
         checkpoint.restore(checkpoint.load(path), GPT(replace(TINY, qk_norm=False)))
     model = GPT(TINY)
-    with pytest.raises(CheckpointError, match="2 optimizer.*1.*--optimizer"):
+    with pytest.raises(CheckpointError, match="no optimizer states.*--init-from"):
         checkpoint.restore(checkpoint.load(path), model, optim.build(model, lr=1.0))
 
     # damage

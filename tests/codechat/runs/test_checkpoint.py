@@ -343,6 +343,12 @@ def test_another_number_of_optimizers_is_an_error_with_both(learned: nn.Module) 
         checkpoint.restore(checkpoint.load("r"), learned, [adamw(learned), adamw(learned)])
 
 
+def test_a_run_that_is_over_has_no_states_to_go_on_with(run: Run) -> None:
+    save(run, 1, tiny())
+    with pytest.raises(CheckpointError, match="its run is over.*--init-from"):
+        checkpoint.restore(checkpoint.load("r"), tiny(), [adamw(tiny())])
+
+
 def test_an_optimizer_of_other_parameters_is_an_error(learned: nn.Module) -> None:
     other = torch.optim.AdamW([learned[0].weight])
     with pytest.raises(CheckpointError, match="AdamW"):

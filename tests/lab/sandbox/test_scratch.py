@@ -314,7 +314,8 @@ def test_what_a_killed_trainer_left_is_removed_by_the_next(pool: Pool) -> None:
     trainer.stdout.close()
     while any(Path(f"/proc/{pid}").exists() for pid in below):
         assert time.monotonic() < end
-    assert left.exists()
+    # from here on a pool of any process on this machine may remove it: the next one is ours at the
+    # latest
     with Pool(1) as one:
         assert judged(one, "return 'done'").passed
     assert not left.exists()
