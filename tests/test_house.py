@@ -20,7 +20,9 @@ LAB = "codechat_lab"
 # Raised by 710 in the library: what only decodes reads weights that stay in their file, whose hash is kept.
 # Raised by 490: every export writes a model card.
 # Raised by 270 in the library: tokens around calls that were never trained are named and get rows of their own.
-CONTENT = {"codechat": (93_870, 66_000), "both": (188_370, 135_000)}
+# Raised by 3,230 in the laboratory: values in described forms, several calls at once, lacking values, and
+# their checker.
+CONTENT = {"codechat": (93_870, 66_000), "both": (191_600, 135_000)}
 # The laboratory's was 5.0 while comments behind closing brackets broke 100 statements over lines that
 # hold nothing but a bracket; they stand above their statements now.
 DENSITY = {"codechat": (4.9, 5.0), LAB: (5.04, 5.5), "tests": (5.04, 5.5)}

@@ -15,10 +15,17 @@ an answer without one scores 1, any call 0. "published" is the original system's
 
 Values match if they are equal numbers (3 and 3.0 are; floats within a tolerance), strings equal
 up to case and outer blanks, or lists or objects of matching items. Types are never mixed: true
-is not 1, "5" is not 5. NaN and infinities match nothing."""
+is not 1, "5" is not 5. NaN and infinities match nothing.
+
+Of several right calls (a list as gold) any order is right: the reward is the mean of the calls'
+rewards, each compared with the right call that it fits best, and a missing or further call
+counts as 0. A right call may have "optional" arguments, which an answer may leave out or give
+with their value. Where a required value is lacking (meta["lacks"]), the right answer calls
+nothing and asks."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -87,6 +94,71 @@ Rung = Literal["no_tag", "bad_json", "no_name", "not_offered", "wrong_name", "na
 BELOW: dict[Rung, Rung] = {"name_only": "wrong_name", "wrong_name": "no_name"}  # else bad_json
 
 
+def score_calls(
+    text: str,
+    golds: Sequence[Mapping[str, Any]],
+    staircase: Staircase = OURS,
+    offered: Collection[str] = (),
+) -> Score:
+    """Score all calls of a completion's text where several are right, in any order. Never raises.
+
+    parts: calls, expected, matched. The tier is full where all are right, no_tag without a call,
+    else partial where every name is right as often as it is due, else wrong_name."""
+    calls = chat.parse_calls(text)
+    left = list(calls)
+    unmatched = []
+    for gold in golds:
+        right = next((one for one in left if _credit_of(one, gold, staircase, offered) == 1), None)
+        if right is None:
+            unmatched.append(gold)
+        else:
+            left.remove(right)
+    matched = len(golds) - len(unmatched)
+    rewards = [staircase["full"]] * matched
+    for gold in unmatched:
+        scored = [_reward_of(one, gold, staircase, offered) for one in left]
+        if scored:
+            rewards.append(max(scored))
+            left.pop(scored.index(max(scored)))
+    parts = {"calls": len(calls), "expected": len(golds), "matched": matched}
+    correct = matched == len(golds) == len(calls) and not any(one.after for one in calls)
+    if correct:
+        return Score(staircase["full"], "full", parts, True)
+    due = Counter(gold["name"] for gold in golds)
+    named = Counter(one.name for one in calls)
+    tier = "partial" if named == due else "wrong_name"
+    reward = min(staircase["cap"], sum(rewards) / max(len(golds), len(calls)))
+    return Score(reward, tier if calls else "no_tag", parts, False)
+
+
+def _credit_of(
+    call: chat.Call, gold: Mapping[str, Any], staircase: Staircase, offered: Collection[str]
+) -> float:
+    """The argument credit of a call of the right name; 0 for another one."""
+    _, named = _named(call, gold, offered)
+    return _argument_credit(call, gold, staircase).f if named == "right" else 0.0
+
+
+def _reward_of(
+    call: chat.Call, gold: Mapping[str, Any], staircase: Staircase, offered: Collection[str]
+) -> float:
+    """The reward of one call beside others, none of which follows it."""
+    tier, named = _named(call, gold, offered)
+    if named == "not_offered":
+        return staircase["not_offered"]
+    rung = _rung(staircase, tier, lower=False)
+    return rung + (staircase["full"] - rung) * _credit_of(call, gold, staircase, offered)
+
+
+def score_question(text: str, staircase: Staircase = OURS) -> Score:
+    """Score an answer that has to ask for what a request lacks: it calls nothing and holds a
+    question mark."""
+    calls = chat.parse_calls(text)
+    asks = not calls and "?" in text
+    tier = "wrong_name" if calls else "full" if asks else "no_tag"
+    return Score(staircase["full"] if asks else 0.0, tier, {"calls": len(calls)}, asks)
+
+
 def score_call(
     text: str,
     gold: Mapping[str, Any] | None,
@@ -118,7 +190,7 @@ def score_call(
     if first is None or named != "right":
         rung = "not_offered" if named == "not_offered" else tier
         return Score(_rung(staircase, rung, lower), tier, parts, False)
-    credit = _argument_credit(first, gold["arguments"], staircase)
+    credit = _argument_credit(first, gold, staircase)
     parts |= credit._asdict()
     if credit.f == 1 and not lower and len(calls) == 1:
         return Score(staircase["full"], "full", parts, True)
@@ -138,13 +210,16 @@ class Credit(NamedTuple):
     f: float
 
 
-def _argument_credit(call: chat.Call, expected: Mapping[str, Any], staircase: Staircase) -> Credit:
+def _argument_credit(call: chat.Call, gold: Mapping[str, Any], staircase: Staircase) -> Credit:
     given = call.arguments or {}
+    expected = gold["arguments"]
     matched = sum(
         key in given and values_match(value, given[key], staircase)
         for key, value in expected.items()
     )
     extra = len(given.keys() - expected.keys())
+    for key, value in gold.get("optional", {}).items():
+        extra -= key in given and key not in expected and values_match(value, given[key], staircase)
     if call.arguments is None:  # unreadable
         return Credit(matched, len(expected), extra, 0.0)
     share = matched / len(expected) if expected else 1.0
@@ -237,14 +312,24 @@ class FuncallTask(BaseTask):
         offered = chat.offered_names(
             "\n".join(m["content"] for m in problem.messages if m["role"] == "system")
         )
+        if isinstance(problem.gold, list):
+            return score_calls(completion, problem.gold, self.staircase, offered)
+        if problem.meta.get("lacks"):
+            return score_question(completion, self.staircase)
         return score_call(completion, problem.gold, self.staircase, offered)
 
     def gold(self, problem: Problem) -> str:
         """The source's own text of a call, if it has one: the reference-solution check then
         covers its call format."""
         if problem.gold is None:
-            return NO_CALL
-        return problem.meta.get("gold_text") or chat.format_call(**problem.gold)
+            return f"Which {problem.meta['lacks']}?" if problem.meta.get("lacks") else NO_CALL
+        if isinstance(problem.gold, list):
+            return "\n".join(_written(gold) for gold in problem.gold)
+        return problem.meta.get("gold_text") or _written(problem.gold)
+
+
+def _written(gold: Mapping[str, Any]) -> str:
+    return chat.format_call(gold["name"], gold["arguments"])
 
 
 def _read(path: Path) -> Iterator[Problem | str]:
@@ -296,14 +381,29 @@ def _problem(row: Row, name: str) -> Problem | str:
     """The problem; without a split, equal prompts are in the same one of train, select and test."""
     messages = row["messages"]
     split = row.get("split")
-    call = chat.read_call(row["gold"])
     fits = isinstance(messages, list) and messages and all(map(_is_message, messages))
-    unreadable = row["gold"] is not None and call.form not in chat.READABLE
-    if not fits or split not in (None, *SPLITS) or unreadable:
+    golds = row["gold"] if isinstance(row["gold"], list) else [row["gold"]]
+    read = [_gold(one) for one in golds]
+    if (
+        not fits
+        or split not in (None, *SPLITS)
+        or (row["gold"] is not None and None in read)
+        or not read
+    ):
         return "bad_row"
-    gold = None if row["gold"] is None else {"name": call.name, "arguments": call.arguments}
+    gold: Any = read if isinstance(row["gold"], list) else read[0]
     split = split or split_of(digest(repr(messages)))
     return Problem(str(row.get("id", name)), messages, gold, split, row.get("meta") or {})
+
+
+def _gold(given: Any) -> Row | None:
+    """A right call; None where it cannot be read."""
+    call = chat.read_call(given)
+    if call.form not in chat.READABLE:
+        return None
+    gold = {"name": call.name, "arguments": call.arguments}
+    optional = given.get("optional") if isinstance(given, Mapping) else None
+    return gold | {"optional": optional} if isinstance(optional, Mapping) else gold
 
 
 def _is_message(m: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat_lab.data import synthetic
-from codechat_lab.tasks.toolbox import catalogue
+from codechat_lab.tasks.toolbox import catalogue, forms
 from codechat_lab.tasks.toolbox.catalogue import (
     HELD_OUT,
     PHRASES,
@@ -367,6 +367,8 @@ def _conversations(sampler: Sampler) -> list[Drawn]:
     kind = rng.choices([*KINDS, "call"], [*shares, 1 - sum(shares)])[0]
     if kind == "series":
         return [_series(sampler)]
+    if kind == "forms":
+        return forms.conversations(rng, sampler.split)
     if kind == "chained":
         scene = sampler.chain()
     elif kind == "parallel":

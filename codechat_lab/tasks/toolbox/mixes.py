@@ -19,6 +19,7 @@ KINDS = (
     "unfitting",
     "no_tools",
     "small_talk",
+    "forms",
 )
 NEW_TOOLS = ("invented", "composed", "services")  # beside those of the catalogue
 MIXES: dict[str, dict[str, Any]] = tomllib.loads(
@@ -65,6 +66,11 @@ class Mix(Settings):
     unfitting: float = _share(0.1, "conversations whose tools do not fit the request")
     no_tools: float = _share(0.05, "conversations that ask for a tool where none is offered")
     small_talk: float = _share(0.05, "conversations that only chat while tools are offered")
+    forms: float = _share(
+        0.0,
+        "conversations with services whose arguments have a described form: one call, several at once, "
+        "a lacking value, near misses",
+    )
     # tools and their names
     renamed: float = _share(0.0, "conversations whose tools and arguments have other names")
     composed: float = _share(0.0, "requests for composed tools")

@@ -22,7 +22,7 @@ from codechat.tasks.base import row_of
 from codechat.text import chat, tool_functions, tool_lists
 from codechat_lab.data import public_rows, synthetic
 from codechat_lab.tasks.preparation import ColumnsConfig, prepare
-from codechat_lab.tasks.toolbox import dialogues, mixes, problems
+from codechat_lab.tasks.toolbox import dialogues, forms, mixes, problems
 from codechat_lab.tasks.toolbox.catalogue import PHRASES
 from codechat_lab.tasks.toolbox.drills import STEPS, copy_dialogues, lookup_dialogues
 from codechat_lab.tasks.toolbox.mixes import Mix
@@ -75,7 +75,7 @@ class CallsConfig(ColumnsConfig):
     tools_style: Literal["compact", "described", "json"] = opt(
         "compact",
         "how a system prompt lists tools: compact, described (the name after its description, and an entry for "
-        "nothing), or json (of a file)",
+        "nothing), or json (whole schemas)",
     )
     probes: int = opt(64, "behaviour probes of each cell", least=0)
     seed: int = opt(0, "seed of the toolbox", **SEEDS)
@@ -93,10 +93,10 @@ class CallsConfig(ColumnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tools_style == "json" and self.source == "embedded":
+        if self.mix.forms and self.source == "embedded" and self.tools_style != "json":
             raise ConfigError(
-                "tools_style json is for the rows of a --source; "
-                "the embedded toolbox has the other two"
+                f"mix.forms {self.mix.forms} with tools_style {self.tools_style}, which shows no "
+                "descriptions of arguments; give --tools-style json"
             )
         if self.tools and self.source == "embedded":
             raise ConfigError(
@@ -125,6 +125,8 @@ def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
     )
     if cfg.tools_style == "described":
         files = {name: [_declining(row) for row in rows] for name, rows in files.items()}
+    if cfg.tools_style == "json" and cfg.source == "embedded":
+        files = {name: [_in_json(row) for row in rows] for name, rows in files.items()}
     if cfg.probes and cfg.domain == "calls":
         # functions that training never sees
         requests = _code_requests({"select": cfg.probes, "test": cfg.probes})
@@ -142,6 +144,18 @@ def _declining(row: Row) -> Row:
         m | {"content": chat.DECLINE} if m["content"] in PHRASES["no_function"] else m
         for m in row["messages"]
     ]
+    return row | {"messages": turns}
+
+
+def _in_json(row: Row) -> Row:
+    """The row with its list of tools as whole schemas."""
+    turns = []
+    for m in row["messages"]:
+        rest, schemas = tool_lists.split_offer(m["content"]) if m["role"] == "system" else ("", [])
+        if schemas:
+            listed = [rest.strip(), chat.tools_prompt(schemas, "json")]
+            m = m | {"content": "\n".join(filter(None, listed))}
+        turns.append(m)
     return row | {"messages": turns}
 
 
@@ -208,8 +222,11 @@ def values_seen(files: Files) -> dict[str, dict[str, int]]:
 
 
 def _problem_calls(files: Files, split: str) -> list[_Call]:
-    golds = (row["gold"] for row in files.get(f"funcall.{split}", ()))
-    return [_Call(gold["name"], gold["arguments"]) for gold in golds if gold]
+    calls = []
+    for row in files.get(f"funcall.{split}", ()):
+        golds = row["gold"] if isinstance(row["gold"], list) else [row["gold"]]
+        calls += [_Call(gold["name"], gold["arguments"]) for gold in golds if gold]
+    return calls
 
 
 def _training_calls(files: Files) -> Iterator[_Call]:
@@ -264,7 +281,7 @@ def _conversation_draws(cfg: CallsConfig) -> dict[str, Callable[[], Iterable[Row
 
 def _toolbox_problems(cfg: CallsConfig) -> dict[str, list[Row]]:
     """Only the training problems have the renamed, composed and invented tools of the mix
-    beside the trained ones."""
+    beside the trained ones. A mix with described forms adds as many problems of theirs."""
     counts = dict.fromkeys((*SPLITS, "test_hard"), cfg.eval_examples) | {"train": cfg.problems}
     shares = problems.SHARES | {"train": problems.training_shares(cfg.mix)}
     coded = {
@@ -283,6 +300,9 @@ def _toolbox_problems(cfg: CallsConfig) -> dict[str, list[Row]]:
             mix=cfg.mix if split == "train" else Mix(),
             code_requests=requests.get(split, ()),
         )
+        if cfg.mix.forms:
+            added = problems.counts_of(forms.SHARES, n)
+            drawn += forms.draw_problems(split, cfg.seed, added)
         files[f"funcall.{split}"] = [row_of(problem) for problem in drawn]
     random.Random(f"training problems {cfg.seed}").shuffle(files["funcall.train"])
     return files
