@@ -5,8 +5,9 @@ Shapes: B rows, T new tokens, S tokens so far, H heads, K key-value heads, E hea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +50,15 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) ->
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped
     )
+
+
+class Place(NamedTuple):
+    """Where the next token of a single row goes, of each block: new (2, 1, K, E) are its key and
+    value, kept (2, 1, K, S, E) what it attends to, itself included."""
+
+    position: int
+    new: Sequence[Tensor]
+    kept: Sequence[Tensor]
 
 
 class KVCache:
@@ -122,6 +132,16 @@ class KVCache:
         # in an empty cache only: is_causal aligns the first query with the first key
         causal = mask is None and self.empty and q.shape[2] > 1
         return _sdpa(q.to(k.dtype), k, v, mask, causal).to(q.dtype)
+
+    def single(self) -> Place | None:
+        """Where the next token goes if there is one row, without holes; else none."""
+        if self.kv.shape[2] != 1 or self.padded:
+            return None
+        end = self.extent + 1
+        assert end <= self.kv.shape[4], "the cache is too short"
+        return Place(
+            self.extent, self.kv[..., self.extent, :].unbind(), self.kv[..., :end, :].unbind()
+        )
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         """Count `new` stored tokens. n_new (B,): how many of them are real in each row; the rest

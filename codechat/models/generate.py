@@ -312,7 +312,7 @@ def _steps(
             ids = ids[live]
             rows.keep(live)
             states = states and [states[i] for i in live.tolist()]
-        hidden = model.hidden(ids[:, None], cache=cache)[:, 0]
+        hidden = reader.read(ids, cache)
 
 
 def prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:

@@ -261,8 +261,7 @@ class Engine:
         if self.rows:
             self._cache.make_room(len(self.rows), max(self._cache.tokens) + 1)
             ids = torch.tensor([job.ids[-1] for job in self.rows], device=self._cache.kv.device)
-            # (B, D)
-            self._draw(self.rows, self._reader.model.hidden(ids[:, None], cache=self._cache)[:, 0])
+            self._draw(self.rows, self._reader.read(ids, self._cache))
 
     def _admit(self) -> list[Job]:
         """Jobs that join now: out of the queue, into the rows."""

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from codechat.distributed import sharding
 from codechat.models import lora
+from codechat.models.attention import KVCache
+from codechat.models.fast import one_row
 from codechat.models.fast.device import compute_dtype, on_cpu
+from codechat.models.fast.one_row import OneRow
 from codechat.models.gpt import GPT, MLP
 from codechat.models.lora import LoRALinear
 
@@ -30,11 +33,21 @@ ABSORBED = "kv_b"  # of latent attention, which with a cache reads its weight an
 @dataclass(frozen=True)
 class Reader:
     """What decodes. logits_of: last states (B, D) -> (B, V). graph: with static shapes
-    (`decode_graph`)."""
+    (`decode_graph`). one_row: the shorter way of a single row, where there is one."""
 
     model: GPT
     logits_of: Callable[[Tensor], Tensor]
     graph: bool = False
+    one_row: OneRow | None = None
+
+    def read(self, ids: Tensor, cache: KVCache) -> Tensor:
+        """(B,) newest ids of the rows, which the cache keeps -> last states (B, D)."""
+        place = cache.single() if self.one_row else None
+        if self.one_row is None or place is None:
+            return self.model.hidden(ids[:, None], cache=cache)[:, 0]
+        hidden = self.one_row.step(ids, place)
+        cache.advance(1)
+        return hidden
 
 
 def reader_of(
@@ -69,7 +82,8 @@ def _reader_on_cpu(model: GPT, weights: Mapping[str, Tensor] | None) -> Reader:
         twin._modules["wpe"] = source.filled(model.wpe, "wpe")
     # a step reads few of its rows: it stays in its file
     twin._modules["wte"] = source.filled(model.wte, "wte", stays=True)
-    return Reader(twin, logits_of)
+    short = OneRow(twin, source.dtype) if one_row.fits(twin.cfg) else None
+    return Reader(twin, logits_of, one_row=short)
 
 
 def _reading_head(weight: Tensor) -> "ReadingLinear":

@@ -63,6 +63,9 @@ class SharedCache(KVCache):
     def empty(self) -> bool:
         return False  # there is a prefix
 
+    def single(self) -> None:
+        """None: a row attends to its prefix too."""
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         keys, values = keys_and_values(
             self.prefix.kv[layer, :, :, :, : self.prefix.extent], self.cfg

@@ -267,11 +267,17 @@ TURNS = [Turn([], back=0, runs=8), Turn([21, 22], back=0, runs=2 + 1), Turn([9, 
 
 @every_architecture
 def test_a_conversation_draws_the_same_and_runs_only_what_its_prompts_have_new(
-    shape: GPTConfig,
+    shape: GPTConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = random_model(shape)
     runs = list[int]()
-    model.blocks[0].register_forward_pre_hook(lambda block, given: runs.append(given[0].shape[1]))
+    advance = KVCache.advance
+
+    def noted(cache: KVCache, new: int, n_new: Tensor | None = None) -> None:
+        runs.append(new)
+        advance(cache, new, n_new)
+
+    monkeypatch.setattr(KVCache, "advance", noted)
     kept = generate.Conversation(reader_of(model, graph=False))
     prompt = list(range(1, 9))
     for key, turn in enumerate(TURNS):
@@ -282,6 +288,36 @@ def test_a_conversation_draws_the_same_and_runs_only_what_its_prompts_have_new(
         assert got == want
         assert runs == [turn.runs, 1, 1, 1, 1]
         prompt += got
+
+
+SHORT = {
+    **{name: ARCHITECTURES[name] for name in ("heads", "grouped queries", "one key head")},
+    "gelu": replace(SHAPE, mlp="gelu", n_kv_head=4),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHORT.values(), ids=SHORT)
+@torch.inference_mode()
+def test_the_short_way_of_one_row_has_the_bits_of_the_model(
+    shape: GPTConfig, dtype: torch.dtype
+) -> None:
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        short = reader_of(random_model(shape), graph=False)
+        assert short.one_row is not None
+        plain = replace(short, one_row=None)
+        caches = [KVCache(shape, 1, 40) for _ in range(2)]
+        for cache in caches:
+            short.model.hidden(torch.tensor([[1, 2, 3]]), cache=cache)
+        for token in range(4, 30):
+            newest = torch.tensor([token])
+            assert torch.equal(short.read(newest, caches[0]), plain.read(newest, caches[1]))
+        assert torch.equal(caches[0].kv, caches[1].kv)
+
+
+@pytest.mark.parametrize("name", ["learned positions", "latent"])
+def test_shapes_without_a_short_way_read_one_row_as_any(name: str) -> None:
+    assert reader_of(random_model(ARCHITECTURES[name]), graph=False).one_row is None
 
 
 def most_likely(model: GPT, prompt: list[int], n_tokens: int) -> list[int]:

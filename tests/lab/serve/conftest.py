@@ -55,10 +55,10 @@ def up(root: Path) -> Iterator[Running]:
 def slow_down() -> Iterator[Callable[[float], None]]:
     """slow_down(seconds): at least so long for a token, so that a test can interfere with an
     answer."""
-    positions = engine.SlotCache.positions
+    advance = engine.SlotCache.advance
     with pytest.MonkeyPatch.context() as patch:
-        late = lambda seconds: lambda cache, new: time.sleep(seconds) or positions(cache, new)  # noqa: E731
-        yield lambda seconds: patch.setattr(engine.SlotCache, "positions", late(seconds))
+        late = lambda seconds: lambda cache, *new: time.sleep(seconds) or advance(cache, *new)  # noqa: E731
+        yield lambda seconds: patch.setattr(engine.SlotCache, "advance", late(seconds))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from taught import TOK
 from codechat.core.errors import ConfigError
 from codechat.models import attention
 from codechat.models.config import GPTConfig
+from codechat.models.fast.reader import reader_of
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import tokenizer
@@ -82,6 +83,23 @@ def test_a_cache_that_grew_equals_one_that_was_large(monkeypatch: pytest.MonkeyP
     assert grown.nbytes < right.nbytes / 3
 
 
+@torch.inference_mode()
+def test_a_row_alone_takes_the_short_way_and_one_among_others_does_not() -> None:
+    made = reader_of(model(), graph=False)
+    cache = cache_of(2)
+    ids = torch.arange(5)[None]
+    filled = attention.KVCache(SHAPE, 1, 20)
+    made.model.hidden(ids, cache=filled)
+    cache.join(filled, 0, 5)
+    cache.make_room(1, 10)
+    for token in range(4):
+        assert cache.single() is not None
+        newest = torch.tensor([token])
+        assert torch.equal(made.read(newest, cache), made.read(newest, filled))
+    cache.join(filled, 0, 5)
+    assert cache.single() is None
+
+
 def loaded() -> LoadedModel:
     return LoadedModel(model(), tokenizer.load("bytes"), "reserved", {}, Path())
 
@@ -103,13 +121,13 @@ def test_an_engine_holds_no_keys_and_values_where_nobody_asks() -> None:
 def most_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many rows ran in each step."""
     seen: list[int] = []
-    positions = SlotCache.positions
+    advance = SlotCache.advance
 
-    def noted(cache: SlotCache, new: int) -> torch.Tensor:
+    def noted(cache: SlotCache, new: int, n_new: torch.Tensor | None = None) -> None:
         seen.append(len(cache.tokens))
-        return positions(cache, new)
+        advance(cache, new, n_new)
 
-    monkeypatch.setattr(SlotCache, "positions", noted)
+    monkeypatch.setattr(SlotCache, "advance", noted)
     return seen
 
 
