@@ -22,7 +22,8 @@ LAB = "codechat_lab"
 # Raised by 270 in the library: tokens around calls that were never trained are named and get rows of their own.
 # Raised by 3,230 in the laboratory: values in described forms, several calls at once, lacking values, and
 # their checker.
-CONTENT = {"codechat": (93_870, 66_000), "both": (191_600, 135_000)}
+# Raised by 560 in the library: one new token of one row takes a short way.
+CONTENT = {"codechat": (94_430, 66_000), "both": (192_200, 135_000)}
 # The laboratory's was 5.0 while comments behind closing brackets broke 100 statements over lines that
 # hold nothing but a bracket; they stand above their statements now.
 DENSITY = {"codechat": (4.9, 5.0), LAB: (5.04, 5.5), "tests": (5.04, 5.5)}
