@@ -89,7 +89,7 @@ ENTRIES = (
         kind="instrument",
         module="codechat_lab.serve.call_grammar",
         function="prompt_grammar",
-        about="hold calls to the schemas of the functions that a prompt offers",
+        about="only allow calls that fit the schema of a function that the prompt offers",
     ),
     Entry(
         id="mask_view",

@@ -179,7 +179,7 @@ fig
 # %% [markdown]
 # ## The same problems for a pretrained base
 #
-# SmolLM2-135M-Instruct, as it comes and after SFT on calls (`released/smollm2-tools`), asked like nano above: the same 64 problems, eight completions of at most
+# SmolLM2-135M-Instruct, untuned and after SFT on calls (`released/smollm2-tools`), asked like nano above: the same 64 problems, eight completions of at most
 # 128 tokens, temperature 1. Before SFT it explains at length, and four fifths of its answers are cut off (at 128 tokens): MBPP is nearly as dead as for nano, though not
 # for tiers. After SFT on calls and code it answers with a function.
 

@@ -65,7 +65,7 @@ natural = pd.DataFrame(asked).assign(model=lambda d: d["checkpoint"].map(lambda 
 # %% [markdown]
 # ## Tools by kind of request
 #
-# The same 500 requests for every model but SmolLM2 as it comes (200 of them). Four stages: 368 steps of 4,096 tokens on a CPU, LoRA of rank 16, whose shares of real
+# The same 500 requests for every model but untuned SmolLM2 (200 of them). Four stages: 368 steps of 4,096 tokens on a CPU, LoRA of rank 16, whose shares of real
 # rows changed from stage to stage; 302 of their 7,705 answers were calls in another form, taught as text. One SFT: recipe `smollm2-real`, 232 steps of 16,384 tokens on a GPU, LoRA of
 # rank 36, all rows from the start, that fault mended, and a fifth of the toolbox's conversations with tools begin with small talk. It comes with the package (`released/smollm2-tools`). 24 minutes: recipe `smollm2` on two cores, 100 steps of 4,096 tokens, all weights, without real rows.
 # A call is right if the tool and every argument are. Intervals are over tools.
@@ -202,7 +202,7 @@ fig
 # curves stay level within the draw of problems, and MBPP's are that draw: 7 problems a step.
 
 # %% [markdown]
-# ## Public benchmarks: as it comes, after SFT, after RL
+# ## Public benchmarks: untuned, after SFT, after RL
 #
 # Greedy, one training each (RL: seed 1), bfloat16 on a CPU, the four-bit weights. BFCL v4 single turn: 300 problems drawn from all categories, those with ten or more shown, tools listed as SFT taught it; MBPP sanitized: its test split; HumanEval: all.
 # GSM8K: 300 of test. SmolLM2's own card gives GSM8K 1.4 % with five shots and full precision; its other figures are of benchmarks not run here.

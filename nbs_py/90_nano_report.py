@@ -90,7 +90,7 @@ added = "RL adds {test_greedy:+.1f} points greedily" if greedy.lo > 0 else "Gree
 articles.answer(
     numbers,
     "After SFT the model calls {sft_call:.0%} of the requests for known tools exactly right, {sft_renamed:.0%} when every tool has another name and {sft_tool:.0%} for tools of domains "
-    "that training never had; of all its calls for known tools {sft_absent:.1%} name a tool that is not offered.",
+    "that training never had; " + ("{sft_absent:.1%} of its calls for known tools name" if numbers["sft_absent"] else "no call for a known tool names") + " a tool that was not offered.",
     "Where no tool fits it declines {sft_unfitting:.0%} of the requests; of two calls in a chain it gets the first right in {sft_chain_1:.0%} and the second in {sft_chain_2:.0%}.",
     added + " [{test_greedy_lo:+.1f}, {test_greedy_hi:+.1f}] on test" + (", and at temperature 1 {test_warm:+.1f} [{test_warm_lo:+.1f}, {test_warm_hi:+.1f}]" if "test_warm" in numbers else "")
     + ": {seeds:.0f} seed" + "s" * (len(seeds) > 1) + ", paired by problem.",

@@ -308,7 +308,7 @@ def _read_source(cfg: ImportConfig) -> Source:
     source = cfg.source
     if not source.exists():
         raise MissingFile(
-            f"no {source}; give a Hugging Face directory, a GGUF file or an original .pt file; "
+            f"{source} does not exist; give a Hugging Face directory, a GGUF file or an original .pt file; "
             "`codechat download MODEL` fetches one"
         )
     gguf = gguf_format.file_in(source)

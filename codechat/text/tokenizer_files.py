@@ -67,7 +67,7 @@ def read(place: Path) -> dict[str, Any]:
     path = place / "tokenizer.json" if place.is_dir() else place
     if not path.is_file():
         raise MissingFile(
-            f"no {path}; give hf:DIR with a tokenizer.json "
+            f"{path} does not exist; give hf:DIR with a tokenizer.json "
             "(transformers' save_pretrained writes one)"
         )
     spec = f"hf:{place.name}"

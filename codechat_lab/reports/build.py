@@ -11,7 +11,7 @@ A report is a template, `notebooks/9x_NAME.ipynb`, whose source is `nbs_py/9x_NA
 can run the notebook, by default on the committed rows. It reads only run directories, freezes
 their rows and draws from these; if none of its runs is on this machine, it uses the committed
 rows. `reports/index.html` (not committed) shows every report on this machine: title, first
-sentence and picture.
+sentence and picture; those of your own runs come first.
 
 A report reads like an article: a cell tagged `answer` with three sentences, one tagged
 `thumbnail` with the main figure, a table "published | ours | what it means", the argument, an
@@ -76,7 +76,9 @@ def write(cfg: ReportConfig) -> None:
     out = cfg.out or (DRAWN if cfg.frozen else "reports")
     for name in cfg.names:
         print(f"report: {build(name, out, frozen=cfg.frozen)}")
-    runs = paths.ROOT / "runs"
-    reports = sorted([*folder.glob("*.ipynb"), *runs.glob("*/report/*.ipynb")])
+    runs, drawn = paths.ROOT / "runs", paths.ROOT / DRAWN
+    executed = sorted(runs.glob("*/report/*.ipynb"))
+    own = {path: path.parents[1].name for path in executed if path.parent != drawn}
+    reports = [*sorted(folder.glob("*.ipynb")), *sorted(drawn.glob("*.ipynb"))]
     copies = sorted(runs.glob("*/notebooks/*.ipynb"))
-    print(f"index: {html.write_index(folder / 'index.html', reports, copies)}")
+    print(f"index: {html.write_index(folder / 'index.html', reports, copies, own)}")

@@ -6,7 +6,7 @@ Markdown, which a completion of a model may hold."""
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,18 @@ def _place(cell: NotebookNode, article: bool) -> str:
     return "output" if cell.cell_type == "code" and (article or HIDE_INPUT in tags) else "here"
 
 
-def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
+def write_index(
+    out: Path,
+    reports: Iterable[Path],
+    notebooks: Sequence[Path] = (),
+    own: Mapping[Path, str] | None = None,
+) -> Path:
     """Write the page `out` over executed reports, each with its title, the first sentence of
     its answer and thumbnails, and a list of other executed notebooks. Every notebook is
-    rendered beside its file and linked."""
-    cards = [_card(path, out.parent) for path in reports]
+    rendered beside its file and linked. own: {report: run} of the reader's own runs, which
+    come first."""
+    cards = [_card(path, out.parent) | {"run": run} for path, run in (own or {}).items()]
+    cards += [_card(path, out.parent) for path in reports]
     links = [_card(path, out.parent) for path in notebooks]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, fill("index.html", title="CodeChat reports", reports=cards, notebooks=links))

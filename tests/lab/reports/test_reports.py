@@ -137,6 +137,13 @@ def test_the_index_has_an_articles_title_first_sentence_and_picture(tmp_path: Pa
     assert text.count("<img") == 1
 
 
+def test_the_index_begins_with_the_readers_own_runs_and_names_them(tmp_path: Path) -> None:
+    published, mine = article(tmp_path / "a.ipynb"), article(tmp_path / "z.ipynb")
+    page = html.write_index(tmp_path / "index.html", [published], own={mine: "nano-2"})
+    heads = re.findall(r'href="(\w+)\.html">([^<]*)</a>', page.read_text())
+    assert heads == [("z", "Your run nano-2: It holds"), ("a", "It holds")]
+
+
 @pytest.fixture
 def printing(tmp_path: Path) -> Path:
     """An executed notebook with markup in its prose and its outputs, and a progress bar."""
