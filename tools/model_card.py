@@ -239,7 +239,11 @@ def card(cfg: CardConfig) -> str:
         "",
         f"Measured on these weights (`codechat evaluate`, commit {read_json(judged.path / 'env.json')['commit'][:9]}); pass@1 with 95 % intervals over tools. "
         f"Strata are not added up. Greedily "
-            + (f"{absent:.1%} of its calls for known tools name a tool that was not offered." if absent else "no call for a known tool names a tool that was not offered."),
+        + (
+            f"{absent:.1%} of its calls for known tools name a tool that was not offered."
+            if absent
+            else "no call for a known tool names a tool that was not offered."
+        ),
         "",
         *_calls(evals),
         "",
