@@ -17,7 +17,7 @@ from codechat.tasks.base import Problem
 from codechat.text import chat, json_schemas, tool_lists
 from codechat_lab.tasks.funcall import FuncallTask
 from codechat_lab.tasks.toolbox import dialogues, forms, mixes, prepare
-from codechat_lab.tasks.toolbox.values import allowed
+from codechat_lab.tasks.toolbox.values import allowed, whole
 
 TASK = FuncallTask()
 SPLITS = ("train", "select", "test", "test_hard")
@@ -201,13 +201,10 @@ def test_every_table_has_values_of_every_split(split: str) -> None:
             assert len(set(said)) == len(said)
 
 
-def test_no_call_belongs_to_two_splits(problems: dict[str, list[Problem]]) -> None:
-    found: dict[str, str] = {}
-    for split in SPLITS:
-        for problem in problems[split]:
-            for call in golds(problem):
-                key = json.dumps([problem.meta["tool"], call["arguments"]], sort_keys=True)
-                assert found.setdefault(key, split) == split
+def test_each_call_as_a_whole_belongs_to_its_split(problems: dict[str, list[Problem]]) -> None:
+    for problem in of(problems, "form", "at_once"):
+        for call in golds(problem):
+            assert whole({problem.meta["tool"]: call["arguments"]}, problem.split)
 
 
 def test_invented_words_belong_to_one_split(problems: dict[str, list[Problem]]) -> None:
