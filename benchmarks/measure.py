@@ -160,25 +160,22 @@ class Peak:
     measured so far."""
 
     def __init__(self) -> None:
-        self.device = hardware.device()
-        self.dtype = numerics.compute_dtype()
-        self.flops, self.source = hardware.peak_flops(self.device, self.dtype)
+        self.peak = hardware.Peak(hardware.device(), numerics.compute_dtype())
         self.trials = 1
-        self.stated = "data sheet" in self.source
 
     def __call__(self) -> float:
-        if not self.stated:
-            self.flops = max(self.flops, hardware.measured_peak(self.device, self.dtype))
+        if not self.peak.stated:
+            self.peak.measure()
             self.trials += 1
-        return self.flops
+        return self.peak.flops
 
     def __str__(self) -> str:
-        between = "" if self.stated else f", the best of {8 * self.trials} between the rounds"
-        return f"MFU of {self.flops / 1e9:,.0f} GFLOP/s ({self.source}{between})"
+        between = "" if self.peak.stated else f", the best of {8 * self.trials} between the rounds"
+        return f"MFU of {self.peak.flops / 1e9:,.0f} GFLOP/s ({self.peak.source}{between})"
 
     def row(self) -> dict[str, Any]:
         """What --json keeps of it."""
-        return dict(peak_flops=self.flops, peak_source=self.source)
+        return dict(peak_flops=self.peak.flops, peak_source=self.peak.source)
 
 
 def dtype() -> str:

@@ -39,8 +39,6 @@ def contestants(cfg: RLBench) -> list[measure.Contestant]:
 def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
     seconds = list[float]()
     flops = list[float]()
-    # what the loop's own share is of
-    peak, _ = hardware.peak_flops(hardware.device(), numerics.compute_dtype())
 
     def run() -> None:
         how: dict[str, Any] = dict(
@@ -60,7 +58,9 @@ def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
         )
         last = reinforce.train(settings).metrics().iloc[-1]
         seconds.append(last["step_s"])
-        flops.append(last["mfu"] * peak * last["step_s"] / rollouts)
+        # what the loop's last share was of
+        peak = hardware.peak(hardware.device(), numerics.compute_dtype())
+        flops.append(last["mfu"] * peak.flops * last["step_s"] / rollouts)
 
     return measure.Contestant(
         "codechat reinforce", run, rollouts, lambda: flops[-1], lambda: seconds[-1]

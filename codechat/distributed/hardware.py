@@ -16,6 +16,7 @@ from codechat.distributed import gpu_specs
 # of glibc's malloc.h
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
+AGAIN_S = 60.0  # a measured peak is measured again after this: 0.2 % of the time
 
 
 def device() -> torch.device:
@@ -43,21 +44,49 @@ def keep_freed_memory(device: torch.device) -> None:
         libc.mallopt(M_TRIM_THRESHOLD, -1)
 
 
-@cache
-def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """(FLOP/s, source): the data sheet's figure of a known GPU, else the best of eight products
-    measured now (0.1 s on a CPU)."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peak = gpu_specs.stated_peak(name)
-    if peak:
-        return peak, f"{name}, data sheet, dense bf16"
-    return measured_peak(device, dtype), f"measured, {str(dtype).removeprefix('torch.')} product"
+class Peak:
+    """FLOP/s of matrix products, which MFU is a share of: the data sheet's of a known GPU, else
+    the best measured so far.
+
+    Other work on a machine slows a measurement and never speeds it up. So the peak is measured
+    again after AGAIN_S, and what training itself reaches counts too: MFU is at most 1."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        stated = gpu_specs.stated_peak(name)
+        self.stated = stated is not None
+        self.source = f"{name}, data sheet, dense bf16"
+        self.flops = stated or 0.0
+        if not self.stated:
+            self.source = f"measured, {str(dtype).removeprefix('torch.')} product"
+            self.measure()
+
+    def measure(self) -> None:
+        """Measure again (0.1 s on a CPU); the best counts."""
+        self.flops = max(self.flops, measured_peak(self.device, self.dtype))
+        self.measured_at = time.monotonic()
+
+    def share(self, flops_per_s: float) -> float:
+        """The MFU of this many model FLOPs per second on this rank."""
+        if not self.stated:
+            if flops_per_s > self.flops or time.monotonic() - self.measured_at > AGAIN_S:
+                self.measure()
+            self.flops = max(self.flops, flops_per_s)
+        return flops_per_s / self.flops
+
+
+# one for the process: what a loop measured, a bench that called the loop reads
+peak = cache(Peak)
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of the best of eight products, measured now."""
     n = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    # a generator of its own: when it is measured depends on the clock, and no draw of a run may
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(n, n, device=device, dtype=dtype, generator=generator) for _ in range(2))
     best = float("inf")
     for _ in range(8):
         began = time.perf_counter()

@@ -321,10 +321,11 @@ class RLSession(Session):
             name: Mean(float(value), 1)
             for name, value in {**means, **self.engine.metrics()}.items()
         }
-        peak, _ = hardware.peak_flops(self.world.device, numerics.compute_dtype())
         # the whole step counts, sampling too: model FLOPs over its seconds
         flops = batch.flops(self.cfg.model, meter.trained)
-        every["mfu"] = Mean(flops / ((time.perf_counter() - meter.began) * peak), 1)
+        flops_per_s = flops / (time.perf_counter() - meter.began)
+        peak = hardware.peak(self.world.device, numerics.compute_dtype())
+        every["mfu"] = Mean(peak.share(flops_per_s), 1)
         tokens = meter.sums.pop("tokens")
         policy_loss = meter.sums.pop("policy_loss") / max(1, meter.updates)
         every |= {name: Mean(value, tokens) for name, value in meter.sums.items()}

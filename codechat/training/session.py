@@ -328,7 +328,7 @@ class SupervisedSession(Session):
             return
         train_loss = dist.total(float(nats))
         tok_per_s = self.tokens_per_second(tokens_per_step)
-        peak, _ = hardware.peak_flops(hardware.device(), numerics.compute_dtype())
+        peak = hardware.peak(hardware.device(), numerics.compute_dtype())
         flops = tok_per_s * self.cfg.model.flops_per_token(self.cfg.length)
         self.run.log(
             self.step + 1,
@@ -338,7 +338,7 @@ class SupervisedSession(Session):
             tok_per_s=tok_per_s,
             lr=self.lr,
             grad_norm=self.grad_norm,
-            mfu=flops / (peak * dist.world_size()),
+            mfu=peak.share(flops / dist.world_size()),
         )
         self.bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{tok_per_s:,.0f}")
 

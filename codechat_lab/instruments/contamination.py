@@ -155,18 +155,21 @@ def scan(texts: Iterable[tuple[str, bool]], index: Index) -> set[Finding]:
     keys = set[Hashable]()  # of index.exact
     for text, whole in texts:
         programs = "def " in text
+        here = set[Hashable]()
         # solutions have no comments
         for version in {text, _without_comments(text)} if programs else (text,):
             words = _words(version)
             if whole and len(words) < N:
-                keys.add(tuple(words))
+                here.add(tuple(words))
             spread = zip(words, words[N // 2 :], words[N - 1 :])
             seen.update(
                 tuple(words[at : at + N]) for at, probe in enumerate(spread) if probe in probes
             )
         if programs:
-            keys |= _program_keys(text, index.profiles)
-        keys &= index.exact.keys()  # the rest is of no use, and a corpus has too much of it to keep
+            here |= _program_keys(text, index.profiles)
+        # only what is searched for: a corpus has too much of the rest to keep. Of this text alone:
+        # to intersect all that was found, at each text, would be quadratic
+        keys |= here & index.exact.keys()
     proven = {
         finding
         for finding, grams in index.grams.items()

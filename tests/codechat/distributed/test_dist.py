@@ -8,7 +8,7 @@ from ranks import on_ranks
 from torch import nn
 
 from codechat.core.errors import ConfigError
-from codechat.distributed import numerics
+from codechat.distributed import hardware, numerics
 from codechat.runs import checkpoint
 
 TWO = """
@@ -128,3 +128,24 @@ def test_replicas_divide_the_matrices_of_muon_and_take_the_step_of_one_process(
     ranks: int, tmp_path: Path
 ) -> None:
     on_ranks(ranks, MUON, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def peak() -> hardware.Peak:
+    return hardware.Peak(torch.device("cpu"), torch.float32)
+
+
+def test_mfu_is_the_share_of_the_best_peak_seen(peak: hardware.Peak) -> None:
+    assert peak.share(peak.flops / 4) == pytest.approx(0.25)
+
+
+def test_a_rate_above_the_measured_peak_is_the_peak_from_then_on(peak: hardware.Peak) -> None:
+    reached = 1000 * peak.flops  # as if the machine was busy while the peak was measured
+    assert peak.share(reached) == 1
+    assert peak.share(reached / 2) == 0.5
+
+
+def test_a_measurement_draws_nothing_from_the_runs_random_numbers() -> None:
+    before = torch.get_rng_state()
+    hardware.measured_peak(torch.device("cpu"), torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)

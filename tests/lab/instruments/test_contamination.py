@@ -2,6 +2,7 @@
 for one."""
 
 import json
+import time
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -357,3 +358,18 @@ def test_evaluate_may_leave_contamination_out(
 ) -> None:
     COMMANDS["evaluate"].run([*SCORED.split(), "--no-contamination"])
     assert "contamination" not in capsys.readouterr().out
+
+
+def test_the_time_of_a_search_is_linear_in_what_is_found() -> None:
+    def seconds(n: int) -> float:
+        """CPU time in which n functions are found in n texts; the best of three."""
+        problems = [Problem(f"{i}", [], {"function": f"f{i}"}, "test") for i in range(n)]
+        texts = [(f"def f{i}():", True) for i in range(n)]
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            assert len(contamination.search(problems, texts)) == n
+            times.append(time.process_time() - began)
+        return min(times)
+
+    assert seconds(4000) < 24 * seconds(500)  # 8 where it is linear, 64 where it is quadratic
