@@ -465,9 +465,7 @@ class _Draws:
 
     def _again(self, service: Service) -> tuple[str, list[dict[str, Any]]]:
         """Calls of one service: one argument has several values, or all are said again."""
-        single = [
-            one for one in service.required if one.form.schema["type"] not in ("array", "object")
-        ]
+        single = [one for one in service.required if _may_have_several_values(one)]
         count = self.rng.choice((2, 2, 2, 3, 3, 4, MOST_CALLS))
         if single and self.rng.random() < 0.6:
             text, calls = self._varied(service, self.rng.choice(single), count)
@@ -516,7 +514,8 @@ class _Draws:
         whole_text = texts[0]
         for text in texts[1:]:
             join = self.rng.choice(PHRASED["joins"])
-            whole_text += join + (text if join.isspace() else text[0].lower() + text[1:])
+            begins = join.isspace() or text.startswith("I ")
+            whole_text += join + (text if begins else text[0].lower() + text[1:])
         return whole_text, calls
 
     def _lacking(self, service: Service, offered: Sequence[Service]) -> Scene:
@@ -545,6 +544,13 @@ class _Draws:
         after = rng.choice(PHRASED["after"]) if not before or rng.random() < 0.5 else ""
         words = {"name": invent(rng).capitalize(), "n": rng.randint(2, 9)}
         return " ".join(filter(None, [before.format(**words), text, after.format(**words)]))
+
+
+def _may_have_several_values(argument: Argument) -> bool:
+    """Whether "A, B and C" can only mean several calls: amounts could be added up, quoted texts
+    be one text, and choices hold together."""
+    schema = argument.form.schema
+    return schema["type"] == "string" and "enum" not in schema and "'" not in str(argument.words[0])
 
 
 def _texts(spoken: Mapping[str, Spoken]) -> dict[str, str]:

@@ -138,6 +138,20 @@ def test_requests_at_once_have_two_to_five_calls_of_one_or_several_services(
     assert set(counts) == {2, 3, 4, 5}
 
 
+def test_no_amount_choice_or_quoted_text_stands_for_several_calls() -> None:
+    def may(kind: Any, words: str = "of {}") -> bool:
+        form = forms.form_of(kind, random.Random(0), hard=False)
+        argument = forms.Argument("x", "the x", (words,), form, True)
+        return forms._may_have_several_values(argument)
+
+    assert may("word")
+    assert may("us_city")
+    assert not may("money")
+    assert not may({"a": "one", "b": "two"})
+    assert not may("word", "called '{}'")
+    assert not may({"list": "word"})
+
+
 def test_a_lacking_value_is_asked_for(problems: dict[str, list[Problem]]) -> None:
     for problem in of(problems, "lacking"):
         (lacks,) = (
