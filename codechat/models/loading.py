@@ -37,8 +37,8 @@ class LoadedModel:
         return self.model.wte.weight.device if self.weights is None else torch.device("cpu")
 
     def reader(self) -> Reader:
-        """What decodes, token by token."""
-        return reader_of(self.model, graph=False, weights=self.weights)
+        """What decodes, token by token, for somebody who waits."""
+        return reader_of(self.model, graph=False, weights=self.weights, answers=True)
 
     @property
     def tools_style(self) -> str:

@@ -218,7 +218,9 @@ class Engine:
                 while not self._closing:
                     # both keep casts and copies of the weights, which an update must not find
                     with numerics.autocast(device):
-                        self._reader = reader_of(self.model, graph=False, weights=self._weights)
+                        self._reader = reader_of(
+                            self.model, graph=False, weights=self._weights, answers=True
+                        )
                         self._weights = None if self._weights is None else {}
                         while self._has_work():
                             self._round()

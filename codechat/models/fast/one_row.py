@@ -49,9 +49,9 @@ class Layer:
             gain = torch.cat((q_gain, attn.k_norm.weight.expand(attn.cfg.kv_heads, -1))).detach()
         return cls(
             block.attn_norm.weight.detach().float(),
-            attn.qkv.product,
+            attn.qkv.forward,
             gain,
-            attn.out.product,
+            attn.out.forward,
             block.mlp_norm.weight.detach().float(),
             block.mlp.forward,
         )

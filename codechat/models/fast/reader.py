@@ -20,6 +20,7 @@ from codechat.models.attention import KVCache
 from codechat.models.fast import one_row
 from codechat.models.fast.device import compute_dtype, on_cpu
 from codechat.models.fast.one_row import OneRow
+from codechat.models.fast.product import product_of
 from codechat.models.gpt import GPT, MLP
 from codechat.models.lora import LoRALinear
 
@@ -51,16 +52,21 @@ class Reader:
 
 
 def reader_of(
-    model: GPT, graph: bool | None = None, weights: Mapping[str, Tensor] | None = None
+    model: GPT,
+    graph: bool | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    *,
+    answers: bool = False,
 ) -> Reader:
     """The reader of a model, for use without gradients; the model itself stays as it is.
     graph: none = on a GPU. weights: of a model on the meta device, for a CPU
-    (`loading.load_model`)."""
+    (`loading.load_model`). answers: somebody waits for a text; a single row may then be rounded
+    another way than rows together (`product`)."""
     if weights is not None:
-        return _reader_on_cpu(model, weights)
+        return _reader_on_cpu(model, weights, answers)
     decodes_on_cpu = on_cpu(model.wte.weight.device)
     if decodes_on_cpu and not graph:
-        return _reader_on_cpu(model, None)
+        return _reader_on_cpu(model, None, answers)
     dtype = compute_dtype(model.wte.weight)
     head = model.head_weight().detach().to(dtype)
     return Reader(
@@ -70,10 +76,11 @@ def reader_of(
     )
 
 
-def _reader_on_cpu(model: GPT, weights: Mapping[str, Tensor] | None) -> Reader:
+def _reader_on_cpu(model: GPT, weights: Mapping[str, Tensor] | None, answers: bool) -> Reader:
     # before the blocks: what making its copy takes for a moment then serves their copies
-    logits_of = _reading_head(model.head_weight() if weights is None else weights[model.head_name])
-    source = Source(weights, logits_of.dtype)
+    head = model.head_weight() if weights is None else weights[model.head_name]
+    source = Source(weights, compute_dtype(head), answers)
+    logits_of = _reading_head(head.detach(), source)
     twin = copy(model)
     twin._modules = dict(model._modules)
     for name in ("blocks", "norm"):
@@ -86,18 +93,18 @@ def _reader_on_cpu(model: GPT, weights: Mapping[str, Tensor] | None) -> Reader:
     return Reader(twin, logits_of, one_row=short)
 
 
-def _reading_head(weight: Tensor) -> "ReadingLinear":
-    head = weight.detach()
-    return ReadingLinear(lambda hidden: F.linear(hidden, head), head, None, compute_dtype(head))
+def _reading_head(head: Tensor, source: "Source") -> "ReadingLinear":
+    return ReadingLinear(lambda hidden: F.linear(hidden, head), head, None, source)
 
 
 @dataclass(frozen=True)
 class Source:
     """Where copies get their weights from: by name, each read when its copy is made, or none =
-    from the modules themselves. dtype: of products."""
+    from the modules themselves. dtype: of products. answers: of `reader_of`."""
 
     weights: Mapping[str, Tensor] | None
     dtype: torch.dtype
+    answers: bool
 
     def filled(self, module: nn.Module, name: str, *, stays: bool = False) -> Any:
         """The module with its weights; those of a file are copied, or stay there."""
@@ -125,16 +132,17 @@ class ReadingLinear(nn.Module):
     change meanwhile."""
 
     layer: Callable[[Tensor], Tensor] | None  # for many rows; none = the copy serves any number
+    single: Callable[[Tensor], Tensor] | None = None  # for one row, where there is a faster one
 
     def __init__(
         self,
         layer: Callable[[Tensor], Tensor],
         weight: Tensor,
         bias: Tensor | None,
-        dtype: torch.dtype,
+        source: Source,
     ) -> None:
         super().__init__()
-        self.dtype = dtype
+        dtype = source.dtype
         weight = weight.detach().to(dtype)
         if _packs(weight.numel(), dtype):
             self.layer = None
@@ -144,12 +152,16 @@ class ReadingLinear(nn.Module):
             self.product = lambda x: torch.ops.mkldnn._linear_pointwise(
                 x.to(dtype), packed, added, "none", [], ""
             )
+            if source.answers:
+                self.single = product_of(packed, weight, added)
         else:
             self.layer = layer
             transposed = weight.t().contiguous()
             self.product = lambda x: x @ transposed if bias is None else x @ transposed + bias
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.single is not None and x.numel() == x.shape[-1]:
+            return self.single(x)
         if self.layer is None or x.numel() <= FEW_ROWS * x.shape[-1]:
             return self.product(x)
         return self.layer(x)
@@ -158,11 +170,11 @@ class ReadingLinear(nn.Module):
 class ReadingGatedMLP(nn.Module):
     """A gated MLP whose first two products are one."""
 
-    def __init__(self, up: nn.Linear, gate: nn.Linear, down: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, up: nn.Linear, gate: nn.Linear, down: nn.Module, source: Source) -> None:
         super().__init__()
         both = torch.cat([up.weight, gate.weight])
         self.up_and_gate = ReadingLinear(
-            lambda x: torch.cat((up(x), gate(x)), -1), both, None, dtype
+            lambda x: torch.cat((up(x), gate(x)), -1), both, None, source
         )
         self.down = down
 
@@ -175,16 +187,16 @@ def reading_copy(module: nn.Module, source: Source, name: str) -> nn.Module:
     """The same function for reading without gradients: linear layers, adapters merged, have
     copies of their weights; every other tensor is shared."""
     if isinstance(module, LoRALinear):
-        return ReadingLinear(module, module.weight, module.bias, source.dtype)
+        return ReadingLinear(module, module.weight, module.bias, source)
     if isinstance(module, nn.Linear):
         layer = source.linear(module, name)
-        return ReadingLinear(layer, layer.weight, layer.bias, source.dtype)
+        return ReadingLinear(layer, layer.weight, layer.bias, source)
     if isinstance(module, MLP) and module.gate is not None:
         return ReadingGatedMLP(
             source.linear(module.up, f"{name}.up"),
             source.linear(module.gate, f"{name}.gate"),
             reading_copy(module.down, source, f"{name}.down"),
-            source.dtype,
+            source,
         )
     twin = copy(source.filled(module, name))
     twin._modules = dict(module._modules)
