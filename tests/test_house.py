@@ -23,7 +23,8 @@ LAB = "codechat_lab"
 # Raised by 3,230 in the laboratory: values in described forms, several calls at once, lacking values, and
 # their checker.
 # Raised by 560 in the library: one new token of one row takes a short way.
-CONTENT = {"codechat": (94_430, 66_000), "both": (192_200, 135_000)}
+# Raised by 240 in the library: the product of one row in C.
+CONTENT = {"codechat": (94_670, 66_000), "both": (192_445, 135_000)}
 # The laboratory's was 5.0 while comments behind closing brackets broke 100 statements over lines that
 # hold nothing but a bracket; they stand above their statements now.
 DENSITY = {"codechat": (4.9, 5.0), LAB: (5.04, 5.5), "tests": (5.04, 5.5)}
