@@ -201,7 +201,8 @@ def spread(rows: pd.DataFrame, over: str) -> dict[str, Interval]:
     for model, part in rows[rows["right_is"] == CALLS].groupby("model"):
         values = part.groupby(["id", over])["correct"].mean().unstack(over)
         means = values.mean()
-        worst, best = values[means.idxmin()], values[means.idxmax()]
+        worst = values[means.idxmin()]
+        best = values[means.idxmax()]
         found[str(model)] = paired_bootstrap(worst.to_numpy(), best.to_numpy())
     return found
 

@@ -76,7 +76,8 @@ def write(cfg: ReportConfig) -> None:
     out = cfg.out or (DRAWN if cfg.frozen else "reports")
     for name in cfg.names:
         print(f"report: {build(name, out, frozen=cfg.frozen)}")
-    runs, drawn = paths.ROOT / "runs", paths.ROOT / DRAWN
+    runs = paths.ROOT / "runs"
+    drawn = paths.ROOT / DRAWN
     executed = sorted(runs.glob("*/report/*.ipynb"))
     own = {path: path.parents[1].name for path in executed if path.parent != drawn}
     reports = [*sorted(folder.glob("*.ipynb")), *sorted(drawn.glob("*.ipynb"))]
