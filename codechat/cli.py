@@ -42,8 +42,8 @@ A laboratory for training small code-and-tool-calling language models."""
 EXAMPLES = """\
 examples:
   codechat run nano                                   every stage on two CPU cores
-  codechat chat --ckpt nano/sft --user "write quicksort"
-  codechat tools --ckpt nano/rl --user "What is 12 squared?"
+  codechat chat --ckpt released/mini --user "write quicksort"
+  codechat tools --ckpt released/mini --user "What is 12 squared?"
   codechat runs compare nano/sft nano/rl
   codechat --root ~/mine run nano                     runs/, data/ and reports/ below another folder, as after cd
   codechat sft --help                                 every setting of a command"""

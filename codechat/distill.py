@@ -1,8 +1,8 @@
 """Distillation: a student learns to write what a larger teacher would write, on the prompts of
 a task.
 
-    codechat distill --teacher d20-sft --init-from d12-sft --task my_task.py:MyTask \\
-        --run-name d12-taught
+    codechat distill --teacher released/mini --init-from released/nano --task examples/my_task.py:MyTask \\
+        --run-name nano-taught
     torchrun --standalone --nproc-per-node 8 -m codechat distill --teacher d20-sft \\
         --init-from d12-sft --task my_task.py
 

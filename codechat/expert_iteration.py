@@ -2,7 +2,7 @@
 repeat.
 
     codechat expert --preset toy --run-name toy-expert        a minute on one core, no data
-    codechat expert --init-from my-sft --task my_task.py:MyTask --run-name my-expert
+    codechat expert --init-from released/nano --task examples/my_task.py:MyTask --run-name my-expert
     torchrun --standalone --nproc-per-node 8 -m codechat expert --init-from d20-sft \\
         --task my_task.py --run-name d20-exp
 

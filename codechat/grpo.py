@@ -2,7 +2,7 @@
 GSPO and CISPO.
 
     codechat grpo --preset toy --run-name toy-grpo        a minute on one core, no data
-    codechat grpo --init-from my-sft --task my_task.py:MyTask --run-name my-grpo
+    codechat grpo --init-from released/nano --task examples/my_task.py:MyTask --run-name my-grpo
     codechat grpo --init-from qwen --preset lora --task my_task.py --run-name qwen-grpo
     torchrun --standalone --nproc-per-node 8 -m codechat grpo --init-from d20-sft \\
         --task my_task.py --run-name d20-grpo

@@ -2,7 +2,7 @@
 in minibatches.
 
     codechat ppo --preset toy --run-name toy-ppo        a minute on one core, no data
-    codechat ppo --init-from my-sft --task my_task.py:MyTask --run-name my-ppo
+    codechat ppo --init-from released/nano --task examples/my_task.py:MyTask --run-name my-ppo
     torchrun --standalone --nproc-per-node 8 -m codechat ppo --init-from d20-sft --task my_task.py \\
         --run-name d20-ppo
 

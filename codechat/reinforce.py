@@ -1,7 +1,7 @@
 """REINFORCE on a task's reward, with the group's mean reward as baseline.
 
     codechat reinforce --preset toy --run-name toy-reinforce        a minute on one core, no data
-    codechat reinforce --init-from my-sft --task my_task.py:MyTask --run-name my-rl
+    codechat reinforce --init-from released/nano --task examples/my_task.py:MyTask --run-name my-rl
     torchrun --standalone --nproc-per-node 8 -m codechat reinforce --init-from d20-sft \\
         --task my_task.py --run-name d20-rl
 

@@ -1,7 +1,7 @@
 """Supervised fine-tuning on conversations: joint code, function calls and plain chat, mixed by
 supervised tokens.
 
-    codechat sft --init-from my-pretrain --data-dir data/nano/sft --run-name my-sft
+    codechat sft --init-from released/nano --data-dir data/mine --run-name my-sft
     torchrun --standalone --nproc-per-node 8 -m codechat sft --init-from d20 --data-dir data/sft \\
         --run-name d20-sft
 

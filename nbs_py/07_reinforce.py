@@ -61,6 +61,8 @@ from codechat_lab.reports import dense_rewards, plots, run_frames
 from codechat_lab.reports.style import OKABE_ITO, finish, first_and_last, new_figure, outer_legend
 from codechat_lab.tasks.toolbox import dialogues, problems
 
+torch.set_num_threads(1)  # a second thread only slows a model this small
+
 # %%
 metrics, evals, samples = (run_frames.stage_rows(source, "rl", table) for table in ("metrics", "evals", "samples"))
 run, settings, task = metrics["run"].iloc[0], run_frames.settings(source, "rl"), load("funcall")

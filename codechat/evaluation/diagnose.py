@@ -1,7 +1,7 @@
 """Is there a gradient? A verdict on groups of rewards, a sentinel for running loops, and the
 share of weights that an update changes.
 
-    codechat diagnose --ckpt my-sft --task my_task.py:MyTask --groups 64 --group-size 8
+    codechat diagnose --ckpt released/nano --task examples/my_task.py:MyTask --groups 64 --group-size 8
 
 A group whose rewards are all equal has advantage exactly 0. `judge` counts such groups before
 reinforcement learning, `Sentinel` at each step; `weights_changed_bf16` shows whether updates

@@ -1,14 +1,14 @@
 """Evaluate checkpoints with the task's own `score`: pass@k with intervals, tiers, the behaviour
 matrix.
 
-    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --split test test_hard --n 8 \\
+    codechat evaluate --ckpt released/nano released/mini --task examples/my_task.py:MyTask --n 8 \\
         --ks 1 8
     codechat evaluate --ckpt my-rl --task my_task.py --split select --all-checkpoints \\
         --run-name choice
-    codechat evaluate --ckpt my-sft my-rl@best --task my_task.py --temperatures 0 0.5 \\
+    codechat evaluate --ckpt released/nano --task examples/my_task.py:MyTask --temperatures 0 0.5 \\
         --forced-call true
-    codechat evaluate --ckpt my-rl --task my_task.py --constrain true
-    codechat evaluate --ckpt my-model --task my_choices.py --score loglik       multiple choice (`loglik`)
+    codechat evaluate --ckpt released/nano --task my_task.py --constrain true
+    codechat evaluate --ckpt released/nano --task my_choices.py --score loglik       multiple choice (`loglik`)
     codechat evaluate --endpoint http://127.0.0.1:8000 --task my_task.py       a server instead (`endpoint`)
 
 Seeds depend on the problem's id, so two checkpoints are compared with common random numbers.

@@ -2,13 +2,13 @@
 of ours, a file for llama.cpp, or a run to give away. `codechat import`: weights trained
 elsewhere as a run (docs/commands.md, "Out and in").
 
-    codechat export --ckpt nano/rl --out nano-rl-hf
-    codechat export --ckpt nano/sft --out my-model --format run
+    codechat export --ckpt released/nano --out nano-hf
+    codechat export --ckpt released/nano --out my-model --format run
     codechat export --ckpt smollm2/sft --out tools --format gguf --dtype q8_0
     codechat export --ckpt smollm2/sft --out tools --format adapter    what it adds to the pretrained model
     codechat import qwen --run-name qwen    after `codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen`
     codechat import old/latest.pt --run-name old
-    vllm serve nano-rl-hf --model-impl transformers
+    vllm serve nano-hf --model-impl transformers
 
 Squared ReLU with QK-norm becomes Qwen3 with hidden_act relu; its gate projection repeats the up
 projection, which import drops. Weights become float32. An imported model keeps its tokenizer

@@ -10,7 +10,7 @@ the mean counts. TRL's form (prompts, completions, **columns) -> list of numbers
 class with the methods of `tasks.base.Task` is a task.
 
     codechat new task capitals                 a start: capitals.py, test_capitals.py and capitals.jsonl in this folder
-    codechat grpo --task capitals.py:Capitals --init-from nano/sft --run-name capitals
+    codechat grpo --task capitals.py:Capitals --init-from released/nano --run-name capitals
     codechat new package capitals              the same in capitals/, with a pyproject.toml
     pip install ./capitals                     then: codechat grpo --task capitals"""
 

@@ -1,7 +1,7 @@
 """Rows and a file of Python functions as a task: requests that a model answers with calls.
 
-    codechat grpo --init-from nano/sft --tools my_tools.py --data-dir my_rows.jsonl
-    codechat evaluate --ckpt nano/sft --task tools:my_tools.py --data-dir my_rows.jsonl
+    codechat grpo --init-from released/nano --tools examples/my_tools.py --data-dir examples/my_requests.jsonl
+    codechat evaluate --ckpt released/nano --tools examples/my_tools.py --data-dir examples/my_requests.jsonl
 
 A row has a "prompt" and what is right:
 

@@ -279,6 +279,8 @@ def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
         yield from ((request(problem), True) for problem in problems)
     elif not data_dir:
         raise UserError("its lineage names no data")
+    elif not _directory(data_dir).exists():  # of an included model, or trained elsewhere
+        raise UserError(f"{data_dir} is not on this machine")
     elif entry.get("kind") == "pretrain":
         yield from _corpus_texts(_directory(data_dir), entry.get("data"))
     elif preferences:

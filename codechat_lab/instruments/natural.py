@@ -1,7 +1,7 @@
 """Checkpoints answer the task `natural`: 120 fixed prompts as people type them.
 
-    codechat natural --ckpt nano/sft nano/rl@best
-    codechat natural --ckpt nano/rl --temperature 0.5 --seed 1 --run-name natural-warm
+    codechat natural --ckpt released/nano released/mini
+    codechat natural --ckpt released/nano --temperature 0.5 --seed 1 --run-name natural-warm
 
 This is `evaluate` on that task, greedy; the run directory also gets `natural.jsonl`, a row per
 answer, and tables, `natural.md`. Requests that a checkpoint was trained on are also reported

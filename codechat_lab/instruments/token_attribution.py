@@ -1,7 +1,7 @@
 """Coloured tokens: which are supervised, each token's advantage, and its share of the gradient.
 
     codechat xray --ckpt nano/sft                 the loss mask of a validation row of its data
-    codechat xray --ckpt nano/sft --data data/nano/sft/calls.train.jsonl --row 3   of this conversation
+    codechat xray --ckpt released/nano --data examples/my_rows.jsonl --row 3    of this conversation
     codechat xray --ckpt nano/sft --gradient      each token's share of the gradient
 
 An `XRay` shows as HTML in notebooks, as colours in a terminal, and otherwise as plain text. It

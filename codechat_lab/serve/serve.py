@@ -1,10 +1,10 @@
 """Serve a checkpoint: OpenAI's API for programs, a chat page for people. Extra: pip install
 'codechat[serve]'.
 
-    codechat serve --ckpt nano/rl --port 9000 --max-batch 32
-    codechat serve --ckpt nano/rl --host 0.0.0.0 --api-key-file key.txt
+    codechat serve --ckpt released/mini --port 9000 --max-batch 32
+    codechat serve --ckpt released/mini --host 0.0.0.0 --api-key-file key.txt
     codechat serve --ckpt released/mini --tools examples/my_tools.py    functions of your own
-    codechat serve --ckpt nano/sft --reload-from runs/weights    samples for codechat grpo --engine http
+    codechat serve --ckpt released/nano --reload-from runs/weights    samples for codechat grpo --engine http
     codechat chat --server http://127.0.0.1:8000
 
 Only this machine can reach the server, unless you set --host, which needs a key. It has no TLS:

@@ -1,13 +1,13 @@
 """`codechat chat` and `codechat tools`: one request, or a conversation in the terminal; a
 checkpoint's answers appear as they are sampled.
 
-    codechat chat  --ckpt nano/sft --user "write quicksort"
-    codechat chat  --ckpt nano/sft                                a conversation; Ctrl-D ends it
+    codechat chat  --ckpt released/mini --user "write quicksort"
+    codechat chat  --ckpt released/mini                             a conversation; Ctrl-D ends it
     codechat chat  --ckpt nano/pretrain --complete "def add(a"    no turns: for a checkpoint before SFT
-    codechat tools --ckpt nano/rl --user "What is 12 squared?"
-    codechat tools --ckpt my-tools --tools examples/my_tools.py --user "What is the weather in Beijing?"
+    codechat tools --ckpt released/mini --user "What is 12 squared?"
+    codechat tools --ckpt released/mini --tools examples/my_tools.py --user "What is the weather in Beijing?"
     codechat tools --server http://127.0.0.1:8000 --user "What is 12 squared?"
-    codechat tools --ckpt nano/rl --tools schemas.json --no-run --user "..."    only show the call
+    codechat tools --ckpt released/mini --tools schemas.json --no-run --user "..."    only show the call
 
 `tools` offers the functions of the toolbox that fit each request, or yours; `chat` offers none
 unless you name some. Token masks constrain calls to their schemas. Calls are run and their

@@ -1,8 +1,8 @@
 """The tasks of the package reasoning-gym, about a hundred, with their own scorers.
 
     pip install 'codechat[reasoning-gym]'
-    codechat diagnose --ckpt nano/sft --task reasoning_gym:chain_sum --max-new-tokens 16
-    codechat grpo --init-from nano/sft --task reasoning_gym:chain_sum,max_terms=3,size=1000 --run-name sums
+    codechat diagnose --ckpt released/nano --task reasoning_gym:chain_sum --max-new-tokens 16
+    codechat grpo --init-from released/nano --task reasoning_gym:chain_sum,max_terms=3,size=1000 --run-name sums
 
 Options beside `size`, `seed` and `level` go to the configuration of the task. An answer is the
 text in the last <answer> tags, or the whole text.
