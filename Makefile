@@ -8,7 +8,7 @@
 # A finished .venv keeps the torch it was made with until another is asked for or the pin below moves. An .venv whose making was
 # interrupted, or that was moved with its folder, is made anew: an editable install would otherwise import from the old place.
 
-# The tests run on 2.13.0, the newest torch with a CPU build here. 2.14 and 2.15 have not been tried: PyPI's Linux wheel of 2.14 needs CUDA 13.
+# The tests run on 2.13.0. 2.14 and 2.15 have not been tried: PyPI's Linux wheel of 2.14 needs CUDA 13.
 PINNED_TORCH := torch==2.13.0
 TORCH ?= $(PINNED_TORCH)
 SYSTEM_TORCH ?=
