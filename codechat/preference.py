@@ -1,7 +1,7 @@
 """Preferences: DPO, IPO, KTO, CPO, ORPO or SimPO on fixed pairs (or labelled completions).
 
     codechat preference --init-from released/nano --data-dir data/preferences --loss dpo --run-name my-dpo
-    codechat preference --init-from released/nano --task examples/my_task.py:MyTask --run-name my-dpo    pairs of the policy
+    codechat preference --init-from released/nano --task examples/my_task.py:MyTask --run-name dpo    its own pairs
     torchrun --standalone --nproc-per-node 8 -m codechat preference --init-from d20-sft \\
         --data-dir data/preferences
 
