@@ -353,7 +353,7 @@ print(f"a sentinel ends such a run after step {ended}: {ended * pace / 60:.0f} m
 # %% [markdown]
 # Not shown: that a tiered reward would have *taught* this model MBPP. A gradient towards programs that parse
 # and run does not solve a problem yet; the first remedy that `passk` names is a stronger base model. What tiers taught one is in
-# [notebook 37](37_a_reward_paid_by_rungs.ipynb): constants.
+# [notebook 37](37_what_tiered_rewards_unlearn.ipynb): constants.
 #
 # ## Three lines of your own
 #
