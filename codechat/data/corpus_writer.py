@@ -82,6 +82,7 @@ def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
             val_share=cfg.val_share,
         )
     finally:
+        # also where too much was lost: the counts say for which reason
         print_ledgers([ledger])
 
 

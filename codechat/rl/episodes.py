@@ -176,6 +176,7 @@ def play(
     names = range(len(problems)) if keys is None else keys
     groups = list(zip(problems, names, strict=True))
     episodes_at_once = getattr(task, "episodes_at_once", len(problems) * group_size)
+    # whole groups: the prompt of a group is run once, in its first turn
     groups_at_once = max(1, episodes_at_once // group_size)
     played: list[Episode] = []
     for at in range(0, len(groups), groups_at_once):

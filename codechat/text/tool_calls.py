@@ -195,6 +195,7 @@ def _arguments_of(item: Mapping[str, Any], form: str) -> tuple[dict[str, Any] | 
         return (None, "bad_arguments") if elsewhere else ({}, "no_arguments")
     objects = [_object(value) for value in given.values()]
     arguments = objects[0]
+    # keys that disagree: which of them a function would get is a guess
     if arguments is None or any(other != arguments for other in objects):
         return None, "bad_arguments"
     if not arguments and any(_holds_object(value) for value in others):
@@ -499,7 +500,7 @@ def messages_of_turns(
 ) -> list[dict[str, Any]]:
     """Messages, results in the order of their calls, tools listed after the system's own words.
     Unreadable."""
-    turns = list(turns)
+    turns = list(turns)  # the caller's stay in their order
     for at, turn in enumerate(turns):
         if turn.role != "function" or at == 0:
             results = list(takewhile(lambda later: later.role == "function", turns[at + 1 :]))

@@ -319,6 +319,7 @@ def shuffled_index(i: int, size: int, seed: int) -> int:
 def pair_means(sums: Mapping[str, float], group_size: int) -> dict[str, float]:
     """The logged metrics from sums over rows. A row is a pair, or one completion that is liked or
     not, so liked and disliked completions are counted apart."""
+    # a step of KTO may hold liked completions only, or none
     liked = max(1e-9, sums["liked"])
     n = sums["pairs"]
     disliked = max(1e-9, n * group_size - sums["liked"])
@@ -435,6 +436,7 @@ def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
         best = int(rewards.argmax())
         worst = int(rewards.argmin())
         ids = [batch.completions[p * batch.group_size + g].ids for g in (best, worst)]
+        # an answer of no tokens has no log-probability that could rise or fall
         if rewards[best] > rewards[worst] and all(ids):
             pairs.append(_group(batch.problems[p].messages, batch.prompts[p], ids, [1.0, 0.0]))
     if not pairs:

@@ -8,6 +8,7 @@ def warnings(evals: pd.DataFrame) -> list[str]:
     a reward that rose since an earlier row while pass@1 fell, each beyond both intervals."""
     found = []
     now = evals.iloc[-1]
+    # the first difference is NaN: the first row has none before it
     for name, changes in evals.filter(like="heldout_loss/").diff()[1:][-3:].items():
         if len(changes) == 3 and (changes > 0).all():
             remedy = "this domain is being overwritten: raise its --mix share or lower --lr"

@@ -216,26 +216,42 @@ def test_a_conversation_has_the_ids_that_the_server_renders(
             assert template_ids(theirs, messages, tools) == expected, (messages, tools)
 
 
+ARGUMENTS = {"city": 'Rome "R" <|end|>', "days": [1, 2.5, None]}
+CALL = {"type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+SERVED_TALK = [USER, asks(("a", ARGUMENTS)), result("a", "1")]
+
+
+def transformers_talk(turn: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same talk with a turn of calls in one of transformers' forms."""
+    return [USER, {"role": "assistant", **turn}, said("tool", "1", name="weather")]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"content": "", "tool_calls": [CALL]},
+        {"content": "", "tool_calls": [CALL["function"]]},
+        {"content": "", "tool_calls": [CALL | {"id": "a"}]},
+        {"tool_calls": [CALL | {"id": "a"}]},
+    ],
+    ids=["no id", "bare function", "with an id", "no content"],
+)
 @pytest.mark.parametrize("whose, tags", MODES)
 def test_calls_as_transformers_writes_them_are_rendered_alike(
+    both: Any, whose: str, tags: str, turn: dict[str, Any]
+) -> None:
+    loaded, theirs = both(whose, tags)
+    expected = served_ids(loaded, SERVED_TALK, [WEATHER])
+    assert template_ids(theirs, transformers_talk(turn), [WEATHER]) == expected
+
+
+@pytest.mark.parametrize("whose, tags", MODES)
+def test_a_tool_without_the_object_around_its_function_is_listed_alike(
     both: Any, whose: str, tags: str
 ) -> None:
-    """Arguments as an object, calls without ids, tools without the object around the function."""
     loaded, theirs = both(whose, tags)
-    arguments = {"city": 'Rome "R" <|end|>', "days": [1, 2.5, None]}
-    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
-    ours = [USER, asks(("a", arguments)), result("a", "1")]
-    expected = served_ids(loaded, ours, [WEATHER])
-    for calls in ([call], [call["function"]], [call | {"id": "a"}]):
-        messages = [
-            USER,
-            said("assistant", "", tool_calls=calls),
-            said("tool", "1", name="weather"),
-        ]
-        assert template_ids(theirs, messages, [WEATHER]) == expected
-    assert template_ids(theirs, ours, [WEATHER["function"]]) == expected
-    del messages[1]["content"]
-    assert template_ids(theirs, messages, [WEATHER]) == expected
+    expected = served_ids(loaded, SERVED_TALK, [WEATHER])
+    assert template_ids(theirs, SERVED_TALK, [WEATHER["function"]]) == expected
 
 
 WRONG = [
@@ -315,10 +331,14 @@ def test_a_schema_that_cannot_be_listed_for_certain_is_refused(
     ],
 )
 def test_a_schema_that_the_server_writes_in_other_words_is_refused(both: Any, schema: Any) -> None:
-    loaded, theirs = both("ours", "text", "json")
+    _, theirs = both("ours", "text", "json")
     tools = [function("f", "A function.", {"x": schema}, "x")]
     with pytest.raises(TemplateError, match="codechat serve"):
         template_ids(theirs, [USER], tools)
+
+
+def test_a_schema_that_the_server_writes_as_it_stands_is_listed(both: Any) -> None:
+    loaded, theirs = both("ours", "text", "json")
     good = [
         function(
             "f",
@@ -407,14 +427,25 @@ def test_raw_text_begins_with_the_token_that_a_text_begins_with(
     assert template_ids(theirs, [USER], [WEATHER]) == expected
 
 
-def test_an_exported_template_is_imported_as_it_was(both: Any) -> None:
+def test_an_export_puts_its_part_before_a_foreign_template() -> None:
     theirs = FOREIGN["chatml"]
     once = exported_tokenizer.chat_template("template", "json", theirs)
     assert once.endswith(theirs)
     assert len(once) > len(theirs)
+
+
+def test_an_exported_template_is_imported_as_it_was() -> None:
+    theirs = FOREIGN["chatml"]
+    once = exported_tokenizer.chat_template("template", "json", theirs)
     assert exported_tokenizer.without_messages(once) == theirs
+
+
+def test_an_exported_template_is_exported_again_without_a_second_part() -> None:
+    once = exported_tokenizer.chat_template("template", "json", FOREIGN["chatml"])
     assert exported_tokenizer.chat_template("template", "json", once) == once
-    for tags in ("text", "raw"):
-        assert exported_tokenizer.without_messages(
-            exported_tokenizer.chat_template(tags, "described")
-        ) == exported_tokenizer.own_template(tags)
+
+
+@pytest.mark.parametrize("tags", ["text", "raw"])
+def test_an_own_template_is_imported_as_it_was(tags: str) -> None:
+    exported = exported_tokenizer.chat_template(tags, "described")
+    assert exported_tokenizer.without_messages(exported) == exported_tokenizer.own_template(tags)
