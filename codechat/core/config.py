@@ -663,7 +663,8 @@ def _usual(field: Field) -> str:
         return "required"
     if isinstance(field.default, tuple):
         return f"default {' '.join(map(str, field.default)) or 'empty'}"
-    return f"default {'none' if field.default is None else field.default}"
+    shown = "empty" if field.default == "" else field.default
+    return f"default {'none' if shown is None else shown}"
 
 
 def _help_entry(flag: str, text: str) -> str:

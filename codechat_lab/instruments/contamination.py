@@ -63,9 +63,9 @@ class Report:
         exposed = f"{len(self.how)} of {self.n} problems exposed" + (
             f" ({by_way})" if by_way else ""
         )
-        searched = "; ".join(self.read) or "nothing"
+        searched = f"{exposed}; searched {'; '.join(self.read)}" if self.read else "unknown"
         missing = f"; not searched: {'; '.join(self.missing)}" if self.missing else ""
-        return f"contamination: {exposed}; searched {searched}{missing}"
+        return f"contamination: {searched}{missing}"
 
     def texts(self, lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
         """(text, whether it is a whole message) of what a lineage was trained on. Fills `read`

@@ -6,7 +6,7 @@
     codechat run nano --force evaluate     this stage again, then the stages that need it
     codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same data and pretraining
     codechat run nano --base my-base       from SFT on, from a checkpoint that exists
-    codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
+    codechat run nano --scale 8b           stages of recipe ours on eight GPUs: prints the plan and asks; --yes launches
     codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
     codechat recipes                       list all recipes
 
@@ -310,7 +310,7 @@ def confirm(scale: Scale, bound: list[Bound], yes: bool) -> None:
             )
         hours += plan.hours
     gpus = max(scale.ranks_of(b.stage) for b in bound)
-    print(f"planned: {hours:,.1f} hours on {gpus} GPUs; sampling and data come on top")
+    print(f"planned: {hours:,.1f} hours on {in_gpus(gpus)}; sampling and data come on top")
     if yes:
         return
     if not sys.stdin.isatty():
@@ -352,7 +352,11 @@ def lack_of_gpus(b: Bound, scale: Scale) -> str:
     """What a stage lacks on this machine; "" if nothing."""
     ranks = scale.ranks_of(b.stage)
     here = gpus_here() if scale.gpu else ranks
-    return f"stage {b.name} needs {ranks} GPUs and there are {here}" if here < ranks else ""
+    return f"stage {b.name} needs {in_gpus(ranks)} and there are {here}" if here < ranks else ""
+
+
+def in_gpus(n: int) -> str:
+    return f"{n} GPU" if n == 1 else f"{n} GPUs"
 
 
 def gpus_here() -> int:

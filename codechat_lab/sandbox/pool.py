@@ -1,13 +1,12 @@
-"""The trainer's side: programs with their tests, and judges in their own processes, for one
-program or thousands.
+"""Programs with their tests, and judges in their own processes, for one program or thousands.
+
+    codechat sandbox check    whether this machine isolates untrusted programs; exit code 0 if it does
 
     with Pool(workers=2) as pool:
         verdicts = list(pool.map(Program(code=c, tests=t) for c, t in rows))
 
 The trainer is never forked: a judge is executed with a clean environment. One thread per judge
-feeds it and ends it if it hangs. A judge dies with its thread.
-
-    codechat sandbox check    whether this machine isolates untrusted programs; exit code 0 if it does"""
+feeds it and ends it if it hangs. A judge dies with its thread."""
 
 import ast
 import builtins

@@ -89,6 +89,8 @@ def _words(found: Sequence[Fault], path: Place, fields: list[str]) -> str:
             )
         case "value_error":  # our own words
             return str(context["error"])
+    if isinstance(fault["input"], bytes):  # FastAPI reads JSON under its own Content-Type alone
+        return "it is not marked as JSON; send the header Content-Type: application/json"
     value = json.dumps(fault["input"], default=str)
     shown = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
     expected = [

@@ -28,6 +28,7 @@ from codechat.core.config import (
 )
 from codechat.core.errors import ConfigError, RunError, UserError, check_choice
 from codechat.core.registry import COMMANDS, ENTRIES, LOOPS, entry_of, find
+from codechat.evaluation.settings import EvaluateConfig
 from codechat.grpo import GRPOConfig
 
 
@@ -465,6 +466,12 @@ def test_help_names_presets_and_defaults() -> None:
     shown = format_help(Loop, presets=PRESETS)
     assert "quick, slow" in shown
     assert "(default 1 8)" in shown
+
+
+def test_help_says_that_a_default_is_empty() -> None:
+    shown = " ".join(format_help(EvaluateConfig).split())
+    assert "(default empty)" in shown
+    assert "(default )" not in shown
 
 
 def test_the_default_in_help_is_that_of_the_nested_value() -> None:

@@ -337,6 +337,12 @@ def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path)
         assert "ids.train.jsonl" in report.missing[0]
 
 
+def test_a_report_of_nothing_searched_counts_no_problems() -> None:
+    report = contamination.Report(3, missing=["a (sft): data/a is not on this machine"])
+    said = "contamination: unknown; not searched: a (sft): data/a is not on this machine"
+    assert str(report) == said
+
+
 SCORED = "--task toy --n 2 --ks 1 --max-new-tokens 8 --limit 4 --ckpt leaky --run-name scores"
 
 

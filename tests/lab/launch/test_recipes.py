@@ -4,6 +4,7 @@ killed goes on."""
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -264,6 +265,16 @@ def test_a_stage_comes_behind_those_that_it_needs(tiny: Path) -> None:
     )
     names = [stage.name for stage in recipes.read_recipe(child).stages]
     assert names.index("late") == names.index("sft") - 1
+
+
+def test_the_stages_of_the_page_on_recipes_are_one_recipe(tiny: Path) -> None:
+    """Its two examples, one below the other."""
+    text = (PROJECT / "docs/recipes.md").read_text(encoding="utf-8")
+    child = tiny.with_name("my.toml")
+    child.write_text("\n".join(re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)))
+    stages = recipes.read_recipe(child)
+    assert stages.stage("sft").settings["max_steps"] == 500
+    assert stages.stage("chat").settings["init_from"] == "{pretrain}"
 
 
 @pytest.mark.parametrize("needs", ["sft", "none"], ids=["a circle", "a stage that is not there"])
@@ -592,6 +603,11 @@ def test_what_needs_no_gpu_runs_before_gpus_are_required(
     with pytest.raises(ConfigError):
         runner.run_recipe(replace(LATE))
     assert planned_8b == WITHOUT_GPUS
+
+
+@pytest.mark.parametrize("n, said", [(1, "1 GPU"), (8, "8 GPUs")])
+def test_gpus_are_counted_in_words(n: int, said: str) -> None:
+    assert runner.in_gpus(n) == said
 
 
 def test_nothing_is_asked_where_nothing_can_run(

@@ -1022,7 +1022,9 @@ def test_a_body_that_is_too_long_is_refused(up: Running) -> None:
 
 
 def test_what_a_foreign_web_page_may_send_unasked_is_refused(up: Running) -> None:
-    assert up.send("POST", CHAT, {}, **{"Content-Type": "text/plain"})[0] == 400
+    status, answer = up.send("POST", CHAT, {}, **{"Content-Type": "text/plain"})
+    assert status == 400
+    assert "send the header Content-Type: application/json" in str(answer)
 
 
 def test_other_methods_and_routes_do_not_exist(up: Running) -> None:
