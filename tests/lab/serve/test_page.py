@@ -69,6 +69,15 @@ def test_a_call_and_its_result_are_messages_of_the_conversation(called: Browser)
     assert roles == ["user", "assistant", "tool", "assistant"]
 
 
+def test_the_end_of_an_answer_is_in_sight_with_its_buttons(called: Browser) -> None:
+    called.resize(900, 300)
+    tell(called, REQUEST)
+    called.until("running === null && messages.length === 8")
+    hidden = "$('log').scrollHeight - $('log').scrollTop - $('log').clientHeight"
+    assert called.ask("$('log').scrollHeight > $('log').clientHeight")
+    assert called.ask(hidden) <= 1
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_conversation_with_a_call_fits_a_screen_and_a_phone(
     width: int, called: Browser, tmp_path: Path
