@@ -51,6 +51,8 @@ def nearest(key: str, valid: Iterable[str], listed: bool = False) -> str:
 def check_choice(what: str, value: str, choices: Iterable[str]) -> str:
     """The value, if it is one of the choices, else ConfigError. what: the name of the setting."""
     names = list(choices)
+    if not names:
+        raise ConfigError(f"{what} {value!r}; there is none to choose from")
     if value not in names:
         meant = nearest(str(value), names, listed=True)
         raise ConfigError(f"{what} {value!r}; required: one of {', '.join(names)}{meant}")

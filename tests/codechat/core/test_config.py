@@ -685,6 +685,11 @@ def test_the_help_of_a_dial_is_the_first_paragraph_of_its_docstring() -> None:
     assert "--size N rate and batch of a size follow; what is set wins --config" in shown
 
 
+def test_without_choices_the_error_does_not_end_in_an_empty_list() -> None:
+    with pytest.raises(ConfigError, match="stage sft needs 'pretrain'; there is none"):
+        check_choice("stage sft needs", "pretrain", [])
+
+
 def test_a_choice_that_does_not_exist_is_followed_by_the_choices_once() -> None:
     with pytest.raises(ConfigError) as error:
         check_choice("task class", "MyTask", ["Backwards"])
