@@ -210,6 +210,9 @@ def card(cfg: CardConfig) -> str:
     )
     size = sum(f["bytes"] for f in meta["files"].values()) / 1e6
     absent = of_strata(evals)["call"]["greedy"]["call/named_not_offered"]
+    unoffered = "no call for a known tool names a tool that was not offered"
+    if absent:
+        unoffered = f"{absent:.1%} of its calls for known tools name a tool that was not offered"
     settings = {
         k: v
         for k, v in run.config.items()
@@ -238,12 +241,7 @@ def card(cfg: CardConfig) -> str:
         "## Figures",
         "",
         f"Measured on these weights (`codechat evaluate`, commit {read_json(judged.path / 'env.json')['commit'][:9]}); pass@1 with 95 % intervals over tools. "
-        f"Strata are not added up. Greedily "
-        + (
-            f"{absent:.1%} of its calls for known tools name a tool that was not offered."
-            if absent
-            else "no call for a known tool names a tool that was not offered."
-        ),
+        f"Strata are not added up. Greedily {unoffered}.",
         "",
         *_calls(evals),
         "",

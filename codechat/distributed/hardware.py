@@ -57,9 +57,10 @@ class Peak:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         stated = gpu_specs.stated_peak(name)
         self.stated = stated is not None
-        self.source = f"{name}, data sheet, dense bf16"
         self.flops = stated or 0.0
-        if not self.stated:
+        if self.stated:
+            self.source = f"{name}, data sheet, dense bf16"
+        else:
             self.source = f"measured, {str(dtype).removeprefix('torch.')} product"
             self.measure()
 

@@ -20,8 +20,8 @@ is not 1, "5" is not 5. NaN and infinities match nothing.
 Of several right calls (a list as gold) any order is right: the reward is the mean of the calls'
 rewards, each compared with the right call that it fits best, and a missing or further call
 counts as 0. A right call may have "optional" arguments, which an answer may leave out or give
-with their value. Where a required value is lacking (meta["lacks"]), the right answer calls
-nothing and asks."""
+with their value. Where a required value is lacking (meta["lacks"], and meta["asks_for"], its
+description), the right answer calls nothing and asks for it."""
 
 import re
 from collections import Counter
@@ -150,13 +150,29 @@ def _reward_of(
     return rung + (staircase["full"] - rung) * _credit_of(call, gold, staircase, offered)
 
 
-def score_question(text: str, staircase: Staircase = OURS) -> Score:
-    """Score an answer that has to ask for what a request lacks: it calls nothing and holds a
-    question mark."""
+# words that name nothing, of names and descriptions of arguments
+SMALL_WORDS = frozenset(
+    "a an and as at by for from how in is it of on or that the this to what when where which who "
+    "why with".split()
+)
+
+
+def naming_words(about: str) -> set[str]:
+    """The words of an argument's name and description that name it; of `departureDate` both."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", about)} - SMALL_WORDS
+
+
+def score_question(text: str, about: str, staircase: Staircase = OURS) -> Score:
+    """Score an answer that has to ask for what a request lacks: it calls nothing, holds a question
+    mark, and has a word of its name or description. A question mark alone would be paid for every
+    request."""
     calls = chat.parse_calls(text)
-    asks = not calls and "?" in text
-    tier = "wrong_name" if calls else "full" if asks else "no_tag"
-    return Score(staircase["full"] if asks else 0.0, tier, {"calls": len(calls)}, asks)
+    named = naming_words(about) & set(re.findall(r"[a-z]+", text.lower()))
+    asks = not calls and "?" in text and bool(named)
+    parts = {"calls": len(calls)}
+    if asks:
+        return Score(staircase["full"], "full", parts, True)
+    return Score(0.0, "wrong_name" if calls else "no_tag", parts, False)
 
 
 def score_call(
@@ -314,15 +330,17 @@ class FuncallTask(BaseTask):
         )
         if isinstance(problem.gold, list):
             return score_calls(completion, problem.gold, self.staircase, offered)
-        if problem.meta.get("lacks"):
-            return score_question(completion, self.staircase)
+        if "asks_for" in problem.meta:
+            about = f"{problem.meta['lacks']} {problem.meta['asks_for']}"
+            return score_question(completion, about, self.staircase)
         return score_call(completion, problem.gold, self.staircase, offered)
 
     def gold(self, problem: Problem) -> str:
         """The source's own text of a call, if it has one: the reference-solution check then
         covers its call format."""
         if problem.gold is None:
-            return f"Which {problem.meta['lacks']}?" if problem.meta.get("lacks") else NO_CALL
+            about = problem.meta.get("asks_for")
+            return f"Can you tell me {about}?" if about else NO_CALL
         if isinstance(problem.gold, list):
             return "\n".join(_written(gold) for gold in problem.gold)
         return problem.meta.get("gold_text") or _written(problem.gold)

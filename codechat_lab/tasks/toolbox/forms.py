@@ -42,6 +42,7 @@ ANSWERED = 0.5  # of the lacking values, which the user then gives
 HELD_OUT_FORMS = 0.5  # of the arguments of test_hard that have a held-out form
 FIRST_DAY = datetime.datetime(2021, 1, 1)
 DAYS = 5000
+CLAUSES = ("how", "what", "when", "where", "who", "why")  # how a description that is one begins
 OPTIONAL = "optional"  # key of a right call: arguments that may be there, with their value
 
 
@@ -161,7 +162,9 @@ class Scene:
             "tool": self.asked.key,
             "renamed": False,
         }
-        return about | {"lacks": self.lacks.name} if self.lacks else about
+        if self.lacks is None:
+            return about
+        return about | {"lacks": self.lacks.name, "asks_for": self.lacks.about}
 
 
 def _message(role: str, content: str) -> Message:
@@ -194,8 +197,15 @@ def _named_form(kind: str, rng: random.Random, hard: bool) -> Form:
         return _copied(kind)
     domain = FORMS[kind]
     form = _one_form(domain["forms"], rng, hard)
-    draws = _of_table if "rows" in domain else _moment if "key" in domain else _amount
-    kind_of_value = form.get("type", "number" if draws is _amount else "string")
+    usual = "string"
+    if "rows" in domain:
+        draws = _of_table
+    elif "key" in domain:
+        draws = _moment
+    else:
+        draws = _amount
+        usual = "number"
+    kind_of_value = form.get("type", usual)
 
     def draw(rng: random.Random, split: str) -> Spoken:
         return draws(domain, form, rng, split)
@@ -579,17 +589,25 @@ def _served(scene: Scene, rng: random.Random, split: str) -> tuple[list[Message]
 def _asking(scene: Scene, rng: random.Random, split: str) -> tuple[list[Message], dict[str, Any]]:
     """The answer asks for what is lacking; in a share of the draws the user says it, and is
     served."""
-    asked = rng.choice(PHRASED["asked"]).format(about=scene.lacks.about if scene.lacks else "")
-    messages = [*scene.messages(rng), _message("assistant", asked)]
+    assert scene.lacks
+    question = _question(scene.lacks.about, rng)
+    messages = [*scene.messages(rng), _message("assistant", question)]
     if scene.complete and rng.random() < ANSWERED:
         call = chat.format_call(scene.complete["name"], scene.complete["arguments"])
         messages += [_message("user", scene.lacking), _message("assistant", call)]
     return messages, scene.meta(split)
 
 
+def _question(about: str, rng: random.Random) -> str:
+    """Asks for what a description says: "the street", "how long it takes"."""
+    if about.split()[0] in CLAUSES:
+        return rng.choice(PHRASED["asked_clause"]).format(about=about)
+    return rng.choice(PHRASED["asked"]).format(about=about.removeprefix("the "))
+
+
 def draw_problems(split: str, seed: int, counts: Mapping[str, int]) -> Iterator[Problem]:
     """Problems of each stratum, each drawn by its number. gold: the right call, several of them in
-    any order, or None where none is right (meta["lacks"]: the answer has to ask)."""
+    any order, or None where none is right (meta["lacks"]: the answer has to ask for it)."""
     for stratum, rows in counts.items():
         for number in range(rows):
             rng = random.Random(f"forms {stratum} {number} {split} {seed}")

@@ -15,7 +15,7 @@ from codechat.core.config import parse
 from codechat.core.errors import ConfigError
 from codechat.tasks.base import Problem
 from codechat.text import chat, json_schemas, tool_lists
-from codechat_lab.tasks.funcall import FuncallTask
+from codechat_lab.tasks.funcall import FuncallTask, naming_words
 from codechat_lab.tasks.toolbox import dialogues, forms, mixes, prepare
 from codechat_lab.tasks.toolbox.values import allowed, whole
 
@@ -160,10 +160,38 @@ def test_a_lacking_value_is_asked_for(problems: dict[str, list[Problem]]) -> Non
             if key == problem.meta["tools"][0]
         )
         assert lacks
-        assert right(problem, "Which one should I take?")
+        assert right(problem, f"What is the {problem.meta['asks_for']}?")
         assert not right(problem, "I have no function for that.")
         call = chat.format_call(problem.meta["tools"][0], {})
-        assert not right(problem, f"Which one? {call}")
+        assert not right(problem, f"What is the {problem.meta['asks_for']}? {call}")
+
+
+def test_a_question_that_names_nothing_is_not_paid(problems: dict[str, list[Problem]]) -> None:
+    for problem in of(problems, "lacking"):
+        for text in ("?", "Which of it should I use?", "How may I help you?"):
+            assert not right(problem, text), problem.meta
+
+
+def test_every_description_of_an_argument_names_it() -> None:
+    for row in forms.SERVICES.values():
+        for name, (_, about, *_) in row["needs"].items():
+            assert naming_words(f"{name} {about}"), name
+
+
+@pytest.mark.parametrize(
+    "about, wrong", [("the street", "the the"), ("how long it takes", "the how"), ("age", "me age")]
+)
+def test_a_question_is_a_sentence(about: str, wrong: str) -> None:
+    for seed in range(20):
+        question = forms._question(about, random.Random(seed))
+        assert wrong not in question
+        assert about.removeprefix("the ") in question
+        assert "?" in question
+
+
+def test_the_words_of_a_name_are_told_apart() -> None:
+    assert naming_words("departureDate the day of it") == {"departure", "date", "day"}
+    assert naming_words("departure_date") == {"departure", "date"}
 
 
 def test_beside_near_misses_only_silence_is_right(problems: dict[str, list[Problem]]) -> None:
