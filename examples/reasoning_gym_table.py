@@ -21,15 +21,14 @@ from codechat.evaluation.diagnose import diagnose
 from codechat.evaluation.settings import DiagnoseConfig
 from codechat.runs import paths
 from codechat.runs.run import Run
+from codechat_lab.tasks.reasoning_gym import installed_factory
 
 
 def judged(name: str, args: argparse.Namespace) -> dict[str, object]:
     """The row of a task: its verdict, or why there is none."""
-    from reasoning_gym import factory
-
     run_name = f"{args.run_name}/{name}"
     task = f"reasoning_gym:{name},size={args.size}"
-    if name in factory.CURRICULA:
+    if name in installed_factory().CURRICULA:
         task += ",level=0"  # the default configuration is harder for most
     # 64 groups, the least for a verdict: a small task's questions come again
     cfg = DiagnoseConfig(
@@ -63,9 +62,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--size", type=int, default=100, help="questions drawn of each task")
     args = parser.parse_args(words)
-    from reasoning_gym import factory
-
-    names = args.tasks or sorted(factory.DATASETS)
+    names = args.tasks or sorted(installed_factory().DATASETS)
     table = pd.DataFrame([judged(name, args) for name in names])
     if "live_groups" in table:
         table = table.sort_values("live_groups", ascending=False)

@@ -19,6 +19,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 from codechat.core.errors import ConfigError, check_choice
@@ -40,6 +41,17 @@ class Judged(NamedTuple):
     error: str = ""
 
 
+def installed_factory() -> ModuleType:
+    """`reasoning_gym.factory`; ConfigError without the package."""
+    try:
+        from reasoning_gym import factory
+    except ImportError as error:
+        raise ConfigError(
+            f"reasoning_gym needs {error.name}; run pip install 'codechat[reasoning-gym]'"
+        ) from None
+    return factory
+
+
 class ReasoningGymTask(BaseTask):
     """dataset: its name in reasoning-gym. size: questions drawn, all splits together. level: of
     the task's curriculum; None: the task's default configuration. options: of the
@@ -59,12 +71,9 @@ class ReasoningGymTask(BaseTask):
         level: int | None = None,
         **options: Any,
     ) -> None:
-        try:
-            from reasoning_gym import factory, utils
-        except ImportError as error:
-            raise ConfigError(
-                f"reasoning_gym needs {error.name}; run pip install 'codechat[reasoning-gym]'"
-            ) from None
+        factory = installed_factory()
+        from reasoning_gym import utils
+
         check_choice("dataset of reasoning_gym", dataset, sorted(factory.DATASETS))
         if source is not None:
             raise ConfigError("reasoning_gym generates its problems; leave out --data-dir")
