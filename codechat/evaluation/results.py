@@ -22,6 +22,7 @@ from codechat.tasks.base import Problem, Task
 
 Row = dict[str, Any]
 CUT_OFF = ("length", "context")
+FEW = 10  # problems; below it the interval covers nearly everything
 KEPT_SAMPLES = 40  # completions of an evaluation written to samples.jsonl
 
 
@@ -214,6 +215,8 @@ class TaskResult:
             f"  accuracy {row['exact_match']:.3f}{layout}; of {self.total} completions: {tiers}; "
             f"cut off {self.cut_off}{not_begun}",
         ]
+        if self.N < FEW:
+            lines.append("  few problems: such an interval says little; add rows to this split")
         if self.surfaces:
             forms = [f"{form} {count}" for form, count in self.surfaces.most_common()]
             lines.append(f"  calls were written: {', '.join(forms)}")

@@ -130,6 +130,8 @@ def read_recipe(path: Path) -> Recipe:
         known = {key: settings.pop(key) for key in KEYS & settings.keys()}
         known["needs"] = tuple(known.get("needs", ()))
         stages.append(Stage(name=name, settings=settings, **known))
+    if not stages:
+        raise ConfigError(f"{path} has no stages; required is a recipe as docs/recipes.md shows it")
     return Recipe(
         about=tables.get("about", path.stem),
         stages=tuple(stages),

@@ -8,7 +8,7 @@
     codechat run nano --base my-base       from SFT on, from a checkpoint that exists
     codechat run nano --scale 8b           stages of recipe ours on eight GPUs: prints the plan and asks; --yes launches
     codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
-    codechat recipes                       list all recipes
+    codechat recipes                       list all recipes; codechat recipes nano: its stages
 
 The ledger `runs/NAME/stages.json` holds a hash of each finished stage, over its settings and
 the hashes of the stages that it needs. A killed stage resumes from its checkpoint if its
@@ -45,6 +45,7 @@ from codechat_lab.launch.recipes import (
     Bound,
     Scale,
     bound_stages,
+    find_recipe,
     find_scale,
     prefix_of,
 )
@@ -541,18 +542,16 @@ SHEETS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.txt"))}
 
 @dataclass(frozen=True, kw_only=True)
 class SheetConfig(config.Settings):
-    """`codechat recipes`: the recipes, or command lines to copy for public models and data
-    (codechat_lab/recipes/NAME.txt)."""
+    """`codechat recipes`: all recipes, the stages of one, or command lines to copy for public
+    models and data (codechat_lab/recipes/NAME.txt)."""
 
-    name: str | None = opt(
-        None, "a sheet of command lines; none = list recipes and sheets", positional=True
-    )
+    name: str | None = opt(None, "a recipe, or the path of its file; none = all", positional=True)
 
 
 def show_recipes(cfg: SheetConfig) -> None:
-    """`codechat recipes [NAME]`: what each recipe changed and why, and its stages; or a sheet."""
+    """`codechat recipes [NAME]`: each recipe and the names of its stages, or one stage a line."""
     if cfg.name is not None:
-        return print(SHEETS[check_choice("sheet of command lines", cfg.name, SHEETS)], end="")
+        return show_one(cfg.name)
     for name, recipe in RECIPES.items():
         print(f"{name}: {recipe.about}")
         stages = " ".join(stage.name for stage in recipe.stages)
@@ -566,6 +565,19 @@ def show_recipes(cfg: SheetConfig) -> None:
             f"{sheet}: {text.splitlines()[0].lstrip('# ')}; "
             f"codechat recipes {sheet} prints its command lines"
         )
+
+
+def show_one(name: str) -> None:
+    """The stages of a recipe with what each does, or a sheet of command lines."""
+    if name in SHEETS:
+        return print(SHEETS[name], end="")
+    if not name.endswith(".toml"):
+        check_choice("recipe", name, [*RECIPES, *SHEETS])
+    recipe = find_recipe(name)
+    print(f"{name}: {recipe.about}")
+    width = max(len(stage.name) for stage in recipe.stages)
+    for stage in recipe.stages:
+        print(f"  {stage.name:{width}}  {stage.about}")
 
 
 def main(cfg: RecipeConfig) -> None:

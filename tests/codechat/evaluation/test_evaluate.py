@@ -114,7 +114,12 @@ def test_completions_are_counted_by_group_and_class(policy: Policy) -> None:
                 == sum(e["parts"]["named"] == c for e in mine) / 8
                 == row[f"{name}/named_{c}"]
             )
-    assert len(result.report("x").splitlines()) == 5
+    assert len(result.report("x").splitlines()) == 6
+
+
+@pytest.mark.parametrize("texts, few", [(["No."] * 9, True), (["No."] * 10, False)])
+def test_an_interval_over_few_problems_is_said_to_say_little(texts: list[str], few: bool) -> None:
+    assert ("few problems" in native_result(texts).report("x")) is few
 
 
 class Echo:

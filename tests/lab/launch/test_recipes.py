@@ -24,6 +24,7 @@ from contracts import killed_after
 from raising import raising
 
 import codechat
+from codechat.cli import main
 from codechat.core import config
 from codechat.core.atomic_files import write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError, UserError
@@ -53,6 +54,31 @@ def tiny(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def edit(file: Path, stage: str, **settings: Any) -> None:
     lines = "".join(f"{k} = {json.dumps(v)}\n" for k, v in settings.items())
     file.write_text(file.read_text().replace(f"[stage.{stage}]\n", f"[stage.{stage}]\n{lines}"))
+
+
+def test_recipes_shows_the_stages_of_one_recipe(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipes", "tiny.toml"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    stages = recipes.find_recipe("tiny.toml").stages
+    assert [line.split()[0] for line in shown[1:]] == [stage.name for stage in stages]
+    assert all(line.endswith(stage.about) for line, stage in zip(shown[1:], stages, strict=True))
+
+
+def test_a_recipe_without_stages_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text("")
+    with raising(ConfigError, "my.toml has no stages"):
+        recipes.find_recipe(str(tmp_path / "my.toml"))
+
+
+def test_recipes_names_the_recipes_where_there_is_no_such_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipes", "nanoo"]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean 'nano'?" in error
+    assert "gsm8k" in error
 
 
 def ran(**options: Any) -> list[str]:
