@@ -21,7 +21,8 @@ Of several right calls (a list as gold) any order is right: the reward is the me
 rewards, each compared with the right call that it fits best, and a missing or further call
 counts as 0. A right call may have "optional" arguments, which an answer may leave out or give
 with their value. Where a required value is lacking (meta["lacks"], and meta["asks_for"], its
-description), the right answer calls nothing and asks for it."""
+description), the right answer calls nothing and asks for it. Where the results of several calls
+are to be stated (meta["states"]), `toolbox.statements` says what is right."""
 
 import re
 from collections import Counter
@@ -37,7 +38,7 @@ from codechat.tasks.base import SPLITS, BaseTask, Problem, Score, shuffled
 from codechat.text import chat
 from codechat_lab.data import public_rows
 from codechat_lab.tasks.preparation import DEFAULT_LIMIT
-from codechat_lab.tasks.toolbox import problems
+from codechat_lab.tasks.toolbox import problems, statements
 
 Row = dict[str, Any]
 # The name of the first call: there is no call, it is unreadable, not offered by the prompt,
@@ -173,6 +174,24 @@ def score_question(text: str, about: str, staircase: Staircase = OURS) -> Score:
     if asks:
         return Score(staircase["full"], "full", parts, True)
     return Score(0.0, "wrong_name" if calls else "no_tag", parts, False)
+
+
+def score_statement(
+    text: str, states: Sequence[Mapping[str, Any]], prompt: str, staircase: Staircase = OURS
+) -> Score:
+    """Score an answer that has to state the results of several calls. prompt: the texts that it
+    may take numbers from. What is not right earns the share of results that it states, as far as
+    a call with the right name and other arguments."""
+    calls = chat.parse_calls(text)
+    found = sum(place is not None for place in statements.stated(text, states))
+    parts = {"calls": len(calls), "expected": len(states), "matched": found}
+    if calls:
+        return Score(0.0, "wrong_name", parts, False)
+    if statements.is_right(text, states, prompt):
+        return Score(staircase["full"], "full", parts, True)
+    reward = staircase["name_only"] * found / len(states)
+    tier = "partial" if found else "no_tag"
+    return Score(reward, tier, parts, False)
 
 
 def score_call(
@@ -333,6 +352,10 @@ class FuncallTask(BaseTask):
         if "asks_for" in problem.meta:
             about = f"{problem.meta['lacks']} {problem.meta['asks_for']}"
             return score_question(completion, about, self.staircase)
+        if "states" in problem.meta:
+            told = [m["content"] for m in problem.messages if m["role"] in ("user", "function")]
+            states = problem.meta["states"]
+            return score_statement(completion, states, "\n".join(told), self.staircase)
         return score_call(completion, problem.gold, self.staircase, offered)
 
     def gold(self, problem: Problem) -> str:
@@ -340,7 +363,8 @@ class FuncallTask(BaseTask):
         covers its call format."""
         if problem.gold is None:
             about = problem.meta.get("asks_for")
-            return f"Can you tell me {about}?" if about else NO_CALL
+            asks = f"Can you tell me {about}?" if about else NO_CALL
+            return problem.meta.get("answer", asks)
         if isinstance(problem.gold, list):
             return "\n".join(_written(gold) for gold in problem.gold)
         return problem.meta.get("gold_text") or _written(problem.gold)

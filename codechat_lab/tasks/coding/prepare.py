@@ -33,7 +33,7 @@ from codechat_lab.data.public_rows import reject_benchmark_rows
 from codechat_lab.tasks import preparation
 from codechat_lab.tasks.coding.answer_text import extract
 from codechat_lab.tasks.coding.task import mbpp_request, mbpp_split
-from codechat_lab.tasks.toolbox import dialogues
+from codechat_lab.tasks.toolbox import sampler
 
 Row = dict[str, Any]
 DOMAIN = "programs"
@@ -87,9 +87,9 @@ def with_system(
     draw = rng.random()
     meta = row["meta"]
     if draw < neutral_share:
-        system = dialogues.neutral_system(rng)
+        system = sampler.neutral_system(rng)
     elif meta["asked"] == "code" and draw < neutral_share + negatives_share:
-        system = dialogues.tools_system(rng, meta["split"], style)
+        system = sampler.tools_system(rng, meta["split"], style)
         meta = meta | {"tools_present": True}
     else:
         return row

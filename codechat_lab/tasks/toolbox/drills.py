@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat_lab.tasks.toolbox.catalogue import PHRASES, response
-from codechat_lab.tasks.toolbox.dialogues import message
+from codechat_lab.tasks.toolbox.sampler import message
 from codechat_lab.tasks.toolbox.values import (
     COMMON,
     SHORT,

@@ -133,17 +133,33 @@ class Service:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """A service with the values that a request says."""
+
+    service: Service
+    spoken: Mapping[str, Spoken]
+
+    @property
+    def call(self) -> dict[str, Any]:
+        return self.service.call(self.spoken)
+
+
+@dataclass(frozen=True)
 class Scene:
-    """A request for services, what it calls, and the services on offer."""
+    """A request for services, what it asks of each, and the services on offer."""
 
     stratum: str
     text: str
-    calls: Sequence[dict[str, Any]]
+    parts: Sequence[Asked]
     offered: Sequence[Service]
     asked: Service
     lacks: Argument | None = None
     lacking: str = ""  # the words that give what is lacking
     complete: dict[str, Any] | None = None  # the call once they are said
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        return [part.call for part in self.parts]
 
     def messages(self, rng: random.Random) -> list[Message]:
         """The list of services and the request."""
@@ -392,7 +408,7 @@ def _dotted(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Draws:
+class Draws:
     """Draws the requests of one split. offered: the asked services first."""
 
     rng: random.Random
@@ -405,15 +421,15 @@ class _Draws:
         if stratum == "lacking":
             return self._lacking(first, services)
         if stratum == "near_miss":
-            text, calls = self._single(first)
-            return Scene(stratum, self._detailed(text), calls, services[1:], first)
+            text, parts = self._single(first)
+            return Scene(stratum, self._detailed(text), parts, services[1:], first)
         if stratum == "at_once":
-            text, calls = self._again(first)
+            text, parts = self._again(first)
         elif stratum == "at_once_mixed":
-            text, calls = self._several(services)
+            text, parts = self._several(services)
         else:
-            text, calls = self._single(first)
-        return Scene(stratum, self._detailed(text), calls, services, first)
+            text, parts = self._single(first)
+        return Scene(stratum, self._detailed(text), parts, services, first)
 
     def _keys(self, stratum: str) -> list[str]:
         """The services of a conversation; those of the first one's group are often among them."""
@@ -469,64 +485,62 @@ class _Draws:
         ask = self.rng.choice(service.asks)
         return f"{ask[:-1]} {clauses}{ask[-1]}"
 
-    def _single(self, service: Service) -> tuple[str, list[dict[str, Any]]]:
+    def _single(self, service: Service) -> tuple[str, list[Asked]]:
         spoken = self._spoken(service)
-        return self._asked(service, self._said(service, _texts(spoken))), [service.call(spoken)]
+        text = self._asked(service, self._said(service, _texts(spoken)))
+        return text, [Asked(service, spoken)]
 
-    def _again(self, service: Service) -> tuple[str, list[dict[str, Any]]]:
+    def _again(self, service: Service) -> tuple[str, list[Asked]]:
         """Calls of one service: one argument has several values, or all are said again."""
         single = [one for one in service.required if _may_have_several_values(one)]
         count = self.rng.choice((2, 2, 2, 3, 3, 4, MOST_CALLS))
         if single and self.rng.random() < 0.6:
-            text, calls = self._varied(service, self.rng.choice(single), count)
-            if len(calls) > 1:
-                return text, calls
+            text, parts = self._varied(service, self.rng.choice(single), count)
+            if len(parts) > 1:
+                return text, parts
         texts: list[str] = []
-        calls = []
-        while len(calls) < min(count, 3):
-            spoken = self._spoken(service)
-            call = service.call(spoken)
-            if call not in calls:
-                calls.append(call)
-                texts.append(self._said(service, _texts(spoken)))
+        parts = []
+        while len(parts) < min(count, 3):
+            part = Asked(service, self._spoken(service))
+            if part.call not in [other.call for other in parts]:
+                parts.append(part)
+                texts.append(self._said(service, _texts(part.spoken)))
         again = "".join(self.rng.choice(PHRASED["more"]).format(text) for text in texts[1:])
-        return self._asked(service, texts[0] + again), calls
+        return self._asked(service, texts[0] + again), parts
 
-    def _varied(
-        self, service: Service, argument: Argument, count: int
-    ) -> tuple[str, list[dict[str, Any]]]:
+    def _varied(self, service: Service, argument: Argument, count: int) -> tuple[str, list[Asked]]:
         """Calls that differ in one argument; one alone where the split has too few values for it."""
         spoken = self._spoken(service)
         values: list[Spoken] = []
-        calls: list[dict[str, Any]] = []
+        parts: list[Asked] = []
         for value in _different(argument.form, self.rng, self.split, 4 * count):
             varied = spoken | {argument.name: value}
             if len(values) < count and self._is_of_split(service, varied):
                 values.append(value)
-                calls.append(service.call(varied))
+                parts.append(Asked(service, varied))
         if not values:
             return "", []
         said = _texts(spoken) | {argument.name: _joined([one.said for one in values])}
-        return self._asked(service, self._said(service, said)), calls
+        return self._asked(service, self._said(service, said)), parts
 
-    def _several(self, services: Sequence[Service]) -> tuple[str, list[dict[str, Any]]]:
+    def _several(self, services: Sequence[Service]) -> tuple[str, list[Asked]]:
         """Calls of two or more services, one of which may be called more than once."""
         count = self.rng.randint(2, min(MOST_OFFERED, len(services)))
         texts: list[str] = []
-        calls: list[dict[str, Any]] = []
+        parts: list[Asked] = []
         for service in services[:count]:
-            left = MOST_CALLS - len(calls) - (count - len(texts) - 1)
+            left = MOST_CALLS - len(parts) - (count - len(texts) - 1)
             text, made = self._again(service) if self.rng.random() < 0.15 else self._single(service)
             if len(made) > left:
                 text, made = self._single(service)
             texts.append(text)
-            calls += made
+            parts += made
         whole_text = texts[0]
         for text in texts[1:]:
             join = self.rng.choice(PHRASED["joins"])
             begins = join.isspace() or text.startswith("I ")
             whole_text += join + (text if begins else text[0].lower() + text[1:])
-        return whole_text, calls
+        return whole_text, parts
 
     def _lacking(self, service: Service, offered: Sequence[Service]) -> Scene:
         """A request without one of the required values."""
@@ -573,7 +587,7 @@ def _texts(spoken: Mapping[str, Spoken]) -> dict[str, str]:
 def conversations(rng: random.Random, split: str) -> list[tuple[list[Message], dict[str, Any]]]:
     """A conversation of a stratum drawn by SHARES: its messages and meta. A near miss is followed
     by its twin, the same request with its service on offer too."""
-    scene = _Draws(rng, split).scene(rng.choices(list(SHARES), list(SHARES.values()))[0])
+    scene = Draws(rng, split).scene(rng.choices(list(SHARES), list(SHARES.values()))[0])
     if scene.stratum == "near_miss":
         fitting = replace(scene, stratum="form", offered=[scene.asked, *scene.offered])
         declined = [*scene.messages(rng), _message("assistant", rng.choice(PHRASES["no_function"]))]
@@ -611,7 +625,7 @@ def draw_problems(split: str, seed: int, counts: Mapping[str, int]) -> Iterator[
     for stratum, rows in counts.items():
         for number in range(rows):
             rng = random.Random(f"forms {stratum} {number} {split} {seed}")
-            scene = _Draws(rng, split).scene(stratum)
+            scene = Draws(rng, split).scene(stratum)
             gold: Any = None
             if stratum not in ("lacking", "near_miss"):
                 gold = list(scene.calls) if len(scene.calls) > 1 else scene.calls[0]

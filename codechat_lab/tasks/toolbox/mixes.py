@@ -20,6 +20,7 @@ KINDS = (
     "no_tools",
     "small_talk",
     "forms",
+    "turns",
 )
 NEW_TOOLS = ("invented", "composed", "services")  # beside those of the catalogue
 MIXES: dict[str, dict[str, Any]] = tomllib.loads(
@@ -70,6 +71,11 @@ class Mix(Settings):
         0.0,
         "conversations with services whose arguments have a described form: one call, several at once, "
         "a lacking value, near misses",
+    )
+    turns: float = _share(
+        0.0,
+        "conversations that go on after two to five calls of one answer: it states their results, says which "
+        "failed, or calls again with one of them",
     )
     # tools and their names
     renamed: float = _share(0.0, "conversations whose tools and arguments have other names")

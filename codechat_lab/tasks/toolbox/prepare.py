@@ -22,7 +22,7 @@ from codechat.tasks.base import row_of
 from codechat.text import chat, tool_functions, tool_lists
 from codechat_lab.data import public_rows, synthetic
 from codechat_lab.tasks.preparation import ColumnsConfig, prepare
-from codechat_lab.tasks.toolbox import dialogues, forms, mixes, problems
+from codechat_lab.tasks.toolbox import dialogues, forms, mixes, problems, sampler, turns
 from codechat_lab.tasks.toolbox.catalogue import PHRASES
 from codechat_lab.tasks.toolbox.drills import STEPS, copy_dialogues, lookup_dialogues
 from codechat_lab.tasks.toolbox.mixes import Mix
@@ -281,7 +281,8 @@ def _conversation_draws(cfg: CallsConfig) -> dict[str, Callable[[], Iterable[Row
 
 def _toolbox_problems(cfg: CallsConfig) -> dict[str, list[Row]]:
     """Only the training problems have the renamed, composed and invented tools of the mix
-    beside the trained ones. A mix with described forms adds as many problems of theirs."""
+    beside the trained ones. A mix with described forms adds as many problems of theirs, one with
+    turns after several calls as many of those."""
     counts = dict.fromkeys((*SPLITS, "test_hard"), cfg.eval_examples) | {"train": cfg.problems}
     shares = problems.SHARES | {"train": problems.training_shares(cfg.mix)}
     coded = {
@@ -303,6 +304,10 @@ def _toolbox_problems(cfg: CallsConfig) -> dict[str, list[Row]]:
         if cfg.mix.forms:
             added = problems.counts_of(forms.SHARES, n)
             drawn += forms.draw_problems(split, cfg.seed, added)
+        if cfg.mix.turns:
+            added = problems.counts_of(turns.SHARES, n)
+            names = cfg.mix if split == "train" else Mix(forms=cfg.mix.forms)
+            drawn += turns.draw_problems(split, cfg.seed, added, names)
         files[f"funcall.{split}"] = [row_of(problem) for problem in drawn]
     random.Random(f"training problems {cfg.seed}").shuffle(files["funcall.train"])
     return files
@@ -385,8 +390,8 @@ def _twin(row: Row, other: Row, tools_style: str) -> Row | None:
         return None
     listed = "\n".join(filter(None, (system.strip(), chat.tools_prompt(left, tools_style))))
     messages = [
-        dialogues.message("system", listed),
+        sampler.message("system", listed),
         row["messages"][1],
-        dialogues.message("assistant", PHRASES["no_function"][0]),
+        sampler.message("assistant", PHRASES["no_function"][0]),
     ]
     return row | {"id": f"{row['id']}-twin", "messages": messages}

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from codechat.core.errors import check_choice
 from codechat.tasks.base import Message, Problem
 from codechat_lab.tasks.toolbox.catalogue import draw_others
-from codechat_lab.tasks.toolbox.dialogues import (
+from codechat_lab.tasks.toolbox.mixes import Mix
+from codechat_lab.tasks.toolbox.sampler import (
     MAX_TOOLS,
-    Mix,
     Sampler,
     Scene,
     message,

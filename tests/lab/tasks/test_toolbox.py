@@ -26,10 +26,10 @@ from codechat_lab.tasks.toolbox.catalogue import (
     composed,
     family,
 )
-from codechat_lab.tasks.toolbox.dialogues import LEVELS, tools_system
 from codechat_lab.tasks.toolbox.dialogues import draw as draw_dialogues
 from codechat_lab.tasks.toolbox.problems import draw as draw_problems
 from codechat_lab.tasks.toolbox.problems import probes
+from codechat_lab.tasks.toolbox.sampler import LEVELS, tools_system
 from codechat_lab.tasks.toolbox.values import COMMON, NAMES, PLACES, WORDS, is_shared
 
 # rows [tool, arguments, result], or [tool, arguments] of an error

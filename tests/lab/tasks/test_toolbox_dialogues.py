@@ -19,10 +19,11 @@ from codechat_lab.data import synthetic
 from codechat_lab.tasks.funcall import FuncallTask
 from codechat_lab.tasks.toolbox import catalogue, dialogues, drills, mixes, prepare, values
 from codechat_lab.tasks.toolbox.catalogue import HELD_OUT, PHRASES, SERVICES, TOOLS, family, say
-from codechat_lab.tasks.toolbox.dialogues import Mix, informally
 from codechat_lab.tasks.toolbox.dialogues import draw as draw_dialogues
+from codechat_lab.tasks.toolbox.mixes import Mix
 from codechat_lab.tasks.toolbox.problems import draw as draw_problems
 from codechat_lab.tasks.toolbox.problems import probes
+from codechat_lab.tasks.toolbox.sampler import informally
 from codechat_lab.tasks.toolbox.values import NAMES, WORDS, allowed
 
 MIX = Mix(renamed=0.5, composed=0.15, invented=0.2, chained=0.2, unfitting=0.15)
