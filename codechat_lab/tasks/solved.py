@@ -1,16 +1,19 @@
-"""`codechat data solved`: right answers of a checkpoint as conversations (rejection sampling).
+"""`codechat data solved`: right answers to a task's problems as conversations: those of a checkpoint
+(rejection sampling), or the task's reference solutions.
 
     codechat passk --ckpt base --task mbpp --data-dir hub --split train --run-name rates
     codechat data solved --rates rates --out data/mine
+    codechat data solved --rates rates --answers reference --domain references --out data/mine
 
 A model that also learns from its own right answers keeps what it can do while an SFT teaches it
 something else: they cost it no change of style. With more samples a problem this is the first
-step of STaR (arXiv:2203.14465)."""
+step of STaR (arXiv:2203.14465). SFT on reference solutions is the cheapest control of RL on the
+same problems."""
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from codechat import tasks
 from codechat.core.atomic_files import read_rows
@@ -29,7 +32,10 @@ class SolvedConfig(PreparedConfig):
     """Right answers -> DOMAIN.SPLIT.jsonl."""
 
     rates: str = opt(REQUIRED, "run of passk or evaluate, on split train", reads="run")
-    per_problem: int = opt(2, "most answers of a problem", least=1)
+    answers: Literal["own", "reference"] = opt(
+        "own", "the checkpoint's right answers, or the reference solutions of the problems it tried"
+    )
+    per_problem: int = opt(2, "most own answers of a problem", least=1)
     domain: str = opt("solved", "domain of these conversations")
 
 
@@ -47,10 +53,18 @@ def prepare_solved(cfg: SolvedConfig) -> Row:
     problems = task.problems("train", limit=tried["limit"], seed=tried["seed"])
     by_id = {problem.id: problem for problem in problems}
 
+    no_references = getattr(task, "no_references", "")
+    if cfg.answers == "reference" and no_references:
+        raise ConfigError(f"--answers reference: task {task.name} has none: {no_references}")
+
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
-        ledger = Ledger(f"right answers of {run.name}")
+        if cfg.answers == "own":
+            ledger = Ledger(f"right answers of {run.name}")
+            rows = list(_right(cfg, run, task, by_id, ledger))
+        else:
+            ledger = Ledger(f"reference solutions of what {run.name} tried")
+            rows = list(_references(cfg, run, task, by_id, ledger))
         ledgers.append(ledger)
-        rows = list(_right(cfg, run, task, by_id, ledger))
         parts = spread(rows, _problem_of)
         return {f"{cfg.domain}.{split}": part for split, part in parts.items()}
 
@@ -70,8 +84,7 @@ def _right(
     for example in read_rows(run.path / "examples.jsonl"):
         id = example["problem"]
         name = digest(f"{id}\0{example['completion']}")
-        if id not in by_id:
-            raise DataError(f"problem {id} of run {run.name} is gone; run passk again")
+        problem = _known(by_id, id, run)
         if not example["correct"]:
             ledger.skip("wrong")
         elif example["stop"] in CUT_OFF or "turns" in example:
@@ -82,7 +95,26 @@ def _right(
             seen.add(name)
             kept[id] += 1
             ledger.kept += 1
-            yield _conversation(cfg, task, by_id[id], example["completion"], name)
+            yield _conversation(cfg, task, problem, example["completion"], name)
+
+
+def _references(
+    cfg: SolvedConfig, run: Run, task: Any, by_id: dict[str, Problem], ledger: Ledger
+) -> Iterator[Row]:
+    """A conversation for each problem that was tried: a problem whose reference solution fails was
+    left out there."""
+    tried = dict.fromkeys(row["problem"] for row in read_rows(run.path / "examples.jsonl"))
+    for id in tried:
+        problem = _known(by_id, id, run)
+        solution = task.gold(problem)
+        ledger.kept += 1
+        yield _conversation(cfg, task, problem, solution, digest(f"{id}\0{solution}"))
+
+
+def _known(by_id: dict[str, Problem], id: str, run: Run) -> Problem:
+    if id not in by_id:
+        raise DataError(f"problem {id} of run {run.name} is gone; run passk again")
+    return by_id[id]
 
 
 def _conversation(

@@ -62,6 +62,15 @@ def test_answers_of_one_problem_are_in_one_split(home: Path) -> None:
     assert len(set().union(*splits.values())) > 1
 
 
+def test_reference_solutions_follow_the_prompts_of_all_problems_that_were_tried(home: Path) -> None:
+    tried(home, [(0, "right", True), (1, "wrong", False), (1, "wrong too", False)])
+    task = tasks.load("micro")
+    asked = task.problems("train", limit=20, seed=0)[:2]
+    rows = prepared(home, answers="reference")
+    assert {row["messages"][-1]["content"] for row in rows} == {task.gold(p) for p in asked}
+    assert {row["meta"]["problem"] for row in rows} == {p.id for p in asked}
+
+
 def test_problems_for_judging_are_not_trained_on(home: Path) -> None:
     tried(home, [(0, "right", True)], split=["test"])
     with raising(ConfigError, "tried split ['test']", "--split train"):
