@@ -25,7 +25,8 @@ LAB = "codechat_lab"
 # Raised by 2,100 in the laboratory: conversations go on after several calls, and what a sentence states is judged.
 # Raised by 560 in the library: one new token of one row takes a short way.
 # Raised by 240 in the library: the product of one row in C.
-CONTENT = {"codechat": (94_670, 66_000), "both": (194_545, 135_000)}
+# Raised by 880 in the library: attention of a training step in one kernel.
+CONTENT = {"codechat": (95_550, 66_000), "both": (195_425, 135_000)}
 # The laboratory's was 5.0 while comments behind closing brackets broke 100 statements over lines that
 # hold nothing but a bracket; they stand above their statements now.
 DENSITY = {"codechat": (4.9, 5.0), LAB: (5.04, 5.5), "tests": (5.04, 5.5)}
@@ -60,7 +61,8 @@ PROGRAMS = {
 # `sft` passes the target by the readers of foreign rows (five modules) and of calls, and by a file for each
 # way of computing in models/fast.
 # Raised by one: what a tracking service gets is a module of its own.
-REACH = {"pretrain": (35, 36), "sft": (51, 36)}
+# Raised by one: attention of a training step in one kernel, a way of computing of its own.
+REACH = {"pretrain": (36, 36), "sft": (52, 36)}
 
 
 @pytest.fixture(scope="module")

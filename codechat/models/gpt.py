@@ -26,6 +26,7 @@ from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
 from codechat.models import attention
 from codechat.models.config import LORA_QKV, GPTConfig
+from codechat.models.fast import attention as fast_attention
 from codechat.models.fast import head
 from codechat.models.fast.device import compute_dtype, early_places
 from codechat.models.fast.functions import rms_norm, squared_relu, through_swiglu
@@ -99,7 +100,12 @@ class Attention(nn.Module):
     ) -> Tensor:
         cfg = self.cfg
         B, T, _ = x.shape
-        heads = self.qkv(x).view(B, T, cfg.n_head + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
+        qkv = self.qkv(x)
+        if cached is None:
+            y = self._faster(qkv, rope, mask)
+            if y is not None:
+                return self.out(y)
+        heads = qkv.view(B, T, cfg.n_head + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
         # (B, H + K, T, E), (B, K, T, E)
         qk, v = heads.split((cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -116,6 +122,13 @@ class Attention(nn.Module):
             with torch.autocast(x.device.type, enabled=False):  # the cache's dtype counts
                 y = cached(q, k, v, mask)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
+
+    def _faster(self, qkv: Tensor, rope: Rope, mask: Mask | None) -> Tensor | None:
+        """(B, T, H E), what comes between the two products, where one kernel does it all."""
+        gains = None
+        if self.q_norm is not None and self.k_norm is not None:
+            gains = (self.q_norm.weight, self.k_norm.weight)
+        return fast_attention.attend_fused(qkv, self.cfg, gains=gains, rope=rope, mask=mask)
 
 
 class LatentAttention(nn.Module):

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from codechat.models.config import GPTConfig
+from codechat.models.fast import fused
 from codechat.models.fast.device import on_cpu
 from codechat.models.masks import Documents
 
@@ -59,6 +61,24 @@ def attend(
     if not torch.compiler.is_compiling():  # else the calling block compiles it
         flex = _flex()
     return flex(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def attend_fused(
+    qkv: Tensor,
+    cfg: GPTConfig,
+    *,
+    gains: tuple[Tensor, Tensor] | None,
+    rope: tuple[Tensor, Tensor] | None,
+    mask: Mask | None,
+) -> Tensor | None:
+    """Attention (B, T, H E) of queries, keys and values qkv (B, T, (H + 2 K) E) that are neither
+    normed nor turned yet, by `fused`; none where it does not take them."""
+    packed = isinstance(mask, Pieces) and mask.seen is not None
+    if not packed and not (mask is None and cfg.causal):
+        return None
+    shape = fused.Shape(cfg.n_head, cfg.kv_heads, cfg.head_dim, cfg.norm_eps)
+    seen = mask.seen if isinstance(mask, Pieces) else None
+    return fused.attend(qkv, shape, gains=gains, rope=rope, seen=seen)
 
 
 def _scaled(q: Tensor) -> Tensor:
@@ -144,6 +164,11 @@ class Plan(NamedTuple):
 class Pieces(Documents):
     """`Documents` that are attended to in pieces: QUERIES tokens of a row over the keys that
     they attend to."""
+
+    @cached_property
+    def seen(self) -> Tensor | None:
+        """Of `fused.seen_tokens`; all blocks share it."""
+        return fused.seen_tokens(self.docs, self.branches)
 
     @cached_property
     def plan(self) -> Plan:

@@ -1,0 +1,253 @@
+"""Attention of a training step in C: what it computes, and what it leaves to torch."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from codechat.distributed import numerics
+from codechat.models.config import GPTConfig
+from codechat.models.fast import fused
+from codechat.models.fast.attention import Pieces
+from codechat.models.fast.fused import Shape, seen_tokens
+from codechat.models.gpt import Attention, rope_table
+from codechat.models.masks import Documents
+
+SOURCE = Path(__file__).parents[3] / "cpp" / "attention.c"
+COMPILER = shutil.which("cc")
+BF16_STEP = 2**-8  # between two neighbours of bfloat16, relative
+TOKENS = 150  # no multiple of a tile
+DOCS = torch.tensor([[0] * 40 + [1] * 70 + [2] * 31 + [-1] * 9, [0] * TOKENS])
+# in each document a prompt of 7 tokens, then completions of 11
+BRANCHES = torch.tensor([[max(0, (i - 7) // 11 + 1) for i in range(TOKENS)]]).expand(2, -1)
+IN_DOC = torch.tensor([[*range(40), *range(70), *range(31), *range(9)], [*range(TOKENS)]])
+COMPLETIONS = BRANCHES.gather(1, IN_DOC)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if COMPILER is None or not numerics._cpu_has_bf16() or not SOURCE.exists():
+        pytest.skip("no C compiler, or no avx512_bf16")
+    made = tmp_path_factory.mktemp("attention")
+    # as cpp/CMakeLists.txt does: OpenMP is torch's
+    compiled = [COMPILER, "-O3", "-fopenmp", "-fPIC", "-Wall", "-Werror", "-c", str(SOURCE)]
+    subprocess.run([*compiled, "-o", str(made / "attention.o")], check=True, timeout=120)
+    linked = [COMPILER, "-shared", str(made / "attention.o"), "-o", str(made / "libattention.so")]
+    subprocess.run(linked, check=True, timeout=120)
+    return made / "libattention.so"
+
+
+@pytest.fixture
+def built(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(fused, "LIBRARY", library)
+    fused.kernel.cache_clear()
+    if fused.kernel() is None:
+        pytest.skip("this processor has no avx512_bf16")
+    yield
+    fused.kernel.cache_clear()
+
+
+@pytest.fixture
+def absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(fused, "LIBRARY", tmp_path / "libattention.so")
+    fused.kernel.cache_clear()
+    yield
+    fused.kernel.cache_clear()
+
+
+def attention_of(width: int, heads: int, groups: int, normed: bool) -> Attention:
+    cfg = GPTConfig(
+        depth=1,
+        n_embd=width * heads,
+        n_head=heads,
+        n_kv_head=groups,
+        block_size=256,
+        vocab_size=90,
+        qk_norm=normed,
+        qkv_bias=not normed,
+    )
+    layer = Attention(cfg)
+    rng = torch.Generator().manual_seed(width + heads)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(torch.randn(p.shape, generator=rng) * (p.shape[-1] ** -0.5))
+            if p.ndim == 1:
+                p.mul_(3).add_(1)
+    return layer
+
+
+def values_of(layer: Attention, mask: Documents | None, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The output and all gradients of a weighted sum of it, in float32."""
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(2, TOKENS, layer.cfg.n_embd, generator=rng).requires_grad_()
+    above = torch.randn(x.shape, generator=rng)
+    rope = rope_table(layer.cfg, IN_DOC)
+    layer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        y = layer(x, rope, mask, None)
+    (y.float() * above).sum().backward()
+    assert x.grad is not None
+    found = {"output": y.detach().float(), "input": x.grad}
+    return found | {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
+
+
+def kernel_of(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Attention (B, T, H, E) of q over k and v (B, T, K, E), neither normed nor turned."""
+    shape = Shape(q.shape[2], k.shape[2], q.shape[3], eps=1e-5)
+    qkv = torch.cat((q, k, v), dim=2).flatten(2)
+    y = fused.attend(qkv, shape, gains=None, rope=None, seen=seen)
+    assert y is not None
+    return y.unflatten(2, q.shape[2:])
+
+
+MASKS = {
+    "causal": None,
+    "documents": Pieces(DOCS),
+    "branches": Pieces(DOCS, COMPLETIONS),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    ("width", "heads", "groups", "normed"), [(64, 3, 3, True), (64, 4, 2, False), (128, 2, 1, True)]
+)
+def test_values_and_slopes_are_nearer_to_float32_than_those_of_torch_or_as_near(
+    built: None,
+    width: int,
+    heads: int,
+    groups: int,
+    normed: bool,
+    mask: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = attention_of(width, heads, groups, normed)
+    exact = values_of(layer, MASKS[mask], torch.float32)
+    calls = list[str]()
+    run = fused._run
+
+    def noted(name: str, shape: Shape, tensors: dict[str, Tensor | None]) -> None:
+        calls.append(name)
+        run(name, shape, tensors)
+
+    monkeypatch.setattr(fused, "_run", noted)
+    ours = values_of(layer, MASKS[mask], torch.bfloat16)
+    assert calls == ["attention_forward", "attention_backward"]
+    monkeypatch.setattr(fused, "attend", lambda *given, **named: None)
+    plain = values_of(layer, MASKS[mask], torch.bfloat16)
+    for name, right in exact.items():
+        size = right.norm()
+        far = (ours[name] - right).norm() / size
+        assert far < 1.15 * (plain[name] - right).norm() / size, name
+        assert far < 4 * BF16_STEP, name
+
+
+def test_of_one_key_the_output_is_its_value_and_no_score_has_a_slope(built: None) -> None:
+    rng = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 5, 2, 64, generator=rng).bfloat16() for _ in range(3))
+    for x in (q, k, v):
+        x.requires_grad_()
+    alone = seen_tokens(torch.arange(5)[None], None)
+    y = kernel_of(q, k, v, alone)
+    assert torch.equal(y, v)
+    above = torch.randn(y.shape, generator=rng).bfloat16()
+    y.backward(above)
+    assert v.grad is not None and torch.equal(v.grad, above)
+    for x in (q, k):
+        assert x.grad is not None
+        # w (up v - up out) is 0 but for the order of two sums
+        assert x.grad.abs().max() < 1e-5
+
+
+def test_the_weight_of_two_keys_is_the_sigmoid_of_their_difference(built: None) -> None:
+    q = torch.zeros(1, 2, 1, 64, dtype=torch.bfloat16)
+    k = torch.zeros_like(q)
+    v = torch.zeros_like(q)
+    q[0, 1, 0, 0] = 8.0  # scores are divided by 8
+    k[0, :, 0, 0] = torch.tensor([0.5, -1.0])
+    v[0, :, 0, 0] = torch.tensor([1.0, 0.0])
+    for x in (q, k, v):
+        x.requires_grad_()
+    y = kernel_of(q, k, v)
+    weight = torch.sigmoid(torch.tensor(1.5))
+    assert float(y.detach()[0, 1, 0, 0]) == pytest.approx(float(weight), rel=BF16_STEP)
+    y[0, 1, 0, 0].backward()
+    slope = float(weight * (1 - weight))
+    assert q.grad is not None and k.grad is not None and v.grad is not None
+    # more of the first key raises the output, more of the second lowers it
+    assert k.grad[0, :, 0, 0].tolist() == pytest.approx([slope, -slope], rel=3 * BF16_STEP)
+    assert float(q.grad[0, 1, 0, 0]) == pytest.approx(slope * 1.5 / 8, rel=3 * BF16_STEP)
+    assert v.grad[0, :, 0, 0].tolist() == pytest.approx(
+        [float(weight), 1 - float(weight)], rel=2 * BF16_STEP
+    )
+
+
+def test_a_document_has_the_bits_that_it_has_beside_another_one(built: None) -> None:
+    rng = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(2, TOKENS, 2, 64, generator=rng).bfloat16() for _ in range(3))
+    seen = seen_tokens(DOCS, COMPLETIONS)
+    y = kernel_of(q, k, v, seen)
+    for x in (q, k, v):
+        x[0, :40] = 7.0
+    again = kernel_of(q, k, v, seen)
+    assert torch.equal(again[0, 40:], y[0, 40:])
+    assert torch.equal(again[1], y[1])
+    assert not torch.equal(again[0, :40], y[0, :40])
+
+
+def test_two_threads_have_the_bits_of_one(built: None) -> None:
+    layer = attention_of(64, 4, 2, True)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(values_of(layer, MASKS["branches"], torch.bfloat16))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0]["output"], found[1]["output"])
+    assert torch.equal(found[0]["q_norm.weight"], found[1]["q_norm.weight"])
+
+
+@pytest.mark.parametrize("branches", [None, COMPLETIONS], ids=["documents", "branches"])
+def test_ranges_of_tokens_are_those_of_the_mask(branches: Tensor | None) -> None:
+    seen = seen_tokens(DOCS, branches)
+    assert seen is not None
+    first, second, third = seen[..., None].unbind(2)
+    key = torch.arange(TOKENS)
+    early = (key >= first) & (key < second)
+    late = (key >= third) & (key <= torch.arange(TOKENS)[:, None])
+    assert torch.equal(early | late, Documents(DOCS, branches).sees(0, TOKENS))
+
+
+def test_what_is_in_two_pieces_has_no_ranges() -> None:
+    torn = torch.tensor([[0, 0, 1, 1, 0]])
+    assert seen_tokens(torn, None) is None
+    torn_by_padding = torch.tensor([[0, -1, 0, 1, 1]])
+    assert seen_tokens(torn_by_padding, None) is None
+    one = torch.zeros(1, 5, dtype=torch.long)
+    assert seen_tokens(one, torch.tensor([[0, 1, 2, 1, 2]])) is None
+    assert seen_tokens(one, torch.tensor([[0, 1, 0, 2, 2]])) is None
+    assert seen_tokens(one, torch.tensor([[0, 0, 1, 1, 2]])) is not None
+
+
+def test_float32_other_widths_and_plans_stay_with_torch(built: None) -> None:
+    def taken(width: int, dtype: torch.dtype = torch.bfloat16) -> bool:
+        qkv = torch.zeros(1, 4, 3 * width, dtype=dtype)
+        y = fused.attend(qkv, Shape(1, 1, width, 1e-5), gains=None, rope=None, seen=None)
+        return y is not None
+
+    assert taken(64)
+    assert not taken(64, torch.float32)
+    assert not taken(32)
+    with numerics.planning(numerics.Numerics(cpu=True, dtype=torch.bfloat16, memory=0)):
+        assert not taken(64)
+
+
+def test_without_the_library_a_layer_is_torchs(absent: None) -> None:
+    assert fused.kernel() is None
+    layer = attention_of(64, 3, 3, True)
+    assert values_of(layer, MASKS["documents"], torch.bfloat16)["output"].isfinite().all()
