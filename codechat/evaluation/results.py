@@ -242,8 +242,9 @@ class TaskResult:
 
     def __str__(self) -> str:
         passes = ", ".join(f"pass@{k} = {i}" for k, i in self.pass_at.items())
-        kind = "clusters" if any("cluster" in p for p in self.counts) else "problems"
+        kind = "cluster" if any("cluster" in p for p in self.counts) else "problem"
         number = len({p.get("cluster", p["id"]) for p in self.counts})
+        kind += "s" * (number != 1)
         return f"{passes} ({self.settings()}, 95 % intervals over {number} {kind})"
 
 

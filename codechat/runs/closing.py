@@ -47,12 +47,9 @@ def reached(run: Run) -> str:
     for metric, name in REACHED.items():
         if values := _values(evaluated, metric):
             return f"{name} {_at_evaluations(values)}"
-    domains = sorted({key for row in evaluated for key in row if key.startswith(DOMAIN)})
+    domains = sorted(_domains(evaluated))
     if domains:
-        told = [
-            f"{key.removeprefix(DOMAIN)} {_at_evaluations(_values(evaluated, key))}"
-            for key in domains
-        ]
+        told = [f"{name} {_at_evaluations(_values(evaluated, DOMAIN + name))}" for name in domains]
         return f"held-out loss {', '.join(told)}"
     trained = _rows(run, "metrics.jsonl")
     for metric, name in TRAINED.items():
@@ -64,6 +61,11 @@ def reached(run: Run) -> str:
 def _rows(run: Run, name: str) -> Rows:
     file = run.path / name
     return list(read_rows(file)) if file.is_file() else []
+
+
+def _domains(rows: Rows) -> set[str]:
+    """Of conversations that a held-out loss was measured on."""
+    return {key.removeprefix(DOMAIN) for row in rows for key in row if key.startswith(DOMAIN)}
 
 
 def _values(rows: Rows, metric: str) -> list[str]:
@@ -96,6 +98,8 @@ def next_command(run: Run, commands: Mapping[str, Any]) -> str:
         return f"codechat evaluate --ckpt {compared} --task {task}{problems}"
     if run.status.get("kind") == "pretrain":
         return f"codechat sft --init-from {run.name} --data-dir DIR"
+    if "tools" in commands and _domains(_rows(run, "eval.jsonl")) == {"calls"}:
+        return f"codechat tools --ckpt {run.name} --tools FILE.py"
     if "chat" in commands:
         return f"codechat chat --ckpt {run.name}"
     return f"codechat evaluate --ckpt {run.name} --task TASK"

@@ -213,11 +213,12 @@ def values_seen(files: Files) -> dict[str, dict[str, int]]:
             "known": len(values & trained),
         }
         counts = found[split]
-        print(
-            f"{split}: {counts['calls']} calls, {counts['same']} identical to training calls, "
-            f"{counts['seen']} with training values only; {counts['known']} of {counts['values']} "
-            "values (without numbers below 100) occur in training"
-        )
+        if asked:
+            print(
+                f"{split}: {counts['calls']} calls, {counts['same']} identical to training calls, "
+                f"{counts['seen']} with training values only; {counts['known']} of "
+                f"{counts['values']} values (without numbers below 100) occur in training"
+            )
     return found
 
 

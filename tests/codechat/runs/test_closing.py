@@ -70,6 +70,17 @@ def test_a_library_alone_does_not_offer_a_chat(home: Path) -> None:
     assert next_command(run, {}) == "codechat evaluate --ckpt mine --task TASK"
 
 
+def test_a_run_that_learned_calls_alone_is_offered_functions(home: Path) -> None:
+    commands = {"chat": 1, "tools": 1}
+    calls = run_with([{"heldout_loss/calls": 0.5}])
+    assert next_command(calls, commands) == "codechat tools --ckpt mine --tools FILE.py"
+
+
+def test_a_run_that_learned_code_too_is_offered_a_chat(home: Path) -> None:
+    run = run_with([{"heldout_loss/calls": 0.5, "heldout_loss/code": 0.5}])
+    assert next_command(run, {"chat": 1, "tools": 1}) == "codechat chat --ckpt mine"
+
+
 def test_the_lines_say_where_the_run_lies(home: Path) -> None:
     run = run_with([])
     assert str(run.path) in closing_lines(run, {})
