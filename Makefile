@@ -39,7 +39,7 @@ SOUND := $(shell test ! -e .venv/.unfinished && test "$$(cat .venv/.place 2>/dev
 lab: venv  ## set up, train the nano model through every stage, write notebooks and report
 	.venv/bin/codechat run nano $(ARGS)
 
-test: venv  ## what the library guarantees, ten minutes on two cores; ARGS="-n 0" for one process
+test: venv  ## what the library guarantees, five to ten minutes on two cores; ARGS="-n 0" for one process
 	$(PY) -m pytest -q -n auto -m "not slow and not gpu" $(ARGS)
 
 test-all: venv  ## every test, half an hour: also each notebook, torchrun, learning, the compiler, mypy, the wheel

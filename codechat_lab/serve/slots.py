@@ -60,9 +60,9 @@ def room_in(
     whole = min(max_rows, max(1, fitting // context))
     waits = f"; {whole} of that length run together, more of shorter ones, others wait"
     about = (
-        f"a prompt and its answer may have {context:,} tokens; keys and values take "
-        f"{of_token / 2**10:,.0f} KiB a token as they come, for {max_rows} such requests "
-        f"{_size(max_rows * context * of_token)}, and {_size(free)} are free"
+        f"longest prompt with its answer: {context:,} tokens; keys and values: "
+        f"{of_token / 2**10:,.0f} KiB a token, {_size(max_rows * context * of_token)} for "
+        f"{max_rows} such requests, of {_size(free)} free"
     )
     room = Room(context, max_rows, max(context, min(fitting, max_rows * context)))
     return room, about + (waits if whole < max_rows else "")

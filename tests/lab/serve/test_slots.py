@@ -154,8 +154,8 @@ def test_what_fits_is_computed_and_said() -> None:
     room, about = room_in(2**30, SHAPE, torch.float32, max_context=None, max_rows=16)
     assert room == Room(600, 16, 16 * 600)
     assert about == (
-        "a prompt and its answer may have 600 tokens; keys and values take 0 KiB a token as they "
-        "come, for 16 such requests 2 MiB, and 1.0 GiB are free"
+        "longest prompt with its answer: 600 tokens; keys and values: 0 KiB a token, 2 MiB for 16 "
+        "such requests, of 1.0 GiB free"
     )
 
 
