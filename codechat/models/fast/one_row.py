@@ -1,10 +1,12 @@
 """One new token of one row on a CPU: what `gpt.Block` computes, with the same rounding, without
 what only batches need. There a token is a thousand small operations beside its products.
+Where `make cpp` has built `cpp/row.c`, an answer takes it: one call a token.
 
 Shapes: D width, H heads, K key-value heads, E head width, S tokens so far."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,18 +16,54 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.models.config import GPTConfig
+from codechat.models.fast import product
+from codechat.models.fast.product import Product
 
 if TYPE_CHECKING:
     from codechat.models.attention import Place
     from codechat.models.gpt import GPT
 
 POSITIONS = 256  # of which angles are computed at once
-Product = Callable[[Tensor], Tensor]  # (1, n) -> (1, m)
+Linear = Callable[[Tensor], Tensor]  # (1, n) -> (1, m)
 
 
-def fits(cfg: GPTConfig) -> bool:
-    """Whether models of this shape have this path."""
-    return cfg.attention == "mha" and cfg.pos == "rope" and not cfg.bf16_residual
+def short_way(model: GPT, dtype: torch.dtype) -> OneRow | None:
+    """Of a model whose layers are reading copies (`reader.reading_copy`), with products in dtype;
+    none for shapes that have no short way."""
+    cfg = model.cfg
+    if cfg.attention != "mha" or cfg.pos != "rope" or cfg.bf16_residual:
+        return None
+    library = product.library()
+    found = [Products.of(block) for block in model.blocks]
+    products = [block for block in found if block is not None]
+    if library is None or len(products) < cfg.depth or not _row_takes(cfg, model.wte.weight.dtype):
+        return OneRow(model, dtype)
+    return OneRowInC(model, dtype, library.row, products)
+
+
+def _row_takes(cfg: GPTConfig, dtype: torch.dtype) -> bool:
+    """Whether row.c computes models of this shape with embeddings of this dtype: it adds up in
+    float32, knows two kinds of MLP, and takes 16 numbers in a step."""
+    known = cfg.mlp in ("swiglu", "relu2") and dtype == torch.float32
+    return known and not any(n % 16 for n in (cfg.n_embd, cfg.head_dim, cfg.hidden_width))
+
+
+@dataclass(frozen=True)
+class Products:
+    """Of one block, in C."""
+
+    qkv: Product
+    out: Product
+    up: Product  # with a gate: both in one
+    down: Product
+
+    @classmethod
+    def of(cls, block: Any) -> Products | None:
+        """None where a layer has another product."""
+        mlp = block.mlp
+        up = mlp.up_and_gate if hasattr(mlp, "up_and_gate") else mlp.up
+        found = [layer.single for layer in (block.attn.qkv, block.attn.out, up, mlp.down)]
+        return None if None in found else cls(*found)
 
 
 @dataclass(frozen=True)
@@ -33,11 +71,11 @@ class Layer:
     """Weights of one block."""
 
     attn_norm: Tensor  # (D,)
-    qkv: Product
+    qkv: Linear
     gain: Tensor | None  # (H + K, E) of normed queries and keys
-    out: Product
+    out: Linear
     mlp_norm: Tensor  # (D,)
-    mlp: Product
+    mlp: Linear
 
     @classmethod
     def of(cls, block: Any) -> Layer:
@@ -107,3 +145,89 @@ class OneRow:
             self.cos += cos[0, 0].unbind()
             self.sin += sin[0, 0].unbind()
         return self.cos[position], self.sin[position]
+
+
+class Shape(ctypes.Structure):
+    """`Shape` of row.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_long) for name in "depth width heads kv_heads head_width hidden".split()),
+        ("gated", ctypes.c_int),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class LayerInC(ctypes.Structure):
+    """`Layer` of row.c: addresses."""
+
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in "attn_norm mlp_norm gain bias qkv out up down".split()
+    ]
+
+
+class PlaceInC(ctypes.Structure):
+    """`Place` of row.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in "cos sin kept".split()),
+        *((name, ctypes.c_long) for name in "to_values to_head position".split()),
+    ]
+
+
+class OneRowInC(OneRow):
+    """The same by row.c. Its sums go in another order: now and then a number is rounded the other
+    way."""
+
+    def __init__(
+        self, model: GPT, dtype: torch.dtype, row: Callable[..., None], products: list[Products]
+    ) -> None:
+        super().__init__(model, dtype)
+        cfg = self.cfg
+        self.row = row
+        self.products = products  # keeps what the addresses are of
+        self.shape = Shape(
+            depth=cfg.depth,
+            width=cfg.n_embd,
+            heads=cfg.n_head,
+            kv_heads=cfg.kv_heads,
+            head_width=cfg.head_dim,
+            hidden=cfg.hidden_width,
+            gated=cfg.mlp == "swiglu",
+            eps=cfg.norm_eps,
+        )
+        blocks = [self._in_c(*pair) for pair in zip(self.layers, products)]
+        self.blocks = (LayerInC * cfg.depth)(*blocks)
+
+    @staticmethod
+    def _in_c(layer: Layer, products: Products) -> LayerInC:
+        bias = products.qkv.bias
+        return LayerInC(
+            attn_norm=layer.attn_norm.data_ptr(),
+            mlp_norm=layer.mlp_norm.data_ptr(),
+            gain=None if layer.gain is None else layer.gain.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            qkv=products.qkv.start,
+            out=products.out.start,
+            up=products.up.start,
+            down=products.down.start,
+        )
+
+    def step(self, ids: Tensor, place: Place) -> Tensor:
+        first = place.kept[0]
+        if first.dtype != torch.float32:
+            return super().step(ids, place)
+        cos, sin = self._angles(place.position)
+        x = F.embedding(ids, self.embedding)
+        kept = (ctypes.c_void_p * len(place.kept))(*(block.data_ptr() for block in place.kept))
+        here = PlaceInC(
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            kept=ctypes.addressof(kept),
+            to_values=first.stride(0),
+            to_head=first.stride(2),
+            position=place.position,
+        )
+        shape = ctypes.byref(self.shape)
+        threads = torch.get_num_threads()
+        self.row(shape, self.blocks, ctypes.byref(here), x.data_ptr(), threads)
+        return torch.rms_norm(x, [self.cfg.n_embd], self.norm, self.cfg.norm_eps)

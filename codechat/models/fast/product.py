@@ -1,4 +1,4 @@
-"""Products of one row in bfloat16 by `cpp/product.c`, where `make cpp` has built it: it reads a
+"""Products of one row in bfloat16 by `cpp/product.c`, where `make cpp` has built it; it reads a
 weight from memory up to twice as fast as oneDNN does. They sum in another order, so now and then
 a number is rounded the other way."""
 
@@ -11,25 +11,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-LIBRARY = Path(__file__).parents[3] / "build" / "cpp" / "libproduct.so"
+LIBRARY = Path(__file__).parents[3] / "build" / "cpp" / "librow.so"
 BLOCK = 64  # outputs that lie side by side in a packed weight
 
 
 @cache
-def kernel() -> Callable[..., None] | None:
-    """`product` of the library; none where it was not built, or the processor lacks what it
-    needs."""
+def library() -> ctypes.CDLL | None:
+    """With `product`, and the `row` that `one_row` calls; none where it was not built, or the
+    processor lacks what it needs."""
     if not LIBRARY.exists():
         return None
     try:
-        library = ctypes.CDLL(str(LIBRARY))
+        found = ctypes.CDLL(str(LIBRARY))
     except OSError:  # a torch without GNU's OpenMP, of which the library has its threads
         return None
-    if not library.product_runs_here():
+    if not found.product_runs_here():
         return None
-    found = library.product
-    found.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 2 + [ctypes.c_int]
-    found.restype = None
+    found.product.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 2 + [ctypes.c_int]
+    found.row.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int]
+    found.product.restype = found.row.restype = None
     return found
 
 
@@ -38,9 +38,9 @@ def product_of(
 ) -> Callable[[Tensor], Tensor] | None:
     """x (1, in) -> (1, out), of a weight (out, in) that oneDNN packed; none where it lies another
     way than expected."""
-    run = kernel()
+    found = library()
     n_out, n_in = weight.shape
-    if run is None or n_out % BLOCK or n_in % 4 or weight.dtype != torch.bfloat16:
+    if found is None or n_out % BLOCK or n_in % 4 or weight.dtype != torch.bfloat16:
         return None
     if torch.ops.mkldnn._nbytes(packed) != weight.nbytes:
         return None
@@ -49,7 +49,9 @@ def product_of(
     expected = weight[:BLOCK].view(BLOCK, n_in // 2, 2).transpose(0, 1).flatten()
     if not torch.equal(torch.frombuffer(lies, dtype=weight.dtype), expected):
         return None
-    return Product(run, packed, start, n_in, n_out, None if bias is None else bias.float())
+    return Product(
+        found.product, packed, start, n_in, n_out, None if bias is None else bias.float()
+    )
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,7 @@ def _reader_on_cpu(model: GPT, weights: Mapping[str, Tensor] | None, answers: bo
         twin._modules["wpe"] = source.filled(model.wpe, "wpe")
     # a step reads few of its rows: it stays in its file
     twin._modules["wte"] = source.filled(model.wte, "wte", stays=True)
-    short = OneRow(twin, source.dtype) if one_row.fits(twin.cfg) else None
-    return Reader(twin, logits_of, one_row=short)
+    return Reader(twin, logits_of, one_row=one_row.short_way(twin, source.dtype))
 
 
 def _reading_head(head: Tensor, source: "Source") -> "ReadingLinear":

@@ -1,9 +1,11 @@
-"""The product of one row in C: what it computes, and who takes it."""
+"""One row in C: what a product and a whole step compute, and who takes them."""
 
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,39 +14,52 @@ from random_models import randomise
 from codechat.distributed import numerics
 from codechat.models.attention import KVCache
 from codechat.models.config import GPTConfig
-from codechat.models.fast import product
+from codechat.models.fast import one_row, product
 from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.gpt import GPT
 
-SOURCE = Path(__file__).parents[3] / "cpp" / "product.c"
+SOURCES = [Path(__file__).parents[3] / "cpp" / name for name in ("product.c", "row.c")]
 SHAPE = GPTConfig(
     depth=2, n_embd=64, n_head=4, block_size=64, vocab_size=90, mlp="swiglu", qkv_bias=True
 )
+SHAPES = {
+    "gated, biases": SHAPE,
+    "normed queries and keys in groups": GPTConfig(
+        depth=3, n_embd=128, n_head=4, n_kv_head=2, block_size=64, vocab_size=90, qk_norm=True
+    ),
+}
 COMPILER = shutil.which("cc")
 ULP = 2**-7  # of bfloat16, relative
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if COMPILER is None or not numerics._cpu_has_bf16() or not SOURCE.exists():
+    if (
+        COMPILER is None
+        or not numerics._cpu_has_bf16()
+        or not all(source.exists() for source in SOURCES)
+    ):
         pytest.skip("no C compiler, or no avx512_bf16")
     made = tmp_path_factory.mktemp("product")
     # as cpp/CMakeLists.txt does: OpenMP is torch's
-    compiled = [COMPILER, "-O3", "-fopenmp", "-fPIC", "-Wall", "-Werror", "-c", str(SOURCE)]
-    subprocess.run([*compiled, "-o", str(made / "product.o")], check=True, timeout=120)
-    linked = [COMPILER, "-shared", str(made / "product.o"), "-o", str(made / "libproduct.so")]
+    objects = list[str]()
+    for source in SOURCES:
+        objects.append(str(made / f"{source.stem}.o"))
+        compiled = [COMPILER, "-O3", "-fopenmp", "-fPIC", "-Wall", "-Werror", "-c", str(source)]
+        subprocess.run([*compiled, "-o", objects[-1]], check=True, timeout=120)
+    linked = [COMPILER, "-shared", *objects, "-o", str(made / "librow.so")]
     subprocess.run(linked, check=True, timeout=120)
-    return made / "libproduct.so"
+    return made / "librow.so"
 
 
 @pytest.fixture
 def built(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(product, "LIBRARY", library)
-    product.kernel.cache_clear()
-    if product.kernel() is None:
+    product.library.cache_clear()
+    if product.library() is None:
         pytest.skip("this processor has no avx512_bf16")
     yield
-    product.kernel.cache_clear()
+    product.library.cache_clear()
 
 
 def weight_of(n_out: int, n_in: int) -> torch.Tensor:
@@ -87,17 +102,89 @@ def test_without_the_library_there_is_no_such_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(product, "LIBRARY", tmp_path / "libproduct.so")
-    product.kernel.cache_clear()
-    assert product.kernel() is None
-    product.kernel.cache_clear()
+    product.library.cache_clear()
+    assert product.library() is None
+    product.library.cache_clear()
 
 
-def states(reader: Reader) -> torch.Tensor:
-    """Logits of ten tokens, one after another."""
-    cache = KVCache(SHAPE, 1, 10)
+def cache_of(shape: GPTConfig) -> KVCache:
+    """Of the second of three rows, as the server's lie."""
+    return KVCache(shape, 3, 40).select(slice(1, 2))
+
+
+def states(reader: Reader, cache: KVCache) -> torch.Tensor:
+    """(30, V) logits of thirty tokens, one after another."""
     return torch.cat(
-        [reader.logits_of(reader.read(torch.tensor([token]), cache)) for token in range(10)]
+        [reader.logits_of(reader.read(torch.tensor([3 * token]), cache)) for token in range(30)]
     )
+
+
+def by_torch(reader: Reader) -> Reader:
+    """The same with torch's operations between the products in C."""
+    return replace(reader, one_row=one_row.OneRow(reader.model, torch.bfloat16))
+
+
+def assert_as_near(got: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> None:
+    error = (got - exact).norm() / exact.norm()
+    usual = (plain - exact).norm() / exact.norm()
+    assert error < 1.2 * usual < 0.05
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@torch.inference_mode()
+def test_a_step_in_c_is_as_near_to_float32_as_torchs_in_bfloat16(
+    built: None, shape: GPTConfig
+) -> None:
+    model = randomise(GPT(shape), 0.2).eval()
+    caches = [cache_of(shape) for _ in range(3)]
+    exact = states(reader_of(model, graph=False), caches[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        reader = reader_of(model, graph=False, answers=True)
+        assert isinstance(reader.one_row, one_row.OneRowInC)
+        in_c = states(reader, caches[1])
+        torchs = states(by_torch(reader), caches[2])
+    assert_as_near(in_c, torchs, exact)
+    assert_as_near(caches[1].kv, caches[2].kv, caches[0].kv)
+
+
+@torch.inference_mode()
+def test_a_step_in_c_has_the_same_bits_on_two_threads(built: None) -> None:
+    shape = SHAPES["normed queries and keys in groups"]
+    model = randomise(GPT(shape), 0.2).eval()
+    found = []
+    before = torch.get_num_threads()
+    with torch.autocast("cpu", torch.bfloat16):
+        reader = reader_of(model, graph=False, answers=True)
+        try:
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                found.append(states(reader, cache_of(shape)))
+        finally:
+            torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    "other", [{"mlp": "gelu"}, {"n_head": 8}], ids=["kind of MLP", "heads of 8"]
+)
+def test_shapes_that_row_c_does_not_know_take_torchs_operations(
+    built: None, other: dict[str, Any]
+) -> None:
+    model = GPT(replace(SHAPE, **other)).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        short = reader_of(model, graph=False, answers=True).one_row
+    assert type(short) is one_row.OneRow
+
+
+@torch.inference_mode()
+def test_a_cache_in_bfloat16_takes_torchs_operations(built: None) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        reader = reader_of(randomise(GPT(SHAPE), 0.2).eval(), graph=False, answers=True)
+        found = [
+            states(each, KVCache(SHAPE, 1, 30, dtype=torch.bfloat16))
+            for each in (reader, by_torch(reader))
+        ]
+    assert torch.equal(*found)
 
 
 @torch.inference_mode()
@@ -105,21 +192,21 @@ def test_answers_take_it_and_rollouts_have_the_bits_of_torch(
     built: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = randomise(GPT(SHAPE), 0.2).eval()
-    calls = list[int]()
+    heads = list[int]()
     call = product.Product.__call__
 
     def noted(self: product.Product, x: torch.Tensor) -> torch.Tensor:
-        calls.append(self.n_out)
+        heads.append(self.n_out)
         return call(self, x)
 
     monkeypatch.setattr(product.Product, "__call__", noted)
     with torch.autocast("cpu", torch.bfloat16):
-        rollouts = states(reader_of(model, graph=False))
-        assert not calls
-        answers = states(reader_of(model, graph=False, answers=True))
-        # of each token four products a block and the head
-        assert len(calls) == 10 * (2 * 4 + 1)
+        rollouts = states(reader_of(model, graph=False), cache_of(SHAPE))
+        assert not heads
+        states(reader_of(model, graph=False, answers=True), cache_of(SHAPE))
+        # the products of the blocks are in the step
+        assert heads == [SHAPE.padded_vocab] * 30
         monkeypatch.setattr(product, "LIBRARY", tmp_path / "none.so")
-        product.kernel.cache_clear()
-        assert torch.equal(rollouts, states(reader_of(model, graph=False, answers=True)))
-    torch.testing.assert_close(answers, rollouts, rtol=0.05, atol=0.05 * rollouts.abs().max())
+        product.library.cache_clear()
+        without = states(reader_of(model, graph=False, answers=True), cache_of(SHAPE))
+    assert torch.equal(rollouts, without)
