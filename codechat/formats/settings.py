@@ -52,9 +52,9 @@ class ImportConfig(Settings):
         "turns: the model's chat template, with tools in its own words (native) or in the system message (template), "
         "our tags in unused padding rows, or as text; raw = no turns; none = the template if there is one, else text",
     )
-    tools_form: Literal["native", "described", "compact", "json"] | None = opt(
+    tools_form: Literal["native", "described", "arguments", "compact", "json"] | None = opt(
         None,
-        "how tools are offered: by the chat template, or in the system message in one of three styles; none = native "
+        "how tools are offered: by the chat template, or in the system message in one of four styles; none = native "
         "if the template is proven to give calls back, else compact",
     )
     own_rows: bool = opt(

@@ -48,7 +48,7 @@ class LoadedModel:
     @property
     def declines(self) -> bool:
         """Whether it declines by calling `chat.NOTHING`."""
-        return self.tools_style == "described"
+        return self.tools_style in chat.DECLINING
 
 
 def tools_style(meta: dict[str, Any]) -> str:

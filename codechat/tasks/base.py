@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from codechat.core.errors import DataError, check_choice
 from codechat.data.sources import hash_rows
 from codechat.text.tool_calls import CALL_TAG, TAGS
-from codechat.text.tool_lists import described
+from codechat.text.tool_lists import DECLINING, described
 
 Message = dict[str, str]
 SPLITS = ("train", "select", "test", "test_hard")
@@ -122,7 +122,7 @@ class BaseTask:
         return shuffled(self.read(split), limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:
-        if self.tools_style != "described":
+        if self.tools_style not in DECLINING:
             return problem.messages
         return [
             m | {"content": described(m["content"])} if m["role"] == "system" else m

@@ -38,6 +38,7 @@ from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     read_call,
 )
 from codechat.text.tool_lists import (  # noqa: F401 (offered here too)
+    DECLINING,
     NOTHING,
     NOTHING_FITS,
     STYLES,

@@ -9,6 +9,14 @@
 JSON where its plain text would be read as another one. A line reads back as what it was written
 for, whatever names, values and descriptions hold: each is read before it is used.
 
+A list of style `arguments` has a line below a tool for each argument, or key of an object, with
+a description:
+
+    Weather of a city: get_weather(city: string, span: {days: integer})
+      city: as City, ST
+      span.days: 1 to 7
+    Nothing fits: none()
+
 Lists keep names, types, enumerations, which arguments are required, and nested objects.
 References, `anyOf`, `allOf` and `const` are written as what they allow. What a list cannot say
 it leaves open: bounds, patterns, and the inside of a recursive model."""
@@ -27,7 +35,8 @@ NO_TOOLS = "You are a helpful assistant, with no access to external functions."
 WITH_TOOLS = (
     "You are a helpful assistant with access to the following functions. Use them if required -"
 )
-STYLES = ("compact", "described", "json")  # of `tools_prompt`
+STYLES = ("compact", "described", "arguments", "json")  # of `tools_prompt`
+DECLINING = ("described", "arguments")  # whose lists end with `NOTHING_FITS`
 # The last entry of a described list: calling it is how a model says that nothing on the list fits.
 NOTHING = "none"
 NOTHING_FITS = f"Nothing fits: {NOTHING}()"
@@ -37,6 +46,7 @@ DEEPEST = 20  # levels of a type that are read and written
 # what of a line is written as JSON: nothing, values that are no plain words, all
 PLAIN, VALUES, ALL = range(3)
 FURTHER = "..."  # the name under which an object's further keys stand
+NESTED = 4  # levels of objects whose keys are described
 
 # The quantifiers *+ and ++ are possessive, so that no list makes a pattern backtrack.
 _LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
@@ -52,6 +62,10 @@ _PLAIN_WORDS = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+)*")
 _WORDS = {"true": True, "false": False, "null": None}
 _NAME = re.compile(rf"(?P<name>{_STRING}|[^\s\"(][^\s(]*)\(")
 _SPACED_NAME = re.compile(r"(?P<name>[^\s\"(][^(\n]*)\(")
+# a description of an argument: keys that lead to it, joined by dots
+_STEP = rf"(?:{_STRING}|[^\s,:\"(){{}}?.]+)"
+_STEPS = re.compile(_STEP)
+_ABOUT = re.compile(rf"  (?P<path>{_STEP}(?:\.{_STEP})*+): (?P<text>\S.*)")
 _BEFORE_NAME = re.compile(rf"(?:\A|: )(?=(?:{_STRING}|[^\s\"(][^\s(]*)\()")
 
 
@@ -73,6 +87,7 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
     compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool.
     described: `description: name(arg: type)`, and at the end `Nothing fits: none()`; small
     models learn it sooner, and to decline (`DECLINE`).
+    arguments: as described, and what its schema says of each argument in a line below the tool.
     json: whole schemas in glaive's wording."""
     check_choice("tools_style", style, STYLES)
     read = [tool_schema(tool, unknown=[]) for tool in tools]
@@ -85,8 +100,12 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
     if style == "json":
         texts = [_json_text(given, tool) for given, tool in zip(tools, read, strict=True)]
         return f"{WITH_TOOLS}\n" + "\n\n".join(texts)
-    lines = ["Functions:", *(tool_line(tool, style) for tool in read)]
-    if style == "described":
+    lines = ["Functions:"]
+    for tool in read:
+        lines.append(tool_line(tool, style))
+        if style == "arguments":
+            lines += _about_lines(tool)
+    if style in DECLINING:
         lines.append(NOTHING_FITS)
     return "\n".join(lines)
 
@@ -98,11 +117,60 @@ def _json_text(given: Mapping[str, Any], tool: Schema) -> str:
 
 
 def tool_line(tool: Mapping[str, Any], style: str) -> str:
-    """The line of a tool of `tool_schema` in a list of style compact or described."""
-    description = " ".join(str(tool.get("description") or "").split())
-    return _line(
-        tool["name"], description, json.dumps(tool.get("parameters") or {}), style == "described"
-    )
+    """The line of a tool of `tool_schema` in a list of any style but json."""
+    parameters = json.dumps(tool.get("parameters") or {})
+    return _line(tool["name"], _flat(tool.get("description")), parameters, style in DECLINING)
+
+
+def _flat(text: Any) -> str:
+    """A description on one line."""
+    return " ".join(str(text or "").split())
+
+
+def _about_lines(tool: Mapping[str, Any]) -> Iterator[str]:
+    """What the schema of a tool says of its arguments, as far as it reads back."""
+    parameters = tool.get("parameters") or {}
+    for path, text in _abouts(parameters, parameters, ()):
+        steps = [step if _is_step(step) else _json(step) for step in path]
+        line = f"  {'.'.join(steps)}: {text}"
+        listed = listed_parameters(parameters)
+        if "\n" not in line and _read_about(line, listed) and _at(listed, path) is not None:
+            yield line
+
+
+def _is_step(name: str) -> bool:
+    return _STEPS.fullmatch(name) is not None and not name.startswith('"')
+
+
+def _abouts(
+    root: Mapping[str, Any], schema: Mapping[str, Any], path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The keys that lead to each argument, or key of an object, and its description."""
+    properties = schema.get("properties")
+    for name, one in properties.items() if isinstance(properties, Mapping) else ():
+        if not isinstance(one, Mapping):
+            continue
+        here = (*path, name)
+        text = _flat(one.get("description"))
+        if text:
+            yield here, text
+        inner = _object_in(root, one) if len(here) < NESTED else None
+        if inner is not None:
+            yield from _abouts(root, inner, here)
+
+
+def _object_in(root: Mapping[str, Any], schema: Any, depth: int = 0) -> Mapping[str, Any] | None:
+    """The object with named keys that a schema allows: itself, the items of its list, what it
+    refers to, or the first such of its alternatives."""
+    if not isinstance(schema, Mapping) or depth > NESTED:
+        return None
+    if isinstance(schema.get("properties"), Mapping):
+        return schema
+    further = [schema.get("items"), pointed_at(root, schema.get("$ref"))]
+    for key in ("anyOf", "oneOf", "allOf"):
+        further += _listed(schema.get(key))
+    found = (_object_in(root, one, depth + 1) for one in further)
+    return next((one for one in found if one is not None), None)
 
 
 @lru_cache(maxsize=4096)
@@ -245,8 +313,10 @@ def split_offer(prompt: str) -> tuple[str, list[Schema]]:
         return prompt.partition(WITH_TOOLS)[0].rstrip("\n") if schemas else prompt, schemas
     lines, rest = _split_list(prompt, listed)
     turned = NOTHING_FITS in lines
-    tools = []
+    tools: list[Schema] = []
     for line in lines:
+        if tools and _read_about(line, tools[-1]["parameters"]):
+            continue
         # prose among the lines is no tool, and no error
         read = read_line(line, turned) if line != NOTHING_FITS else None
         if read:
@@ -254,6 +324,26 @@ def split_offer(prompt: str) -> tuple[str, list[Schema]]:
                 dict(name=read.name, description=read.description, parameters=read.parameters)
             )
     return prompt[: listed.start()] + rest, tools
+
+
+def _read_about(line: str, parameters: Schema) -> bool:
+    """Whether a line describes an argument of a tool, whose schema then gets the description."""
+    about = _ABOUT.fullmatch(line)
+    path = [_unquoted(step) for step in _STEPS.findall(about["path"])] if about else []
+    argument = _at(parameters, path) if about else None
+    if about is None or argument is None:
+        return False
+    argument["description"] = about["text"]
+    return True
+
+
+def _at(parameters: Schema, path: Sequence[str]) -> Schema | None:
+    """The schema of an argument, or of a key of an object in it."""
+    found: Schema | None = parameters
+    for step in path:
+        inner = _object_in({}, found)
+        found = inner["properties"].get(step) if inner else None
+    return found
 
 
 def _json_schemas(prompt: str) -> Iterable[Schema]:

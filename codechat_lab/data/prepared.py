@@ -41,7 +41,7 @@ def write(
         )
         style = getattr(cfg, "tools_style", "compact")  # not every kind of data has tools
         named = {f"{name}.jsonl": rows for name, rows in files.items() if rows}
-        if style == "described":
+        if style in chat.DECLINING:
             named = {name: list(map(described, rows)) for name, rows in named.items()}
         _replace_files(out, named, manifest, cfg, style)
         tok = tokenizer.load(cfg.tokenizer)

@@ -310,7 +310,7 @@ class SftConfig(RowsConfig, preparation.ColumnsConfig):
         reads="path",
     )
     max_examples: int | None = opt(None, "rows to take from each source; none = all", least=0)
-    tools_style: Literal["compact", "described", "json"] = opt(
+    tools_style: Literal["compact", "described", "arguments", "json"] = opt(
         "compact",
         "how a system prompt lists tools: compact, described "
         "(the name after its description), or json",

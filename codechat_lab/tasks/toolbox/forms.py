@@ -11,7 +11,7 @@ for each conversation, so a service has no fixed form. form_services.toml has th
 form_phrases.toml what surrounds the requests. Groups of services and forms that are `hard`
 occur in test_hard only; values of open domains, and each call as a whole, belong to one split
 (`values`). Nothing is run: a call is right where it says what the request says. Lists of
-services are whole schemas, the one style that shows descriptions of arguments."""
+services are whole schemas; `--tools-style arguments` keeps their descriptions too."""
 
 import datetime
 import random

@@ -72,10 +72,10 @@ class CallsConfig(ColumnsConfig):
     )
     problems: int = opt(4000, "training problems of the toolbox", least=0)
     eval_examples: int = opt(500, "conversations and problems of each split but train", least=0)
-    tools_style: Literal["compact", "described", "json"] = opt(
+    tools_style: Literal["compact", "described", "arguments", "json"] = opt(
         "compact",
         "how a system prompt lists tools: compact, described (the name after its description, and an entry for "
-        "nothing), or json (whole schemas)",
+        "nothing), arguments (the same, and a line for each argument with a description), or json (whole schemas)",
     )
     probes: int = opt(64, "behaviour probes of each cell", least=0)
     seed: int = opt(0, "seed of the toolbox", **SEEDS)
@@ -93,10 +93,11 @@ class CallsConfig(ColumnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mix.forms and self.source == "embedded" and self.tools_style != "json":
+        shows = self.tools_style in ("arguments", "json")
+        if self.mix.forms and self.source == "embedded" and not shows:
             raise ConfigError(
                 f"mix.forms {self.mix.forms} with tools_style {self.tools_style}, which shows no "
-                "descriptions of arguments; give --tools-style json"
+                "descriptions of arguments; give --tools-style arguments or json"
             )
         if self.tools and self.source == "embedded":
             raise ConfigError(
@@ -123,10 +124,11 @@ def _files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
     files = (
         _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _source_files(cfg, ledgers)
     )
-    if cfg.tools_style == "described":
+    style = cfg.tools_style
+    if style in chat.DECLINING:
         files = {name: [_declining(row) for row in rows] for name, rows in files.items()}
-    if cfg.tools_style == "json" and cfg.source == "embedded":
-        files = {name: [_in_json(row) for row in rows] for name, rows in files.items()}
+    if style in ("arguments", "json") and cfg.source == "embedded":
+        files = {name: [_listed(row, style) for row in rows] for name, rows in files.items()}
     if cfg.probes and cfg.domain == "calls":
         # functions that training never sees
         requests = _code_requests({"select": cfg.probes, "test": cfg.probes})
@@ -147,13 +149,13 @@ def _declining(row: Row) -> Row:
     return row | {"messages": turns}
 
 
-def _in_json(row: Row) -> Row:
-    """The row with its list of tools as whole schemas."""
+def _listed(row: Row, style: str) -> Row:
+    """The row with its list of tools in another style."""
     turns = []
     for m in row["messages"]:
         rest, schemas = tool_lists.split_offer(m["content"]) if m["role"] == "system" else ("", [])
         if schemas:
-            listed = [rest.strip(), chat.tools_prompt(schemas, "json")]
+            listed = [rest.strip(), chat.tools_prompt(schemas, style)]
             m = m | {"content": "\n".join(filter(None, listed))}
         turns.append(m)
     return row | {"messages": turns}

@@ -155,8 +155,12 @@ def _states(results: Sequence[Result]) -> list[dict[str, Any]]:
         name = one.call["name"]
         # a plain word may stand in a sentence for itself
         telling = called.count(name) == 1 and not name.isalpha()
-        names = [one.of, name if telling else "", ordinal]
-        states.append(statements.state(one.value, list(filter(None, names)), one.error))
+        names = [ordinal]
+        if telling:
+            names.append(name)
+        if one.of:
+            names.append(one.of)
+        states.append(statements.state(one.value, names, one.error))
     return states
 
 
@@ -208,9 +212,12 @@ def _result(scene: ToolScene, number: int, text: str) -> Result:
     """What the tool of a request gives back."""
     request = scene.requests[number]
     value = request.tool.call(request.arguments)
-    said = {say(one) for one in request.arguments.values()}
-    others = [say(one) for other in scene.requests for one in other.arguments.values()]
-    own = [one for one in said if _tells_apart(one, text) and others.count(one) == 1]
+    said = dict.fromkeys(say(one) for one in request.arguments.values())
+    every = [say(one) for other in scene.requests for one in other.arguments.values()]
+    own = []
+    for one in said:
+        if _tells_apart(one, text) and every.count(one) == 1:
+            own.append(one)
     of = min(own, key=text.find, default="")
     report = request.tool.report(request.arguments, value)
     reports = of and of in report and report.endswith(".") and len(report) > len(say(value)) + 4

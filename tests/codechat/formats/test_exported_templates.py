@@ -31,7 +31,7 @@ MODES = [
     ("theirs", "text"),
     ("theirs", "template"),
 ]
-STYLES = ("compact", "described", "json")
+STYLES = ("compact", "described", "arguments", "json")
 
 
 @lru_cache

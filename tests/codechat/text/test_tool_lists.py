@@ -21,7 +21,7 @@ from codechat.text.tool_lists import (
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 Schema = dict[str, Any]
-LISTS = ("compact", "described")
+LISTS = ("compact", "described", "arguments")
 TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 # what ends a value, an argument, a line or a list, words for types and values, and what looks
 # like another line
@@ -181,6 +181,85 @@ def test_any_list_of_tools_reads_back_equal(style: str) -> None:
         assert offered_schemas(described(tools_prompt(offered))) == offered
 
 
+def with_descriptions(draw: random.Random, schema: Schema) -> Schema:
+    """The schema of an object, some of whose properties say what they are."""
+    properties = {}
+    for name, one in schema["properties"].items():
+        if one.get("properties"):
+            one = with_descriptions(draw, one)
+        elif one.get("items", {}).get("properties"):
+            one = one | {"items": with_descriptions(draw, one["items"])}
+        text = " ".join(any_text(draw, 6).split())
+        properties[name] = one | {"description": text} if text and draw.random() < 0.7 else one
+    return schema | {"properties": properties}
+
+
+def test_any_description_of_an_argument_reads_back() -> None:
+    draw = random.Random(1)
+    told = 0
+    for _ in range(300):
+        names = list({any_text(draw) or "x": None for _ in range(draw.randint(1, 3))})
+        properties = {one: a_schema(draw) for one in names}
+        plain = {"type": "object", "properties": properties, "required": names}
+        parameters = with_descriptions(draw, plain)
+        offered = [{"name": "f", "description": "g", "parameters": parameters}]
+        text = tools_prompt(offered, "arguments")
+        assert offered_schemas(text) == offered
+        assert tools_prompt(offered_schemas(text), "arguments") == text
+        told += str(parameters).count("'description'")
+    assert told > 300
+
+
+PLACE: Schema = {"type": "string", "description": "as City, ST"}
+SPAN: Schema = {
+    "type": "object",
+    "properties": {"days": {"type": "integer", "description": "1 to 7"}},
+    "required": ["days"],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "line"),
+    [
+        (PLACE, "  x: as City, ST"),
+        ({"type": "array", "items": SPAN}, "  x.days: 1 to 7"),
+        ({"anyOf": [SPAN, {"type": "null"}]}, "  x.days: 1 to 7"),
+        ({"$ref": "#/$defs/Span"}, "  x.days: 1 to 7"),
+        ({"type": "string", "description": " two\nlines "}, "  x: two lines"),
+        ({"type": "string"}, None),
+        ({"type": "string", "description": " "}, None),
+    ],
+)
+def test_an_argument_has_a_line_where_it_is_described(schema: Schema, line: str | None) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"x": schema},
+        "$defs": {"Span": SPAN},
+    }
+    text = tools_prompt([{"name": "f", "parameters": parameters}], "arguments")
+    assert text.split("\n")[2:-1] == ([line] if line else [])
+    assert text.endswith(NOTHING_FITS)
+
+
+def test_a_recursive_model_has_lines_of_a_few_levels() -> None:
+    node: Schema = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
+    node["properties"]["next"]["description"] = "another one"
+    parameters = {
+        "type": "object",
+        "properties": {"x": node},
+        "$defs": {"Node": node},
+    }
+    text = tools_prompt([{"name": "f", "parameters": parameters}], "arguments")
+    assert text.count("another one") == 2  # as deep as the line of the tool goes
+    assert tools_prompt(offered_schemas(text), "arguments") == text
+
+
+def test_indented_prose_is_no_argument() -> None:
+    text = "Functions:\nf(x: string)\n  y: no argument\n  x: its name"
+    (tool,) = offered_schemas(text)
+    assert tool["parameters"]["properties"] == {"x": {"type": "string", "description": "its name"}}
+
+
 def test_released_models_find_the_text_that_they_were_trained_on() -> None:
     """Digests of the lists as they were when the released models were trained."""
     offered = [tool.schema for tool in TOOLS.values()]
@@ -195,6 +274,8 @@ def test_released_models_find_the_text_that_they_were_trained_on() -> None:
 DIGESTS = {
     "compact": "d64bcebfc56e3cff",
     "described": "5ed0e01157482352",
+    # no argument of a released model's tool has a description
+    "arguments": "5ed0e01157482352",
     "json": "63e59d031a980f50",
 }
 

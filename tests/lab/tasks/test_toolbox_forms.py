@@ -356,15 +356,41 @@ def test_a_mix_has_its_share_of_forms(name: str) -> None:
 
 
 def test_forms_want_a_list_that_shows_descriptions() -> None:
-    with pytest.raises(ConfigError, match="give --tools-style json"):
+    with pytest.raises(ConfigError, match="give --tools-style arguments or json"):
         parse(prepare.CallsConfig, ["--mix", "forms"])
-    assert parse(prepare.CallsConfig, ["--mix", "forms", "--tools-style", "json"]).mix.forms
+    for style in ("arguments", "json"):
+        assert parse(prepare.CallsConfig, ["--mix", "forms", "--tools-style", style]).mix.forms
+
+
+def described_keys(schema: dict[str, Any]) -> dict[str, Any]:
+    """The descriptions of arguments, at any depth."""
+    inner: dict[str, Any] = schema.get("items", schema)
+    keys = {name: described_keys(one) for name, one in inner.get("properties", {}).items()}
+    return {"about": schema.get("description"), "keys": keys}
+
+
+def test_a_list_with_lines_for_arguments_says_what_whole_schemas_say(
+    problems: dict[str, list[Problem]],
+) -> None:
+    nested = False
+    for problem in of(problems, "form"):
+        row = {"messages": problem.messages}
+        again = prepare._listed(row, "arguments")["messages"][0]["content"]
+        before = schemas(problem)
+        after = {one["name"]: one["parameters"] for one in tool_lists.offered_schemas(again)}
+        assert again.endswith(tool_lists.NOTHING_FITS)
+        assert before.keys() == after.keys()
+        for name, parameters in before.items():
+            assert described_keys(after[name]) == described_keys(parameters)
+            assert after[name]["required"] == parameters["required"]
+        nested |= re.search(r"\n  \w+\.\w+: ", again) is not None
+    assert nested
 
 
 def test_a_list_of_the_catalogue_is_written_as_whole_schemas() -> None:
     mix = mixes.Mix(**mixes.shares_of("parallel"))
     for row in dialogues.draw("train", 40, mix=mix):
-        again = prepare._in_json(row)
+        again = prepare._listed(row, "json")
         before, after = row["messages"][0]["content"], again["messages"][0]["content"]
         assert again["messages"][1:] == row["messages"][1:]
         assert tool_lists.offered_schemas(after) == tool_lists.offered_schemas(before)

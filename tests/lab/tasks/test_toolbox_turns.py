@@ -97,8 +97,12 @@ def test_neither_the_request_nor_json_nor_a_call_states_anything(problems: list[
     for problem in of(problems, "stated", "failed"):
         told = [m["content"] for m in problem.messages if m["role"] == "function"]
         call = next(m["content"] for m in problem.messages if m["role"] == "assistant")
-        for answer in ("", "\n".join(told), problem.messages[1]["content"], call):
-            assert not right(problem, answer)
+        asked = problem.messages[1]["content"]
+        listed = "\n".join(told)
+        assert not right(problem, "")
+        assert not right(problem, listed)
+        assert not right(problem, asked)
+        assert not right(problem, call)
         assert not right(problem, f"{TASK.gold(problem)}\n{call}")
 
 
@@ -124,13 +128,21 @@ def test_a_value_that_a_failed_call_never_gave_is_wrong(problems: list[Problem])
 def test_the_share_of_stated_results_is_rewarded(problems: list[Problem]) -> None:
     problem = next(p for p in of(problems, "stated") if len(p.meta["states"]) > 2)
     first, second, *_ = map(texts_of, problem.meta["states"])
-    answers = ("No.", f"It is {first}.", f"They are {first}; {second}.", TASK.gold(problem))
+    answers = [
+        "No.",
+        f"It is {first}.",
+        f"They are {first}; {second}.",
+        TASK.gold(problem),
+    ]
     rewards = [TASK.score(problem, answer).reward for answer in answers]
     assert rewards == sorted(set(rewards))
     assert (rewards[0], rewards[-1]) == (0, 1)
 
 
-TWO = [statements.state(12, ["Oslo", "first"]), statements.state("kel mor", ["Rome", "second"])]
+TWO = [
+    statements.state(12, ["Oslo", "first"]),
+    statements.state("kel mor", ["Rome", "second"]),
+]
 FAILED = [
     statements.state(1250.5, ["Oslo", "first"]),
     statements.state(None, ["Rome", "second"], "timed out"),
