@@ -7,9 +7,8 @@ supervised tokens.
 
 Only assistant messages and their closing tag carry loss. Several conversations share a row but
 do not attend to each other. Evaluations measure each domain's held-out loss (three rises in a
-row are reported) and run the 2 x 2
-behaviour probes: request for code or for a tool, tools offered or not. --eval-task also samples
-validation problems of a task."""
+row are reported) and run the 2 x 2 behaviour probes: request for code or for a tool, tools
+offered or not. --eval-task also samples validation problems of a task."""
 
 import math
 from collections.abc import Mapping, Sequence

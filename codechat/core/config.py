@@ -620,7 +620,8 @@ def format_help(
     dials: Dials = {},
 ) -> str:
     """The text of --help: what the command does, with examples; one entry for each field, under
-    the group that declares it; the rest of `epilog`, a docstring."""
+    the group that declares it, or the name of the field that it is nested in; the rest of `epilog`,
+    a docstring."""
     leaves = leaves_of(cls)
     entries = [("--preset NAME", f"start from one of: {', '.join(presets)}")] if presets else []
     for name, dial in dials.items():
@@ -630,13 +631,15 @@ def format_help(
     entries.append(
         ("--config FILE", "json or yaml file, such as the config.json of a run; flags win over it")
     )
-    heading = cls
-    for name, field in leaves.items():
-        group = leaves[name.partition(".")[0]].group
-        if group is not heading:
-            heading = group
-            title = group.__name__.removesuffix("Settings").removesuffix("Config")
-            entries.append((f"\n{re.sub(r'(?<=[a-z])(?=[A-Z][a-z])', ' ', title)}:", ""))
+    heading = _title(cls)
+    # nested ones last: those of a new model would stand before data, steps and rates
+    for name in sorted(leaves, key=lambda name: "." in name):
+        field = leaves[name]
+        parent, dot, _ = name.partition(".")
+        title = parent.capitalize() if dot else _title(field.group)
+        if title != heading:
+            heading = title
+            entries.append((f"\n{title}:", ""))
         if not field.nested:
             entries.append(
                 (
@@ -649,6 +652,12 @@ def format_help(
     about, more = _parted(epilog)
     settings = "\n".join(_help_entry(flag, text) for flag, text in entries)
     return "\n\n".join(part for part in (usage, about, settings, more) if part)
+
+
+def _title(group: type) -> str:
+    """RLSessionSettings -> RL Session."""
+    name = group.__name__.removesuffix("Settings").removesuffix("Config")
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", name)
 
 
 def _parted(docstring: str) -> tuple[str, str]:

@@ -30,6 +30,7 @@ from codechat.core.errors import ConfigError, RunError, UserError, check_choice
 from codechat.core.registry import COMMANDS, ENTRIES, LOOPS, entry_of, find
 from codechat.evaluation.settings import EvaluateConfig
 from codechat.grpo import GRPOConfig
+from codechat.sft import SFTConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -477,6 +478,13 @@ def test_help_says_that_a_default_is_empty() -> None:
 def test_the_default_in_help_is_that_of_the_nested_value() -> None:
     assert "(default 8)" in format_help(Outer)
     assert parse(Outer, []).model.depth == 8
+
+
+def test_settings_of_a_new_model_are_shown_last() -> None:
+    shown = format_help(SFTConfig)
+    order = ("--run-name", "--data-dir", "--mix ", "\nModel:\n", "--model.depth")
+    places = [shown.index(part) for part in order]
+    assert places == sorted(places)
 
 
 def test_help_marks_what_is_required_and_what_is_positional() -> None:
