@@ -29,7 +29,8 @@ LAB = "codechat_lab"
 # Python hands over.
 # Raised by 880 in the library: attention of a training step in one kernel.
 # Raised by 40 in the library: few problems are named, and a run of calls alone is offered functions.
-CONTENT = {"codechat": (96_450, 66_000), "both": (196_405, 135_000)}
+# Raised by 25 in the library: a refused run name comes with a free one.
+CONTENT = {"codechat": (96_475, 66_000), "both": (196_405, 135_000)}
 # The laboratory's was 5.0 while comments behind closing brackets broke 100 statements over lines that
 # hold nothing but a bracket; they stand above their statements now.
 DENSITY = {"codechat": (4.9, 5.0), LAB: (5.04, 5.5), "tests": (5.04, 5.5)}
