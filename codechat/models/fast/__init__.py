@@ -7,7 +7,7 @@ is (`device.on_cpu`).
 
     functions     norms and activations whose gradient is written out, on a CPU
     attention     packed rows: pieces on a CPU, flex attention on a GPU
-    fused         attention of a training step in one kernel, which `make cpp` builds
+    fused         norms, activation and attention of a training step in C, which `make cpp` builds
     head          loss and log-probabilities of the output head, a chunk of logits at a time
     reader        the model as decoding reads it, with packed or transposed copies of its weights
     shared_prefix a cache whose rows share their prompts

@@ -1,6 +1,8 @@
-"""Attention of a training step by `cpp/attention.c`, where `make cpp` has built it: norms of
-queries and keys, rotation, scores, softmax and the weighted sum in one pass, and their slope in
-another. In bfloat16; scores are not rounded, so it is nearer to float32 than the plain way.
+"""What stands between the products of a training step in bfloat16, by `cpp/training.c` where
+`make cpp` has built it: a pass over memory forward, and one for the slope.
+
+RMSNorm; squared ReLU, with the bits of torch; attention with the norms and the rotation of its
+queries and keys, whose scores are not rounded, so it is nearer to float32 than the plain way.
 
 Shapes: B rows, T tokens, H heads, K key-value heads, E head width."""
 
@@ -15,10 +17,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from codechat.distributed import dist, numerics
-from codechat.models.fast.device import on_cpu
+from codechat.models.fast.device import compute_dtype, on_cpu
 
-LIBRARY = Path(__file__).parents[3] / "build" / "cpp" / "libattention.so"
+LIBRARY = Path(__file__).parents[3] / "build" / "cpp" / "libtraining.so"
 WIDTHS = (64, 128)  # of a head
+LINES = 64  # vectors of a norm whose gain's slope is summed apart, as in training.c
 INPUTS = ("qkv", "gains", "cos", "sin", "seen", "out", "kept", "up", "d_qkv", "d_gains")
 SIZES = ("rows", "tokens", "heads", "groups", "width", "turns", "threads")
 
@@ -27,6 +30,14 @@ class _Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in INPUTS),
         *((name, ctypes.c_int64) for name in SIZES),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "gain", "y", "scale", "up", "dx", "d_gain")),
+        *((name, ctypes.c_int64) for name in ("lines", "width", "threads")),
         ("eps", ctypes.c_float),
     ]
 
@@ -40,11 +51,33 @@ def kernel() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError:  # a torch without GNU's OpenMP, of which the library has its threads
         return None
-    if not library.attention_runs_here():
+    if not library.training_runs_here():
         return None
     if dist.is_main():  # roundings differ from those of another machine
-        print(f"attention of training steps: {LIBRARY.name} of `make cpp`", file=sys.stderr)
+        print(f"training steps: {LIBRARY.name} of `make cpp`", file=sys.stderr)
     return library
+
+
+def _library(x: Tensor) -> ctypes.CDLL | None:
+    """The library, where it may compute with x."""
+    plain = numerics.planned is None and not torch.compiler.is_compiling()
+    return kernel() if plain and on_cpu(x.device) and x.is_contiguous() else None
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor | None:
+    """x / rms(x) * gain (D,) over the last dimension of float32 x (.., D); none where there is no
+    kernel for it."""
+    fits = x.dtype == torch.float32 and compute_dtype(x) == torch.bfloat16
+    if not fits or gain.ndim != 1 or x.shape[-1] % 16 or _library(x) is None:
+        return None
+    return _RMSNorm.apply(x, gain, eps)
+
+
+def squared_relu(x: Tensor) -> Tensor | None:
+    """relu(x)^2 of bfloat16 x; none where there is no kernel for it."""
+    if x.dtype != torch.bfloat16 or x.numel() % 16 or _library(x) is None:
+        return None
+    return _SquaredReLU.apply(x)
 
 
 class Shape(NamedTuple):
@@ -67,16 +100,14 @@ def attend(
 
     gains: (E,) of the norms of queries and keys, none = not normed. rope: of `rope_table`, none =
     not turned. seen: of `seen_tokens`, none = all earlier tokens."""
-    if qkv.dtype != torch.bfloat16 or shape.width not in WIDTHS or not on_cpu(qkv.device):
-        return None
-    traced = numerics.planned is not None or torch.compiler.is_compiling()
-    if traced or kernel() is None:
+    fits = qkv.dtype == torch.bfloat16 and shape.width in WIDTHS
+    if not fits or _library(qkv) is None:
         return None
     if seen is None:
         seen = torch.zeros(*qkv.shape[:2], 3, dtype=torch.int32)
     q_gain, k_gain = gains or (None, None)
     cos, sin = rope or (None, None)
-    return _Attention.apply(qkv.contiguous(), q_gain, k_gain, cos, sin, seen, shape)
+    return _Attention.apply(qkv, q_gain, k_gain, cos, sin, seen, shape)
 
 
 def seen_tokens(docs: Tensor, branches: Tensor | None) -> Tensor | None:
@@ -102,6 +133,64 @@ def seen_tokens(docs: Tensor, branches: Tensor | None) -> Tensor | None:
     return torch.stack((first, second, third), dim=-1).int() if whole.all() else None
 
 
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        y = torch.empty_like(x)
+        scale = x.new_empty(x.shape[:-1])
+        given = dict(x=x, gain=gain.float(), scale=scale)
+        _run_norm("norm_forward", given | {"y": y}, eps)
+        ctx.save_for_backward(*given.values())
+        ctx.dtype = gain.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, gain, scale = ctx.saved_tensors
+        dx = torch.empty_like(x)
+        # sums do not depend on the number of threads
+        d_gain = x.new_zeros(-(-scale.numel() // LINES), len(gain))
+        given = dict(x=x, gain=gain, scale=scale, up=up.contiguous(), dx=dx, d_gain=d_gain)
+        _run_norm("norm_backward", given)
+        return dx, d_gain.sum(0).to(ctx.dtype), None
+
+
+def _run_norm(name: str, tensors: dict[str, Tensor], eps: float = 0.0) -> None:
+    places = {key: x.data_ptr() for key, x in tensors.items()}
+    width = len(tensors["gain"])
+    lines = tensors["scale"].numel()
+    call = _Norm(**places, lines=lines, width=width, threads=torch.get_num_threads(), eps=eps)
+    library = kernel()
+    assert library is not None
+    getattr(library, name)(ctypes.byref(call))
+
+
+class _SquaredReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        _run_activation("squared_relu_forward", x, y)
+        ctx.save_for_backward(x)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, up: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        dx = torch.empty_like(x)
+        _run_activation("squared_relu_backward", x, up.contiguous(), dx)
+        return dx
+
+
+def _run_activation(name: str, *tensors: Tensor) -> None:
+    library = kernel()
+    assert library is not None
+    places = [ctypes.c_void_p(x.data_ptr()) for x in tensors]
+    size = ctypes.c_int64(tensors[0].numel())
+    getattr(library, name)(*places, size, ctypes.c_int64(torch.get_num_threads()))
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -124,7 +213,7 @@ class _Attention(torch.autograd.Function):
         out = qkv.new_empty(B, T, shape.heads * shape.width)
         kept = torch.empty(B, shape.heads, T, 2)
         given = dict(qkv=qkv, gains=gains, cos=cos, sin=sin, seen=seen, out=out, kept=kept)
-        _run("attention_forward", shape, given)
+        _run_attention("attention_forward", shape, given)
         ctx.save_for_backward(*given.values())
         ctx.names = tuple(given)
         ctx.shape = shape
@@ -142,14 +231,14 @@ class _Attention(torch.autograd.Function):
             # of each row and key head: sums do not depend on the number of threads
             d_gains = torch.zeros(len(up) * shape.groups, 2, shape.width)
         slopes = dict(up=up.contiguous(), d_qkv=d_qkv, d_gains=d_gains)
-        _run("attention_backward", shape, given | slopes)
+        _run_attention("attention_backward", shape, given | slopes)
         if d_gains is None:
             return d_qkv, None, None, None, None, None, None
         d_q, d_k = d_gains.sum(0).to(ctx.dtype)
         return d_qkv, d_q, d_k, None, None, None, None
 
 
-def _run(name: str, shape: Shape, tensors: dict[str, Tensor | None]) -> None:
+def _run_attention(name: str, shape: Shape, tensors: dict[str, Tensor | None]) -> None:
     library = kernel()
     assert library is not None
     places = {key: x if x is None else x.data_ptr() for key, x in tensors.items()}

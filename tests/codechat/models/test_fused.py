@@ -1,8 +1,9 @@
-"""Attention of a training step in C: what it computes, and what it leaves to torch."""
+"""What stands between the products of a training step in C: what it computes, and what it leaves
+to torch."""
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,34 +12,44 @@ from torch import Tensor
 
 from codechat.distributed import numerics
 from codechat.models.config import GPTConfig
-from codechat.models.fast import fused
+from codechat.models.fast import functions, fused
 from codechat.models.fast.attention import Pieces
 from codechat.models.fast.fused import Shape, seen_tokens
 from codechat.models.gpt import Attention, rope_table
 from codechat.models.masks import Documents
 
-SOURCE = Path(__file__).parents[3] / "cpp" / "attention.c"
+SOURCE = Path(__file__).parents[3] / "cpp" / "training.c"
 COMPILER = shutil.which("cc")
 BF16_STEP = 2**-8  # between two neighbours of bfloat16, relative
 TOKENS = 150  # no multiple of a tile
-DOCS = torch.tensor([[0] * 40 + [1] * 70 + [2] * 31 + [-1] * 9, [0] * TOKENS])
+LENGTHS = torch.tensor([40, 70, 31, 9])
+DOCS = torch.stack(
+    (
+        torch.tensor([0, 1, 2, -1]).repeat_interleave(LENGTHS),
+        torch.zeros(TOKENS, dtype=torch.long),
+    )
+)
+IN_DOC = torch.stack(
+    (
+        torch.cat([torch.arange(n) for n in LENGTHS]),
+        torch.arange(TOKENS),
+    )
+)
 # in each document a prompt of 7 tokens, then completions of 11
-BRANCHES = torch.tensor([[max(0, (i - 7) // 11 + 1) for i in range(TOKENS)]]).expand(2, -1)
-IN_DOC = torch.tensor([[*range(40), *range(70), *range(31), *range(9)], [*range(TOKENS)]])
-COMPLETIONS = BRANCHES.gather(1, IN_DOC)
+COMPLETIONS = ((IN_DOC - 7) // 11 + 1).clamp(min=0)
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if COMPILER is None or not numerics._cpu_has_bf16() or not SOURCE.exists():
         pytest.skip("no C compiler, or no avx512_bf16")
-    made = tmp_path_factory.mktemp("attention")
+    made = tmp_path_factory.mktemp("training")
     # as cpp/CMakeLists.txt does: OpenMP is torch's
     compiled = [COMPILER, "-O3", "-fopenmp", "-fPIC", "-Wall", "-Werror", "-c", str(SOURCE)]
-    subprocess.run([*compiled, "-o", str(made / "attention.o")], check=True, timeout=120)
-    linked = [COMPILER, "-shared", str(made / "attention.o"), "-o", str(made / "libattention.so")]
+    subprocess.run([*compiled, "-o", str(made / "training.o")], check=True, timeout=120)
+    linked = [COMPILER, "-shared", str(made / "training.o"), "-o", str(made / "libtraining.so")]
     subprocess.run(linked, check=True, timeout=120)
-    return made / "libattention.so"
+    return made / "libtraining.so"
 
 
 @pytest.fixture
@@ -53,7 +64,7 @@ def built(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(fused, "LIBRARY", tmp_path / "libattention.so")
+    monkeypatch.setattr(fused, "LIBRARY", tmp_path / "libtraining.so")
     fused.kernel.cache_clear()
     yield
     fused.kernel.cache_clear()
@@ -127,13 +138,13 @@ def test_values_and_slopes_are_nearer_to_float32_than_those_of_torch_or_as_near(
     layer = attention_of(width, heads, groups, normed)
     exact = values_of(layer, MASKS[mask], torch.float32)
     calls = list[str]()
-    run = fused._run
+    run = fused._run_attention
 
     def noted(name: str, shape: Shape, tensors: dict[str, Tensor | None]) -> None:
         calls.append(name)
         run(name, shape, tensors)
 
-    monkeypatch.setattr(fused, "_run", noted)
+    monkeypatch.setattr(fused, "_run_attention", noted)
     ours = values_of(layer, MASKS[mask], torch.bfloat16)
     assert calls == ["attention_forward", "attention_backward"]
     monkeypatch.setattr(fused, "attend", lambda *given, **named: None)
@@ -143,6 +154,59 @@ def test_values_and_slopes_are_nearer_to_float32_than_those_of_torch_or_as_near(
         far = (ours[name] - right).norm() / size
         assert far < 1.15 * (plain[name] - right).norm() / size, name
         assert far < 4 * BF16_STEP, name
+
+
+def slopes_of(of: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    """The output and the gradients of a weighted sum of it."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    y = of(*leaves)
+    above = torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y.dtype)
+    y.backward(above)
+    return [y.detach(), *(x.grad for x in leaves if x.grad is not None)]
+
+
+@pytest.mark.parametrize("width", [16, 192])
+def test_a_norm_and_its_slopes_are_those_of_float64(built: None, width: int) -> None:
+    rng = torch.Generator().manual_seed(width)
+    # no multiple of the vectors that are summed together
+    x = 3 * torch.randn(2, 75, width, generator=rng)
+    gain = torch.randn(width, generator=rng)
+
+    def plain(x: Tensor, gain: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gain
+
+    def ours(x: Tensor, gain: Tensor) -> Tensor:
+        y = fused.rms_norm(x, gain, 1e-5)
+        assert y is not None
+        return y
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = slopes_of(ours, x, gain)
+    for got, right in zip(found, slopes_of(plain, x.double(), gain.double()), strict=True):
+        assert (got - right).abs().max() < 2e-6 * right.abs().max()
+
+
+def test_a_vector_of_equal_numbers_has_no_slope_along_itself(built: None) -> None:
+    """Its norm is 1 whatever its length."""
+    x = torch.full((3, 32), 2.0, requires_grad=True)
+    gain = torch.ones(32, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = fused.rms_norm(x, gain, 0.0)
+    assert y is not None and torch.equal(y, torch.ones(3, 32))
+    y.sum().backward()
+    assert x.grad is not None and x.grad.abs().max() < 1e-6
+    assert gain.grad is not None and torch.equal(gain.grad, torch.full((32,), 3.0))
+
+
+def test_squared_relu_and_its_slope_have_the_bits_of_torch(
+    built: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(37, 64, generator=torch.Generator().manual_seed(6)).bfloat16()
+    assert fused.squared_relu(x) is not None
+    ours = slopes_of(functions.squared_relu, x)
+    monkeypatch.setattr(fused, "squared_relu", lambda x: None)
+    for got, right in zip(ours, slopes_of(functions.squared_relu, x), strict=True):
+        assert torch.equal(got, right)
 
 
 def test_of_one_key_the_output_is_its_value_and_no_score_has_a_slope(built: None) -> None:
@@ -243,6 +307,9 @@ def test_float32_other_widths_and_plans_stay_with_torch(built: None) -> None:
     assert taken(64)
     assert not taken(64, torch.float32)
     assert not taken(32)
+    x = torch.ones(4, 64)
+    assert fused.rms_norm(x, torch.ones(64), 1e-5) is None  # products in float32
+    assert fused.squared_relu(x) is None
     with numerics.planning(numerics.Numerics(cpu=True, dtype=torch.bfloat16, memory=0)):
         assert not taken(64)
 

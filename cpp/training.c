@@ -1,6 +1,6 @@
-// Attention between two products of a training step, in bfloat16: queries and keys normed and turned, scores, softmax and the
-// weighted sum, in one pass over memory and with one slope (codechat/models/fast/fused.py). Scores that no query sees are not
-// computed, and no score leaves the cache.
+// What stands between the products of a training step in bfloat16 (codechat/models/fast/fused.py), a pass over memory each way:
+// RMSNorm, the squared ReLU, and attention: queries and keys normed and turned, scores, softmax and the weighted sum. Scores that no
+// query sees are not computed, and no score leaves the cache.
 //
 // Sums are float32; queries, keys, weights and slopes are rounded to bfloat16 where they enter a product, as torch rounds them.
 // A pair is two bfloat16 numbers that one instruction multiplies and adds: neighbours of a row, or of a column.
@@ -10,28 +10,15 @@
 #include <string.h>
 
 #define QUERIES 32  // of a tile
-#define KEYS 64
+#define KEYS 32
+#define LINES 64  // of a norm whose gain's slope is summed apart, whatever the number of threads
 #define INLINE static inline __attribute__((always_inline))
 
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
 
 typedef uint32_t __attribute__((may_alias)) Pair;
 
-typedef struct {
-  const uint16_t* qkv;        // (rows, tokens, heads + 2 groups, width): queries, keys, values
-  const float* gains;         // (2, width) of queries and keys; or none: they are not normed
-  const float *cos, *sin;     // (turns, tokens, width), turns = 1 or rows; or none: they are not turned
-  const int32_t* seen;        // (rows, tokens, 3): token i attends to [first, second) and [third, i]
-  uint16_t* out;              // (rows, tokens, heads, width)
-  float* kept;                // (rows, heads, tokens, 2): of a query its largest score and 1 / the sum of exponentials
-  const uint16_t* up;         // as out: the slope from above
-  uint16_t* d_qkv;            // as qkv
-  float* d_gains;             // (rows, groups, 2, width), zeros
-  int64_t rows, tokens, heads, groups, width, turns, threads;
-  float eps;
-} Call;
-
-int attention_runs_here(void) {
+int training_runs_here(void) {
   return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq");
 }
@@ -48,6 +35,8 @@ INLINE __m512i paired(__m256i low, __m256i high) {
   return _mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
 }
 
+INLINE float inverse_root(float x) { return 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+
 // exp(x) for x <= 0, to 2 units in the last place: 2^n times a polynomial
 INLINE __m512 exponential(__m512 x) {
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -63,22 +52,96 @@ INLINE __m512 exponential(__m512 x) {
   return _mm512_scalef_ps(y, n);
 }
 
-// c (m, 64) = a (m, pairs) b (pairs, 64); with add it is added to c. m is a multiple of 4.
-INLINE void multiply(const Pair* a, long a_row, long a_pair, const Pair* b, long b_pair, float* c, long c_row, long m, long pairs, int add) {
-  for (long i = 0; i < m; i += 4) {
-    __m512 sum[4][4];
-    for (int r = 0; r < 4; ++r)
-      for (int v = 0; v < 4; ++v) sum[r][v] = add ? _mm512_loadu_ps(c + (i + r) * c_row + 16 * v) : _mm512_setzero_ps();
-    for (long p = 0; p < pairs; ++p) {
-      __m512i right[4];
-      for (int v = 0; v < 4; ++v) right[v] = _mm512_loadu_si512(b + p * b_pair + 16 * v);
-      for (int r = 0; r < 4; ++r) {
-        const __m512i left = _mm512_set1_epi32((int)a[(i + r) * a_row + p * a_pair]);
-        for (int v = 0; v < 4; ++v) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)left, (__m512bh)right[v]);
+// ---- norm and activation
+
+typedef struct {
+  const float* x;       // (lines, width)
+  const float* gain;    // (width)
+  float* y;             // as x
+  float* scale;         // (lines): 1 / the root of the mean square
+  const float* up;      // as x
+  float* dx;            // as x
+  float* d_gain;        // (lines / LINES, width), zeros
+  int64_t lines, width, threads;
+  float eps;
+} Norm;
+
+void norm_forward(const Norm* call) {
+#pragma omp parallel for num_threads(call->threads) if (call->threads > 1)
+  for (long line = 0; line < call->lines; ++line) {
+    const float* x = call->x + line * call->width;
+    __m512 squares = _mm512_setzero_ps();
+    for (long e = 0; e < call->width; e += 16) squares = _mm512_fmadd_ps(_mm512_loadu_ps(x + e), _mm512_loadu_ps(x + e), squares);
+    const float scale = inverse_root(_mm512_reduce_add_ps(squares) / call->width + call->eps);
+    for (long e = 0; e < call->width; e += 16) {
+      const __m512 normed = _mm512_mul_ps(_mm512_loadu_ps(x + e), _mm512_set1_ps(scale));
+      _mm512_storeu_ps(call->y + line * call->width + e, _mm512_mul_ps(normed, _mm512_loadu_ps(call->gain + e)));
+    }
+    call->scale[line] = scale;
+  }
+}
+
+// With n = x s: dx = s (up g - n mean(up g n)), dg = sum(up n).
+void norm_backward(const Norm* call) {
+#pragma omp parallel for num_threads(call->threads) if (call->threads > 1)
+  for (long part = 0; part < (call->lines + LINES - 1) / LINES; ++part)
+    for (long line = part * LINES; line < call->lines && line < (part + 1) * LINES; ++line) {
+      const float* x = call->x + line * call->width;
+      const float* up = call->up + line * call->width;
+      float* d_gain = call->d_gain + part * call->width;
+      const __m512 scale = _mm512_set1_ps(call->scale[line]);
+      __m512 sum = _mm512_setzero_ps();
+      for (long e = 0; e < call->width; e += 16) {
+        const __m512 both = _mm512_mul_ps(_mm512_loadu_ps(up + e), _mm512_mul_ps(_mm512_loadu_ps(x + e), scale));
+        _mm512_storeu_ps(d_gain + e, _mm512_add_ps(both, _mm512_loadu_ps(d_gain + e)));
+        sum = _mm512_fmadd_ps(both, _mm512_loadu_ps(call->gain + e), sum);
+      }
+      const __m512 shared = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / call->width);
+      for (long e = 0; e < call->width; e += 16) {
+        const __m512 above = _mm512_mul_ps(_mm512_loadu_ps(up + e), _mm512_loadu_ps(call->gain + e));
+        const __m512 normed = _mm512_mul_ps(_mm512_loadu_ps(x + e), scale);
+        _mm512_storeu_ps(call->dx + line * call->width + e, _mm512_mul_ps(scale, _mm512_fnmadd_ps(normed, shared, above)));
       }
     }
-    for (int r = 0; r < 4; ++r)
-      for (int v = 0; v < 4; ++v) _mm512_storeu_ps(c + (i + r) * c_row + 16 * v, sum[r][v]);
+}
+
+// relu(x)^2, and its slope 2 relu(x) up. size is a multiple of 16.
+void squared_relu_forward(const uint16_t* x, uint16_t* y, int64_t size, int64_t threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (long i = 0; i < size; i += 16) {
+    const __m512 kept = _mm512_max_ps(wide(x + i), _mm512_setzero_ps());
+    store_rounded(y + i, _mm512_mul_ps(kept, kept));
+  }
+}
+
+void squared_relu_backward(const uint16_t* x, const uint16_t* up, uint16_t* dx, int64_t size, int64_t threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (long i = 0; i < size; i += 16) {
+    const __m512 kept = _mm512_max_ps(wide(x + i), _mm512_setzero_ps());
+    store_rounded(dx + i, _mm512_mul_ps(_mm512_add_ps(kept, kept), wide(up + i)));
+  }
+}
+
+// ---- products
+
+// c (m, 16 V) = a (m, pairs) b (pairs, 16 V); with add it is added to c. m is a multiple of 16 / V.
+INLINE void multiply(const Pair* a, long a_row, long a_pair, const Pair* b, long b_pair, float* c, long c_row, long m, long pairs, int add,
+                     const int V) {
+  const int R = 16 / V;
+  for (long i = 0; i < m; i += R) {
+    __m512 sum[16];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) sum[r * V + v] = add ? _mm512_loadu_ps(c + (i + r) * c_row + 16 * v) : _mm512_setzero_ps();
+    for (long p = 0; p < pairs; ++p) {
+      __m512i right[4];
+      for (int v = 0; v < V; ++v) right[v] = _mm512_loadu_si512(b + p * b_pair + 16 * v);
+      for (int r = 0; r < R; ++r) {
+        const __m512i left = _mm512_set1_epi32((int)a[(i + r) * a_row + p * a_pair]);
+        for (int v = 0; v < V; ++v) sum[r * V + v] = _mm512_dpbf16_ps(sum[r * V + v], (__m512bh)left, (__m512bh)right[v]);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) _mm512_storeu_ps(c + (i + r) * c_row + 16 * v, sum[r * V + v]);
   }
 }
 
@@ -97,6 +160,22 @@ INLINE void pair_rows(const uint16_t* x, Pair* to, long n, const long E) {
                                                      _mm256_loadu_si256((const __m256i*)(x + (k + 1) * E + e))));
 }
 
+// ---- attention
+
+typedef struct {
+  const uint16_t* qkv;        // (rows, tokens, heads + 2 groups, width): queries, keys, values
+  const float* gains;         // (2, width) of queries and keys; or none: they are not normed
+  const float *cos, *sin;     // (turns, tokens, width), turns = 1 or rows; or none: they are not turned
+  const int32_t* seen;        // (rows, tokens, 3): token i attends to [first, second) and [third, i]
+  uint16_t* out;              // (rows, tokens, heads, width)
+  float* kept;                // (rows, heads, tokens, 2): of a query its largest score and 1 / the sum of exponentials
+  const uint16_t* up;         // as out: the slope from above
+  uint16_t* d_qkv;            // as qkv
+  float* d_gains;             // (rows, groups, 2, width), zeros
+  int64_t rows, tokens, heads, groups, width, turns, threads;
+  float eps;
+} Call;
+
 INLINE const uint16_t* head_of(const Call* call, const uint16_t* qkv, long row, long token, long head) {
   return qkv + ((row * call->tokens + token) * (call->heads + 2 * call->groups) + head) * call->width;
 }
@@ -111,8 +190,7 @@ INLINE long angle_of(const Call* call, long row, long token) {
 INLINE float scale_of(const uint16_t* x, float eps, const long E) {
   __m512 squares = _mm512_setzero_ps();
   for (long e = 0; e < E; e += 16) squares = _mm512_fmadd_ps(wide(x + e), wide(x + e), squares);
-  const __m128 mean = _mm_set_ss(_mm512_reduce_add_ps(squares) / E + eps);
-  return 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(mean));
+  return inverse_root(_mm512_reduce_add_ps(squares) / E + eps);
 }
 
 // A query or a key of one token, normed and turned.
@@ -216,7 +294,7 @@ INLINE void* room(size_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 6
 INLINE void forward(const Call* call, long task, const long E) {
   const long row = task / call->groups, group = task % call->groups, share = call->heads / call->groups;
   const long padded = (call->tokens + KEYS - 1) / KEYS * KEYS, stride = (call->heads + 2 * call->groups) * E;
-  const float factor = 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(E)));
+  const float factor = inverse_root(E);
   Pair* keys = room(2 * padded * E);    // (padded / KEYS, E / 2, KEYS)
   Pair* values = room(2 * padded * E);  // (padded / 2, E)
   float* scores = room(4 * QUERIES * padded);
@@ -237,7 +315,7 @@ INLINE void forward(const Call* call, long task, const long E) {
       const long n = blocks_of(seen, at, blocks), line = n * KEYS;
       turned(call, row, at, QUERIES, head, rows, E);
       for (long i = 0; i < n; ++i)
-        multiply((const Pair*)rows, E / 2, 1, keys + blocks[i] * KEYS * E / 2, KEYS, scores + i * KEYS, line, QUERIES, E / 2, 0);
+        multiply((const Pair*)rows, E / 2, 1, keys + blocks[i] * KEYS * E / 2, KEYS, scores + i * KEYS, line, QUERIES, E / 2, 0, KEYS / 16);
       for (int r = 0; r < QUERIES; ++r) {
         float* s = scores + r * line;
         __m512 most = _mm512_set1_ps(-3e38f);
@@ -266,7 +344,7 @@ INLINE void forward(const Call* call, long task, const long E) {
       }
       for (long i = 0; i < n; ++i)
         for (long e = 0; e < E; e += 64)
-          multiply((const Pair*)weights + i * KEYS / 2, line / 2, 1, values + blocks[i] * KEYS / 2 * E + e, E, sums + e, E, QUERIES, KEYS / 2, i > 0);
+          multiply((const Pair*)weights + i * KEYS / 2, line / 2, 1, values + blocks[i] * KEYS / 2 * E + e, E, sums + e, E, QUERIES, KEYS / 2, i > 0, 4);
       for (int r = 0; r < QUERIES && at + r < call->tokens; ++r)
         for (long e = 0; e < E; e += 16)
           store_rounded(call->out + ((row * call->tokens + at + r) * call->heads + head) * E + e, _mm512_loadu_ps(sums + r * E + e));
@@ -278,7 +356,7 @@ INLINE void forward(const Call* call, long task, const long E) {
 INLINE void backward(const Call* call, long task, const long E) {
   const long row = task / call->groups, group = task % call->groups, share = call->heads / call->groups;
   const long padded = (call->tokens + KEYS - 1) / KEYS * KEYS, stride = (call->heads + 2 * call->groups) * E;
-  const float factor = 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(E)));
+  const float factor = inverse_root(E);
   const __m512 by = _mm512_set1_ps(factor);
   Pair* keys = room(2 * padded * E);         // (padded / KEYS, E / 2, KEYS)
   Pair* values = room(2 * padded * E);       // the same
@@ -326,8 +404,8 @@ INLINE void backward(const Call* call, long task, const long E) {
       const long n = blocks_of(seen, at, blocks);
       for (long i = 0; i < n; ++i) {
         const long start = blocks[i] * KEYS;
-        multiply((const Pair*)rows, E / 2, 1, keys + start * E / 2, KEYS, scores, KEYS, QUERIES, E / 2, 0);
-        multiply((const Pair*)above, E / 2, 1, values + start * E / 2, KEYS, d_weights, KEYS, QUERIES, E / 2, 0);
+        multiply((const Pair*)rows, E / 2, 1, keys + start * E / 2, KEYS, scores, KEYS, QUERIES, E / 2, 0, KEYS / 16);
+        multiply((const Pair*)above, E / 2, 1, values + start * E / 2, KEYS, d_weights, KEYS, QUERIES, E / 2, 0, KEYS / 16);
         for (int r = 0; r < QUERIES; r += 2)
           for (int v = 0; v < KEYS; v += 16) {
             __m256i weight[2], slope[2];
@@ -344,9 +422,9 @@ INLINE void backward(const Call* call, long task, const long E) {
             _mm512_storeu_si512(slopes_by_rows + r / 2 * KEYS + v, paired(slope[0], slope[1]));
           }
         for (long e = 0; e < E; e += 64) {
-          multiply(weights, 1, KEYS, above_by_rows + e, E, d_values + start * E + e, E, KEYS, QUERIES / 2, 1);
-          multiply(slopes_by_rows, 1, KEYS, queries + e, E, d_keys + start * E + e, E, KEYS, QUERIES / 2, 1);
-          multiply((const Pair*)slopes, KEYS / 2, 1, keys_by_rows + start / 2 * E + e, E, d_queries + e, E, QUERIES, KEYS / 2, i > 0);
+          multiply(weights, 1, KEYS, above_by_rows + e, E, d_values + start * E + e, E, KEYS, QUERIES / 2, 1, 4);
+          multiply(slopes_by_rows, 1, KEYS, queries + e, E, d_keys + start * E + e, E, KEYS, QUERIES / 2, 1, 4);
+          multiply((const Pair*)slopes, KEYS / 2, 1, keys_by_rows + start / 2 * E + e, E, d_queries + e, E, QUERIES, KEYS / 2, i > 0, 4);
         }
       }
       for (int r = 0; r < QUERIES && at + r < call->tokens; ++r) turn_back(call, row, at + r, head, d_queries + r * E, d_gains, E);
