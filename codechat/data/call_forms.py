@@ -55,8 +55,8 @@ class Answer(NamedTuple):
 
 def read_answer(text: str, offered: Collection[str], marked: bool = False) -> Answer:
     """The prose and the calls of an answer. offered: names of the functions on offer; marked:
-    only tags mark calls. Unreadable for calls that cannot be read, for text after a call, and
-    for an unknown form of calls."""
+    tags mark calls, and what is nothing but calls needs none. Unreadable for calls that cannot
+    be read, for text after a call, and for an unknown form of calls."""
     said = without_thought(text)
     answer = _read_said(said, offered, marked)
     thought = text[: len(text) - len(said)]
@@ -75,18 +75,36 @@ def _read_said(text: str, offered: Collection[str], marked: bool) -> Answer:
     if opens:
         begin = opens.start()
         return Answer(text[:begin].strip(), written(_tagged(text, begin)))
-    if marked:
-        return Answer(text, [])
-    if _FOREIGN.search(text) or (offered and _FOREIGN_WITH_TOOLS.search(text)):
+    foreign = _FOREIGN.search(text) or (offered and _FOREIGN_WITH_TOOLS.search(text))
+    if foreign and not marked:
         raise Unreadable("unknown_call_form")
     if not offered:
         _reject_calls_without_tools(text)
         return Answer(text, [])
+    if marked:
+        calls = _whole_calls(text, offered)
+        return Answer("", calls) if calls else Answer(text, [])
     answer = _python_answer(text, offered) or _json_answer(text, offered)
     if answer:
         return answer
     _reject_hidden_calls(text, offered)
     return Answer(text, [])
+
+
+def _whole_calls(text: str, offered: Collection[str]) -> list[str]:
+    """The calls of an answer that is nothing else, in JSON or as Python writes them, in a fence
+    or not: some sets in glaive's form mark the last answer alone."""
+    body = _FENCE.sub(r"\1", text.strip())
+    python = python_calls(body, 0, offered) if body.startswith("[") else None
+    if python is not None and python.end == len(body):
+        return written(python.calls)
+    found = tool_calls.value_at(body, 0) if body.startswith(("[", "{")) else None
+    if found is None or body[found[1] :].strip():
+        return []
+    items = _listed(found[0])
+    if not items or not all(map(_is_name_and_arguments, items)):
+        return []
+    return written(map(tool_calls.read_call, items))
 
 
 def _reject_calls_without_tools(text: str) -> None:

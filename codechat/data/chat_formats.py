@@ -58,7 +58,7 @@ class Form(NamedTuple):
 
     columns: a row of this form has all of them, not null; reader: the row -> the row with
     `messages`; reads: further columns that are read; calls: whether it can hold calls; marked:
-    whether every call has a tag, so that text without one is prose, whatever it looks like."""
+    whether a call beside prose has a tag, so that prose without one is prose, whatever it holds."""
 
     columns: tuple[str, ...]
     reader: Callable[[Row, str], Row]

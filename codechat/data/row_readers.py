@@ -30,6 +30,8 @@ _GLAIVE_ROLES = {
 _GLAIVE_CALL = re.compile(r"<functioncall>(?=\s*[\[{])")
 # calls in the turns of tool sets
 _FENCED = re.compile(r'\A\s*```(?:json)?\s*([\[{].*"name".*[\]}])\s*```\s*\Z', re.DOTALL)
+# Seal-Tools: the result of an earlier call of the same answer, which nobody can run
+_RESULT_OF_A_CALL = re.compile(r'"API_call_\d+"')
 _BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 
 
@@ -121,6 +123,8 @@ def _answer_of(cell: Any) -> Message:
     calls = from_json(cell, "bad_row")
     if not isinstance(calls, list):
         raise Unreadable("bad_row")
+    if _RESULT_OF_A_CALL.search(json.dumps(calls)):
+        raise Unreadable("result_as_argument")
     return (
         {"role": "assistant", "tool_calls": calls}
         if calls

@@ -402,12 +402,15 @@ def _of_glaive(row: Row, name: str) -> Row | str:
     talk = public_rows.conversation_row(row, name, domain="calls")
     if isinstance(talk, str):
         return talk
-    at = public_rows.answer_at(talk["messages"])
-    calls = chat.parse_calls(talk["messages"][at]["content"])
-    gold = {"name": calls[0].name, "arguments": calls[0].arguments} if calls else None
     answers = [turn["content"] for turn in glaive_turns(row["chat"]) if turn["role"] == "assistant"]
-    own = next((text for text in answers if chat.CALL_TAG in text), "") if len(calls) == 1 else ""
-    meta = {"tools_present": talk["meta"]["tools_present"], "gold_text": own}
+    own = next((text for text in answers if chat.CALL_TAG in text), "")
+    at = _answer_with(talk["messages"], chat.parse_calls(own))
+    calls = chat.parse_calls(own or talk["messages"][at]["content"])
+    gold = {"name": calls[0].name, "arguments": calls[0].arguments} if calls else None
+    meta = {
+        "tools_present": talk["meta"]["tools_present"],
+        "gold_text": own if len(calls) == 1 else "",
+    }
     prompt = talk["messages"][:at]
     split = talk["meta"]["split"]
     return {
@@ -417,6 +420,17 @@ def _of_glaive(row: Row, name: str) -> Row | str:
         "split": split,
         "meta": meta,
     }
+
+
+def _answer_with(messages: list[Row], calls: Sequence[chat.Call]) -> int:
+    """Index of the first answer with these calls; without any, of the answer to predict. Earlier
+    answers of a row may hold calls that no tag marks."""
+    wanted = [(call.name, call.arguments) for call in calls]
+    for at, message in enumerate(messages):
+        found = chat.parse_calls(message["content"]) if message["role"] == "assistant" else []
+        if wanted and [(call.name, call.arguments) for call in found][-len(wanted) :] == wanted:
+            return at
+    return public_rows.answer_at(messages)
 
 
 def _problem(row: Row, name: str) -> Problem | str:

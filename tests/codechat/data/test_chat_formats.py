@@ -126,6 +126,21 @@ def glaive(answer: str) -> dict:
     return GLAIVE | {"chat": f"USER: Oslo?\n\n\nASSISTANT: {answer} <|endoftext|>"}
 
 
+@pytest.mark.parametrize(
+    "text", [f"```{CALLS}```", '[get_weather(city="Oslo"), get_weather(city="Rome")]']
+)
+def test_a_glaive_answer_that_is_nothing_but_calls_is_calls(text):
+    answer = chat_formats.messages_of(glaive(text), "x")[-1]["content"]
+    assert answer == EXPECTED[2]["content"]
+
+
+@pytest.mark.parametrize(
+    "text", ['```json\n{"name": "Ann", "age": 3}\n```', f"As you asked: {CALLS}", "[1, 2]", "[]"]
+)
+def test_other_json_in_a_glaive_answer_is_prose(text):
+    assert chat_formats.messages_of(glaive(text), "x")[-1]["content"] == text
+
+
 def test_rows_that_cannot_be_taught_give_a_reason():
     for line in rows_of(HERE / "unusable.jsonl"):
         assert chat_formats.messages_of(line["row"], "x") == line["reason"], line

@@ -13,9 +13,11 @@ from jsonl import rows_of, write
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data.sources import local_rows
+from codechat.data import conversations
+from codechat.data.sources import Ledger, local_rows
 from codechat.tasks.base import Problem, Score, check_reference_solutions
 from codechat.text import chat
+from codechat_lab.data import public_rows
 from codechat_lab.tasks.funcall import STAIRCASES, TIERS, FuncallTask, score_call
 from codechat_lab.tasks.toolbox import problems
 
@@ -538,7 +540,20 @@ def test_reference_solutions_of_glaive_rows_pass(glaive):
 def test_the_answer_of_a_glaive_row_is_not_part_of_its_prompt(glaive):
     for problem in everything(task_of(glaive)):
         assert problem.messages[-1]["role"] != "assistant"
-        assert not any(chat.parse_calls(m["content"]) for m in problem.messages)
+        said = [call for m in problem.messages for call in chat.parse_calls(m["content"])]
+        assert not any(problem.gold == {"name": c.name, "arguments": c.arguments} for c in said)
+
+
+@pytest.mark.parametrize("name", ["glaive_format_short"])
+def test_what_is_written_of_glaive_rows_is_read_again(glaive):
+    ledger = Ledger("glaive")
+    # the last hundred have calls that no tag marks
+    given = list(local_rows(glaive))[-200:]
+    rows = list(public_rows.conversation_rows(given, "glaive", ledger, domain="real"))
+    assert len(rows) > 190
+    assert any(chat.CALL_TAG in m["content"] for row in rows for m in row["messages"][1:-1])
+    for row in rows:
+        assert conversations.check_row(row, "real", "row")["messages"] == row["messages"]
 
 
 @GLAIVE
