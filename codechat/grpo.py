@@ -96,7 +96,7 @@ class GRPOConfig(RatioSettings, GroupSettings):
     )
     mask_truncated: bool = opt(
         False,
-        "completions that were cut off teach nothing (DAPO, "
+        "leave completions that were cut off out of the loss (DAPO, "
         "section 3.4); where all are, the run is DEAD",
     )
     kl_in: Literal["loss", "reward"] = opt(

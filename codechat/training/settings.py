@@ -47,7 +47,7 @@ class RunSettings(Settings):
         reads="run",
     )
     model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
-    device_batch_size: int = opt(8, "sequences, RL: problems, per microbatch and device", least=1)
+    device_batch_size: int = opt(8, "sequences (RL: problems) per microbatch and device", least=1)
     eval_every: int = opt(100, "steps between evaluations; 0 = only the last", **UNHASHED_COUNT)
     save_every: int = opt(25, "steps between checkpoints; 0 = only the last", **UNHASHED_COUNT)
     keep_last: int = opt(
@@ -111,11 +111,11 @@ class LearningSettings(RunSettings):
         1, "microbatches (RL: batches of problems) per step, whose gradients are summed", least=1
     )
     lora_rank: int = opt(
-        0, "rank of low-rank updates of frozen weights; 0 = train all weights", least=0
+        0, "rank of LoRA adapters of frozen weights; 0 = train all weights", least=0
     )
-    lora_alpha: float = opt(LORA_ALPHA, "low-rank updates are scaled by alpha / rank")
+    lora_alpha: float = opt(LORA_ALPHA, "LoRA adapters are scaled by alpha / rank")
     lora_targets: tuple[str, ...] = opt(
-        LORA_CHOSEN, f"matrices with low-rank updates: {' '.join(LORA_TARGETS)}"
+        LORA_CHOSEN, f"matrices with LoRA adapters: {' '.join(LORA_TARGETS)}"
     )
     shard: bool | None = opt(
         None, "split weights over ranks; none = where a replica does not fit", **UNHASHED

@@ -55,10 +55,10 @@ class PlanConfig(config.Settings):
     max_steps: int = opt(1000, "optimizer steps", least=1)
     optimizer: Literal["adamw", "muon"] = opt("muon", "optimizer of the block matrices")
     lora_rank: int = opt(
-        0, "rank of low-rank updates of frozen weights; 0 = train all weights", least=0
+        0, "rank of LoRA adapters of frozen weights; 0 = train all weights", least=0
     )
     lora_targets: tuple[str, ...] = opt(
-        LORA_CHOSEN, f"matrices with low-rank updates: {' '.join(LORA_TARGETS)}"
+        LORA_CHOSEN, f"matrices with LoRA adapters: {' '.join(LORA_TARGETS)}"
     )
     shard: bool | None = opt(
         None, "split weights and optimizer states over GPUs; none = where a replica does not fit"

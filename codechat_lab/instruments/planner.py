@@ -206,7 +206,7 @@ class Plan:
 
     def __str__(self) -> str:
         cfg = self.cfg
-        trained = f", frozen, and {cfg.adapters:,} of low-rank updates" if cfg.lora_rank else ""
+        trained = f", frozen, and {cfg.adapters:,} in LoRA adapters" if cfg.lora_rank else ""
         lines = [
             f"{cfg.model.n_params:,} parameters{trained}, {cfg.batch} x {cfg.length} tokens per GPU",
             self.verdict,

@@ -74,7 +74,8 @@ def _tables(path: Path) -> dict[str, Any]:
         here = {"shared": {}, "stage": {}} | tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path}: {error}; required is a recipe as docs/recipes.md shows it"
+            f"{path}: {getattr(error, 'strerror', None) or error}; "
+            "required is a recipe as docs/recipes.md shows it"
         ) from None
     if "from" not in here:
         return here

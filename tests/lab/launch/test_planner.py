@@ -226,7 +226,7 @@ def test_8b_fits_one_h200_with_adapters_alone(
 ) -> None:
     assert adapted_8b.fits
     assert not trained_8b.fits
-    assert "frozen, and 15,728,640 of low-rank updates" in str(adapted_8b)
+    assert "frozen, and 15,728,640 in LoRA adapters" in str(adapted_8b)
 
 
 def gradients_and_states(plan: planner.Plan) -> int:
