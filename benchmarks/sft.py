@@ -63,7 +63,8 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
     (shape, made), device = batches(cfg), hardware.device()
     tokens = sum(int((batch.docs >= 0).sum()) for batch in made)
     talks = sum(int((batch.docs.amax(1) + 1).sum()) for batch in made)
-    flops = 0.0 if cfg.lora_rank else shape.flops_per_token(tokens // talks)
+    adapters = shape.lora_params(cfg.lora_rank, LORA_TARGETS)
+    flops = shape.flops_per_token(tokens // talks, adapters)
 
     def contestant(
         name: str, model: Any, optimizers: Any, loss: Any, rows: Any

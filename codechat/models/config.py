@@ -261,13 +261,19 @@ class GPTConfig(Settings):
         )
         return embeddings + self.depth * self.block_matmul_params + gains + biases
 
-    def flops_per_token(self, length: int) -> int:
+    def flops_per_token(self, length: int, adapters: int = 0) -> int:
         """Forward and backward FLOPs per token at sequence length `length`: 6 per matrix weight
         (the head included, the embedding look-up not) plus 12 x depth x heads x head width x
         length for attention, uncut by causality (PaLM, arXiv:2204.02311, appendix B); with mla,
-        of query and value widths apart."""
+        of query and value widths apart.
+
+        adapters: `lora_params`, if only they are trained. A frozen matrix has no gradient of its
+        own: 4 per weight, and 6 per adapter weight."""
         scores_and_values = self.n_head * (self.query_width + self.head_dim)
-        return 6 * self.matmul_params + 6 * self.depth * scores_and_values * length
+        attention = 6 * self.depth * scores_and_values * length
+        if adapters:
+            return 4 * self.matmul_params + 6 * adapters + attention
+        return 6 * self.matmul_params + attention
 
 
 def by_depth(depth: int, build: Callable[..., Any], ranks: int = 1) -> Any:

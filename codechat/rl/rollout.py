@@ -137,14 +137,16 @@ class RolloutBatch:
         place = {p: len(self.problems) + i for i, p in enumerate(groups)}
         return join([self, other]).take([place.get(p, p) for p in range(len(self.problems))])
 
-    def flops(self, shape: GPTConfig, trained: int) -> float:
+    def flops(self, shape: GPTConfig, trained: int, adapters: int = 0) -> float:
         """Model FLOPs of a forward pass of each prompt and completion token, and forward and
-        backward of `trained` tokens, at the mean length."""
+        backward of `trained` tokens, at the mean length. adapters: as in `flops_per_token`."""
         n_prompt = sum(map(len, self.prompts))
         n_completion = int(self.lengths().sum())
         mean_length = n_prompt // len(self.prompts) + n_completion // len(self.completions)
-        # flops_per_token counts forward and backward, of which the forward pass is a third
-        return shape.flops_per_token(mean_length) * ((n_prompt + n_completion) / 3 + trained)
+        # without adapters, a third of forward and backward is the forward pass
+        forward = shape.flops_per_token(mean_length) / 3
+        learned = shape.flops_per_token(mean_length, adapters)
+        return forward * (n_prompt + n_completion) + learned * trained
 
     def tier_shares(self, tiers: Sequence[str]) -> dict[str, float]:
         """tier/NAME: share of rollouts on each tier. reward/NAME: mean of each term of the

@@ -322,7 +322,7 @@ class RLSession(Session):
             for name, value in {**means, **self.engine.metrics()}.items()
         }
         # the whole step counts, sampling too: model FLOPs over its seconds
-        flops = batch.flops(self.cfg.model, meter.trained)
+        flops = batch.flops(self.cfg.model, meter.trained, self.cfg.adapters)
         flops_per_s = flops / (time.perf_counter() - meter.began)
         peak = hardware.peak(self.world.device, numerics.compute_dtype())
         every["mfu"] = Mean(peak.share(flops_per_s), 1)

@@ -329,7 +329,7 @@ class SupervisedSession(Session):
         train_loss = dist.total(float(nats))
         tok_per_s = self.tokens_per_second(tokens_per_step)
         peak = hardware.peak(hardware.device(), numerics.compute_dtype())
-        flops = tok_per_s * self.cfg.model.flops_per_token(self.cfg.length)
+        flops = tok_per_s * self.cfg.model.flops_per_token(self.cfg.length, self.cfg.adapters)
         self.run.log(
             self.step + 1,
             tokens=(self.step + 1) * tokens_per_step,
@@ -473,7 +473,7 @@ def build_model(cfg: LearningSettings, parent: Checkpoint | None) -> GPT:
         seed=seed,
         shard_it=cfg.shard,
         over=cfg.shard_over,
-        adapters=cfg.model.lora_params(cfg.lora_rank, cfg.lora_targets),
+        adapters=cfg.adapters,
     )
     if parent:
         checkpoint.restore(parent, model)

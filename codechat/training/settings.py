@@ -128,6 +128,11 @@ class LearningSettings(RunSettings):
     def batch_per_rank(self) -> int:
         return self.device_batch_size * self.grad_accum
 
+    @property
+    def adapters(self) -> int:
+        """Weights of the low-rank updates; 0 = all weights are trained."""
+        return self.model.lora_params(self.lora_rank, self.lora_targets)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         rank = self.lora_rank

@@ -150,10 +150,8 @@ class PlanConfig(config.Settings):
 
     @property
     def flops_per_token(self) -> int:
-        """Forward and backward. A frozen matrix has no gradient, which saves 2 of the 6 FLOPs
-        per weight."""
-        frozen = 2 * self.model.matmul_params if self.lora_rank else 0
-        return self.model.flops_per_token(self.length) - frozen + 6 * self.adapters
+        """Forward and backward."""
+        return self.model.flops_per_token(self.length, self.adapters)
 
     @property
     def buffers_gib(self) -> float:

@@ -94,6 +94,12 @@ def test_flops_against_a_count_by_hand() -> None:
     assert cfg.flops_per_token(10) == 3 * forward
 
 
+def test_a_frozen_matrix_has_no_gradient_to_count() -> None:
+    cfg = replace(SHAPE, n_embd=8, n_head=2, n_kv_head=1, vocab_size=50)
+    of_weight_gradients = 2 * cfg.matmul_params
+    assert cfg.flops_per_token(10, adapters=7) == cfg.flops_per_token(10) - of_weight_gradients + 42
+
+
 def test_flops_of_latent_attention_against_a_count_by_hand() -> None:
     """Depth 2, width 8, two heads of 4 and 2 rotated numbers, latents of 6, 64 ids, 10 tokens."""
     cfg = replace(LATENT, n_embd=8, n_head=2, vocab_size=50, kv_rank=6, rope_width=2)
