@@ -47,15 +47,20 @@ Gram = tuple[str, ...]  # N words that follow each other
 Profile = frozenset[tuple[str, int]]  # how often a program has each keyword
 
 
+class _Elsewhere(UserError):
+    """A directory of training data that is not on this machine."""
+
+
 @dataclass
 class Report:
     """how: problem id -> the ways in which it was found. read: sources searched; missing: those
-    that could not be."""
+    that could not be; elsewhere: directories that are not on this machine."""
 
     n: int
     how: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     read: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         counts = Counter(way for ways in self.how.values() for way in ways)
@@ -64,12 +69,15 @@ class Report:
             f" ({by_way})" if by_way else ""
         )
         searched = f"{exposed}; searched {'; '.join(self.read)}" if self.read else "unknown"
-        missing = f"; not searched: {'; '.join(self.missing)}" if self.missing else ""
-        return f"contamination: {searched}{missing}"
+        missing = list(self.missing)
+        if self.elsewhere:
+            missing.append(f"{', '.join(self.elsewhere)} (not on this machine)")
+        rest = f"; not searched: {'; '.join(missing)}" if missing else ""
+        return f"contamination: {searched}{rest}"
 
     def texts(self, lineage: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
-        """(text, whether it is a whole message) of what a lineage was trained on. Fills `read`
-        and `missing`."""
+        """(text, whether it is a whole message) of what a lineage was trained on. Fills `read`,
+        `missing` and `elsewhere`."""
         for entry in lineage:
             name = f"{entry.get('run')} ({entry.get('kind')})"
             done = 0
@@ -87,6 +95,8 @@ class Report:
                     else f"{done / 1e6:.1f} MB"
                 )
                 self.read.append(f"{name}: {part}")
+            except _Elsewhere as error:
+                self.elsewhere.append(str(error))
             except (UserError, OSError) as error:
                 self.missing.append(f"{name}: {str(error)[:160]}")
 
@@ -280,7 +290,7 @@ def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     elif not data_dir:
         raise UserError("its lineage names no data")
     elif not _directory(data_dir).exists():  # of an included model, or trained elsewhere
-        raise UserError(f"{data_dir} is not on this machine")
+        raise _Elsewhere(data_dir)
     elif entry.get("kind") == "pretrain":
         yield from _corpus_texts(_directory(data_dir), entry.get("data"))
     elif preferences:

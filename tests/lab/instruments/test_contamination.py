@@ -161,8 +161,8 @@ def test_a_lineage_is_searched_through_its_manifests(trained: Run) -> None:
     report = contamination.check([PROBLEM], checkpoint.load("leaky").meta["lineage"])
     assert report.how == {"leaked": ("program",)}
     assert [read.partition(":")[0] for read in report.read] == ["p (pretrain)", "s (sft)"]
-    assert len(report.missing) == 1
-    assert "gone" in report.missing[0]
+    assert report.elsewhere == ["nowhere"]
+    assert not report.missing
 
 
 def test_a_corpus_that_was_prepared_anew_since_is_missing(trained: Run, tmp_path: Path) -> None:
@@ -338,8 +338,14 @@ def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path)
 
 
 def test_a_report_of_nothing_searched_counts_no_problems() -> None:
-    report = contamination.Report(3, missing=["a (sft): data/a is not on this machine"])
-    said = "contamination: unknown; not searched: a (sft): data/a is not on this machine"
+    report = contamination.Report(3, missing=["a (sft): no text was found"])
+    said = "contamination: unknown; not searched: a (sft): no text was found"
+    assert str(report) == said
+
+
+def test_directories_that_are_elsewhere_are_told_together() -> None:
+    report = contamination.Report(3, elsewhere=["data/a", "data/b"])
+    said = "contamination: unknown; not searched: data/a, data/b (not on this machine)"
     assert str(report) == said
 
 
