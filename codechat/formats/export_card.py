@@ -7,22 +7,31 @@ own its owner adds one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from codechat import __version__
-from codechat.core.atomic_files import read_rows
+from codechat.core.atomic_files import read_json, read_rows
 
 if TYPE_CHECKING:
     from codechat.runs.checkpoint import Checkpoint
 
-# what `codechat download` knows -> its name on the hub, licence by its makers
-KNOWN = {
-    "smollm2": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0"),
-    "qwen-coder": ("Qwen/Qwen2.5-Coder-0.5B-Instruct", "apache-2.0"),
+
+class Base(NamedTuple):
+    """A pretrained model: its name on the hub, and the licence by its makers."""
+
+    name: str | None
+    licence: str | None
+
+
+KNOWN = {  # by what `codechat download` calls it
+    "smollm2": Base("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0"),
+    "qwen-coder": Base("Qwen/Qwen2.5-Coder-0.5B-Instruct", "apache-2.0"),
 }
+UNKNOWN = Base(None, None)
 LIBRARIES = {
     "huggingface": "transformers",
     "gguf": "gguf",
@@ -36,16 +45,15 @@ def export_card(ckpt: Checkpoint, *, format: str, dtype: str, about: str) -> str
     """The Markdown of README.md. about: what was written, in words."""
     lineage = ckpt.meta.get("lineage", ())
     name = str(ckpt.meta.get("run", ckpt.path.name))
-    source = lineage[0].get("source") if lineage else None
-    base, licence = KNOWN[source] if source in KNOWN else (None, None)
+    base = base_of(lineage)
     results = _results(ckpt)
     head = ModelCardData(
         language="en",
         library_name=LIBRARIES[format],
         pipeline_tag="text-generation",
         tags=["codechat", *dict.fromkeys(str(entry["kind"]) for entry in lineage)],
-        base_model=base,
-        license=licence,
+        base_model=base.name,
+        license=base.licence,
         model_name=name,
         eval_results=results or None,
     )
@@ -74,11 +82,34 @@ def export_card(ckpt: Checkpoint, *, format: str, dtype: str, about: str) -> str
             "|---|---|---|---|",
             *rows,
             "",
+            *_taught(lineage),
             *(["## Figures", "", *_table(measured)] if measured else []),
             "It is an object of study, not an assistant: nothing protects from harmful requests.",
             "",
         ]
     )
+
+
+def base_of(lineage: Sequence[Mapping[str, Any]]) -> Base:
+    """The pretrained model that a lineage began with, as far as it is known."""
+    source = lineage[0].get("source") if lineage else None
+    return KNOWN.get(str(source), UNKNOWN)
+
+
+def _taught(lineage: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each domain of the training data that a model wrote, as its manifest says."""
+    for data_dir in dict.fromkeys(entry.get("data_dir") for entry in lineage):
+        file = Path(data_dir or "") / "manifest.json"
+        manifest = read_json(file) if data_dir and file.is_file() else {}
+        domains = manifest.get("domains", {})
+        whole = sum(counts["supervised_tokens"] for counts in domains.values())
+        for domain, teacher in manifest.get("teachers", {}).items():
+            share = domains.get(domain, {}).get("supervised_tokens", 0) / max(1, whole)
+            yield (
+                f"{share:.0%} of the supervised tokens in {_shown(data_dir)} (domain {domain}) are "
+                f"right answers of {teacher['model']}, licence {teacher['licence']}."
+            )
+            yield ""
 
 
 def _shown(data_dir: str | None) -> str:

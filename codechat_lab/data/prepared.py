@@ -26,10 +26,15 @@ from codechat.text import chat, tokenizer
 
 
 def write(
-    out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any, **measured: Any
+    out: Path,
+    files: Mapping[str, list[Row]],
+    ledgers: list[Ledger],
+    cfg: Any,
+    tools_style: str | None = None,
+    **measured: Any,
 ) -> dict[str, Any]:
-    """Write `files` (name -> rows), and the manifest, which is returned. measured: more of its
-    entries.
+    """Write `files` (name -> rows), and the manifest, which is returned. tools_style: of rows
+    that list tools, where `cfg` has no such setting. measured: more entries of the manifest.
 
     cfg: the settings of the command: `tokenizer`, and `tools_style`, `domain` and `preview` if
     it has them."""
@@ -39,7 +44,8 @@ def write(
         manifest = (
             config.read_json(path) if path.exists() else dict(domains={}, files={}, sources={})
         )
-        style = getattr(cfg, "tools_style", "compact")  # not every kind of data has tools
+        # not every kind of data has tools
+        style = str(tools_style or getattr(cfg, "tools_style", "compact"))
         named = {f"{name}.jsonl": rows for name, rows in files.items() if rows}
         if style in chat.DECLINING:
             named = {name: list(map(described, rows)) for name, rows in named.items()}

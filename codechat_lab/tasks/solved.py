@@ -8,15 +8,17 @@
 A model that also learns from its own right answers keeps what it can do while an SFT teaches it
 something else: they cost it no change of style. With more samples a problem this is the first
 step of STaR (arXiv:2203.14465). SFT on reference solutions is the cheapest control of RL on the
-same problems."""
+same problems. A larger model may answer too, for a smaller one to learn from: the manifest, and the
+card of an export, name the teacher and its licence."""
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from codechat import tasks
-from codechat.core.atomic_files import read_rows
+from codechat.core.atomic_files import read_json, read_rows
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.data.sources import Ledger, digest
@@ -50,6 +52,7 @@ def prepare_solved(cfg: SolvedConfig) -> Row:
             "answers are trained on; run passk with --split train"
         )
     task: Any = tasks.load(tried["task"], source=tried["data_dir"])
+    teacher = _teacher(tried, task)
     problems = task.problems("train", limit=tried["limit"], seed=tried["seed"])
     by_id = {problem.id: problem for problem in problems}
 
@@ -68,7 +71,43 @@ def prepare_solved(cfg: SolvedConfig) -> Row:
         parts = spread(rows, _problem_of)
         return {f"{cfg.domain}.{split}": part for split, part in parts.items()}
 
-    return prepare(cfg, collect)
+    def measure(files: dict[str, list[Row]]) -> Row:
+        """The manifest's entry about who wrote the answers of each domain."""
+        file = Path(cfg.out) / "manifest.json"
+        known = read_json(file).get("teachers", {}) if file.is_file() else {}
+        known.pop(cfg.domain, None)
+        if cfg.answers == "own":
+            known[cfg.domain] = teacher
+        lists = any(row["meta"]["tools_present"] for rows in files.values() for row in rows)
+        return {"teachers": known, "tools_style": task.tools_style if lists else None}
+
+    return prepare(cfg, collect, measure)
+
+
+def _teacher(tried: Row, task: Any) -> Row:
+    """Who answered, with the licence of its base where that is known. From here on the task lists
+    tools as it did for this model."""
+    # here, since the command's help reads this module
+    from codechat.formats import export_card
+    from codechat.models import loading
+    from codechat.runs import checkpoint
+
+    style = "json"
+    licence = None
+    model = tried.get("model") or "unknown"
+    if not tried.get("endpoint") and tried.get("ckpt"):
+        names = [tried["ckpt"]] if isinstance(tried["ckpt"], str) else tried["ckpt"]
+        meta = checkpoint.read_meta(names[0])
+        tags = {"tags": tried["tags"]} if tried.get("tags") else {}
+        style = loading.tools_style(meta | tags)
+        licence = export_card.base_of(meta.get("lineage", ())).licence
+        model = ", ".join(names)
+    task.tools_style = style
+    return {
+        "model": model,
+        "licence": licence or "unknown",
+        "temperature": tried.get("temperature"),
+    }
 
 
 def _problem_of(row: Row) -> str:

@@ -1,5 +1,6 @@
 """README.md of an export: what its head says, and what it leaves to the owner."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,24 @@ def test_figures_are_those_of_the_exported_step(tmp_path: Path) -> None:
     (result,) = head["model-index"][0]["results"]
     assert result["metrics"] == [{"type": "pass@1", "value": 0.5}]
     assert "| select | pass@1 | 0.5 |" in head["body"]
+
+
+def test_domains_that_a_model_wrote_are_named_with_its_licence(tmp_path: Path) -> None:
+    teacher = {
+        "model": "qwen-coder",
+        "licence": "apache-2.0",
+        "temperature": 1.0,
+    }
+    domains = {
+        "calls": {"supervised_tokens": 75},
+        "solved": {"supervised_tokens": 25},
+    }
+    manifest = {"domains": domains, "teachers": {"solved": teacher}}
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/manifest.json").write_text(json.dumps(manifest))
+    body = head_of([OWN[0] | {"data_dir": str(tmp_path / "rows")}], tmp_path)["body"]
+    told = "25% of the supervised tokens in rows (domain solved) are right answers of qwen-coder"
+    assert f"{told}, licence apache-2.0." in body
 
 
 def test_without_an_evaluation_no_figure_is_given(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from codechat import tasks
 from codechat.core.atomic_files import append_rows, read_json, read_rows
 from codechat.core.errors import ConfigError, DataError
 from codechat.core.registry import PREPARATIONS
+from codechat.data import conversations
 from codechat.runs.run import Run
+from codechat.text import chat
 from codechat_lab.tasks.solved import SolvedConfig, prepare_solved
 
 
@@ -82,6 +84,53 @@ def test_no_right_answer_is_named(home: Path) -> None:
     tried(home, [(0, "wrong", False)])
     with raising(DataError, "kept no row", "wrong 1"):
         prepared(home)
+
+
+def nano_tried(home: Path, texts: list[str]) -> list[dict[str, Any]]:
+    """Rows of right answers of released/nano to the toolbox's problems."""
+    settings = {
+        "task": "funcall",
+        "data_dir": None,
+        "limit": 20,
+        "seed": 0,
+        "split": ["train"],
+        "ckpt": ["released/nano"],
+        "temperature": 1.0,
+    }
+    problems = tasks.load("funcall").problems("train", limit=20, seed=0)
+    problems = [problem for problem in problems if problem.meta["tools_present"]]
+    with Run.create("rates", settings, kind="evaluate") as run:
+        rows = [
+            {"problem": problem.id, "completion": text, "correct": True, "stop": "stop"}
+            for problem, text in zip(problems, texts)
+        ]
+        append_rows(run.path / "examples.jsonl", rows)
+    return prepared(home)
+
+
+def test_the_manifest_names_the_teacher_and_its_licence(home: Path) -> None:
+    nano_tried(home, ["a", "b"])
+    manifest = read_json(home / "mine" / "manifest.json")
+    teacher = {
+        "model": "released/nano",
+        "licence": "unknown",
+        "temperature": 1.0,
+    }
+    assert manifest["teachers"] == {"solved": teacher}
+
+
+def test_lists_of_tools_are_those_that_the_teacher_saw(home: Path) -> None:
+    rows = nano_tried(home, ["a", "b"])
+    assert len(rows) == 2
+    for row in rows:
+        assert row["messages"][0]["content"].endswith(chat.NOTHING_FITS)
+    assert conversations.tools_style(home / "mine") == "described"
+
+
+def test_reference_solutions_have_no_teacher(home: Path) -> None:
+    tried(home, [(0, "right", True)])
+    prepare_solved(SolvedConfig(rates="rates", answers="reference", out=str(home / "mine")))
+    assert read_json(home / "mine" / "manifest.json")["teachers"] == {}
 
 
 def test_it_is_a_preparation() -> None:
