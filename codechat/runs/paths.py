@@ -645,9 +645,11 @@ def prepare(
         planned = state == PLANNED and not overwrite
         if there and not (resume or overwrite or planned):
             continued = "--resume to continue it, " if hasattr(config, "resume") else ""
+            names = (f"{name}-{number}" for number in itertools.count(2))
+            free = next(other for other in names if not exists(other))
             raise RunError(
                 f"run name {name!r} is in use ({state}); "
-                f"set {continued}--overwrite to replace it, or another --run-name"
+                f"set --run-name {free}, {continued}or --overwrite to replace it"
             )
         if there and overwrite:
             check_not_read(name, config, parent)

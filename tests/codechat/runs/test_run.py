@@ -214,11 +214,19 @@ def test_a_name_in_use_is_rejected() -> None:
     with pytest.raises(RunError, match="'r'.*finished.*--resume.*--overwrite"):
         new()
     # of a command that has no --resume
-    with pytest.raises(RunError, match=r"finished\); set --overwrite"):
+    with pytest.raises(RunError, match=r"finished\); set --run-name r-2, or --overwrite"):
         Run.create("r", {"seed": 0}, kind="evaluate")
     with pytest.raises(ConfigError, match="--resume.*--overwrite"):
         new(resume=True, overwrite=True)
     assert len(Run.open("r").metrics()) == 1
+
+
+def test_the_refusal_of_a_name_names_one_that_is_free() -> None:
+    for name in ("x", "x-2"):
+        with Run.create(name, {}, kind="t"):
+            pass
+    with raising(RunError, "--run-name x-3"):
+        Run.create("x", {}, kind="t")
 
 
 def test_a_name_in_use_is_replaced_and_nothing_is_left_of_the_former_run() -> None:
