@@ -9,7 +9,7 @@
 
 Peers are timed in the same minutes: ratios carry over to other machines, rates do not.
 transformers and trl are installed by pip install -e '.[bench]'; without them pass --vs plain, or
---vs without a value for none.
+--vs without a value for none. llama.cpp is a package of npm: see chat --help.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ KINDS = {
     "train": ("TrainBench", "training steps: tokens/s, MFU, peak memory"),
     "sft": ("SFTBench", "SFT steps, packed beside padded rows: tokens/s, MFU"),
     "sample": ("SampleBench", "sampling: new tokens/s"),
+    "chat": ("ChatBench", "one row on one thread, beside transformers and llama.cpp: tokens/s"),
     "rl": ("RLBench", "one RL step: rollouts/s"),
     "curve": (
         "CurveBench",

@@ -9,7 +9,13 @@ All models but `exported` are randomly initialized.
 from __future__ import annotations
 
 import importlib
+import json
+import shutil
+import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from codechat.core.errors import MissingFile
+from codechat.core.errors import MissingFile, RunError
 from codechat.data.conversations import IGNORE, Batch
 from codechat.distributed import hardware, numerics
 from codechat.formats import exchange
@@ -89,6 +95,54 @@ def exported(ckpt: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
         exchange.export(exchange.ExportConfig(ckpt=ckpt, out=hf, dtype=written))
         model = transformers.AutoModelForCausalLM.from_pretrained(hf, dtype=dtype)
         return model, transformers.AutoTokenizer.from_pretrained(Path(folder) / "hf")
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """A process of llama.cpp, of one thread."""
+
+    process: subprocess.Popen[str]
+    errors: Path
+
+    def seconds(self, *, prompt: list[int], tokens: int, temperature: float, top_k: int) -> float:
+        """Of CPU time, for so many tokens behind the first that follows the prompt."""
+        request = dict(prompt=prompt, tokens=tokens, temperature=temperature, topK=top_k, seed=0)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            return float(json.loads(self.process.stdout.readline()))
+        except (BrokenPipeError, ValueError):
+            said = self.errors.read_text().strip().splitlines()
+            told = [line for line in said if "Error:" in line] or said[-1:] or ["nothing"]
+            raise RunError(f"node-llama-cpp ended; it said {told[0]!r}") from None
+
+
+@contextmanager
+def llama_cpp(folder: Path, ckpt: str, dtype: torch.dtype) -> Iterator[LlamaCpp]:
+    """llama.cpp with a checkpoint's weights in `dtype`. folder: where npm installed
+    node-llama-cpp."""
+    if not (folder / "node_modules" / "node-llama-cpp").is_dir() or not shutil.which("node"):
+        raise MissingFile(
+            f"got {folder}; expected Node and node_modules/node-llama-cpp in this folder; run "
+            "`npm install node-llama-cpp@3.21.1` there"
+        )
+    with tempfile.TemporaryDirectory() as made:
+        written: Any = str(dtype).removeprefix("torch.")
+        out = Path(made) / "gguf"
+        exchange.export(exchange.ExportConfig(ckpt=ckpt, out=out, dtype=written, format="gguf"))
+        script = Path(__file__).with_name("llama.mjs")
+        words = ["node", str(script), str(folder), str(out / "model.gguf")]
+        errors = Path(made) / "errors"
+        with errors.open("w") as to:
+            process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=to, text=True
+            )
+        try:
+            yield LlamaCpp(process, errors)
+        finally:
+            process.communicate(timeout=60)  # it ends where its input does
 
 
 def lora(rank: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from codechat.core import config
@@ -94,6 +95,23 @@ class SampleBench(Bench):
     max_new_tokens: int = opt(128, "new tokens of each prompt", least=1)
     top_k: int | None = opt(50, "sample from the k likeliest tokens; none = all", least=1)
     vs: tuple[Literal["arcee", "no-cache"], ...] = opt(("arcee", "no-cache"), "peers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatBench(Bench):
+    """What `python -m benchmarks chat` runs."""
+
+    ckpt: str = opt("released/smollm2-tools", "checkpoint; the peers read its export")
+    prompt_tokens: int = opt(64, "tokens of the prompt", least=1)
+    max_new_tokens: int = opt(64, "tokens that are timed", least=1)
+    temperature: float = opt(0.8, "sampling temperature", least=0.01)
+    top_k: int = opt(50, "sample from the k likeliest tokens", least=1)
+    vs: tuple[Literal["transformers", "llama.cpp"], ...] = opt(
+        ("transformers", "llama.cpp"), "peers"
+    )
+    llama_cpp: Path | None = opt(
+        None, "folder with node_modules/node-llama-cpp; none = llama.cpp is left out"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

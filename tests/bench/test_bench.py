@@ -2,6 +2,7 @@
 end with tiny budgets."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,63 @@ def test_a_kind_end_to_end(kind: str, tmp_path: Path, capsys: pytest.CaptureFixt
         True,
         True,
     ] * (kind == "train")
+
+
+CHAT = "chat --ckpt released/nano --prompt-tokens 4 --max-new-tokens 8 --rounds 2".split()
+FAKE = """
+const sequence = {async *evaluate() { for (let i = 0; ; ++i) yield i; }};
+const context = {getSequence: () => sequence, dispose: async () => {}};
+const model = {createContext: async ({threads}) => { if (threads === 1) return context; }};
+export const getLlama = async () => ({loadModel: async ({modelPath}) => model});
+"""
+
+
+def folder_of(tmp_path: Path, script: str) -> Path:
+    """With a package node-llama-cpp that is this script."""
+    dist = tmp_path / "node_modules" / "node-llama-cpp" / "dist"
+    dist.mkdir(parents=True)
+    (dist / "index.js").write_text(script)
+    (dist / "package.json").write_text('{"type": "module"}')
+    return tmp_path
+
+
+def test_a_chat_leaves_llama_cpp_out_and_says_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main([*CHAT, "--vs", "llama.cpp", "--json", str(tmp_path / "figures.json")]) == 0
+    assert "npm install node-llama-cpp@" in capsys.readouterr().err
+    (timing,) = json.loads((tmp_path / "figures.json").read_text())["timings"]
+    assert timing["name"].startswith("codechat")
+    assert timing["rate"] > 0
+
+
+def test_a_folder_without_llama_cpp_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match="npm install"):
+        bench.main([*CHAT, "--vs", "llama.cpp", "--llama-cpp", str(tmp_path)])
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node")
+def test_llama_cpp_says_how_long_the_tokens_behind_the_first_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "export", lambda cfg: None)
+    with peers.llama_cpp(folder_of(tmp_path, FAKE), "any", torch.float32) as peer:
+        short, long = [
+            peer.seconds(prompt=[5], tokens=n, temperature=1.0, top_k=3) for n in (100, 1_000_000)
+        ]
+    assert 0 < short < long < 60
+    assert peer.process.returncode == 0
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node")
+def test_an_error_of_llama_cpp_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "export", lambda cfg: None)
+    folder = folder_of(tmp_path, 'export const getLlama = () => { throw new Error("no build"); };')
+    with (
+        peers.llama_cpp(folder, "any", torch.float32) as peer,
+        pytest.raises(RunError, match="Error: no build"),
+    ):
+        peer.seconds(prompt=[5], tokens=3, temperature=1.0, top_k=3)
 
 
 def test_an_rl_step_end_to_end(tmp_path: Path) -> None:
