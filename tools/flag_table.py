@@ -1,5 +1,4 @@
-"""The table of other projects' flags in docs/coming-from.md, from codechat/core/aliases.json and
-elsewhere.json.
+"""The table of other projects' flags in docs/coming-from.md, from codechat/core/aliases.json.
 
 python tools/flag_table.py write
 """
@@ -16,8 +15,7 @@ BLOCK = re.compile(r"(?<=<!-- flags -->\n).*?(?=<!-- /flags -->)", re.S)
 
 
 def table() -> str:
-    """Markdown: our settings with the spellings that are accepted, and the flags that are
-    something else here."""
+    """Markdown: our settings with the spellings that are accepted."""
     spellings: dict[str, list[str]] = {}
     for theirs, ours in config.ALIASES.items():
         if ours in config.fields_of(GPTConfig):  # settings of the model have its name before them
@@ -26,21 +24,11 @@ def table() -> str:
         spellings.setdefault(
             " or ".join(f"`{config.flag_of(name)}`" for name in ours.split()), []
         ).append(theirs)
-    accepted = [
-        (", ".join(f"`--{name}`" for name in names), ours)
-        for ours, names in sorted(spellings.items())
-    ]
-    named = [
-        (f"`--{theirs}`", meant.removeprefix("here it is "))
-        for theirs, meant in sorted(config.ELSEWHERE.items())
-    ]
-    return f"{_rows('accepted', accepted)}\n{_rows('an error says', named)}"
-
-
-def _rows(head: str, rows: list[tuple[str, str]]) -> str:
-    return "".join(
-        f"| {left} | {right} |\n" for left, right in [(head, "here"), ("---", "---"), *rows]
-    )
+    rows = ["| accepted | here |", "| --- | --- |"]
+    for ours, names in sorted(spellings.items()):
+        theirs = ", ".join(f"`--{name}`" for name in names)
+        rows.append(f"| {theirs} | {ours} |")
+    return "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["write"]:
