@@ -147,7 +147,7 @@ class TaskResult:
 
     def class_shares(self) -> dict[str, dict[str, float]]:
         """Group -> class -> share of its completions; one group "" where the task has none.
-        Empty without classes."""
+        Groups whose scores name no class are left out."""
         by = self.of_task("grouped_by")
         classes = self.of_task("classes")
         counts: dict[str, Counter[str]] = {}
@@ -156,7 +156,11 @@ class TaskResult:
             counts.setdefault(group, Counter())[
                 example["parts"].get(self.of_task("classified_by"), "")
             ] += 1
-        return {name: _shares(counts[name], classes) for name in sorted(counts)}
+        return {
+            name: _shares(counts[name], classes)
+            for name in sorted(counts)
+            if not counts[name].keys().isdisjoint(classes)
+        }
 
     def row(self) -> dict[str, float]:
         """Metrics under their declared names; an interval is NAME/lo and NAME/hi."""
@@ -224,13 +228,9 @@ class TaskResult:
         classes = self.class_shares()
         by = self.of_task("grouped_by")
         for name, group in groups.items():
-            shares = (
-                ", ".join(f"{c} {share:.2f}" for c, share in classes[name].items())
-                if classes
-                else ""
-            )
             passes = f"pass@1 = {group.passes} ({self.settings(group.n)})"
-            lines.append(f"  {by} {name}: {passes}" + (f"; {shares}" if classes else ""))
+            shares = ", ".join(f"{c} {share:.2f}" for c, share in classes.get(name, {}).items())
+            lines.append(f"  {by} {name}: {passes}" + (f"; {shares}" if shares else ""))
         if groups:
             lines.append(f"  mean over {len(groups)} of {by}: {row['mean_of_groups']:.3f}")
         words = self.of_task("opposed_by").replace("_", " ")

@@ -34,7 +34,7 @@ from codechat.tasks.toy import COMPLETION_LENGTH, ToyTask
 from codechat.text import chat, tokenizer
 from codechat_lab.serve.call_grammar import prompt_grammar
 from codechat_lab.tasks.funcall import NAMED
-from codechat_lab.tasks.toolbox import catalogue, problems
+from codechat_lab.tasks.toolbox import catalogue, forms, problems
 
 Policy = tuple[GPT, tokenizer.Tokenizer]
 FEW = ["--max-new-tokens", "8", "--limit", "8"]
@@ -115,6 +115,24 @@ def test_completions_are_counted_by_group_and_class(policy: Policy) -> None:
                 == row[f"{name}/named_{c}"]
             )
     assert len(result.report("x").splitlines()) == 6
+
+
+def test_groups_without_classes_print_none(policy: Policy) -> None:
+    several = list(forms.draw_problems("test", 0, {"at_once": 2}))
+    one = problems.draw("test", 2, shares={"call": 1})
+    result = scoring.evaluate_task(
+        *policy,
+        "reserved",
+        tasks.load("funcall"),
+        [*one, *several],
+        n=1,
+        max_new_tokens=8,
+    )
+    assert list(result.class_shares()) == ["call"]
+    lines = result.report("x").splitlines()
+    assert [line for line in lines if "no_call" in line] == [
+        line for line in lines if "stratum call" in line
+    ]
 
 
 @pytest.mark.parametrize("texts, few", [(["No."] * 9, True), (["No."] * 10, False)])
