@@ -28,8 +28,7 @@ READ = {
 def freeze(recipe: str) -> Frames:
     """Write the rows of the recipe's finished runs; returns them as read back.
 
-    MissingFile for a missing run, RunError for an unfinished one, ConfigError above 1 MB;
-    nothing is written then."""
+    MissingFile for a missing run, RunError for an unfinished one; nothing is written then."""
     frames = run_frames.collect([f"{recipe}/{stage}" for stage in STAGES], samples=None)
     for table, stages in READ.items():
         rows = frames[table][frames[table]["run"].isin([f"{recipe}/{s}" for s in stages])]

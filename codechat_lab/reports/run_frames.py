@@ -17,17 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from codechat.core.atomic_files import json_lines, read_json, read_rows, write_atomic, write_json
-from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.core.errors import MissingFile, RunError
 from codechat.evaluation import intervals, results
 from codechat.runs import paths
 from codechat.runs.run import Run
 
 Frames = dict[str, pd.DataFrame]
 
-MAX_BYTES = 1_000_000
+CURVE_ROWS = 2_000  # of a run's metrics: more points than a figure is wide
 FROZEN = "frozen"  # the source of committed rows
 NUMBERS = "headline.json"  # beside the frozen rows
 SAMPLES_PER_RUN = 40
@@ -123,15 +124,15 @@ def _check_choice(run: Run) -> None:
 
 
 def collect(runs: Sequence[str | Path], samples: int | None = SAMPLES_PER_RUN) -> Frames:
-    """The frames runs, metrics, evals, per_problem and samples (at most `samples` per run),
-    each with a column `run`.
+    """The frames runs, metrics (at most CURVE_ROWS per run), evals, per_problem and samples (at
+    most `samples` per run), each with a column `run`.
 
     MissingFile for a run that does not exist, RunError for one that `check` rejects."""
     opened = [Run.open(ref) for ref in runs]
     check(opened)
     return {
         "runs": pd.DataFrame([_describe(run) for run in opened]),
-        "metrics": _stack(opened, Run.metrics),
+        "metrics": _stack(opened, lambda run: _thinned(run.metrics(), CURVE_ROWS)),
         "evals": _stack(opened, Run.evals),
         "per_problem": _stack(
             opened, lambda run: pd.DataFrame(read_rows(run.path / "per_problem.jsonl"))
@@ -166,6 +167,14 @@ def _stack(runs: Sequence[Run], read: Callable[[Run], pd.DataFrame]) -> pd.DataF
         return pd.DataFrame(columns=["run"])
     whole = pd.concat(frames, ignore_index=True)
     return whole[["run", *whole.columns.drop("run")]]
+
+
+def _thinned(rows: pd.DataFrame, count: int) -> pd.DataFrame:
+    """At most `count` rows, each the last values of as many neighbours: no column is lost that is
+    logged now and then."""
+    if len(rows) <= count:
+        return rows
+    return rows.groupby(np.arange(len(rows)) * count // len(rows)).last()
 
 
 def _spread(rows: Sequence[Any], count: int | None) -> Sequence[Any]:
@@ -224,19 +233,12 @@ def seeds_of(run: str) -> list[str]:
 
 def freeze(frames: Frames, directory: Path | str) -> Frames:
     """Write the frames below `directory` as csv and jsonl with 8 significant digits; returns
-    them as `load_frozen` reads them.
-
-    ConfigError above 1 MB in all; nothing is written then."""
+    them as `load_frozen` reads them."""
     directory = Path(directory)
     counts = frames.get("per_problem", ())
     flat = {*TABLES, "per_problem"} if len(counts) and "tiers" not in counts else {*TABLES}
     texts = {f"{name}.csv": _csv(frame) for name, frame in frames.items() if name in flat}
     texts |= {f"{name}.jsonl": _jsonl(frame) for name, frame in frames.items() if name not in flat}
-    size = sum(len(text.encode()) for text in texts.values())
-    if size > MAX_BYTES:
-        raise ConfigError(
-            f"{size:,} bytes to freeze in {directory}; at most {MAX_BYTES:,}; take fewer rows"
-        )
     directory.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
         path = directory / file

@@ -14,7 +14,7 @@ import pytest
 from counterfactuals import SwapsConfig
 from raising import raising
 
-from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.core.errors import MissingFile, RunError
 from codechat.core.registry import COMMANDS
 from codechat.runs import paths
 from codechat.runs.run import Run
@@ -234,11 +234,18 @@ def test_frozen_rows_are_not_mixed_with_those_of_some_of_the_runs(
         run_frames.gather([NAME, "gone/evaluate"], data, False)
 
 
-def test_too_many_rows_are_not_frozen(home: Path, kept: run_frames.Frames) -> None:
-    samples = pd.DataFrame([{"run": NAME, "completion": "x" * 1_000_000}])
-    with pytest.raises(ConfigError):
-        run_frames.freeze(kept | {"samples": samples}, home / "large")
-    assert not (home / "large").exists()
+def test_a_long_run_has_a_bounded_number_of_rows_and_keeps_its_last_and_its_rare_values(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_frames, "CURVE_ROWS", 10)
+    evaluated(NAME, ("a/rl@60",))
+    rows = [{"step": i, "loss": 1 / i} | ({"kl": i} if i == 57 else {}) for i in range(1, 98)]
+    jsonl.write(paths.find_run(NAME) / "metrics.jsonl", rows)
+    metrics = run_frames.collect([NAME])["metrics"]
+    assert len(metrics) == 10
+    assert metrics["step"].is_monotonic_increasing and metrics["step"].iloc[-1] == 97
+    assert metrics["kl"].dropna().tolist() == [57]
+    assert metrics["step"][metrics["kl"].notna()].item() >= 57
 
 
 HEADLINE = {"gain": 0.0512345, "n": 3}
