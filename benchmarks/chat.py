@@ -23,7 +23,7 @@ import torch
 from benchmarks import measure, peers
 from benchmarks.settings import ChatBench
 from codechat.core.errors import ConfigError
-from codechat.distributed import numerics
+from codechat.distributed import hardware, numerics
 from codechat.models import generate, loading
 from codechat.models.fast.one_row import OneRowInC
 from codechat.models.loading import LoadedModel
@@ -33,6 +33,7 @@ CPU = torch.device("cpu")
 
 def contestants(cfg: ChatBench, stack: ExitStack) -> list[measure.Contestant]:
     """codechat first, then the peers, which the stack ends."""
+    hardware.keep_freed_memory(CPU)  # before weights are copied, as the command does
     loaded = loading.load_model(cfg.ckpt, CPU, decodes=True)
     shape = loaded.model.cfg
     if cfg.prompt_tokens + cfg.max_new_tokens >= shape.block_size:

@@ -2,6 +2,7 @@
 denominator of MFU), and whether torch.compile pays there."""
 
 import ctypes
+import mmap
 import os
 import sys
 import time
@@ -42,6 +43,23 @@ def keep_freed_memory(device: torch.device) -> None:
     if device.type == "cpu" and hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, -1)
+
+
+def prefer_large_pages(n_bytes: int) -> None:
+    """Let so much memory that is allocated next lie in pages of 2 MB, where Linux has them and
+    freed memory is kept: what every token reads whole then waits less for the page table."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    block = libc.malloc(ctypes.c_size_t(n_bytes))
+    if block is None:
+        return
+    # the heap keeps the wish when it takes the block back
+    begin = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = ctypes.c_size_t(block + n_bytes - begin)
+    libc.madvise(ctypes.c_void_p(begin), size, mmap.MADV_HUGEPAGE)
+    libc.free(ctypes.c_void_p(block))
 
 
 class Peak:

@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from codechat.distributed import sharding
+from codechat.distributed import hardware, sharding
 from codechat.models import lora
 from codechat.models.attention import KVCache
 from codechat.models.fast import one_row
 from codechat.models.fast.device import compute_dtype, on_cpu
+from codechat.models.fast.memory import weight_bytes
 from codechat.models.fast.one_row import OneRow
 from codechat.models.fast.product import product_of
 from codechat.models.gpt import GPT, MLP
@@ -80,6 +81,8 @@ def _reader_on_cpu(model: GPT, weights: Mapping[str, Tensor] | None, answers: bo
     # before the blocks: what making its copy takes for a moment then serves their copies
     head = model.head_weight() if weights is None else weights[model.head_name]
     source = Source(weights, compute_dtype(head), answers)
+    if answers:
+        hardware.prefer_large_pages(weight_bytes(model.cfg, source.dtype.itemsize))
     logits_of = _reading_head(head.detach(), source)
     twin = copy(model)
     twin._modules = dict(model._modules)

@@ -1,5 +1,7 @@
 """Processes: the same calls with one rank and with two, and the numeric type of this machine."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,27 @@ def test_replicas_divide_the_matrices_of_muon_and_take_the_step_of_one_process(
 @pytest.fixture(scope="module")
 def peak() -> hardware.Peak:
     return hardware.Peak(torch.device("cpu"), torch.float32)
+
+
+LARGE_PAGES = """
+import ctypes, pathlib, torch
+from codechat.distributed import hardware
+hardware.keep_freed_memory(torch.device("cpu"))
+hardware.prefer_large_pages(64 << 20)
+x = torch.ones(12 << 20)
+lines = pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines()
+print(next(line.split()[1] for line in lines if line.startswith("AnonHugePages")))
+"""
+OFFERED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not OFFERED.exists() or "[never]" in OFFERED.read_text(), reason="no pages of 2 MB"
+)
+def test_memory_that_is_allocated_next_lies_in_large_pages() -> None:
+    words = [sys.executable, "-c", LARGE_PAGES]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) >= 32 << 10  # of 48 MB, in kB
 
 
 def test_mfu_is_the_share_of_the_best_peak_seen(peak: hardware.Peak) -> None:
