@@ -51,7 +51,7 @@ from codechat_lab.reports.style import OKABE_ITO, finish, new_figure, outer_lege
 MODELS = {  # checkpoint: name here
     "released/nano": "nano",
     "released/mini": "mini",
-    "smollm2": "SmolLM2 as it comes",
+    "smollm2": "SmolLM2 untuned",
     "smollm2-four/sft@110": "SmolLM2, four stages",
     "smollm2/sft@100": "SmolLM2, 24 minutes",
     "released/smollm2-tools@232": "SmolLM2, one SFT",
@@ -209,7 +209,7 @@ fig
 
 # %%
 public = pd.DataFrame(read_rows(kept / "pretrained_benchmarks.jsonl"))
-STAGES = {"base": "as it comes", "sft": "after SFT", "rl": "after RL"}
+STAGES = {"base": "untuned", "sft": "after SFT", "rl": "after RL"}
 for stage, name in STAGES.items():
     found = [None if pd.isna(r) else intervals.wilson_interval(int(r), n) for r, n in zip(public[stage], public["n"])]
     public[name] = ["-" if f is None else f"{f.value:.3f} [{f.lo:.3f}, {f.hi:.3f}]" for f in found]

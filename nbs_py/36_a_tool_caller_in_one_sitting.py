@@ -61,7 +61,7 @@ RL = (
 
 # %%
 SITTING = {
-    "as it comes": ["run smollm2 --until calls", LOOK.format("smollm2/pretrained", 0)],
+    "untuned": ["run smollm2 --until calls", LOOK.format("smollm2/pretrained", 0)],
     "24 steps of SFT": [SFT, LOOK.format("sitting/sft", 1)],
     "and 6 steps of RL": [RL, LOOK.format("sitting/rl", 2)],
 }
