@@ -185,7 +185,7 @@ fig
 
 # %%
 pretrained = frames["pretrained"]
-asked = {"nano": rates, "SmolLM2 as it comes": pretrained[pretrained["checkpoint"] == "smollm2"], "SmolLM2 after SFT": pretrained[pretrained["checkpoint"] != "smollm2"]}
+asked = {"nano": rates, "SmolLM2 untuned": pretrained[pretrained["checkpoint"] == "smollm2"], "SmolLM2 after SFT": pretrained[pretrained["checkpoint"] != "smollm2"]}
 beside = {}
 for name, part in asked.items():
     python = 1 - sum(tiers.get("empty", 0) + tiers.get("unparseable", 0) for tiers in part["tiers"]) / part["n"].sum()
