@@ -92,6 +92,11 @@ def hardware() -> dict[str, Any]:
     }
 
 
+def compiled(root: Path) -> list[str]:
+    """What `make cpp` has built: its sums are rounded in another order than torch's."""
+    return sorted(path.name for path in (root / "build" / "cpp").glob("lib*.so"))
+
+
 def snapshot(root: Path) -> dict[str, Any]:
     """All of the above, for env.json."""
     here = {"argv": list(sys.argv), "cwd": str(Path.cwd()), "host": platform.node()}
@@ -101,4 +106,5 @@ def snapshot(root: Path) -> dict[str, Any]:
         **here,
         "versions": versions(),
         "hardware": hardware(),
+        "compiled": compiled(root),
     }
