@@ -1,6 +1,6 @@
 """The loops run with the library alone: the laboratory and what only it needs cannot be
 imported, and no entry point of it is declared. A task comes from a package of one's own, the
-fourth change of docs/extending.md, word by word."""
+third change of docs/extending.md, word by word."""
 
 import json
 import os
