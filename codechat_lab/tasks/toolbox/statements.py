@@ -65,8 +65,9 @@ def place_of(value: Any, text: str) -> int | None:
 
 
 def whole_words(words: str) -> str:
-    """A pattern of words that no other letter or digit touches."""
-    return rf"(?<!\w){re.escape(words)}(?!\w)"
+    """A pattern of words that no other letter or digit touches, and that are no part of a longer
+    number: 7 is not in 10.7."""
+    return rf"(?<!\w)(?<!\d[.,]){re.escape(words)}(?!\w)(?![.,]\d)"
 
 
 def _failure_in(text: str) -> int | None:

@@ -88,14 +88,11 @@ class Talk:
 def conversation(sampler: Sampler) -> tuple[list[Message], dict[str, Any]]:
     """A conversation of a stratum drawn by SHARES: its messages and meta."""
     stratum = sampler.rng.choices(list(SHARES), list(SHARES.values()))[0]
-    talk = _drawn(sampler, stratum)
+    talk, answer = _told(sampler, stratum)
     messages = talk.messages()
-    results = [*talk.results]
     if talk.next:
         messages.append(call_message(talk.next.call))
         messages.append(message("function", talk.next.content))
-        results.append(talk.next)
-    answer = _sentence(sampler.rng, results, talk.stopped)
     return [*messages, message("assistant", answer)], dict(talk.meta)
 
 
@@ -105,13 +102,12 @@ def draw_problems(split: str, seed: int, counts: Mapping[str, int], mix: Mix) ->
     for stratum, rows in counts.items():
         for number in range(rows):
             rng = random.Random(f"turns {stratum} {number} {split} {seed}")
-            talk = _drawn(Sampler(rng, split, mix), stratum)
+            talk, answer = _told(Sampler(rng, split, mix), stratum)
             gold = None
             meta = dict(talk.meta) | {"stratum": stratum}
             if talk.next:
                 gold = dict(talk.next.call)
             else:
-                answer = _sentence(rng, talk.results, talk.stopped)
                 meta |= {"states": list(talk.states), "answer": answer}
             yield Problem(
                 id=f"turns-{split}-{seed}-{stratum}-{number}",
@@ -120,6 +116,18 @@ def draw_problems(split: str, seed: int, counts: Mapping[str, int], mix: Mix) ->
                 split=split,
                 meta=meta,
             )
+
+
+def _told(sampler: Sampler, stratum: str) -> tuple[Talk, str]:
+    """A talk and the sentence that ends it. Both are drawn again where the sentence is not judged
+    right: the value of one call may read as the name of another."""
+    while True:
+        talk = _drawn(sampler, stratum)
+        results = [*talk.results, talk.next] if talk.next else talk.results
+        answer = _sentence(sampler.rng, results, talk.stopped)
+        prompt = "\n".join(one["content"] for one in talk.messages())
+        if talk.next or statements.is_right(answer, talk.states, prompt):
+            return talk, answer
 
 
 def _drawn(sampler: Sampler, stratum: str) -> Talk:

@@ -193,6 +193,14 @@ def test_a_text_says_which_call_failed(text: str, correct: bool) -> None:
 # ---- the next call
 
 
+def test_the_name_of_a_call_is_not_found_within_a_number() -> None:
+    """The second call is told by its argument 7, and the first result is 10.7."""
+    states = [statements.state(10.7, ["first", "3"]), statements.state(0.1, ["second", "7"])]
+    told = '3 and 7? {"result": 10.7} {"result": 0.1}'
+    assert statements.is_right("10.7 (3) and 0.1 (7).", states, told)
+    assert not statements.is_right("10.7 (7) and 0.1 (3).", states, told)
+
+
 def test_the_next_call_takes_a_result_that_the_request_does_not_hold(
     problems: list[Problem],
 ) -> None:
