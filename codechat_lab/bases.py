@@ -53,3 +53,4 @@ def fetch(name: str, ref: str) -> None:
             make.load(make.function)(
                 make.config_class(source=source, run_name=run, overwrite=paths.exists(run))
             )
+        print(f"run {run}: the pretrained model of {ref}", flush=True)

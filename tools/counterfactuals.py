@@ -39,7 +39,7 @@ from codechat.runs.run import Run
 from codechat.tasks.base import Message, Problem
 from codechat.text import chat
 from codechat_lab.instruments.behaviour_probes import answers, behaviour, read_probes
-from codechat_lab.tasks.toolbox import catalogue, dialogues
+from codechat_lab.tasks.toolbox import catalogue, sampler
 
 OUTCOMES = ("follows", "ignores", "other")
 SWAPS = ("tools_off", "tools_on", "tool_swapped", "tool_renamed", "value_swapped")
@@ -117,13 +117,13 @@ def cases(
 
 
 def tools_off(problem: Problem, rng: random.Random) -> Case:
-    after = _system(problem.messages, dialogues.neutral_system(rng))
+    after = _system(problem.messages, sampler.neutral_system(rng))
     neither = lambda text: behaviour(text) == "neither"  # noqa: E731
     return Case("tools_off", problem.id, problem.messages, after, calls(), calls(), neither)
 
 
 def tools_on(probe: dict[str, Any], number: int, rng: random.Random) -> Case:
-    offered = dialogues.tools_system(rng)
+    offered = sampler.tools_system(rng)
     messages = probe["messages"]
     after = _system(messages if messages[0]["role"] == "system" else [{}, *messages], offered)
     code = lambda text: behaviour(text) == "code"  # noqa: E731
