@@ -48,6 +48,27 @@ def test_links_of_notebooks_lead_to_pages_and_sources(
     assert site_pages.adapt("[r](../README.md)", ROOT / "docs" / "tasks.md") == "[r](../index.md)"
 
 
+def test_the_readers_own_reports_are_no_pages_of_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_pages, "ROOT", tmp_path)
+    (tmp_path / "reports" / "pages").mkdir(parents=True)
+    for name in ("nano.html", "nano.ipynb", "pages/tool.html"):
+        (tmp_path / "reports" / name).touch()
+    found = [path.relative_to(tmp_path).as_posix() for path in site_pages.sources()]
+    assert found == ["reports/nano.ipynb", "reports/pages/tool.html"]
+
+
+def test_a_picture_within_a_page_is_no_file_to_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is longer than a path may be."""
+    monkeypatch.setattr(site_pages, "ROOT", tmp_path)
+    page = tmp_path / "nano.html"
+    page.write_text(f'<img src="data:image/png;base64,{"A" * 5000}">')
+    site_pages.follow_html(page)
+
+
 def test_headings_of_notebooks_hold_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

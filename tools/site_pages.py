@@ -132,11 +132,13 @@ def sources() -> list[Path]:
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is a page of the site, or a picture. A template is shown as its report."""
+    """Whether a file is a page of the site, or a picture. A template is shown as its report, and
+    the reader's own reports, which link to his runs, are none."""
     name = path.relative_to(ROOT).as_posix()
     listed = any(name == page or name.startswith(f"{page}/") for page in PAGES)
     template = path.parent.name == "notebooks" and path.name.startswith("9")
-    return listed and path.is_file() and path.suffix in KINDS and not template
+    own = path.parent.name == "reports" and path.suffix == ".html"
+    return listed and path.is_file() and path.suffix in KINDS and not template and not own
 
 
 def api_page() -> str:
@@ -271,6 +273,8 @@ def show_folder(path: Path) -> str:
 def follow_html(path: Path) -> None:
     """Copy the scripts and files that an interactive page loads from the repository."""
     for found in LINK.finditer(path.read_text(encoding="utf-8")):
+        if urlsplit(found[2]).scheme:  # a picture within the page, or another site
+            continue
         file = (path.parent / found[2]).resolve()
         if file.is_relative_to(ROOT) and file.is_file() and not is_page(file):
             target = place(file)
