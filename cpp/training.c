@@ -2,7 +2,7 @@
 // RMSNorm, the squared ReLU, and attention: queries and keys normed and turned, scores, softmax and the weighted sum. Scores that no
 // query sees are not computed, and no score leaves the cache.
 //
-// Sums are float32; queries, keys, weights and slopes are rounded to bfloat16 where they enter a product, as torch rounds them.
+// Sums are float32; queries, keys, weights and gradients are rounded to bfloat16 where they enter a product, as torch rounds them.
 // A pair is two bfloat16 numbers that one instruction multiplies and adds: neighbours of a row, or of a column.
 #include <immintrin.h>
 #include <stdint.h>
@@ -11,7 +11,7 @@
 
 #define QUERIES 32  // of a tile
 #define KEYS 32
-#define LINES 64  // of a norm whose gain's slope is summed apart, whatever the number of threads
+#define LINES 64  // of a norm whose gain's gradient is summed apart, whatever the number of threads
 #define INLINE static inline __attribute__((always_inline))
 
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
@@ -105,7 +105,7 @@ void norm_backward(const Norm* call) {
     }
 }
 
-// relu(x)^2, and its slope 2 relu(x) up. size is a multiple of 16.
+// relu(x)^2, and its gradient 2 relu(x) up. size is a multiple of 16.
 void squared_relu_forward(const uint16_t* x, uint16_t* y, int64_t size, int64_t threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (long i = 0; i < size; i += 16) {
@@ -169,7 +169,7 @@ typedef struct {
   const int32_t* seen;        // (rows, tokens, 3): token i attends to [first, second) and [third, i]
   uint16_t* out;              // (rows, tokens, heads, width)
   float* kept;                // (rows, heads, tokens, 2): of a query its largest score and 1 / the sum of exponentials
-  const uint16_t* up;         // as out: the slope from above
+  const uint16_t* up;         // as out: the gradient from above
   uint16_t* d_qkv;            // as qkv
   float* d_gains;             // (rows, groups, 2, width), zeros
   int64_t rows, tokens, heads, groups, width, turns, threads;
@@ -214,18 +214,18 @@ INLINE void turn(const Call* call, long row, long token, long head, uint16_t* to
   }
 }
 
-// The reverse: d (E), the slope of what `turn` has made, becomes that of its input; adds to the gain's slope.
+// The reverse: d (E), the gradient of what `turn` has made, becomes that of its input; adds to the gain's gradient.
 INLINE void turn_back(const Call* call, long row, long token, long head, const float* d, float* d_gain, const long E) {
   const uint16_t* x = head_of(call, call->qkv, row, token, head);
   uint16_t* to = (uint16_t*)head_of(call, call->d_qkv, row, token, head);
-  __m512 slope[E / 16];
+  __m512 gradient[E / 16];
   const long angle = call->cos ? angle_of(call, row, token) : 0;
   for (long v = 0; v < E / 16; ++v) {
-    slope[v] = _mm512_loadu_ps(d + 16 * v);
+    gradient[v] = _mm512_loadu_ps(d + 16 * v);
     if (call->cos) {
       const long other = 16 * ((v + E / 32) % (E / 16));
-      slope[v] = _mm512_mul_ps(slope[v], _mm512_loadu_ps(call->cos + angle + 16 * v));
-      slope[v] = _mm512_fmadd_ps(_mm512_loadu_ps(d + other), _mm512_loadu_ps(call->sin + angle + other), slope[v]);
+      gradient[v] = _mm512_mul_ps(gradient[v], _mm512_loadu_ps(call->cos + angle + 16 * v));
+      gradient[v] = _mm512_fmadd_ps(_mm512_loadu_ps(d + other), _mm512_loadu_ps(call->sin + angle + other), gradient[v]);
     }
   }
   if (call->gains) {
@@ -234,14 +234,14 @@ INLINE void turn_back(const Call* call, long row, long token, long head, const f
     __m512 shared = _mm512_setzero_ps();
     for (long v = 0; v < E / 16; ++v) {
       normed[v] = _mm512_mul_ps(wide(x + 16 * v), scale);
-      _mm512_storeu_ps(d_gain + 16 * v, _mm512_fmadd_ps(slope[v], normed[v], _mm512_loadu_ps(d_gain + 16 * v)));
-      slope[v] = _mm512_mul_ps(slope[v], _mm512_loadu_ps(gain_of(call, head) + 16 * v));
-      shared = _mm512_fmadd_ps(slope[v], normed[v], shared);
+      _mm512_storeu_ps(d_gain + 16 * v, _mm512_fmadd_ps(gradient[v], normed[v], _mm512_loadu_ps(d_gain + 16 * v)));
+      gradient[v] = _mm512_mul_ps(gradient[v], _mm512_loadu_ps(gain_of(call, head) + 16 * v));
+      shared = _mm512_fmadd_ps(gradient[v], normed[v], shared);
     }
     const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(shared) / E);
-    for (long v = 0; v < E / 16; ++v) slope[v] = _mm512_mul_ps(scale, _mm512_fnmadd_ps(normed[v], mean, slope[v]));
+    for (long v = 0; v < E / 16; ++v) gradient[v] = _mm512_mul_ps(scale, _mm512_fnmadd_ps(normed[v], mean, gradient[v]));
   }
-  for (long v = 0; v < E / 16; ++v) store_rounded(to + 16 * v, slope[v]);
+  for (long v = 0; v < E / 16; ++v) store_rounded(to + 16 * v, gradient[v]);
 }
 
 // n tokens from `at` of a query or key head, zeros behind the last token: (n, E)
@@ -369,8 +369,8 @@ INLINE void backward(const Call* call, long task, const long E) {
   Pair queries[QUERIES / 2 * E] __attribute__((aligned(64))), above_by_rows[QUERIES / 2 * E] __attribute__((aligned(64)));
   float scores[QUERIES * KEYS] __attribute__((aligned(64))), d_weights[QUERIES * KEYS] __attribute__((aligned(64)));
   float d_queries[QUERIES * E] __attribute__((aligned(64)));
-  uint16_t slopes[QUERIES * KEYS] __attribute__((aligned(64)));
-  Pair weights[QUERIES / 2 * KEYS] __attribute__((aligned(64))), slopes_by_rows[QUERIES / 2 * KEYS] __attribute__((aligned(64)));
+  uint16_t gradients[QUERIES * KEYS] __attribute__((aligned(64)));
+  Pair weights[QUERIES / 2 * KEYS] __attribute__((aligned(64))), gradients_by_rows[QUERIES / 2 * KEYS] __attribute__((aligned(64)));
   memset(d_keys, 0, 4 * padded * E);
   memset(d_values, 0, 4 * padded * E);
   for (long at = 0; at < padded; at += KEYS) {
@@ -408,23 +408,23 @@ INLINE void backward(const Call* call, long task, const long E) {
         multiply((const Pair*)above, E / 2, 1, values + start * E / 2, KEYS, d_weights, KEYS, QUERIES, E / 2, 0, KEYS / 16);
         for (int r = 0; r < QUERIES; r += 2)
           for (int v = 0; v < KEYS; v += 16) {
-            __m256i weight[2], slope[2];
+            __m256i weight[2], gradient[2];
             for (int j = 0; j < 2; ++j) {
               const long k = (r + j) * KEYS + v;
               const __m512 score = _mm512_fmsub_ps(_mm512_loadu_ps(scores + k), by, _mm512_set1_ps(largest[r + j]));
               const __m512 w = _mm512_maskz_mul_ps(sees(seen[r + j], start + v), exponential(score), _mm512_set1_ps(inverse[r + j]));
               const __m512 d = _mm512_mul_ps(_mm512_mul_ps(w, by), _mm512_sub_ps(_mm512_loadu_ps(d_weights + k), _mm512_set1_ps(shared[r + j])));
               weight[j] = rounded(w);
-              slope[j] = rounded(d);
-              _mm256_storeu_si256((__m256i*)(slopes + k), slope[j]);
+              gradient[j] = rounded(d);
+              _mm256_storeu_si256((__m256i*)(gradients + k), gradient[j]);
             }
             _mm512_storeu_si512(weights + r / 2 * KEYS + v, paired(weight[0], weight[1]));
-            _mm512_storeu_si512(slopes_by_rows + r / 2 * KEYS + v, paired(slope[0], slope[1]));
+            _mm512_storeu_si512(gradients_by_rows + r / 2 * KEYS + v, paired(gradient[0], gradient[1]));
           }
         for (long e = 0; e < E; e += 64) {
           multiply(weights, 1, KEYS, above_by_rows + e, E, d_values + start * E + e, E, KEYS, QUERIES / 2, 1, 4);
-          multiply(slopes_by_rows, 1, KEYS, queries + e, E, d_keys + start * E + e, E, KEYS, QUERIES / 2, 1, 4);
-          multiply((const Pair*)slopes, KEYS / 2, 1, keys_by_rows + start / 2 * E + e, E, d_queries + e, E, QUERIES, KEYS / 2, i > 0, 4);
+          multiply(gradients_by_rows, 1, KEYS, queries + e, E, d_keys + start * E + e, E, KEYS, QUERIES / 2, 1, 4);
+          multiply((const Pair*)gradients, KEYS / 2, 1, keys_by_rows + start / 2 * E + e, E, d_queries + e, E, QUERIES, KEYS / 2, i > 0, 4);
         }
       }
       for (int r = 0; r < QUERIES && at + r < call->tokens; ++r) turn_back(call, row, at + r, head, d_queries + r * E, d_gains, E);

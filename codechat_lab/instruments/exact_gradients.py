@@ -246,11 +246,11 @@ def group_gradients(
     logprobs = world.logprobs(theta)[at.flatten()].detach().requires_grad_()
     groups = Groups(world, theta, theta if old is None else old, at)
     total = losses.masked_sum(loss(groups, logprobs), groups.mask)
-    (slope,) = torch.autograd.grad(total, logprobs)  # (B, T) weight of each token's score
+    (gradient,) = torch.autograd.grad(total, logprobs)  # (B, T) weight of each token's score
     scores = world.scores(theta)
     whole = torch.zeros(*at.shape[:1], scores.shape[2], dtype=torch.float64)
     for g in range(at.shape[1]):
-        whole -= torch.einsum("nt,ntd->nd", slope.view(*at.shape, -1)[:, g], scores[at[:, g]])
+        whole -= torch.einsum("nt,ntd->nd", gradient.view(*at.shape, -1)[:, g], scores[at[:, g]])
     return whole
 
 

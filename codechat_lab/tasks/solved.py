@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from codechat import tasks
 from codechat.core.atomic_files import read_json, read_rows
@@ -52,7 +52,8 @@ def prepare_solved(cfg: SolvedConfig) -> Row:
             "answers are trained on; run passk with --split train"
         )
     task: Any = tasks.load(tried["task"], source=tried["data_dir"])
-    teacher = _teacher(tried, task)
+    teacher = _teacher(tried)
+    task.tools_style = teacher.tools_style
     problems = task.problems("train", limit=tried["limit"], seed=tried["seed"])
     by_id = {problem.id: problem for problem in problems}
 
@@ -77,37 +78,43 @@ def prepare_solved(cfg: SolvedConfig) -> Row:
         known = read_json(file).get("teachers", {}) if file.is_file() else {}
         known.pop(cfg.domain, None)
         if cfg.answers == "own":
-            known[cfg.domain] = teacher
+            known[cfg.domain] = {
+                "model": teacher.model,
+                "licence": teacher.licence,
+                "temperature": tried.get("temperature"),
+            }
         lists = any(row["meta"]["tools_present"] for rows in files.values() for row in rows)
         return {"teachers": known, "tools_style": task.tools_style if lists else None}
 
     return prepare(cfg, collect, measure)
 
 
-def _teacher(tried: Row, task: Any) -> Row:
-    """Who answered, with the licence of its base where that is known. From here on the task lists
-    tools as it did for this model."""
+class Teacher(NamedTuple):
+    """Who answered. licence: of its base, where that is known; tools_style: how its prompts listed
+    tools."""
+
+    model: str
+    licence: str = "unknown"
+    tools_style: str = "json"
+
+
+def _teacher(tried: Row) -> Teacher:
+    """Of a run's settings."""
     # here, since the command's help reads this module
     from codechat.formats import export_card
     from codechat.models import loading
     from codechat.runs import checkpoint
 
-    style = "json"
-    licence = None
-    model = tried.get("model") or "unknown"
-    if not tried.get("endpoint") and tried.get("ckpt"):
-        names = [tried["ckpt"]] if isinstance(tried["ckpt"], str) else tried["ckpt"]
-        meta = checkpoint.read_meta(names[0])
-        tags = {"tags": tried["tags"]} if tried.get("tags") else {}
-        style = loading.tools_style(meta | tags)
-        licence = export_card.base_of(meta.get("lineage", ())).licence
-        model = ", ".join(names)
-    task.tools_style = style
-    return {
-        "model": model,
-        "licence": licence or "unknown",
-        "temperature": tried.get("temperature"),
-    }
+    if tried.get("endpoint") or not tried.get("ckpt"):
+        return Teacher(model=tried.get("model") or "unknown")
+    names = [tried["ckpt"]] if isinstance(tried["ckpt"], str) else tried["ckpt"]
+    meta = checkpoint.read_meta(names[0])
+    tags = {"tags": tried["tags"]} if tried.get("tags") else {}
+    return Teacher(
+        model=", ".join(names),
+        licence=export_card.base_of(meta.get("lineage", ())).licence or "unknown",
+        tools_style=loading.tools_style(meta | tags),
+    )
 
 
 def _problem_of(row: Row) -> str:

@@ -250,9 +250,9 @@ class _InPieces(torch.autograd.Function):
         for some, w in zip(plan.alike, weights, strict=True):
             query = _grouped_rows(qs, some.queries, k.shape[1])
             above = _grouped_rows(ups, some.queries, k.shape[1])
-            slope = torch._softmax_backward_data(above @ _rows(vs, some.keys).mT, w, -1, w.dtype)
-            dq.append(_tokens(slope @ _rows(ks, some.keys), some.queries))
-            dk.append(_tokens(slope.mT @ query, some.keys))
+            gradient = torch._softmax_backward_data(above @ _rows(vs, some.keys).mT, w, -1, w.dtype)
+            dq.append(_tokens(gradient @ _rows(ks, some.keys), some.queries))
+            dk.append(_tokens(gradient.mT @ query, some.keys))
             dv.append(_tokens(w.mT @ above, some.keys))
         return (
             torch.cat(dq)[plan.place],
@@ -284,9 +284,9 @@ def _tokens(rows: Tensor, tokens: Tensor) -> Tensor:
     )
 
 
-def _sum_of_uses(slopes: list[Tensor], plan: Plan) -> Tensor:
-    """(N, K E): of each token the sum of its slopes as a key of several pieces."""
-    return F.embedding_bag(plan.uses, torch.cat(slopes).flatten(1), plan.starts, mode="sum")
+def _sum_of_uses(gradients: list[Tensor], plan: Plan) -> Tensor:
+    """(N, K E): of each token the sum of its gradients as a key of several pieces."""
+    return F.embedding_bag(plan.uses, torch.cat(gradients).flatten(1), plan.starts, mode="sum")
 
 
 # ---- kept tokens

@@ -1,4 +1,8 @@
-"""The kind of device, which decides between two ways of computing the same."""
+"""The kind of device, which decides between two ways of computing the same, and the libraries
+that `make cpp` builds for one."""
+
+import ctypes
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -6,6 +10,7 @@ from torch import Tensor
 from codechat.distributed import numerics
 
 CPU_KINDS = ("cpu",)  # tests empty it: a CPU then takes the ways of a GPU
+BUILT = Path(__file__).parents[3] / "build" / "cpp"  # by `make cpp`
 
 
 def on_cpu(device: torch.device) -> bool:
@@ -39,3 +44,15 @@ def copies_stay(weight: Tensor) -> bool:
     """Whether copies of weights may be kept between two calls of `sample`: a GPU's rows take the
     memory."""
     return on_cpu(weight.device)
+
+
+def built_library(place: Path, runs_here: str) -> ctypes.CDLL | None:
+    """A library of `make cpp`; none where it was not built, or the processor lacks what it needs.
+    runs_here: the name of its function that says so."""
+    if not place.exists():
+        return None
+    try:
+        found = ctypes.CDLL(str(place))
+    except OSError:  # a torch without GNU's OpenMP, of which the library has its threads
+        return None
+    return found if getattr(found, runs_here)() else None

@@ -1,5 +1,5 @@
 """RMSNorm, squared ReLU and SwiGLU. On a CPU with gradients each is one autograd node, whose
-slope is written out: autograd would keep more tensors and pass over memory once for each of
+gradient is written out: autograd would keep more tensors and pass over memory once for each of
 their operations."""
 
 from collections.abc import Callable
@@ -106,7 +106,7 @@ class _SquaredReLU(torch.autograd.Function):
 
 
 class _SwiGLU(torch.autograd.Function):
-    """silu(gate) * up, with the slopes that autograd takes, bit for bit."""
+    """silu(gate) * up, with the gradients that autograd takes, bit for bit."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 """What stands between the products of a training step in bfloat16, by `cpp/training.c` where
-`make cpp` has built it: a pass over memory forward, and one for the slope.
+`make cpp` has built it: a pass over memory forward, and one for the gradient.
 
 RMSNorm; squared ReLU, with the bits of torch; attention with the norms and the rotation of its
 queries and keys, whose scores are not rounded, so it is nearer to float32 than the plain way.
@@ -9,7 +9,6 @@ Shapes: B rows, T tokens, H heads, K key-value heads, E head width."""
 import ctypes
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +16,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from codechat.distributed import dist, numerics
-from codechat.models.fast.device import compute_dtype, on_cpu
+from codechat.models.fast.device import BUILT, built_library, compute_dtype, on_cpu
 
-LIBRARY = Path(__file__).parents[3] / "build" / "cpp" / "libtraining.so"
+LIBRARY = BUILT / "libtraining.so"
 WIDTHS = (64, 128)  # of a head
-LINES = 64  # vectors of a norm whose gain's slope is summed apart, as in training.c
+LINES = 64  # vectors of a norm whose gain's gradient is summed apart, as in training.c
 INPUTS = ("qkv", "gains", "cos", "sin", "seen", "out", "kept", "up", "d_qkv", "d_gains")
 SIZES = ("rows", "tokens", "heads", "groups", "width", "turns", "threads")
 
@@ -45,15 +44,8 @@ class _Norm(ctypes.Structure):
 @cache
 def kernel() -> ctypes.CDLL | None:
     """The library; none where it was not built, or the processor lacks what it needs."""
-    if not LIBRARY.exists():
-        return None
-    try:
-        library = ctypes.CDLL(str(LIBRARY))
-    except OSError:  # a torch without GNU's OpenMP, of which the library has its threads
-        return None
-    if not library.training_runs_here():
-        return None
-    if dist.is_main():  # roundings differ from those of another machine
+    library = built_library(LIBRARY, "training_runs_here")
+    if library is not None and dist.is_main():  # roundings differ from those of another machine
         print(f"training steps: {LIBRARY.name} of `make cpp`", file=sys.stderr)
     return library
 
@@ -230,8 +222,8 @@ class _Attention(torch.autograd.Function):
         if given["gains"] is not None:
             # of each row and key head: sums do not depend on the number of threads
             d_gains = torch.zeros(len(up) * shape.groups, 2, shape.width)
-        slopes = dict(up=up.contiguous(), d_qkv=d_qkv, d_gains=d_gains)
-        _run_attention("attention_backward", shape, given | slopes)
+        gradients = dict(up=up.contiguous(), d_qkv=d_qkv, d_gains=d_gains)
+        _run_attention("attention_backward", shape, given | gradients)
         if d_gains is None:
             return d_qkv, None, None, None, None, None, None
         d_q, d_k = d_gains.sum(0).to(ctx.dtype)

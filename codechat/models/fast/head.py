@@ -143,7 +143,7 @@ def _softmax(logits: Tensor, out: Tensor) -> Tensor:
     return largest - out.amax(-1, keepdim=True).log()
 
 
-def _loss_and_slope(logits: Tensor, targets: Tensor, learns: bool) -> Tensor:
+def _loss_and_gradient(logits: Tensor, targets: Tensor, learns: bool) -> Tensor:
     """Losses (N, 1) of some rows. learns: overwrites the logits (N, V) with d loss / d logits =
     softmax - one-hot."""
     counts = targets[:, None] >= 0
@@ -199,7 +199,7 @@ def _chosen_and_entropy(
     return _Values(chosen[:, 0], (lse - mean)[:, 0], lse[:, 0])
 
 
-def _slope(
+def _gradient(
     logits: Tensor,
     targets: Tensor,
     temperature: float,
@@ -221,12 +221,12 @@ def _slope(
     if d_entropy is not None:
         log_p = x - values.lse[:, None]
         factor = factor - (log_p + values.entropy[:, None]) * (d_entropy[:, None] / scale)
-    slope = torch.softmax(x, -1).mul_(factor).scatter_add_(1, columns[:, None], up)
+    gradient = torch.softmax(x, -1).mul_(factor).scatter_add_(1, columns[:, None], up)
     if kept is None:
-        return slope
-    # -1 stands where there are fewer ids than columns; its slope is 0
+        return gradient
+    # -1 stands where there are fewer ids than columns; its gradient is 0
     whole = torch.zeros_like(logits, dtype=torch.float32)
-    return whole.scatter_add_(1, kept.long().clamp(min=0), slope / temperature)
+    return whole.scatter_add_(1, kept.long().clamp(min=0), gradient / temperature)
 
 
 # ---- the two functions
@@ -248,7 +248,7 @@ class _CrossEntropy(torch.autograd.Function):
         d_hidden = torch.empty_like(h) if learns else None
         d_weight = None
         teaches = learns and ctx.needs_input_grad[1]  # not beside adapters
-        body = _body(_loss_and_slope, hidden.device)
+        body = _body(_loss_and_gradient, hidden.device)
         for rows, logits in _chunks(h, w):
             losses = torch.empty(len(logits), 1, device=h.device)
             for block in _blocks(logits):
@@ -261,18 +261,19 @@ class _CrossEntropy(torch.autograd.Function):
         if teaches and d_weight is None:
             d_weight = torch.zeros_like(weight, dtype=torch.float32)
         if learns:
-            ctx.slopes = (d_hidden, d_weight)
+            ctx.gradients = (d_hidden, d_weight)
             ctx.dtypes = (hidden.dtype, weight.dtype)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = [
-            x if x is None else x.mul_(grad).to(dtype) for x, dtype in zip(ctx.slopes, ctx.dtypes)
+        gradients = [
+            x if x is None else x.mul_(grad).to(dtype)
+            for x, dtype in zip(ctx.gradients, ctx.dtypes)
         ]
-        ctx.slopes = None  # a caller's `loss` keeps this node alive into the next step
-        return *slopes, None, None, None
+        ctx.gradients = None  # a caller's `loss` keeps this node alive into the next step
+        return *gradients, None, None, None
 
 
 class _Logprobs(torch.autograd.Function):
@@ -316,13 +317,13 @@ class _Logprobs(torch.autograd.Function):
         d_weight = None
         d_chosen = torch.zeros_like(found[0]) if d_chosen is None else d_chosen
         buffer = w.new_empty(0)
-        body = _body(_slope, hidden.device)
+        body = _body(_gradient, hidden.device)
         for rows, logits in _chunks(h, w, ctx.logits, ctx.logits is not None):
             if len(buffer) < len(logits):
                 buffer = torch.empty_like(logits)
-            slope = buffer[: len(logits)]
+            gradient = buffer[: len(logits)]
             for block in _blocks(logits):
-                slope[block] = body(
+                gradient[block] = body(
                     logits[block],
                     targets[rows][block],
                     ctx.temperature,
@@ -331,9 +332,9 @@ class _Logprobs(torch.autograd.Function):
                     d_chosen[rows][block],
                     None if d_entropy is None else d_entropy[rows][block],
                 )
-            torch.mm(slope, w, out=d_hidden[rows])
+            torch.mm(gradient, w, out=d_hidden[rows])
             if ctx.needs_input_grad[1]:
-                d_weight = _add_product(d_weight, slope, h[rows])
+                d_weight = _add_product(d_weight, gradient, h[rows])
         if ctx.needs_input_grad[1]:
             d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
         return d_hidden.to(hidden.dtype), d_weight, None, None, None, None

@@ -6,12 +6,13 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-LIBRARY = Path(__file__).parents[3] / "build" / "cpp" / "librow.so"
+from codechat.models.fast.device import BUILT, built_library
+
+LIBRARY = BUILT / "librow.so"
 BLOCK = 64  # outputs that lie side by side in a packed weight
 
 
@@ -19,13 +20,8 @@ BLOCK = 64  # outputs that lie side by side in a packed weight
 def library() -> ctypes.CDLL | None:
     """With `product`, and the `row` that `one_row` calls; none where it was not built, or the
     processor lacks what it needs."""
-    if not LIBRARY.exists():
-        return None
-    try:
-        found = ctypes.CDLL(str(LIBRARY))
-    except OSError:  # a torch without GNU's OpenMP, of which the library has its threads
-        return None
-    if not found.product_runs_here():
+    found = built_library(LIBRARY, "product_runs_here")
+    if found is None:
         return None
     found.product.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 2 + [ctypes.c_int]
     found.row.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int]

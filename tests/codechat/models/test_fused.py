@@ -1,13 +1,12 @@
 """What stands between the products of a training step in C: what it computes, and what it leaves
 to torch."""
 
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from compiled import compiled
 from torch import Tensor
 
 from codechat.distributed import numerics
@@ -18,8 +17,6 @@ from codechat.models.fast.fused import Shape, seen_tokens
 from codechat.models.gpt import Attention, rope_table
 from codechat.models.masks import Documents
 
-SOURCE = Path(__file__).parents[3] / "cpp" / "training.c"
-COMPILER = shutil.which("cc")
 BF16_STEP = 2**-8  # between two neighbours of bfloat16, relative
 TOKENS = 150  # no multiple of a tile
 LENGTHS = torch.tensor([40, 70, 31, 9])
@@ -41,15 +38,7 @@ COMPLETIONS = ((IN_DOC - 7) // 11 + 1).clamp(min=0)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if COMPILER is None or not numerics._cpu_has_bf16() or not SOURCE.exists():
-        pytest.skip("no C compiler, or no avx512_bf16")
-    made = tmp_path_factory.mktemp("training")
-    # as cpp/CMakeLists.txt does: OpenMP is torch's
-    compiled = [COMPILER, "-O3", "-fopenmp", "-fPIC", "-Wall", "-Werror", "-c", str(SOURCE)]
-    subprocess.run([*compiled, "-o", str(made / "training.o")], check=True, timeout=120)
-    linked = [COMPILER, "-shared", str(made / "training.o"), "-o", str(made / "libtraining.so")]
-    subprocess.run(linked, check=True, timeout=120)
-    return made / "libtraining.so"
+    return compiled(tmp_path_factory.mktemp("training"), "libtraining.so", "training.c")
 
 
 @pytest.fixture
@@ -126,7 +115,7 @@ MASKS = {
 @pytest.mark.parametrize(
     ("width", "heads", "groups", "normed"), [(64, 3, 3, True), (64, 4, 2, False), (128, 2, 1, True)]
 )
-def test_values_and_slopes_are_nearer_to_float32_than_those_of_torch_or_as_near(
+def test_values_and_gradients_are_nearer_to_float32_than_those_of_torch_or_as_near(
     built: None,
     width: int,
     heads: int,
@@ -156,7 +145,7 @@ def test_values_and_slopes_are_nearer_to_float32_than_those_of_torch_or_as_near(
         assert far < 4 * BF16_STEP, name
 
 
-def slopes_of(of: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+def gradients_of(of: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
     """The output and the gradients of a weighted sum of it."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     y = of(*leaves)
@@ -166,7 +155,7 @@ def slopes_of(of: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("width", [16, 192])
-def test_a_norm_and_its_slopes_are_those_of_float64(built: None, width: int) -> None:
+def test_a_norm_and_its_gradients_are_those_of_float64(built: None, width: int) -> None:
     rng = torch.Generator().manual_seed(width)
     # no multiple of the vectors that are summed together
     x = 3 * torch.randn(2, 75, width, generator=rng)
@@ -181,12 +170,12 @@ def test_a_norm_and_its_slopes_are_those_of_float64(built: None, width: int) -> 
         return y
 
     with torch.autocast("cpu", torch.bfloat16):
-        found = slopes_of(ours, x, gain)
-    for got, right in zip(found, slopes_of(plain, x.double(), gain.double()), strict=True):
+        found = gradients_of(ours, x, gain)
+    for got, right in zip(found, gradients_of(plain, x.double(), gain.double()), strict=True):
         assert (got - right).abs().max() < 2e-6 * right.abs().max()
 
 
-def test_a_vector_of_equal_numbers_has_no_slope_along_itself(built: None) -> None:
+def test_a_vector_of_equal_numbers_has_no_gradient_along_itself(built: None) -> None:
     """Its norm is 1 whatever its length."""
     x = torch.full((3, 32), 2.0, requires_grad=True)
     gain = torch.ones(32, requires_grad=True)
@@ -198,18 +187,18 @@ def test_a_vector_of_equal_numbers_has_no_slope_along_itself(built: None) -> Non
     assert gain.grad is not None and torch.equal(gain.grad, torch.full((32,), 3.0))
 
 
-def test_squared_relu_and_its_slope_have_the_bits_of_torch(
+def test_squared_relu_and_its_gradient_have_the_bits_of_torch(
     built: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.randn(37, 64, generator=torch.Generator().manual_seed(6)).bfloat16()
     assert fused.squared_relu(x) is not None
-    ours = slopes_of(functions.squared_relu, x)
+    ours = gradients_of(functions.squared_relu, x)
     monkeypatch.setattr(fused, "squared_relu", lambda x: None)
-    for got, right in zip(ours, slopes_of(functions.squared_relu, x), strict=True):
+    for got, right in zip(ours, gradients_of(functions.squared_relu, x), strict=True):
         assert torch.equal(got, right)
 
 
-def test_of_one_key_the_output_is_its_value_and_no_score_has_a_slope(built: None) -> None:
+def test_of_one_key_the_output_is_its_value_and_no_score_has_a_gradient(built: None) -> None:
     rng = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(1, 5, 2, 64, generator=rng).bfloat16() for _ in range(3))
     for x in (q, k, v):
@@ -239,11 +228,11 @@ def test_the_weight_of_two_keys_is_the_sigmoid_of_their_difference(built: None) 
     weight = torch.sigmoid(torch.tensor(1.5))
     assert float(y.detach()[0, 1, 0, 0]) == pytest.approx(float(weight), rel=BF16_STEP)
     y[0, 1, 0, 0].backward()
-    slope = float(weight * (1 - weight))
+    gradient = float(weight * (1 - weight))
     assert q.grad is not None and k.grad is not None and v.grad is not None
     # more of the first key raises the output, more of the second lowers it
-    assert k.grad[0, :, 0, 0].tolist() == pytest.approx([slope, -slope], rel=3 * BF16_STEP)
-    assert float(q.grad[0, 1, 0, 0]) == pytest.approx(slope * 1.5 / 8, rel=3 * BF16_STEP)
+    assert k.grad[0, :, 0, 0].tolist() == pytest.approx([gradient, -gradient], rel=3 * BF16_STEP)
+    assert float(q.grad[0, 1, 0, 0]) == pytest.approx(gradient * 1.5 / 8, rel=3 * BF16_STEP)
     assert v.grad[0, :, 0, 0].tolist() == pytest.approx(
         [float(weight), 1 - float(weight)], rel=2 * BF16_STEP
     )

@@ -1,7 +1,5 @@
 """One row in C: what a product and a whole step compute, and who takes them."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from compiled import compiled
 from random_models import randomise
 
-from codechat.distributed import numerics
 from codechat.models.attention import KVCache
 from codechat.models.config import GPTConfig
 from codechat.models.fast import one_row, product
 from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.gpt import GPT
 
-SOURCES = [Path(__file__).parents[3] / "cpp" / name for name in ("product.c", "row.c")]
 SHAPE = GPTConfig(
     depth=2, n_embd=64, n_head=4, block_size=64, vocab_size=90, mlp="swiglu", qkv_bias=True
 )
@@ -28,28 +25,12 @@ SHAPES = {
         depth=3, n_embd=128, n_head=4, n_kv_head=2, block_size=64, vocab_size=90, qk_norm=True
     ),
 }
-COMPILER = shutil.which("cc")
 ULP = 2**-7  # of bfloat16, relative
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if (
-        COMPILER is None
-        or not numerics._cpu_has_bf16()
-        or not all(source.exists() for source in SOURCES)
-    ):
-        pytest.skip("no C compiler, or no avx512_bf16")
-    made = tmp_path_factory.mktemp("product")
-    # as cpp/CMakeLists.txt does: OpenMP is torch's
-    objects = list[str]()
-    for source in SOURCES:
-        objects.append(str(made / f"{source.stem}.o"))
-        compiled = [COMPILER, "-O3", "-fopenmp", "-fPIC", "-Wall", "-Werror", "-c", str(source)]
-        subprocess.run([*compiled, "-o", objects[-1]], check=True, timeout=120)
-    linked = [COMPILER, "-shared", *objects, "-o", str(made / "librow.so")]
-    subprocess.run(linked, check=True, timeout=120)
-    return made / "librow.so"
+    return compiled(tmp_path_factory.mktemp("row"), "librow.so", "product.c", "row.c")
 
 
 @pytest.fixture

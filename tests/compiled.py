@@ -1,0 +1,29 @@
+"""Libraries of cpp/ as cpp/CMakeLists.txt builds them."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from codechat.distributed import numerics
+
+SOURCES = Path(__file__).parents[1] / "cpp"
+COMPILER = shutil.which("cc")
+
+
+def compiled(folder: Path, library: str, *sources: str) -> Path:
+    """The library of these C sources, in `folder`. Skips the test without a C compiler, the sources
+    or a processor with avx512_bf16."""
+    places = [SOURCES / name for name in sources]
+    there = all(place.exists() for place in places)
+    if COMPILER is None or not numerics._cpu_has_bf16() or not there:
+        pytest.skip("no C compiler, or no avx512_bf16")
+    objects = list[str]()
+    for place in places:  # OpenMP is torch's: compiled with it, not linked
+        objects.append(str(folder / f"{place.stem}.o"))
+        command = [COMPILER, "-O3", "-fopenmp", "-fPIC", "-Wall", "-Werror", "-c", str(place)]
+        subprocess.run([*command, "-o", objects[-1]], check=True, timeout=120)
+    made = folder / library
+    subprocess.run([COMPILER, "-shared", *objects, "-o", str(made)], check=True, timeout=120)
+    return made
