@@ -1,5 +1,6 @@
 """Libraries of cpp/ as cpp/CMakeLists.txt builds them."""
 
+import ctypes
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,9 +13,9 @@ SOURCES = Path(__file__).parents[1] / "cpp"
 COMPILER = shutil.which("cc")
 
 
-def compiled(folder: Path, library: str, *sources: str) -> Path:
+def compiled(folder: Path, library: str, runs_here: str, *sources: str) -> Path:
     """The library of these C sources, in `folder`. Skips the test without a C compiler, the sources
-    or a processor with avx512_bf16."""
+    or a processor that they are for. runs_here: the function that says so."""
     places = [SOURCES / name for name in sources]
     there = all(place.exists() for place in places)
     if COMPILER is None or not numerics._cpu_has_bf16() or not there:
@@ -26,4 +27,6 @@ def compiled(folder: Path, library: str, *sources: str) -> Path:
         subprocess.run([*command, "-o", objects[-1]], check=True, timeout=120)
     made = folder / library
     subprocess.run([COMPILER, "-shared", *objects, "-o", str(made)], check=True, timeout=120)
+    if not getattr(ctypes.CDLL(str(made)), runs_here)():
+        pytest.skip("this processor lacks what the library needs")
     return made

@@ -38,15 +38,16 @@ COMPLETIONS = ((IN_DOC - 7) // 11 + 1).clamp(min=0)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("training"), "libtraining.so", "training.c")
+    return compiled(
+        tmp_path_factory.mktemp("training"), "libtraining.so", "training_runs_here", "training.c"
+    )
 
 
 @pytest.fixture
 def built(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(fused, "LIBRARY", library)
     fused.kernel.cache_clear()
-    if fused.kernel() is None:
-        pytest.skip("this processor has no avx512_bf16")
+    assert fused.kernel() is not None
     yield
     fused.kernel.cache_clear()
 

@@ -30,15 +30,16 @@ ULP = 2**-7  # of bfloat16, relative
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("row"), "librow.so", "product.c", "row.c")
+    return compiled(
+        tmp_path_factory.mktemp("row"), "librow.so", "product_runs_here", "product.c", "row.c"
+    )
 
 
 @pytest.fixture
 def built(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(product, "LIBRARY", library)
     product.library.cache_clear()
-    if product.library() is None:
-        pytest.skip("this processor has no avx512_bf16")
+    assert product.library() is not None
     yield
     product.library.cache_clear()
 
