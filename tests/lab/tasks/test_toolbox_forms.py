@@ -347,7 +347,7 @@ def test_a_near_miss_is_followed_by_its_twin() -> None:
         assert chat.parse_calls(served[2]["content"])
 
 
-@pytest.mark.parametrize("name", ["forms", "parallel-forms"])
+@pytest.mark.parametrize("name", ["forms-turns", "declining-turns"])
 def test_a_mix_has_its_share_of_forms(name: str) -> None:
     mix = mixes.Mix(**mixes.shares_of(name))
     rows = list(dialogues.draw("train", 400, mix=mix))
@@ -357,9 +357,9 @@ def test_a_mix_has_its_share_of_forms(name: str) -> None:
 
 def test_forms_want_a_list_that_shows_descriptions() -> None:
     with pytest.raises(ConfigError, match="give --tools-style arguments or json"):
-        parse(prepare.CallsConfig, ["--mix", "forms"])
+        parse(prepare.CallsConfig, ["--mix", "forms-turns"])
     for style in ("arguments", "json"):
-        assert parse(prepare.CallsConfig, ["--mix", "forms", "--tools-style", style]).mix.forms
+        assert parse(prepare.CallsConfig, ["--mix", "forms-turns", "--tools-style", style]).mix.forms
 
 
 def described_keys(schema: dict[str, Any]) -> dict[str, Any]:
@@ -388,7 +388,7 @@ def test_a_list_with_lines_for_arguments_says_what_whole_schemas_say(
 
 
 def test_a_list_of_the_catalogue_is_written_as_whole_schemas() -> None:
-    mix = mixes.Mix(**mixes.shares_of("parallel"))
+    mix = mixes.Mix(parallel=0.2)
     for row in dialogues.draw("train", 40, mix=mix):
         again = prepare._listed(row, "json")
         before, after = row["messages"][0]["content"], again["messages"][0]["content"]

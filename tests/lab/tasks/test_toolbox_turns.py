@@ -22,7 +22,7 @@ from codechat_lab.tasks.toolbox.sampler import Sampler
 
 TASK = FuncallTask()
 SPLITS = ("train", "select", "test", "test_hard")
-MIX = mixes.Mix(**mixes.shares_of("parallel-turns"))
+MIX = mixes.Mix(**mixes.shares_of("forms-turns"))
 EACH = 30
 TEMPLATES = Path(__file__).parents[2] / "codechat/text/templates"
 # templates that write several calls in an answer
