@@ -33,10 +33,16 @@ endif
 SOUND := $(shell test ! -e .venv/.unfinished && test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" \
            && $(PY) -IS -c "print('yes')" 2>/dev/null)
 
+# What chat, serve (row) and training have in C, docs/cpp.md; none where torch has to do alone.
+ifeq ($(shell uname -sm) $(if $(shell command -v gcc),gcc),Linux x86_64 gcc)
+  KERNELS := build/cpp/librow.so build/cpp/libtraining.so
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help lab test test-all torture notebooks site jupyter cpp venv clean FORCE
 
 lab: venv  ## set up, train the nano model through every stage, write notebooks and report
+	@$(if $(KERNELS),$(MAKE) -s $(KERNELS) || echo "the C kernels were not built: torch alone takes a sixth longer")
 	.venv/bin/codechat run nano $(ARGS)
 
 test: venv  ## what the library guarantees, five to ten minutes on two cores; ARGS="-n 0" for one process
@@ -60,9 +66,18 @@ site: venv  ## build the web site in build/site: documents, notebooks, reports, 
 jupyter: venv  ## open JupyterLab on the notebooks
 	$(PY) -m jupyterlab $(AS_ROOT) --notebook-dir=. $(ARGS)
 
-cpp: venv  ## build the C++ programs in build/cpp; needs cmake and g++ (Debian and Ubuntu: apt install cmake g++)
+cpp: venv $(KERNELS)  ## build the C kernels and C++ programs in build/cpp; needs cmake and g++ (apt install cmake g++)
 	cmake -S cpp -B build/cpp -DPython3_EXECUTABLE="$(CURDIR)/$(PY)"
 	cmake --build build/cpp
+
+# Compiled with OpenMP and not linked with it: the threads are those of the torch that has loaded a library.
+build/cpp/librow.so: build/cpp/product.o build/cpp/row.o
+build/cpp/libtraining.so: build/cpp/training.o
+build/cpp/lib%.so:
+	gcc -shared -o $@ $^
+build/cpp/%.o: cpp/%.c
+	@mkdir -p $(@D)
+	gcc -O3 -fopenmp -fPIC -c -o $@ $<
 
 venv: .venv/.installed  ## set up .venv only
 

@@ -1,4 +1,4 @@
-"""Libraries of cpp/ as cpp/CMakeLists.txt builds them."""
+"""Libraries of cpp/ as the Makefile builds them."""
 
 import ctypes
 import shutil
@@ -10,16 +10,16 @@ import pytest
 from codechat.distributed import numerics
 
 SOURCES = Path(__file__).parents[1] / "cpp"
-COMPILER = shutil.which("cc")
+COMPILER = shutil.which("gcc")
 
 
 def compiled(folder: Path, library: str, runs_here: str, *sources: str) -> Path:
-    """The library of these C sources, in `folder`. Skips the test without a C compiler, the sources
+    """The library of these C sources, in `folder`. Skips the test without gcc, the sources
     or a processor that they are for. runs_here: the function that says so."""
     places = [SOURCES / name for name in sources]
     there = all(place.exists() for place in places)
     if COMPILER is None or not numerics._cpu_has_bf16() or not there:
-        pytest.skip("no C compiler, or no avx512_bf16")
+        pytest.skip("no gcc, or no avx512_bf16")
     objects = list[str]()
     for place in places:  # OpenMP is torch's: compiled with it, not linked
         objects.append(str(folder / f"{place.stem}.o"))

@@ -201,6 +201,26 @@ def test_make_says_why_no_python_will_do(made: Path) -> None:
     )
 
 
+@pytest.mark.skipif(shutil.which("gcc") is None or os.uname().machine != "x86_64", reason="no gcc")
+@pytest.mark.parametrize("source", ["int one;", "no C"])
+def test_make_lab_builds_the_kernels_and_runs_without_those_that_do_not_compile(
+    made: Path, source: str
+) -> None:
+    (made / "cpp").mkdir()
+    for name in ("product.c", "row.c", "training.c"):
+        (made / "cpp" / name).write_text(source if name == "training.c" else f"int {name[:3]};")
+    command = made / ".venv" / "bin" / "codechat"
+    command.write_text("#!/bin/sh\necho codechat $*\n")
+    command.chmod(0o755)
+    ran = subprocess.run(["make", "lab"], cwd=made, capture_output=True, text=True, timeout=120)
+    compiles = source == "int one;"
+    assert (made / "build/cpp/librow.so").exists()
+    assert (made / "build/cpp/libtraining.so").exists() == compiles
+    assert ("the C kernels were not built" in ran.stdout) != compiles
+    assert ran.stdout.endswith("codechat run nano\n")
+    assert ran.returncode == 0
+
+
 def test_ci_runs_make_test_only() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & stat.S_IXUSR

@@ -93,7 +93,7 @@ def hardware() -> dict[str, Any]:
 
 
 def compiled(root: Path) -> list[str]:
-    """What `make cpp` has built: its sums are rounded in another order than torch's."""
+    """What `make lab` or `make cpp` has built: its sums are rounded in another order than torch's."""
     return sorted(path.name for path in (root / "build" / "cpp").glob("lib*.so"))
 
 

@@ -1,5 +1,5 @@
 """The kind of device, which decides between two ways of computing the same, and the libraries
-that `make cpp` builds for one."""
+that `make lab` and `make cpp` build for one."""
 
 import ctypes
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor
 from codechat.distributed import numerics
 
 CPU_KINDS = ("cpu",)  # tests empty it: a CPU then takes the ways of a GPU
-BUILT = Path(__file__).parents[3] / "build" / "cpp"  # by `make cpp`
+BUILT = Path(__file__).parents[3] / "build" / "cpp"  # by `make lab` or `make cpp`
 
 
 def on_cpu(device: torch.device) -> bool:

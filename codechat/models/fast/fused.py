@@ -46,7 +46,7 @@ def kernel() -> ctypes.CDLL | None:
     """The library; none where it was not built, or the processor lacks what it needs."""
     library = built_library(LIBRARY, "training_runs_here")
     if library is not None and dist.is_main():  # roundings differ from those of another machine
-        print(f"training steps: {LIBRARY.name} of `make cpp`", file=sys.stderr)
+        print(f"training steps: {LIBRARY.name} of build/cpp", file=sys.stderr)
     return library
 
 

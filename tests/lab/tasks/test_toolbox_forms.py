@@ -359,7 +359,9 @@ def test_forms_want_a_list_that_shows_descriptions() -> None:
     with pytest.raises(ConfigError, match="give --tools-style arguments or json"):
         parse(prepare.CallsConfig, ["--mix", "forms-turns"])
     for style in ("arguments", "json"):
-        assert parse(prepare.CallsConfig, ["--mix", "forms-turns", "--tools-style", style]).mix.forms
+        assert parse(
+            prepare.CallsConfig, ["--mix", "forms-turns", "--tools-style", style]
+        ).mix.forms
 
 
 def described_keys(schema: dict[str, Any]) -> dict[str, Any]:
