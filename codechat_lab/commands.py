@@ -21,7 +21,7 @@ ENTRIES = (
     ),
     Entry(
         id="recipes",
-        module="codechat_lab.launch.runner",
+        module="codechat_lab.launch.sheets",
         config="SheetConfig",
         function="show_recipes",
         command="recipes",

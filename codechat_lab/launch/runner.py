@@ -8,7 +8,7 @@
     codechat run nano --base my-base       from SFT on, from a checkpoint that exists
     codechat run nano --scale 8b           stages of recipe ours on eight GPUs: prints the plan and asks; --yes launches
     codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
-    codechat recipes                       list all recipes; codechat recipes nano: its stages
+    codechat recipes nano                  its stages, without running them
 
 The ledger `runs/NAME/stages.json` holds a hash of each finished stage, over its settings and
 the hashes of the stages that it needs. A killed stage resumes from its checkpoint if its
@@ -22,7 +22,6 @@ launch v6` runs a recipe detached: its process id and recipe.log are in runs/nan
 (runs/nano-8b/launch/v6/ at --scale 8b)."""
 
 import sys
-import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -39,16 +38,15 @@ from codechat.runs.run import Run
 from codechat_lab.instruments.plan_settings import PLANNED_LOOPS
 from codechat_lab.launch import launcher
 from codechat_lab.launch.recipes import (
-    FOLDER,
     NANO,
     RECIPES,
     Bound,
     Scale,
     bound_stages,
-    find_recipe,
     find_scale,
     prefix_of,
 )
+from codechat_lab.launch.sheets import SheetConfig, show_recipes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -535,49 +533,6 @@ def _in_words(row: Mapping[str, Any]) -> str:
         if (name in SUMMARY or name.startswith("heldout_loss/")) and isinstance(value, float):
             words.append(f"{name} {value:.3f}")
     return " ".join(words)
-
-
-SHEETS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.txt"))}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SheetConfig(config.Settings):
-    """`codechat recipes`: all recipes, the stages of one, or command lines to copy for public
-    models and data (codechat_lab/recipes/NAME.txt)."""
-
-    name: str | None = opt(None, "a recipe, or the path of its file; none = all", positional=True)
-
-
-def show_recipes(cfg: SheetConfig) -> None:
-    """`codechat recipes [NAME]`: each recipe and the names of its stages, or one stage a line."""
-    if cfg.name is not None:
-        return show_one(cfg.name)
-    for name, recipe in RECIPES.items():
-        print(f"{name}: {recipe.about}")
-        stages = " ".join(stage.name for stage in recipe.stages)
-        print(
-            textwrap.fill(
-                stages, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
-            )
-        )
-    for sheet, text in SHEETS.items():
-        print(
-            f"{sheet}: {text.splitlines()[0].lstrip('# ')}; "
-            f"codechat recipes {sheet} prints its command lines"
-        )
-
-
-def show_one(name: str) -> None:
-    """The stages of a recipe with what each does, or a sheet of command lines."""
-    if name in SHEETS:
-        return print(SHEETS[name], end="")
-    if not name.endswith(".toml"):
-        check_choice("recipe", name, [*RECIPES, *SHEETS])
-    recipe = find_recipe(name)
-    print(f"{name}: {recipe.about}")
-    width = max(len(stage.name) for stage in recipe.stages)
-    for stage in recipe.stages:
-        print(f"  {stage.name:{width}}  {stage.about}")
 
 
 def main(cfg: RecipeConfig) -> None:

@@ -66,6 +66,14 @@ def test_recipes_shows_the_stages_of_one_recipe(
     assert all(line.endswith(stage.about) for line, stage in zip(shown[1:], stages, strict=True))
 
 
+def test_the_help_of_recipes_is_about_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["recipes", "--help"])
+    usage, about = capsys.readouterr().out.split("\n\n")[:2]
+    assert usage == "usage: codechat recipes [NAME] [--setting value ...]"
+    assert about.startswith("List the recipes")
+
+
 def test_a_recipe_without_stages_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text("")
     with raising(ConfigError, "my.toml has no stages"):
