@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from codechat import tasks
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist, hardware, numerics, sharding
+from codechat.evaluation import scoring
 from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.settings import MIN_GROUPS, DiagnoseConfig
 from codechat.models import loading
@@ -190,6 +191,7 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     loaded = loading.load_model(cfg.ckpt, hardware.device(), cfg.tags)
     if isinstance(task, BaseTask):
         task.tools_style = loaded.tools_style
+    cfg = scoring.with_free_name(cfg)
     with Run.create(
         cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite
     ) as run:
@@ -234,6 +236,7 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
         run.log_eval(loaded.meta["step"], row)
         run.log_samples(loaded.meta["step"], batch.best_and_worst(groups=16))
         run.finish(found)
+        print(f"the samples lie in {run.path}")
     return diagnosis
 
 

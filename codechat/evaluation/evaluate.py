@@ -209,6 +209,7 @@ def run_evaluation(
     parent = str(paths[0]) if paths else None
     with ExitStack() as opened:
         opened.enter_context(dist.session(cfg))
+        cfg = scoring.with_free_name(cfg)
         if cfg.overwrite:  # the first one is loaded before the former run goes
             for path in paths[1:]:
                 checkpoint.check(path)
@@ -224,6 +225,8 @@ def run_evaluation(
         if left_out:
             summary["left_out"] = left_out
         run.finish(summary)
+        if dist.is_main():
+            print(f"the results lie in {run.path}")
     return run
 
 

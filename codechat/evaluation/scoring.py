@@ -11,18 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.distributed import dist, numerics
 from codechat.evaluation.results import Row, TaskResult
+from codechat.evaluation.settings import SamplingSettings
 from codechat.models import generate, gpt
 from codechat.rl import episodes, rollout
+from codechat.runs import paths
 from codechat.tasks.base import Problem, Score, Task, hash_problems
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
+
+S = TypeVar("S", bound=SamplingSettings)
 
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
 
@@ -30,6 +34,14 @@ if TYPE_CHECKING:  # the help of the command loads no torch
     Collect = Callable[..., rollout.RolloutBatch]  # takes what `rollout.collect` takes
     # the grammar of the completions of a prompt (messages, tokenizer, tags); None = they are free
     Constrain = Callable[[Sequence[Mapping[str, str]], Tokenizer, str], generate.Grammar | None]
+
+
+def with_free_name(cfg: S) -> S:
+    """The settings of a measurement, whose default run name gets a number where it is in use: a
+    repetition replaces nothing. A chosen name stays. A collective."""
+    if cfg.overwrite or cfg.run_name != type(cfg).run_name:
+        return cfg
+    return replace(cfg, run_name=dist.gather(paths.free_name(cfg.run_name))[0])
 
 
 def evaluate_task(

@@ -17,7 +17,11 @@ MIN_GROUPS = 64
 class SamplingSettings(Settings):
     """The run to write, and how completions are sampled."""
 
-    run_name: str = opt("evaluate", "name of the run directory under runs/", identity=False)
+    run_name: str = opt(
+        "evaluate",
+        "name of the run directory under runs/; where the default is in use, it gets a number",
+        identity=False,
+    )
     overwrite: bool = opt(
         False, "replace the run of this name: it is deleted once this one has begun", identity=False
     )

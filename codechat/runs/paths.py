@@ -170,6 +170,12 @@ def exists(name: str) -> bool:
     return is_run(runs_dir() / name)
 
 
+def free_name(name: str) -> str:
+    """The name, or the first of NAME-2, NAME-3, ... that no run has."""
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(free for free in itertools.chain([name], numbered) if not exists(free))
+
+
 def checkpoint_paths(run_path: Path) -> dict[int, Path]:
     """step -> directory, ascending. A step whose replacement was killed between two renames is
     read from .step_N.old."""
@@ -645,11 +651,9 @@ def prepare(
         planned = state == PLANNED and not overwrite
         if there and not (resume or overwrite or planned):
             continued = "--resume to continue it, " if hasattr(config, "resume") else ""
-            names = (f"{name}-{number}" for number in itertools.count(2))
-            free = next(other for other in names if not exists(other))
             raise RunError(
                 f"run name {name!r} is in use ({state}); "
-                f"set --run-name {free}, {continued}or --overwrite to replace it"
+                f"set --run-name {free_name(name)}, {continued}or --overwrite to replace it"
             )
         if there and overwrite:
             check_not_read(name, config, parent)

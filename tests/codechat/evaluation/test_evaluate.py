@@ -19,7 +19,7 @@ from codechat import tasks
 from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 from codechat.core.config import parse
-from codechat.core.errors import ConfigError, DataError, UserError
+from codechat.core.errors import ConfigError, DataError, RunError, UserError
 from codechat.core.registry import COMMANDS
 from codechat.data import conversations
 from codechat.evaluation import evaluate, held_out, results, scoring
@@ -259,6 +259,20 @@ def test_command_writes_a_row_for_each_checkpoint_and_split(
     out = capsys.readouterr().out
     assert "n=4, N=8, temperature=1" in out
     assert "toy@2 minus toy@1 on test" in out
+
+
+def test_an_evaluation_is_repeated_under_a_name_of_its_own(
+    toy_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        COMMANDS["evaluate"].run([*TOY, "--ckpt", "toy@1"])
+    lines = capsys.readouterr().out.splitlines()
+    ends = [line for line in lines if line.startswith("the results lie in")]
+    names = ("evaluate", "evaluate-2", "evaluate-3")
+    assert ends == [f"the results lie in {paths.runs_dir() / name}" for name in names]
+    assert [Run.open(name).config["run_name"] for name in names] == list(names)
+    with raising(RunError, "set --run-name evaluate-3-2"):
+        COMMANDS["evaluate"].run([*TOY, "--ckpt", "toy@1", "--run-name", "evaluate-3"])
 
 
 def test_other_temperatures_a_given_call_tag_and_masks_have_rows_of_their_own(toy_run: Run) -> None:
