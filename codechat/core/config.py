@@ -17,6 +17,7 @@ need one line as an exception."""
 
 import contextlib
 import dataclasses
+import difflib
 import hashlib
 import itertools
 import json
@@ -25,7 +26,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -330,10 +331,13 @@ def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> Non
         if value is None or not {"least", "most"} & field.meta.keys():
             continue
         if not (least <= value <= most and math.isfinite(value)):
-            raise ConfigError(
-                f"{flag_of(prefix + name)} ({name}) is {value}; "
-                f"required: finite, from {least} to {most}"
-            )
+            finite = "" if math.isfinite(value) else "finite"
+            above = f"at least {least}" if math.isfinite(least) else ""
+            below = f"at most {most}" if math.isfinite(most) else ""
+            bounds = " and ".join(filter(None, [finite, above, below]))
+            flag = flag_of(prefix + name)
+            spelled = "" if name in flag else f" ({name})"
+            raise ConfigError(f"{flag}{spelled} is {value}; it must be {bounds}")
 
 
 # ---- from mappings
@@ -365,10 +369,16 @@ def _as_spelled(
     return cls.as_spelled(given, set(words.values())) if issubclass(cls, Settings) else given
 
 
-def _meant(key: str, names: Iterable[str]) -> str:
+def _meant(key: str, names: Collection[str]) -> str:
     """The end of an error message about an unknown key: what to write in its place."""
-    known = ELSEWHERE.get(key.removeprefix("--").replace("-", "_"))
-    return f"; {known}" if known else nearest(key, names)
+    bare = key.removeprefix("--").replace("-", "_")
+    if bare in ELSEWHERE:
+        return f"; {ELSEWHERE[bare]}"
+    fields = {name.removeprefix("--").replace("-", "_") for name in names}
+    words = [word for word, meant in ALIASES.items() if fields & set(meant.split())]
+    # a word of another library with a slip, such as learnin_rate
+    slip = difflib.get_close_matches(bare, words, n=1, cutoff=0.9)
+    return f"; did you mean {slip[0]!r}?" if slip else nearest(key, names)
 
 
 def _build(cls: type[T], given: Mapping[str, Any], usual: Any = None, prefix: str = "") -> T:
@@ -446,6 +456,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     """The settings of a json or yaml file. Every scalar of yaml is read as a word of the command
     line: yaml itself takes 1e-4 for a text and `no` for false. ConfigError for what is no
     mapping."""
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; --config takes a json or yaml file")
     if path.suffix not in (".yaml", ".yml"):
         return read_json(path)
     import yaml  # 20 ms, which most commands do not need
@@ -596,7 +608,7 @@ def _read_flag(cls: type, word: str, extra: set[str]) -> tuple[str, str | bool |
     negated = find_field(cls, re.sub("^no[-_]", "", key))
     if equals or negated is None or not leaves[negated].takes(bool):
         raise ConfigError(
-            f"unknown flag --{key}{_meant(flag_of(key), map(flag_of, [*leaves, *extra]))}"
+            f"unknown flag --{key}{_meant(flag_of(key), [*map(flag_of, leaves), *map(flag_of, extra)])}"
         )
     return negated, False
 
@@ -647,7 +659,11 @@ def format_help(
                     f"{field.meta['help']} ({_usual(field)})",
                 )
             )
-    bare = [name.upper() for name, field in leaves.items() if field.meta.get("positional")]
+    bare = [
+        name.upper() if field.default is REQUIRED else f"[{name.upper()}]"
+        for name, field in leaves.items()
+        if field.meta.get("positional")
+    ]
     usage = " ".join(["usage:", prog, *bare, "[--setting value ...]"])
     about, more = _parted(epilog)
     settings = "\n".join(_help_entry(flag, text) for flag, text in entries)

@@ -40,9 +40,11 @@ def nearest(key: str, valid: Iterable[str], listed: bool = False) -> str:
     listed: the message has named them already."""
     names = list(valid)
     last = [n for n in names if n.rpartition(".")[2] == key.removeprefix("--")]
-    close = last or difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
+    # the dashes of flags are no likeness
+    bare = {name.removeprefix("--"): name for name in names}
+    close = difflib.get_close_matches(key.removeprefix("--"), bare, n=1, cutoff=0.5)
+    if last or close:
+        return f"; did you mean {(last or [bare[close[0]]])[0]!r}?"
     if listed:
         return ""
     return f"; valid: {', '.join(names[:40])}" + (", ..." if len(names) > 40 else "")

@@ -179,6 +179,11 @@ def domain_files(directory: Path | str, split: str) -> list[Path]:
     """Files of a split, `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, but those of
     problems, probes and preferences. MissingFile."""
     directory = Path(directory)
+    if directory.is_file():
+        raise DataError(
+            f"{directory} is a file; expected a directory that a command has prepared: "
+            f"codechat data calls --source {directory} --out data/mine"
+        )
     paths = [*directory.glob(f"*.{split}.jsonl"), *directory.glob(f"{split}.jsonl")]
     files = [path for path in sorted(paths) if _holds_conversations(path)]
     if not files:

@@ -546,7 +546,10 @@ def require_columns(
     for number, row in enumerate(rows):
         if number == 0 and not any(set(columns) <= row.keys() for columns in accepted):
             sets = " or ".join("{" + ", ".join(columns) + "}" for columns in accepted)
-            raise DataError(f"{origin} has the columns {sorted(row)}; expected {sets}; rename them")
+            raise DataError(
+                f"{origin} has the columns {sorted(row)}; expected {sets}; rename them "
+                "(codechat data sft and calls: --columns OURS=THEIRS)"
+            )
         yield row
 
 

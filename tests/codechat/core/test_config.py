@@ -26,7 +26,7 @@ from codechat.core.config import (
     parse,
     resolve,
 )
-from codechat.core.errors import ConfigError, RunError, UserError, check_choice
+from codechat.core.errors import ConfigError, UserError, check_choice, nearest
 from codechat.core.registry import COMMANDS, ENTRIES, LOOPS, entry_of, find
 from codechat.evaluation.settings import EvaluateConfig
 from codechat.grpo import GRPOConfig
@@ -162,6 +162,33 @@ def test_a_number_out_of_range_is_rejected_by_its_name(name: str) -> None:
                 cls(**needed, **{key: value})
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("--temperature -1", "--temperature is -1.0; it must be at least 0"),
+        ("--top-k 0", "--top-k (top_k) is 0; it must be at least 1"),
+    ],
+)
+def test_a_number_out_of_range_comes_with_its_bounds(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config.parse(EvaluateConfig, ["--ckpt", "x", "--task", "toy", *text.split()])
+    assert str(error.value) == says
+
+
+def test_dashes_alone_make_no_flag_like_another() -> None:
+    assert nearest("--executors", ["--tools", "--trust"]).startswith("; valid:")
+    assert nearest("--max-step", ["--max-steps", "--trust"]) == "; did you mean '--max-steps'?"
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [("--learnin_rate", "did you mean 'learning_rate'?"), ("--epochs", "here it is --max-steps")],
+)
+def test_a_word_of_another_library_is_known_with_a_slip_too(flag: str, says: str) -> None:
+    with raising(ConfigError, says):
+        config.parse(SFTConfig, [flag, "1"])
+
+
 def test_every_entry_can_be_loaded_and_a_loop_is_found_from_its_configuration() -> None:
     for id, entry in ENTRIES.items():
         assert find(id) is entry
@@ -194,8 +221,9 @@ def test_what_is_wrong_in_a_mapping_or_a_file_is_named(tmp_path: Path) -> None:
         file.write_bytes(text)
         with raising(UserError, "c.json", *named):
             words(f"--config {file}")
-    with raising(RunError, "absent.json"):
-        words(f"--config {tmp_path}/absent.json")
+    for absent in ("absent.json", "absent.yaml"):
+        with raising(ConfigError, f"{absent} does not exist"):
+            words(f"--config {tmp_path}/{absent}")
 
 
 def declared(**fields: object) -> type:

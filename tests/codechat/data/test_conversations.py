@@ -158,6 +158,12 @@ def test_a_domain_without_a_usable_conversation_raises_where_the_mix_has_it(fold
     assert sizes(load(folder, wanted={"code": 1.0, "long": 0.0})) == {"code": 3}
 
 
+def test_rows_in_the_place_of_prepared_data_come_with_the_command_that_prepares_them(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("{}")
+    with pytest.raises(DataError, match="codechat data calls --source .*rows.jsonl --out"):
+        conversations.domain_files(tmp_path / "rows.jsonl", "train")
+
+
 def test_an_unknown_domain_is_named_with_those_that_there_are(folder):
     with pytest.raises(DataError, match="(?=.*cdoe)(?=.*calls)(?=.*code)"):
         load(folder, wanted={"cdoe": 1.0, "code": 1.0})
