@@ -178,7 +178,7 @@ def test_commands_are_valid(
 
     def parse_only(cls: type, *args: Any, **options: Any) -> None:
         written = {"task": "toy"} if "task" in config.fields_of(cls) else {}
-        monkeypatch.setattr(config, "read_json", lambda path: written)  # --config FILE
+        monkeypatch.setattr(config, "_read_file", lambda path: written)  # --config FILE
         parse(cls, *args, **options)
         raise Parsed
 
