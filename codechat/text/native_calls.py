@@ -9,27 +9,31 @@
     <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>               GLM
     <｜tool▁call▁begin｜>function<｜tool▁sep｜>f ... ```json {"a": 1} ```              DeepSeek
 
-A model also writes calls that its template does not ask for: in a Markdown fence, or bare, one
+A model also writes calls that its template does not ask for: in Markdown fences, or bare, one
 object, a list of objects, or an object on each line. `read` takes all of these and says which
 it was. Reasoning in tags before the answer is prose. What follows the last call, or stands
-between two, is kept as text. Nothing here raises: a model is rewarded for what it writes.
+between two, is kept as text. A call in tags of which a part cannot be read is no call with fewer
+arguments. Nothing here raises: a model is rewarded for what it writes.
 `settled` is what a stream may show before the end is known."""
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from codechat.text import tool_calls
-from codechat.text.tool_calls import CALL_TAG, Call, after_space
+from codechat.text.tool_calls import CALL_TAG, Call, after_space, finite
 
 # Where calls were written, "none" if no call was found, and in which layout: objects in JSON, a list
 # of them, calls of Python, parameters in tags, or a name and marks before JSON.
 SURFACES = ("tagged", "fenced", "bare", "none")
 LAYOUTS = ("json", "list", "python", "xml", "marks")
 NAME_KEYS = ("name", "function")
+# how Qwen3-Coder's template writes them between tags
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
 # the pairs of marks around calls; the closing one may be missing
 MARKS = {
+    CALL_TAG: "",
     "<tool_call>": "</tool_call>",
     "<TOOLCALL>": "</TOOLCALL>",
     "<|tool_call|>": "<|/tool_call|>",
@@ -43,14 +47,12 @@ _OPENS = re.compile("|".join(map(re.escape, (*MARKS, "<function="))))
 # where the next call may begin: no pattern looks further, so that reading takes linear time
 _NEXT = re.compile(f"{_OPENS.pattern}|<｜tool▁call▁begin｜>|" + re.escape("<|tool_call_begin|>"))
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>\s*", re.DOTALL)
-_FENCE = re.compile(
-    r"```(?:json|python|tool_call|tool_code)?[ \t]*\n(.*?)(?:\n?[ \t]*```|\Z)", re.DOTALL
-)
+_FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:\n?[ \t]*```|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 _GLM_NAME = re.compile(r"\s*([^\s<{\[]+)\s*(?=<arg_key>|\Z)")
 _GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-_MISTRAL = re.compile(r"\s*([\w.-]+)\[ARGS\]\s*")
+_MISTRAL = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*")
 _DEEPSEEK = re.compile(
     r"\s*<｜tool▁call▁begin｜>"
     r"(?:function<｜tool▁sep｜>([^\n]+)\n```json\n(.*?)\n```|([^<\n]+)<｜tool▁sep｜>(.*?))"
@@ -95,22 +97,29 @@ class Found(NamedTuple):
     layout: str = "json"
 
 
+class Placed(NamedTuple):
+    """A place of a text, and the calls that it holds."""
+
+    start: int
+    end: int
+    found: Found
+
+
 def read(text: str) -> Written:
     """The prose and the calls of an answer in any of the forms above."""
     thought = _THOUGHT.match(text)
     begin = thought.end() if thought else 0
-    opens = _OPENS.search(text, begin)
-    if opens:
-        return _tagged(text, opens.start())
-    for fence in _FENCE.finditer(text, begin):
-        found = _whole(fence[1])
-        if found:
-            prose = _beside(text, fence.start(), fence.end())
-            return Written(prose, found.calls, "fenced", found.layout)
-    found = _whole(text[begin:])
-    if found:
-        return Written(text[:begin].rstrip(), found.calls, "bare", found.layout)
-    return _first_object(text, begin) or Written(text, [], "none")
+    # first those whose arguments may spell a mark
+    whole = _whole(text[begin:])
+    if whole:
+        return Written(text[:begin].rstrip(), whole.calls, "bare", whole.layout)
+    fences = _fences(text, begin)
+    mark = _mark_outside(text, begin, fences)
+    if mark >= 0:
+        return _tagged(text, mark)
+    if fences:
+        return _among(text, fences, "fenced")
+    return _among(text, _objects(text, begin), "bare")
 
 
 def canonical(text: str) -> str:
@@ -272,11 +281,24 @@ def _functions(text: str, at: int, closing: str) -> Found | None:
         if found is None:
             return Found(calls, at, "xml") if calls else None
         body = found[2].strip()
-        arguments = _object(body) if body.startswith("{") else None
+        arguments = _object(body) if body.startswith("{") else _parameters(body)
         if arguments is None:
-            arguments = {name: _value(value) for name, value in _PARAMETER.findall(body)}
+            return Found(calls, at, "xml") if calls else None
         calls.append(Call(found[1].strip(), arguments, "object"))
         at = found.end()
+
+
+def _parameters(body: str) -> dict[str, Any] | None:
+    """A parameter in each tag; None for anything else beside them, and for one given twice."""
+    arguments: dict[str, Any] = {}
+    at = 0
+    while at < len(body):
+        pair = _PARAMETER.match(body, at)
+        if pair is None or pair[1] in arguments:
+            return None
+        arguments[pair[1]] = _value(pair[2])
+        at = pair.end()
+    return arguments
 
 
 def _glm(text: str, at: int, closing: str) -> Found | None:
@@ -291,7 +313,10 @@ def _glm(text: str, at: int, closing: str) -> Found | None:
         pair = _GLM_ARGUMENT.match(text, at, end)
         if pair is None:
             break
-        arguments[pair[1].strip()] = _value(pair[2])
+        key = pair[1].strip()
+        if key in arguments:
+            return None
+        arguments[key] = _value(pair[2])
         at = pair.end()
     if text[at:end].strip():
         return None
@@ -427,19 +452,55 @@ def _whole(text: str) -> Found | None:
     return None
 
 
-def _first_object(text: str, begin: int) -> Written | None:
+def _fences(text: str, begin: int) -> list[Placed]:
+    """The fences that hold calls and nothing else."""
+    placed: list[Placed] = []
+    for fence in _FENCE.finditer(text, begin):
+        found = _whole(fence[1])
+        if found:
+            placed.append(Placed(fence.start(), fence.end(), found))
+    return placed
+
+
+def _mark_outside(text: str, begin: int, fences: Sequence[Placed]) -> int:
+    """Where the first mark stands that no fence of calls holds; -1 for none."""
+    at = begin
+    for fence in fences:
+        opens = _OPENS.search(text, at, fence.start)
+        if opens:
+            return opens.start()
+        at = fence.end
+    opens = _OPENS.search(text, at)
+    return opens.start() if opens else -1
+
+
+def _objects(text: str, begin: int) -> list[Placed]:
     """Calls in JSON that stand behind, or within, prose."""
+    placed: list[Placed] = []
+    end = begin
     for opens in _OBJECT.finditer(text, begin):
-        found = _json_values(text, opens.start(), "")
+        found = _json_values(text, opens.start(), "") if opens.start() >= end else None
         if found is not None:
-            prose = _beside(text, opens.start(), found.end)
-            return Written(prose, found.calls, "bare", found.layout)
-    return None
+            end = found.end
+            placed.append(Placed(opens.start(), end, found))
+    return placed
 
 
-def _beside(text: str, start: int, end: int) -> str:
-    """What stands before and behind a place of a text."""
-    return "\n".join(filter(None, (text[:start].rstrip(), text[end:].strip())))
+def _among(text: str, placed: Sequence[Placed], surface: str) -> Written:
+    """The answer with calls at these places; what stands beside them is prose."""
+    calls: list[Call] = []
+    prose: list[str] = []
+    layout = ""
+    at = 0
+    for one in placed:
+        prose.append(text[at : one.start].strip() if prose else text[: one.start].rstrip())
+        calls += one.found.calls
+        layout = layout or one.found.layout
+        at = one.end
+    if not calls:
+        return Written(text, [], "none")
+    prose.append(text[at:].strip())
+    return Written("\n".join(filter(None, prose)), calls, surface, layout)
 
 
 def _calls_of(value: Any) -> list[Call]:
@@ -473,10 +534,12 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _value(text: str) -> Any:
-    """An argument between tags: JSON if it is a number, a word of JSON, a list or an object;
-    else its text."""
+    """An argument between tags: JSON if it is a number, a word of JSON or Python, a list or an
+    object; else its text."""
+    if text in _PYTHON_WORDS:
+        return _PYTHON_WORDS[text]
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=finite, parse_float=finite)
     except (ValueError, RecursionError):
         return text
     return text if isinstance(value, str) else value

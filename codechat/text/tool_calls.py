@@ -227,7 +227,8 @@ def _holds_object(value: Any, empty: bool = False) -> bool:
     return any(item is not None and (empty or item) for item in objects)
 
 
-def _finite(digits: str) -> float:
+def finite(digits: str) -> float:
+    """A number that JSON can hold; ValueError for others."""
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"{digits} is no number of JSON")
@@ -236,7 +237,7 @@ def _finite(digits: str) -> float:
 
 # line ends in strings are allowed, since models write them; numbers must be finite, since JSON
 # cannot write others back
-_JSON = json.JSONDecoder(strict=False, parse_constant=_finite, parse_float=_finite)
+_JSON = json.JSONDecoder(strict=False, parse_constant=finite, parse_float=finite)
 
 
 def _strict(text: str, start: int = 0) -> Read | None:

@@ -29,6 +29,7 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]], str]] = {
         "tagged",
     ),
     "Mistral, new": ('[TOOL_CALLS]f[ARGS]{"a": "x"}[TOOL_CALLS]g[ARGS]{}', TWO, "tagged"),
+    "Mistral, with ids": ('[TOOL_CALLS]f[CALL_ID]abc123456[ARGS]{"a": "x"}', ONE, "tagged"),
     "Granite 3": (f"<|tool_call|>[{JSON_F}, {JSON_G}]", TWO, "tagged"),
     "Phi 4": (f"<|tool_call|>[{JSON_F}]<|/tool_call|>", ONE, "tagged"),
     "Llama 3": ('{"name": "f", "parameters": {"a": "x"}}', ONE, "bare"),
@@ -80,6 +81,8 @@ CALLS: dict[str, tuple[str, list[tuple[str, dict[str, Any]]], str]] = {
     "a fence that is never closed": (f"```json\n{JSON_F}", ONE, "fenced"),
     "a list in a fence": (f"```json\n[{JSON_F}, {JSON_G}]\n```", TWO, "fenced"),
     "objects on lines of a fence": (f"```\n{JSON_F}\n{JSON_G}\n```", TWO, "fenced"),
+    "several fences": (f"```json\n{JSON_F}\n```\n```json\n{JSON_G}\n```", TWO, "fenced"),
+    "a fence of another language": (f"```javascript\n{JSON_F}\n```", ONE, "fenced"),
     "bare": (JSON_F, ONE, "bare"),
     "a bare list": (f"[{JSON_F}, {JSON_G}]", TWO, "bare"),
     "objects on lines": (f"{JSON_F}\n{JSON_G}", TWO, "bare"),
@@ -106,6 +109,7 @@ LAYOUTS = {
     "Nemotron": "tagged list",
     "Mistral": "tagged list",
     "Mistral, new": "tagged marks",
+    "Mistral, with ids": "tagged marks",
     "Granite 3": "tagged list",
     "Phi 4": "tagged list",
     "LFM2": "tagged python",
@@ -176,6 +180,36 @@ def test_a_closing_tag_within_an_argument_belongs_to_it() -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call><tool_call>"}}\n</tool_call>'
     (call,) = read(text).calls
     assert call.arguments == {"a": "</tool_call><tool_call>"}
+
+
+@pytest.mark.parametrize("around", ["{}", "```json\n{}\n```"])
+def test_a_mark_within_an_argument_is_no_mark(around: str) -> None:
+    found = read(around.format('{"name": "f", "arguments": {"a": "say <tool_call> now"}}'))
+    assert [call.arguments for call in found.calls] == [{"a": "say <tool_call> now"}]
+
+
+def test_calls_in_prose_are_all_read() -> None:
+    found = read(f"First {JSON_F}\nand then {JSON_G}")
+    assert [(call.name, call.arguments) for call in found.calls] == TWO
+    assert found.prose == "First\nand then"
+
+
+CUT = ('{"a": 1', "a=1", "<parameter=a>1", "<parameter=a>1</parameter><parameter=b>2")
+CUT += ("<parameter=a>1</parameter><parameter=a>2</parameter>",)
+
+
+@pytest.mark.parametrize("body", CUT)
+def test_a_call_in_tags_is_not_read_without_what_cannot_be_read(body: str) -> None:
+    text = f"<tool_call><function=f>{body}</function></tool_call>"
+    (call,) = tool_calls.parse_calls(native_calls.canonical(text))
+    assert call.form == "bad_json"
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[1e999]"])
+def test_a_number_that_json_does_not_hold_stays_text(value: str) -> None:
+    text = f"<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>"
+    (call,) = tool_calls.parse_calls(native_calls.canonical(text))
+    assert call.arguments == {"a": value}
 
 
 def test_reasoning_before_the_answer_is_prose_whatever_it_holds() -> None:
