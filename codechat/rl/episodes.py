@@ -7,8 +7,11 @@ depends on seed, problem, sample, turn and position alone.
 
 An episode ends when its environment ends it ("stop"), after `task.max_turns` answers ("turns"),
 when an answer was cut ("length"), and when the model's block has no room for one more token
-("context"); always with what the policy wrote."""
+("context"); always with what the policy wrote. Where the model's template cannot write how the
+conversation goes on, such as behind two calls where it knows one, it ends too ("turns"), and
+stderr says how many."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +19,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from codechat.core.errors import DataError
 from codechat.models import generate
 from codechat.models.gpt import GPT
 from codechat.tasks.base import Environment, Message, Problem, Score, Task
@@ -78,6 +82,7 @@ class Episode:
         self.kept: list[tuple[int, Tensor | None]] = []
         self.turns: list[Turn] = []
         self.stop: generate.StopReason | None = None  # none = it goes on
+        self.fault = ""  # why the template ended it
 
     def _append(
         self,
@@ -108,7 +113,12 @@ class Episode:
         if last:
             self.stop = "turns"
             return
-        reply = chat.between_turns(replies, self.tokenizer, self.tags, answer=text)
+        try:
+            reply = chat.between_turns(replies, self.tokenizer, self.tags, answer=text)
+        except DataError as error:
+            self.fault = str(error)
+            self.stop = "turns"
+            return
         if len(self.prompt) + len(self.ids) + len(reply) >= room:
             self.stop = "context"
             return
@@ -198,6 +208,9 @@ def play(
             for episode, answer in zip(live, answers, strict=True):
                 episode.take(answer, last=turn == task.max_turns, room=policy.cfg.block_size)
         played += [episode.finished() for episode in running]
+    faults = [episode.fault for episode in played if episode.fault]
+    if faults:
+        print(f"{len(faults)} of {len(played)} episodes end early: {faults[0]}", file=sys.stderr)
     return played
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import native_calls, tool_calls
-from codechat.text.chat_template import USER, ChatTemplate, Message, TurnTexts
+from codechat.text.chat_template import USER, ChatTemplate, Message, TurnIds, TurnTexts
 from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 from codechat.text.tool_lists import NO_TOOLS, split_offer
 
@@ -92,7 +92,7 @@ def native_template_of(tokenizer: Tokenizer) -> "NativeTemplate":
 
 
 def knows_tools(template: str) -> bool:
-    """Whether a chat template looks at `tools` at all."""
+    """Whether a chat template looks at tools and calls at all."""
     return bool(re.search(r"\btools\b", template)) and "tool_calls" in template
 
 
@@ -107,8 +107,11 @@ class NativeTemplate(ChatTemplate):
 
     def prove(self) -> None:
         """Find the wording in which calls come back. Unproven where there is none."""
-        if not knows_tools(str(self.tokenizer.template)):
+        template = str(self.tokenizer.template)
+        if not re.search(r"\btools\b", template):
             raise Unproven(self.tokenizer, "knows no tools")
+        if not knows_tools(template):
+            raise Unproven(self.tokenizer, "writes no calls (tool_calls) of earlier answers")
         try:
             listed = self._render([USER], [TOOL], prompt=True)
         except DataError as error:
@@ -194,6 +197,20 @@ class NativeTemplate(ChatTemplate):
                     }
                 )
         return said, tools
+
+    def turns(self, messages: Sequence[Message], prompt: bool) -> tuple[list[TurnIds], list[int]]:
+        """The ids of each message, and those after the last. In a prompt, an answer with a call
+        that cannot be read is text: a conversation goes on behind it."""
+        if prompt:
+            messages = [self._as_text(message) for message in messages]
+        return super().turns(messages, prompt)
+
+    def _as_text(self, message: Message) -> Message:
+        content = message["content"]
+        calls = tool_calls.parse_calls(content) if message["role"] == "assistant" else []
+        if all(call.form in tool_calls.READABLE for call in calls):
+            return message
+        return {**message, "content": content.replace(tool_calls.CALL_TAG, self.mark.strip())}
 
     def _calling(self, content: str) -> dict[str, Any]:
         """An answer with calls as a template takes it."""

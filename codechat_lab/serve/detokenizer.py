@@ -56,7 +56,7 @@ class Detokenizer:
         calls = chat.parse_calls(text) if self.calls else []
         readable = list(takewhile(_is_readable, calls))
         if not readable:
-            return text, []
+            return self._until_stop(ids, as_written=True) if calls else text, []
         before = text.split(chat.CALL_TAG)[0]
         after = "\n".join(call.after for call in readable if call.after)
         gap = "\n" if before and after and not before.endswith("\n") else ""
@@ -75,18 +75,20 @@ class Detokenizer:
         tail = b"".join(map(self.piece, ids[-max(map(len, stops)) :]))
         return any(stop in tail for stop in stops)
 
-    def _until_stop(self, ids: Sequence[int], growing: bool = False) -> str:
-        text = self._written(ids, growing)
+    def _until_stop(
+        self, ids: Sequence[int], growing: bool = False, as_written: bool = False
+    ) -> str:
+        text = self._written(ids, growing, as_written)
         places = [text.find(stop) for stop in self.stops]
         return text[: min((at for at in places if at >= 0), default=len(text))]
 
-    def _written(self, ids: Sequence[int], growing: bool) -> str:
+    def _written(self, ids: Sequence[int], growing: bool, as_written: bool) -> str:
         if self.tags is None:
             return chat.decode([i for i in ids if i != self.tokenizer.eot_id], self.tokenizer)
         if self.tags != chat.NATIVE:
             return chat.completion_text(ids, self.tokenizer, self.tags)
         text = chat.transcript(ids, self.tokenizer, self.tags)
-        if not self.calls:  # JSON that no tool asked for is text
+        if as_written or not self.calls:  # JSON that no tool asked for is text
             return text
         return native_calls.settled(text) if growing else native_calls.canonical(text)
 

@@ -151,6 +151,15 @@ def test_a_call_that_cannot_be_read_is_not_trained() -> None:
         chat.completion_ids('<functioncall> {"name": "f"', ours("hermes"), "native")
 
 
+def test_a_conversation_goes_on_behind_a_call_that_cannot_be_read() -> None:
+    tok = ours("hermes")
+    cut = tok.encode_behind("", '<tool_call>\n{"name": "get_weather", "arg')[0]
+    messages = [*talk(OFFER, "Weather?", roles="su")]
+    messages += talk(chat.completion_text(cut, tok, "native"), "Again?", roles="au")
+    shown = tok.decode_inside(chat.prompt(messages, tok, "native"))
+    assert '<|im_start|>assistant\n<tool_call> {"name": "get_weather", "arg<|im_end|>' in shown
+
+
 def test_a_conversation_without_tools_is_that_of_the_template() -> None:
     tok = ours("hermes")
     messages = talk("be brief", "hi", "yes", roles="sua")
@@ -167,6 +176,7 @@ def test_a_system_text_keeps_its_own_words_beside_the_tools() -> None:
 
 UNUSABLE = {
     "knows no tools": CHATML,
+    "writes no calls": CHATML + "{% if tools %}{% endif %}",
     "does not list the tools": CHATML
     + "{% if tools %}{% endif %}{% if messages[0].tool_calls %}{% endif %}",
     "reads back otherwise": source("hermes").replace("'\\n<tool_call>\\n{", "'\\n<call>\\n{"),

@@ -37,6 +37,11 @@ def test_a_call_in_a_fence_is_a_call() -> None:
     assert parts(f"```json\n{json.dumps(CALL)}\n```") == ("", [("get_weather", {"city": "Oslo"})])
 
 
+def test_a_call_that_cannot_be_read_stays_as_it_was_written() -> None:
+    for text in ("Write `<tool_call>` before a call.", '<tool_call>\n{"name": "get_we'):
+        assert parts(text) == (text, [])
+
+
 def test_json_of_an_answer_without_tools_stays_text() -> None:
     assert parts(json.dumps(CALL), calls=False) == (json.dumps(CALL), [])
 
