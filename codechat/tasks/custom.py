@@ -27,6 +27,7 @@ from codechat.core.errors import ConfigError, DataError
 from codechat.data.sources import digest, hash_rows, local_rows
 from codechat.data.splits import split_of, spread
 from codechat.tasks.base import SPLITS, BaseTask, Problem, Score
+from codechat.text.chat import ROLES
 
 Row = Mapping[str, Any]
 Function = Callable[..., Any]  # a reward function
@@ -119,12 +120,16 @@ class OwnRows(BaseTask):
         messages = row.get("prompt")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        listed: list[dict[str, str]] = messages if isinstance(messages, list) else []
         known_split = row.get("split") in (None, *SPLITS)
         lacks = self.lacks(row)
-        if lacks or not known_split or not isinstance(messages, list) or not messages:
-            needed = lacks or f"expected prompt, split one of {SPLITS} or none"
-            raise DataError(f"task {self.name}, row {number} is {str(dict(row))[:80]}; {needed}")
-        return messages
+        if not lacks and not (known_split and listed):
+            lacks = f"expected prompt, split one of {SPLITS} or none"
+        if not lacks and not all(map(_is_message, listed)):
+            lacks = f"expected messages with a role of {', '.join(ROLES)} and a text as content"
+        if lacks:
+            raise DataError(f"task {self.name}, row {number} is {str(dict(row))[:80]}; {lacks}")
+        return listed
 
     def _say(self, count: int, what: str) -> None:
         if count:
@@ -138,6 +143,11 @@ class OwnRows(BaseTask):
                 "give 10 rows or more, or set their split"
             )
         return problems
+
+
+def _is_message(message: Any) -> bool:
+    known = isinstance(message, Mapping) and message.get("role") in ROLES
+    return known and isinstance(message.get("content"), str)
 
 
 class RowsTask(OwnRows):

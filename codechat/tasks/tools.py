@@ -96,9 +96,19 @@ class ToolsTask(OwnRows):
     def lacks(self, row: Row) -> str:
         if self.judged:
             return ""
-        if has_answer(row):
-            return self._wrong_calls(expected_calls(row) or [])
-        return "expected calls or answer; add one, or define reward(messages, row) in the file"
+        if not has_answer(row):
+            return "expected calls or answer; add one, or define reward(messages, row) in the file"
+        answer = row.get("answer")
+        if answer is not None and not _is_answer(answer):
+            return f"got the answer {str(answer)[:40]!r}; expected a text or a number"
+        calls = expected_calls(row)
+        if calls is None:
+            return ""
+        if not isinstance(calls, list):
+            return f"got the calls {str(calls)[:40]!r}; expected a list"
+        if len(calls) > self.max_calls:
+            return f"expected at most {self.max_calls} calls; raise max_calls"
+        return self._wrong_calls(calls)
 
     def _wrong_calls(self, calls: Sequence[Any]) -> str:
         """What is wrong with expected calls; empty for nothing."""
@@ -106,7 +116,9 @@ class ToolsTask(OwnRows):
             call = tool_calls.read_call(given)
             if call.name is None or call.name not in self.kit.schemas:
                 return f"expected calls of {', '.join(self.kit.names)}"
-            problem = misfit(call.arguments or {}, self.kit.schemas[call.name]["parameters"])
+            if call.arguments is None:
+                return f"expected an object of arguments for {call.name}"
+            problem = misfit(call.arguments, self.kit.schemas[call.name]["parameters"])
             if problem:
                 return f"expected arguments that fit {call.name}: {problem}"
         return ""
@@ -158,8 +170,17 @@ def has_answer(row: Row) -> bool:
     return row.get("calls") is not None or row.get("answer") is not None
 
 
-def expected_calls(row: Row) -> list[Any] | None:
-    """The expected calls; one may stand without a list."""
+def _is_answer(answer: Any) -> bool:
+    """A text with letters or digits, or a number that can be equal to one."""
+    if isinstance(answer, str):
+        return bool(_plain(answer))
+    return (
+        isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
+    )
+
+
+def expected_calls(row: Row) -> Any:
+    """The expected calls, a list; one may stand without it. None where none are given."""
     calls = row.get("calls")
     return [calls] if isinstance(calls, Mapping) else calls
 

@@ -126,14 +126,26 @@ class OutOfTime(BaseException):
 
 
 class TimedWorld(World):
-    """A world in this process. In the main thread a call is stopped after CALL_S seconds."""
+    """A world in this process. In the main thread a call, and the reward, is stopped after
+    CALL_S seconds."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
         try:
             with _limit(CALL_S):
                 return super().call(name, arguments)
         except OutOfTime:
-            return Answer(as_json("error", f"TimeoutError: {name} ran {CALL_S:g} seconds"), False)
+            return Answer(_late(name), False)
+
+    def judge(self, messages: list[Any], row: Mapping[str, Any]) -> str:
+        try:
+            with _limit(CALL_S):
+                return super().judge(messages, row)
+        except OutOfTime:
+            return _late(REWARD)
+
+
+def _late(name: str) -> str:
+    return as_json("error", f"TimeoutError: {name} ran {CALL_S:g} seconds")
 
 
 @contextmanager
@@ -240,6 +252,11 @@ def _tools_of(
 ) -> dict[str, Schema]:
     """{name: schema} of a file's functions. listed: schemas by name; their functions need no
     hints, and others are left out. DataError names file and line."""
+    listed_functions = getattr(module, "EXECUTORS", {})
+    if not isinstance(listed_functions, Mapping):
+        raise DataError(
+            f"{path}: EXECUTORS is {str(listed_functions)[:60]}; expected a dict of functions by name"
+        )
     table = functions_of(module)
     if not table:
         raise DataError(
@@ -346,6 +363,9 @@ def schema_of(function: Callable[..., Any], name: str) -> Schema:
         hints = typing.get_type_hints(function)
     except NameError as error:
         raise DataError(f"{where}: unknown type in its hints ({error}); import it") from None
+    except Exception as error:  # hints in quotes are the user's code and may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{where}: its hints cannot be read ({reason}); correct them") from None
     parameters = inspect.signature(function).parameters
     doc = _read_doc(inspect.getdoc(function) or "", parameters)
     classes = _Classes()

@@ -62,6 +62,8 @@ class World:
 
 def share(reward: Any) -> float:
     """A reward as a number. ValueError for one that is not from 0 to 1."""
+    if isinstance(reward, str):  # of which float would read "0.5" and "1e400"
+        raise ValueError(f"got the text {reward[:60]!r}; expected a number from 0 to 1")
     value = float(reward)
     if not 0 <= value <= 1:
         raise ValueError(f"got {value}; expected a number from 0 to 1")
@@ -78,8 +80,16 @@ def _answer(run: Callable[[], Any]) -> Answer:
             got = f"the result has {len(text)} characters; at most {LONGEST_RESULT} can be read"
             text = as_json("error", got)
     except (Exception, SystemExit) as error:
-        text = as_json("error", f"{type(error).__name__}: {error}"[:LONGEST_RESULT])
+        text = as_json("error", _said(error)[:LONGEST_RESULT])
     return Answer(text, bool(out.getvalue()))
+
+
+def _said(error: BaseException) -> str:
+    """The kind and the message of an error of the user's, whose message may raise one too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def execute(source: str | bytes, name: str, path: str) -> types.ModuleType:

@@ -77,6 +77,10 @@ class ReasoningGymTask(BaseTask):
         check_choice("dataset of reasoning_gym", dataset, sorted(factory.DATASETS))
         if source is not None:
             raise ConfigError("reasoning_gym generates its problems; leave out --data-dir")
+        _check_whole("size", size, least=1)
+        _check_whole("seed", seed)
+        if level is not None:
+            _check_whole("level", level, least=0)
         self.dataset = dataset
         self.extract = utils.extract_answer
         if level is not None:
@@ -103,7 +107,14 @@ class ReasoningGymTask(BaseTask):
         """All problems, each question once. ConfigError where any text earns the full reward."""
         self.rows = []
         for i in range(self.made.size):  # indices from `size` on give further items, no IndexError
-            entry = self.made[i]
+            try:
+                entry = self.made[i]
+            except Exception as error:  # the package's code, on options of the user
+                reason = f"{type(error).__name__}: {error}"
+                raise ConfigError(
+                    f"reasoning_gym:{self.dataset} cannot make question {i} ({reason[:SHOWN]}); "
+                    "set other options"
+                ) from None
             hashed = digest(entry["question"])
             id = f"{self.dataset}-{hashed[:12]}"
             if id in self.entries:
@@ -154,6 +165,12 @@ class ReasoningGymTask(BaseTask):
         if reward >= FULL:
             return Judged(1.0)
         return Judged(max(0.0, reward))
+
+
+def _check_whole(name: str, value: Any, least: float = -math.inf) -> None:
+    if type(value) is not int or value < least:
+        wanted = f"a whole number from {least} on" if least > -math.inf else "a whole number"
+        raise ConfigError(f"got {name} {value!r}; expected {wanted}")
 
 
 def _split_of(hashed: str) -> str:

@@ -202,7 +202,7 @@ def test_a_function_that_raises_hangs_or_prints_gives_a_result_and_the_run_goes_
 
 @pytest.mark.parametrize(
     "body",
-    ["return float('nan')", "return 2", "raise ValueError('no')", "return 'x'", "return None"],
+    ["return float('nan')", "return 2", "raise ValueError('no')", "return '0.5'", "return None"],
 )
 def test_a_reward_that_is_no_number_from_0_to_1_counts_as_error_and_is_said_once(
     tmp_path: Path, body: str, capsys: pytest.CaptureFixture
@@ -221,6 +221,16 @@ def test_a_reward_that_is_no_number_from_0_to_1_counts_as_error_and_is_said_once
         ({"calls": [{"name": "cost", "arguments": {}}]}, "expected calls of price, order"),
         ({"calls": [{"name": "price", "arguments": {"item": 3}}]}, "fit price: item"),
         ({"calls": [{"name": "price", "arguments": {}}]}, "fit price: .*item"),
+        ({"calls": [{"name": "shout", "arguments": "loud"}]}, "an object of arguments for shout"),
+        ({"calls": 5}, "got the calls '5'; expected a list"),
+        ({"calls": 9 * [TEA]}, "expected at most 8 calls; raise max_calls"),
+        ({"answer": [1, 2]}, "expected a text or a number"),
+        ({"answer": True}, "expected a text or a number"),
+        ({"answer": float("nan")}, "expected a text or a number"),
+        ({"answer": " !"}, "expected a text or a number"),
+        ({"answer": 1, "prompt": ["hello"]}, "messages with a role"),
+        ({"answer": 1, "prompt": [{"role": "boss", "content": "hello"}]}, "messages with a role"),
+        ({"answer": 1, "prompt": [{"role": "user"}]}, "messages with a role"),
     ],
 )
 def test_a_row_without_what_is_right_is_named(tmp_path: Path, row: dict, named: str) -> None:
@@ -231,6 +241,50 @@ def test_a_row_without_what_is_right_is_named(tmp_path: Path, row: dict, named: 
 def test_a_function_without_types_is_named_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="shop.py line .*: stir: parameter x has no type hint"):
         made(tmp_path, {"answer": 1}, more="def stir(x): ...\n")
+
+
+def test_hints_and_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="stir: its hints cannot be read .SyntaxError"):
+        made(tmp_path, {"answer": 1}, more="def stir(x: 'int['): ...\n")
+    with pytest.raises(DataError, match="shop.py: EXECUTORS is .1.; expected a dict"):
+        made(tmp_path, {"answer": 1}, more="EXECUTORS = [1]\n")
+
+
+def test_an_error_whose_message_raises_one_is_a_result(tmp_path: Path) -> None:
+    more = """
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+def sulk() -> str:
+    raise Mute
+"""
+    assert played(made(tmp_path, {"answer": 1}, more=more), call("sulk"))[1] == [{"error": "Mute"}]
+
+
+def test_a_trusted_reward_that_hangs_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codechat.text.tool_functions.CALL_S", 0.2)
+    more = "def reward(messages, row):\n    time.sleep(60)\n"
+    score, _ = played(made(tmp_path, {}, more=more), "hello")
+    assert score.parts["error"] == "TimeoutError: reward ran 0.2 seconds"
+
+
+def test_an_episode_ends_where_the_template_cannot_go_on(tmp_path: Path) -> None:
+    from imported import both
+
+    from codechat.models import generate
+    from codechat.rl import episodes
+
+    template = Path(__file__).parents[1] / "text/templates/tools_llama.jinja"
+    tok = both("bytes", template.read_text().removesuffix("\n"))[0]
+    task = made(tmp_path, {"answer": 1})
+    episode = episodes.Episode(task, task.problems("train")[0], 0, "0", tok, "native")
+    two = 2 * '{"name": "price", "parameters": {"item": "tea"}}\n'
+    ids = [*tok.encode_behind("", two)[0], *chat.stop_sequences(tok, "native")[0]]
+    episode.take(generate.Completion(ids, [0.0] * len(ids), "stop"), last=False, room=2000)
+    assert (episode.stop, len(episode.turns[0].replies)) == ("turns", 2)
+    assert "one call at a time" in episode.fault
 
 
 def test_a_file_that_the_sandbox_cannot_load_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from codechat import tasks
 from codechat.core.errors import ConfigError
 
-NAMES = ("sums", "any_text", "raises", "nan", "over")
+NAMES = ("sums", "any_text", "raises", "nan", "over", "breaks")
 
 
 @dataclass
@@ -30,6 +30,8 @@ class Dataset:
         self.name, self.size, self.seed, self.terms = name, size, seed, terms
 
     def __getitem__(self, i: int) -> dict[str, Any]:
+        if self.name == "breaks":
+            raise IndexError("pop from empty list")
         number = self.seed + i
         return {"question": f"{number} + {self.terms}?", "answer": str(number + self.terms)}
 
@@ -100,11 +102,19 @@ def test_options_and_levels_of_a_curriculum_reach_the_dataset(gym: None) -> None
         ("sums,terms=0", "terms must be positive"),
         ("sums,level=7", "ends at 2"),
         ("over,level=1", "no curriculum"),
+        ("sums,size=2.5", "got size 2.5; expected a whole number from 1"),
+        ("sums,seed=x", "got seed 'x'; expected a whole number"),
+        ("sums,level=-1", "got level -1; expected a whole number from 0"),
     ],
 )
 def test_what_the_package_does_not_have_is_named(gym: None, words: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         loaded(words)
+
+
+def test_a_question_that_the_package_cannot_make_is_named(gym: None) -> None:
+    with pytest.raises(ConfigError, match="breaks cannot make question 0 .IndexError: pop from"):
+        loaded("breaks").problems("train")
 
 
 def test_a_scorer_that_pays_for_any_text_is_refused_by_name(gym: None) -> None:
