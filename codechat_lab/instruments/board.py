@@ -16,7 +16,7 @@ from codechat.evaluation import scoring
 from codechat.evaluation.endpoint import Endpoint
 from codechat.evaluation.evaluate import Subject, label, load_subject
 from codechat.evaluation.settings import EvaluateConfig
-from codechat.runs.paths import find_checkpoint
+from codechat.runs.paths import find_checkpoint, fingerprint
 from codechat.tasks.base import Problem, hash_problems, shuffled
 from codechat_lab.instruments.board_settings import BoardConfig
 from codechat_lab.tasks.bfcl.task import BfclTask
@@ -60,6 +60,8 @@ def measure(cfg: BoardConfig, folder: Path) -> None:
             sources.append(Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file))
         for source in sources:
             name = name_of(source, cfg)
+            if isinstance(source, Path):
+                check_weights(folder, name, fingerprint(read_json(source / "meta.json")))
             cells = [Cell(name, wording, seed) for wording in cfg.wordings for seed in cfg.seeds]
             missing = {
                 cell: [one for one in problems if one.id not in answered.get(cell, ())]
@@ -103,6 +105,19 @@ def check_settings(cfg: BoardConfig, folder: Path, problems: str) -> None:
                 f"{folder} holds answers with {name} {kept.get(name)}, not {value}; "
                 "set the same, or another --out"
             )
+
+
+def check_weights(folder: Path, name: str, weights: str) -> None:
+    """Keep which weights a name stands for. ConfigError where the folder has answers of others,
+    such as those of a run that was replaced."""
+    path = folder / "weights.json"
+    kept = read_json(path) if path.exists() else {}
+    if kept.setdefault(name, weights) != weights:
+        raise ConfigError(
+            f"{folder} holds answers of {name} with the weights {kept[name]}, not {weights}; "
+            "set another --out"
+        )
+    write_json(path, kept)
 
 
 def answered_in(path: Path) -> dict[Cell, set[str]]:

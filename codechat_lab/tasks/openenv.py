@@ -10,6 +10,7 @@ time. Tried with openenv 0.10.0."""
 
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -131,7 +132,8 @@ class OpenEnvEnvironment:
         return self.task.opening(_text(given))
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        """Take the first call of an answer as an action; without one the episode ends."""
+        """Take the first call of an answer as an action, and refuse others; without one the
+        episode ends."""
         calls = tool_calls.parse_calls(message["content"])
         if self.link is None or not calls:
             self.close()
@@ -141,16 +143,17 @@ class OpenEnvEnvironment:
         if call.form not in tool_calls.READABLE or call.name != ACT:
             problem = f"there is no function {str(call.name)[:60]!r}; call {ACT}"
         problem = problem or misfit(call.arguments or {}, self.task.action)
+        refused = [_told(as_json("error", "only the first call was taken")) for _ in calls[1:]]
         if problem:
-            return [_told(as_json("error", problem))], 0.0, False
+            return [_told(as_json("error", problem)), *refused], 0.0, False
         given = self._ask("step", call.arguments or {})
         self.steps.append(call.arguments)
         before = self._verdict().reward
-        self.total += float(given.get("reward") or 0.0)
+        self.total += _number(given.get("reward"))
         done = bool(given.get("done"))
         if done:
             self.close()
-        return [_told(_text(given))], self._verdict().reward - before, done
+        return [_told(_text(given)), *refused], self._verdict().reward - before, done
 
     def state_diff(self) -> list[Any]:
         """The actions so far."""
@@ -187,6 +190,8 @@ class OpenEnvEnvironment:
         try:
             self.link.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(self.link.recv())
+            if not isinstance(answer, dict) or not isinstance(answer.get("data") or {}, dict):
+                raise ValueError(f"it sent {str(answer)[:60]}, no object with data")
         except (OSError, ValueError, websocket.WebSocketException) as error:
             raise RunError(f"{self.task.url} went away ({error}); {SETUP}") from None
         found = dict(answer.get("data") or {})
@@ -209,6 +214,13 @@ def _connected(url: str) -> Any:
         )
     except (OSError, websocket.WebSocketException) as error:
         raise RunError(f"{url}/ws does not answer ({error}); {SETUP}") from None
+
+
+def _number(reward: Any) -> float:
+    """The reward of a step; NaN, which `_verdict` reports, for what is no number."""
+    if reward is None:
+        return 0.0
+    return float(reward) if isinstance(reward, int | float) else math.nan
 
 
 def _text(given: Mapping[str, Any]) -> str:

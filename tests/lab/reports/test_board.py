@@ -1,5 +1,6 @@
 """The board: rows that are resumed, tables that give silence no score, published figures apart."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,18 @@ def test_the_command_writes_a_row_for_each_answer_and_goes_on_where_it_was_stopp
     assert cli.main([*WORDS, "--temperature", "0.5"]) == 2
     assert "another --out" in capsys.readouterr().err
     assert len(built) == 3
+
+
+def test_answers_of_other_weights_under_a_name_are_not_kept_as_its_own(
+    make_run: Any, built: list[str], capsys: Any
+) -> None:
+    make_run("new", block_size=256)
+    assert cli.main(WORDS) == 0
+    shutil.rmtree(paths.ROOT / "runs" / "new")
+    make_run("new", block_size=256, depth=3)
+    capsys.readouterr()
+    assert cli.main(WORDS) == 2
+    assert "holds answers of new@1 with the weights new@1-" in capsys.readouterr().err
 
 
 def test_a_wording_stands_behind_the_list_of_functions() -> None:

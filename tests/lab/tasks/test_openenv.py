@@ -110,9 +110,29 @@ def test_splits_have_seeds_of_their_own(server: Server) -> None:
     assert len(set.union(*seeds)) == 15
 
 
-@pytest.mark.parametrize("reward", [2.0, -1.0, float("nan")])
+def test_every_call_of_an_answer_has_a_result(server: Server) -> None:
+    task = loaded()
+    world = task.environment()
+    world.reset(task.problems("train")[0])
+    told, _, _ = world.step({"role": "assistant", "content": 2 * f"{act(99)['content']}\n"})
+    assert [m["content"] for m in told] == [
+        '{"hint": "guess"}',
+        '{"error": "only the first call was taken"}',
+    ]
+
+
+def test_an_answer_of_the_server_that_is_no_object_is_named(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "recv", lambda session: "[1]")
+    task = loaded()
+    with pytest.raises(RunError, match="it sent .1., no object with data"):
+        task.environment().reset(task.problems("train")[0])
+
+
+@pytest.mark.parametrize("reward", [2.0, -1.0, float("nan"), "high", [1]])
 def test_rewards_that_are_not_from_0_to_1_count_as_error_and_are_said_once(
-    server: Server, reward: float, capsys: pytest.CaptureFixture
+    server: Server, reward: Any, capsys: pytest.CaptureFixture
 ) -> None:
     server.reward = reward
     task = loaded()
