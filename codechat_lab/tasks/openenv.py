@@ -143,7 +143,8 @@ class OpenEnvEnvironment:
         if call.form not in tool_calls.READABLE or call.name != ACT:
             problem = f"there is no function {str(call.name)[:60]!r}; call {ACT}"
         problem = problem or misfit(call.arguments or {}, self.task.action)
-        refused = [_told(as_json("error", "only the first call was taken")) for _ in calls[1:]]
+        refusal = _told(as_json("error", "only the first call was taken"))
+        refused = [refusal for _ in calls[1:]]
         if problem:
             return [_told(as_json("error", problem)), *refused], 0.0, False
         given = self._ask("step", call.arguments or {})
@@ -190,7 +191,8 @@ class OpenEnvEnvironment:
         try:
             self.link.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(self.link.recv())
-            if not isinstance(answer, dict) or not isinstance(answer.get("data") or {}, dict):
+            has_data = isinstance(answer, dict) and isinstance(answer.get("data") or {}, dict)
+            if not has_data:
                 raise ValueError(f"it sent {str(answer)[:60]}, no object with data")
         except (OSError, ValueError, websocket.WebSocketException) as error:
             raise RunError(f"{self.task.url} went away ({error}); {SETUP}") from None

@@ -169,7 +169,9 @@ class ReasoningGymTask(BaseTask):
 
 def _check_whole(name: str, value: Any, least: float = -math.inf) -> None:
     if type(value) is not int or value < least:
-        wanted = f"a whole number from {least} on" if least > -math.inf else "a whole number"
+        wanted = "a whole number"
+        if least > -math.inf:
+            wanted += f" from {least} on"
         raise ConfigError(f"got {name} {value!r}; expected {wanted}")
 
 

@@ -129,6 +129,7 @@ def test_a_disk_without_room_is_found_before_anything_is_fetched(
     with raising(UserError, "2 MB free; required are 2 MB", "another --out"):
         get(tmp_path)
     assert calls == []
+    assert left(tmp_path) == []
 
 
 def test_a_disk_that_fills_up_leaves_the_pieces_and_nothing_half_written(
