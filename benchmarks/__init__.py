@@ -9,7 +9,8 @@
 
 Peers are timed in the same minutes: ratios carry over to other machines, rates do not.
 transformers and trl are installed by pip install -e '.[bench]'; without them pass --vs plain, or
---vs without a value for none. llama.cpp is a package of npm: see chat --help.
+--vs without a value for none. llama.cpp is a package of npm: see chat --help. vLLM has an environment
+of its own: see sample --help.
 """
 
 from __future__ import annotations

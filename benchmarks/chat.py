@@ -128,12 +128,14 @@ def _llama_cpp(cfg: ChatBench, prompt: list[int], stack: ExitStack) -> measure.C
     peer = stack.enter_context(peers.llama_cpp(cfg.llama_cpp, cfg.ckpt, dtype))
 
     def turn() -> float:
-        return peer.seconds(
+        seconds = peer.ask(
             prompt=prompt,
             tokens=cfg.max_new_tokens,
             temperature=cfg.temperature,
-            top_k=cfg.top_k,
+            topK=cfg.top_k,
+            seed=0,
         )
+        return float(seconds)
 
     return _contestant("llama.cpp", cfg, turn)
 

@@ -77,6 +77,28 @@ class Timing:
     disturbed: bool = False
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Seconds that a run took: by the clock, and of CPU time in all threads of its process."""
+
+    wall_s: float
+    cpu_s: float
+
+    def without(self, part: Spent) -> Spent:
+        """What is left when a part of the same work is taken away."""
+        return Spent(self.wall_s - part.wall_s, self.cpu_s - part.cpu_s)
+
+
+def spent(run: Callable[[], Any]) -> Spent:
+    """Runs it."""
+    _wait()
+    began = time.perf_counter()
+    began_cpu = time.process_time()
+    run()
+    _wait()
+    return Spent(time.perf_counter() - began, time.process_time() - began_cpu)
+
+
 def race(
     contestants: Sequence[Contestant],
     rounds: int | None,
@@ -212,11 +234,8 @@ def entrants(
 
 
 def _seconds(contestant: Contestant) -> float:
-    _wait()
-    began = time.perf_counter()
-    contestant.run()
-    _wait()
-    return float(contestant.seconds()) if contestant.seconds else time.perf_counter() - began
+    took = spent(contestant.run)
+    return float(contestant.seconds()) if contestant.seconds else took.wall_s
 
 
 def _wait() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -88,41 +89,67 @@ class PlainGPT(nn.Module):
 
 def exported(ckpt: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     """transformers' (model, tokenizer) of a checkpoint, its weights in `dtype`."""
-    transformers = require("transformers")
     with tempfile.TemporaryDirectory() as folder:
-        hf = Path(folder) / "hf"
-        written: Any = str(dtype).removeprefix("torch.")
-        exchange.export(exchange.ExportConfig(ckpt=ckpt, out=hf, dtype=written))
-        model = transformers.AutoModelForCausalLM.from_pretrained(hf, dtype=dtype)
-        return model, transformers.AutoTokenizer.from_pretrained(Path(folder) / "hf")
+        return loaded(export(ckpt, Path(folder), dtype), dtype)
+
+
+def export(ckpt: str, folder: Path, dtype: torch.dtype) -> Path:
+    """The directory within `folder` that transformers and vLLM read; its weights are in `dtype`."""
+    written: Any = str(dtype).removeprefix("torch.")
+    exchange.export(exchange.ExportConfig(ckpt=ckpt, out=folder / "hf", dtype=written))
+    return folder / "hf"
+
+
+def loaded(hf: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """transformers' (model, tokenizer) of an export, its weights in `dtype`."""
+    transformers = require("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(hf, dtype=dtype)
+    return model, transformers.AutoTokenizer.from_pretrained(hf)
 
 
 @dataclass(frozen=True)
-class LlamaCpp:
-    """A process of llama.cpp, of one thread."""
+class Engine:
+    """Another program in a process of its own: each line of input is a request, each line of
+    output its answer."""
 
+    name: str
     process: subprocess.Popen[str]
     errors: Path
 
-    def seconds(self, *, prompt: list[int], tokens: int, temperature: float, top_k: int) -> float:
-        """Of CPU time, for so many tokens behind the first that follows the prompt."""
-        request = dict(prompt=prompt, tokens=tokens, temperature=temperature, topK=top_k, seed=0)
+    def ask(self, **request: Any) -> Any:
+        """The answer; RunError with what the program said if it has ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            return float(json.loads(self.process.stdout.readline()))
+            return json.loads(self.process.stdout.readline())
         except (BrokenPipeError, ValueError):
             said = self.errors.read_text().strip().splitlines()
             told = [line for line in said if "Error:" in line] or said[-1:] or ["nothing"]
-            raise RunError(f"node-llama-cpp ended; it said {told[0]!r}") from None
+            raise RunError(f"{self.name} ended; it said {told[0]!r}") from None
 
 
 @contextmanager
-def llama_cpp(folder: Path, ckpt: str, dtype: torch.dtype) -> Iterator[LlamaCpp]:
-    """llama.cpp with a checkpoint's weights in `dtype`. folder: where npm installed
-    node-llama-cpp."""
+def _engine(
+    name: str, words: list[str], made: Path, env: dict[str, str] | None = None
+) -> Iterator[Engine]:
+    """Until the block ends. made: a folder for what it says."""
+    errors = made / "errors"
+    with errors.open("w") as to:
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=to, text=True, env=env
+        )
+    try:
+        yield Engine(name, process, errors)
+    finally:
+        process.communicate(timeout=60)  # it ends where its input does
+
+
+@contextmanager
+def llama_cpp(folder: Path, ckpt: str, dtype: torch.dtype) -> Iterator[Engine]:
+    """llama.cpp with a checkpoint's weights in `dtype`, on one thread (llama.mjs). folder: where
+    npm installed node-llama-cpp."""
     if not (folder / "node_modules" / "node-llama-cpp").is_dir() or not shutil.which("node"):
         raise MissingFile(
             f"got {folder}; expected Node and node_modules/node-llama-cpp in this folder; run "
@@ -134,15 +161,35 @@ def llama_cpp(folder: Path, ckpt: str, dtype: torch.dtype) -> Iterator[LlamaCpp]
         exchange.export(exchange.ExportConfig(ckpt=ckpt, out=out, dtype=written, format="gguf"))
         script = Path(__file__).with_name("llama.mjs")
         words = ["node", str(script), str(folder), str(out / "model.gguf")]
-        errors = Path(made) / "errors"
-        with errors.open("w") as to:
-            process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=to, text=True
-            )
-        try:
-            yield LlamaCpp(process, errors)
-        finally:
-            process.communicate(timeout=60)  # it ends where its input does
+        with _engine("node-llama-cpp", words, Path(made)) as engine:
+            yield engine
+
+
+@contextmanager
+def vllm(python: Path, ckpt: str, dtype: torch.dtype, tokens: int, rows: int) -> Iterator[Engine]:
+    """vLLM with a checkpoint's weights in `dtype` and as many threads as torch has here
+    (vllm_engine.py). python: of its environment; tokens: of a row, prompt included."""
+    if shutil.which(python) is None:
+        raise MissingFile(f"got {python}; expected the python of an environment with vLLM")
+    with tempfile.TemporaryDirectory() as made:
+        script = str(Path(__file__).with_name("vllm_engine.py"))
+        # -P: the names of files beside the script are not those of packages
+        words = [str(python), "-P", script, str(export(ckpt, Path(made), dtype))]
+        words += [str(dtype).removeprefix("torch."), str(tokens), str(rows)]
+        with _engine("vLLM", words, Path(made), vllm_environment()) as engine:
+            yield engine
+
+
+def vllm_environment() -> dict[str, str]:
+    """For vLLM's CPU build."""
+    return os.environ | {
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the process that answers computes
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def lora(rank: int) -> Any:

@@ -5,6 +5,10 @@ with beta 0.
     python -m benchmarks rl --vs                      codechat alone
     python -m benchmarks rl --ckpt smollm2 --max-new-tokens 128 --lora-rank 16 --peer-rows 8       a
         checkpoint's weights, and peft
+    python -m benchmarks rl --ckpt smollm2 --vllm PYTHON        and trl with vLLM as its engine,
+        colocated, in a process of its own
+
+PYTHON is that of an environment with vLLM's CPU build (see sample --help) and pip install -e '.[bench]'.
 
 Every completion has all its tokens. Both are timed by the step times that they report; set-up,
 evaluation and the last checkpoint are not counted. The first
@@ -13,14 +17,22 @@ steps warm up. MFU: sampling counts a forward pass of each token, learning three
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks import measure, peers
 from benchmarks.settings import RLBench
 from codechat import reinforce
+from codechat.core import config
+from codechat.core.errors import RunError
 from codechat.distributed import hardware, numerics
 from codechat.models.config import LORA_TARGETS
 from codechat.tasks.toy import ToyTask
@@ -33,7 +45,12 @@ def contestants(cfg: RLBench) -> list[measure.Contestant]:
     """codechat first, then trl. Each run trains STEPS steps from new weights; the last step is
     timed."""
     rollouts = cfg.problems * cfg.group_size
-    return [_codechat(cfg, rollouts), *([_trl(cfg, rollouts)] if cfg.vs else [])]
+    made = [_codechat(cfg, rollouts)]
+    if cfg.vs:
+        made.append(_trl(cfg, rollouts))
+    if cfg.vllm is not None:
+        made.append(_trl_with_vllm(cfg, rollouts))
+    return made
 
 
 def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
@@ -68,6 +85,32 @@ def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
 
 
 def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
+    seconds = list[float]()
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            seconds.append(train_trl(cfg, Path(folder)))
+
+    return measure.Contestant("trl GRPOTrainer", run, rollouts, seconds=lambda: seconds[-1])
+
+
+def _trl_with_vllm(cfg: RLBench, rollouts: int) -> measure.Contestant:
+    seconds = list[float]()
+    plain = json.dumps(config.plain(replace(cfg, json=None)))
+    words = [str(cfg.vllm), "-m", "benchmarks.rl", plain]
+
+    def run() -> None:
+        env = peers.vllm_environment()
+        done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=1800)
+        if done.returncode:
+            raise RunError(f"trl with vLLM failed: {done.stderr.strip().splitlines()[-1:]}")
+        seconds.append(float(done.stdout.strip().splitlines()[-1]))
+
+    return measure.Contestant("trl, vLLM", run, rollouts, seconds=lambda: seconds[-1])
+
+
+def train_trl(cfg: RLBench, folder: Path, *, vllm: bool = False) -> float:
+    """Seconds of the last of STEPS steps. folder: empty. vllm: it samples, in this process."""
     trl, transformers, datasets = map(peers.require, ("trl", "transformers", "datasets"))
     began = [0.0]
     seconds = []
@@ -90,37 +133,53 @@ def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
         said = (x if isinstance(x, str) else x[-1]["content"] for x in completions)
         return [task.score(asked[0], text).reward for text in said]
 
-    def run() -> None:
-        at_once = cfg.peer_rows or rollouts
-        rows = dict(
-            per_device_train_batch_size=at_once, gradient_accumulation_steps=rollouts // at_once
-        )
-        length = dict(
-            max_completion_length=cfg.max_new_tokens,
-            generation_kwargs={"min_new_tokens": cfg.max_new_tokens},
-        )
-        steps = dict(
-            max_steps=STEPS,
-            num_generations=cfg.group_size,
-            learning_rate=1e-4,
-            logging_steps=1000,
-        )
-        if cfg.ckpt:
-            model, tokenizer = peers.exported(cfg.ckpt)
-        else:
-            model = peers.huggingface("arcee", cfg.model)
-            tokenizer = peers.word_per_id(cfg.model.vocab_size)
-        with tempfile.TemporaryDirectory() as folder:
-            how = dict(
-                args=peers.grpo_config(Path(folder), **rows, **length, **steps), callbacks=[Clock()]
-            )
-            how |= dict(peft_config=peers.lora(cfg.lora_rank)) if cfg.lora_rank else {}
-            data = datasets.Dataset.from_dict({"prompt": prompts})
-            trl.GRPOTrainer(
-                model, reward, train_dataset=data, processing_class=tokenizer, **how
-            ).train()
+    rollouts = cfg.problems * cfg.group_size
+    at_once = cfg.peer_rows or rollouts
+    rows = dict(
+        per_device_train_batch_size=at_once, gradient_accumulation_steps=rollouts // at_once
+    )
+    least = "min_tokens" if vllm else "min_new_tokens"
+    length = dict(
+        max_completion_length=cfg.max_new_tokens,
+        generation_kwargs={least: cfg.max_new_tokens},
+    )
+    steps = dict(
+        max_steps=STEPS,
+        num_generations=cfg.group_size,
+        learning_rate=1e-4,
+        logging_steps=1000,
+        use_vllm=vllm,
+    )
+    if cfg.ckpt:
+        # vLLM reads the files, in their dtype
+        written = numerics.compute_dtype() if vllm else torch.float32
+        model, tokenizer = peers.loaded(peers.export(cfg.ckpt, folder, written), torch.float32)
+    else:
+        model = peers.huggingface("arcee", cfg.model)
+        tokenizer = peers.word_per_id(cfg.model.vocab_size)
+    if vllm:
+        _hand_over_by_vllm()
+    how = dict(args=peers.grpo_config(folder / "run", **rows, **length, **steps))
+    how |= dict(peft_config=peers.lora(cfg.lora_rank)) if cfg.lora_rank else {}
+    data = datasets.Dataset.from_dict({"prompt": prompts})
+    trainer = trl.GRPOTrainer(
+        model, reward, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()], **how
+    )
+    trainer.train()
+    return seconds[-1]
 
-    return measure.Contestant("trl GRPOTrainer", run, rollouts, seconds=lambda: seconds[-1])
+
+def _hand_over_by_vllm() -> None:
+    """Before each sampling trl loads the weights into vLLM's model, whose CPU build has packed and
+    dropped them. vLLM's own way packs them anew."""
+
+    def sync_weights(self: Any) -> None:
+        # merged weights are there only until the next one is asked for
+        weights = ((name, weight.clone()) for name, weight in self._iter_named_params())
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        self.llm.reset_prefix_cache()
+
+    peers.require("trl.generation.vllm_generation").VLLMGeneration.sync_weights = sync_weights
 
 
 def bench(cfg: RLBench) -> dict[str, Any]:
@@ -139,3 +198,13 @@ def bench(cfg: RLBench) -> dict[str, Any]:
     measure.show(title, "rollouts", timings)
     print(peak)
     return {"title": title, "timings": measure.rows(timings)} | peak.row()
+
+
+def _train_here(plain: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        cfg = config.from_dict(RLBench, json.loads(plain))
+        print(train_trl(cfg, Path(folder), vllm=True))
+
+
+if __name__ == "__main__":
+    _train_here(*sys.argv[1:])

@@ -39,6 +39,11 @@ class Bench(config.Settings):
             )
 
 
+def _wants_a_checkpoint(vllm: Path | None, ckpt: str) -> None:
+    if vllm is not None and not ckpt:
+        raise ConfigError("got --vllm without --ckpt; vLLM reads an export; name a checkpoint")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainBench(Bench):
     """What `python -m benchmarks train` runs."""
@@ -93,8 +98,22 @@ class SampleBench(Bench):
     prompts: int = opt(16, "prompts sampled together", least=1)
     prompt_tokens: int = opt(64, "tokens of each prompt", least=1)
     max_new_tokens: int = opt(128, "new tokens of each prompt", least=1)
+    temperature: float = opt(1.0, "sampling temperature; 0 = the likeliest token", least=0)
     top_k: int | None = opt(50, "sample from the k likeliest tokens; none = all", least=1)
+    timed: Literal["all", "prompts", "decoding"] = opt(
+        "all", "what counts: all, the prompts with the first token of each, or the tokens behind it"
+    )
     vs: tuple[Literal["arcee", "no-cache"], ...] = opt(("arcee", "no-cache"), "peers")
+    vllm: Path | None = opt(None, "python of an environment with vLLM; none = vLLM is left out")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.timed == "decoding" and self.max_new_tokens < 2:
+            raise ConfigError(
+                f"got --timed decoding with max_new_tokens {self.max_new_tokens}; expected a token "
+                "behind the first; raise --max-new-tokens"
+            )
+        _wants_a_checkpoint(self.vllm, self.ckpt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +151,13 @@ class RLBench(Bench):
         None, "completions that the peer learns from at once; none = all of a step", least=1
     )
     vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
+    vllm: Path | None = opt(
+        None, "python of an environment with trl and vLLM; none = vLLM is left out"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _wants_a_checkpoint(self.vllm, self.ckpt)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@ end with tiny budgets."""
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from on_gpu import randomized
 
 import benchmarks as bench
-from benchmarks import curve, data, measure, peers, quality, rl, sft
-from benchmarks.settings import CurveBench, SFTBench
+from benchmarks import curve, data, measure, peers, quality, rl, sample, sft
+from benchmarks.settings import CurveBench, SampleBench, SFTBench
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.data import conversations
 from codechat.formats import exchange
@@ -203,7 +204,8 @@ def test_llama_cpp_says_how_long_the_tokens_behind_the_first_took(
     monkeypatch.setattr(exchange, "export", lambda cfg: None)
     with peers.llama_cpp(folder_of(tmp_path, FAKE), "any", torch.float32) as peer:
         short, long = [
-            peer.seconds(prompt=[5], tokens=n, temperature=1.0, top_k=3) for n in (100, 1_000_000)
+            peer.ask(prompt=[5], tokens=n, temperature=1.0, topK=3, seed=0)
+            for n in (100, 1_000_000)
         ]
     assert 0 < short < long < 60
     assert peer.process.returncode == 0
@@ -217,7 +219,77 @@ def test_an_error_of_llama_cpp_is_one_line(tmp_path: Path, monkeypatch: pytest.M
         peers.llama_cpp(folder, "any", torch.float32) as peer,
         pytest.raises(RunError, match="Error: no build"),
     ):
-        peer.seconds(prompt=[5], tokens=3, temperature=1.0, top_k=3)
+        peer.ask(prompt=[5], tokens=3, temperature=1.0, topK=3, seed=0)
+
+
+SAMPLE = "sample --ckpt released/nano --prompts 2 --prompt-tokens 4 --max-new-tokens 3".split()
+FAKE_VLLM = """
+import types
+class SamplingParams:
+    def __init__(self, *, max_tokens, temperature, top_k, ignore_eos, detokenize):
+        self.n = max_tokens
+class LLM:
+    def __init__(self, *, model, dtype, max_model_len, max_num_seqs, **rest):
+        print("what vLLM says is no answer")
+        assert open(model + "/config.json").read()
+        assert (max_model_len, max_num_seqs) == (7, 2)
+    def generate(self, prompts, sampling, use_tqdm):
+        row = types.SimpleNamespace(token_ids=[5] * (sampling.n - SHORT))
+        return [types.SimpleNamespace(outputs=[row]) for _ in prompts]
+"""
+
+
+def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> list[str]:
+    """Words for a python whose vLLM is this script."""
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "vllm.py").write_text(script)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    return ["--vs", "--vllm", sys.executable, "--rounds", "2"]
+
+
+def test_vllm_takes_turns_and_its_cpu_time_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = fake_vllm(tmp_path, monkeypatch, FAKE_VLLM.replace("SHORT", "0"))
+    found = bench.run_kind(SAMPLE[0], [*SAMPLE[1:], *words, "--timed", "prompts"])
+    assert [t["name"] for t in found["timings"]] == ["codechat", "vLLM"] == list(found["cpu"])
+    own, peer = found["cpu"].values()
+    assert own["ratio"] == 1
+    assert 0 < peer["ratio"] < 1
+    assert "CPU s of a turn" in capsys.readouterr().out
+
+
+def test_vllm_has_to_sample_all_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = fake_vllm(tmp_path, monkeypatch, FAKE_VLLM.replace("SHORT", "1"))
+    with pytest.raises(RunError, match="did not sample 3 tokens"):
+        bench.run_kind(SAMPLE[0], [*SAMPLE[1:], *words])
+
+
+def test_an_error_of_vllm_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = fake_vllm(tmp_path, monkeypatch, "raise ImportError('no build')")
+    with pytest.raises(RunError, match="vLLM ended; it said 'ImportError: no build'"):
+        bench.run_kind(SAMPLE[0], [*SAMPLE[1:], *words])
+
+
+def test_vllm_wants_a_checkpoint_and_its_python(tmp_path: Path) -> None:
+    for kind in ("sample", "rl"):
+        with pytest.raises(ConfigError, match="name a checkpoint"):
+            bench.main([kind, "--vllm", "python"])
+    with pytest.raises(MissingFile, match="an environment with vLLM"):
+        bench.main([*SAMPLE, "--vs", "--vllm", str(tmp_path / "python")])
+
+
+def test_decoding_counts_the_tokens_behind_the_first() -> None:
+    cfg = SampleBench(prompts=2, max_new_tokens=5, timed="decoding")
+    sampler = sample.Sampler("any", lambda n: measure.Spent(n, 2 * n), cfg)
+    contestant = sampler.contestant()
+    contestant.run()
+    assert contestant.units == 2 * 4
+    assert contestant.seconds is not None
+    assert contestant.seconds() == 4
+    assert sampler.turns == [measure.Spent(4, 8)]
+    with pytest.raises(ConfigError, match="behind the first"):
+        SampleBench(max_new_tokens=1, timed="decoding")
 
 
 def test_an_rl_step_end_to_end(tmp_path: Path) -> None:
