@@ -39,7 +39,8 @@ LAB = "codechat_lab"
 # errors know slips of other libraries' words, bounds, and rows in the place of prepared data (140).
 # Raised by 570 in the library: calls in several fences and places of an answer; rows, hints and templates that
 # broke a run are refused or said. Both by 155: boards know their weights, an OpenEnv server may send anything.
-CONTENT = {"codechat": (98_060, 66_000), "both": (197_740, 135_000)}
+# Raised by 170, 15 of them in the library: rows that call what their tools do not allow are counted.
+CONTENT = {"codechat": (98_075, 66_000), "both": (197_910, 135_000)}
 # The laboratory's was 5.0 while comments behind closing brackets broke 100 statements over lines that
 # hold nothing but a bracket; they stand above their statements now.
 DENSITY = {"codechat": (4.9, 5.0), LAB: (5.04, 5.5), "tests": (5.04, 5.5)}

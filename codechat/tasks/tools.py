@@ -22,6 +22,7 @@ alone has as many as it expects. Each episode has a world of its own (`text.tool
     answer   1 where the last message ends with the text, or its last number is equal
     both     the mean"""
 
+import copy
 import json
 import math
 import re
@@ -259,7 +260,9 @@ class ToolsEnvironment:
         """What the file's reward says of the conversation. It counts once the episode ends, or
         was cut."""
         messages, _ = tool_calls.as_openai(self.messages)
-        said = json.loads(self.bench.world.judge(messages, dict(self.task.row_of(self.problem))))
+        # a trusted reward may change its row, which later episodes have too
+        row = copy.deepcopy(dict(self.task.row_of(self.problem)))
+        said = json.loads(self.bench.world.judge(messages, row))
         if "error" in said:
             return Judged(0.0, said["error"])
         return Judged(said["result"])

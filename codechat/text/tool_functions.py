@@ -18,6 +18,7 @@ import dataclasses
 import datetime
 import enum
 import inspect
+import io
 import json
 import re
 import signal
@@ -27,7 +28,7 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -118,7 +119,8 @@ class ToolFile:
             self.new_world = sandboxed(self.source, str(path), CALL_S)
 
     def _world_here(self) -> Runner:
-        return TimedWorld.of(execute(self.source, f"tools_{self.path.stem}", str(self.path)))
+        with redirect_stdout(io.StringIO()):  # it was printed when the file was read
+            return TimedWorld.of(_executed(self.source, "tools", self.path))
 
 
 class OutOfTime(BaseException):
@@ -284,8 +286,13 @@ def run_file(path: Path, kind: str, needed: str) -> types.ModuleType:
     if not path.is_file():
         raise MissingFile(f"{path} is not a file; {needed}")
     sys.path.append(str(path.resolve().parent))  # the file may import its neighbours
+    return _executed(path.read_bytes(), kind, path)
+
+
+def _executed(source: bytes, kind: str, path: Path) -> types.ModuleType:
+    """The module of a file's source, registered as KIND_NAME. DataError with file and line."""
     try:
-        return execute(path.read_bytes(), f"{kind}_{path.stem}", str(path))
+        return execute(source, f"{kind}_{path.stem}", str(path))
     except (Exception, SystemExit) as error:  # the file is the user's and may raise anything
         line = _line_of(error, path)
         raise DataError(

@@ -14,7 +14,8 @@ from codechat.data.chat_turns import Malformed
 from codechat.data.conversations import DOMAINS
 from codechat.data.sources import Ledger, Row, digest
 from codechat.data.splits import split_of
-from codechat.text import chat
+from codechat.text import chat, tool_lists
+from codechat.text.tool_functions import misfit
 from codechat_lab.data.python_source import parsed
 
 INSTRUCTION_COLUMNS = tuple(form.columns for form in chat_formats.FORMS)
@@ -226,8 +227,9 @@ def called_names(messages: list[Row]) -> list[str]:
     return names
 
 
-def warn_of_calls_without_tools(rows: Sequence[Row], origin: str, remedy: str) -> None:
-    """A line on stderr if converted rows call functions and offer none."""
+def warn_of_calls(rows: Sequence[Row], origin: str, remedy: str) -> None:
+    """A line on stderr if converted rows call functions and offer none, and one if they call
+    what their tools do not allow."""
     bare = 0
     for row in rows:
         if not row["meta"]["tools_present"]:
@@ -236,6 +238,31 @@ def warn_of_calls_without_tools(rows: Sequence[Row], origin: str, remedy: str) -
         count = f"{origin}: {bare} of {len(rows)} rows call functions and offer none"
         why = "a model trained on calls without a list of tools calls whatever it is asked"
         print(f"{count}; {why}; {remedy}", file=sys.stderr)
+    faults = [fault for fault in map(call_fault, rows) if fault]
+    if faults:
+        count = f"{origin}: {len(faults)} of {len(rows)} rows call what their tools do not allow"
+        why = "a model learns such calls too; correct these rows, or leave them out"
+        print(f"{count} (the first: {faults[0]}); {why}", file=sys.stderr)
+
+
+def call_fault(row: Row) -> str:
+    """What is wrong with the first call that the row's tools do not allow; "" for none, and for
+    a row that offers no tools."""
+    first = row["messages"][0]
+    if not _offers_tools(row["messages"]):
+        return ""
+    _, tools = tool_lists.split_offer(first["content"])
+    parameters = {tool["name"]: tool["parameters"] for tool in tools}
+    for message in row["messages"]:
+        if message["role"] != "assistant":
+            continue
+        for call in chat.parse_calls(message["content"]):
+            if call.name not in parameters:
+                return f"there is no function {call.name!r}"
+            problem = misfit(call.arguments or {}, parameters[call.name])
+            if problem:
+                return f"{call.name}: {problem}"
+    return ""
 
 
 def _offers_tools(messages: list[Row]) -> bool:

@@ -145,8 +145,9 @@ class SandboxedWorld:
             return Answer(text, answer[1] is True)
 
     def judge(self, messages: list[Any], row: Mapping[str, Any]) -> str:
-        """What the file's reward says of the conversation, in the state of its world."""
-        words = (json.dumps(messages), json.dumps(row))
+        """What the file's reward says of the conversation, in the state of its world. Values of
+        the row that JSON does not hold, such as those of a parquet file, are texts."""
+        words = (json.dumps(messages), json.dumps(row, default=str))
         with self.file.lock:
             try:
                 process = self.file.process_of(self)

@@ -100,6 +100,12 @@ class BfclTask(BaseTask):
         self.ledger = Ledger(f"bfcl {Path(source).name}".strip())
         self.rows = list(self.ledger.counted(self._read(str(source), chosen)))
         self.ledger.check()
+        found = {problem.meta["category"] for problem in self.rows}
+        for name in categories.split("+"):
+            if name not in GROUPS and name not in found:
+                raise DataError(
+                    f"{self.ledger.source} has no problem of category {name}; leave it out"
+                )
 
     def _read(self, source: str, categories: Collection[str]) -> Iterator[Problem | str]:
         for row in rows_of(source, categories):

@@ -344,7 +344,7 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         remedy = (
             "give these rows their tools, or prepare them with codechat data calls --tools FILE.py"
         )
-        public_rows.warn_of_calls_without_tools(found, ledger.source, remedy)
+        public_rows.warn_of_calls(found, ledger.source, remedy)
         yield from found
 
 

@@ -345,7 +345,7 @@ def _source_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row
     rows = public_rows.conversation_rows(raw, origin, ledger, cfg.tools_style, cfg.domain, tools)
     found = list(islice(_short(rows, cfg.max_chars, ledger), cfg.max_examples))
     remedy = "give these rows their tools, or those of a file: --tools FILE.py"
-    public_rows.warn_of_calls_without_tools(found, origin, remedy)
+    public_rows.warn_of_calls(found, origin, remedy)
     found += _twins(found, cfg)
     by_split = splits.spread(found, public_rows.split_key)
     files = {f"{cfg.domain}.{split}": rows for split, rows in by_split.items()}

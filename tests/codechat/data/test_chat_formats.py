@@ -211,10 +211,30 @@ RAIN = {
 
 def test_rows_that_call_and_offer_no_tools_are_counted_in_a_warning(capsys):
     rows = list(public_rows.conversation_rows([CALLS_BARE, PLAIN], "x", Ledger("x")))
-    public_rows.warn_of_calls_without_tools(rows, "x", "add tools")
+    public_rows.warn_of_calls(rows, "x", "add tools")
     assert capsys.readouterr().err.startswith("x: 1 of 2 rows call functions and offer none;")
-    public_rows.warn_of_calls_without_tools(rows[1:], "x", "add tools")
+    public_rows.warn_of_calls(rows[1:], "x", "add tools")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "fault"),
+    [
+        ("rain", {"city": "Oslo"}, ""),
+        ("snow", {"city": "Oslo"}, "there is no function 'snow'"),
+        ("rain", {"city": 5}, "rain: city: 5 is not of type 'string'"),
+    ],
+)
+def test_rows_that_call_what_their_tools_do_not_allow_are_counted(capsys, name, arguments, fault):
+    call = {"id": "a", "function": {"name": name, "arguments": arguments}}
+    asked, _ = CALLS_BARE["messages"]
+    row = {"messages": [asked, {"role": "assistant", "tool_calls": [call]}], "tools": [RAIN]}
+    rows = list(public_rows.conversation_rows([row, PLAIN], "x", Ledger("x")))
+    public_rows.warn_of_calls(rows, "x", "add tools")
+    said = capsys.readouterr().err
+    assert (f"x: 1 of 2 rows call what their tools do not allow (the first: {fault})" in said) == (
+        bool(fault)
+    )
 
 
 def test_rows_that_offer_no_tools_get_those_given():

@@ -1,5 +1,6 @@
 """A file of functions and rows as a task: what counts as right, worlds, limits, and bad input."""
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,21 @@ def sulk() -> str:
     assert said == {"error": "Mute: <exception str() failed>"}
 
 
+def test_a_file_that_prints_prints_once_and_one_that_runs_once_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    mark = tmp_path / "mark"
+    more = f'print("read")\nopen({str(mark)!r}, "a").write("x")\n'
+    task = made(tmp_path, {"answer": 1}, more=more)
+    played(task, "hello")
+    assert mark.read_text() == "xx"
+    assert capsys.readouterr().out == "read\n"
+    mark.unlink()
+    task = made(tmp_path, {"answer": 1}, more=f'open({str(mark)!r}, "x")\n')
+    with pytest.raises(DataError, match="shop.py line .*: FileExistsError"):
+        played(task, "hello")
+
+
 def test_a_trusted_reward_that_hangs_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +285,21 @@ def test_a_trusted_reward_that_hangs_is_stopped(
     more = "def reward(messages, row):\n    time.sleep(60)\n"
     score, _ = played(made(tmp_path, {}, more=more), "hello")
     assert score.parts["error"] == "TimeoutError: reward ran 0.2 seconds"
+
+
+@pytest.mark.parametrize("trust", [True, False], ids=["trusted", "sandboxed"])
+def test_a_reward_cannot_change_its_row_and_reads_what_json_does_not_hold(
+    tmp_path: Path, trust: bool
+) -> None:
+    more = """
+def reward(messages, row):
+    row["seen"].append(row["when"])
+    return float(len(row["seen"]) == 1)
+"""
+    task = made(tmp_path, {"seen": []}, more=more, trust=trust)
+    (problem,) = task.problems("train")
+    task.row_of(problem)["when"] = datetime.date(2026, 1, 2)  # as from a parquet file
+    assert [played(task, "hello")[0].reward for _ in range(2)] == [1.0, 1.0]
 
 
 def test_an_episode_ends_where_the_template_cannot_go_on(tmp_path: Path) -> None:

@@ -287,6 +287,12 @@ def problem_of(task: BfclTask, category: str) -> Problem:
     return next(p for p in task.problems("test") if p.meta["category"] == category)
 
 
+def test_a_named_category_without_a_problem_is_an_error(leaderboard: Path) -> None:
+    assert len(BfclTask(str(leaderboard), "simple").rows) == 1
+    with raising(DataError, "no problem of category multiple"):
+        BfclTask(str(leaderboard), "simple+multiple")
+
+
 def test_the_leaderboards_own_files_are_read(of_files: BfclTask) -> None:
     problems = of_files.problems("test")
     assert {problem.meta["category"] for problem in problems} == {"simple", "live_irrelevance"}
