@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import native_calls
-from codechat.text.chat_template import ChatTemplate, Message, TurnIds, template_of
+from codechat.text.chat_template import ChatTemplate, Message, Misplaced, TurnIds, template_of
 from codechat.text.native_template import NativeTemplate, native_template_of
 from codechat.text.tokenizer import Tokenizer
 from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
@@ -150,12 +150,16 @@ def _add(rendered: Rendered, ids: list[int], role: str, loss: int) -> None:
 def prompt(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """Ids up to where the assistant begins to write. The last message must not be the
     assistant's."""
-    turns, tail = _turns(messages, tokenizer, tags, prompt=True)
+    try:
+        turns, tail = _turns(messages, tokenizer, tags, prompt=True)
+        ids = _joined(turns) + tail
+    except Misplaced:
+        ids = _template(tokenizer, tags).whole(messages)
     if messages[-1]["role"] == "assistant":
         raise DataError(
             "the last message has the role assistant; a prompt ends with another role; remove it"
         )
-    return _joined(turns) + tail
+    return ids
 
 
 def between_turns(

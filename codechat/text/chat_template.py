@@ -30,6 +30,11 @@ _CHANGED = (
 )
 
 
+class Misplaced(DataError):
+    """The template writes the turns of this conversation elsewhere than each was sampled, or in
+    another order."""
+
+
 class TurnIds(NamedTuple):
     """The ids of a message in five parts. The assistant writes the three in the middle."""
 
@@ -159,6 +164,19 @@ class ChatTemplate:
             TurnIds(*parts[at : at + n_parts]) for at in range(0, len(parts), n_parts)
         ], tail_ids
 
+    def whole(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a prompt as one text, for templates that write each turn by what follows it:
+        Mistral's list tools before the last request. DataError where a content is missing."""
+        text = self._fill(messages, prompt=True)
+        for message in messages:
+            ways: tuple[str, ...] = _ways(self._shown(message))
+            if message["role"] == "assistant":
+                ways = (self._answer(message["content"]).body,)
+            if not any(way in text for way in ways):
+                raise self._fault(_CHANGED)
+        (ids,) = self._encoded([text], "")
+        return ids
+
     def answer(self, content: str) -> TurnIds:
         """The ids of an answer behind its generation prompt."""
         opening, body, closing = self._answer_parts(self._answer(content))
@@ -217,7 +235,9 @@ class ChatTemplate:
         else:  # nothing is sampled before the first message
             asked = text.partition(answer.written)[0]
         if len(asked) < at or not any(whole.startswith(asked + answer.written) for whole in wholes):
-            raise self._fault(f"writes answer {number} elsewhere than it is sampled")
+            raise Misplaced(
+                str(self._fault(f"writes answer {number} elsewhere than it is sampled"))
+            )
         return answer._replace(head=text[at : len(asked)], after="")
 
     def _endings(self, messages: Sequence[Message]) -> Iterator[str]:
@@ -229,7 +249,7 @@ class ChatTemplate:
         """The texts of a message that the assistant does not write."""
         written = next((way for way in _ways(content) if text.find(way, at) >= 0), None)
         if written is None:
-            raise self._fault(_CHANGED)
+            raise Misplaced(str(self._fault(_CHANGED)))
         start = text.index(written, at)
         end = self.specials.match(text, start + len(written))
         return TurnTexts(text[at:start], "", written, "", end[0] if end else "")

@@ -12,6 +12,7 @@ lists tools in the system message."""
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from codechat.text.chat_template import USER, ChatTemplate, Message, TurnIds, Tu
 from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 from codechat.text.tool_lists import NO_TOOLS, split_offer
 
+SYSTEM = {"role": "system", "content": "\ue0002\ue001"}
 NAME = "find_route"
 TOOL = {
     "type": "function",
@@ -118,6 +120,9 @@ class NativeTemplate(ChatTemplate):
             raise Unproven(self.tokenizer, f"lists no tools: it {self._what(error)}") from None
         if NAME not in listed or "Where to." not in listed:
             raise Unproven(self.tokenizer, "does not list the tools that it is given")
+        with suppress(DataError):  # a template that takes no system text says so each time
+            if NAME not in self._render([SYSTEM, USER], [TOOL], prompt=True):
+                raise Unproven(self.tokenizer, "does not list tools beside a system text")
         faults = [self._first_fault(wording) for wording in WORDINGS]
         if all(faults):
             raise Unproven(self.tokenizer, str(faults[0]))
@@ -204,6 +209,9 @@ class NativeTemplate(ChatTemplate):
         if prompt:
             messages = [self._as_text(message) for message in messages]
         return super().turns(messages, prompt)
+
+    def whole(self, messages: Sequence[Message]) -> list[int]:
+        return super().whole([self._as_text(message) for message in messages])
 
     def _as_text(self, message: Message) -> Message:
         content = message["content"]

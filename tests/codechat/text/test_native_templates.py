@@ -75,13 +75,25 @@ def test_a_prompt_with_tools_equals_the_one_of_transformers(name: str) -> None:
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": wording.no_content, "tool_calls": [asked]},
         {"role": "tool", "content": '{"t": 3}', "tool_call_id": "call00000", "name": "get_weather"},
+        {"role": "assistant", "content": "It is 3."},
+        {"role": "user", "content": "And now?"},
     ]
-    for n in (1, 3):
+    ours_said = conversation(call(city="Oslo")) + talk("It is 3.", "And now?", roles="au")
+    for n in (1, 3, 5):
         theirs_text = theirs.apply_chat_template(
             said[:n], tools=tools, add_generation_prompt=True, tokenize=False
         )
         ids = theirs(theirs_text, add_special_tokens=False)["input_ids"]
-        assert chat.prompt(conversation(call(city="Oslo"))[: n + 1], tok, "native") == ids
+        assert chat.prompt(ours_said[: n + 1], tok, "native") == ids
+
+
+def test_a_content_that_the_template_drops_is_refused_wherever_it_stands() -> None:
+    dropping = source("mistral").replace("if m == last and system", "if loop.first and system")
+    tok, _ = both("bytes", dropping)
+    messages = conversation(call(city="Oslo"))
+    messages[0]["content"] = "Be brief.\n" + OFFER
+    with pytest.raises(DataError, match="changes contents"):
+        chat.prompt(messages, tok, "native")
 
 
 @pytest.mark.parametrize("kind", ["bytes", "prepend", "first"])
@@ -179,6 +191,10 @@ UNUSABLE = {
     "writes no calls": CHATML + "{% if tools %}{% endif %}",
     "does not list the tools": CHATML
     + "{% if tools %}{% endif %}{% if messages[0].tool_calls %}{% endif %}",
+    "beside a system text": source("hermes").replace(
+        "if tools %}{{ '<|im_start|>system",
+        "if tools and messages[0].role != 'system' %}{{ '<|im_start|>system",
+    ),
     "reads back otherwise": source("hermes").replace("'\\n<tool_call>\\n{", "'\\n<call>\\n{"),
     "lists no tools": source("hermes").replace("tool | tojson", "tool.wrong.key"),
 }
