@@ -27,6 +27,7 @@ from codechat_lab.reports import html, notebooks
 from codechat_lab.reports.settings import ReportConfig
 
 DRAWN = "runs/drawn/report"  # what is drawn from committed rows; git ignores runs/
+FAILED = "runs/drawn/failed"
 
 
 def templates() -> dict[str, str]:
@@ -42,7 +43,8 @@ def build(name: str, out: str, frozen: bool = False) -> Path:
     """Execute the template of report `name` into OUT/NAME.ipynb, OUT from the project's root,
     and render its page; returns the page's path.
 
-    RunError names the cell that failed and the reason; the notebook up to there is kept."""
+    RunError names the cell that failed and the reason. The notebook up to there is kept in
+    FAILED, and an earlier OUT/NAME.ipynb stays as it is."""
     here = paths.ROOT / out / name / "data"
     if out == DRAWN or (out == "reports" and not here.exists()):
         for root in (paths.ROOT, paths.SHIPPED):
@@ -52,10 +54,12 @@ def build(name: str, out: str, frozen: bool = False) -> Path:
                 shutil.copytree(committed, here)
                 break
     path = paths.ROOT / out / f"{name}.ipynb"
+    failed = paths.ROOT / FAILED / f"{name}.ipynb"
+    given = {"out": f"{out}/{name}", "frozen": frozen}
     try:
-        notebooks.execute_copy(templates()[name], path, {"out": f"{out}/{name}", "frozen": frozen})
+        notebooks.execute_copy(templates()[name], path, given, failed=failed)
     except notebooks.NotebookError as error:
-        raise RunError(f"report {name}: {error}; the notebook up to there is {path}") from error
+        raise RunError(f"report {name}: {error}; the notebook up to there is {failed}") from error
     return html.write_page(path)
 
 

@@ -124,10 +124,11 @@ def execute_copy(
     path: Path,
     parameters: Mapping[str, object],
     environment: Mapping[str, str] = {},
+    failed: Path | None = None,
 ) -> None:
     """Execute a notebook or report template with `parameters` into `path`, in its folder, with
-    these environment variables. NotebookError if a cell fails; the outputs up to there are
-    kept."""
+    these environment variables. NotebookError if a cell fails; the outputs up to there are kept
+    in `failed`, by default in `path`."""
     notebook = source_of(name)
     for cell in notebook.cells:
         tags = cell.metadata.setdefault("tags", [])  # papermill reads the tags of every cell
@@ -139,10 +140,13 @@ def execute_copy(
         for cell in notebook.cells:  # papermill gives its cell a random id
             cell["id"] = "given" if "injected-parameters" in cell.metadata["tags"] else cell["id"]
     path.parent.mkdir(parents=True, exist_ok=True)
+    end = failed or path
     try:
         execute(notebook, cwd=path.parent, environment=environment)
+        end = path
     finally:
-        write_atomic(path, nbformat.writes(notebook) + "\n")
+        end.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(end, nbformat.writes(notebook) + "\n")
 
 
 def execute(

@@ -216,9 +216,12 @@ def test_a_report_that_fails_names_its_cell_and_leaves_its_notebook_without_a_pa
     home: Path, made_by: Callable[[str, str], None]
 ) -> None:
     made_by("cut", CUT)
+    (home / "cut").mkdir()
+    (home / "cut" / "cut.ipynb").write_text("an earlier report")
     with pytest.raises(RunError, match="cut.*3 of 3.*KeyError: 'no such run'"):
         build.build("cut", "cut")
-    cells = html.read(home / "cut" / "cut.ipynb").cells
+    assert (home / "cut" / "cut.ipynb").read_text() == "an earlier report"
+    cells = html.read(home / build.FAILED / "cut.ipynb").cells
     hidden = [cell.metadata.get("jupyter", {}).get("source_hidden") for cell in cells]
     assert hidden == [True, None, None], "folded there too"
     assert not (home / "cut" / "cut.html").exists()
