@@ -100,14 +100,15 @@ class EvaluateConfig(TaskSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.ckpt or self.endpoint) or not self.split:
-            raise ConfigError(
-                "no --ckpt or --endpoint, or no --split; at least one of each is required"
-            )
+        if not (self.ckpt or self.endpoint):
+            raise ConfigError("nothing to evaluate; set --ckpt RUN, or --endpoint URL")
+        if not self.split:
+            raise ConfigError("no --split; set --split test")
         # pass@1 ranks checkpoints
         if 1 not in self.ks or not 1 <= min(self.ks) <= max(self.ks) <= self.n:
             raise ConfigError(
-                f"ks {list(self.ks)}, n {self.n}; each k must be from 1 to n, and one of them 1"
+                f"--ks {' '.join(map(str, self.ks))} with --n {self.n}; each k is from 1 to n, "
+                f"and one of them 1; set --ks 1 {self.n}"
             )
         if self.temperature == 0 and self.n > 1:
             raise ConfigError(

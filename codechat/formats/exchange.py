@@ -319,6 +319,8 @@ def _read_source(cfg: ImportConfig) -> Source:
         return Source(tok, file.about, file.weights, file.note, sha256)
     if not source.is_dir():
         return Source(tokenizer.load(cfg.tokenizer or "gpt2"), None, None)
+    if not (source / "config.json").is_file():
+        raise ConfigError(f"{source} has no config.json; expected a Hugging Face directory")
     config = read_json(source / "config.json")
     tok = tokenizer.load(cfg.tokenizer or f"hf:{source}")
     tensors = hf_format.read_weights(source)

@@ -46,7 +46,9 @@ def reached(run: Run) -> str:
     evaluated = [row for row in evaluated if row.get("split") == first_split]
     for metric, name in REACHED.items():
         if values := _values(evaluated, metric):
-            return f"{name} {_at_evaluations(values)}"
+            count = evaluated[-1].get("n_problems")
+            among = f" (problems: {count})" if count else ""
+            return f"{name} {_at_evaluations(values)}{among}"
     domains = sorted(_domains(evaluated))
     if domains:
         told = [f"{name} {_at_evaluations(_values(evaluated, DOMAIN + name))}" for name in domains]

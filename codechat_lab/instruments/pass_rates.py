@@ -9,6 +9,7 @@
 groups (`diagnose`). `filter` keeps problems with a pass rate in the window; if there are none,
 those with a mean tiered reward of at least 0.1. It copies the other splits unchanged."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,11 @@ def run_passk(cfg: PasskConfig) -> Run:
             print(*_report(result, row), sep="\n")
         return row
 
+    if "reward" not in inspect.signature(tasks.find_class(cfg.task)[0]).parameters:
+        raise ConfigError(
+            f"task {cfg.task!r} has no tiered reward; passk takes tasks of programs, "
+            "such as micro; set --task micro, or use codechat evaluate"
+        )
     return run_evaluation(cfg, "passk", judge, reward="tiered")
 
 

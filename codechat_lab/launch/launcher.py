@@ -420,9 +420,24 @@ def print_rows(rows: Mapping[str, Any]) -> int:
     return int(rows["status"] in FAILED)
 
 
+def check_order(words: list[str]) -> None:
+    """ConfigError where a setting of the loop stands among those of the launch, before --."""
+    entry = LAUNCHABLE.get(words[0]) if words else None
+    for word in words:
+        key = word.removeprefix("--").partition("=")[0]
+        if not entry or key == word or config.find_field(LaunchConfig, key):
+            continue
+        if config.find_field(entry.config_class, key):
+            raise ConfigError(
+                f"{word} is a setting of {entry.command}; these come after --: "
+                f"codechat launch {words[0]} --nproc 8 -- {word} ..."
+            )
+
+
 def main(argv: list[str]) -> int | None:
     """`codechat launch LOOP` or RUN; 1 where `status` or `tail` find a failure."""
     at = argv.index("--") if "--" in argv else len(argv)
+    check_order(argv[:at])
     cfg = config.parse(LaunchConfig, argv[:at], prog="codechat launch", epilog=__doc__)
     if cfg.action != "write" and at < len(argv):
         raise ConfigError(f"settings after -- are for writing a launch; {cfg.action} takes none")

@@ -167,6 +167,7 @@ def test_a_number_out_of_range_is_rejected_by_its_name(name: str) -> None:
     [
         ("--temperature -1", "--temperature is -1.0; it must be at least 0"),
         ("--top-k 0", "--top-k (top_k) is 0; it must be at least 1"),
+        ("--n 4", "--ks 1 8 with --n 4; each k is from 1 to n, and one of them 1; set --ks 1 4"),
     ],
 )
 def test_a_number_out_of_range_comes_with_its_bounds(text: str, says: str) -> None:

@@ -911,6 +911,11 @@ def test_the_commands_end_to_end(tmp_path: Path) -> None:
     assert checkpoint.read_meta("again")["lineage"] == lineage
 
 
+def test_a_folder_without_config_json_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no config.json; expected a Hugging Face directory"):
+        exchange.import_model(exchange.ImportConfig(source=tmp_path, run_name="theirs"))
+
+
 def test_an_import_under_a_name_in_use_is_refused(tmp_path: Path) -> None:
     saved()
     assert cli.main(["import", str(exported(tmp_path)), "--run-name", "r"]) == 2

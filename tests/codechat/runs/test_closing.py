@@ -44,6 +44,11 @@ def test_an_interval_is_told_with_its_value(home: Path) -> None:
     assert reached(run_with([evaluation])) == "right answers 0.5 [0.4, 0.625]"
 
 
+def test_right_answers_come_with_their_number_of_problems(home: Path) -> None:
+    run = run_with([{"pass@1": 0.0, "n_problems": 1}, {"pass@1": 1.0, "n_problems": 1}])
+    assert reached(run) == "right answers 0 before, 1 now (problems: 1)"
+
+
 def test_splits_are_not_compared_with_each_other(home: Path) -> None:
     run = run_with([{"split": "select", "pass@1": 0.25}, {"split": "test", "pass@1": 0.75}])
     assert reached(run) == "right answers 0.25"

@@ -123,6 +123,10 @@ def test_the_commands_end_to_end(passk: Callable[..., None], tmp_path: Path, cap
             COMMANDS["filter"].run(words)
     with pytest.raises(MissingFile):
         COMMANDS["filter"].run(["--rates", "base", "--out", str(target)])
-    for wrong in (["--n", "1"], ["--temperature", "0"], ["--task", "funcall"]):
-        with pytest.raises(ConfigError):
+    for wrong, says in (
+        (["--n", "1", "--task", "micro"], "--n is 1"),
+        (["--temperature", "0", "--task", "micro"], "all samples are the same"),
+        (["--task", "funcall"], "passk takes tasks of programs"),
+    ):
+        with pytest.raises(ConfigError, match=says):
             COMMANDS["passk"].run(["--ckpt", "base", *wrong])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raising import raising
 
 from codechat.core import config, registry
 from codechat.core.errors import ConfigError, MissingFile, RunError
@@ -139,6 +140,20 @@ def test_an_impossible_launch_writes_nothing(cfg: Any, home: Path) -> None:
     with pytest.raises(ConfigError):
         launcher.write(cfg)
     assert not (home / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("sft --nproc 8 --init-from base", "--init-from is a setting of sft"),
+        ("sft --nproc 8 -- --init-from base", ""),
+        ("sft --nproc 8 --nosuch 3", ""),
+    ],
+)
+def test_a_setting_of_the_loop_before_the_dashes_is_named(typed: str, found: str) -> None:
+    words = typed.split(" -- ")[0].split()
+    with raising(ConfigError, found, "after --") if found else contextlib.nullcontext():
+        launcher.check_order(words)
 
 
 def test_a_launch_without_a_process_is_refused() -> None:
