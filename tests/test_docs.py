@@ -250,6 +250,10 @@ def test_a_package_of_extending_has_a_task(tmp_path: Path, monkeypatch: pytest.M
     project = tomllib.loads((tmp_path / "my_package/pyproject.toml").read_text())
     task = tasks.load(project["project"]["entry-points"]["codechat.tasks"]["count"])
     assert tasks.check_reference_solutions(task, task.problems("train")).require().passed
+    typed = "grpo --init-from released/nano --task my_package.count:CountTask"
+    assert f"`python -m codechat {typed}`" in (DOCS / "extending.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    assert cli.main([*typed.split(), *SMALL]) == 0
 
 
 @pytest.mark.slow
