@@ -124,8 +124,10 @@ class KVCache:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q
-        over all tokens of its row."""
+        over all tokens of its row. With H = 0 they are stored alone."""
         k, v = self.store(layer, k, v)
+        if not q.shape[1]:
+            return q
         faster = fast.attend_masked(q, k, v, mask)
         if faster is not None:
             return faster

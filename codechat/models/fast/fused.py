@@ -1,5 +1,6 @@
 """What stands between the products of a training step in bfloat16, by `cpp/training.c` where
-`make cpp` has built it: a pass over memory forward, and one for the gradient.
+`make cpp` has built it: a pass over memory forward, and one for the gradient. Prompts take its
+attention too.
 
 RMSNorm; squared ReLU, with the bits of torch; attention with the norms and the rotation of its
 queries and keys, whose scores are not rounded, so it is nearer to float32 than the plain way.
@@ -46,7 +47,7 @@ def kernel() -> ctypes.CDLL | None:
     """The library; none where it was not built, or the processor lacks what it needs."""
     library = built_library(LIBRARY, "training_runs_here")
     if library is not None and dist.is_main():  # roundings differ from those of another machine
-        print(f"training steps: {LIBRARY.name} of build/cpp", file=sys.stderr)
+        print(f"training steps and prompts: {LIBRARY.name} of build/cpp", file=sys.stderr)
     return library
 
 

@@ -2,6 +2,7 @@
 to torch."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from compiled import compiled
 from torch import Tensor
 
 from codechat.distributed import numerics
+from codechat.models.attention import KVCache
 from codechat.models.config import GPTConfig
 from codechat.models.fast import functions, fused
 from codechat.models.fast.attention import Pieces
@@ -144,6 +146,51 @@ def test_values_and_gradients_are_nearer_to_float32_than_those_of_torch_or_as_ne
         far = (ours[name] - right).norm() / size
         assert far < 1.15 * (plain[name] - right).norm() / size, name
         assert far < 4 * BF16_STEP, name
+
+
+def prompt_of(layer: Attention, new: list[int]) -> tuple[Tensor, Tensor]:
+    """The outputs of so many tokens at a time, and what the cache keeps of all."""
+    x = torch.randn(2, sum(new), layer.cfg.n_embd, generator=torch.Generator().manual_seed(2))
+    kept = KVCache(layer.cfg, 2, sum(new))
+    found = []
+    for part in x.split(new, dim=1):
+        T = part.shape[1]
+        rope = rope_table(layer.cfg, kept.positions(T))
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            found.append(layer(part, rope, kept.mask(T), partial(kept.attend, 0)))
+        kept.advance(T)
+    return torch.cat(found, dim=1).float(), kept.kv
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "groups", "normed"), [(64, 4, 2, False), (128, 2, 1, True)]
+)
+def test_the_first_tokens_of_a_cache_take_the_kernel_and_leave_the_same_keys(
+    built: None,
+    width: int,
+    heads: int,
+    groups: int,
+    normed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = attention_of(width, heads, groups, normed)
+    calls = list[int]()
+    run = fused._run_attention
+
+    def noted(name: str, shape: Shape, tensors: dict[str, Tensor | None]) -> None:
+        qkv = tensors["qkv"]
+        assert qkv is not None
+        calls.append(qkv.shape[1])
+        run(name, shape, tensors)
+
+    monkeypatch.setattr(fused, "_run_attention", noted)
+    ours, kept = prompt_of(layer, [40, 7, 1])
+    assert calls == [40]
+    monkeypatch.setattr(fused, "attend", lambda *given, **named: None)
+    plain, kept_by_plain = prompt_of(layer, [40, 7, 1])
+    assert torch.equal(kept, kept_by_plain)
+    assert torch.equal(ours[:, 40:], plain[:, 40:])
+    assert 0 < (ours - plain).norm() < 2 * BF16_STEP * plain.norm()
 
 
 def gradients_of(of: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
