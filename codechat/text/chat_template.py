@@ -6,6 +6,7 @@ conversation in which that is impossible: the next prompt must go on from the an
 contents may be trimmed only. A template is somebody else's program: it runs in jinja's sandbox
 and may raise anything."""
 
+import datetime
 import json
 import re
 from bisect import bisect_left
@@ -93,6 +94,8 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: ImportedTokenizer) -> None:
         self.tokenizer = tokenizer
+        # one day for all prompts: they must fit each other, past midnight too
+        self.day = datetime.datetime.now()
         self.specials = _any_of(tokenizer.special_tokens)  # matches every special token
 
     @cached_property
@@ -282,6 +285,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = self.day.strftime
         return environment.from_string(_GENERATION.sub(_plain_block, str(self.tokenizer.template)))
 
     def _shown(self, message: Message) -> str:
@@ -299,8 +303,8 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool
     ) -> str:
-        """The template's text. No documents, which transformers passes as None, and no
-        `strftime_now`: a prompt must not depend on the day."""
+        """The template's text, with what transformers passes; `strftime_now` gives the day on
+        which this process read the template."""
         try:
             return self._compiled.render(
                 messages=messages,

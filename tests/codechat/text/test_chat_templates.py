@@ -128,6 +128,13 @@ def test_templates_whose_answers_cannot_be_sampled_are_refused() -> None:
                 pytest.fail(why)
 
 
+def test_a_template_that_writes_the_date_gets_that_of_the_process() -> None:
+    tok, theirs = both("bytes", "{{ strftime_now('%d %B %Y') + '\n' }}" + CHATML)
+    messages = talk("hi", "yes", "and", roles="uau")
+    assert chat.prompt(messages, tok, "template") == their_ids(theirs, messages, prompt=True)
+    check_sampling(talk("hi", "yes"), tok)
+
+
 def test_an_answer_may_come_first_and_tools_and_documents_are_none_where_none_are_offered() -> None:
     greets = "{% if messages[0]['role'] != 'user' %}{{ 'Hello.' }}{% endif %}" + CHATML
     for template, messages in (
