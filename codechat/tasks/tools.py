@@ -89,14 +89,16 @@ class ToolsTask(OwnRows):
         self.max_calls = max_calls
         self.told = False
         super().__init__(source)
-        if self.judged and not all(has_answer(row) for row in self._rows.values()):
+        if self.judged and any(map(self._wrong_answer, self._rows.values())):
             self.no_references = "its reward is a function, and some rows have no calls or answer"
 
     # ---- rows
 
     def lacks(self, row: Row) -> str:
-        if self.judged:
-            return ""
+        return "" if self.judged else self._wrong_answer(row)
+
+    def _wrong_answer(self, row: Row) -> str:
+        """What is wrong with the calls and the answer of a row; empty for nothing."""
         if not has_answer(row):
             return "expected calls or answer; add one, or define reward(messages, row) in the file"
         answer = row.get("answer")

@@ -251,6 +251,13 @@ def test_hints_and_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         made(tmp_path, {"answer": 1}, more="EXECUTORS = [1]\n")
 
 
+def test_a_reward_may_read_calls_and_answer_as_it_likes(tmp_path: Path) -> None:
+    more = "def reward(messages, row):\n    return float(row['calls'] == 5)\n"
+    task = made(tmp_path, {"calls": 5, "answer": {"any": 1}}, more=more)
+    assert task.no_references
+    assert played(task, "hello")[0].correct
+
+
 def test_an_error_whose_message_raises_one_is_a_result(tmp_path: Path) -> None:
     more = """
 class Mute(Exception):
