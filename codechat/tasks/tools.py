@@ -177,9 +177,9 @@ def _is_answer(answer: Any) -> bool:
     """A text with letters or digits, or a number that can be equal to one."""
     if isinstance(answer, str):
         return bool(_plain(answer))
-    return (
-        isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
-    )
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        return False
+    return math.isfinite(answer)
 
 
 def expected_calls(row: Row) -> Any:

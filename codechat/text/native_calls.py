@@ -153,11 +153,7 @@ def settled(text: str) -> str:
         for found in (_OPENS.search(text, begin), _OBJECT.search(text, begin))
         if found
     ]
-    ends += [
-        fence.start()
-        for fence in _FENCE.finditer(text, begin)
-        if not _is_closed(fence[0]) or _whole(fence[1])
-    ]
+    ends += [fence.start() for fence in _FENCE.finditer(text, begin) if _may_call(fence)]
     return text[: min(ends)].rstrip()
 
 
@@ -173,8 +169,14 @@ def _begun(text: str) -> int:
     return max(mark, len(other[0]) if other else 0)
 
 
-def _is_closed(fence: str) -> bool:
-    return fence.rstrip().endswith("```") and fence.count("```") > 1
+def _may_call(fence: re.Match[str]) -> bool:
+    """Whether a fence holds calls, or may do so once it is closed."""
+    text = fence[0].rstrip()
+    closed = text.endswith("```") and text.count("```") > 1
+    if closed:
+        return _whole(fence[1]) is not None
+    body = fence[1].lstrip()
+    return not body or body.startswith(("{", "["))
 
 
 def _tagged(text: str, begin: int) -> Written:

@@ -214,8 +214,10 @@ class NativeTemplate(ChatTemplate):
         return super().whole([self._as_text(message) for message in messages])
 
     def _as_text(self, message: Message) -> Message:
+        if message["role"] != "assistant":
+            return message
         content = message["content"]
-        calls = tool_calls.parse_calls(content) if message["role"] == "assistant" else []
+        calls = tool_calls.parse_calls(content)
         if all(call.form in tool_calls.READABLE for call in calls):
             return message
         return {**message, "content": content.replace(tool_calls.CALL_TAG, self.mark.strip())}

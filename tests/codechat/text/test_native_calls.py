@@ -261,6 +261,9 @@ STREAMED += [
     *NO_CALLS.values(),
     "Use a < b and {x}.",
     "```python\nprint(1)\n```\nThat is all.",
+    "```js\nlet a = [f(1)];\n```",
+    f"```js\nlet a = {JSON_F};\n```",
+    f"```js\nlet a = 1;\n```\n```json\n{JSON_F}\n```",
     f"So: {JSON_F}",
 ]
 
@@ -271,6 +274,11 @@ def test_what_a_stream_shows_stays(text: str) -> None:
     shown = [native_calls.settled(text[:n]) for n in range(len(text) + 1)]
     assert all(whole.startswith(part) for part in shown)
     assert all(later.startswith(part) for part, later in zip(shown, shown[1:]))
+
+
+def test_code_in_a_fence_is_shown_before_it_closes() -> None:
+    assert native_calls.settled("```js\nalert(1)\nalert(") == "```js\nalert(1)\nalert("
+    assert native_calls.settled("So:\n```js\n") == "So:"
 
 
 def test_code_in_a_closed_fence_is_shown_before_the_answer_ends() -> None:
