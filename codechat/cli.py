@@ -18,7 +18,7 @@ from typing import Any
 from codechat import __version__
 from codechat.core.errors import ConfigError, UserError, nearest
 from codechat.core.registry import COMMANDS
-from codechat.runs.closing import closing_lines
+from codechat.runs.closing import closing_lines, stopped_lines
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -107,10 +107,11 @@ def _dispatch(words: list[str]) -> Any:
     command = COMMANDS[name]
     done = command.run(words[1:])
     if command.kind == "loop":
-        if done.status["status"] != "finished":
-            return INTERRUPTED
+        finished = done.status["status"] == "finished"
         if int(os.environ.get("RANK", 0)) == 0:
-            print(closing_lines(done, COMMANDS))
+            said = closing_lines(done, COMMANDS) if finished else stopped_lines(done, name)
+            print(said, file=sys.stdout if finished else sys.stderr)
+        return 0 if finished else INTERRUPTED
     return done
 
 

@@ -35,8 +35,9 @@ LAB = "codechat_lab"
 # Raised by 30 in the library: a refused run name comes with a free one.
 # Raised by 80 in the library: pages of 2 MB.
 # Raised by 20: env.json names the kernels that make cpp has built.
-# Raised by 260 in the library: a repeated evaluation gets a name of its own and says where it lies (80),
-# errors know slips of other libraries' words, bounds, and rows in the place of prepared data (180).
+# Raised by 325 in the library: a repeated evaluation gets a name of its own and says where it lies (80), an
+# interrupted loop names the command that continues it (60), errors know slips of other libraries' words,
+# bounds, and rows in the place of prepared data (185).
 # Both raised by 160 with it: settings of a loop before the dashes of launch, a report that fails.
 # Raised by 570 in the library: calls in several fences and places of an answer; rows, hints and templates that
 # broke a run are refused or said. Both by 155: boards know their weights, an OpenEnv server may send anything.
@@ -44,7 +45,7 @@ LAB = "codechat_lab"
 # Raised by 125 in the library: prompts of templates that write a turn by what follows it.
 # Raised by 40 in the library: prompts take the attention of a training step in C.
 # Raised by 40 in the library: templates get the day; code in a fence streams.
-CONTENT = {"codechat": (98_320, 66_000), "both": (198_275, 135_000)}
+CONTENT = {"codechat": (98_360, 66_000), "both": (198_315, 135_000)}
 # The laboratory's was 5.0 while comments behind closing brackets broke 100 statements over lines that
 # hold nothing but a bracket; they stand above their statements now.
 DENSITY = {"codechat": (4.9, 5.0), LAB: (5.04, 5.5), "tests": (5.04, 5.5)}

@@ -574,7 +574,8 @@ def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, An
             if not leaves[name].takes(tuple):  # which takes all further words
                 del free[0]
         else:
-            raise ConfigError(f"unexpected word {word!r}; settings are written --name value")
+            meant = f"--ckpt {word}" if "ckpt" in leaves else "--name value"
+            raise ConfigError(f"unexpected word {word!r}; settings are written {meant}")
         field = leaves.get(name)
         if field and field.takes(tuple):
             several = [given] if isinstance(given, str) else _take_following(words)

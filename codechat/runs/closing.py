@@ -37,6 +37,15 @@ def closing_lines(run: Run, commands: Mapping[str, Any]) -> str:
     )
 
 
+def stopped_lines(run: Run, command: str) -> str:
+    """Why a loop ended early, and where that makes sense the command that continues it."""
+    reason = str(run.status.get("reason"))
+    lines = [f"{run.name}: {reason}"]
+    if "--resume" in reason:
+        lines.append(f"  next: codechat {command} --config {run.path}/config.json --resume")
+    return "\n".join(lines)
+
+
 def reached(run: Run) -> str:
     """Held-out loss or reward at the first and the last evaluation; of training where there was
     none."""

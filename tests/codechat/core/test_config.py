@@ -176,6 +176,11 @@ def test_a_number_out_of_range_comes_with_its_bounds(text: str, says: str) -> No
     assert str(error.value) == says
 
 
+def test_a_checkpoint_without_its_flag_comes_with_it() -> None:
+    with raising(ConfigError, "unexpected word 'released/mini'", "--ckpt released/mini"):
+        config.parse(EvaluateConfig, ["released/mini"])
+
+
 def test_dashes_alone_make_no_flag_like_another() -> None:
     assert nearest("--executors", ["--tools", "--trust"]).startswith("; valid:")
     assert nearest("--max-step", ["--max-steps", "--trust"]) == "; did you mean '--max-steps'?"

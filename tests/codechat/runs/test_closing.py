@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from codechat import cli
-from codechat.runs.closing import closing_lines, next_command, reached
+from codechat.runs.closing import closing_lines, next_command, reached, stopped_lines
 from codechat.runs.run import Run
 
 
@@ -47,6 +47,20 @@ def test_an_interval_is_told_with_its_value(home: Path) -> None:
 def test_right_answers_come_with_their_number_of_problems(home: Path) -> None:
     run = run_with([{"pass@1": 0.0, "n_problems": 1}, {"pass@1": 1.0, "n_problems": 1}])
     assert reached(run) == "right answers 0 before, 1 now (problems: 1)"
+
+
+def test_a_loop_that_was_interrupted_ends_with_the_command_that_continues_it(home: Path) -> None:
+    run = run_with([])
+    run.stop("interrupted at step 2; continue with --resume")
+    why, how = stopped_lines(run, "sft").splitlines()
+    assert why == "mine: interrupted at step 2; continue with --resume"
+    assert how == f"  next: codechat sft --config {run.path}/config.json --resume"
+
+
+def test_a_loop_that_learned_nothing_ends_with_its_reason_alone(home: Path) -> None:
+    run = run_with([])
+    run.stop("DEAD for 5 steps in a row")
+    assert stopped_lines(run, "grpo") == "mine: DEAD for 5 steps in a row"
 
 
 def test_splits_are_not_compared_with_each_other(home: Path) -> None:
