@@ -27,7 +27,6 @@ from codechat.core.errors import ConfigError, DataError
 from codechat.data.sources import digest, hash_rows, local_rows
 from codechat.data.splits import split_of, spread
 from codechat.tasks.base import SPLITS, BaseTask, Problem, Score
-from codechat.text.chat import ROLES
 
 Row = Mapping[str, Any]
 Function = Callable[..., Any]  # a reward function
@@ -126,7 +125,7 @@ class OwnRows(BaseTask):
         if not lacks and not (known_split and listed):
             lacks = f"expected prompt, split one of {SPLITS} or none"
         if not lacks and not all(map(_is_message, listed)):
-            lacks = f"expected messages with a role of {', '.join(ROLES)} and a text as content"
+            lacks = f"expected messages with a role of {', '.join(_roles())} and a text as content"
         if lacks:
             raise DataError(f"task {self.name}, row {number} is {str(dict(row))[:80]}; {lacks}")
         return listed
@@ -145,8 +144,16 @@ class OwnRows(BaseTask):
         return problems
 
 
+def _roles() -> tuple[str, ...]:
+    """The roles of messages."""
+    # imported late: the module loads tokenizers, which no --help needs
+    from codechat.text.chat import ROLES
+
+    return ROLES
+
+
 def _is_message(message: Any) -> bool:
-    known = isinstance(message, Mapping) and message.get("role") in ROLES
+    known = isinstance(message, Mapping) and message.get("role") in _roles()
     return known and isinstance(message.get("content"), str)
 
 
