@@ -107,11 +107,13 @@ def _dispatch(words: list[str]) -> Any:
     command = COMMANDS[name]
     done = command.run(words[1:])
     if command.kind == "loop":
-        finished = done.status["status"] == "finished"
-        if int(os.environ.get("RANK", 0)) == 0:
-            said = closing_lines(done, COMMANDS) if finished else stopped_lines(done, name)
-            print(said, file=sys.stdout if finished else sys.stderr)
-        return 0 if finished else INTERRUPTED
+        speaks = int(os.environ.get("RANK", 0)) == 0
+        if done.status["status"] != "finished":
+            if speaks:
+                print(stopped_lines(done, name), file=sys.stderr)
+            return INTERRUPTED
+        if speaks:
+            print(closing_lines(done, COMMANDS))
     return done
 
 

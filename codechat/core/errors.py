@@ -43,8 +43,10 @@ def nearest(key: str, valid: Iterable[str], listed: bool = False) -> str:
     # the dashes of flags are no likeness
     bare = {name.removeprefix("--"): name for name in names}
     close = difflib.get_close_matches(key.removeprefix("--"), bare, n=1, cutoff=0.5)
-    if last or close:
-        return f"; did you mean {(last or [bare[close[0]]])[0]!r}?"
+    if last:
+        return f"; did you mean {last[0]!r}?"
+    if close:
+        return f"; did you mean {bare[close[0]]!r}?"
     if listed:
         return ""
     return f"; valid: {', '.join(names[:40])}" + (", ..." if len(names) > 40 else "")

@@ -172,8 +172,12 @@ def exists(name: str) -> bool:
 
 def free_name(name: str) -> str:
     """The name, or the first of NAME-2, NAME-3, ... that no run has."""
-    numbered = (f"{name}-{number}" for number in itertools.count(2))
-    return next(free for free in itertools.chain([name], numbered) if not exists(free))
+    free = name
+    number = 1
+    while exists(free):
+        number += 1
+        free = f"{name}-{number}"
+    return free
 
 
 def checkpoint_paths(run_path: Path) -> dict[int, Path]:
