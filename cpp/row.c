@@ -1,4 +1,4 @@
-// One new token of one row through all blocks of the model, as codechat/models/fast/one_row.py computes it, so that Python
+// One new token of one row through all blocks of the model, as codechat/models/fast/one_token.py computes it, so that Python
 // makes one call a token. Products are of bfloat16 (product.c), the residual and the cache float32.
 //
 // D width, H heads, K key-value heads, E head width, F hidden width; D, E and F are multiples of 16.

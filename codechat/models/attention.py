@@ -53,12 +53,13 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) ->
 
 
 class Place(NamedTuple):
-    """Where the next token of a single row goes, of each block: new (2, 1, K, E) are its key and
-    value, kept (2, 1, K, S, E) what it attends to, itself included."""
+    """Where the next token of each row goes, of each block: new (2, B, K, E) are its key and
+    value, kept (2, B, K, S, E) what it attends to under `KVCache.mask`, itself included."""
 
-    position: int
+    positions: Tensor  # (B,)
     new: Sequence[Tensor]
     kept: Sequence[Tensor]
+    mask: Tensor | None
 
 
 class KVCache:
@@ -135,14 +136,15 @@ class KVCache:
         causal = mask is None and self.empty and q.shape[2] > 1
         return _sdpa(q.to(k.dtype), k, v, mask, causal).to(q.dtype)
 
-    def single(self) -> Place | None:
-        """Where the next token goes if there is one row, without holes; else none."""
-        if self.kv.shape[2] != 1 or self.padded:
-            return None
+    def place(self) -> Place | None:
+        """Where the next token of each row goes; none where blocks do not keep all of a row."""
         end = self.extent + 1
         assert end <= self.kv.shape[4], "the cache is too short"
         return Place(
-            self.extent, self.kv[..., self.extent, :].unbind(), self.kv[..., :end, :].unbind()
+            self.lengths,
+            self.kv[..., self.extent, :].unbind(),
+            self.kv[..., :end, :].unbind(),
+            self.mask(1),
         )
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:

@@ -175,15 +175,16 @@ class SlotCache(attention.KVCache):
             kept[rows, :, self.columns] = new[:, :, 0].to(kept.dtype)
         return attention.keys_and_values(kv[..., : max(self.tokens) + 1, :], self.cfg)
 
-    def single(self) -> attention.Place | None:
+    def place(self) -> attention.Place | None:
         if len(self.tokens) != 1:
             return None
         column = self.tokens[0]
         rows = [layer[:, :1] for layer in self.layers]
         return attention.Place(
-            column,
+            torch.tensor(self.tokens),
             [row[..., column, :] for row in rows],
             [row[..., : column + 1, :] for row in rows],
+            None,
         )
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:

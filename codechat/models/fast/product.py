@@ -18,7 +18,7 @@ BLOCK = 64  # outputs that lie side by side in a packed weight
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """With `product`, and the `row` that `one_row` calls; none where it was not built, or the
+    """With `product`, and the `row` that `one_token` calls; none where it was not built, or the
     processor lacks what it needs."""
     found = built_library(LIBRARY, "product_runs_here")
     if found is None:

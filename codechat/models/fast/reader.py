@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from codechat.distributed import hardware, sharding
 from codechat.models import lora
 from codechat.models.attention import KVCache
-from codechat.models.fast import one_row
+from codechat.models.fast import one_token
 from codechat.models.fast.device import compute_dtype, on_cpu
 from codechat.models.fast.memory import weight_bytes
-from codechat.models.fast.one_row import OneRow
+from codechat.models.fast.one_token import ShortWay
 from codechat.models.fast.product import product_of
 from codechat.models.gpt import GPT, MLP
 from codechat.models.lora import LoRALinear
@@ -35,19 +35,19 @@ ABSORBED = "kv_b"  # of latent attention, which with a cache reads its weight an
 @dataclass(frozen=True)
 class Reader:
     """What decodes. logits_of: last states (B, D) -> (B, V). graph: with static shapes
-    (`decode_graph`). one_row: the shorter way of a single row, where there is one."""
+    (`decode_graph`). short: the shorter way of one new token of each row, where there is one."""
 
     model: GPT
     logits_of: Callable[[Tensor], Tensor]
     graph: bool = False
-    one_row: OneRow | None = None
+    short: ShortWay | None = None
 
     def read(self, ids: Tensor, cache: KVCache) -> Tensor:
         """(B,) newest ids of the rows, which the cache keeps -> last states (B, D)."""
-        place = cache.single() if self.one_row else None
-        if self.one_row is None or place is None:
+        place = cache.place() if self.short else None
+        if self.short is None or place is None:
             return self.model.hidden(ids[:, None], cache=cache)[:, 0]
-        hidden = self.one_row.step(ids, place)
+        hidden = self.short.step(ids, place)
         cache.advance(1)
         return hidden
 
@@ -92,7 +92,7 @@ def _reader_on_cpu(model: GPT, weights: Mapping[str, Tensor] | None, answers: bo
         twin._modules["wpe"] = source.filled(model.wpe, "wpe")
     # a step reads few of its rows: it stays in its file
     twin._modules["wte"] = source.filled(model.wte, "wte", stays=True)
-    return Reader(twin, logits_of, one_row=one_row.short_way(twin, source.dtype))
+    return Reader(twin, logits_of, short=one_token.short_way(twin, source.dtype))
 
 
 def _reading_head(head: Tensor, source: "Source") -> "ReadingLinear":

@@ -63,7 +63,7 @@ class SharedCache(KVCache):
     def empty(self) -> bool:
         return False  # there is a prefix
 
-    def single(self) -> None:
+    def place(self) -> None:
         """None: a row attends to its prefix too."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from random_models import randomise
 
 from codechat.models.attention import KVCache
 from codechat.models.config import GPTConfig
-from codechat.models.fast import one_row, product
+from codechat.models.fast import one_token, product
 from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.gpt import GPT
 
@@ -103,7 +103,7 @@ def states(reader: Reader, cache: KVCache) -> torch.Tensor:
 
 def by_torch(reader: Reader) -> Reader:
     """The same with torch's operations between the products in C."""
-    return replace(reader, one_row=one_row.OneRow(reader.model, torch.bfloat16))
+    return replace(reader, short=one_token.ShortWay(reader.model, torch.bfloat16))
 
 
 def assert_as_near(got: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> None:
@@ -122,7 +122,7 @@ def test_a_step_in_c_is_as_near_to_float32_as_torchs_in_bfloat16(
     exact = states(reader_of(model, graph=False), caches[0])
     with torch.autocast("cpu", torch.bfloat16):
         reader = reader_of(model, graph=False, answers=True)
-        assert isinstance(reader.one_row, one_row.OneRowInC)
+        assert isinstance(reader.short, one_token.OneRowInC)
         in_c = states(reader, caches[1])
         torchs = states(by_torch(reader), caches[2])
     assert_as_near(in_c, torchs, exact)
@@ -154,8 +154,8 @@ def test_shapes_that_row_c_does_not_know_take_torchs_operations(
 ) -> None:
     model = GPT(replace(SHAPE, **other)).eval()
     with torch.autocast("cpu", torch.bfloat16):
-        short = reader_of(model, graph=False, answers=True).one_row
-    assert type(short) is one_row.OneRow
+        short = reader_of(model, graph=False, answers=True).short
+    assert type(short) is one_token.ShortWay
 
 
 @torch.inference_mode()

@@ -93,11 +93,11 @@ def test_a_row_alone_takes_the_short_way_and_one_among_others_does_not() -> None
     cache.join(filled, 0, 5)
     cache.make_room(1, 10)
     for token in range(4):
-        assert cache.single() is not None
+        assert cache.place() is not None
         newest = torch.tensor([token])
         assert torch.equal(made.read(newest, cache), made.read(newest, filled))
     cache.join(filled, 0, 5)
-    assert cache.single() is None
+    assert cache.place() is None
 
 
 def loaded() -> LoadedModel:

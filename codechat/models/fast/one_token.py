@@ -1,8 +1,8 @@
-"""One new token of one row on a CPU: what `gpt.Block` computes, with the same rounding, without
-what only batches need. There a token is a thousand small operations beside its products.
-Where `make cpp` has built `cpp/row.c`, an answer takes it: one call a token.
+"""One new token of each row on a CPU: what `gpt.Block` computes, with the same rounding, without
+what only prompts need. There a token is a thousand small operations beside its products.
+Where `make cpp` has built `cpp/row.c`, an answer alone takes it: one call a token.
 
-Shapes: D width, H heads, K key-value heads, E head width, S tokens so far."""
+Shapes: B rows, D width, H heads, K key-value heads, E head width, S tokens so far."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from codechat.models.gpt import GPT
 
 POSITIONS = 256  # of which angles are computed at once
-Linear = Callable[[Tensor], Tensor]  # (1, n) -> (1, m)
+Linear = Callable[[Tensor], Tensor]  # (B, n) -> (B, m)
 
 
-def short_way(model: GPT, dtype: torch.dtype) -> OneRow | None:
+def short_way(model: GPT, dtype: torch.dtype) -> ShortWay | None:
     """Of a model whose layers are reading copies (`reader.reading_copy`), with products in dtype;
     none for shapes that have no short way."""
     cfg = model.cfg
@@ -37,7 +37,7 @@ def short_way(model: GPT, dtype: torch.dtype) -> OneRow | None:
     found = [Products.of(block) for block in model.blocks]
     products = [block for block in found if block is not None]
     if library is None or len(products) < cfg.depth or not _row_takes(cfg, model.wte.weight.dtype):
-        return OneRow(model, dtype)
+        return ShortWay(model, dtype)
     return OneRowInC(model, dtype, library.row, products)
 
 
@@ -95,8 +95,8 @@ class Layer:
         )
 
 
-class OneRow:
-    """Decodes one row of the model that a reader holds."""
+class ShortWay:
+    """Decodes rows of the model that a reader holds."""
 
     def __init__(self, model: GPT, dtype: torch.dtype) -> None:
         """dtype: of products."""
@@ -105,46 +105,49 @@ class OneRow:
         self.embedding = model.wte.weight.detach()
         self.layers = [Layer.of(block) for block in model.blocks]
         self.norm = model.norm.weight.detach().float()
-        self.cos: list[Tensor] = []  # (E,) of each position
-        self.sin: list[Tensor] = []
+        self.cos = self.sin = torch.empty(0, self.cfg.rotary_width)  # of each position
 
     def step(self, ids: Tensor, place: Place) -> Tensor:
-        """The state (1, D) after the last norm of a new token (1,), whose keys and values are
-        stored."""
+        """The states (B, D) after the last norm of a new token of each row (B,), whose keys and
+        values are stored."""
         cfg = self.cfg
-        H, K, E = cfg.n_head, cfg.kv_heads, cfg.head_dim
+        B = len(ids)
+        H = cfg.n_head
+        K = cfg.kv_heads
+        E = cfg.head_dim
         wide = [cfg.n_embd]
-        cos, sin = self._angles(place.position)
+        cos, sin = self._angles(place.positions)
         x = F.embedding(ids, self.embedding)
         # products get the dtype that autocast would give them; it is asked at every operation
         with torch.autocast("cpu", enabled=False):
             for layer, new, kept in zip(self.layers, place.new, place.kept):
                 normed = torch.rms_norm(x, wide, layer.attn_norm, cfg.norm_eps)
-                heads = layer.qkv(normed.to(self.dtype)).view(H + 2 * K, E)
-                qk = heads[: H + K].float()
+                heads = layer.qkv(normed.to(self.dtype)).view(B, H + 2 * K, E)
+                qk = heads[:, : H + K].float()
                 if layer.gain is not None:
                     qk = torch.rms_norm(qk, [E], None, cfg.norm_eps) * layer.gain
                 # as `gpt.rotate`, rounded to the dtype of products
-                heads[: H + K] = torch.addcmul(qk * cos, qk.roll(E // 2, -1), sin)
-                new.copy_(heads[H:].view(2, 1, K, E))
+                heads[:, : H + K] = torch.addcmul(qk * cos, qk.roll(E // 2, -1), sin)
+                new.copy_(heads[:, H:].view(B, 2, K, E).transpose(0, 1))
                 k, v = kept.unbind()
-                q = heads[:H].to(k.dtype).view(1, H, 1, E)
-                y = F.scaled_dot_product_attention(q, k, v, enable_gqa=H != K)
-                x += layer.out(y.to(self.dtype).view(1, H * E))
+                q = heads[:, :H].to(k.dtype)[:, :, None]
+                y = F.scaled_dot_product_attention(q, k, v, attn_mask=place.mask, enable_gqa=H != K)
+                x += layer.out(y.to(self.dtype).view(B, H * E))
                 normed = torch.rms_norm(x, wide, layer.mlp_norm, cfg.norm_eps)
                 x += layer.mlp(normed.to(self.dtype))
             return torch.rms_norm(x, wide, self.norm, cfg.norm_eps)
 
-    def _angles(self, position: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (E,) of a position."""
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (B, 1, E) of positions (B,)."""
         from codechat.models.gpt import rope_table  # it imports the modules beside this one
 
-        while len(self.cos) <= position:
-            begun = len(self.cos)
-            cos, sin = rope_table(self.cfg, torch.arange(begun, begun + POSITIONS)[None])
-            self.cos += cos[0, 0].unbind()
-            self.sin += sin[0, 0].unbind()
-        return self.cos[position], self.sin[position]
+        last = int(positions.max())
+        if last >= len(self.cos):
+            known = torch.arange((last // POSITIONS + 1) * POSITIONS)
+            cos, sin = rope_table(self.cfg, known[None])
+            self.cos = cos[0, 0]
+            self.sin = sin[0, 0]
+        return self.cos[positions, None], self.sin[positions, None]
 
 
 class Shape(ctypes.Structure):
@@ -174,7 +177,7 @@ class PlaceInC(ctypes.Structure):
     ]
 
 
-class OneRowInC(OneRow):
+class OneRowInC(ShortWay):
     """The same by row.c. Its sums go in another order: now and then a number is rounded the other
     way."""
 
@@ -214,9 +217,9 @@ class OneRowInC(OneRow):
 
     def step(self, ids: Tensor, place: Place) -> Tensor:
         first = place.kept[0]
-        if first.dtype != torch.float32:
+        if first.dtype != torch.float32 or len(ids) > 1:
             return super().step(ids, place)
-        cos, sin = self._angles(place.position)
+        cos, sin = self._angles(place.positions)
         x = F.embedding(ids, self.embedding)
         kept = (ctypes.c_void_p * len(place.kept))(*(block.data_ptr() for block in place.kept))
         here = PlaceInC(
@@ -225,7 +228,7 @@ class OneRowInC(OneRow):
             kept=ctypes.addressof(kept),
             to_values=first.stride(0),
             to_head=first.stride(2),
-            position=place.position,
+            position=int(place.positions),
         )
         shape = ctypes.byref(self.shape)
         threads = torch.get_num_threads()
