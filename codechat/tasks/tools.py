@@ -185,7 +185,15 @@ def _is_answer(answer: Any) -> bool:
 def expected_calls(row: Row) -> Any:
     """The expected calls, a list; one may stand without it. None where none are given."""
     calls = row.get("calls")
-    return [calls] if isinstance(calls, Mapping) else calls
+    if isinstance(calls, Mapping):
+        calls = [calls]
+    return list(map(_within_function, calls)) if isinstance(calls, list) else calls
+
+
+def _within_function(call: Any) -> Any:
+    """A call; in OpenAI's form, {"type", "function": {...}}, what stands under `function`."""
+    inner = call.get("function") if isinstance(call, Mapping) else None
+    return inner if isinstance(inner, Mapping) else call
 
 
 class ToolsEnvironment:

@@ -33,6 +33,7 @@ def shout() -> str:
     return "quiet"
 '''
 TEA = {"name": "price", "arguments": {"item": "tea"}}
+OPENAI = {"type": "function", "function": {**TEA, "arguments": json.dumps(TEA["arguments"])}}
 CUP = {"name": "price", "arguments": {"item": "cup"}}
 
 
@@ -67,6 +68,7 @@ def played(task: ToolsTask, *answers: str) -> Any:
     [
         ({"calls": [TEA]}, call("price", item="tea"), 1.0),
         ({"calls": TEA}, call("price", item="tea"), 1.0),
+        ({"calls": [OPENAI]}, call("price", item="tea"), 1.0),
         ({"calls": [TEA]}, call("price", item="cup"), 0.25),
         ({"calls": [TEA]}, call("order", item="tea"), 0.0),
         ({"calls": [TEA]}, "It costs 2.5.", 0.0),
