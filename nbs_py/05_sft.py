@@ -302,13 +302,14 @@ pd.DataFrame({name: column.map(str) for name, column in zip(names, (first, final
 # %%
 reading = run_frames.load_frozen(run_frames.frozen_dir().parent / "nano" / "data")
 evaluated = [name for name in reading["runs"]["run"] if name.startswith("nano/full-evaluation")]
-strata = run_frames.strata_over_seeds(reading, evaluated, list(run_frames.STRATA))
+asked = {kind: words for kind, words in run_frames.STRATA.items() if f"{kind}/n" in reading["evals"]}
+strata = run_frames.strata_over_seeds(reading, evaluated, list(asked))
 strata = strata[strata["checkpoint"] == strata["checkpoint"].iloc[0]].set_index("sampling")
 shown = {}
 for sampling in ("greedy", "T=0.5", "T=1"):
     rows = strata.loc[[sampling]]
     shown[sampling] = {words: str(Interval(*(rows[f"{kind}/pass@1{end}"].dropna().iloc[0] for end in ("", "/lo", "/hi"))))
-                       for kind, words in run_frames.STRATA.items()}
+                       for kind, words in asked.items()}
 print(f"{strata['checkpoint'].iloc[0]}, {len(evaluated)} seeds")
 pd.DataFrame(shown)
 

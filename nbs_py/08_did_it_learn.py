@@ -297,10 +297,13 @@ fig
 # %%
 reading = run_frames.load_frozen(run_frames.frozen_dir().parent / "nano" / "data")
 evaluations = [run for run in reading["runs"]["run"] if run.startswith("nano/full-evaluation")]
-strata = run_frames.strata_over_seeds(reading, evaluations, list(run_frames.STRATA))
+asked = {kind: words for kind, words in run_frames.STRATA.items() if f"{kind}/n" in reading["evals"]}
+strata = run_frames.strata_over_seeds(reading, evaluations, list(asked))
+
+# %%
 CALLS = {"named_not_offered": "a name not offered", "named_unreadable": "unreadable", "named_no_call": "no call"}
 rows = []
-for kind, words in run_frames.STRATA.items():
+for kind, words in asked.items():
     for after, (_, part) in zip(("SFT", "RL"), strata.dropna(subset=f"{kind}/n").groupby("checkpoint", sort=False)):
         row = {"requests": words, "after": after}
         for found in part.to_dict("records"):

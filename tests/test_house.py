@@ -46,7 +46,8 @@ LAB = "codechat_lab"
 # Raised by 40 in the library: prompts take the attention of a training step in C.
 # Raised by 40 in the library: templates get the day; code in a fence streams.
 # Raised by 30 in the library: several rows take the short way of a new token.
-CONTENT = {"codechat": (98_430, 66_000), "both": (198_385, 135_000)}
+# Raised by 15, 10 of them in the library: expected calls in OpenAI's form.
+CONTENT = {"codechat": (98_440, 66_000), "both": (198_400, 135_000)}
 # The laboratory's was 5.0 while comments behind closing brackets broke 100 statements over lines that
 # hold nothing but a bracket; they stand above their statements now.
 DENSITY = {"codechat": (4.9, 5.0), LAB: (5.04, 5.5), "tests": (5.04, 5.5)}
