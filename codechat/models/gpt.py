@@ -101,31 +101,28 @@ class Attention(nn.Module):
         cfg = self.cfg
         B, T, _ = x.shape
         qkv = self.qkv(x)
-        n_query = cfg.n_head
         # of a cache only the first tokens: later ones attend to what it keeps, under a mask
         whole = cached is None or (mask is None and T > 1)
         faster = self._faster(qkv, rope, mask) if whole else None
-        if faster is not None:
-            if cached is None:
-                return self.out(faster)
-            n_query = 0  # the cache still wants keys and values
-            qkv = qkv[..., cfg.n_head * cfg.head_dim :]
-        heads = qkv.view(B, T, n_query + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
+        if faster is not None and cached is None:
+            return self.out(faster)
+        heads = qkv.view(B, T, cfg.n_head + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
         # (B, H + K, T, E), (B, K, T, E)
-        qk, v = heads.split((n_query + cfg.kv_heads, cfg.kv_heads), dim=1)
+        qk, v = heads.split((cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            q_gain = self.q_norm.weight.expand(n_query, 1, -1)
+            q_gain = self.q_norm.weight.expand(cfg.n_head, 1, -1)
             k_gain = self.k_norm.weight.expand(cfg.kv_heads, 1, -1)
             # one pass over both, rounded once they are rotated
             qk = rms_norm(qk.float(), torch.cat((q_gain, k_gain)), cfg.norm_eps)
         if rope is not None:
             qk = rotate(qk, *rope)
-        q, k = qk.to(v.dtype).split((n_query, cfg.kv_heads), dim=1)
+        q, k = qk.to(v.dtype).split((cfg.n_head, cfg.kv_heads), dim=1)
         if cached is None:
             y = attention.attend(q, k, v, mask, causal=cfg.causal, products=cfg.attention_products)
         else:
+            queries = q if faster is None else q[:, :0]  # without any, keys and values are kept
             with torch.autocast(x.device.type, enabled=False):  # the cache's dtype counts
-                y = cached(q, k, v, mask)
+                y = cached(queries, k, v, mask)
         return self.out(y.transpose(1, 2).reshape(B, T, -1) if faster is None else faster)
 
     def _faster(self, qkv: Tensor, rope: Rope, mask: Mask | None) -> Tensor | None:
