@@ -25,7 +25,7 @@ from benchmarks.settings import ChatBench
 from codechat.core.errors import ConfigError
 from codechat.distributed import hardware, numerics
 from codechat.models import generate, loading
-from codechat.models.fast.one_token import OneRowInC
+from codechat.models.fast.one_token import RowsInC
 from codechat.models.loading import LoadedModel
 
 CPU = torch.device("cpu")
@@ -74,7 +74,7 @@ def _codechat(cfg: ChatBench, loaded: LoadedModel, prompt: list[int]) -> measure
             )
             return _behind_the_first(tokens)
 
-    in_c = isinstance(conversation.reader.short, OneRowInC)
+    in_c = isinstance(conversation.reader.short, RowsInC)
     return _contestant("codechat, row.c" if in_c else "codechat", cfg, turn)
 
 

@@ -52,14 +52,30 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) ->
     )
 
 
+class Before(NamedTuple):
+    """P prefixes that rows continue."""
+
+    kept: Sequence[Tensor]  # of each block (2, P, K, S, E)
+    owner: Tensor  # (B,) which of them
+    mask: Tensor | None  # bool (P, 1, 1, S), false = padding
+
+
 class Place(NamedTuple):
-    """Where the next token of each row goes, of each block: new (2, B, K, E) are its key and
-    value, kept (2, B, K, S, E) what it attends to under `KVCache.mask`, itself included."""
+    """Where the next token of each row goes."""
 
     positions: Tensor  # (B,)
-    new: Sequence[Tensor]
-    kept: Sequence[Tensor]
-    mask: Tensor | None
+    kept: Sequence[Tensor]  # of each block (2, B, K, S, E) what it attends to, itself included
+    columns: Tensor | None  # (B,) its own among those S; none = the last
+    mask: Tensor | None  # of `KVCache.mask`
+    before: Before | None = None  # which it attends to too
+
+    def store(self, block: int, made: Tensor) -> None:
+        """made (B, 2, K, E): its key and value."""
+        kept = self.kept[block]
+        if self.columns is None:
+            kept[..., -1, :] = made.transpose(0, 1)
+        else:
+            kept[:, torch.arange(len(made)), :, self.columns] = made.to(kept.dtype)
 
 
 class KVCache:
@@ -136,14 +152,14 @@ class KVCache:
         causal = mask is None and self.empty and q.shape[2] > 1
         return _sdpa(q.to(k.dtype), k, v, mask, causal).to(q.dtype)
 
-    def place(self) -> Place | None:
-        """Where the next token of each row goes; none where blocks do not keep all of a row."""
+    def place(self) -> Place:
+        """Where the next token of each row goes."""
         end = self.extent + 1
         assert end <= self.kv.shape[4], "the cache is too short"
         return Place(
             self.lengths,
-            self.kv[..., self.extent, :].unbind(),
             self.kv[..., :end, :].unbind(),
+            None,
             self.mask(1),
         )
 

@@ -200,7 +200,7 @@ def _begun(grammar: Grammar | None) -> GrammarState | None:
 def _decode(reader: Reader, batch: Batch) -> list[Ended]:
     """Every row of the batch at its end."""
     if reader.graph:
-        cache, last = prefill(reader.model, batch, 0)
+        cache, last = prefill(reader, batch, 0)
         assert isinstance(cache, SharedCache)
         return decode_graph.Decoder(reader, cache, last, batch).run()
     *_, rows = _steps(reader, batch)
@@ -256,8 +256,7 @@ class Conversation:
         weight = reader.model.wte.weight
         self.ids: list[int] = []
         self.reader = reader
-        dtype = memory.cache_dtype(weight.device, compute_dtype(weight))
-        self.cache = KVCache(reader.model.cfg, 1, 0, weight.device, dtype)
+        self.cache = KVCache(reader.model.cfg, 1, 0, weight.device, reader.cache_dtype)
 
     def read(self, prompt: Sequence[int], room: int) -> tuple[KVCache, Tensor]:
         """The cache of a prompt with room for more tokens, and its last state (1, D)."""
@@ -285,7 +284,7 @@ def _steps(
     are many. begun: of `prefill`."""
     model = reader.model
     states = batch.states
-    cache, hidden = prefill(model, batch, max(batch.budgets)) if begun is None else begun
+    cache, hidden = prefill(reader, batch, max(batch.budgets)) if begun is None else begun
     rows = Rows(batch, len(batch.prompts), hidden.device)
     # a row that has filled the model's block must leave at once: it has no position for another
     # token
@@ -315,18 +314,17 @@ def _steps(
         hidden = reader.read(ids, cache)
 
 
-def prefill(model: GPT, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
+def prefill(reader: Reader, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     """Run each distinct beginning once, then the rest of each prompt: the cache of all rows
     with room for more tokens (0 = the caller keeps them elsewhere), and last states (B, D)."""
-    weight = model.wte.weight
+    model = reader.model
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.prefix_lengths)]
     if len(set(heads)) == len(heads):  # nothing is shared
         heads = [tuple(p) for p in batch.prompts]
         if room:
-            dtype = memory.cache_dtype(weight.device, compute_dtype(weight))
-            return _prefill_distinct(model, heads, room, dtype)
+            return _prefill_distinct(model, heads, room, reader.cache_dtype)
     distinct = list(dict.fromkeys(heads))
-    cache, last = _prefill_distinct(model, distinct, 0, compute_dtype(weight))
+    cache, last = _prefill_distinct(model, distinct, 0, compute_dtype(model.wte.weight))
     index = {head: i for i, head in enumerate(distinct)}
     owner = torch.tensor([index[head] for head in heads], device=last.device)
     last = last[owner]

@@ -25,8 +25,7 @@ from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import numerics
 from codechat.models import attention, draws, generate, loading
 from codechat.models.draws import Grammar, GrammarState
-from codechat.models.fast import memory
-from codechat.models.fast.reader import reader_of
+from codechat.models.fast.reader import cache_dtype, reader_of
 from codechat.runs.checkpoint import fingerprint
 from codechat_lab.serve.slots import Room, SlotCache
 
@@ -213,7 +212,7 @@ class Engine:
                 torch.inference_mode(),
                 torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
             ):
-                dtype = memory.cache_dtype(device, numerics.compute_dtype(device))
+                dtype = cache_dtype(self.model.cfg, device, numerics.compute_dtype(device))
                 self._cache = SlotCache(self.model.cfg, self.room, device, dtype)
                 while not self._closing:
                     # both keep casts and copies of the weights, which an update must not find

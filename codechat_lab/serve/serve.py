@@ -24,7 +24,7 @@ from codechat.core.errors import ConfigError
 from codechat.core.http_client import read_key
 from codechat.distributed import hardware, numerics
 from codechat.models import loading
-from codechat.models.fast import memory
+from codechat.models.fast.reader import cache_dtype
 from codechat.runs import paths
 from codechat.text.tool_functions import read_tools
 from codechat_lab.serve.settings import LOCAL, ServeConfig
@@ -142,7 +142,7 @@ def _room(cfg: ServeConfig, shape: GPTConfig) -> Room:
     room, about_room = room_in(
         free_memory(device, shape, compute),
         shape,
-        memory.cache_dtype(device, compute),
+        cache_dtype(shape, device, compute),
         max_context=cfg.max_context,
         max_rows=cfg.max_batch,
     )

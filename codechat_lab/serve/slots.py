@@ -175,16 +175,15 @@ class SlotCache(attention.KVCache):
             kept[rows, :, self.columns] = new[:, :, 0].to(kept.dtype)
         return attention.keys_and_values(kv[..., : max(self.tokens) + 1, :], self.cfg)
 
-    def place(self) -> attention.Place | None:
-        if len(self.tokens) != 1:
-            return None
-        column = self.tokens[0]
-        rows = [layer[:, :1] for layer in self.layers]
+    def place(self) -> attention.Place:
+        self.positions(1)
+        rows = len(self.tokens)
+        end = max(self.tokens) + 1
         return attention.Place(
-            torch.tensor(self.tokens),
-            [row[..., column, :] for row in rows],
-            [row[..., : column + 1, :] for row in rows],
-            None,
+            positions=self.columns,
+            kept=[layer[:, :rows, :, :end] for layer in self.layers],
+            columns=self.columns,
+            mask=self.mask(1),
         )
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from codechat.models.config import GPTConfig
-from codechat.models.fast.device import compute_dtype, on_cpu
+from codechat.models.fast.device import compute_dtype
 from codechat.models.gpt import GPT
 
 # on a CPU, memory of keys, values and logits that the default batch size aims at
@@ -24,12 +24,6 @@ COLUMNS = 16  # the cache's room is a multiple of it
 def prefill_tokens(device: torch.device) -> int:
     """Prompt tokens of one prefill pass."""
     return GPU_PREFILL if device.type == "cuda" else CPU_PREFILL
-
-
-def cache_dtype(device: torch.device, compute: torch.dtype) -> torch.dtype:
-    """Of keys and values of rows that share nothing: on a CPU torch's attention of one new token
-    takes 4 to 7 times as long in bfloat16, as matrix products up to twice as long."""
-    return torch.float32 if on_cpu(device) else compute
 
 
 def rows_at_once(

@@ -1,13 +1,13 @@
 """One new token of each row on a CPU: what `gpt.Block` computes, with the same rounding, without
 what only prompts need. There a token is a thousand small operations beside its products.
-Where `make cpp` has built `cpp/row.c`, an answer alone takes it: one call a token.
+Where `make lab` or `make cpp` has built `cpp/row.c`, it computes them: one call for all blocks.
 
 Shapes: B rows, D width, H heads, K key-value heads, E head width, S tokens so far."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,22 +30,28 @@ Linear = Callable[[Tensor], Tensor]  # (B, n) -> (B, m)
 def short_way(model: GPT, dtype: torch.dtype) -> ShortWay | None:
     """Of a model whose layers are reading copies (`reader.reading_copy`), with products in dtype;
     none for shapes that have no short way."""
-    cfg = model.cfg
-    if cfg.attention != "mha" or cfg.pos != "rope" or cfg.bf16_residual:
+    if not _short(model.cfg):
         return None
-    library = product.library()
     found = [Products.of(block) for block in model.blocks]
     products = [block for block in found if block is not None]
-    if library is None or len(products) < cfg.depth or not _row_takes(cfg, model.wte.weight.dtype):
+    library = product.library()
+    in_c = decodes_in_c(model.cfg, dtype) and len(products) == model.cfg.depth
+    if library is None or not in_c:
         return ShortWay(model, dtype)
-    return OneRowInC(model, dtype, library.row, products)
+    return RowsInC(model, dtype, library.rows, products)
 
 
-def _row_takes(cfg: GPTConfig, dtype: torch.dtype) -> bool:
-    """Whether row.c computes models of this shape with embeddings of this dtype: it adds up in
-    float32, knows two kinds of MLP, and takes 16 numbers in a step."""
-    known = cfg.mlp in ("swiglu", "relu2") and dtype == torch.float32
-    return known and not any(n % 16 for n in (cfg.n_embd, cfg.head_dim, cfg.hidden_width))
+def _short(cfg: GPTConfig) -> bool:
+    return cfg.attention == "mha" and cfg.pos == "rope" and not cfg.bf16_residual
+
+
+def decodes_in_c(cfg: GPTConfig, dtype: torch.dtype) -> bool:
+    """Whether row.c decodes models of this shape, with products in dtype: it knows two kinds of
+    MLP, takes 16 numbers in a step, and products have `product.BLOCK` numbers side by side."""
+    known = _short(cfg) and cfg.mlp in ("swiglu", "relu2") and dtype == torch.bfloat16
+    made = (cfg.n_embd, cfg.hidden_width, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim)
+    whole = not cfg.head_dim % 16 and not any(n % product.BLOCK for n in made)
+    return known and whole and product.library() is not None
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Products:
         """None where a layer has another product."""
         mlp = block.mlp
         up = mlp.up_and_gate if hasattr(mlp, "up_and_gate") else mlp.up
-        found = [layer.single for layer in (block.attn.qkv, block.attn.out, up, mlp.down)]
+        found = [layer.in_c for layer in (block.attn.qkv, block.attn.out, up, mlp.down)]
         return None if None in found else cls(*found)
 
 
@@ -107,6 +113,10 @@ class ShortWay:
         self.norm = model.norm.weight.detach().float()
         self.cos = self.sin = torch.empty(0, self.cfg.rotary_width)  # of each position
 
+    def takes(self, place: Place) -> bool:
+        """Whether `step` decodes what is kept in this way."""
+        return place.before is None
+
     def step(self, ids: Tensor, place: Place) -> Tensor:
         """The states (B, D) after the last norm of a new token of each row (B,), whose keys and
         values are stored."""
@@ -120,7 +130,7 @@ class ShortWay:
         x = F.embedding(ids, self.embedding)
         # products get the dtype that autocast would give them; it is asked at every operation
         with torch.autocast("cpu", enabled=False):
-            for layer, new, kept in zip(self.layers, place.new, place.kept):
+            for number, (layer, kept) in enumerate(zip(self.layers, place.kept)):
                 normed = torch.rms_norm(x, wide, layer.attn_norm, cfg.norm_eps)
                 heads = layer.qkv(normed.to(self.dtype)).view(B, H + 2 * K, E)
                 qk = heads[:, : H + K].float()
@@ -128,7 +138,7 @@ class ShortWay:
                     qk = torch.rms_norm(qk, [E], None, cfg.norm_eps) * layer.gain
                 # as `gpt.rotate`, rounded to the dtype of products
                 heads[:, : H + K] = torch.addcmul(qk * cos, qk.roll(E // 2, -1), sin)
-                new.copy_(heads[:, H:].view(B, 2, K, E).transpose(0, 1))
+                place.store(number, heads[:, H:].view(B, 2, K, E))
                 k, v = kept.unbind()
                 q = heads[:, :H].to(k.dtype)[:, :, None]
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=place.mask, enable_gqa=H != K)
@@ -168,25 +178,54 @@ class LayerInC(ctypes.Structure):
     ]
 
 
+class KeptInC(ctypes.Structure):
+    """`Kept` of row.c."""
+
+    _fields_ = [
+        ("blocks", ctypes.POINTER(ctypes.c_void_p)),
+        *((name, ctypes.c_long) for name in "to_values to_row to_head".split()),
+        ("real", ctypes.c_void_p),
+        ("to_real", ctypes.c_long),
+    ]
+
+    @classmethod
+    def of(cls, blocks: Sequence[Tensor], mask: Tensor | None) -> KeptInC:
+        """Of each block (2, B, K, S, E), and bool (B, 1, 1, S)."""
+        values, row, head, *_ = blocks[0].stride()
+        return cls(
+            blocks=(ctypes.c_void_p * len(blocks))(*(block.data_ptr() for block in blocks)),
+            to_values=values,
+            to_row=row,
+            to_head=head,
+            real=None if mask is None else mask.data_ptr(),
+            to_real=0 if mask is None else mask.stride(0),
+        )
+
+
 class PlaceInC(ctypes.Structure):
     """`Place` of row.c."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in "cos sin kept".split()),
-        *((name, ctypes.c_long) for name in "to_values to_head position".split()),
+        ("rows", ctypes.c_long),
+        *((name, ctypes.c_void_p) for name in "cos sin".split()),
+        ("own", KeptInC),
+        ("columns", ctypes.c_void_p),
+        ("prefix", KeptInC),
+        ("owner", ctypes.c_void_p),
+        ("n_prefix", ctypes.c_long),
     ]
 
 
-class OneRowInC(ShortWay):
+class RowsInC(ShortWay):
     """The same by row.c. Its sums go in another order: now and then a number is rounded the other
     way."""
 
     def __init__(
-        self, model: GPT, dtype: torch.dtype, row: Callable[..., None], products: list[Products]
+        self, model: GPT, dtype: torch.dtype, rows: Callable[..., None], products: list[Products]
     ) -> None:
         super().__init__(model, dtype)
         cfg = self.cfg
-        self.row = row
+        self.rows = rows
         self.products = products  # keeps what the addresses are of
         self.shape = Shape(
             depth=cfg.depth,
@@ -215,22 +254,32 @@ class OneRowInC(ShortWay):
             down=products.down.start,
         )
 
+    def takes(self, place: Place) -> bool:
+        return place.kept[0].dtype == torch.bfloat16 or super().takes(place)
+
     def step(self, ids: Tensor, place: Place) -> Tensor:
-        first = place.kept[0]
-        if first.dtype != torch.float32 or len(ids) > 1:
+        if place.kept[0].dtype != torch.bfloat16:
             return super().step(ids, place)
+        B = len(ids)
         cos, sin = self._angles(place.positions)
-        x = F.embedding(ids, self.embedding)
-        kept = (ctypes.c_void_p * len(place.kept))(*(block.data_ptr() for block in place.kept))
+        columns = place.columns
+        if columns is None:
+            columns = torch.full((B,), place.kept[0].shape[3] - 1)
+        own = KeptInC.of(place.kept, place.mask)
         here = PlaceInC(
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
-            kept=ctypes.addressof(kept),
-            to_values=first.stride(0),
-            to_head=first.stride(2),
-            position=int(place.positions),
+            rows=B, cos=cos.data_ptr(), sin=sin.data_ptr(), own=own, columns=columns.data_ptr()
         )
-        shape = ctypes.byref(self.shape)
-        threads = torch.get_num_threads()
-        self.row(shape, self.blocks, ctypes.byref(here), x.data_ptr(), threads)
+        before = place.before
+        if before is not None:
+            here.prefix = KeptInC.of(before.kept, before.mask)
+            here.owner = before.owner.data_ptr()
+            here.n_prefix = before.kept[0].shape[3]
+        x = F.embedding(ids, self.embedding).float()
+        self.rows(
+            ctypes.byref(self.shape),
+            self.blocks,
+            ctypes.byref(here),
+            x.data_ptr(),
+            torch.get_num_threads(),
+        )
         return torch.rms_norm(x, [self.cfg.n_embd], self.norm, self.cfg.norm_eps)

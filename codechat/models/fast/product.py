@@ -1,6 +1,8 @@
-"""Products of one row in bfloat16 by `cpp/product.c`, where `make cpp` has built it; it reads a
-weight from memory up to twice as fast as oneDNN does. They sum in another order, so now and then
-a number is rounded the other way."""
+"""Products of the rows that decode, in bfloat16, by `cpp/product.c`, where `make lab` or `make
+cpp` has built it; one row is read from memory twice as fast as by oneDNN. They sum in another
+order, so now and then a number is rounded the other way."""
+
+from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
@@ -18,25 +20,23 @@ BLOCK = 64  # outputs that lie side by side in a packed weight
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """With `product`, and the `row` that `one_token` calls; none where it was not built, or the
+    """With `product`, and the `rows` that `one_token` calls; none where it was not built, or the
     processor lacks what it needs."""
     found = built_library(LIBRARY, "product_runs_here")
     if found is None:
         return None
-    found.product.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 2 + [ctypes.c_int]
-    found.row.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int]
-    found.product.restype = found.row.restype = None
+    found.product.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 3 + [ctypes.c_int]
+    found.rows.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int]
+    found.product.restype = found.rows.restype = None
     return found
 
 
-def product_of(
-    packed: Tensor, weight: Tensor, bias: Tensor | None
-) -> Callable[[Tensor], Tensor] | None:
-    """x (1, in) -> (1, out), of a weight (out, in) that oneDNN packed; none where it lies another
+def product_of(packed: Tensor, weight: Tensor, bias: Tensor | None) -> Product | None:
+    """x (.., in) -> (.., out), of a weight (out, in) that oneDNN packed; none where it lies another
     way than expected."""
     found = library()
     n_out, n_in = weight.shape
-    if found is None or n_out % BLOCK or n_in % 4 or weight.dtype != torch.bfloat16:
+    if found is None or n_out % BLOCK or n_in % 2 or weight.dtype != torch.bfloat16:
         return None
     if torch.ops.mkldnn._nbytes(packed) != weight.nbytes:
         return None
@@ -52,7 +52,7 @@ def product_of(
 
 @dataclass(frozen=True)
 class Product:
-    """x (1, in) -> (1, out)."""
+    """x (.., in) -> (.., out)."""
 
     run: Callable[..., None]
     packed: Tensor  # at `start`
@@ -64,7 +64,8 @@ class Product:
     def __call__(self, x: Tensor) -> Tensor:
         x = x.to(torch.bfloat16).contiguous()
         y = x.new_empty(*x.shape[:-1], self.n_out)
+        rows = x.numel() // self.n_in
         bias = None if self.bias is None else self.bias.data_ptr()
         threads = torch.get_num_threads()
-        self.run(x.data_ptr(), self.start, bias, y.data_ptr(), self.n_in, self.n_out, threads)
+        self.run(x.data_ptr(), self.start, bias, y.data_ptr(), rows, self.n_in, self.n_out, threads)
         return y

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from codechat.distributed import hardware, sharding
 from codechat.models import lora
 from codechat.models.attention import KVCache
+from codechat.models.config import GPTConfig
 from codechat.models.fast import one_token
 from codechat.models.fast.device import compute_dtype, on_cpu
 from codechat.models.fast.memory import weight_bytes
 from codechat.models.fast.one_token import ShortWay
-from codechat.models.fast.product import product_of
+from codechat.models.fast.product import Product, product_of
 from codechat.models.gpt import GPT, MLP
 from codechat.models.lora import LoRALinear
 
@@ -42,14 +43,30 @@ class Reader:
     graph: bool = False
     short: ShortWay | None = None
 
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of keys and values of rows that share nothing."""
+        weight = self.model.wte.weight
+        return cache_dtype(self.model.cfg, weight.device, compute_dtype(weight))
+
     def read(self, ids: Tensor, cache: KVCache) -> Tensor:
         """(B,) newest ids of the rows, which the cache keeps -> last states (B, D)."""
-        place = cache.place() if self.short else None
-        if self.short is None or place is None:
-            return self.model.hidden(ids[:, None], cache=cache)[:, 0]
-        hidden = self.short.step(ids, place)
-        cache.advance(1)
-        return hidden
+        if self.short is not None:
+            place = cache.place()
+            if self.short.takes(place):
+                hidden = self.short.step(ids, place)
+                cache.advance(1)
+                return hidden
+        return self.model.hidden(ids[:, None], cache=cache)[:, 0]
+
+
+def cache_dtype(cfg: GPTConfig, device: torch.device, compute: torch.dtype) -> torch.dtype:
+    """Of keys and values of rows that share nothing, with products in `compute`. On a CPU torch's
+    attention of one new token takes 4 to 7 times as long in bfloat16, as matrix products up to
+    twice as long; the one in C reads bfloat16, which keeps every bit of them."""
+    if not on_cpu(device) or one_token.decodes_in_c(cfg, compute):
+        return compute
+    return torch.float32
 
 
 def reader_of(
@@ -61,8 +78,8 @@ def reader_of(
 ) -> Reader:
     """The reader of a model, for use without gradients; the model itself stays as it is.
     graph: none = on a GPU. weights: of a model on the meta device, for a CPU
-    (`loading.load_model`). answers: somebody waits for a text; a single row may then be rounded
-    another way than rows together (`product`)."""
+    (`loading.load_model`). answers: somebody waits for texts, and no training is beside them; the
+    copies may then lie in large pages."""
     if weights is not None:
         return _reader_on_cpu(model, weights, answers)
     decodes_on_cpu = on_cpu(model.wte.weight.device)
@@ -80,7 +97,7 @@ def reader_of(
 def _reader_on_cpu(model: GPT, weights: Mapping[str, Tensor] | None, answers: bool) -> Reader:
     # before the blocks: what making its copy takes for a moment then serves their copies
     head = model.head_weight() if weights is None else weights[model.head_name]
-    source = Source(weights, compute_dtype(head), answers)
+    source = Source(weights, compute_dtype(head))
     if answers:
         hardware.prefer_large_pages(weight_bytes(model.cfg, source.dtype.itemsize))
     logits_of = _reading_head(head.detach(), source)
@@ -102,11 +119,10 @@ def _reading_head(head: Tensor, source: "Source") -> "ReadingLinear":
 @dataclass(frozen=True)
 class Source:
     """Where copies get their weights from: by name, each read when its copy is made, or none =
-    from the modules themselves. dtype: of products. answers: of `reader_of`."""
+    from the modules themselves. dtype: of products."""
 
     weights: Mapping[str, Tensor] | None
     dtype: torch.dtype
-    answers: bool
 
     def filled(self, module: nn.Module, name: str, *, stays: bool = False) -> Any:
         """The module with its weights; those of a file are copied, or stay there."""
@@ -134,7 +150,7 @@ class ReadingLinear(nn.Module):
     change meanwhile."""
 
     layer: Callable[[Tensor], Tensor] | None  # for many rows; none = the copy serves any number
-    single: Callable[[Tensor], Tensor] | None = None  # for one row, where there is a faster one
+    in_c: Product | None = None  # for rows that decode, (B, n) or (B, 1, n)
 
     def __init__(
         self,
@@ -154,16 +170,15 @@ class ReadingLinear(nn.Module):
             self.product = lambda x: torch.ops.mkldnn._linear_pointwise(
                 x.to(dtype), packed, added, "none", [], ""
             )
-            if source.answers:
-                self.single = product_of(packed, weight, added)
+            self.in_c = product_of(packed, weight, added)
         else:
             self.layer = layer
             transposed = weight.t().contiguous()
             self.product = lambda x: x @ transposed if bias is None else x @ transposed + bias
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.single is not None and x.numel() == x.shape[-1]:
-            return self.single(x)
+        if self.in_c is not None and (x.dim() == 2 or x.shape[1] == 1):
+            return self.in_c(x)
         if self.layer is None or x.numel() <= FEW_ROWS * x.shape[-1]:
             return self.product(x)
         return self.layer(x)

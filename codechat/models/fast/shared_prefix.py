@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codechat.models.attention import KVCache, keys_and_values
+from codechat.models.attention import Before, KVCache, Place, keys_and_values
 from codechat.models.fast.attention import by_key_head, partial_attention
 
 
@@ -63,8 +63,10 @@ class SharedCache(KVCache):
     def empty(self) -> bool:
         return False  # there is a prefix
 
-    def place(self) -> None:
-        """None: a row attends to its prefix too."""
+    def place(self) -> Place:
+        prefixes = self.prefix.kv[..., : self.prefix.extent, :].unbind()
+        before = Before(prefixes, self.owner, self.prefix_mask)
+        return super().place()._replace(before=before)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         keys, values = keys_and_values(

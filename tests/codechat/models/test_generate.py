@@ -31,7 +31,12 @@ from codechat.text import chat, tokenizer
 from codechat_lab.instruments.step_memory import Tape
 from codechat_lab.serve.call_grammar import Rules, call_grammar
 
-PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]]
+PROMPTS = [
+    [1, 2, 3],
+    [4, 5, 6, 7, 8, 9, 10, 11, 12],
+    [40],
+    [13, 14, 15, 16, 17],
+]
 STOPS = ((5,), (7, 8), (30,), (60,))
 SHAPE = GPTConfig(depth=2, n_embd=32, n_head=4, block_size=64, vocab_size=90)
 LATENT = replace(SHAPE, attention="mla")
@@ -262,7 +267,11 @@ class Turn:
     runs: int  # tokens that are new to the model; the last sampled id was not run before
 
 
-TURNS = [Turn([], back=0, runs=8), Turn([21, 22], back=0, runs=2 + 1), Turn([9, 8], back=3, runs=2)]
+TURNS = [
+    Turn([], back=0, runs=8),
+    Turn([21, 22], back=0, runs=2 + 1),
+    Turn([9, 8], back=3, runs=2),
+]
 
 
 @every_architecture
@@ -890,7 +899,15 @@ def test_static_shapes_draw_what_rows_draw_one_at_a_time(
 
 A = [3, 1, 4, 1, 5, 9, 2, 6]
 B = [2, 7, 1]
-BEGINNINGS = [[*A, 5], [*A, 5, 3, 5], [*B, 8], [*A, 8, 9], [1] * 64, [1] * 63, [9, *range(40)]]
+BEGINNINGS = [
+    [*A, 5],
+    [*A, 5, 3, 5],
+    [*B, 8],
+    [*A, 8, 9],
+    [1] * 64,
+    [1] * 63,
+    [9, *range(40)],
+]
 PREFIXES = [8, 8, 3, 8, 63, 62, 1]  # tokens of each that others may share
 complete = partial(sample, max_new_tokens=50, seed=1, stop=STOPS, on_overflow="stop")
 

@@ -1,4 +1,4 @@
-"""One row in C: what a product and a whole step compute, and who takes them."""
+"""Rows in C: what a product and a whole step compute, and who takes them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,23 +7,27 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from compiled import compiled
 from random_models import randomise
 
-from codechat.models.attention import KVCache
+from codechat.models.attention import KVCache, Place
 from codechat.models.config import GPTConfig
 from codechat.models.fast import one_token, product
 from codechat.models.fast.reader import Reader, reader_of
+from codechat.models.fast.shared_prefix import SharedCache
+from codechat.models.generate import pad_right
 from codechat.models.gpt import GPT
 
 SHAPE = GPTConfig(
     depth=2, n_embd=64, n_head=4, block_size=64, vocab_size=90, mlp="swiglu", qkv_bias=True
 )
+GROUPS = GPTConfig(
+    depth=3, n_embd=192, n_head=4, n_kv_head=2, block_size=64, vocab_size=90, qk_norm=True
+)
 SHAPES = {
     "gated, biases": SHAPE,
-    "normed queries and keys in groups": GPTConfig(
-        depth=3, n_embd=128, n_head=4, n_kv_head=2, block_size=64, vocab_size=90, qk_norm=True
-    ),
+    "normed queries and keys in groups": GROUPS,  # and a head of 48, which is no multiple of 32
 }
 ULP = 2**-7  # of bfloat16, relative
 
@@ -44,31 +48,42 @@ def built(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     product.library.cache_clear()
 
 
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def bfloat16() -> Iterator[None]:
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        yield
+
+
 def weight_of(n_out: int, n_in: int) -> torch.Tensor:
     rng = torch.Generator().manual_seed(n_out)
     return (torch.randn(n_out, n_in, generator=rng) * n_in**-0.5).bfloat16()
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("n_in", [64, 576])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 17])
 def test_a_product_is_that_of_float64_rounded_once(
-    built: None, n_in: int, biased: bool, threads: int
+    built: None, rows: int, n_in: int, biased: bool, threads: int
 ) -> None:
     weight = weight_of(192, n_in)
     bias = torch.linspace(-2, 2, 192).bfloat16() if biased else None
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
     found = product.product_of(packed, weight, bias)
     assert found is not None, "oneDNN packs in another way than product.c reads"
-    x = torch.randn(1, n_in, generator=torch.Generator().manual_seed(7)).bfloat16()
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        y = found(x)
-    finally:
-        torch.set_num_threads(before)
+    x = torch.randn(rows, n_in, generator=torch.Generator().manual_seed(7)).bfloat16()
+    y = found(x)
+    alone = torch.cat([found(row) for row in x.split(1)])
     right = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     torch.testing.assert_close(y.double(), right, rtol=ULP / 2 * 1.01, atol=1e-5)
+    assert torch.equal(y, alone)
 
 
 def test_a_weight_that_lies_in_another_way_is_not_read(built: None) -> None:
@@ -89,16 +104,15 @@ def test_without_the_library_there_is_no_such_product(
     product.library.cache_clear()
 
 
-def cache_of(shape: GPTConfig) -> KVCache:
-    """Of the second of three rows, as the server's lie."""
-    return KVCache(shape, 3, 40).select(slice(1, 2))
-
-
-def states(reader: Reader, cache: KVCache) -> torch.Tensor:
-    """(30, V) logits of thirty tokens, one after another."""
-    return torch.cat(
-        [reader.logits_of(reader.read(torch.tensor([3 * token]), cache)) for token in range(30)]
-    )
+def states(reader: Reader, cache: KVCache, n_tokens: int = 20, first_row: int = 0) -> torch.Tensor:
+    """(tokens, B, V) logits of tokens, one after another; rows have different ones."""
+    rows = first_row + torch.arange(len(cache.lengths))
+    found = []
+    for token in range(n_tokens):
+        ids = (3 * token + 7 * rows) % 90
+        last = reader.read(ids, cache)
+        found.append(reader.logits_of(last))
+    return torch.stack(found)
 
 
 def by_torch(reader: Reader) -> Reader:
@@ -112,83 +126,137 @@ def assert_as_near(got: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) 
     assert error < 1.2 * usual < 0.05
 
 
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [11, 12], [21, 22, 23, 24, 25]]
+ROWS = {"one": [[4]], "of one length": [[1, 2, 3], [4, 5, 6]], "padded": PROMPTS}
+
+
+def filled(
+    reader: Reader, prompts: list[list[int]], dtype: torch.dtype = torch.bfloat16
+) -> KVCache:
+    """The prompts, padded on the right, with room for more."""
+    ids, lengths = pad_right(prompts, torch.device("cpu"))
+    rows, longest = ids.shape
+    cache = KVCache(reader.model.cfg, rows, longest + 25, dtype=dtype)
+    reader.model.hidden(ids, cache=cache, n_new=lengths)
+    return cache
+
+
+def shared(reader: Reader, prompts: list[list[int]]) -> SharedCache:
+    """Two rows for each prompt, and one more of the first."""
+    twice = torch.arange(len(prompts)).repeat_interleave(2)
+    owner = F.pad(twice, (0, 1))
+    return SharedCache(filled(reader, prompts), owner, 25)
+
+
+@pytest.mark.parametrize("prompts", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @torch.inference_mode()
 def test_a_step_in_c_is_as_near_to_float32_as_torchs_in_bfloat16(
-    built: None, shape: GPTConfig
+    built: None, shape: GPTConfig, prompts: list[list[int]]
 ) -> None:
     model = randomise(GPT(shape), 0.2).eval()
-    caches = [cache_of(shape) for _ in range(3)]
-    exact = states(reader_of(model, graph=False), caches[0])
+    plain = reader_of(model, graph=False)
+    exact = filled(plain, prompts, torch.float32)
+    right = states(plain, exact)
     with torch.autocast("cpu", torch.bfloat16):
-        reader = reader_of(model, graph=False, answers=True)
-        assert isinstance(reader.short, one_token.OneRowInC)
-        in_c = states(reader, caches[1])
-        torchs = states(by_torch(reader), caches[2])
-    assert_as_near(in_c, torchs, exact)
-    assert_as_near(caches[1].kv, caches[2].kv, caches[0].kv)
+        reader = reader_of(model, graph=False)
+        assert isinstance(reader.short, one_token.RowsInC)
+        kept = filled(reader, prompts)
+        torchs = filled(reader, prompts, torch.float32)
+        assert_as_near(states(reader, kept), states(by_torch(reader), torchs), right)
+    assert_as_near(kept.kv.float(), torchs.kv, exact.kv)
 
 
-@torch.inference_mode()
-def test_a_step_in_c_has_the_same_bits_on_two_threads(built: None) -> None:
-    shape = SHAPES["normed queries and keys in groups"]
-    model = randomise(GPT(shape), 0.2).eval()
+def reader_in_bfloat16(shape: GPTConfig) -> Reader:
+    model = randomise(GPT(shape), 0.2)
+    return reader_of(model.eval(), graph=False)
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=["padded", "one"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_row_behind_a_shared_prefix_has_the_bits_of_that_row_alone(
+    built: None, bfloat16: None, shape: GPTConfig, prompts: list[list[int]]
+) -> None:
+    reader = reader_in_bfloat16(shape)
+    together = shared(reader, prompts)
+    found = states(reader, together)
+    for number, owner in enumerate(together.owner.tolist()):
+        alone = shared(reader, prompts).select(slice(number, number + 1))
+        bits = states(reader, alone, first_row=number)
+        assert torch.equal(bits[:, 0], found[:, number])
+        whole = filled(reader, prompts[owner : owner + 1])
+        near = states(reader, whole, first_row=number)
+        torch.testing.assert_close(near[:, 0], found[:, number], rtol=0.05, atol=0.05)
+
+
+def test_what_a_row_becomes_does_not_depend_on_the_rows_beside_it(
+    built: None, bfloat16: None
+) -> None:
+    reader = reader_in_bfloat16(GROUPS)
+    found = states(reader, filled(reader, PROMPTS))
+    first = filled(reader, PROMPTS).select(slice(1))
+    alone = states(reader, first)
+    assert torch.equal(alone[:, 0], found[:, 0])
+
+
+def test_rows_may_keep_their_new_token_each_in_a_column_of_its_own(
+    built: None, bfloat16: None
+) -> None:
+    reader = reader_in_bfloat16(GROUPS)
+    assert isinstance(reader.short, one_token.RowsInC)
+    alone = [filled(reader, [prompt]) for prompt in PROMPTS]
+    kept = torch.cat([cache.kv[..., :10, :] for cache in alone], 2)
+    columns = torch.tensor([9, 2, 5])
+    place = Place(columns, kept.unbind(), columns, mask=None)
+    found = reader.short.step(torch.tensor([5, 6, 7]), place)
+    for number, cache in enumerate(alone):
+        ids = torch.tensor([5 + number])
+        right = reader.read(ids, cache)
+        assert torch.equal(found[number], right[0])
+        column = columns[number]
+        assert torch.equal(kept[:, :, number, :, column], cache.kv[:, :, 0, :, column])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_a_step_in_c_has_the_same_bits_on_two_threads(
+    built: None, bfloat16: None, rows: int
+) -> None:
+    reader = reader_in_bfloat16(GROUPS)
     found = []
     before = torch.get_num_threads()
-    with torch.autocast("cpu", torch.bfloat16):
-        reader = reader_of(model, graph=False, answers=True)
-        try:
-            for threads in (1, 2):
-                torch.set_num_threads(threads)
-                found.append(states(reader, cache_of(shape)))
-        finally:
-            torch.set_num_threads(before)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        cache = KVCache(GROUPS, rows, 40, dtype=torch.bfloat16)
+        found.append(states(reader, cache))
+    torch.set_num_threads(before)
     assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(
-    "other", [{"mlp": "gelu"}, {"n_head": 8}], ids=["kind of MLP", "heads of 8"]
+    "other",
+    [{"mlp": "gelu"}, {"n_head": 8}, {"n_embd": 80, "n_head": 5}],
+    ids=["kind of MLP", "heads of 8", "80 numbers"],
 )
 def test_shapes_that_row_c_does_not_know_take_torchs_operations(
-    built: None, other: dict[str, Any]
+    built: None, bfloat16: None, other: dict[str, Any]
 ) -> None:
-    model = GPT(replace(SHAPE, **other)).eval()
-    with torch.autocast("cpu", torch.bfloat16):
-        short = reader_of(model, graph=False, answers=True).short
-    assert type(short) is one_token.ShortWay
+    reader = reader_in_bfloat16(replace(SHAPE, **other))
+    assert type(reader.short) is one_token.ShortWay
+    assert reader.cache_dtype == torch.float32
 
 
-@torch.inference_mode()
-def test_a_cache_in_bfloat16_takes_torchs_operations(built: None) -> None:
-    with torch.autocast("cpu", torch.bfloat16):
-        reader = reader_of(randomise(GPT(SHAPE), 0.2).eval(), graph=False, answers=True)
-        found = [
-            states(each, KVCache(SHAPE, 1, 30, dtype=torch.bfloat16))
-            for each in (reader, by_torch(reader))
-        ]
-    assert torch.equal(*found)
+def test_a_cache_in_float32_takes_torchs_operations(built: None, bfloat16: None) -> None:
+    reader = reader_in_bfloat16(SHAPE)
+    in_float32 = states(reader, KVCache(SHAPE, 1, 30))
+    assert torch.equal(in_float32, states(by_torch(reader), KVCache(SHAPE, 1, 30)))
 
 
-@torch.inference_mode()
-def test_answers_take_it_and_rollouts_have_the_bits_of_torch(
-    built: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_the_library_keys_and_values_are_float32_and_torch_computes(
+    built: None, bfloat16: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = randomise(GPT(SHAPE), 0.2).eval()
-    heads = list[int]()
-    call = product.Product.__call__
-
-    def noted(self: product.Product, x: torch.Tensor) -> torch.Tensor:
-        heads.append(self.n_out)
-        return call(self, x)
-
-    monkeypatch.setattr(product.Product, "__call__", noted)
-    with torch.autocast("cpu", torch.bfloat16):
-        rollouts = states(reader_of(model, graph=False), cache_of(SHAPE))
-        assert not heads
-        states(reader_of(model, graph=False, answers=True), cache_of(SHAPE))
-        # the products of the blocks are in the step
-        assert heads == [SHAPE.padded_vocab] * 30
-        monkeypatch.setattr(product, "LIBRARY", tmp_path / "none.so")
-        product.library.cache_clear()
-        without = states(reader_of(model, graph=False, answers=True), cache_of(SHAPE))
-    assert torch.equal(rollouts, without)
+    assert reader_in_bfloat16(SHAPE).cache_dtype == torch.bfloat16
+    monkeypatch.setattr(product, "LIBRARY", tmp_path / "none.so")
+    product.library.cache_clear()
+    reader = reader_in_bfloat16(SHAPE)
+    assert reader.cache_dtype == torch.float32
+    assert type(reader.short) is one_token.ShortWay

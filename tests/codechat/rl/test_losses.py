@@ -360,7 +360,11 @@ def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(level: str) -> N
 
 @pytest.mark.parametrize(
     "kind, expected",
-    [("sequence", [1 / 4, 1 / 6]), ("token", [1 / 5, 1 / 5]), ("constant", [1 / 20, 1 / 20])],
+    [
+        ("sequence", [1 / 4, 1 / 6]),
+        ("token", [1 / 5, 1 / 5]),
+        ("constant", [1 / 20, 1 / 20]),
+    ],
 )
 def test_weights_of_the_three_papers_by_hand(kind: Aggregation, expected: list[float]) -> None:
     lengths = torch.tensor([2, 3])

@@ -149,7 +149,12 @@ def test_wrong_symbols_may_have_a_reward_below_zero() -> None:
 # (W, G, T): two windows, two draws, three places; of the first window place 0 has one hit,
 # place 1 two and place 2 none
 REWARDS = torch.tensor([[[1.0, 1, 0], [0, 1, 0]], [[0, 0, 1], [1, 0, 0]]])
-ADVANTAGES = torch.tensor([[[0.5, 0, 0], [-0.5, 0, 0]], [[-0.5, 0, 0.5], [0.5, 0, -0.5]]])
+ADVANTAGES = torch.tensor(
+    [
+        [[0.5, 0, 0], [-0.5, 0, 0]],
+        [[-0.5, 0, 0.5], [0.5, 0, -0.5]],
+    ]
+)
 
 
 def test_advantages_compare_the_draws_of_one_place_where_the_text_feeds() -> None:

@@ -4,6 +4,7 @@ held where nobody asks, and limits are said and kept."""
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,21 +84,27 @@ def test_a_cache_that_grew_equals_one_that_was_large(monkeypatch: pytest.MonkeyP
     assert grown.nbytes < right.nbytes / 3
 
 
+@pytest.mark.parametrize("lengths", [(5,), (5, 5), (5, 2, 4)], ids=str)
 @torch.inference_mode()
-def test_a_row_alone_takes_the_short_way_and_one_among_others_does_not() -> None:
+def test_rows_in_slots_take_the_short_way_with_the_bits_of_the_model(
+    lengths: tuple[int, ...],
+) -> None:
     made = reader_of(model(), graph=False)
-    cache = cache_of(2)
-    ids = torch.arange(5)[None]
-    filled = attention.KVCache(SHAPE, 1, 20)
-    made.model.hidden(ids, cache=filled)
-    cache.join(filled, 0, 5)
-    cache.make_room(1, 10)
-    for token in range(4):
-        assert cache.place() is not None
-        newest = torch.tensor([token])
-        assert torch.equal(made.read(newest, cache), made.read(newest, filled))
-    cache.join(filled, 0, 5)
-    assert cache.place() is None
+    assert made.short is not None
+    plain = replace(made, short=None)
+    caches = [cache_of(4) for _ in range(2)]
+    for row, length in enumerate(lengths):
+        filled = attention.KVCache(SHAPE, 1, 20)
+        made.model.hidden(torch.arange(length)[None] + row, cache=filled)
+        for cache in caches:
+            cache.join(filled, 0, length)
+    for token in range(6):
+        newest = token + torch.arange(len(lengths))
+        for cache in caches:
+            cache.make_room(len(lengths), max(cache.tokens) + 1)
+        assert torch.equal(made.read(newest, caches[0]), plain.read(newest, caches[1]))
+    for mine, other in zip(caches[0].layers, caches[1].layers, strict=True):
+        assert torch.equal(mine, other)
 
 
 def loaded() -> LoadedModel:
