@@ -8,9 +8,11 @@
 A model that also learns from its own right answers keeps what it can do while an SFT teaches it
 something else: they cost it no change of style. With more samples a problem this is the first
 step of STaR (arXiv:2203.14465). SFT on reference solutions is the cheapest control of RL on the
-same problems. A larger model may answer too, for a smaller one to learn from: the manifest, and the
-card of an export, name the teacher and its licence."""
+same problems. No user types a problem as it is written: with --everyday each own answer is also
+asked for in everyday words, without tests. A larger model may answer too, for a smaller one to
+learn from: the manifest, and the card of an export, name the teacher and its licence."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +30,27 @@ from codechat.runs.run import Run
 from codechat.tasks.base import Problem
 from codechat_lab.tasks.preparation import PreparedConfig, Row, prepare
 
+# of a problem that begins with "Write a function to ..."
+WANTED = re.compile(
+    r"Write a (?:python )?function (?:to|that|which) (.+?)\.?\s*(?:\n|$)", re.IGNORECASE
+)
+SIGNATURE = re.compile(r"^def ((\w+)\([^()\n]*\))", re.MULTILINE)
+OF_TESTS = re.compile(
+    r"\b(?:assert\w*|tests?)\b", re.IGNORECASE
+)  # which an everyday request does not have
+EVERYDAY = (
+    "{signature} to {wanted}",
+    "{wanted}, call it {name}",
+    "I need {signature}, it should {wanted}",
+    "pls write me {signature}: {wanted}",
+    "could you write a python function {name} to {wanted}?",
+    "how do I {wanted} in python? name it {name}",
+    "{wanted} in python, as {signature}. Thanks!",
+    "need a function {signature} to {wanted}",
+    "Can you {wanted}? As {signature} please.",
+    "python function to {wanted}, {signature}",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedConfig(PreparedConfig):
@@ -38,6 +61,9 @@ class SolvedConfig(PreparedConfig):
         "own", "the checkpoint's right answers, or the reference solutions of the problems it tried"
     )
     per_problem: int = opt(2, "most own answers of a problem", least=1)
+    everyday: bool = opt(
+        False, "each own answer that speaks of no test once more, asked for in everyday words"
+    )
     domain: str = opt("solved", "domain of these conversations")
 
 
@@ -141,7 +167,12 @@ def _right(
             seen.add(name)
             kept[id] += 1
             ledger.kept += 1
-            yield _conversation(cfg, task, problem, example["completion"], name)
+            plain = _conversation(cfg, task, problem, example["completion"], name)
+            yield plain
+            asked = _everyday(plain) if cfg.everyday else None
+            if asked is not None:
+                ledger.kept += 1
+                yield asked
 
 
 def _references(
@@ -179,3 +210,17 @@ def _conversation(
         "domain": cfg.domain,
         "meta": meta,
     }
+
+
+def _everyday(row: Row) -> Row | None:
+    """The conversation with its request in everyday words; none where the problem or the answer has
+    another form, or speaks of tests."""
+    *_, user, answer = row["messages"]
+    wanted = WANTED.match(user["content"])
+    signature = SIGNATURE.search(answer["content"])
+    if not wanted or not signature or OF_TESTS.search(answer["content"]):
+        return None
+    form = EVERYDAY[int(row["id"][-8:], 16) % len(EVERYDAY)]
+    request = form.format(wanted=wanted[1], signature=signature[1], name=signature[2])
+    asked = {"role": "user", "content": request}
+    return row | {"id": f"{row['id']}-everyday", "messages": [asked, answer]}

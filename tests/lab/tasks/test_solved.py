@@ -1,5 +1,6 @@
 """`codechat data solved`: right answers of a checkpoint become conversations."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from codechat.core.registry import PREPARATIONS
 from codechat.data import conversations
 from codechat.runs.run import Run
 from codechat.text import chat
+from codechat_lab.tasks import solved
 from codechat_lab.tasks.solved import SolvedConfig, prepare_solved
 
 
@@ -144,3 +146,55 @@ def test_an_answer_that_was_cut_off_is_none(home: Path, stop: str) -> None:
     (row,) = read_rows(path)
     append_rows(path, [row | {"completion": "cut", "stop": stop}])
     assert [row["messages"][-1]["content"] for row in prepared(home)] == ["whole"]
+
+
+SHARED = "Write a function to find the shared elements from the given two lists."
+PROGRAM = "```python\ndef shared(a, b):\n    return set(a) & set(b)\n```"
+
+
+def conversation(request: str, answer: str) -> dict[str, Any]:
+    messages = [
+        {"role": "user", "content": f"{request}\n\nYour code should pass these tests:\n\nassert 1"},
+        {"role": "assistant", "content": answer},
+    ]
+    return {"id": "solved-0123456789abcdef", "messages": messages, "domain": "solved"}
+
+
+def test_an_answer_is_asked_for_in_everyday_words_without_tests() -> None:
+    row = solved._everyday(conversation(SHARED, PROGRAM))
+    assert row is not None
+    user, answer = row["messages"]
+    assert "find the shared elements from the given two lists" in user["content"]
+    assert "shared" in user["content"]
+    assert "assert" not in user["content"]
+    assert answer["content"] == PROGRAM
+
+
+@pytest.mark.parametrize("form", solved.EVERYDAY)
+def test_every_everyday_form_names_the_function(form: str) -> None:
+    said = form.format(wanted="W", signature="f(a)", name="f")
+    assert "W" in said
+    assert re.search(r"\bf\b", said)
+
+
+@pytest.mark.parametrize(
+    "request_, answer",
+    [
+        ("Add two numbers.", PROGRAM),
+        (SHARED, "There is none."),
+        (SHARED, f"{PROGRAM}\nIt passes the tests."),
+    ],
+    ids=["another form", "no function", "tests"],
+)
+def test_other_problems_and_answers_have_no_everyday_request(request_: str, answer: str) -> None:
+    assert solved._everyday(conversation(request_, answer)) is None
+
+
+def test_everyday_requests_are_further_rows_of_their_problem(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(solved, "_everyday", lambda row: row | {"id": f"{row['id']}-everyday"})
+    tried(home, [(0, "right", True), (1, "wrong", False)])
+    first, second = prepared(home, everyday=True)
+    assert second["id"] == f"{first['id']}-everyday"
+    assert second["meta"] == first["meta"]
