@@ -24,10 +24,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from rich.console import Console
@@ -38,6 +40,7 @@ from benchmarks import settings
 from codechat.core import config
 from codechat.core.errors import RunError
 from codechat.distributed import hardware, numerics
+from codechat.models.fast import fused, product
 
 MEMORY_STEPS = 2
 BAR_AFTER_S = 3.0  # a race that takes longer shows a bar
@@ -97,6 +100,16 @@ def spent(run: Callable[[], Any]) -> Spent:
     run()
     _wait()
     return Spent(time.perf_counter() - began, time.process_time() - began_cpu)
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Inside the block nothing takes the C kernels that `make lab` builds."""
+    with (
+        mock.patch.object(product, "library", lambda: None),
+        mock.patch.object(fused, "kernel", lambda: None),
+    ):
+        yield
 
 
 def race(

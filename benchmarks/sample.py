@@ -5,6 +5,8 @@ python -m benchmarks sample                          codechat beside transformer
 python -m benchmarks sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-tokens 64
 python -m benchmarks sample --ckpt smollm2 --prompts 4 --vs arcee      beside transformers on the
     same weights
+python -m benchmarks sample --ckpt smollm2 --prompts 4 --vs torch      beside itself without the C
+    kernels that `make lab` builds
 python -m benchmarks sample --ckpt smollm2 --prompts 4 --vs --vllm PYTHON --temperature 0 --timed
     decoding                                         beside vLLM, in an environment of its own
 
@@ -70,6 +72,10 @@ def samplers(cfg: SampleBench, stack: ExitStack) -> list[Sampler]:
     model = _model(cfg)
     stack.enter_context(generate.weights_stay(model))
     made = [Sampler("codechat", _codechat(cfg, model, prompts), cfg)]
+    if "torch" in cfg.vs:
+        twin = _model(cfg)  # whose weights are copied in another order
+        stack.enter_context(generate.weights_stay(twin))
+        made.append(Sampler("codechat, torch alone", _torch_alone(cfg, twin, prompts), cfg))
     if "arcee" in cfg.vs:
         peer = "transformers" if cfg.ckpt else "arcee"
         made.append(Sampler(f"{peer}, generate", _huggingface(cfg, prompts.to(device)), cfg))
@@ -107,6 +113,18 @@ def _codechat(
                 )
 
         return measure.spent(run)
+
+    return sample
+
+
+def _torch_alone(
+    cfg: SampleBench, model: GPT, prompts: torch.Tensor
+) -> Callable[[int], measure.Spent]:
+    in_turn = _codechat(cfg, model, prompts)
+
+    def sample(n: int) -> measure.Spent:
+        with measure.torch_alone():
+            return in_turn(n)
 
     return sample
 

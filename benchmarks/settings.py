@@ -75,7 +75,9 @@ class SFTBench(Bench):
     device_batch_size: int = opt(8, "packed rows per step", least=1)
     seq_len: int = opt(512, "tokens per row", least=1)
     steps: int = opt(4, "steps of a turn", least=1)
-    vs: tuple[Literal["arcee"], ...] = opt(("arcee",), "peers")
+    vs: tuple[Literal["arcee", "torch"], ...] = opt(
+        ("arcee",), "peers; torch = codechat without its C kernels"
+    )
     modes: tuple[Literal["eager", "compiled"], ...] = opt(
         ("eager", "compiled"), "modes of the peers"
     )
@@ -103,7 +105,9 @@ class SampleBench(Bench):
     timed: Literal["all", "prompts", "decoding"] = opt(
         "all", "what counts: all, the prompts with the first token of each, or the tokens behind it"
     )
-    vs: tuple[Literal["arcee", "no-cache"], ...] = opt(("arcee", "no-cache"), "peers")
+    vs: tuple[Literal["arcee", "no-cache", "torch"], ...] = opt(
+        ("arcee", "no-cache"), "peers; torch = codechat without its C kernels"
+    )
     vllm: Path | None = opt(None, "python of an environment with vLLM; none = vLLM is left out")
 
     def __post_init__(self) -> None:

@@ -4,6 +4,8 @@ conversation of the step.
     python -m benchmarks sft                          codechat, and transformers' Arcee on padded rows; eager
         and compiled
     python -m benchmarks sft --vs --preset nano       codechat alone, in the shape of nano
+    python -m benchmarks sft --vs torch               and codechat without the C kernels that `make lab`
+        builds
     python -m benchmarks sft --ckpt smollm2 --lora-rank 16 --steps 1 --modes eager --memory true       a
         checkpoint's weights, and peft
     python -m benchmarks sft --ckpt coder --lora-rank 16 --steps 1 --device-batch-size 4 --modes eager --apart true
@@ -140,12 +142,23 @@ def builders(cfg: SFTBench) -> dict[str, Callable[[], measure.Contestant]]:
         )
         return replace(timed, save=save)
 
-    return measure.entrants(
+    def torch_alone() -> measure.Contestant:
+        made = codechat("codechat, torch alone", True)
+
+        def run() -> None:
+            with measure.torch_alone():
+                made.run()
+
+        return replace(made, run=run)
+
+    kinds = [kind for kind in cfg.vs if kind != "torch"]
+    found = measure.entrants(
         cfg.modes,
         codechat,
         peer,
-        ["transformers"] * len(cfg.vs) if cfg.ckpt else cfg.vs,
+        ["transformers"] * len(kinds) if cfg.ckpt else kinds,
     )
+    return found | ({"codechat, torch alone": torch_alone} if "torch" in cfg.vs else {})
 
 
 def bench(cfg: SFTBench) -> dict[str, Any]:

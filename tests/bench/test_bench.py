@@ -18,6 +18,7 @@ from codechat.data import conversations
 from codechat.formats import exchange
 from codechat.models import loading
 from codechat.models.config import GPTConfig
+from codechat.models.fast import fused, product
 from codechat.models.gpt import GPT
 
 TINY = (
@@ -120,8 +121,8 @@ ENDS = {  # kind: its settings, the names of its timings, figures above 0, a wor
         "plain, eager",
     ),
     "sample": (
-        "--prompts 2 --prompt-tokens 4 --max-new-tokens 8 --vs no-cache --rounds 2",
-        ["codechat", "full forward per token"],
+        "--prompts 2 --prompt-tokens 4 --max-new-tokens 8 --vs torch no-cache --rounds 2",
+        ["codechat", "codechat, torch alone", "full forward per token"],
         (),
         "codechat",
     ),
@@ -437,8 +438,18 @@ def test_padded_rows_hold_the_conversations_of_packed_ones() -> None:
 
 def test_an_sft_step_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = bench.run_kind(
-        "sft", [*ONE, *"--device-batch-size 2 --rounds 1 --vs --modes eager".split()]
+        "sft", [*ONE, *"--device-batch-size 2 --rounds 1 --vs torch --modes eager".split()]
     )
+    assert [t["name"] for t in figures["timings"]] == ["codechat", "codechat, torch alone"]
     assert 0.8 < figures["full"] <= 1
     assert all(t["rate"] > 0 and t["mfu"] for t in figures["timings"])
     assert "SFT step" in capsys.readouterr().out
+
+
+def test_torch_alone_takes_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "library", lambda: "built")
+    monkeypatch.setattr(fused, "kernel", lambda: "built")
+    with measure.torch_alone():
+        assert product.library() is None
+        assert fused.kernel() is None
+    assert product.library() == fused.kernel() == "built"
