@@ -36,6 +36,7 @@ typedef struct {
   long rows;
   const float *cos, *sin;  // (B, E) of the new tokens
   Kept own;                // of the rows
+  const long* slots;       // (B) which of its rows each is: the tokens of a prompt are rows of one
   const long* columns;     // (B) where their new tokens are kept, behind those that they attend to
   Kept prefix;             // which rows continue and may share
   const long* owner;       // (B) the prefix of each row
@@ -182,12 +183,13 @@ WIDE static void attend(const Shape* s, const Place* place, long block, long b, 
   const Kept *const own = &place->own, *const prefix = &place->prefix;
   const long E = s->head_width, n_prefix = place->n_prefix, n_own = place->columns[b] + 1;
   const long behind = sixteens(n_prefix), room = behind + sixteens(n_own), owner = n_prefix ? place->owner[b] : 0;
-  const uint16_t* const k = own->blocks[block] + b * own->to_row + head * own->to_head;
+  const long slot = place->slots[b];
+  const uint16_t* const k = own->blocks[block] + slot * own->to_row + head * own->to_head;
   float sums[n_g * E];
   for (long e = 0; e < n_g * E; e += 16) _mm512_storeu_ps(sums + e, _mm512_setzero_ps());
   const uint16_t* const past = n_prefix ? prefix->blocks[block] + owner * prefix->to_row + head * prefix->to_head : 0;
   if (past) score(q, past, real_of(prefix, owner), p, n_g, room, n_prefix, E);
-  score(q, k, real_of(own, b), p + behind, n_g, room, n_own, E);
+  score(q, k, real_of(own, slot), p + behind, n_g, room, n_own, E);
   float shares[n_g];
   for (long g = 0; g < n_g; ++g) shares[g] = softmax(p + g * room, room);
   if (past) add_values(p, past + prefix->to_values, sums, n_g, room, n_prefix, E);
@@ -219,7 +221,7 @@ WIDE static void keep(const Shape* s, const Layer* layer, const Place* place, lo
   const long H = s->heads, K = s->kv_heads, E = s->head_width;
   const float *const cos = place->cos + b * E, *const sin = place->sin + b * E;
   const Kept* const own = &place->own;
-  uint16_t* const keys = own->blocks[block] + b * own->to_row + place->columns[b] * E;
+  uint16_t* const keys = own->blocks[block] + place->slots[b] * own->to_row + place->columns[b] * E;
   for (long h = 0; h < H + K; ++h) {
     uint16_t* const to = h < H ? q + h * E : keys + (h - H) * own->to_head;
     turn(made + h * E, layer->gain ? layer->gain + h * E : 0, cos, sin, to, E, s->eps);

@@ -68,6 +68,7 @@ class Place(NamedTuple):
     columns: Tensor | None  # (B,) its own among those S; none = the last
     mask: Tensor | None  # of `KVCache.mask`
     before: Before | None = None  # which it attends to too
+    slots: Tensor | None = None  # (B,) which of the kept rows each is; none = in their order
 
     def store(self, block: int, made: Tensor) -> None:
         """made (B, 2, K, E): its key and value."""
@@ -161,6 +162,18 @@ class KVCache:
             self.kv[..., :end, :].unbind(),
             None,
             self.mask(1),
+        )
+
+    def place_of(self, slots: Tensor, ahead: Tensor) -> Place:
+        """Where further tokens go: of row slots (N,) the one that is ahead (N,) of the next."""
+        end = self.extent + int(ahead.max()) + 1
+        assert end <= self.kv.shape[4], "the cache is too short"
+        return Place(
+            positions=self.lengths[slots] + ahead,
+            kept=self.kv[..., :end, :].unbind(),
+            columns=self.extent + ahead,
+            mask=self.real[:, None, None, :end] if self.padded else None,
+            slots=slots,
         )
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:

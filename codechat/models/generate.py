@@ -274,7 +274,7 @@ class Conversation:
         self.cache.extent = same
         self.cache.lengths.fill_(same)
         new = torch.tensor([prompt[same:]], device=kv.device)
-        return self.cache, self.reader.model.hidden(new, cache=self.cache)[:, -1]
+        return self.cache, self.reader.prompts(new, self.cache)[:, -1]
 
 
 def _steps(
@@ -322,9 +322,9 @@ def prefill(reader: Reader, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     if len(set(heads)) == len(heads):  # nothing is shared
         heads = [tuple(p) for p in batch.prompts]
         if room:
-            return _prefill_distinct(model, heads, room, reader.cache_dtype)
+            return _prefill_distinct(reader, heads, room, reader.cache_dtype)
     distinct = list(dict.fromkeys(heads))
-    cache, last = _prefill_distinct(model, distinct, 0, compute_dtype(model.wte.weight))
+    cache, last = _prefill_distinct(reader, distinct, 0, compute_dtype(model.wte.weight))
     index = {head: i for i, head in enumerate(distinct)}
     owner = torch.tensor([index[head] for head in heads], device=last.device)
     last = last[owner]
@@ -332,17 +332,18 @@ def prefill(reader: Reader, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     shared = SharedCache(cache, owner, max(map(len, rest)) + room)
     if any(rest):
         ids, lengths = pad_right(rest, last.device)
-        last = last_real(model.hidden(ids, cache=shared, n_new=lengths), lengths)
+        last = last_real(reader.prompts(ids, shared, lengths), lengths)
     return shared, last
 
 
 def _prefill_distinct(
-    model: GPT,
+    reader: Reader,
     prompts: Sequence[Sequence[int]],
     room: int,
     dtype: torch.dtype,
 ) -> tuple[KVCache, Tensor]:
     """Run each prompt, a few at a time, so that little is padding and a CPU's caches suffice."""
+    model = reader.model
     device = model.wte.weight.device
     ids, lengths = pad_right(prompts, device)
     n_prompts, longest = ids.shape
@@ -351,7 +352,7 @@ def _prefill_distinct(
     sizes = [len(prompt) for prompt in prompts]
     for some in _few_tokens(sizes, memory.prefill_tokens(device)):
         n = lengths[some]
-        hidden = model.hidden(ids[some, : max(sizes[some])], cache=cache.select(some), n_new=n)
+        hidden = reader.prompts(ids[some, : max(sizes[some])], cache.select(some), n)
         last.append(last_real(hidden, n))
     cache.advance(longest, lengths)
     return cache, torch.cat(last)

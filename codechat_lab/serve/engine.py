@@ -295,7 +295,7 @@ class Engine:
         cache = attention.KVCache(
             self.model.cfg, len(index), ids.shape[1], device, self._cache.kv.dtype
         )
-        hidden = self._reader.model.hidden(ids, cache=cache, n_new=lengths)  # (prompts, T, D)
+        hidden = self._reader.prompts(ids, cache, lengths)  # (prompts, T, D)
         last = generate.last_real(hidden, lengths)  # (prompts, D)
         for job, row in zip(jobs, prompt_of):
             self._cache.join(cache, row, len(job.request.prompt))

@@ -192,14 +192,16 @@ class KeptInC(ctypes.Structure):
     def of(cls, blocks: Sequence[Tensor], mask: Tensor | None) -> KeptInC:
         """Of each block (2, B, K, S, E), and bool (B, 1, 1, S)."""
         values, row, head, *_ = blocks[0].stride()
-        return cls(
+        made = cls(
             blocks=(ctypes.c_void_p * len(blocks))(*(block.data_ptr() for block in blocks)),
             to_values=values,
             to_row=row,
             to_head=head,
-            real=None if mask is None else mask.data_ptr(),
-            to_real=0 if mask is None else mask.stride(0),
         )
+        if mask is not None:
+            made.real = mask.data_ptr()
+            made.to_real = mask.stride(0)
+        return made
 
 
 class PlaceInC(ctypes.Structure):
@@ -209,6 +211,7 @@ class PlaceInC(ctypes.Structure):
         ("rows", ctypes.c_long),
         *((name, ctypes.c_void_p) for name in "cos sin".split()),
         ("own", KeptInC),
+        ("slots", ctypes.c_void_p),
         ("columns", ctypes.c_void_p),
         ("prefix", KeptInC),
         ("owner", ctypes.c_void_p),
@@ -265,9 +268,14 @@ class RowsInC(ShortWay):
         columns = place.columns
         if columns is None:
             columns = torch.full((B,), place.kept[0].shape[3] - 1)
-        own = KeptInC.of(place.kept, place.mask)
+        slots = torch.arange(B) if place.slots is None else place.slots
         here = PlaceInC(
-            rows=B, cos=cos.data_ptr(), sin=sin.data_ptr(), own=own, columns=columns.data_ptr()
+            rows=B,
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            own=KeptInC.of(place.kept, place.mask),
+            slots=slots.data_ptr(),
+            columns=columns.data_ptr(),
         )
         before = place.before
         if before is not None:

@@ -21,7 +21,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.fast import one_token
 from codechat.models.fast.device import compute_dtype, on_cpu
 from codechat.models.fast.memory import weight_bytes
-from codechat.models.fast.one_token import ShortWay
+from codechat.models.fast.one_token import RowsInC, ShortWay
 from codechat.models.fast.product import Product, product_of
 from codechat.models.gpt import GPT, MLP
 from codechat.models.lora import LoRALinear
@@ -30,6 +30,8 @@ FEW_ROWS = 48  # inputs of this many rows or fewer are faster with a transposed 
 # float32 weights of this size or more, and all in bfloat16, are faster packed by oneDNN, for
 # any number of rows
 PACKED = 1 << 19
+SHORT_PROMPT = 256  # tokens; attention of longer ones is faster in tiles (`fused`)
+TOKENS_AT_ONCE = 128  # of prompts: what stands between products stays in a core's cache
 ABSORBED = "kv_b"  # of latent attention, which with a cache reads its weight and does not call it
 
 
@@ -48,6 +50,24 @@ class Reader:
         """Of keys and values of rows that share nothing."""
         weight = self.model.wte.weight
         return cache_dtype(self.model.cfg, weight.device, compute_dtype(weight))
+
+    def prompts(self, ids: Tensor, cache: KVCache, n_new: Tensor | None = None) -> Tensor:
+        """(B, T) ids behind what the cache keeps, n_new (B,) of each row real, none = all -> their
+        states (B, T, D). In C each token is a row of its own."""
+        B, T = ids.shape
+        in_c = isinstance(self.short, RowsInC) and cache.kv.dtype == torch.bfloat16
+        if self.short is None or not in_c or T > SHORT_PROMPT:
+            return self.model.hidden(ids, cache=cache, n_new=n_new)
+        lengths = torch.full((B,), T) if n_new is None else n_new
+        real = torch.arange(T) < lengths[:, None]
+        states = torch.zeros(B, T, self.model.cfg.n_embd)
+        for some in real.nonzero().split(TOKENS_AT_ONCE):
+            slots = some[:, 0].contiguous()
+            ahead = some[:, 1].contiguous()
+            place = cache.place_of(slots, ahead)
+            states[slots, ahead] = self.short.step(ids[slots, ahead], place)
+        cache.advance(T, n_new)
+        return states
 
     def read(self, ids: Tensor, cache: KVCache) -> Tensor:
         """(B,) newest ids of the rows, which the cache keeps -> last states (B, D)."""
@@ -150,7 +170,7 @@ class ReadingLinear(nn.Module):
     change meanwhile."""
 
     layer: Callable[[Tensor], Tensor] | None  # for many rows; none = the copy serves any number
-    in_c: Product | None = None  # for rows that decode, (B, n) or (B, 1, n)
+    in_c: Product | None = None  # in place of both, where it was built
 
     def __init__(
         self,
@@ -177,7 +197,7 @@ class ReadingLinear(nn.Module):
             self.product = lambda x: x @ transposed if bias is None else x @ transposed + bias
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.in_c is not None and (x.dim() == 2 or x.shape[1] == 1):
+        if self.in_c is not None:
             return self.in_c(x)
         if self.layer is None or x.numel() <= FEW_ROWS * x.shape[-1]:
             return self.product(x)

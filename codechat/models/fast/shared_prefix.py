@@ -64,9 +64,15 @@ class SharedCache(KVCache):
         return False  # there is a prefix
 
     def place(self) -> Place:
+        return super().place()._replace(before=self._before(self.owner))
+
+    def place_of(self, slots: Tensor, ahead: Tensor) -> Place:
+        before = self._before(self.owner[slots])
+        return super().place_of(slots, ahead)._replace(before=before)
+
+    def _before(self, owner: Tensor) -> Before:
         prefixes = self.prefix.kv[..., : self.prefix.extent, :].unbind()
-        before = Before(prefixes, self.owner, self.prefix_mask)
-        return super().place()._replace(before=before)
+        return Before(prefixes, owner, self.prefix_mask)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         keys, values = keys_and_values(

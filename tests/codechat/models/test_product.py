@@ -14,6 +14,7 @@ from random_models import randomise
 from codechat.models.attention import KVCache, Place
 from codechat.models.config import GPTConfig
 from codechat.models.fast import one_token, product
+from codechat.models.fast import reader as reading
 from codechat.models.fast.reader import Reader, reader_of
 from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.generate import pad_right
@@ -260,3 +261,61 @@ def test_without_the_library_keys_and_values_are_float32_and_torch_computes(
     reader = reader_in_bfloat16(SHAPE)
     assert reader.cache_dtype == torch.float32
     assert type(reader.short) is one_token.ShortWay
+
+
+def one_by_one(reader: Reader, cache: KVCache, prompt: list[int]) -> torch.Tensor:
+    """(T, D) states of a prompt that is read as if it were decoded."""
+    ids = torch.tensor(prompt)
+    return torch.cat([reader.read(token, cache) for token in ids.split(1)])
+
+
+@pytest.mark.parametrize("at_once", [3, 128])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_prompt_has_the_bits_of_its_tokens_one_by_one(
+    built: None,
+    bfloat16: None,
+    shape: GPTConfig,
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "TOKENS_AT_ONCE", at_once)
+    reader = reader_in_bfloat16(shape)
+    ids, lengths = pad_right(PROMPTS, torch.device("cpu"))
+    together = KVCache(shape, 3, 12, dtype=torch.bfloat16)
+    found = reader.prompts(ids, together, lengths)
+    assert together.lengths.tolist() == [9, 2, 5]
+    for number, prompt in enumerate(PROMPTS):
+        alone = KVCache(shape, 1, 12, dtype=torch.bfloat16)
+        n = len(prompt)
+        assert torch.equal(found[number, :n], one_by_one(reader, alone, prompt))
+        assert torch.equal(together.kv[:, :, number, :, :n], alone.kv[:, :, 0, :, :n])
+
+
+def test_a_prompt_behind_kept_tokens_has_the_bits_of_its_tokens_one_by_one(
+    built: None, bfloat16: None
+) -> None:
+    reader = reader_in_bfloat16(GROUPS)
+    caches = [shared(reader, PROMPTS).select(slice(2, 3)) for _ in range(2)]
+    for prompt in ([31, 32, 33], [41, 42]):
+        found = reader.prompts(torch.tensor([prompt]), caches[0])
+        assert torch.equal(found[0], one_by_one(reader, caches[1], prompt))
+
+
+def test_long_prompts_and_a_cache_in_float32_take_the_model(
+    built: None, bfloat16: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = reader_in_bfloat16(SHAPE)
+    calls = list[int]()
+    hidden = GPT.hidden
+
+    def noted(model: GPT, ids: torch.Tensor, **more: Any) -> torch.Tensor:
+        calls.append(ids.shape[1])
+        return hidden(model, ids, **more)
+
+    monkeypatch.setattr(GPT, "hidden", noted)
+    monkeypatch.setattr(reading, "SHORT_PROMPT", 5)
+    for dtype, length in ((torch.bfloat16, 5), (torch.bfloat16, 6), (torch.float32, 4)):
+        cache = KVCache(SHAPE, 1, 10, dtype=dtype)
+        reader.prompts(torch.arange(length)[None], cache)
+        assert cache.extent == length
+    assert calls == [6, 4]
