@@ -1019,7 +1019,7 @@ def test_predicted_rows_fit_and_use_the_memory(
         model = GPT(cfg)
         with Tape() as tape:
             reader = reader_of(model, graph=True)
-            made = decode_graph.Decoder(reader, *generate.prefill(reader.model, batch, 0), batch)
+            made = decode_graph.Decoder(reader, *generate.prefill(reader, batch, 0), batch)
             made._narrow(256)
             made.step()
             peak = tape.peak
