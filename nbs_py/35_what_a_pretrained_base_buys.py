@@ -55,8 +55,13 @@ MODELS = {  # checkpoint: name here
     "smollm2-four/sft@110": "SmolLM2, four stages",
     "smollm2/sft@100": "SmolLM2, 24 minutes",
     "released/smollm2-tools@232": "SmolLM2, one SFT",
+    "qwen-coder": "0.5 B untuned",
+    "released/coder-tools@128": "0.5 B, SFT",
 }
-nano, mini, base, stages, short, ours = MODELS.values()
+nano, mini, base, stages, short, ours, untuned, coder = MODELS.values()
+SMALL, LARGE = [nano, mini, base, stages, short, ours], [ours, untuned, coder]
+
+# %%
 kept = run_frames.frozen_dir()
 rows = pd.DataFrame(read_rows(kept / "pretrained.jsonl")).assign(model=lambda d: d["checkpoint"].map(MODELS))
 asked = [*read_rows(kept / "pretrained_natural.jsonl"), *read_rows(paths.SHIPPED / "reports/natural/natural.jsonl")]
@@ -73,9 +78,9 @@ natural = pd.DataFrame(asked).assign(model=lambda d: d["checkpoint"].map(lambda 
 # %%
 KINDS = ["call", "renamed", "phrasing", "tool", "chain_1", "chain_2", "unfitting", "no_tools"]
 shown = rows[rows["stratum"].isin(KINDS)].assign(cell=lambda d: [f"{r.right:.2f} [{r.lo:.2f}, {r.hi:.2f}]" for r in d.itertuples()])
-wide = shown.pivot(index="stratum", columns="model", values="cell").loc[KINDS, list(MODELS.values())].reset_index()
+wide = shown.pivot(index="stratum", columns="model", values="cell").loc[KINDS].reset_index()
 wide["stratum"] = wide["stratum"].map(run_frames.STRATA)
-articles.table(wide, {"stratum": "requests"} | {name: name for name in MODELS.values()})
+articles.table(wide, {"stratum": "requests"} | {name: name for name in SMALL})
 
 # %%
 right = rows.set_index(["model", "stratum"])
@@ -119,8 +124,8 @@ QUESTIONS = {
 # %%
 names = [name for name in MODELS.values() if name in set(natural["model"])]
 counts = {(name, what): counted(name, *how) for name in names for what, how in QUESTIONS.items()}
-table = [{"requests": what} | {name: "{} of {}".format(*counts[name, what]) for name in names} for what in QUESTIONS]
-articles.table(pd.DataFrame(table), {key: key for key in table[0]})
+counted_table = pd.DataFrame([{"requests": what} | {name: "{} of {}".format(*counts[name, what]) for name in names} for what in QUESTIONS])
+articles.table(counted_table, {"requests": "requests"} | {name: name for name in SMALL if name in names})
 
 # %% [markdown]
 # Six of them, as the models answered:
@@ -214,6 +219,25 @@ for stage, name in STAGES.items():
     found = [None if pd.isna(r) else intervals.wilson_interval(int(r), n) for r, n in zip(public[stage], public["n"])]
     public[name] = ["-" if f is None else f"{f.value:.3f} [{f.lo:.3f}, {f.hi:.3f}]" for f in found]
 articles.table(public, {"benchmark": "benchmark", "n": "problems"} | {name: name for name in STAGES.values()})
+
+# %% [markdown]
+# ## A larger base that programs
+#
+# Qwen2.5-Coder-0.5B-Instruct (494 M parameters) by recipe `coder`: its makers' four-bit weights, its own chat template and its own words for calls. SFT in adapters of rank 16 reads
+# calls, requests to decline, and the model's own right answers to MBPP's training problems, so that it keeps its programs. It comes with the package as `released/coder-tools`.
+# The same requests, then HumanEval; greedy, one training ([settings, and four trainings before it](../docs/experiments/pretrained.md)). Untuned it reads tools that it
+# has never seen as well, but calls whatever is asked.
+
+# %%
+both = pd.concat([wide.rename(columns={"stratum": "requests"}), counted_table])
+articles.table(both, {"requests": "requests"} | {name: name for name in LARGE})
+
+# %%
+larger = pd.DataFrame(read_rows(kept / "pretrained_coder.jsonl"))
+for stage, name in {"untuned": untuned, "sft": coder}.items():
+    found = [intervals.wilson_interval(right, n) for right, n in zip(larger[stage], larger["n"])]
+    larger[name] = [f"{f.value:.3f} [{f.lo:.3f}, {f.hi:.3f}]" for f in found]
+articles.table(larger, {"benchmark": "benchmark", "n": "problems", untuned: untuned, coder: coder})
 
 # %% [markdown]
 # ## Is it the base, or the parameters?

@@ -342,6 +342,41 @@ def calls_and_silence(public: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
     }
 
 
+LARGER = ("released/smollm2-tools@232", "qwen-coder", "released/coder-tools@128")
+VERDICTS = {"toolbox": "right", "unfitting": "declined", "code": "passes all tests"}
+
+
+def frozen(name: str, **wanted: str) -> list[dict]:
+    """Rows of reports/frozen with these values."""
+    rows = read_rows(ROOT / "reports" / "frozen" / f"{name}.jsonl")
+    return [row for row in rows if wanted.items() <= row.items()]
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_numbers_of_the_larger_base_are_those_of_committed_results(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    head = text.index("| N | SmolLM2")
+    table = text[head : text.index("\n\n", head)]
+    told = re.findall(r"\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", table, re.M)
+    expected = []
+    for kind, verdict in VERDICTS.items():
+        cells = []
+        for model in LARGER:
+            found = [
+                row["verdict"] for row in frozen("pretrained_natural", kind=kind, checkpoint=model)
+            ]
+            cells.append(found.count(verdict))
+        expected.append([len(found), *cells])
+    # without quicksort, which rows teach and all three solve
+    expected[-1] = [n - 1 for n in expected[-1]]
+    (small,) = frozen("pretrained_benchmarks", benchmark="HumanEval")
+    (larger,) = frozen("pretrained_coder", benchmark="HumanEval")
+    expected.append([larger["n"], small["sft"], larger["untuned"], larger["sft"]])
+    assert [[int(cell) for cell in cells] for cells in told] == expected
+    (unseen,) = frozen("pretrained", checkpoint=LARGER[-1], stratum="tool")
+    assert f"{unseen['right']:.2f}" in text[head - 1200 : head]
+
+
 def test_numbers_of_the_readme_are_those_of_committed_results() -> None:
     nano, staircase, specialist = (
         json.loads((ROOT / "reports" / name / "data" / "headline.json").read_text())

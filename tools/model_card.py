@@ -35,19 +35,20 @@ NATURAL = {
     "natural/code/passed": ("code: passes hidden tests", "natural/code/n"),
 }
 REAL = (
-    "3,188 requests of public tool sets (Seal-Tools, "
-    "API-Bank, ToolAlpaca, ACEBench; Apache-2.0 and MIT)"
+    "requests of public tool sets (Seal-Tools, API-Bank, ToolAlpaca, ACEBench; Apache-2.0 and MIT)"
 )
+SMALL_LACKS = "mathematics, programs beyond short well-known functions"
 
 
 class Base(NamedTuple):
     """A pretrained model in words: its name, where its first use fetches it, what an export is,
-    and what SFT read."""
+    what SFT read, and what it lacks beside figures."""
 
     name: str
     fetched: str
     exported: str
     read: str
+    lacks: str
 
 
 BASES = {
@@ -57,11 +58,12 @@ BASES = {
         exported="Llama, for transformers; --format gguf for llama.cpp",
         read=(
             "SFT read the toolbox's conversations (`calls`), questions about the code of installed "
-            f"packages (`code`, `short`, `chat`), and {REAL} (`real`). Most real requests also came "
+            f"packages (`code`, `short`, `chat`), and 3,188 {REAL} (`real`). Most real requests also came "
             "without the functions that they call, to decline. Neither MBPP, GSM8K, MMLU nor BFCL was "
             "read. It was trained, and measured below, on the 4-bit weights; on those of full precision "
             "it has not been tried."
         ),
+        lacks=SMALL_LACKS,
     ),
     "qwen-coder": Base(
         name="Qwen2.5-Coder-0.5B-Instruct",
@@ -72,9 +74,11 @@ BASES = {
         exported="Qwen2, for transformers; --format gguf for llama.cpp",
         read=(
             "SFT read the toolbox's conversations, several calls in one answer too (`calls`), "
-            f"{REAL} (`real`), plain chat (`chat`), and the model's own right answers to MBPP's training "
-            "problems (`solved`). MBPP's test problems, HumanEval, GSM8K, MMLU and BFCL were not read."
+            f"2,130 {REAL} (`real`), plain chat (`chat`), and the model's own right answers to MBPP's training "
+            "problems, asked for as they are written and in everyday words (`solved`). MBPP's test "
+            "problems, HumanEval, GSM8K, MMLU and BFCL were not read."
         ),
+        lacks="mathematics beyond a few steps, programs of more than one function",
     ),
 }
 LACKING = 0.5  # a share below this is named among what the model cannot do
@@ -134,7 +138,7 @@ def _lineage(meta: dict[str, Any]) -> list[str]:
     return _table(["run", "loop", "steps", "data"], rows)
 
 
-def _lacks(evals: pd.DataFrame, natural: pd.Series) -> list[str]:
+def _lacks(evals: pd.DataFrame, natural: pd.Series, lacks: str) -> list[str]:
     """What fewer than half of the greedy answers get right, from the rows; then what holds for
     any model of this size."""
     found = {STRATA[k]: by["greedy"][f"{k}/pass@1"] for k, by in of_strata(evals).items()}
@@ -142,10 +146,7 @@ def _lacks(evals: pd.DataFrame, natural: pd.Series) -> list[str]:
     lines = [f"- {words}: {value:.0%} right." for words, value in found.items() if value < LACKING]
     return [
         *lines,
-        (
-            "- General knowledge, other languages than English, mathematics, "
-            "programs beyond short well-known functions: little or none."
-        ),
+        f"- General knowledge, other languages than English, {lacks}: little or none.",
         "- Lists of tools and conversations of more than its context; older turns are dropped.",
         "- Nothing protects from harmful requests: it is an object of study, not an assistant.",
     ]
@@ -208,6 +209,7 @@ def card(cfg: CardConfig) -> str:
         asked.evals().iloc[-1],
         read_json(folder.parent.parent / "env.json"),
     )
+    base = BASES.get(str(meta.get("base")))
     size = sum(f["bytes"] for f in meta["files"].values()) / 1e6
     absent = of_strata(evals)["call"]["greedy"]["call/named_not_offered"]
     unoffered = "no call for a known tool names a tool that was not offered"
@@ -257,7 +259,7 @@ def card(cfg: CardConfig) -> str:
         "",
         "## What it cannot do",
         "",
-        *_lacks(evals, natural),
+        *_lacks(evals, natural, base.lacks if base else SMALL_LACKS),
         "",
     ]
     return "\n".join(lines)

@@ -30,7 +30,13 @@ from codechat_lab.serve.settings import ChatConfig
 from codechat_lab.tasks.coding.answer_text import extract
 
 (SHIPPED,) = paths.released_folders()
-LIMITS = {"nano": 6_000_000, "mini": 30_000_000, "smollm2-tools": 12_000_000}
+LIMITS = {
+    "nano": 6_000_000,
+    "mini": 30_000_000,
+    "smollm2-tools": 12_000_000,
+    "coder-tools": 16_000_000,  # of which 6 are the tokenizer
+}
+ADAPTED = {"smollm2-tools": "smollm2", "coder-tools": "qwen-coder"}
 WHOLE = ("mini", "nano")  # the third fetches its pretrained model
 
 
@@ -360,7 +366,7 @@ def test_a_shipped_model_is_read_and_declines(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(LIMITS.keys() - set(WHOLE)))
 def test_a_shipped_adapter_names_its_base(name: str) -> None:
-    assert checkpoint.read_meta(f"released/{name}")["base"] == "smollm2"
+    assert checkpoint.read_meta(f"released/{name}")["base"] == ADAPTED[name]
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))

@@ -25,7 +25,12 @@ from codechat_lab.serve.call_grammar import Rules, call_grammar
 SHAPE = GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300)
 GROUPED = replace(SHAPE, n_kv_head=2)
 LATENT = replace(SHAPE, attention="mla")
-DOCS = torch.tensor([[0] * 50 + [1] * 60 + [2] * 90 + [-1] * 56, [0] * 256])
+DOCS = torch.tensor(
+    [
+        [0] * 50 + [1] * 60 + [2] * 90 + [-1] * 56,
+        [0] * 256,
+    ]
+)
 BRANCHES = (torch.arange(256) // 20 % 3).expand(2, 256).contiguous()
 
 

@@ -371,7 +371,15 @@ def test_ranks_change_nothing(parts: list[list[int]], monkeypatch: pytest.Monkey
 
 
 # also where each rank's own rewards agree, or it has a single one
-@pytest.mark.parametrize("parts", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]]], ids=str)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [[0, 1, 2, 3]],
+        [[0, 1], [2, 3]],
+        [[0], [1], [2], [3]],
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("rewards, live", [([[1.0], [1.0], [0.0], [0.0]], 1.0), ([[1.0]] * 4, 0.0)])
 def test_groups_of_one_are_judged_together(
     rewards: list[list[float]],
