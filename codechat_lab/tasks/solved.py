@@ -31,13 +31,10 @@ from codechat.tasks.base import Problem
 from codechat_lab.tasks.preparation import PreparedConfig, Row, prepare
 
 # of a problem that begins with "Write a function to ..."
-WANTED = re.compile(
-    r"Write a (?:python )?function (?:to|that|which) (.+?)\.?\s*(?:\n|$)", re.IGNORECASE
-)
+WANTED = re.compile(r"Write a (?:python )?function to (.+?)\.?\s*(?:\n|$)", re.IGNORECASE)
 SIGNATURE = re.compile(r"^def ((\w+)\([^()\n]*\))", re.MULTILINE)
-OF_TESTS = re.compile(
-    r"\b(?:assert\w*|tests?)\b", re.IGNORECASE
-)  # which an everyday request does not have
+# which an everyday request does not have
+OF_TESTS = re.compile(r"\b(?:assert\w*|tests?)\b", re.IGNORECASE)
 EVERYDAY = (
     "{signature} to {wanted}",
     "{wanted}, call it {name}",

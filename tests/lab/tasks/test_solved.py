@@ -181,10 +181,11 @@ def test_every_everyday_form_names_the_function(form: str) -> None:
     "request_, answer",
     [
         ("Add two numbers.", PROGRAM),
+        ("Write a function which adds two numbers.", PROGRAM),  # "to adds" is no English
         (SHARED, "There is none."),
         (SHARED, f"{PROGRAM}\nIt passes the tests."),
     ],
-    ids=["another form", "no function", "tests"],
+    ids=["another form", "a verb with s", "no function", "tests"],
 )
 def test_other_problems_and_answers_have_no_everyday_request(request_: str, answer: str) -> None:
     assert solved._everyday(conversation(request_, answer)) is None
