@@ -1,16 +1,29 @@
 // Rows times a packed weight, in bfloat16: y = x W' + b. A row's numbers do not depend on the rows beside it.
 //
 // The weight lies as oneDNN packs it: (out / 64, in / 2, 64, 2). Memory is read once and in order, with a prefetch ahead of it,
-// where a general product of one row reads it at half the speed. Sums are float32, one pair of numbers after another; y is
-// rounded once.
+// where a general product of one row reads it at half the speed. Sums are float32; y is rounded once. A processor with tiles
+// (AMX) multiplies 16 rows at once. It sums the even numbers and the odd ones of 32 apart, so its last bits differ from those of
+// other processors.
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define AHEAD 4096  // numbers, 8 KB
 #define ABREAST 6   // rows whose sums stay in registers: 4 of each, of 32
 
+#define SIDE 16     // rows of a tile, and its outputs; it takes 32 numbers of a row at a time
+
+int in_tiles;  // whether products are: `product_runs_here` finds out
+
+static int tiles_run_here(void) {
+  const long ask = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM: the kernel then keeps tiles of this process
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, ask, tile_data);
+}
+
 int product_runs_here(void) {
+  in_tiles = tiles_run_here();
   return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vl");
 }
@@ -61,8 +74,117 @@ __attribute__((target("avx512f,avx512bw,avx512bf16"))) static void blocks(long r
   }
 }
 
+// ---- in tiles
+
+typedef struct {
+  uint8_t palette, start, none[14];
+  uint16_t bytes[16];  // of a row of each tile
+  uint8_t rows[16];
+} Tiles;
+
+// Tiles 0 to 3 hold sums, 4 and 5 rows (the second of them those behind 16), 6 and 7 weights.
+__attribute__((target("amx-tile"))) static void prepare(long rows) {
+  const long first = rows < SIDE ? rows : SIDE, second = rows - first;
+  Tiles tiles = {.palette = 1};
+  for (int i = 0; i < 8; ++i) {
+    const int behind = second && (i == 2 || i == 3 || i == 5);
+    tiles.bytes[i] = 64;
+    tiles.rows[i] = i >= 6 ? SIDE : behind ? second : first;
+  }
+  _tile_loadconfig(&tiles);
+}
+
+// sums (rows, 64), rounded.
+__attribute__((target("avx512f,avx512bw,avx512bf16"))) static void finish(const float* sums, const float* bias, uint16_t* y, long rows,
+                                                                           long n_out) {
+  for (long r = 0; r < rows; ++r) {
+    for (int i = 0; i < 64; i += 16) {
+      __m512 sum = _mm512_loadu_ps(sums + r * 64 + i);
+      if (bias) sum = _mm512_add_ps(sum, _mm512_loadu_ps(bias + i));
+      const __m256bh rounded = _mm512_cvtneps_pbh(sum);
+      memcpy(y + r * n_out + i, &rounded, sizeof rounded);
+    }
+  }
+}
+
+// 64 outputs of at most 16 rows.
+__attribute__((target("amx-tile,amx-bf16"))) static void few_in_tiles(const uint16_t* x, const uint16_t* w, float* sums, long n_in) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (long k = 0; k < n_in; k += 32, w += 32 * 64) {
+    for (int line = 0; line < 64; ++line) _mm_prefetch((const char*)(w + AHEAD + 32 * line), _MM_HINT_T0);
+    _tile_loadd(4, x + k, n_in * 2);
+    _tile_loadd(6, w, 256);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, w + 32, 256);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(6, w + 64, 256);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_loadd(7, w + 96, 256);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+  _tile_stored(0, sums, 256);
+  _tile_stored(1, sums + 16, 256);
+  _tile_stored(2, sums + 32, 256);
+  _tile_stored(3, sums + 48, 256);
+}
+
+// 64 outputs of 17 to 32 rows, 32 after 32.
+__attribute__((target("amx-tile,amx-bf16"))) static void many_in_tiles(const uint16_t* x, const uint16_t* w, float* sums, long n_in) {
+  const uint16_t* const behind = x + SIDE * n_in;
+  for (int half = 0; half < 64; half += 32, sums += 32) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (long k = 0; k < n_in; k += 32) {
+      const uint16_t* const here = w + k * 64 + half * 2;
+      for (int row = 0; row < 16; ++row) {
+        _mm_prefetch((const char*)(here + AHEAD + 128 * row), _MM_HINT_T0);
+        _mm_prefetch((const char*)(here + AHEAD + 128 * row + 32), _MM_HINT_T0);
+      }
+      _tile_loadd(4, x + k, n_in * 2);
+      _tile_loadd(6, here, 256);
+      _tile_loadd(7, here + 32, 256);
+      _tile_loadd(5, behind + k, n_in * 2);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, 256);
+    _tile_stored(1, sums + 16, 256);
+    _tile_stored(2, sums + SIDE * 64, 256);
+    _tile_stored(3, sums + SIDE * 64 + 16, 256);
+  }
+}
+
+__attribute__((target("amx-tile"))) static void product_in_tiles(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y,
+                                                                  long rows, long n_in, long n_out, int threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    float sums[2 * SIDE * 64] __attribute__((aligned(64)));
+    long prepared = 0;
+#pragma omp for
+    for (long o = 0; o < n_out; o += 64) {
+      for (long from = 0; from < rows; from += 2 * SIDE) {
+        const long n = rows - from < 2 * SIDE ? rows - from : 2 * SIDE;
+        if (n != prepared) prepare(prepared = n);
+        (n > SIDE ? many_in_tiles : few_in_tiles)(x + from * n_in, w + o * n_in, sums, n_in);
+        finish(sums, bias ? bias + o : 0, y + from * n_out + o, n, n_out);
+      }
+    }
+    _tile_release();
+  }
+}
+
+// ----
+
 // x (rows, n_in), n_in a multiple of 2; y (rows, n_out), n_out a multiple of 64; bias (n_out) in float32, or none.
 void product(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, long rows, long n_in, long n_out, int threads) {
+  if (in_tiles && n_in % 32 == 0) return product_in_tiles(x, w, bias, y, rows, n_in, n_out, threads);
   const long groups = (rows + ABREAST - 1) / ABREAST;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (long o = 0; o < n_out; o += 64) {

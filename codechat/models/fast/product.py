@@ -31,23 +31,17 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
-def product_of(packed: Tensor, weight: Tensor, bias: Tensor | None) -> Product | None:
-    """x (.., in) -> (.., out), of a weight (out, in) that oneDNN packed; none where it lies another
-    way than expected."""
+def product_of(weight: Tensor, bias: Tensor | None) -> Product | None:
+    """x (.., in) -> (.., out), by a copy of a weight (out, in); none for other shapes and dtypes
+    than `product.c` takes, and where it does not run."""
     found = library()
     n_out, n_in = weight.shape
     if found is None or n_out % BLOCK or n_in % 2 or weight.dtype != torch.bfloat16:
         return None
-    if torch.ops.mkldnn._nbytes(packed) != weight.nbytes:
-        return None
-    start = torch.ops.mkldnn.data_ptr(packed)
-    lies = (ctypes.c_char * (BLOCK * n_in * weight.itemsize)).from_address(start)
-    expected = weight[:BLOCK].view(BLOCK, n_in // 2, 2).transpose(0, 1).flatten()
-    if not torch.equal(torch.frombuffer(lies, dtype=weight.dtype), expected):
-        return None
-    return Product(
-        found.product, packed, start, n_in, n_out, None if bias is None else bias.float()
-    )
+    pairs = weight.contiguous().view(torch.int32).view(n_out // BLOCK, BLOCK, n_in // 2)
+    packed = pairs.transpose(1, 2).contiguous()
+    wide = None if bias is None else bias.float()
+    return Product(found.product, packed, packed.data_ptr(), n_in, n_out, wide)
 
 
 @dataclass(frozen=True)
@@ -55,8 +49,8 @@ class Product:
     """x (.., in) -> (.., out)."""
 
     run: Callable[..., None]
-    packed: Tensor  # at `start`
-    start: int
+    packed: Tensor  # (out / BLOCK, in / 2, BLOCK), each number a pair of the weight's
+    start: int  # its address
     n_in: int
     n_out: int
     bias: Tensor | None  # (out,) float32

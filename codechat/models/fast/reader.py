@@ -170,7 +170,7 @@ class ReadingLinear(nn.Module):
     change meanwhile."""
 
     layer: Callable[[Tensor], Tensor] | None  # for many rows; none = the copy serves any number
-    in_c: Product | None = None  # in place of both, where it was built
+    in_c: Product | None = None  # the copy's product, where it is in C
 
     def __init__(
         self,
@@ -182,23 +182,23 @@ class ReadingLinear(nn.Module):
         super().__init__()
         dtype = source.dtype
         weight = weight.detach().to(dtype)
-        if _packs(weight.numel(), dtype):
-            self.layer = None
+        added = None if bias is None else bias.detach().to(dtype)
+        self.layer = None
+        self.in_c = product_of(weight, added)
+        if self.in_c is not None:
+            self.product = self.in_c
+        elif _packs(weight.numel(), dtype):
             # private operators, but torch's compiler calls them too
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
-            added = None if bias is None else bias.detach().to(dtype)
             self.product = lambda x: torch.ops.mkldnn._linear_pointwise(
                 x.to(dtype), packed, added, "none", [], ""
             )
-            self.in_c = product_of(packed, weight, added)
         else:
             self.layer = layer
             transposed = weight.t().contiguous()
             self.product = lambda x: x @ transposed if bias is None else x @ transposed + bias
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.in_c is not None:
-            return self.in_c(x)
         if self.layer is None or x.numel() <= FEW_ROWS * x.shape[-1]:
             return self.product(x)
         return self.layer(x)
