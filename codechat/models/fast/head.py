@@ -190,11 +190,7 @@ def _chosen_and_entropy(
     x, columns = _candidates(logits, targets, temperature, kept)
     weights = torch.empty_like(x)
     lse = _softmax(x, out=weights)
-    with torch.autocast(x.device.type, enabled=False):  # which would sum V terms in bfloat16
-        if on_cpu(x.device):
-            mean = torch.bmm(weights[:, None], x[:, :, None])[:, 0]  # (N, 1): the expected logit
-        else:  # compiled, a product would need the weights in memory
-            mean = (weights * x).sum(-1, keepdim=True)
+    mean = (weights * x).sum(-1, keepdim=True)  # the expected logit
     chosen = x.gather(1, columns[:, None]) - lse
     return _Values(chosen[:, 0], (lse - mean)[:, 0], lse[:, 0])
 
