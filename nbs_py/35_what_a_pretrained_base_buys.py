@@ -240,6 +240,11 @@ for stage, name in {"untuned": untuned, "sft": coder}.items():
 articles.table(larger, {"benchmark": "benchmark", "n": "problems", untuned: untuned, coder: coder})
 
 # %% [markdown]
+# SFT on calls costs no programs and no sums that these intervals show. It teaches silence where no call is right (7 to 23 of 26), and hardly more right calls (28 to 33 of 84).
+# GSM8K needs the model's own form, a boxed answer. Asked for five tags it reasons and forgets them; asked as in r1_zero it answers at once.
+# `codechat run coder --until whole-bfcl` judges all 3,487 problems of the leaderboard.
+
+# %% [markdown]
 # ## Is it the base, or the parameters?
 #
 # Both differ at once: 15 times mini's parameters, and two trillion tokens read before our SFT. No row here separates them. But more of *our own*
