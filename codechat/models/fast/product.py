@@ -31,6 +31,12 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
+def in_tiles() -> bool:
+    """Whether the processor multiplies in tiles, which want many rows."""
+    found = library()
+    return found is not None and ctypes.c_int.in_dll(found, "in_tiles").value != 0
+
+
 def product_of(weight: Tensor, bias: Tensor | None) -> Product | None:
     """x (.., in) -> (.., out), by a copy of a weight (out, in); none for other shapes and dtypes
     than `product.c` takes, and where it does not run."""
