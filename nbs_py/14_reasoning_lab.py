@@ -34,7 +34,7 @@
 # | solutions correct throughout, answers correct | 14 %, 19 %: answer rewards also pay lucky guesses |
 #
 # On GSM8K itself neither nano nor SmolLM2 gives one right answer of 300, before or after training (below). By GRPO with these five rewards SmolLM2 learns
-# to write tags, and no answer ([notebook 35](35_what_a_pretrained_base_buys.ipynb)).
+# to write tags, and no answer ([notebook 35](35_what_a_pretrained_base_buys.ipynb)). Qwen2.5-Coder-0.5B solves a quarter, in its own form.
 # (Eighty steps on one-step problems alone do help, 0.30 to 0.48 with GRPO: [experiments](../docs/experiments/programs-and-sums.md).)
 #
 # **Runs/needs.** Frozen rows of five runs (`reports/frozen/reasoning`), from a model of an older recipe (commit 19387a6). `fresh = True` makes the runs again, in about an hour of two cores. Seconds on one core.
@@ -270,6 +270,17 @@ gsm8k = frames["gsm8k"]
 gsm8k["right, 95 % interval"] = [str(intervals.wilson_interval(row.right, row.n)) for row in gsm8k.itertuples()]
 gsm8k.set_index(["model", "form"])[["n", "right, 95 % interval", "in the form", "cut off"]]
 
+# %% [markdown]
+# Qwen2.5-Coder-0.5B-Instruct, untuned and after SFT on calls (`released/coder-tools`), on the first 64 problems with at most 320 tokens: it reckons in the form that it was taught, an
+# answer in a box. With five rewards it reasons and forgets the tags. Asked as in r1_zero it answers at once, and wrongly.
+
+# %%
+larger = pd.DataFrame(read_rows(run_frames.frozen_dir() / "pretrained_coder.jsonl"))
+larger = larger[larger["benchmark"].str.startswith("GSM8K")].set_index("benchmark")
+for stage, name in {"untuned": "0.5 B untuned", "sft": "0.5 B after SFT"}.items():
+    larger[name] = [str(intervals.wilson_interval(right, n)) for right, n in zip(larger[stage], larger["n"])]
+larger[["n", "0.5 B untuned", "0.5 B after SFT"]]
+
 
 # %% [markdown]
 # ## Three lines of your own
@@ -309,3 +320,4 @@ assert [round(float(share[k]), 2) for k in ("sum", "copied number", "sign", "not
 assert share["nothing"] < rates.loc[sft, "pass@1"] - 0.04
 assert by_level.loc[4].max() < 0.6 * by_level.loc[1].min()
 assert gsm8k["right"].sum() == 0 and set(gsm8k["n"]) == {300}
+assert larger.loc["GSM8K, the answer boxed", "untuned"] == 15 and larger["untuned"].sum() == 17
