@@ -22,8 +22,8 @@
 # After 24 steps of SFT (98,304 tokens) it gets 15 of 60 right, but calls for 15 of the 20 that no tool serves,
 # and for every program it is asked for. Six steps of RL move refusals from 5 to 8 of 20 and leave the 15.
 #
-# **Also.** More of the same SFT is what helps: [notebook 35](35_what_a_pretrained_base_buys.ipynb). Why this base: a sitting is short. Qwen2.5-Coder-0.5B (`released/coder-tools`)
-# calls as well and programs too, but is a download of 491 MB, and a step of its SFT takes 21 seconds of two cores.
+# **Also.** More of the same SFT is what helps: [notebook 35](35_what_a_pretrained_base_buys.ipynb). Why this base: a sitting is short. The larger one of
+# `released/coder-tools` calls as well and programs too, but its download and each of its steps take several times as long.
 #
 # **Runs/needs.** The rows of one sitting are committed (`reports/frozen/one_sitting.jsonl`): the notebook shows them in seconds and downloads nothing. `live = True` does it again
 # with the commands below, in folder `runs/sitting`: 98 MB to download, about an hour of one core without bfloat16.
