@@ -173,6 +173,7 @@ class ReadingLinear(nn.Module):
 
     layer: Callable[[Tensor], Tensor] | None  # for many rows; none = the copy serves any number
     in_c: Product | None = None  # the copy's product, where it is in C
+    product: Callable[[Tensor], Tensor]  # by the copy
 
     def __init__(
         self,
