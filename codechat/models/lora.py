@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from codechat.core.errors import CheckpointError, ConfigError
 from codechat.distributed import sharding
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, lora_matrices
+from codechat.models.fast.functions import adapted_linear
 from codechat.models.gpt import GPT
 
 
@@ -33,10 +34,7 @@ class LoRALinear(nn.Module):
         self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        # scaled in between, where a token has `rank` numbers
-        return self.base(x) + nn.functional.linear(
-            self.scale * nn.functional.linear(x, self.a), self.b
-        )
+        return adapted_linear(x, self.base.weight, self.base.bias, self.a, self.b, self.scale)
 
     @property
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""RMSNorm, squared ReLU and SwiGLU. On a CPU with gradients each is one autograd node, whose
+"""RMSNorm, squared ReLU, SwiGLU and adapted matrices. On a CPU with gradients each is one autograd node, whose
 gradient is written out: autograd would keep more tensors and pass over memory once for each of
 their operations."""
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from codechat.models.fast import fused
-from codechat.models.fast.device import on_cpu
+from codechat.models.fast.device import compute_dtype, on_cpu
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -57,6 +57,20 @@ def through_swiglu(down: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         return down(product)
+
+
+def adapted_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+) -> Tensor:
+    """W x + bias + scale B A x of x (..., in), a frozen W (out, in), A (rank, in) and B (out,
+    rank) (LoRA, arXiv:2106.09685). It is scaled in between, where a token has `rank` numbers."""
+    if not (on_cpu(x.device) and torch.is_grad_enabled() and a.requires_grad):
+        return F.linear(x, weight, bias) + F.linear(scale * F.linear(x, a), b)
+    dtype = compute_dtype(x)
+    frozen = None if bias is None else bias.to(dtype)
+    rows = x.to(dtype).flatten(0, -2)
+    y = _AdaptedLinear.apply(rows, weight.to(dtype), frozen, a, b, scale)
+    return y.unflatten(0, x.shape[:-1])
 
 
 def _writes_gradient(x: Tensor) -> bool:
@@ -119,3 +133,36 @@ class _SwiGLU(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         d_gate = torch.ops.aten.silu_backward(above * up, gate)
         return d_gate, above * F.silu(gate)
+
+
+class _AdaptedLinear(torch.autograd.Function):
+    """What an adapter adds, in the output and in the gradient of x, is added in place by its
+    product; autograd would write it and then pass over both."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        scale: float,
+    ) -> Tensor:
+        down = a.to(x.dtype)
+        up = b.to(x.dtype)
+        inner = scale * (x @ down.mT)
+        ctx.save_for_backward(x, inner, weight, down, up)
+        ctx.scale = scale
+        ctx.dtypes = (a.dtype, b.dtype)
+        return F.linear(x, weight, bias).addmm_(inner, up.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
+        x, inner, weight, down, up = ctx.saved_tensors
+        d_inner = ctx.scale * (above @ up)
+        d_a = (d_inner.mT @ x).to(ctx.dtypes[0])
+        d_b = (above.mT @ inner).to(ctx.dtypes[1])
+        dx = (above @ weight).addmm_(d_inner, down) if ctx.needs_input_grad[0] else None
+        return dx, None, None, d_a, d_b, None

@@ -15,6 +15,7 @@ from codechat.formats import peft_format
 from codechat.models import loading, lora
 from codechat.models.config import LORA_CHOSEN, LORA_TARGETS, GPTConfig
 from codechat.models.fast import head
+from codechat.models.fast.functions import adapted_linear
 from codechat.models.gpt import GPT
 from codechat.runs.run import Run
 
@@ -60,6 +61,21 @@ def test_an_adapted_layer_is_the_formula() -> None:
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
     expected = x @ layer.base.weight.T + 4.0 * (x @ layer.a.T) @ layer.b.T
     torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("learns_x", [True, False])
+def test_the_gradients_of_an_adapted_layer_are_those_of_finite_differences(learns_x: bool) -> None:
+    rng = torch.Generator().manual_seed(5)
+    x, weight, bias, a, b = (
+        torch.randn(shape, generator=rng, dtype=torch.float64)
+        for shape in ((2, 3, 4), (6, 4), (6,), (2, 4), (6, 2))
+    )
+    x.requires_grad_(learns_x)
+    a.requires_grad_()
+    b.requires_grad_()
+    y = adapted_linear(x, weight, bias, a, b, 0.5)
+    torch.testing.assert_close(y, x @ weight.T + bias + 0.5 * x @ a.T @ b.T)
+    assert torch.autograd.gradcheck(adapted_linear, (x, weight, bias, a, b, 0.5))
 
 
 def test_merging_leaves_a_plain_model_of_the_same_logits() -> None:
