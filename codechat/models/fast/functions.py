@@ -64,12 +64,12 @@ def adapted_linear(
 ) -> Tensor:
     """W x + bias + scale B A x of x (..., in), a frozen W (out, in), A (rank, in) and B (out,
     rank) (LoRA, arXiv:2106.09685). It is scaled in between, where a token has `rank` numbers."""
-    if not (on_cpu(x.device) and torch.is_grad_enabled() and a.requires_grad):
-        return F.linear(x, weight, bias) + F.linear(scale * F.linear(x, a), b)
-    dtype = compute_dtype(x)
-    frozen = None if bias is None else bias.to(dtype)
-    rows = x.to(dtype).flatten(0, -2)
-    y = _AdaptedLinear.apply(rows, weight.to(dtype), frozen, a, b, scale)
+    learns = torch.is_grad_enabled() and a.requires_grad
+    if not (learns and on_cpu(x.device)):
+        inner = scale * F.linear(x, a)
+        return F.linear(x, weight, bias) + F.linear(inner, b)
+    rows = x.to(compute_dtype(x)).flatten(0, -2)
+    y = _AdaptedLinear.apply(rows, weight, bias, a, b, scale)
     return y.unflatten(0, x.shape[:-1])
 
 
@@ -149,20 +149,21 @@ class _AdaptedLinear(torch.autograd.Function):
         b: Tensor,
         scale: float,
     ) -> Tensor:
-        down = a.to(x.dtype)
-        up = b.to(x.dtype)
-        inner = scale * (x @ down.mT)
-        ctx.save_for_backward(x, inner, weight, down, up)
+        inner = scale * F.linear(x, a)
+        ctx.save_for_backward(x, inner, weight, a, b)
         ctx.scale = scale
-        ctx.dtypes = (a.dtype, b.dtype)
-        return F.linear(x, weight, bias).addmm_(inner, up.mT)
+        y = F.linear(x, weight, bias)
+        return y.addmm_(inner, b.mT.to(inner.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
-        x, inner, weight, down, up = ctx.saved_tensors
-        d_inner = ctx.scale * (above @ up)
-        d_a = (d_inner.mT @ x).to(ctx.dtypes[0])
-        d_b = (above.mT @ inner).to(ctx.dtypes[1])
-        dx = (above @ weight).addmm_(d_inner, down) if ctx.needs_input_grad[0] else None
+        x, inner, weight, a, b = ctx.saved_tensors
+        d_inner = ctx.scale * (above @ b.to(above.dtype))
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = above @ weight.to(above.dtype)
+            dx.addmm_(d_inner, a.to(above.dtype))
+        d_a = d_inner.mT @ x
+        d_b = above.mT @ inner
         return dx, None, None, d_a, d_b, None
