@@ -15,19 +15,6 @@
 
 #define SIDE 16     // rows of a tile, and its outputs; it takes 32 numbers of a row at a time
 
-int in_tiles;  // whether products are: `product_runs_here` finds out
-
-static int tiles_run_here(void) {
-  const long ask = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM: the kernel then keeps tiles of this process
-  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, ask, tile_data);
-}
-
-int product_runs_here(void) {
-  in_tiles = tiles_run_here();
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
-}
-
 // 64 outputs of so many rows, a constant where it is called. bias: 64 numbers, or none.
 __attribute__((target("avx512f,avx512bw,avx512bf16"), always_inline)) static inline void block(
     const int rows, const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, long n_in, long n_out) {
@@ -75,6 +62,13 @@ __attribute__((target("avx512f,avx512bw,avx512bf16"))) static void blocks(long r
 }
 
 // ---- in tiles
+
+#if defined(__clang__) || __GNUC__ >= 11  // which know tiles
+
+static int tiles_run_here(void) {
+  const long ask = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM: the kernel then keeps tiles of this process
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, ask, tile_data);
+}
 
 typedef struct {
   uint8_t palette, start, none[14];
@@ -180,7 +174,24 @@ __attribute__((target("amx-tile"))) static void product_in_tiles(const uint16_t*
   }
 }
 
-// ----
+#else
+
+static int tiles_run_here(void) { return 0; }
+
+static void product_in_tiles(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, long rows, long n_in, long n_out,
+                             int threads) {}
+
+#endif
+
+// ---- either way
+
+int in_tiles;  // which one: `product_runs_here` finds out
+
+int product_runs_here(void) {
+  in_tiles = tiles_run_here();
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
 
 // x (rows, n_in), n_in a multiple of 2; y (rows, n_out), n_out a multiple of 64; bias (n_out) in float32, or none.
 void product(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, long rows, long n_in, long n_out, int threads) {
