@@ -12,6 +12,7 @@ Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -145,10 +146,19 @@ def sample(
         (r for r in rows if r not in done),
         key=lambda row: (prefixes[row[0]], len(prompts[row[0]]), row),
     )
-    width = memory.rows_at_once(model, prompts, max(budgets), samples_per_prompt, n_kept)
+
+    def too_many(n: int) -> bool:
+        some = [prompts[i] for i, _ in order[:n]]
+        return memory.rows_at_once(model, some, max(budgets), samples_per_prompt, n_kept) < n
+
+    batches = []
+    while order:
+        # as many as the longest of these allows; the longest of all would keep every batch small
+        n = 1 + bisect_left(range(2, len(order) + 1), True, key=too_many)
+        batches.append(order[:n])
+        order = order[n:]
     reader = _reader(model, graph if grammars is None else False)
-    for start in range(0, len(order), width):
-        some = order[start : start + width]
+    for some in batches:
         batch = Batch(
             prompts=[prompts[i] for i, _ in some],
             prefix_lengths=[prefixes[i] for i, _ in some],

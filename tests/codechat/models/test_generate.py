@@ -580,6 +580,27 @@ def test_tokens_do_not_depend_on_the_batch_size(
     assert [c.ids for c in four_each(PROMPTS, NAMES)] == [c.ids for c in whole]
 
 
+def test_a_long_prompt_does_not_make_the_batches_of_short_ones_small(
+    whole: list[Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for 60 tokens of prompts: with the longest of all, each row would be alone."""
+    sizes = list[int]()
+    decode = generate._decode
+
+    def noted(reader: Reader, batch: Batch) -> Any:
+        sizes.append(len(batch.prompts))
+        return decode(reader, batch)
+
+    monkeypatch.setattr(generate, "_decode", noted)
+    monkeypatch.setattr(
+        memory, "rows_at_once", lambda _, prompts, *__: max(1, 60 // max(map(len, prompts)))
+    )
+    long = [1 + i % 7 for i in range(40)]
+    found = four_each([long, *PROMPTS], ["long", *NAMES])
+    assert [c.ids for c in found[4:]] == [c.ids for c in whole]
+    assert max(sizes) > 4 and sizes[-4:] == [1, 1, 1, 1]
+
+
 def test_tokens_do_not_depend_on_the_order_of_prompts(whole: list[Completion]) -> None:
     mixed = four_each(PROMPTS[::-1], NAMES[::-1])
     back = mixed[12:] + mixed[8:12] + mixed[4:8] + mixed[:4]
