@@ -598,8 +598,11 @@ def test_a_long_prompt_does_not_make_the_batches_of_short_ones_small(
     monkeypatch.setattr(generate, "_decode", noted)
     monkeypatch.setattr(memory, "rows_at_once", fitting)
     long = [5] * 40
-    found = four_each([long, *PROMPTS], ["long", *NAMES])
-    assert [c.ids for c in found[4:]] == [c.ids for c in whole]
+    prompts = [long, *PROMPTS]
+    names = ["long", *NAMES]
+    found = four_each(prompts, names)
+    ids = [c.ids for c in found]
+    assert ids[4:] == [c.ids for c in whole]
     assert max(sizes) > 4
     assert sizes[-4:] == [1, 1, 1, 1]
 
