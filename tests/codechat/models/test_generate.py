@@ -588,12 +588,15 @@ def test_a_long_prompt_does_not_make_the_batches_of_short_ones_small(
     decode = generate._decode
 
     def noted(reader: Reader, batch: Batch) -> Any:
-        sizes.append(len(batch.prompts))
+        rows = len(batch.prompts)
+        sizes.append(rows)
         return decode(reader, batch)
 
     def fitting(model: GPT, prompts: Sequence[Sequence[int]], *_: Any) -> int:
-        longest = max(map(len, prompts))
-        return max(1, 60 // longest)
+        lengths = [len(prompt) for prompt in prompts]
+        longest = max(lengths)
+        fits = 60 // longest
+        return max(1, fits)
 
     monkeypatch.setattr(generate, "_decode", noted)
     monkeypatch.setattr(memory, "rows_at_once", fitting)
