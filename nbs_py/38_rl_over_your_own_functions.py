@@ -25,7 +25,7 @@
 # **Runs/needs.** The model that comes with the package (`released/nano`, 2.6 M parameters), `examples/shop.py` and
 # `examples/shop.jsonl`; about a minute and a half of one core. The same in commands: [tasks](../docs/tasks.md#your-own-functions).
 #
-# Previous: [37 what tiered rewards unlearn](37_what_tiered_rewards_unlearn.ipynb)
+# Previous: [37 what tiered rewards unlearn](37_what_tiered_rewards_unlearn.ipynb) · Next: [39 when rl pays](39_when_rl_pays.ipynb)
 
 # %% tags=["parameters"]
 ckpt = "released/nano"
