@@ -23,8 +23,7 @@
 # raise MBPP's test problems, greedily, by 0.046 [0.014, 0.078] over the start. SFT on the reference solutions, the cheapest control, gains
 # 0.064 [0.026, 0.102]: GRPO minus that is -0.018 [-0.056, 0.020], no gain by the rule set before the run. Rejection sampling gains 0.030 [0.002, 0.058]. One seed.
 #
-#
-# **Runs/needs.** Committed rows: those of notebooks 12 and 37, and of recipe `coder-rl` (`reports/frozen/rl_pays.jsonl`), which takes two to five hours of two cores. Nothing is
+# **Runs/needs.** Committed rows: those of notebooks 12 and 37, and of recipe `coder-rl` (`reports/frozen/rl_pays.jsonl`), which takes about two hours of two cores with AMX. Nothing is
 # trained here. A few seconds.
 #
 # Previous: [38 rl over your own functions](38_rl_over_your_own_functions.ipynb)
@@ -138,7 +137,7 @@ gain = paired_bootstrap(mbpp[better], mbpp["tiered"], seed=seed)
 print("GRPO, tiered, minus {}: {:+.3f} [{:+.3f}, {:+.3f}] of {} problems".format(ARMS[better], *gain, len(mbpp[better])))
 
 # %% [markdown]
-# So the verdict tells whether there is a gradient, and on this base it leads to right programs. In twenty steps it gains no more than the reference solutions give in five minutes of SFT.
+# So the verdict tells whether there is a gradient, and on this base it leads to right programs. In twenty steps it gains no more than the reference solutions give in a third of its time.
 # Not done: the binary reward, HumanEval for the controls, a second seed, more steps.
 #
 # ## Try this

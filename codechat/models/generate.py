@@ -12,7 +12,6 @@ Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -139,26 +138,19 @@ def sample(
     # prompt, sample
     rows = [(i, n) for i in range(len(prompts)) for n in range(samples_per_prompt)]
     done = {row: Completion([], [], "context") for row in rows if not budgets[row[0]]}
-    if len(done) == len(rows):
-        return [*done.values()]
     # similar lengths together need little padding
     order = sorted(
         (r for r in rows if r not in done),
         key=lambda row: (prefixes[row[0]], len(prompts[row[0]]), row),
     )
 
-    def too_many(n: int) -> bool:
-        some = [prompts[i] for i, _ in order[:n]]
-        return memory.rows_at_once(model, some, max(budgets), samples_per_prompt, n_kept) < n
-
-    batches = []
-    while order:
-        # as many as the longest of these allows; the longest of all would keep every batch small
-        n = 1 + bisect_left(range(2, len(order) + 1), True, key=too_many)
-        batches.append(order[:n])
-        order = order[n:]
+    lengths = [len(prompts[i]) for i, _ in order]
+    new_tokens = max(budgets, default=0)
+    # before weights are copied: that takes memory
+    parts = [*memory.batches(model, lengths, new_tokens, samples_per_prompt, n_kept)]
     reader = _reader(model, graph if grammars is None else False)
-    for some in batches:
+    for part in parts:
+        some = order[part]
         batch = Batch(
             prompts=[prompts[i] for i, _ in some],
             prefix_lengths=[prefixes[i] for i, _ in some],

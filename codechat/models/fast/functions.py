@@ -1,6 +1,6 @@
-"""RMSNorm, squared ReLU, SwiGLU and adapted matrices. On a CPU with gradients each is one autograd node, whose
-gradient is written out: autograd would keep more tensors and pass over memory once for each of
-their operations."""
+"""RMSNorm, squared ReLU, SwiGLU and adapted matrices. On a CPU with gradients each is one
+autograd node, whose gradient is written out: autograd would keep more tensors and pass over
+memory once for each of their operations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -160,10 +160,8 @@ class _AdaptedLinear(torch.autograd.Function):
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
         x, inner, weight, a, b = ctx.saved_tensors
         d_inner = ctx.scale * (above @ b.to(above.dtype))
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dx = above @ weight.to(above.dtype)
-            dx.addmm_(d_inner, a.to(above.dtype))
+        dx = above @ weight.to(above.dtype)  # of the first block too, where nothing reads it
+        dx.addmm_(d_inner, a.to(above.dtype))
         d_a = d_inner.mT @ x
         d_b = above.mT @ inner
         return dx, None, None, d_a, d_b, None

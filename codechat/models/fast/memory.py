@@ -3,7 +3,8 @@
 Shapes: B rows (padded), P prompts, V padded vocabulary, D width.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -26,15 +27,29 @@ def prefill_tokens(device: torch.device) -> int:
     return GPU_PREFILL if device.type == "cuda" else CPU_PREFILL
 
 
-def rows_at_once(
-    model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int, samples: int, kept: int
-) -> int:
-    """How many rows keep caches (with a share of the prompt) and logits under CACHE_BYTES; on a
-    GPU, in free memory.
+def batches(
+    model: GPT, lengths: Sequence[int], new_tokens: int, samples: int, kept: int
+) -> Iterator[slice]:
+    """Neighbouring rows, whose prompts have these lengths: as many together as the longest of them
+    allows. The longest of all would keep every batch small."""
+    start = 0
+    while start < len(lengths):
+        left = lengths[start:]
+
+        def too_many(n: int) -> bool:
+            return rows_at_once(model, max(left[:n]), new_tokens, samples, kept) < n
+
+        n = bisect_left(range(1, len(left) + 1), True, key=too_many)
+        yield slice(start, start + n)
+        start += n
+
+
+def rows_at_once(model: GPT, longest: int, new_tokens: int, samples: int, kept: int) -> int:
+    """How many rows of prompts of at most `longest` tokens keep caches (with a share of the
+    prompt) and logits under CACHE_BYTES; on a GPU, in free memory.
 
     samples: per prompt; kept: ids that are noted of each new token."""
     cfg = model.cfg
-    longest = max(map(len, prompts))
     weight = model.wte.weight
     if weight.device.type != "cuda":
         cache = (

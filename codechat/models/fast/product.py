@@ -34,7 +34,7 @@ def library() -> ctypes.CDLL | None:
 def in_tiles() -> bool:
     """Whether the processor multiplies in tiles, which want many rows."""
     found = library()
-    return found is not None and ctypes.c_int.in_dll(found, "in_tiles").value != 0
+    return bool(found and ctypes.c_int.in_dll(found, "in_tiles").value)
 
 
 def product_of(weight: Tensor, bias: Tensor | None) -> Product | None:

@@ -56,8 +56,9 @@ class Reader:
         """(B, T) ids behind what the cache keeps, n_new (B,) of each row real, none = all -> their
         states (B, T, D). In C each token is a row of its own."""
         B, T = ids.shape
-        in_c = isinstance(self.short, RowsInC) and cache.kv.dtype == torch.bfloat16
-        if self.short is None or not in_c or T > SHORT_PROMPT:
+        short = self.short
+        in_c = cache.kv.dtype == torch.bfloat16 and T <= SHORT_PROMPT
+        if not (in_c and isinstance(short, RowsInC)):
             return self.model.hidden(ids, cache=cache, n_new=n_new)
         lengths = torch.full((B,), T) if n_new is None else n_new
         real = torch.arange(T) < lengths[:, None]
@@ -67,7 +68,7 @@ class Reader:
             slots = some[:, 0].contiguous()
             ahead = some[:, 1].contiguous()
             place = cache.place_of(slots, ahead)
-            states[slots, ahead] = self.short.step(ids[slots, ahead], place)
+            states[slots, ahead] = short.step(ids[slots, ahead], place)
         cache.advance(T, n_new)
         return states
 
