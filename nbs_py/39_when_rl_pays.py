@@ -23,7 +23,7 @@
 # raise MBPP's test problems, greedily, by 0.046 [0.014, 0.078] over the start. SFT on the reference solutions, the cheapest control, gains
 # 0.064 [0.026, 0.102]: GRPO minus that is -0.018 [-0.056, 0.020], no gain by the rule set before the run. Rejection sampling gains 0.030 [0.002, 0.058]. One seed.
 #
-# **Runs/needs.** Committed rows: those of notebooks 12 and 37, and of recipe `coder-rl` (`reports/frozen/rl_pays.jsonl`), which takes about two hours of two cores with AMX. Nothing is
+# **Runs/needs.** Committed rows: those of notebooks 12 and 37, and of recipe `coder-rl` (`reports/frozen/rl_pays`), which takes about two hours of two cores with AMX. Nothing is
 # trained here. A few seconds.
 #
 # Previous: [38 rl over your own functions](38_rl_over_your_own_functions.ipynb)
@@ -43,7 +43,7 @@ from codechat_lab.reports.style import OKABE_ITO, finish, new_figure
 from codechat_lab.tasks.coding.rewards import tiered
 
 frozen = run_frames.frozen_dir()
-rows = pd.DataFrame(read_rows(frozen / "rl_pays.jsonl"))
+rows = pd.DataFrame(read_rows(frozen / "rl_pays" / "rows.jsonl"))
 BLUE, ORANGE, GREEN = (OKABE_ITO[c] for c in ("blue", "orange", "green"))
 
 # %% [markdown]
