@@ -1,9 +1,9 @@
 // Rows times a packed weight, in bfloat16: y = x W' + b. A row's numbers do not depend on the rows beside it.
 //
-// The weight lies as oneDNN packs it: (out / 64, in / 2, 64, 2). Memory is read once and in order, with a prefetch ahead of it,
-// where a general product of one row reads it at half the speed. Sums are float32; y is rounded once. A processor with tiles
-// (AMX) multiplies 16 rows at once. It sums the even numbers and the odd ones of 32 apart, so its last bits differ from those of
-// other processors.
+// The weight lies as oneDNN packs it: (out / 64, in / 2, 64, 2), for tiles (out / 32, in / 2, 32, 2). Memory is read once and in
+// order, with a prefetch ahead of it, where a general product of one row reads it at half the speed. Sums are float32; y is
+// rounded once. A processor with tiles (AMX) multiplies 16 rows at once. It sums the even numbers and the odd ones of 32 apart,
+// so its last bits differ from those of other processors.
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
@@ -13,6 +13,7 @@
 #define AHEAD 4096  // numbers, 8 KB
 #define ABREAST 6   // rows whose sums stay in registers: 4 of each, of 32
 
+#define HALF 32     // outputs that lie side by side for tiles
 #define SIDE 16     // rows of a tile, and its outputs; it takes 32 numbers of a row at a time
 
 // 64 outputs of so many rows, a constant where it is called. bias: 64 numbers, or none.
@@ -107,16 +108,20 @@ __attribute__((target("amx-tile,amx-bf16"))) static void few_in_tiles(const uint
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (long k = 0; k < n_in; k += 32, w += 32 * 64) {
-    for (int line = 0; line < 64; ++line) _mm_prefetch((const char*)(w + AHEAD + 32 * line), _MM_HINT_T0);
+  for (long k = 0; k < n_in; k += 32) {
+    const uint16_t *const here = w + k * HALF, *const next = here + n_in * HALF;
+    for (int line = 0; line < 32; ++line) {
+      _mm_prefetch((const char*)(here + AHEAD / 2 + 32 * line), _MM_HINT_T0);
+      _mm_prefetch((const char*)(next + AHEAD / 2 + 32 * line), _MM_HINT_T0);
+    }
     _tile_loadd(4, x + k, n_in * 2);
-    _tile_loadd(6, w, 256);
+    _tile_loadd(6, here, 4 * HALF);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w + 32, 256);
+    _tile_loadd(7, here + HALF, 4 * HALF);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(6, w + 64, 256);
+    _tile_loadd(6, next, 4 * HALF);
     _tile_dpbf16ps(2, 4, 6);
-    _tile_loadd(7, w + 96, 256);
+    _tile_loadd(7, next + HALF, 4 * HALF);
     _tile_dpbf16ps(3, 4, 7);
   }
   _tile_stored(0, sums, 256);
@@ -128,20 +133,17 @@ __attribute__((target("amx-tile,amx-bf16"))) static void few_in_tiles(const uint
 // 64 outputs of 17 to 32 rows, 32 after 32.
 __attribute__((target("amx-tile,amx-bf16"))) static void many_in_tiles(const uint16_t* x, const uint16_t* w, float* sums, long n_in) {
   const uint16_t* const behind = x + SIDE * n_in;
-  for (int half = 0; half < 64; half += 32, sums += 32) {
+  for (int half = 0; half < 64; half += HALF, w += n_in * HALF, sums += HALF) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (long k = 0; k < n_in; k += 32) {
-      const uint16_t* const here = w + k * 64 + half * 2;
-      for (int row = 0; row < 16; ++row) {
-        _mm_prefetch((const char*)(here + AHEAD + 128 * row), _MM_HINT_T0);
-        _mm_prefetch((const char*)(here + AHEAD + 128 * row + 32), _MM_HINT_T0);
-      }
+      const uint16_t* const here = w + k * HALF;
+      for (int line = 0; line < 32; ++line) _mm_prefetch((const char*)(here + AHEAD / 2 + 32 * line), _MM_HINT_T0);
       _tile_loadd(4, x + k, n_in * 2);
-      _tile_loadd(6, here, 256);
-      _tile_loadd(7, here + 32, 256);
+      _tile_loadd(6, here, 4 * HALF);
+      _tile_loadd(7, here + HALF, 4 * HALF);
       _tile_loadd(5, behind + k, n_in * 2);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
@@ -161,7 +163,7 @@ __attribute__((target("amx-tile"))) static void product_in_tiles(const uint16_t*
   {
     float sums[2 * SIDE * 64] __attribute__((aligned(64)));
     long prepared = 0;
-#pragma omp for
+#pragma omp for collapse(2)
     for (long o = 0; o < n_out; o += 64) {
       for (long from = 0; from < rows; from += 2 * SIDE) {
         const long n = rows - from < 2 * SIDE ? rows - from : 2 * SIDE;
@@ -193,9 +195,9 @@ int product_runs_here(void) {
          __builtin_cpu_supports("avx512vl");
 }
 
-// x (rows, n_in), n_in a multiple of 2; y (rows, n_out), n_out a multiple of 64; bias (n_out) in float32, or none.
+// x (rows, n_in), n_in a multiple of 32; y (rows, n_out), n_out a multiple of 64; bias (n_out) in float32, or none.
 void product(const uint16_t* x, const uint16_t* w, const float* bias, uint16_t* y, long rows, long n_in, long n_out, int threads) {
-  if (in_tiles && n_in % 32 == 0) return product_in_tiles(x, w, bias, y, rows, n_in, n_out, threads);
+  if (in_tiles) return product_in_tiles(x, w, bias, y, rows, n_in, n_out, threads);
   const long groups = (rows + ABREAST - 1) / ABREAST;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (long o = 0; o < n_out; o += 64) {

@@ -242,7 +242,9 @@ WIDE void rows(const Shape* s, const Layer* layers, const Place* place, float* x
   const long abreast = B * K < 2 * threads ? 1 : H / K;  // queries that read a key together
   const long room = abreast * (sixteens(place->n_prefix) + sixteens(longest + 1));
   float* const p = malloc(threads * room * sizeof(float));
-  uint16_t* const normed = malloc(B * (2 * D + H * E + n_made + n_inner) * sizeof(uint16_t));
+  const long size = B * (2 * D + H * E + n_made + n_inner) * sizeof(uint16_t);
+  // at a line of the cache: a tile that begins elsewhere is read from twice as many
+  uint16_t* const normed = aligned_alloc(64, (size + 63) / 64 * 64);
   uint16_t *const y = normed + B * D, *const q = y + B * D, *const made = q + B * H * E, *const inner = made + B * n_made;
   for (long b = 0; b < B; ++b) norm(x + b * D, layers->attn_norm, normed + b * D, D, s->eps);
   for (long block = 0; block < s->depth; ++block) {

@@ -129,6 +129,8 @@ class Engine:
         block = loaded.model.cfg.block_size
         self.model = loaded.model
         self._device = loaded.device
+        # read before there are two threads: it is printed once
+        self._compute = numerics.compute_dtype(loaded.device)
         # where the model has none of its own; empty once they are read
         self._weights = loaded.weights
         self.room = room or Room(block, max_rows, max_rows * block)
@@ -212,7 +214,7 @@ class Engine:
                 torch.inference_mode(),
                 torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
             ):
-                dtype = cache_dtype(self.model.cfg, device, numerics.compute_dtype(device))
+                dtype = cache_dtype(self.model.cfg, device, self._compute)
                 self._cache = SlotCache(self.model.cfg, self.room, device, dtype)
                 while not self._closing:
                     # both keep casts and copies of the weights, which an update must not find

@@ -15,7 +15,7 @@ from torch import Tensor
 from codechat.models.fast.device import BUILT, built_library
 
 LIBRARY = BUILT / "librow.so"
-BLOCK = 64  # outputs that lie side by side in a packed weight
+BLOCK = 64  # outputs that lie side by side in a packed weight; half as many for tiles
 
 
 @cache
@@ -42,9 +42,10 @@ def product_of(weight: Tensor, bias: Tensor | None) -> Product | None:
     than `product.c` takes, and where it does not run."""
     found = library()
     n_out, n_in = weight.shape
-    if found is None or n_out % BLOCK or n_in % 2 or weight.dtype != torch.bfloat16:
+    if found is None or n_out % BLOCK or n_in % 32 or weight.dtype != torch.bfloat16:
         return None
-    pairs = weight.contiguous().view(torch.int32).view(n_out // BLOCK, BLOCK, n_in // 2)
+    block = BLOCK // 2 if in_tiles() else BLOCK
+    pairs = weight.contiguous().view(torch.int32).view(n_out // block, block, n_in // 2)
     packed = pairs.transpose(1, 2).contiguous()
     wide = None if bias is None else bias.float()
     return Product(found.product, packed, packed.data_ptr(), n_in, n_out, wide)
@@ -55,7 +56,7 @@ class Product:
     """x (.., in) -> (.., out)."""
 
     run: Callable[..., None]
-    packed: Tensor  # (out / BLOCK, in / 2, BLOCK), each number a pair of the weight's
+    packed: Tensor  # (out / block, in / 2, block), each number a pair of the weight's
     start: int  # its address
     n_in: int
     n_out: int
@@ -64,8 +65,14 @@ class Product:
     def __call__(self, x: Tensor) -> Tensor:
         x = x.to(torch.bfloat16).contiguous()
         y = x.new_empty(*x.shape[:-1], self.n_out)
-        rows = x.numel() // self.n_in
-        bias = None if self.bias is None else self.bias.data_ptr()
-        threads = torch.get_num_threads()
-        self.run(x.data_ptr(), self.start, bias, y.data_ptr(), rows, self.n_in, self.n_out, threads)
+        self.run(
+            x.data_ptr(),
+            self.start,
+            None if self.bias is None else self.bias.data_ptr(),
+            y.data_ptr(),
+            x.numel() // self.n_in,
+            self.n_in,
+            self.n_out,
+            torch.get_num_threads(),
+        )
         return y

@@ -63,8 +63,7 @@ class Reader:
         lengths = torch.full((B,), T) if n_new is None else n_new
         real = torch.arange(T) < lengths[:, None]
         states = torch.zeros(B, T, self.model.cfg.n_embd)
-        at_once = IN_TILES if product.in_tiles() else TOKENS_AT_ONCE
-        for some in real.nonzero().split(at_once):
+        for some in real.nonzero().split(IN_TILES if product.in_tiles() else TOKENS_AT_ONCE):
             slots = some[:, 0].contiguous()
             ahead = some[:, 1].contiguous()
             place = cache.place_of(slots, ahead)
