@@ -22,7 +22,9 @@
 # **Result.** SFT on GSM8K's worked solutions brings 117 of 1,319 test problems (none before), and 42 and 41
 # steps of GRPO, two seeds, add nothing greedily: 116 and 121. On MBPP the tiered reward more than doubles in
 # 148 steps, while greedily solved problems fall from 29 to 1 and 3 of 257: the policy returns what one of the
-# shown tests expects. Paid for right or wrong only, 21 and 14 steps leave 28 and 29.
+# shown tests expects. Paid for right or wrong only, 21 and 14 steps leave 28 and 29. Honest programs pay more
+# from 33 % solved on. A model of 0.5 B that solves 50 % of its training problems keeps to them under the same
+# reward: over the 20 steps of its run the share that passes some tests stays under 0.3.
 #
 # **Also.** On GSM8K at temperature 1 the first seed gains 0.031 [0.014, 0.048] and the second 0.013 [-0.003,
 # 0.028]: greedy decoding had that already. SFT that goes on overfits: 92. RL on the tiered reward now warns of
@@ -163,6 +165,26 @@ needed = (constant - wrong) / (solved - wrong)
 print(f"constant {constant:.2f}, wrong program {wrong:.2f}: honest programs pay more from {needed:.0%} solved on; the policy began at {sum(shares(PROGRAMS[0], 'T=1')) / 257:.0%}")
 
 # %% [markdown]
+# ## The same reward on a base that programs
+#
+# `released/coder-tools`, of half a billion parameters, trains on the problems of MBPP that it solves in one to three of four tries ([notebook 39](39_when_rl_pays.ipynb)).
+# Before you look: on which side of that share does it begin, and which curve rises?
+
+# %%
+larger = pd.DataFrame(read_rows(run_frames.frozen_dir() / "rl_pays" / "rows.jsonl"))
+tries = [int(count) for count in larger[larger["what"] == "rates"]["right"].iloc[0]]
+begins = pd.Series([count / 4 for count in tries if 0 < count < 4]).mean()
+steps = larger[(larger["what"] == "training") & (larger["arm"] == "tiered") & (larger["seed"] == 0)].set_index("step")
+fig, axes = new_figure(f"A model that begins at {begins:.0%} goes on solving", size=(4.2, 2.9))
+for column, colour, name in (("reward_mean", BLUE, "reward"), ("some_passed", ORANGE, "passes some tests"), ("all_passed", GREEN, "passes all")):
+    axes[0, 0].plot(steps[column].ewm(span=10).mean(), color=colour, label=name)
+axes[0, 0].set_ylim(0, 1)
+finish(axes[0, 0], x="step, tiered reward, 0.5 B", y="share of answers")
+fig
+
+# %% [markdown]
+# It begins on the other side. Twenty steps are few beside the 148 above, so that it stays there is not shown, and by its own controls that run gained nothing that they do not give.
+#
 # ## What would have said so
 #
 # RL compares each evaluation with the earlier ones: a reward that is higher while pass@1 is lower, each beyond both intervals, is said at once. On the committed rows:
@@ -196,3 +218,4 @@ for run in PROGRAMS[2:4]:
     assert rewards.tail(14).mean() > 2.5 * rewards.head(14).mean()
     print(f"{run}: mean reward of the first and last 14 steps {rewards.head(14).mean():.2f}, {rewards.tail(14).mean():.2f}")
 print(f"greedily right: {hits}, of {len(shares(SUMS[0], 'greedy')):,} and {len(shares(PROGRAMS[0], 'greedy'))}")
+assert round(needed, 2) == 0.33 and round(begins, 2) == 0.5 and needed < begins and steps["some_passed"].max() < 0.3

@@ -9,7 +9,6 @@
 groups (`diagnose`). `filter` keeps problems with a pass rate in the window; if there are none,
 those with a mean tiered reward of at least 0.1. It copies the other splits unchanged."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from codechat.evaluation.settings import MIN_GROUPS
 from codechat.runs.run import Run
 from codechat.tasks.base import row_of
 from codechat_lab.instruments.pass_rates_settings import FilterConfig, PasskConfig
+from codechat_lab.tasks.coding.task import CodingTask
 
 DEAD_BELOW = 0.01  # pass@1
 WEAK_BELOW = 0.05
@@ -44,10 +44,11 @@ def run_passk(cfg: PasskConfig) -> Run:
             print(*_report(result, row), sep="\n")
         return row
 
-    if "reward" not in inspect.signature(tasks.find_class(cfg.task)[0]).parameters:
+    task = tasks.find_class(cfg.task)[0]
+    if not (isinstance(task, type) and issubclass(task, CodingTask)):
         raise ConfigError(
             f"task {cfg.task!r} has no tiered reward; passk takes tasks of programs, "
-            "such as micro; set --task micro, or use codechat evaluate"
+            "such as micro; set --task micro, or use codechat diagnose"
         )
     return run_evaluation(cfg, "passk", judge, reward="tiered")
 

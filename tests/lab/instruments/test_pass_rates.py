@@ -127,6 +127,7 @@ def test_the_commands_end_to_end(passk: Callable[..., None], tmp_path: Path, cap
         (["--n", "1", "--task", "micro"], "--n is 1"),
         (["--temperature", "0", "--task", "micro"], "all samples are the same"),
         (["--task", "funcall"], "passk takes tasks of programs"),
+        (["--task", "gsm8k"], "'gsm8k' has no tiered reward; passk takes tasks of programs"),
     ):
         with pytest.raises(ConfigError, match=says):
             COMMANDS["passk"].run(["--ckpt", "base", *wrong])
