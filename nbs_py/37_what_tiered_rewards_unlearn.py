@@ -180,6 +180,7 @@ for column, colour, name in (("reward_mean", BLUE, "reward"), ("some_passed", OR
     axes[0, 0].plot(steps[column].ewm(span=10).mean(), color=colour, label=name)
 axes[0, 0].set_ylim(0, 1)
 finish(axes[0, 0], x="step, tiered reward, 0.5 B", y="share of answers")
+print(f"{len(steps)} steps; at most {steps['some_passed'].max():.2f} pass some tests")
 fig
 
 # %% [markdown]
