@@ -25,7 +25,6 @@ from codechat.evaluation.settings import MIN_GROUPS
 from codechat.runs.run import Run
 from codechat.tasks.base import row_of
 from codechat_lab.instruments.pass_rates_settings import FilterConfig, PasskConfig
-from codechat_lab.tasks.coding.task import CodingTask
 
 DEAD_BELOW = 0.01  # pass@1
 WEAK_BELOW = 0.05
@@ -44,8 +43,7 @@ def run_passk(cfg: PasskConfig) -> Run:
             print(*_report(result, row), sep="\n")
         return row
 
-    task = tasks.find_class(cfg.task)[0]
-    if not (isinstance(task, type) and issubclass(task, CodingTask)):
+    if not hasattr(tasks.find_class(cfg.task)[0], "tier_groups"):
         raise ConfigError(
             f"task {cfg.task!r} has no tiered reward; passk takes tasks of programs, "
             "such as micro; set --task micro, or use codechat diagnose"
