@@ -188,6 +188,7 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     problems = task.problems("train", limit=max(cfg.groups, REFERENCE_SOLUTIONS), seed=cfg.seed)
     check = tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
     warn_of_shortcuts(task, problems)
+    hardware.keep_freed_memory(hardware.device())
     loaded = loading.load_model(cfg.ckpt, hardware.device(), cfg.tags)
     if isinstance(task, BaseTask):
         task.tools_style = loaded.tools_style
@@ -198,7 +199,7 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")
         # a small task's problems are sampled in turn until there are groups enough
         groups = [problems[i % len(problems)] for i in range(cfg.groups)]
-        with torch.no_grad(), numerics.autocast(hardware.device()):
+        with torch.no_grad(), numerics.autocast():
             batch = rollout.collect(
                 loaded.model,
                 task,
@@ -245,9 +246,6 @@ def report(d: Diagnosis, tiers: Mapping[str, float], temperature: float) -> str:
     and remedy."""
     passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in d.pass_at.items())
     widest = max(map(len, tiers), default=0)
-    equal = (
-        f"{d.n_groups - d.effective_groups} of {d.n_groups} groups ({d.frac_zero_std_groups:.0%})"
-    )
     bars = [
         f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}"
         for name, share in tiers.items()
@@ -255,7 +253,8 @@ def report(d: Diagnosis, tiers: Mapping[str, float], temperature: float) -> str:
     lines = [
         f"{passes} (n={d.group_size}, N={d.n_groups}, temperature={temperature:g})",
         *bars,
-        f"zero variance: {equal}; reward {d.reward_mean:.3f} ± {d.reward_std:.3f}",
+        f"zero variance: {d.n_groups - d.effective_groups} of {d.n_groups} groups "
+        f"({d.frac_zero_std_groups:.0%}); reward {d.reward_mean:.3f} ± {d.reward_std:.3f}",
         f"{d.verdict}: {d.remedy}",
     ]
     return "\n".join(lines)
