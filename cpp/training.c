@@ -1,5 +1,5 @@
 // What stands between the products of a training step in bfloat16 (codechat/models/fast/fused.py), a pass over memory each way:
-// RMSNorm, the squared ReLU, and attention: queries and keys normed and turned, scores, softmax and the weighted sum. Scores that no
+// RMSNorm, the squared ReLU, SwiGLU, and attention: queries and keys normed and turned, scores, softmax and the weighted sum. Scores that no
 // query sees are not computed, and no score leaves the cache.
 //
 // Sums are float32; queries, keys, weights and gradients are rounded to bfloat16 where they enter a product, as torch rounds them.
@@ -119,6 +119,35 @@ void squared_relu_backward(const uint16_t* x, const uint16_t* up, uint16_t* dx, 
   for (long i = 0; i < size; i += 16) {
     const __m512 kept = _mm512_max_ps(wide(x + i), _mm512_setzero_ps());
     store_rounded(dx + i, _mm512_mul_ps(_mm512_add_ps(kept, kept), wide(up + i)));
+  }
+}
+
+// silu(gate) up, and its gradients; each step is rounded, as torch's are. size is a multiple of 16.
+INLINE __m512 sigmoid(__m512 x) {
+  const __m512 small = exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));
+  const __m512 above = _mm512_mask_mov_ps(small, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GE_OQ), _mm512_set1_ps(1.0f));
+  return _mm512_div_ps(above, _mm512_add_ps(small, _mm512_set1_ps(1.0f)));
+}
+
+INLINE __m512 as_rounded(__m512 x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded(x)), 16)); }
+
+void swiglu_forward(const uint16_t* gate, const uint16_t* up, uint16_t* y, int64_t size, int64_t threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (long i = 0; i < size; i += 16) {
+    const __m512 g = wide(gate + i);
+    store_rounded(y + i, _mm512_mul_ps(as_rounded(_mm512_mul_ps(g, sigmoid(g))), wide(up + i)));
+  }
+}
+
+void swiglu_backward(const uint16_t* gate, const uint16_t* up, const uint16_t* above, uint16_t* d_gate, uint16_t* d_up, int64_t size,
+                     int64_t threads) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (long i = 0; i < size; i += 16) {
+    const __m512 g = wide(gate + i), s = sigmoid(g), a = wide(above + i);
+    const __m512 slope = _mm512_mul_ps(s, _mm512_fmadd_ps(g, _mm512_sub_ps(one, s), one));
+    store_rounded(d_gate + i, _mm512_mul_ps(as_rounded(_mm512_mul_ps(a, wide(up + i))), slope));
+    store_rounded(d_up + i, _mm512_mul_ps(a, as_rounded(_mm512_mul_ps(g, s))));
   }
 }
 

@@ -2,7 +2,7 @@
 `make cpp` has built it: a pass over memory forward, and one for the gradient. Prompts take its
 attention too.
 
-RMSNorm; squared ReLU, with the bits of torch; attention with the norms and the rotation of its
+RMSNorm; squared ReLU, with the bits of torch; SwiGLU; attention with the norms and the rotation of its
 queries and keys, whose scores are not rounded, so it is nearer to float32 than the plain way.
 
 Shapes: B rows, T tokens, H heads, K key-value heads, E head width."""
@@ -68,9 +68,34 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor | None:
 
 def squared_relu(x: Tensor) -> Tensor | None:
     """relu(x)^2 of bfloat16 x; none where there is no kernel for it."""
-    if x.dtype != torch.bfloat16 or x.numel() % 16 or _library(x) is None:
+    return _SquaredReLU.apply(x) if _fits(x) else None
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor | None:
+    """silu(gate) * up of bfloat16, without autograd; none where there is no kernel for it."""
+    if not _fits(gate, up):
         return None
-    return _SquaredReLU.apply(x)
+    y = torch.empty_like(gate)
+    _run_activation("swiglu_forward", gate, up, y)
+    return y
+
+
+def swiglu_slopes(gate: Tensor, up: Tensor, above: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(d gate, d up) of `swiglu` below the gradient `above`; none where there is no kernel."""
+    if not _fits(gate, up, above):
+        return None
+    d_gate = torch.empty_like(gate)
+    d_up = torch.empty_like(up)
+    _run_activation("swiglu_backward", gate, up, above, d_gate, d_up)
+    return d_gate, d_up
+
+
+def _fits(*tensors: Tensor) -> bool:
+    """Whether a pass over the numbers of these has a kernel."""
+    return all(
+        x.dtype == torch.bfloat16 and not x.numel() % 16 and _library(x) is not None
+        for x in tensors
+    )
 
 
 class Shape(NamedTuple):

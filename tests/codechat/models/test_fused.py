@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from compiled import compiled
 from torch import Tensor
 
@@ -246,6 +247,89 @@ def test_squared_relu_and_its_gradient_have_the_bits_of_torch(
         assert torch.equal(got, right)
 
 
+def gate_up_and_gradient() -> list[Tensor]:
+    rng = torch.Generator().manual_seed(6)
+    numbers = torch.randn(3, 37, 64, generator=rng)
+    return list(numbers.bfloat16())
+
+
+def test_swiglu_has_the_bits_of_torch(built: None) -> None:
+    gate, up, _ = gate_up_and_gradient()
+    y = fused.swiglu(gate, up)
+    assert y is not None
+    assert torch.equal(y, F.silu(gate) * up)
+
+
+def test_the_gradients_of_swiglu_are_those_of_float64_but_for_two_roundings(built: None) -> None:
+    gate, up, above = gate_up_and_gradient()
+    slopes = fused.swiglu_slopes(gate, up, above)
+    assert slopes is not None
+    wide_gate = gate.double().requires_grad_()
+    wide_up = up.double().requires_grad_()
+    exact = F.silu(wide_gate) * wide_up
+    exact.backward(above.double())
+    torch.testing.assert_close(slopes[0].double(), wide_gate.grad, rtol=2 * BF16_STEP, atol=1e-6)
+    torch.testing.assert_close(slopes[1].double(), wide_up.grad, rtol=2 * BF16_STEP, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        -300.0,
+        -90.0,
+        -20.0,
+        0.0,
+        20.0,
+        90.0,
+        300.0,
+        float("inf"),
+        float("nan"),
+    ],
+)
+def test_swiglu_is_torchs_at_its_ends(built: None, gate: float) -> None:
+    gates = torch.full((16,), gate).bfloat16()
+    ones = torch.ones(16).bfloat16()
+    y = fused.swiglu(gates, ones)
+    slopes = fused.swiglu_slopes(gates, ones, ones)
+    assert y is not None
+    assert slopes is not None
+    # torch has -0 where exp overflows
+    torch.testing.assert_close(y, F.silu(gates), rtol=0, atol=1e-35, equal_nan=True)
+    right = torch.ops.aten.silu_backward(ones, gates)
+    torch.testing.assert_close(slopes[0], right, rtol=0, atol=1e-35, equal_nan=True)
+
+
+def learned_through_swiglu() -> list[Tensor]:
+    """The gradients of gate, up and the weight behind them."""
+    gate, up, _ = gate_up_and_gradient()
+    down = torch.ones(64, 16).bfloat16()
+    gate.requires_grad_()
+    up.requires_grad_()
+    down.requires_grad_()
+    y = functions.through_swiglu(lambda x: x @ down, gate, up)
+    y.float().square().sum().backward()
+    assert gate.grad is not None
+    assert up.grad is not None
+    assert down.grad is not None
+    return [
+        gate.grad,
+        up.grad,
+        down.grad,
+    ]
+
+
+def test_swiglu_before_a_product_learns_as_torch_does(
+    built: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what the product would keep of its input is made in C."""
+    ours = learned_through_swiglu()
+    monkeypatch.setattr(fused, "_library", lambda x: None)
+    torchs = learned_through_swiglu()
+    assert len(ours) == len(torchs) == 3
+    for got, right in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(got, right, rtol=2 * BF16_STEP, atol=1e-6)
+
+
 def test_of_one_key_the_output_is_its_value_and_no_score_has_a_gradient(built: None) -> None:
     rng = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(1, 5, 2, 64, generator=rng).bfloat16() for _ in range(3))
@@ -346,7 +430,8 @@ def test_float32_other_widths_and_plans_stay_with_torch(built: None) -> None:
     assert not taken(32)
     x = torch.ones(4, 64)
     assert fused.rms_norm(x, torch.ones(64), 1e-5) is None  # products in float32
-    assert fused.squared_relu(x) is None
+    assert fused.squared_relu(x) is None and fused.swiglu(x, x) is None
+    assert fused.swiglu_slopes(x.bfloat16(), x.bfloat16(), x) is None
     with numerics.planning(numerics.Numerics(cpu=True, dtype=torch.bfloat16, memory=0)):
         assert not taken(64)
 
