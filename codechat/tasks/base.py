@@ -57,8 +57,9 @@ class Score:
 @runtime_checkable
 class Task(Protocol):
     """tiers: from worst to best. max_reward: what a reference solution must score. Optional
-    `tier_groups`: {metric: tiers}, whose shares `codechat passk` reports. Optional
-    `stop_texts`: without turns (tags "raw"), a completion is cut behind the first of them."""
+    `tier_groups`: {metric: tiers}, whose shares `codechat passk` reports; it takes only tasks
+    that have it and a reward "tiered". Optional `stop_texts`: without turns (tags "raw"), a
+    completion is cut behind the first of them."""
 
     name: str
     tiers: tuple[str, ...]
