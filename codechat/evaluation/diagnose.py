@@ -35,6 +35,7 @@ Verdict = Literal["SATURATED", "DEAD", "WEAK", "PARTIAL", "LIVE"]
 
 REFERENCE_SOLUTIONS = 256  # of training problems, which must score the maximum first
 SATURATED_ABOVE = 0.85  # share of correct completions
+PARTIAL_BELOW = 0.01
 DEAD_BELOW = 0.05  # share of groups with variance
 WEAK_BELOW = 0.25
 
@@ -81,7 +82,7 @@ def _mean_pass_at_k(group_size: int, counts: Sequence[int], k: int) -> float:
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
     """Verdict over rewards (P, G) and exact matches (P, G) bool: SATURATED if over 85 % of
     completions are correct; else DEAD if under 5 % of groups have variance, WEAK under 25 %,
-    PARTIAL if no completion is correct, LIVE. ConfigError for too few groups."""
+    PARTIAL if under 1 % of completions are correct, LIVE. ConfigError for too few groups."""
     n_groups, group_size = rewards.shape
     if n_groups < min_groups or group_size < 2:
         raise ConfigError(
@@ -91,7 +92,7 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
     n_live = n_groups - n_equal
     exact_match = float(correct.double().mean())
     verdict = verdict_of(exact_match, n_live / n_groups, DEAD_BELOW, WEAK_BELOW)
-    if verdict == "LIVE" and not correct.any():
+    if verdict == "LIVE" and exact_match < PARTIAL_BELOW:
         verdict = "PARTIAL"
     counts = correct.sum(dim=1).tolist()
     rewards = rewards.double()

@@ -91,7 +91,7 @@ def check_signal(
 ) -> None:
     """Before the first step: the task's reference solutions earn the full reward, the reward of
     a user's task keeps its contract, and the diagnosis is not DEAD, unless --allow-dead; else
-    RunError. Says so where no sample is right. Skipped if --diagnose-groups is 0 or the run is
+    RunError. Says so where hardly a sample is right. Skipped if --diagnose-groups is 0 or the run is
     resumed. A collective."""
     if not cfg.diagnose_groups or cfg.resume:
         return

@@ -23,19 +23,31 @@ def test_the_verdict_follows_the_share_of_groups_with_variance(varying: int, ver
     rewards = torch.full((100, 4), 0.3)
     rewards[:varying, 0] = 0.55
     correct = torch.zeros(100, 4, dtype=torch.bool)
-    correct[0, 0] = True
+    correct[0] = True
     judged = diagnose.judge(rewards, correct)
     assert (judged.verdict, judged.effective_groups) == (verdict, varying)
     assert judged.remedy
     assert judged.frac_zero_std_groups == 1 - varying / 100
 
 
-def test_variance_without_a_correct_completion_is_partial_credit_only() -> None:
+@pytest.mark.parametrize(
+    ("right", "verdict"),
+    [
+        (0, "PARTIAL"),
+        (3, "PARTIAL"),
+        (4, "LIVE"),
+    ],
+)
+def test_variance_with_fewer_than_one_percent_right_is_partial_credit_only(
+    right: int, verdict: str
+) -> None:
     rewards = torch.full((100, 4), 0.3)
     rewards[:25, 0] = 0.55
-    judged = diagnose.judge(rewards, torch.zeros(100, 4, dtype=torch.bool))
-    assert judged.verdict == "PARTIAL"
-    assert "no sample is right" in judged.remedy
+    correct = torch.zeros(100, 4, dtype=torch.bool)
+    correct[:right, 0] = True
+    judged = diagnose.judge(rewards, correct)
+    assert judged.verdict == verdict
+    assert ("hardly a sample is right" in judged.remedy) == (verdict == "PARTIAL")
 
 
 def test_more_than_85_percent_of_correct_completions_are_saturated() -> None:
