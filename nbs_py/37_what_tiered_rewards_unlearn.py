@@ -23,8 +23,8 @@
 # steps of GRPO, two seeds, add nothing greedily: 116 and 121. On MBPP the tiered reward more than doubles in
 # 148 steps, while greedily solved problems fall from 29 to 1 and 3 of 257: the policy returns what one of the
 # shown tests expects. Paid for right or wrong only, 21 and 14 steps leave 28 and 29. Honest programs pay more
-# from 33 % solved on. A model of 0.5 B that solves 50 % of its training problems keeps to them under the same
-# reward: over the 20 steps of its run the share that passes some tests stays under 0.3.
+# from 33 % solved on. A model of 0.5 B, right in 50 % of its tries at its training problems, keeps to programs under
+# the same reward: over the 20 steps of its run the share that passes some tests stays under 0.3.
 #
 # **Also.** On GSM8K at temperature 1 the first seed gains 0.031 [0.014, 0.048] and the second 0.013 [-0.003,
 # 0.028]: greedy decoding had that already. SFT that goes on overfits: 92. RL on the tiered reward now warns of

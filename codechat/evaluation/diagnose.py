@@ -35,7 +35,7 @@ Verdict = Literal["SATURATED", "DEAD", "WEAK", "PARTIAL", "LIVE"]
 
 REFERENCE_SOLUTIONS = 256  # of training problems, which must score the maximum first
 SATURATED_ABOVE = 0.85  # share of correct completions
-PARTIAL_BELOW = 0.01
+PARTIAL_BELOW = 0.01  # of the same share
 DEAD_BELOW = 0.05  # share of groups with variance
 WEAK_BELOW = 0.25
 

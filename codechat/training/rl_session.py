@@ -91,8 +91,8 @@ def check_signal(
 ) -> None:
     """Before the first step: the task's reference solutions earn the full reward, the reward of
     a user's task keeps its contract, and the diagnosis is not DEAD, unless --allow-dead; else
-    RunError. Says so where hardly a sample is right. Skipped if --diagnose-groups is 0 or the run is
-    resumed. A collective."""
+    RunError. Says so where hardly a sample is right. Skipped if --diagnose-groups is 0 or the run
+    is resumed. A collective."""
     if not cfg.diagnose_groups or cfg.resume:
         return
     tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()

@@ -2,8 +2,9 @@
 `make cpp` has built it: a pass over memory forward, and one for the gradient. Prompts take its
 attention too.
 
-RMSNorm; squared ReLU, with the bits of torch; SwiGLU; attention with the norms and the rotation of its
-queries and keys, whose scores are not rounded, so it is nearer to float32 than the plain way.
+RMSNorm; squared ReLU and SwiGLU, with the bits of torch but for some gradients of a gate; attention
+with the norms and the rotation of its queries and keys, whose scores are not rounded, so it is
+nearer to float32 than the plain way.
 
 Shapes: B rows, T tokens, H heads, K key-value heads, E head width."""
 
