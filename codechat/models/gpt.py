@@ -28,7 +28,7 @@ from codechat.models import attention
 from codechat.models.config import LORA_QKV, GPTConfig
 from codechat.models.fast import attention as fast_attention
 from codechat.models.fast import head
-from codechat.models.fast.device import compute_dtype, early_places
+from codechat.models.fast.device import compute_dtype, early_places, rows_to_add
 from codechat.models.fast.functions import rms_norm, squared_relu, through_swiglu
 
 if TYPE_CHECKING:
@@ -404,18 +404,22 @@ class GPT(nn.Module):
         found on the host, they spare a GPU the wait for their number. positions, mask: of
         `hidden`."""
         flat = targets.flatten()
+        n = len(flat)
         # the last block and the head skip tokens without a target
         if not every or reduction == "none":
             places = (flat >= 0).nonzero()[:, 0] if places is None else places
-            flat = flat[places]
+            more = rows_to_add(len(places), n, ids.device)
+            n = len(places)
+            flat = _with_rows(flat[places], more, -100)
+            places = _with_rows(places, more)
         hidden = self.hidden(ids, positions=positions, mask=mask, places=places).flatten(0, -2)
         if places is not None and reduction == "none":
             logprobs, _ = head.logprobs(
-                hidden, self.head_weight(), flat, n_ids=self.cfg.padded_vocab
+                hidden[:n], self.head_weight(), flat[:n], n_ids=self.cfg.padded_vocab
             )
-            return _spread(-logprobs, places, targets)
+            return _spread(-logprobs, places[:n], targets)
         total = head.cross_entropy(hidden, self.head_weight(), flat)
-        return total if reduction == "sum" else total / max(1, len(flat))
+        return total if reduction == "sum" else total / max(1, n)
 
     def token_logprobs(
         self,
@@ -443,22 +447,32 @@ class GPT(nn.Module):
         method must compute both."""
         flat = targets.flatten()
         places = (flat >= 0).nonzero()[:, 0] if places is None else places
+        n = len(places)
+        more = rows_to_add(n, len(flat), ids.device)
+        chosen = _with_rows(places, more)
         if hidden is None:
             hidden = self.hidden(
-                ids, positions=positions, mask=mask, places=None if states else places
+                ids, positions=positions, mask=mask, places=None if states else chosen
             )
         logprobs, entropy = head.logprobs(
-            hidden if hidden.ndim == 2 else hidden.flatten(0, 1)[places],
+            hidden if hidden.ndim == 2 else hidden.flatten(0, 1)[chosen],
             self.head_weight(),
-            flat[places],
+            _with_rows(flat[places], more),
             n_ids=self.cfg.n_ids,
             temperature=temperature,
             entropy_grad=entropy_grad,
-            kept=kept,
+            kept=None if kept is None else _with_rows(kept, more),
         )
-        logprobs = _spread(logprobs, places, targets)
-        entropy = _spread(entropy, places, targets)
+        logprobs = _spread(logprobs[:n], places, targets)
+        entropy = _spread(entropy[:n], places, targets)
         return (logprobs, entropy, hidden) if states else (logprobs, entropy)
+
+
+def _with_rows(values: Tensor, more: int, added: int = 0) -> Tensor:
+    """Values (N, ..), and so many rows of this one."""
+    return (
+        torch.cat((values, values.new_full((more, *values.shape[1:]), added))) if more else values
+    )
 
 
 def _spread(values: Tensor, places: Tensor, like: Tensor) -> Tensor:

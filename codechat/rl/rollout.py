@@ -304,6 +304,7 @@ def collect(
 # ---- packing
 
 IGNORED = -100  # the target of a token from which nothing is learned
+FEW_LENGTHS = 16  # of which the length of a row is a multiple on a CPU
 
 
 @dataclass(frozen=True)
@@ -398,6 +399,7 @@ class RowShapes(TypedDict):
 
     row_tokens: int
     rows: int
+    multiple: int
     fixed: bool
 
 
@@ -407,11 +409,12 @@ def pack(
     *,
     row_tokens: int,
     rows: int,
+    multiple: int = 1,
     fixed: bool = False,
 ) -> Iterator[Packed]:
     """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not
-    fit is split, its prompt repeated. fixed: of exactly `rows` rows of row_tokens, or of a
-    multiple of it where a row is longer, so that compiled code meets one shape.
+    fit is split, its prompt repeated. multiple: of which a row's length is one. fixed: of exactly
+    `rows` rows, all as long as the longest, so that compiled code meets one shape.
 
     keep: (P, G) bool, completions to pack; default all. Completions of advantage 0 add exactly
     0 to a policy gradient and may be left out, so counts that normalise the loss must come from
@@ -423,11 +426,11 @@ def pack(
     bins = _first_fit(chunks, row_tokens)
     # rows of similar length share a microbatch, which is padded to its longest row
     bins.sort(key=len, reverse=True)
-    # one long row raises the length of all: in multiples, so that few shapes are compiled
-    length = -(-len(bins[0]) // row_tokens) * row_tokens if bins and fixed else 0
     # (N,) row of `batch.kept` of each completion's first token
     first = batch.lengths().cumsum(0) - batch.lengths()
     for at in range(0, len(bins), rows):
+        longest = len(bins[0 if fixed else at])
+        length = -(-longest // multiple) * multiple
         packed = _pad(bins[at : at + rows], length, rows if fixed else 0)
         if batch.kept is not None:
             packed = replace(
@@ -491,10 +494,12 @@ def row_length(row_tokens: int, longest_row: int) -> int:
 
 def row_shapes(batch: RolloutBatch, row_tokens: int, rows: int, device: torch.device) -> RowShapes:
     """How `pack` packs for this device: on a GPU rows of one shape in the whole run, for
-    compiled code."""
+    compiled code; on a CPU of few lengths (`device.rows_to_add` says why)."""
     if on_cpu(device):
-        return RowShapes(row_tokens=row_tokens, rows=rows, fixed=False)
-    return RowShapes(row_tokens=row_length(row_tokens, batch.longest_row), rows=rows, fixed=True)
+        return RowShapes(row_tokens=row_tokens, rows=rows, multiple=FEW_LENGTHS, fixed=False)
+    # one long row raises the length of all: in multiples, so that few shapes are compiled
+    length = row_length(row_tokens, batch.longest_row)
+    return RowShapes(row_tokens=length, rows=rows, multiple=length, fixed=True)
 
 
 def idle(row_tokens: int = 1, rows: int = 1) -> Packed:

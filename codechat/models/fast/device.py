@@ -10,6 +10,7 @@ from torch import Tensor
 from codechat.distributed import numerics
 
 CPU_KINDS = ("cpu",)  # tests empty it: a CPU then takes the ways of a GPU
+LEAST_ROWS = 64  # of a product, and what its number of rows is a multiple of
 BUILT = Path(__file__).parents[3] / "build" / "cpp"  # by `make lab` or `make cpp`
 
 
@@ -32,6 +33,15 @@ def early_places(places: Tensor | None, device: torch.device) -> Tensor | None:
     """The tokens on which the last block's MLP runs, of those that `places` (N,) asks for; none
     = all: a compiled block wants one shape."""
     return places if on_cpu(device) else None
+
+
+def rows_to_add(n: int, most: int, device: torch.device) -> int:
+    """How many rows without use to add to n of `most`, so that products of n rows have few sizes.
+
+    A CPU prepares a product of a new size for 2 ms, and memory of a new size leaves holes in
+    the heap. A GPU takes the sizes as they come."""
+    step = max(LEAST_ROWS, 1 << max(0, (n - 1).bit_length() - 4))  # adds an eighth at most
+    return min(-n % step, most - n) if on_cpu(device) else 0
 
 
 def decodes_from_file(device: torch.device) -> bool:
