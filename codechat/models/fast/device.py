@@ -10,7 +10,6 @@ from torch import Tensor
 from codechat.distributed import numerics
 
 CPU_KINDS = ("cpu",)  # tests empty it: a CPU then takes the ways of a GPU
-LEAST_ROWS = 64  # of a product, and what its number of rows is a multiple of
 BUILT = Path(__file__).parents[3] / "build" / "cpp"  # by `make lab` or `make cpp`
 
 
@@ -40,8 +39,12 @@ def rows_to_add(n: int, most: int, device: torch.device) -> int:
 
     A CPU prepares a product of a new size for 2 ms, and memory of a new size leaves holes in
     the heap. A GPU takes the sizes as they come."""
-    step = max(LEAST_ROWS, 1 << max(0, (n - 1).bit_length() - 4))  # adds an eighth at most
-    return min(-n % step, most - n) if on_cpu(device) else 0
+    if not on_cpu(device):
+        return 0
+    bits = (n - 1).bit_length()
+    # an eighth is added at most
+    step = max(64, 1 << max(0, bits - 4))
+    return min(-n % step, most - n)
 
 
 def decodes_from_file(device: torch.device) -> bool:
