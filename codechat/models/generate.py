@@ -39,7 +39,7 @@ from codechat.models.draws import (
 )
 from codechat.models.fast import decode_graph, memory
 from codechat.models.fast.device import compute_dtype, copies_stay
-from codechat.models.fast.reader import Reader, reader_of
+from codechat.models.fast.reader import Reader, cache_dtype, reader_of
 from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.gpt import GPT
 
@@ -147,7 +147,9 @@ def sample(
     lengths = [len(prompts[i]) for i, _ in order]
     new_tokens = max(budgets, default=0)
     # before weights are copied: that takes memory
-    parts = [*memory.batches(model, lengths, new_tokens, samples_per_prompt, n_kept)]
+    weight = model.wte.weight
+    size = cache_dtype(model.cfg, weight.device, compute_dtype(weight)).itemsize
+    parts = [*memory.batches(model, lengths, new_tokens, samples_per_prompt, n_kept, size)]
     reader = _reader(model, graph if grammars is None else False)
     for part in parts:
         some = order[part]

@@ -13,7 +13,7 @@ from codechat.models.fast.device import compute_dtype
 from codechat.models.gpt import GPT
 
 # on a CPU, memory of keys, values and logits that the default batch size aims at
-CACHE_BYTES = 2**30
+CACHE_BYTES = 2**31
 CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
 # the same on a GPU: more are no faster, and their states would take the rows' memory
 GPU_PREFILL = 16384
@@ -28,33 +28,35 @@ def prefill_tokens(device: torch.device) -> int:
 
 
 def batches(
-    model: GPT, lengths: Sequence[int], new_tokens: int, samples: int, kept: int
+    model: GPT, lengths: Sequence[int], new_tokens: int, samples: int, kept: int, size: int
 ) -> Iterator[slice]:
     """Neighbouring rows, whose prompts have these lengths: as many together as the longest of them
-    allows. The longest of all would keep every batch small."""
+    allows. The longest of all would keep every batch small. size: of `rows_at_once`."""
     start = 0
     while start < len(lengths):
         left = lengths[start:]
 
         def too_many(n: int) -> bool:
-            return rows_at_once(model, max(left[:n]), new_tokens, samples, kept) < n
+            return rows_at_once(model, max(left[:n]), new_tokens, samples, kept, size) < n
 
         n = bisect_left(range(1, len(left) + 1), True, key=too_many)
         yield slice(start, start + n)
         start += n
 
 
-def rows_at_once(model: GPT, longest: int, new_tokens: int, samples: int, kept: int) -> int:
+def rows_at_once(
+    model: GPT, longest: int, new_tokens: int, samples: int, kept: int, size: int
+) -> int:
     """How many rows of prompts of at most `longest` tokens keep caches (with a share of the
     prompt) and logits under CACHE_BYTES; on a GPU, in free memory.
 
-    samples: per prompt; kept: ids that are noted of each new token."""
+    samples: per prompt; kept: ids that are noted of each new token; size: bytes of a number that
+    a CPU's cache keeps."""
     cfg = model.cfg
     weight = model.wte.weight
     if weight.device.type != "cuda":
-        cache = (
-            cfg.depth * cfg.cache_width * (new_tokens + longest / samples) * weight.element_size()
-        )
+        tokens = new_tokens + longest / samples
+        cache = size * cfg.depth * cfg.cache_width * tokens
         return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab + 4 * kept * new_tokens)))
     dtype = compute_dtype(weight)
     # what nobody uses, and what torch keeps for itself

@@ -580,6 +580,12 @@ def test_tokens_do_not_depend_on_the_batch_size(
     assert [c.ids for c in four_each(PROMPTS, NAMES)] == [c.ids for c in whole]
 
 
+def test_a_cache_of_half_the_bytes_lets_up_to_twice_as_many_rows_decode() -> None:
+    model = randomise(GPT(preset("nano")))
+    whole, half = (memory.rows_at_once(model, 200, 300, 1, 0, size) for size in (4, 2))
+    assert whole < half <= 2 * whole + 1
+
+
 def test_a_long_prompt_does_not_make_the_batches_of_short_ones_small(
     whole: list[Completion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
