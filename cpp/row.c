@@ -141,19 +141,21 @@ WIDE static void score(const uint16_t* q, const uint16_t* k, const uint8_t* real
   }
 }
 
-// p (n): the softmax but for a factor, which is returned.
+// p (n): the softmax but for a factor, which is returned. Summed in double: where among the 16 lanes a token stands depends on
+// the rows beside it, and must not change the sum.
 WIDE static float softmax(float* p, long n) {
   const __m512 nothing = _mm512_set1_ps(-__builtin_inff());
-  __m512 largest = nothing, total = _mm512_setzero_ps();
+  __m512 largest = nothing;
+  __m512d total = _mm512_setzero_pd();
   for (long t = 0; t < n; t += 16) largest = _mm512_max_ps(largest, _mm512_loadu_ps(p + t));
   const __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
   for (long t = 0; t < n; t += 16) {
     const __m512 x = _mm512_loadu_ps(p + t);
     const __m512 mass = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, nothing, _CMP_GT_OQ), exponential(x - most));
     _mm512_storeu_ps(p + t, mass);
-    total += mass;
+    total += _mm512_cvtps_pd(_mm512_castps512_ps256(mass)) + _mm512_cvtps_pd(_mm512_extractf32x8_ps(mass, 1));
   }
-  return 1 / _mm512_reduce_add_ps(total);
+  return 1 / (float)_mm512_reduce_add_pd(total);
 }
 
 // sums (G, E) += p v of n tokens, in the order of memory; four at once, since the sums do not stay in registers.

@@ -39,7 +39,7 @@ from codechat.models.draws import (
 )
 from codechat.models.fast import decode_graph, memory
 from codechat.models.fast.device import compute_dtype, copies_stay
-from codechat.models.fast.reader import Reader, cache_dtype, reader_of
+from codechat.models.fast.reader import SHORT_PROMPT, Reader, cache_dtype, reader_of
 from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.gpt import GPT
 
@@ -148,7 +148,8 @@ def sample(
     new_tokens = max(budgets, default=0)
     # before weights are copied: that takes memory
     weight = model.wte.weight
-    size = cache_dtype(model.cfg, weight.device, compute_dtype(weight)).itemsize
+    products = compute_dtype(weight)
+    size = cache_dtype(model.cfg, weight.device, products).itemsize
     parts = [*memory.batches(model, lengths, new_tokens, samples_per_prompt, n_kept, size)]
     reader = _reader(model, graph if grammars is None else False)
     for part in parts:
@@ -364,10 +365,14 @@ def _prefill_distinct(
 
 def _few_tokens(lengths: list[int], most: int) -> Iterator[slice]:
     """Neighbouring rows that, padded to the longest of them, hold at most so many tokens; at
-    least one row each."""
+    least one row each. Short and long ones stay apart, so that the way in which a prompt is
+    computed, and its bits, depend on no other."""
     start = 0
     for i in range(1, len(lengths)):
-        if (i + 1 - start) * max(lengths[start : i + 1]) > most:
+        longest = max(lengths[start : i + 1])
+        tokens = longest * (i + 1 - start)
+        mixed = (lengths[start] > SHORT_PROMPT) != (lengths[i] > SHORT_PROMPT)
+        if mixed or tokens > most:
             yield slice(start, i)
             start = i
     yield slice(start, len(lengths))

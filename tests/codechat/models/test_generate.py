@@ -656,6 +656,13 @@ def test_distinct_prompts_run_once_and_finished_rows_leave(
     assert len(ran) == max(len(c.ids) for c in out)
 
 
+def test_short_and_long_prompts_never_share_a_pass() -> None:
+    """Each is computed in its own way, and would be in the other's beside it."""
+    lengths = [10, 255, 256, 257, 300, 20]
+    passes = [lengths[some] for some in generate._few_tokens(lengths, 10_000)]
+    assert passes == [[10, 255, 256], [257, 300], [20]]
+
+
 @pytest.mark.parametrize(
     "samples", [1, 3], ids=["whose cache decoding goes on with", "that share their prompt's"]
 )

@@ -323,6 +323,45 @@ def test_a_prompt_behind_kept_tokens_has_the_bits_of_its_tokens_one_by_one(
         assert torch.equal(found[0], one_by_one(reader, caches[1], prompt))
 
 
+def test_a_row_has_the_same_bits_behind_shorter_and_longer_ones(
+    built: None, bfloat16: None
+) -> None:
+    """A longer row moves the columns of a shorter one's new tokens."""
+    shape = replace(GROUPS, depth=6, block_size=256)
+    reader = reader_in_bfloat16(shape)
+    squares = [i * i % 90 for i in range(130)]
+    ends = [
+        3,
+        20,
+        37,
+        54,
+        71,
+        88,
+        105,
+        122,
+    ]
+    prompts = [squares[:n] for n in ends]
+
+    def decoded(some: list[list[int]]) -> torch.Tensor:
+        rows = len(some)
+        cpu = torch.device("cpu")
+        ids, lengths = pad_right(some, cpu)
+        cache = KVCache(shape, rows, 256, dtype=torch.bfloat16)
+        reader.prompts(ids, cache, lengths)
+        states = []
+        for token in squares[:100]:
+            tokens = torch.full((rows,), token)
+            state = reader.read(tokens, cache)
+            states.append(state)
+        return torch.stack(states)
+
+    together = decoded(prompts)
+    for number, prompt in enumerate(prompts):
+        alone = decoded([prompt])
+        beside = together[:, number]
+        assert torch.equal(beside, alone[:, 0]), ends[number]
+
+
 def test_long_prompts_and_a_cache_in_float32_take_the_model(
     built: None, bfloat16: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
