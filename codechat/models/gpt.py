@@ -470,9 +470,10 @@ class GPT(nn.Module):
 
 def _with_rows(values: Tensor, more: int, added: int = 0) -> Tensor:
     """Values (N, ..), and so many rows of this one."""
-    return (
-        torch.cat((values, values.new_full((more, *values.shape[1:]), added))) if more else values
-    )
+    if not more:
+        return values
+    rows = values.new_full((more, *values.shape[1:]), added)
+    return torch.cat((values, rows))
 
 
 def _spread(values: Tensor, places: Tensor, like: Tensor) -> Tensor:

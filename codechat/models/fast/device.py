@@ -42,7 +42,7 @@ def rows_to_add(n: int, most: int, device: torch.device) -> int:
     if not on_cpu(device):
         return 0
     bits = (n - 1).bit_length()
-    # an eighth is added at most
+    # above 512 an eighth is added at most
     step = max(64, 1 << max(0, bits - 4))
     return min(-n % step, most - n)
 
