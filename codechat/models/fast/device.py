@@ -43,7 +43,7 @@ def rows_to_add(n: int, most: int, device: torch.device) -> int:
         return 0
     bits = (n - 1).bit_length()
     # above 512 an eighth is added at most
-    step = max(64, 1 << max(0, bits - 4))
+    step = max(64, 2**bits // 16)
     return min(-n % step, most - n)
 
 
