@@ -4,7 +4,7 @@
 # The truth (torch 2.13.0): oneDNN prepares a product for each new number of rows: 1.5 ms for the first call with a size, 0.24 ms for the
 #   second (one core with AMX, beside other work). It keeps the latest 1,024 (ONEDNN_PRIMITIVE_CACHE_CAPACITY).
 # Where users meet it: steps that select rows (only tokens with a loss, only live sequences, batches cut to their longest), whose number
-#   differs in each step: small models train a tenth slower or more. Rounded up to a multiple of 64 the sizes come back.
+#   differs in each step, so that a small model waits for it in each. Rounded up to a multiple of 64 the sizes come back.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -163,8 +163,8 @@ fig
 # %% [markdown]
 # ## The same rewards where the form is known
 #
-# After that SFT nine of ten answers have the form, so what still differs between answers is the number. GRPO on the same rewards, 16 steps; the controls are rejection sampling on as many draws, and SFT that
-# goes on, on other worked solutions, for half as long. Judged greedily on the first 512 test problems, and written down before. Before you look: does GRPO reckon better now?
+# After that SFT nine of ten answers have the form, so most of what is left to earn is the number. GRPO on the same rewards, 16 steps; the controls are rejection sampling on as many draws, and SFT that
+# goes on for half as long, on the worked solutions in another order. Judged greedily on the first 512 test problems, and written down before. Before you look: does GRPO reckon better now?
 
 # %%
 after = pd.DataFrame(read_rows(frozen / "rl_pays" / "gsm8k_after.jsonl"))
@@ -195,9 +195,8 @@ print("After SFT, GRPO minus rejection sampling: {:+.3f} [{:+.3f}, {:+.3f}] of {
 
 # %% [markdown]
 # So the verdict tells whether there is a gradient, and not what of the reward is nearest. On MBPP it leads to right programs, in twenty steps no more than the reference solutions give in a third of its time. On
-# GSM8K one of 512 tries was right, and what paid was the form: answers of one line. `diagnose` had called that LIVE because of the one; it says PARTIAL below 1 % now. Where the form is known, GRPO cuts fewer answers off and reckons as before; learning the right ones of the same draws
-# reckons better. Not done: the binary reward,
-# HumanEval for the controls, all test problems of GSM8K, a second seed, more steps.
+# GSM8K one of 512 tries was right, and what paid was the form: answers of one line. `diagnose` had called that LIVE because of the one; it says PARTIAL below 1 % now. Where the form is known, GRPO cuts fewer answers off and reckons as before; learning from the right ones of as
+# many draws makes it reckon better. Not done: the binary reward, HumanEval for the controls, all test problems of GSM8K, a second seed, more steps.
 #
 # ## Try this
 #
