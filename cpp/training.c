@@ -1,56 +1,20 @@
-// What stands between the products of a training step in bfloat16 (codechat/models/fast/fused.py), a pass over memory each way:
-// RMSNorm, the squared ReLU, SwiGLU, and attention: queries and keys normed and turned, scores, softmax and the weighted sum. Scores that no
-// query sees are not computed, and no score leaves the cache.
+// What stands between the products of a training step on a CPU (codechat/models/fast/fused.py), a pass over memory each way:
+// RMSNorm, the squared ReLU, SwiGLU, and attention: queries and keys normed and turned, scores, softmax and the weighted sum. Scores
+// that no query sees are not computed, and no score leaves the cache.
 //
-// Sums are float32; queries, keys, weights and gradients are rounded to bfloat16 where they enter a product, as torch rounds them.
-// A pair is two bfloat16 numbers that one instruction multiplies and adds: neighbours of a row, or of a column.
-#include <immintrin.h>
-#include <stdint.h>
+// In bfloat16 or float32 (numbers.h). Sums are float32; queries, keys, weights and gradients are rounded to bfloat16 where they enter a
+// product, as torch rounds them.
 #include <stdlib.h>
 #include <string.h>
 
+#include "numbers.h"
+
 #define QUERIES 32  // of a tile
 #define KEYS 32
+#define HIDDEN -3e38f  // the score of a key that a query does not see
 #define LINES 64  // of a norm whose gain's gradient is summed apart, whatever the number of threads
-#define INLINE static inline __attribute__((always_inline))
 
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
-
-typedef uint32_t __attribute__((may_alias)) Pair;
-
-int training_runs_here(void) {
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq");
-}
-
-INLINE __m512 wide(const uint16_t* x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
-}
-
-INLINE __m256i rounded(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
-
-INLINE void store_rounded(uint16_t* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, rounded(x)); }
-
-INLINE __m512i paired(__m256i low, __m256i high) {
-  return _mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
-}
-
-INLINE float inverse_root(float x) { return 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
-
-// exp(x) for x <= 0, to 2 units in the last place: 2^n times a polynomial
-INLINE __m512 exponential(__m512 x) {
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-  __m512 y = _mm512_set1_ps(1.9875691500e-4f);
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.3981999507e-3f));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(8.3334519073e-3f));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(4.1665795894e-2f));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.6666665459e-1f));
-  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.0000001201e-1f));
-  y = _mm512_fmadd_ps(_mm512_mul_ps(y, r), r, _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
-  return _mm512_scalef_ps(y, n);
-}
+int training_runs_here(void) { return runs_here(); }
 
 // ---- norm and activation
 
@@ -70,13 +34,11 @@ void norm_forward(const Norm* call) {
 #pragma omp parallel for num_threads(call->threads) if (call->threads > 1)
   for (long line = 0; line < call->lines; ++line) {
     const float* x = call->x + line * call->width;
-    __m512 squares = _mm512_setzero_ps();
-    for (long e = 0; e < call->width; e += 16) squares = _mm512_fmadd_ps(_mm512_loadu_ps(x + e), _mm512_loadu_ps(x + e), squares);
-    const float scale = inverse_root(_mm512_reduce_add_ps(squares) / call->width + call->eps);
-    for (long e = 0; e < call->width; e += 16) {
-      const __m512 normed = _mm512_mul_ps(_mm512_loadu_ps(x + e), _mm512_set1_ps(scale));
-      _mm512_storeu_ps(call->y + line * call->width + e, _mm512_mul_ps(normed, _mm512_loadu_ps(call->gain + e)));
-    }
+    Vector squares = all(0);
+    for (long e = 0; e < call->width; e += LANES) squares = times_plus(load(x + e), load(x + e), squares);
+    const float scale = inverse_root(sum_of(squares) / call->width + call->eps);
+    for (long e = 0; e < call->width; e += LANES)
+      store(call->y + line * call->width + e, load(x + e) * all(scale) * load(call->gain + e));
     call->scale[line] = scale;
   }
 }
@@ -89,123 +51,118 @@ void norm_backward(const Norm* call) {
       const float* x = call->x + line * call->width;
       const float* up = call->up + line * call->width;
       float* d_gain = call->d_gain + part * call->width;
-      const __m512 scale = _mm512_set1_ps(call->scale[line]);
-      __m512 sum = _mm512_setzero_ps();
-      for (long e = 0; e < call->width; e += 16) {
-        const __m512 both = _mm512_mul_ps(_mm512_loadu_ps(up + e), _mm512_mul_ps(_mm512_loadu_ps(x + e), scale));
-        _mm512_storeu_ps(d_gain + e, _mm512_add_ps(both, _mm512_loadu_ps(d_gain + e)));
-        sum = _mm512_fmadd_ps(both, _mm512_loadu_ps(call->gain + e), sum);
+      const Vector scale = all(call->scale[line]);
+      Vector sum = all(0);
+      for (long e = 0; e < call->width; e += LANES) {
+        const Vector both = load(up + e) * (load(x + e) * scale);
+        store(d_gain + e, both + load(d_gain + e));
+        sum = times_plus(both, load(call->gain + e), sum);
       }
-      const __m512 shared = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / call->width);
-      for (long e = 0; e < call->width; e += 16) {
-        const __m512 above = _mm512_mul_ps(_mm512_loadu_ps(up + e), _mm512_loadu_ps(call->gain + e));
-        const __m512 normed = _mm512_mul_ps(_mm512_loadu_ps(x + e), scale);
-        _mm512_storeu_ps(call->dx + line * call->width + e, _mm512_mul_ps(scale, _mm512_fnmadd_ps(normed, shared, above)));
+      const Vector shared = all(sum_of(sum) / call->width);
+      for (long e = 0; e < call->width; e += LANES) {
+        const Vector normed = load(x + e) * scale;
+        store(call->dx + line * call->width + e, scale * minus_times(load(up + e) * load(call->gain + e), normed, shared));
       }
     }
 }
 
 // relu(x)^2, and its gradient 2 relu(x) up. size is a multiple of 16.
-void squared_relu_forward(const uint16_t* x, uint16_t* y, int64_t size, int64_t threads) {
+void squared_relu_forward(const Number* x, Number* y, int64_t size, int64_t threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (long i = 0; i < size; i += 16) {
-    const __m512 kept = _mm512_max_ps(wide(x + i), _mm512_setzero_ps());
-    store_rounded(y + i, _mm512_mul_ps(kept, kept));
+  for (long i = 0; i < size; i += LANES) {
+    const Vector kept = larger(wide(x + i), all(0));
+    store_rounded(y + i, kept * kept);
   }
 }
 
-void squared_relu_backward(const uint16_t* x, const uint16_t* up, uint16_t* dx, int64_t size, int64_t threads) {
+void squared_relu_backward(const Number* x, const Number* up, Number* dx, int64_t size, int64_t threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (long i = 0; i < size; i += 16) {
-    const __m512 kept = _mm512_max_ps(wide(x + i), _mm512_setzero_ps());
-    store_rounded(dx + i, _mm512_mul_ps(_mm512_add_ps(kept, kept), wide(up + i)));
+  for (long i = 0; i < size; i += LANES) {
+    const Vector kept = larger(wide(x + i), all(0));
+    store_rounded(dx + i, (kept + kept) * wide(up + i));
   }
 }
 
 // silu(gate) up, and its gradients; each step is rounded, as torch's are. size is a multiple of 16.
-INLINE __m512 sigmoid(__m512 x) {
-  const __m512 small = exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));
-  const __m512 above = _mm512_mask_mov_ps(small, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GE_OQ), _mm512_set1_ps(1.0f));
-  return _mm512_div_ps(above, _mm512_add_ps(small, _mm512_set1_ps(1.0f)));
+INLINE Vector sigmoid(Vector x) {
+  const Vector one = all(1), small = exponential(larger(x, -x) * all(-1));
+  return chosen(at_least(x, all(0)), one, small) / (small + one);
 }
 
-INLINE __m512 as_rounded(__m512 x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded(x)), 16)); }
-
-void swiglu_forward(const uint16_t* gate, const uint16_t* up, uint16_t* y, int64_t size, int64_t threads) {
+void swiglu_forward(const Number* gate, const Number* up, Number* y, int64_t size, int64_t threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (long i = 0; i < size; i += 16) {
-    const __m512 g = wide(gate + i);
-    store_rounded(y + i, _mm512_mul_ps(as_rounded(_mm512_mul_ps(g, sigmoid(g))), wide(up + i)));
+  for (long i = 0; i < size; i += LANES) {
+    const Vector g = wide(gate + i);
+    store_rounded(y + i, as_rounded(g * sigmoid(g)) * wide(up + i));
   }
 }
 
-void swiglu_backward(const uint16_t* gate, const uint16_t* up, const uint16_t* above, uint16_t* d_gate, uint16_t* d_up, int64_t size,
+void swiglu_backward(const Number* gate, const Number* up, const Number* above, Number* d_gate, Number* d_up, int64_t size,
                      int64_t threads) {
-  const __m512 one = _mm512_set1_ps(1.0f);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (long i = 0; i < size; i += 16) {
-    const __m512 g = wide(gate + i), s = sigmoid(g), a = wide(above + i);
-    const __m512 slope = _mm512_mul_ps(s, _mm512_fmadd_ps(g, _mm512_sub_ps(one, s), one));
-    store_rounded(d_gate + i, _mm512_mul_ps(as_rounded(_mm512_mul_ps(a, wide(up + i))), slope));
-    store_rounded(d_up + i, _mm512_mul_ps(a, as_rounded(_mm512_mul_ps(g, s))));
+  for (long i = 0; i < size; i += LANES) {
+    const Vector g = wide(gate + i), s = sigmoid(g), a = wide(above + i);
+    const Vector slope = s * times_plus(g, all(1) - s, all(1));
+    store_rounded(d_gate + i, as_rounded(a * wide(up + i)) * slope);
+    store_rounded(d_up + i, a * as_rounded(g * s));
   }
 }
 
 // ---- products
 
-// c (m, 16 V) = a (m, pairs) b (pairs, 16 V); with add it is added to c. m is a multiple of 16 / V.
-INLINE void multiply(const Pair* a, long a_row, long a_pair, const Pair* b, long b_pair, float* c, long c_row, long m, long pairs, int add,
-                     const int V) {
-  const int R = 16 / V;
-  for (long i = 0; i < m; i += R) {
-    __m512 sum[16];
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) sum[r * V + v] = add ? _mm512_loadu_ps(c + (i + r) * c_row + 16 * v) : _mm512_setzero_ps();
-    for (long p = 0; p < pairs; ++p) {
-      __m512i right[4];
-      for (int v = 0; v < V; ++v) right[v] = _mm512_loadu_si512(b + p * b_pair + 16 * v);
-      for (int r = 0; r < R; ++r) {
-        const __m512i left = _mm512_set1_epi32((int)a[(i + r) * a_row + p * a_pair]);
-        for (int v = 0; v < V; ++v) sum[r * V + v] = _mm512_dpbf16_ps(sum[r * V + v], (__m512bh)left, (__m512bh)right[v]);
+// c (m, n) = a (m, pairs) b (pairs, n); with add it is added to c. n is a multiple of V vectors, m of SUMS / V.
+INLINE void multiply(const Pair* a, long a_row, long a_pair, const Pair* b, long b_pair, float* c, long c_row, long m, const long n,
+                     long pairs, int add) {
+  const int V = n / LANES < ABREAST ? n / LANES : ABREAST, R = SUMS / V;
+  for (long j = 0; j < n; j += V * LANES)
+    for (long i = 0; i < m; i += R) {
+      float* to = c + i * c_row + j;
+      Vector sum[SUMS];
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) sum[r * V + v] = add ? load(to + r * c_row + v * LANES) : all(0);
+      for (long p = 0; p < pairs; ++p) {
+        Pairs right[ABREAST];
+        for (int v = 0; v < V; ++v) right[v] = load_pairs(b + p * b_pair + j + v * LANES);
+        for (int r = 0; r < R; ++r) {
+          const Pair left = a[(i + r) * a_row + p * a_pair];
+          for (int v = 0; v < V; ++v) sum[r * V + v] = add_product(sum[r * V + v], left, right[v]);
+        }
       }
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) store(to + r * c_row + v * LANES, sum[r * V + v]);
     }
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) _mm512_storeu_ps(c + (i + r) * c_row + 16 * v, sum[r * V + v]);
-  }
 }
 
-// (KEYS, E) -> (E / 2, KEYS) pairs of a row
-INLINE void pair_columns(const uint16_t* x, Pair* to, const long E) {
+// (KEYS, E) -> (E / PAIRED, KEYS) pairs of a row
+INLINE void pair_columns(const Number* x, Pair* to, const long E) {
   const Pair* from = (const Pair*)x;
-  for (long p = 0; p < E / 2; ++p)
-    for (long k = 0; k < KEYS; ++k) to[p * KEYS + k] = from[k * E / 2 + p];
+  for (long p = 0; p < E / PAIRED; ++p)
+    for (long k = 0; k < KEYS; ++k) to[p * KEYS + k] = from[k * E / PAIRED + p];
 }
 
-// (n, E) -> (n / 2, E) pairs of a column
-INLINE void pair_rows(const uint16_t* x, Pair* to, long n, const long E) {
-  for (long k = 0; k < n; k += 2)
-    for (long e = 0; e < E; e += 16)
-      _mm512_storeu_si512(to + k / 2 * E + e, paired(_mm256_loadu_si256((const __m256i*)(x + k * E + e)),
-                                                     _mm256_loadu_si256((const __m256i*)(x + (k + 1) * E + e))));
+// (m, n) -> (m / PAIRED, n) pairs of a column
+INLINE void pair_rows(const Number* x, Pair* to, long m, const long n) {
+  for (long k = 0; k < m; k += PAIRED)
+    for (long e = 0; e < n; e += LANES) pair_lanes(x + k * n + e, n, to + k / PAIRED * n + e);
 }
 
 // ---- attention
 
 typedef struct {
-  const uint16_t* qkv;        // (rows, tokens, heads + 2 groups, width): queries, keys, values
+  const Number* qkv;        // (rows, tokens, heads + 2 groups, width): queries, keys, values
   const float* gains;         // (2, width) of queries and keys; or none: they are not normed
   const float *cos, *sin;     // (turns, tokens, width), turns = 1 or rows; or none: they are not turned
   const int32_t* seen;        // (rows, tokens, 3): token i attends to [first, second) and [third, i]
-  uint16_t* out;              // (rows, tokens, heads, width)
+  Number* out;              // (rows, tokens, heads, width)
   float* kept;                // (rows, heads, tokens, 2): of a query its largest score and 1 / the sum of exponentials
-  const uint16_t* up;         // as out: the gradient from above
-  uint16_t* d_qkv;            // as qkv
+  const Number* up;         // as out: the gradient from above
+  Number* d_qkv;            // as qkv
   float* d_gains;             // (rows, groups, 2, width), zeros
   int64_t rows, tokens, heads, groups, width, turns, threads;
   float eps;
 } Call;
 
-INLINE const uint16_t* head_of(const Call* call, const uint16_t* qkv, long row, long token, long head) {
+INLINE const Number* head_of(const Call* call, const Number* qkv, long row, long token, long head) {
   return qkv + ((row * call->tokens + token) * (call->heads + 2 * call->groups) + head) * call->width;
 }
 
@@ -216,75 +173,76 @@ INLINE long angle_of(const Call* call, long row, long token) {
 }
 
 // 1 / the root of the mean square
-INLINE float scale_of(const uint16_t* x, float eps, const long E) {
-  __m512 squares = _mm512_setzero_ps();
-  for (long e = 0; e < E; e += 16) squares = _mm512_fmadd_ps(wide(x + e), wide(x + e), squares);
-  return inverse_root(_mm512_reduce_add_ps(squares) / E + eps);
+INLINE float scale_of(const Number* x, float eps, const long E) {
+  Vector squares = all(0);
+  for (long e = 0; e < E; e += LANES) squares = times_plus(wide(x + e), wide(x + e), squares);
+  return inverse_root(sum_of(squares) / E + eps);
 }
 
 // A query or a key of one token, normed and turned.
-INLINE void turn(const Call* call, long row, long token, long head, uint16_t* to, const long E) {
-  const uint16_t* x = head_of(call, call->qkv, row, token, head);
-  __m512 y[E / 16];
-  for (long v = 0; v < E / 16; ++v) y[v] = wide(x + 16 * v);
+INLINE void turn(const Call* call, long row, long token, long head, Number* to, const long E) {
+  const Number* x = head_of(call, call->qkv, row, token, head);
+  const long n = E / LANES;
+  Vector y[n];
+  for (long v = 0; v < n; ++v) y[v] = wide(x + v * LANES);
   if (call->gains) {
-    const __m512 scale = _mm512_set1_ps(scale_of(x, call->eps, E));
-    for (long v = 0; v < E / 16; ++v)
-      y[v] = _mm512_mul_ps(_mm512_mul_ps(y[v], scale), _mm512_loadu_ps(gain_of(call, head) + 16 * v));
+    const Vector scale = all(scale_of(x, call->eps, E));
+    for (long v = 0; v < n; ++v) y[v] = y[v] * scale * load(gain_of(call, head) + v * LANES);
   }
   const long angle = call->cos ? angle_of(call, row, token) : 0;
-  for (long v = 0; v < E / 16; ++v) {
-    __m512 turned = y[v];
+  for (long v = 0; v < n; ++v) {
+    Vector turned = y[v];
     if (call->cos) {
-      turned = _mm512_mul_ps(turned, _mm512_loadu_ps(call->cos + angle + 16 * v));
-      turned = _mm512_fmadd_ps(y[(v + E / 32) % (E / 16)], _mm512_loadu_ps(call->sin + angle + 16 * v), turned);
+      turned = turned * load(call->cos + angle + v * LANES);
+      turned = times_plus(y[(v + n / 2) % n], load(call->sin + angle + v * LANES), turned);
     }
-    store_rounded(to + 16 * v, turned);
+    store_rounded(to + v * LANES, turned);
   }
 }
 
 // The reverse: d (E), the gradient of what `turn` has made, becomes that of its input; adds to the gain's gradient.
 INLINE void turn_back(const Call* call, long row, long token, long head, const float* d, float* d_gain, const long E) {
-  const uint16_t* x = head_of(call, call->qkv, row, token, head);
-  uint16_t* to = (uint16_t*)head_of(call, call->d_qkv, row, token, head);
-  __m512 gradient[E / 16];
+  const Number* x = head_of(call, call->qkv, row, token, head);
+  Number* to = (Number*)head_of(call, call->d_qkv, row, token, head);
+  const long n = E / LANES;
+  Vector gradient[n];
   const long angle = call->cos ? angle_of(call, row, token) : 0;
-  for (long v = 0; v < E / 16; ++v) {
-    gradient[v] = _mm512_loadu_ps(d + 16 * v);
+  for (long v = 0; v < n; ++v) {
+    gradient[v] = load(d + v * LANES);
     if (call->cos) {
-      const long other = 16 * ((v + E / 32) % (E / 16));
-      gradient[v] = _mm512_mul_ps(gradient[v], _mm512_loadu_ps(call->cos + angle + 16 * v));
-      gradient[v] = _mm512_fmadd_ps(_mm512_loadu_ps(d + other), _mm512_loadu_ps(call->sin + angle + other), gradient[v]);
+      const long other = (v + n / 2) % n * LANES;
+      gradient[v] = gradient[v] * load(call->cos + angle + v * LANES);
+      gradient[v] = times_plus(load(d + other), load(call->sin + angle + other), gradient[v]);
     }
   }
   if (call->gains) {
-    const __m512 scale = _mm512_set1_ps(scale_of(x, call->eps, E));
-    __m512 normed[E / 16];
-    __m512 shared = _mm512_setzero_ps();
-    for (long v = 0; v < E / 16; ++v) {
-      normed[v] = _mm512_mul_ps(wide(x + 16 * v), scale);
-      _mm512_storeu_ps(d_gain + 16 * v, _mm512_fmadd_ps(gradient[v], normed[v], _mm512_loadu_ps(d_gain + 16 * v)));
-      gradient[v] = _mm512_mul_ps(gradient[v], _mm512_loadu_ps(gain_of(call, head) + 16 * v));
-      shared = _mm512_fmadd_ps(gradient[v], normed[v], shared);
+    const Vector scale = all(scale_of(x, call->eps, E));
+    Vector normed[n];
+    Vector shared = all(0);
+    for (long v = 0; v < n; ++v) {
+      normed[v] = wide(x + v * LANES) * scale;
+      store(d_gain + v * LANES, times_plus(gradient[v], normed[v], load(d_gain + v * LANES)));
+      gradient[v] = gradient[v] * load(gain_of(call, head) + v * LANES);
+      shared = times_plus(gradient[v], normed[v], shared);
     }
-    const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(shared) / E);
-    for (long v = 0; v < E / 16; ++v) gradient[v] = _mm512_mul_ps(scale, _mm512_fnmadd_ps(normed[v], mean, gradient[v]));
+    const Vector mean = all(sum_of(shared) / E);
+    for (long v = 0; v < n; ++v) gradient[v] = scale * minus_times(gradient[v], normed[v], mean);
   }
-  for (long v = 0; v < E / 16; ++v) store_rounded(to + 16 * v, gradient[v]);
+  for (long v = 0; v < n; ++v) store_rounded(to + v * LANES, gradient[v]);
 }
 
 // n tokens from `at` of a query or key head, zeros behind the last token: (n, E)
-INLINE void turned(const Call* call, long row, long at, long n, long head, uint16_t* to, const long E) {
+INLINE void turned(const Call* call, long row, long at, long n, long head, Number* to, const long E) {
   for (long i = 0; i < n; ++i)
     if (at + i < call->tokens) turn(call, row, at + i, head, to + i * E, E);
-    else memset(to + i * E, 0, 2 * E);
+    else memset(to + i * E, 0, sizeof(Number) * E);
 }
 
 // The same as they are, from x, whose tokens lie `stride` apart.
-INLINE void copied(const Call* call, const uint16_t* x, long stride, long at, long n, uint16_t* to, const long E) {
+INLINE void copied(const Call* call, const Number* x, long stride, long at, long n, Number* to, const long E) {
   for (long i = 0; i < n; ++i)
-    if (at + i < call->tokens) memcpy(to + i * E, x + (at + i) * stride, 2 * E);
-    else memset(to + i * E, 0, 2 * E);
+    if (at + i < call->tokens) memcpy(to + i * E, x + (at + i) * stride, sizeof(Number) * E);
+    else memset(to + i * E, 0, sizeof(Number) * E);
 }
 
 typedef struct {
@@ -297,12 +255,8 @@ INLINE Seen seen_of(const Call* call, long row, long token) {
   return (Seen){seen[0], seen[1], seen[2], (int32_t)token};
 }
 
-// of 16 keys from `at`
-INLINE __mmask16 sees(Seen seen, long at) {
-  const __m512i key = _mm512_add_epi32(_mm512_set1_epi32((int)at), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-  const __mmask16 early = _mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(seen.first)) & _mm512_cmplt_epi32_mask(key, _mm512_set1_epi32(seen.second));
-  return early | (_mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(seen.third)) & _mm512_cmple_epi32_mask(key, _mm512_set1_epi32(seen.last)));
-}
+// of LANES keys from `at`
+INLINE Mask sees(Seen seen, long at) { return either(between(at, seen.first, seen.second), between(at, seen.third, seen.last + 1)); }
 
 // The blocks of keys that one of the queries from `at` sees; returns their number.
 INLINE long blocks_of(const Seen* seen, long at, int32_t* blocks) {
@@ -323,19 +277,20 @@ INLINE void* room(size_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 6
 INLINE void forward(const Call* call, long task, const long E) {
   const long row = task / call->groups, group = task % call->groups, share = call->heads / call->groups;
   const long padded = (call->tokens + KEYS - 1) / KEYS * KEYS, stride = (call->heads + 2 * call->groups) * E;
+  const long pairs = E / PAIRED;
   const float factor = inverse_root(E);
-  Pair* keys = room(2 * padded * E);    // (padded / KEYS, E / 2, KEYS)
-  Pair* values = room(2 * padded * E);  // (padded / 2, E)
-  float* scores = room(4 * QUERIES * padded);
-  uint16_t* weights = room(2 * QUERIES * padded);
-  int32_t* blocks = room(4 * padded / KEYS);
-  uint16_t rows[KEYS * E] __attribute__((aligned(64)));
+  Pair* keys = room(sizeof(Number) * padded * E);    // (padded / KEYS, E / PAIRED, KEYS)
+  Pair* values = room(sizeof(Number) * padded * E);  // (padded / PAIRED, E)
+  float* scores = room(sizeof(float) * QUERIES * padded);
+  Number* weights = room(sizeof(Number) * QUERIES * padded);
+  int32_t* blocks = room(sizeof(int32_t) * padded / KEYS);
+  Number rows[KEYS * E] __attribute__((aligned(64)));
   float sums[QUERIES * E] __attribute__((aligned(64)));
   for (long at = 0; at < padded; at += KEYS) {
     turned(call, row, at, KEYS, call->heads + group, rows, E);
-    pair_columns(rows, keys + at * E / 2, E);
+    pair_columns(rows, keys + at * E / PAIRED, E);
     copied(call, head_of(call, call->qkv, row, 0, call->heads + call->groups + group), stride, at, KEYS, rows, E);
-    pair_rows(rows, values + at / 2 * E, KEYS, E);
+    pair_rows(rows, values + at / PAIRED * E, KEYS, E);
   }
   for (long head = group * share; head < (group + 1) * share; ++head)
     for (long at = 0; at < call->tokens; at += QUERIES) {
@@ -344,27 +299,25 @@ INLINE void forward(const Call* call, long task, const long E) {
       const long n = blocks_of(seen, at, blocks), line = n * KEYS;
       turned(call, row, at, QUERIES, head, rows, E);
       for (long i = 0; i < n; ++i)
-        multiply((const Pair*)rows, E / 2, 1, keys + blocks[i] * KEYS * E / 2, KEYS, scores + i * KEYS, line, QUERIES, E / 2, 0, KEYS / 16);
+        multiply((const Pair*)rows, pairs, 1, keys + blocks[i] * KEYS * pairs, KEYS, scores + i * KEYS, line, QUERIES, KEYS, pairs, 0);
       for (int r = 0; r < QUERIES; ++r) {
         float* s = scores + r * line;
-        __m512 most = _mm512_set1_ps(-3e38f);
-        for (long v = 0; v < line; v += 16) {
-          const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(s + v), _mm512_set1_ps(factor));
-          const __m512 shown = _mm512_mask_mov_ps(_mm512_set1_ps(-3e38f), sees(seen[r], blocks[v / KEYS] * KEYS + v % KEYS), x);
-          _mm512_storeu_ps(s + v, shown);
-          most = _mm512_max_ps(most, shown);
+        Vector most = all(HIDDEN);
+        for (long v = 0; v < line; v += LANES) {
+          const Vector shown = chosen(sees(seen[r], blocks[v / KEYS] * KEYS + v % KEYS), load(s + v) * all(factor), all(HIDDEN));
+          store(s + v, shown);
+          most = larger(most, shown);
         }
-        const float largest = _mm512_reduce_max_ps(most);
-        __m512 total = _mm512_setzero_ps();
-        for (long v = 0; v < line; v += 16) {
-          const __m512 x = _mm512_loadu_ps(s + v);
-          const __mmask16 shown = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-3e38f), _CMP_GT_OQ);
-          const __m512 y = _mm512_maskz_mov_ps(shown, exponential(_mm512_sub_ps(x, _mm512_set1_ps(largest))));
-          _mm512_storeu_ps(s + v, y);
-          total = _mm512_add_ps(total, y);
+        const float largest = largest_of(most);
+        Vector total = all(0);
+        for (long v = 0; v < line; v += LANES) {
+          const Vector x = load(s + v);
+          const Vector y = chosen(at_least(all(HIDDEN), x), all(0), exponential(x - all(largest)));
+          store(s + v, y);
+          total = total + y;
         }
-        const float inverse = 1.0f / _mm512_reduce_add_ps(total);
-        for (long v = 0; v < line; v += 16) store_rounded(weights + r * line + v, _mm512_mul_ps(_mm512_loadu_ps(s + v), _mm512_set1_ps(inverse)));
+        const float inverse = 1.0f / sum_of(total);
+        for (long v = 0; v < line; v += LANES) store_rounded(weights + r * line + v, load(s + v) * all(inverse));
         if (at + r < call->tokens) {
           float* kept = call->kept + ((row * call->heads + head) * call->tokens + at + r) * 2;
           kept[0] = largest;
@@ -372,11 +325,11 @@ INLINE void forward(const Call* call, long task, const long E) {
         }
       }
       for (long i = 0; i < n; ++i)
-        for (long e = 0; e < E; e += 64)
-          multiply((const Pair*)weights + i * KEYS / 2, line / 2, 1, values + blocks[i] * KEYS / 2 * E + e, E, sums + e, E, QUERIES, KEYS / 2, i > 0, 4);
+        multiply((const Pair*)weights + i * KEYS / PAIRED, line / PAIRED, 1, values + blocks[i] * KEYS / PAIRED * E, E, sums, E, QUERIES, E,
+                 KEYS / PAIRED, i > 0);
       for (int r = 0; r < QUERIES && at + r < call->tokens; ++r)
-        for (long e = 0; e < E; e += 16)
-          store_rounded(call->out + ((row * call->tokens + at + r) * call->heads + head) * E + e, _mm512_loadu_ps(sums + r * E + e));
+        for (long e = 0; e < E; e += LANES)
+          store_rounded(call->out + ((row * call->tokens + at + r) * call->heads + head) * E + e, load(sums + r * E + e));
     }
   free(keys), free(values), free(scores), free(weights), free(blocks);
 }
@@ -386,28 +339,29 @@ INLINE void backward(const Call* call, long task, const long E) {
   const long row = task / call->groups, group = task % call->groups, share = call->heads / call->groups;
   const long padded = (call->tokens + KEYS - 1) / KEYS * KEYS, stride = (call->heads + 2 * call->groups) * E;
   const float factor = inverse_root(E);
-  const __m512 by = _mm512_set1_ps(factor);
-  Pair* keys = room(2 * padded * E);         // (padded / KEYS, E / 2, KEYS)
-  Pair* values = room(2 * padded * E);       // the same
-  Pair* keys_by_rows = room(2 * padded * E);  // (padded / 2, E)
-  float* d_keys = room(4 * padded * E);
-  float* d_values = room(4 * padded * E);
-  int32_t* blocks = room(4 * padded / KEYS);
+  const long pairs = E / PAIRED;
+  Pair* keys = room(sizeof(Number) * padded * E);          // (padded / KEYS, E / PAIRED, KEYS)
+  Pair* values = room(sizeof(Number) * padded * E);        // the same
+  Pair* keys_by_rows = room(sizeof(Number) * padded * E);  // (padded / PAIRED, E)
+  float* d_keys = room(sizeof(float) * padded * E);
+  float* d_values = room(sizeof(float) * padded * E);
+  int32_t* blocks = room(sizeof(int32_t) * padded / KEYS);
   float* d_gains = call->gains ? call->d_gains + task * 2 * E : 0;
-  uint16_t rows[KEYS * E] __attribute__((aligned(64))), above[QUERIES * E] __attribute__((aligned(64)));
-  Pair queries[QUERIES / 2 * E] __attribute__((aligned(64))), above_by_rows[QUERIES / 2 * E] __attribute__((aligned(64)));
+  Number rows[KEYS * E] __attribute__((aligned(64))), above[QUERIES * E] __attribute__((aligned(64)));
+  Pair queries[QUERIES / PAIRED * E] __attribute__((aligned(64))), above_by_rows[QUERIES / PAIRED * E] __attribute__((aligned(64)));
   float scores[QUERIES * KEYS] __attribute__((aligned(64))), d_weights[QUERIES * KEYS] __attribute__((aligned(64)));
   float d_queries[QUERIES * E] __attribute__((aligned(64)));
-  uint16_t gradients[QUERIES * KEYS] __attribute__((aligned(64)));
-  Pair weights[QUERIES / 2 * KEYS] __attribute__((aligned(64))), gradients_by_rows[QUERIES / 2 * KEYS] __attribute__((aligned(64)));
-  memset(d_keys, 0, 4 * padded * E);
-  memset(d_values, 0, 4 * padded * E);
+  Number weights[QUERIES * KEYS] __attribute__((aligned(64))), gradients[QUERIES * KEYS] __attribute__((aligned(64)));
+  Pair weights_by_rows[QUERIES / PAIRED * KEYS] __attribute__((aligned(64)));
+  Pair gradients_by_rows[QUERIES / PAIRED * KEYS] __attribute__((aligned(64)));
+  memset(d_keys, 0, sizeof(float) * padded * E);
+  memset(d_values, 0, sizeof(float) * padded * E);
   for (long at = 0; at < padded; at += KEYS) {
     turned(call, row, at, KEYS, call->heads + group, rows, E);
-    pair_columns(rows, keys + at * E / 2, E);
-    pair_rows(rows, keys_by_rows + at / 2 * E, KEYS, E);
+    pair_columns(rows, keys + at * pairs, E);
+    pair_rows(rows, keys_by_rows + at * pairs, KEYS, E);
     copied(call, head_of(call, call->qkv, row, 0, call->heads + call->groups + group), stride, at, KEYS, rows, E);
-    pair_columns(rows, values + at * E / 2, E);
+    pair_columns(rows, values + at * pairs, E);
   }
   for (long head = group * share; head < (group + 1) * share; ++head)
     for (long at = 0; at < call->tokens; at += QUERIES) {
@@ -425,43 +379,36 @@ INLINE void backward(const Call* call, long task, const long E) {
         const float* kept = call->kept + ((row * call->heads + head) * call->tokens + at + r) * 2;
         largest[r] = kept[0];
         inverse[r] = kept[1];
-        __m512 sum = _mm512_setzero_ps();
-        for (long e = 0; e < E; e += 16)
-          sum = _mm512_fmadd_ps(wide(call->out + first + (at + r) * call->heads * E + e), wide(above + r * E + e), sum);
-        shared[r] = _mm512_reduce_add_ps(sum);
+        Vector sum = all(0);
+        for (long e = 0; e < E; e += LANES)
+          sum = times_plus(wide(call->out + first + (at + r) * call->heads * E + e), wide(above + r * E + e), sum);
+        shared[r] = sum_of(sum);
       }
       const long n = blocks_of(seen, at, blocks);
       for (long i = 0; i < n; ++i) {
         const long start = blocks[i] * KEYS;
-        multiply((const Pair*)rows, E / 2, 1, keys + start * E / 2, KEYS, scores, KEYS, QUERIES, E / 2, 0, KEYS / 16);
-        multiply((const Pair*)above, E / 2, 1, values + start * E / 2, KEYS, d_weights, KEYS, QUERIES, E / 2, 0, KEYS / 16);
-        for (int r = 0; r < QUERIES; r += 2)
-          for (int v = 0; v < KEYS; v += 16) {
-            __m256i weight[2], gradient[2];
-            for (int j = 0; j < 2; ++j) {
-              const long k = (r + j) * KEYS + v;
-              const __m512 score = _mm512_fmsub_ps(_mm512_loadu_ps(scores + k), by, _mm512_set1_ps(largest[r + j]));
-              const __m512 w = _mm512_maskz_mul_ps(sees(seen[r + j], start + v), exponential(score), _mm512_set1_ps(inverse[r + j]));
-              const __m512 d = _mm512_mul_ps(_mm512_mul_ps(w, by), _mm512_sub_ps(_mm512_loadu_ps(d_weights + k), _mm512_set1_ps(shared[r + j])));
-              weight[j] = rounded(w);
-              gradient[j] = rounded(d);
-              _mm256_storeu_si256((__m256i*)(gradients + k), gradient[j]);
-            }
-            _mm512_storeu_si512(weights + r / 2 * KEYS + v, paired(weight[0], weight[1]));
-            _mm512_storeu_si512(gradients_by_rows + r / 2 * KEYS + v, paired(gradient[0], gradient[1]));
+        multiply((const Pair*)rows, pairs, 1, keys + start * pairs, KEYS, scores, KEYS, QUERIES, KEYS, pairs, 0);
+        multiply((const Pair*)above, pairs, 1, values + start * pairs, KEYS, d_weights, KEYS, QUERIES, KEYS, pairs, 0);
+        for (int r = 0; r < QUERIES; ++r)
+          for (int v = 0; v < KEYS; v += LANES) {
+            const long k = r * KEYS + v;
+            const Vector score = load(scores + k) * all(factor) - all(largest[r]);
+            const Vector w = chosen(sees(seen[r], start + v), exponential(score) * all(inverse[r]), all(0));
+            store_rounded(weights + k, w);
+            store_rounded(gradients + k, w * all(factor) * (load(d_weights + k) - all(shared[r])));
           }
-        for (long e = 0; e < E; e += 64) {
-          multiply(weights, 1, KEYS, above_by_rows + e, E, d_values + start * E + e, E, KEYS, QUERIES / 2, 1, 4);
-          multiply(gradients_by_rows, 1, KEYS, queries + e, E, d_keys + start * E + e, E, KEYS, QUERIES / 2, 1, 4);
-          multiply((const Pair*)gradients, KEYS / 2, 1, keys_by_rows + start / 2 * E + e, E, d_queries + e, E, QUERIES, KEYS / 2, i > 0, 4);
-        }
+        pair_rows(weights, weights_by_rows, QUERIES, KEYS);
+        pair_rows(gradients, gradients_by_rows, QUERIES, KEYS);
+        multiply(weights_by_rows, 1, KEYS, above_by_rows, E, d_values + start * E, E, KEYS, E, QUERIES / PAIRED, 1);
+        multiply(gradients_by_rows, 1, KEYS, queries, E, d_keys + start * E, E, KEYS, E, QUERIES / PAIRED, 1);
+        multiply((const Pair*)gradients, KEYS / PAIRED, 1, keys_by_rows + start * pairs, E, d_queries, E, QUERIES, E, KEYS / PAIRED, i > 0);
       }
       for (int r = 0; r < QUERIES && at + r < call->tokens; ++r) turn_back(call, row, at + r, head, d_queries + r * E, d_gains, E);
     }
   for (long i = 0; i < call->tokens; ++i) {
     turn_back(call, row, i, call->heads + group, d_keys + i * E, d_gains + E, E);
-    uint16_t* to = (uint16_t*)head_of(call, call->d_qkv, row, i, call->heads + call->groups + group);
-    for (long e = 0; e < E; e += 16) store_rounded(to + e, _mm512_loadu_ps(d_values + i * E + e));
+    Number* to = (Number*)head_of(call, call->d_qkv, row, i, call->heads + call->groups + group);
+    for (long e = 0; e < E; e += LANES) store_rounded(to + e, load(d_values + i * E + e));
   }
   free(keys), free(values), free(keys_by_rows), free(d_keys), free(d_values), free(blocks);
 }

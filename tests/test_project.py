@@ -207,6 +207,7 @@ def test_make_lab_builds_the_kernels_and_runs_without_those_that_do_not_compile(
     made: Path, source: str
 ) -> None:
     (made / "cpp").mkdir()
+    (made / "cpp" / "numbers.h").touch()
     for name in ("product.c", "row.c", "training.c"):
         (made / "cpp" / name).write_text(source if name == "training.c" else f"int {name[:3]};")
     command = made / ".venv" / "bin" / "codechat"

@@ -1,15 +1,16 @@
-"""What stands between the products of a training step in bfloat16, by `cpp/training.c` where
-`make cpp` has built it: a pass over memory forward, and one for the gradient. Prompts take its
-attention too.
+"""What stands between the products of a training step, by `cpp/training.c` where `make cpp` has
+built it: a pass over memory forward, and one for the gradient. Prompts take its attention too.
 
-RMSNorm; squared ReLU and SwiGLU, with the bits of torch but for some gradients of a gate; attention
-with the norms and the rotation of its queries and keys, whose scores are not rounded, so it is
-nearer to float32 than the plain way.
+It is built twice: for bfloat16, where the processor multiplies it, and for float32. RMSNorm;
+squared ReLU and SwiGLU, in bfloat16 with the bits of torch but for some gradients of a gate;
+attention with the norms and the rotation of its queries and keys, whose scores are not rounded, so
+in bfloat16 it is nearer to float32 than the plain way.
 
 Shapes: B rows, T tokens, H heads, K key-value heads, E head width."""
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,10 +21,14 @@ from torch.autograd.function import once_differentiable
 from codechat.distributed import dist, numerics
 from codechat.models.fast.device import BUILT, built_library, compute_dtype, on_cpu
 
-LIBRARY = BUILT / "libtraining.so"
+LIBRARIES = {
+    torch.bfloat16: BUILT / "libtraining.so",
+    torch.float32: BUILT / "libtraining32.so",
+}
 WIDTHS = (64, 128)  # of a head
 LINES = 64  # vectors of a norm whose gain's gradient is summed apart, as in training.c
 INPUTS = ("qkv", "gains", "cos", "sin", "seen", "out", "kept", "up", "d_qkv", "d_gains")
+Function = Callable[..., Any]  # of a library
 SIZES = ("rows", "tokens", "heads", "groups", "width", "turns", "threads")
 
 
@@ -44,59 +49,74 @@ class _Norm(ctypes.Structure):
 
 
 @cache
-def kernel() -> ctypes.CDLL | None:
-    """The library; none where it was not built, or the processor lacks what it needs."""
-    library = built_library(LIBRARY, "training_runs_here")
+def kernel(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The library for numbers of this dtype; none where there is none, it was not built, or the
+    processor lacks what it needs."""
+    place = LIBRARIES.get(dtype)
+    if place is None:
+        return None
+    library = built_library(place, "training_runs_here")
     if library is not None and dist.is_main():  # roundings differ from those of another machine
-        print(f"training steps and prompts: {LIBRARY.name} of build/cpp", file=sys.stderr)
+        print(f"training steps and prompts: {place.name} of build/cpp", file=sys.stderr)
     return library
 
 
-def _library(x: Tensor) -> ctypes.CDLL | None:
-    """The library, where it may compute with x."""
+def _library(x: Tensor, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The library for numbers of this dtype, where it may compute with x."""
     plain = numerics.planned is None and not torch.compiler.is_compiling()
-    return kernel() if plain and on_cpu(x.device) and x.is_contiguous() else None
+    return kernel(dtype) if plain and on_cpu(x.device) and x.is_contiguous() else None
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor | None:
     """x / rms(x) * gain (D,) over the last dimension of float32 x (.., D); none where there is no
     kernel for it."""
-    fits = x.dtype == torch.float32 and compute_dtype(x) == torch.bfloat16
-    if not fits or gain.ndim != 1 or x.shape[-1] % 16 or _library(x) is None:
+    fits = x.dtype == torch.float32 and gain.ndim == 1 and not x.shape[-1] % 16
+    if not fits:
         return None
-    return _RMSNorm.apply(x, gain, eps)
+    library = _library(x, compute_dtype(x))
+    if library is None:
+        return None
+    return _RMSNorm.apply(x, gain, eps, library)
 
 
 def squared_relu(x: Tensor) -> Tensor | None:
-    """relu(x)^2 of bfloat16 x; none where there is no kernel for it."""
-    return _SquaredReLU.apply(x) if _fits(x) else None
+    """relu(x)^2; none where there is no kernel for it."""
+    library = _activations(x)
+    if library is None:
+        return None
+    return _SquaredReLU.apply(x, library)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor | None:
-    """silu(gate) * up of bfloat16, without autograd; none where there is no kernel for it."""
-    if not _fits(gate, up):
+    """silu(gate) * up, without autograd; none where there is no kernel for it."""
+    library = _activations(gate, up)
+    if library is None:
         return None
     y = torch.empty_like(gate)
-    _run_activation("swiglu_forward", gate, up, y)
+    _run_activation(library.swiglu_forward, gate, up, y)
     return y
 
 
 def swiglu_slopes(gate: Tensor, up: Tensor, above: Tensor) -> tuple[Tensor, Tensor] | None:
     """(d gate, d up) of `swiglu` below the gradient `above`; none where there is no kernel."""
-    if not _fits(gate, up, above):
+    library = _activations(gate, up, above)
+    if library is None:
         return None
     d_gate = torch.empty_like(gate)
     d_up = torch.empty_like(up)
-    _run_activation("swiglu_backward", gate, up, above, d_gate, d_up)
+    _run_activation(library.swiglu_backward, gate, up, above, d_gate, d_up)
     return d_gate, d_up
 
 
-def _fits(*tensors: Tensor) -> bool:
-    """Whether a pass over the numbers of these has a kernel."""
-    return all(
-        x.dtype == torch.bfloat16 and not x.numel() % 16 and _library(x) is not None
-        for x in tensors
-    )
+def _activations(x: Tensor, *others: Tensor) -> ctypes.CDLL | None:
+    """The library for one pass over the numbers of these, which have one shape; none where there
+    is none."""
+    for y in others:
+        if y.dtype != x.dtype or not y.is_contiguous():
+            return None
+    if x.numel() % 16:
+        return None
+    return _library(x, x.dtype)
 
 
 class Shape(NamedTuple):
@@ -119,14 +139,16 @@ def attend(
 
     gains: (E,) of the norms of queries and keys, none = not normed. rope: of `rope_table`, none =
     not turned. seen: of `seen_tokens`, none = all earlier tokens."""
-    fits = qkv.dtype == torch.bfloat16 and shape.width in WIDTHS
-    if not fits or _library(qkv) is None:
+    if shape.width not in WIDTHS:
+        return None
+    library = _library(qkv, qkv.dtype)
+    if library is None:
         return None
     if seen is None:
         seen = torch.zeros(*qkv.shape[:2], 3, dtype=torch.int32)
     q_gain, k_gain = gains or (None, None)
     cos, sin = rope or (None, None)
-    return _Attention.apply(qkv, q_gain, k_gain, cos, sin, seen, shape)
+    return _Attention.apply(qkv, q_gain, k_gain, cos, sin, seen, shape, library)
 
 
 def seen_tokens(docs: Tensor, branches: Tensor | None) -> Tensor | None:
@@ -154,60 +176,58 @@ def seen_tokens(docs: Tensor, branches: Tensor | None) -> Tensor | None:
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, library: ctypes.CDLL) -> Tensor:
         y = torch.empty_like(x)
         scale = x.new_empty(x.shape[:-1])
         given = dict(x=x, gain=gain.float(), scale=scale)
-        _run_norm("norm_forward", given | {"y": y}, eps)
+        _run_norm(library.norm_forward, given | {"y": y}, eps)
         ctx.save_for_backward(*given.values())
         ctx.dtype = gain.dtype
+        ctx.library = library
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, gain, scale = ctx.saved_tensors
         dx = torch.empty_like(x)
         # sums do not depend on the number of threads
         d_gain = x.new_zeros(-(-scale.numel() // LINES), len(gain))
         given = dict(x=x, gain=gain, scale=scale, up=up.contiguous(), dx=dx, d_gain=d_gain)
-        _run_norm("norm_backward", given)
-        return dx, d_gain.sum(0).to(ctx.dtype), None
+        _run_norm(ctx.library.norm_backward, given)
+        return dx, d_gain.sum(0).to(ctx.dtype), None, None
 
 
-def _run_norm(name: str, tensors: dict[str, Tensor], eps: float = 0.0) -> None:
+def _run_norm(run: Function, tensors: dict[str, Tensor], eps: float = 0.0) -> None:
     places = {key: x.data_ptr() for key, x in tensors.items()}
     width = len(tensors["gain"])
     lines = tensors["scale"].numel()
     call = _Norm(**places, lines=lines, width=width, threads=torch.get_num_threads(), eps=eps)
-    library = kernel()
-    assert library is not None
-    getattr(library, name)(ctypes.byref(call))
+    run(ctypes.byref(call))
 
 
 class _SquaredReLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, library: ctypes.CDLL) -> Tensor:
         y = torch.empty_like(x)
-        _run_activation("squared_relu_forward", x, y)
+        _run_activation(library.squared_relu_forward, x, y)
         ctx.save_for_backward(x)
+        ctx.library = library
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, up: Tensor) -> Tensor:
+    def backward(ctx: Any, up: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x)
-        _run_activation("squared_relu_backward", x, up.contiguous(), dx)
-        return dx
+        _run_activation(ctx.library.squared_relu_backward, x, up.contiguous(), dx)
+        return dx, None
 
 
-def _run_activation(name: str, *tensors: Tensor) -> None:
-    library = kernel()
-    assert library is not None
+def _run_activation(run: Function, *tensors: Tensor) -> None:
     places = [ctypes.c_void_p(x.data_ptr()) for x in tensors]
     size = ctypes.c_int64(tensors[0].numel())
-    getattr(library, name)(*places, size, ctypes.c_int64(torch.get_num_threads()))
+    run(*places, size, ctypes.c_int64(torch.get_num_threads()))
 
 
 class _Attention(torch.autograd.Function):
@@ -221,6 +241,7 @@ class _Attention(torch.autograd.Function):
         sin: Tensor | None,
         seen: Tensor,
         shape: Shape,
+        library: ctypes.CDLL,
     ) -> Tensor:
         B, T, _ = qkv.shape
         gains = None
@@ -232,10 +253,11 @@ class _Attention(torch.autograd.Function):
         out = qkv.new_empty(B, T, shape.heads * shape.width)
         kept = torch.empty(B, shape.heads, T, 2)
         given = dict(qkv=qkv, gains=gains, cos=cos, sin=sin, seen=seen, out=out, kept=kept)
-        _run_attention("attention_forward", shape, given)
+        _run_attention(library.attention_forward, shape, given)
         ctx.save_for_backward(*given.values())
         ctx.names = tuple(given)
         ctx.shape = shape
+        ctx.library = library
         ctx.dtype = None if q_gain is None else q_gain.dtype
         return out
 
@@ -250,16 +272,14 @@ class _Attention(torch.autograd.Function):
             # of each row and key head: sums do not depend on the number of threads
             d_gains = torch.zeros(len(up) * shape.groups, 2, shape.width)
         gradients = dict(up=up.contiguous(), d_qkv=d_qkv, d_gains=d_gains)
-        _run_attention("attention_backward", shape, given | gradients)
-        if d_gains is None:
-            return d_qkv, None, None, None, None, None, None
-        d_q, d_k = d_gains.sum(0).to(ctx.dtype)
-        return d_qkv, d_q, d_k, None, None, None, None
+        _run_attention(ctx.library.attention_backward, shape, given | gradients)
+        d_q = d_k = None
+        if d_gains is not None:
+            d_q, d_k = d_gains.sum(0).to(ctx.dtype)
+        return d_qkv, d_q, d_k, None, None, None, None, None
 
 
-def _run_attention(name: str, shape: Shape, tensors: dict[str, Tensor | None]) -> None:
-    library = kernel()
-    assert library is not None
+def _run_attention(run: Function, shape: Shape, tensors: dict[str, Tensor | None]) -> None:
     places = {key: x if x is None else x.data_ptr() for key, x in tensors.items()}
     qkv = tensors["qkv"]
     cos = tensors["cos"]
@@ -275,4 +295,4 @@ def _run_attention(name: str, shape: Shape, tensors: dict[str, Tensor | None]) -
         threads=torch.get_num_threads(),
         eps=shape.eps,
     )
-    getattr(library, name)(ctypes.byref(call))
+    run(ctypes.byref(call))

@@ -18,6 +18,7 @@ from raising import raising
 
 from codechat.core import registry
 from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.models.fast import fused
 from codechat.models.gpt import GPT
 from codechat.rl.engines import Engine
 from codechat.runs import checkpoint, paths, run
@@ -173,7 +174,11 @@ BATCHED = {case: EVERY[case] for case in LOOPS if case != "chars"} | {
 
 
 @pytest.mark.parametrize("loop, more", BATCHED.values(), ids=BATCHED)
-def test_accumulation_equals_one_large_batch(loop: str, more: dict[str, Any], home: Path) -> None:
+def test_accumulation_equals_one_large_batch(
+    loop: str, more: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the first step's accuracy counts ties with the reference, which has the policy's bits by torch
+    monkeypatch.setattr(fused, "kernel", lambda dtype: None)
     steps = dict(max_steps=3, save_every=0) | more
     one = train(small(loop, home, steps, run_name="one", device_batch_size=4))
     four = train(small(loop, home, steps, run_name="four", device_batch_size=1, grad_accum=4))
