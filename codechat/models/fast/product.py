@@ -32,7 +32,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def in_tiles() -> bool:
-    """Whether the processor multiplies in tiles, which want many rows."""
+    """Whether the processor multiplies in tiles, for which weights lie in smaller blocks."""
     found = library()
     return bool(found and ctypes.c_int.in_dll(found, "in_tiles").value)
 

@@ -18,7 +18,7 @@ from codechat.distributed import hardware, sharding
 from codechat.models import lora
 from codechat.models.attention import KVCache
 from codechat.models.config import GPTConfig
-from codechat.models.fast import one_token, product
+from codechat.models.fast import one_token
 from codechat.models.fast.device import compute_dtype, on_cpu
 from codechat.models.fast.memory import weight_bytes
 from codechat.models.fast.one_token import RowsInC, ShortWay
@@ -31,8 +31,7 @@ FEW_ROWS = 48  # inputs of this many rows or fewer are faster with a transposed 
 # any number of rows
 PACKED = 1 << 19
 SHORT_PROMPT = 256  # tokens; attention of longer ones is faster in tiles (`fused`)
-TOKENS_AT_ONCE = 128  # of prompts: what stands between products stays in a core's cache
-IN_TILES = 512  # the same where products are faster
+TOKENS_AT_ONCE = 512  # of prompts: weights are read once for all of them
 ABSORBED = "kv_b"  # of latent attention, which with a cache reads its weight and does not call it
 
 
@@ -63,7 +62,7 @@ class Reader:
         lengths = torch.full((B,), T) if n_new is None else n_new
         real = torch.arange(T) < lengths[:, None]
         states = torch.zeros(B, T, self.model.cfg.n_embd)
-        for some in real.nonzero().split(IN_TILES if product.in_tiles() else TOKENS_AT_ONCE):
+        for some in real.nonzero().split(TOKENS_AT_ONCE):
             slots = some[:, 0].contiguous()
             ahead = some[:, 1].contiguous()
             place = cache.place_of(slots, ahead)

@@ -300,7 +300,6 @@ def test_a_prompt_has_the_bits_of_its_tokens_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reading, "TOKENS_AT_ONCE", at_once)
-    monkeypatch.setattr(reading, "IN_TILES", at_once)
     reader = reader_in_bfloat16(shape)
     ids, lengths = pad_right(PROMPTS, torch.device("cpu"))
     together = KVCache(shape, 3, 12, dtype=torch.bfloat16)
