@@ -63,8 +63,15 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL | None:
 
 def _library(x: Tensor, dtype: torch.dtype) -> ctypes.CDLL | None:
     """The library for numbers of this dtype, where it may compute with x."""
-    plain = numerics.planned is None and not torch.compiler.is_compiling()
-    return kernel(dtype) if plain and on_cpu(x.device) and x.is_contiguous() else None
+    if numerics.planned or torch.compiler.is_compiling():
+        return None
+    if (
+        torch._C._len_torch_dispatch_stack()
+    ):  # a count of operations or of memory sees torch's alone
+        return None
+    if not on_cpu(x.device) or not x.is_contiguous():
+        return None
+    return kernel(dtype)
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor | None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from compiled import compiled
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from codechat.distributed import numerics
 from codechat.models.attention import KVCache
@@ -483,6 +484,15 @@ def test_a_nan_stays_one_and_a_key_of_it_that_nobody_sees_harms_nobody(
     assert nan[60:110].all()
     assert not nan[:60].any()
     assert not nan[110:].any()
+
+
+def test_a_count_of_operations_sees_those_of_torch(built: torch.dtype) -> None:
+    """A kernel's would be missing among them."""
+    qkv = torch.zeros(1, 4, 3 * 64, dtype=built)
+    shape = Shape(1, 1, 64, 1e-5)
+    with FlopCounterMode(display=False):
+        assert fused.attend(qkv, shape, gains=None, rope=None, seen=None) is None
+    assert fused.attend(qkv, shape, gains=None, rope=None, seen=None) is not None
 
 
 def test_other_dtypes_other_widths_and_plans_stay_with_torch(built: torch.dtype) -> None:

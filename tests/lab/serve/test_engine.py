@@ -374,6 +374,7 @@ def test_the_copy_of_the_old_weights_is_gone_before_the_next_one_is_made(
 
 def test_a_late_request_ends_with_what_it_has_and_the_engine_goes_on() -> None:
     with Engine(loaded(LONG), max_rows=1) as engine:
+        finished(engine.submit([request([1], n=2)]))  # the first request takes longest
         (running,) = engine.submit([request([1], n=4900, timeout_s=0.3)])
         assert running.ended.wait(30)
         assert running.end == "timeout"
@@ -434,7 +435,10 @@ def test_on_progress_is_called_at_the_end() -> None:
     assert progress_of(streams=False) == [150]
 
 
-def test_on_progress_of_a_stream_is_called_at_the_first_token_now_and_then_and_at_the_end() -> None:
+def test_on_progress_of_a_stream_is_called_at_the_first_token_now_and_then_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("codechat_lab.serve.engine.FLUSH_S", 0.002)  # less than all tokens take
     calls = progress_of(streams=True)
     assert calls[0] <= 1
     assert calls[-1] == 150
