@@ -323,6 +323,13 @@ class MappedWeights(Mapping[str, Tensor]):
         self.read += size
         return self.tensors[name]
 
+    def own(self, name: str) -> Tensor:
+        """The tensor in a map of its own. Only what is changed in it then takes memory, and the
+        file stays as it is."""
+        if _identity(self.path) != self.file:
+            return self.tensors[name].clone()
+        return _read_file(self.path, mmap=True)[name]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.about)
 
@@ -573,11 +580,17 @@ class Adapted(Mapping[str, Tensor]):
         self.about = getattr(base, "about", base)  # has the shapes
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self.base[name]
         if f"{name}.b" in self.added:
             a = self.added[f"{name}.a"]  # (rank, in)
             b = self.added[f"{name}.b"]  # (out, rank)
-            return tensor + self.scale * b @ a
+            rows = b.any(1).nonzero()[:, 0]
+            if len(rows) < len(b) and isinstance(self.base, MappedWeights):
+                # of an embedding few rows changed: the others stay in their file
+                tensor = self.base.own(name)
+                changed = self.scale * b[rows] @ a  # in bfloat16 under autocast
+                return tensor.index_add_(0, rows, changed.to(tensor.dtype))
+            return self.base[name] + self.scale * b @ a
+        tensor = self.base[name]
         if name in self.added:
             return tensor + self.added[name]
         return tensor

@@ -83,6 +83,36 @@ def test_adapters_are_added_to_weights_in_their_file(products: None) -> None:
     assert torch.equal(found, logits(reader_of(lora.merged(adapted).eval(), graph=False)))
 
 
+def test_few_changed_rows_of_an_embedding_leave_its_file_and_each_other_alone() -> None:
+    """They are written into a map of the file, each time into another one."""
+    saved()
+    loaded = checkpoint.load("r", mmap=True)
+    base = loaded.model_state
+    rng = torch.Generator()
+    rng.manual_seed(3)
+    before = base["wte.weight"].clone()
+    a = torch.randn(2, before.shape[1], generator=rng)
+    b = torch.zeros(len(before), 2)
+    b[3] = torch.randn(2, generator=rng)
+    b[7] = torch.randn(2, generator=rng)
+    added = {
+        "wte.weight.a": a,
+        "wte.weight.b": b,
+    }
+    weights = checkpoint.Adapted(base, added, 0.5)
+    right = before + 0.5 * b @ a
+    first = weights["wte.weight"]
+    torch.testing.assert_close(first, right)
+    changed = (first != before).any(1)
+    assert changed[3]
+    assert changed[7]
+    assert changed.sum() == 2
+    assert torch.equal(weights["wte.weight"], first)
+    assert torch.equal(base["wte.weight"], before)
+    again = checkpoint.load("r", mmap=True).model_state
+    assert torch.equal(again["wte.weight"], before)
+
+
 def test_a_model_that_decodes_holds_no_weights_of_its_own() -> None:
     saved()
     loaded = loading.load_model("r", decodes=True)
