@@ -91,8 +91,9 @@ def test_few_changed_rows_of_an_embedding_leave_its_file_and_each_other_alone() 
     rng = torch.Generator()
     rng.manual_seed(3)
     before = base["wte.weight"].clone()
-    a = torch.randn(2, before.shape[1], generator=rng)
-    b = torch.zeros(len(before), 2)
+    n_rows, width = before.shape
+    a = torch.randn(2, width, generator=rng)
+    b = torch.zeros(n_rows, 2)
     b[3] = torch.randn(2, generator=rng)
     b[7] = torch.randn(2, generator=rng)
     added = {
