@@ -110,7 +110,7 @@ void swiglu_backward(const Number* gate, const Number* up, const Number* above, 
 
 // ---- products
 
-// c (m, n) = a (m, pairs) b (pairs, n); with add it is added to c. n is a multiple of V vectors, m of SUMS / V.
+// c (m, n) = a (m, pairs) b (pairs, n); with add it is added to c. V vectors of R rows are summed at once; n and m are multiples.
 INLINE void multiply(const Pair* a, long a_row, long a_pair, const Pair* b, long b_pair, float* c, long c_row, long m, const long n,
                      long pairs, int add) {
   const int V = n / LANES < ABREAST ? n / LANES : ABREAST, R = SUMS / V;
@@ -288,9 +288,9 @@ INLINE void forward(const Call* call, long task, const long E) {
   float sums[QUERIES * E] __attribute__((aligned(64)));
   for (long at = 0; at < padded; at += KEYS) {
     turned(call, row, at, KEYS, call->heads + group, rows, E);
-    pair_columns(rows, keys + at * E / PAIRED, E);
+    pair_columns(rows, keys + at * pairs, E);
     copied(call, head_of(call, call->qkv, row, 0, call->heads + call->groups + group), stride, at, KEYS, rows, E);
-    pair_rows(rows, values + at / PAIRED * E, KEYS, E);
+    pair_rows(rows, values + at * pairs, KEYS, E);
   }
   for (long head = group * share; head < (group + 1) * share; ++head)
     for (long at = 0; at < call->tokens; at += QUERIES) {
@@ -325,7 +325,7 @@ INLINE void forward(const Call* call, long task, const long E) {
         }
       }
       for (long i = 0; i < n; ++i)
-        multiply((const Pair*)weights + i * KEYS / PAIRED, line / PAIRED, 1, values + blocks[i] * KEYS / PAIRED * E, E, sums, E, QUERIES, E,
+        multiply((const Pair*)weights + i * KEYS / PAIRED, line / PAIRED, 1, values + blocks[i] * KEYS * pairs, E, sums, E, QUERIES, E,
                  KEYS / PAIRED, i > 0);
       for (int r = 0; r < QUERIES && at + r < call->tokens; ++r)
         for (long e = 0; e < E; e += LANES)
