@@ -324,8 +324,8 @@ class MappedWeights(Mapping[str, Tensor]):
         return self.tensors[name]
 
     def own(self, name: str) -> Tensor:
-        """The tensor in a map of its own. Only what is changed in it then takes memory, and the
-        file stays as it is."""
+        """The tensor in a map of its own, which is private (torch.load's default): only what is
+        changed in it takes memory, and the file stays as it is."""
         if _identity(self.path) != self.file:
             return self.tensors[name].clone()
         return _read_file(self.path, mmap=True)[name]

@@ -65,9 +65,8 @@ def _library(x: Tensor, dtype: torch.dtype) -> ctypes.CDLL | None:
     """The library for numbers of this dtype, where it may compute with x."""
     if numerics.planned or torch.compiler.is_compiling():
         return None
-    if (
-        torch._C._len_torch_dispatch_stack()
-    ):  # a count of operations or of memory sees torch's alone
+    # a count of operations or of memory sees those of torch alone
+    if torch._C._len_torch_dispatch_stack():
         return None
     if not on_cpu(x.device) or not x.is_contiguous():
         return None
