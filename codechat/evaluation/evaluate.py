@@ -14,7 +14,8 @@ matrix.
 Seeds depend on the problem's id, so two checkpoints are compared with common random numbers.
 --all-checkpoints chooses the best pass@1 on the validation split and writes the run's
 checkpoints/best. The run directory keeps the counts for a paired test, `per_problem.jsonl`, and
-every completion with its score, `examples.jsonl`. Ranks of torchrun share the problems. Before
+every completion with its score, `examples.jsonl`, as they come: a run that was cut off goes on
+with --resume. Ranks of torchrun share the problems. Before
 it prints a score, it searches the checkpoint's training data for the problems (the instrument
 `contamination`, which the laboratory brings)."""
 
@@ -28,25 +29,33 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from codechat import tasks
 from codechat.core import registry
-from codechat.core.atomic_files import append_rows
+from codechat.core.atomic_files import (
+    append_rows,
+    json_lines,
+    read_json,
+    read_rows,
+    write_atomic,
+    write_json,
+)
 from codechat.core.errors import ConfigError
 from codechat.data import conversations
 from codechat.distributed import dist, hardware
 from codechat.evaluation import held_out, loglik, results, scoring
 from codechat.evaluation.endpoint import Endpoint
-from codechat.evaluation.settings import EvaluateConfig
+from codechat.evaluation.settings import EXAMPLES, EvaluateConfig
 from codechat.models import loading
 from codechat.rl import rollout
 from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, find_checkpoint, find_run, is_run, name_of
 from codechat.runs.run import Run
-from codechat.tasks.base import Problem
+from codechat.tasks.base import Problem, hash_problems
 from codechat.text import chat
 
+INPUTS = "inputs.json"  # what these were drawn from
 LOSS_ROWS = 8  # packed rows of a batch of held-out conversations
 # of a row, that the run's summary repeats
 VERDICTS = (
@@ -207,6 +216,12 @@ def run_evaluation(
     if cfg.endpoint:
         sources.append(Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file))
     parent = str(paths[0]) if paths else None
+    inputs = {
+        "weights": {
+            label(path): checkpoint.fingerprint(checkpoint.read_meta(path)) for path in paths
+        },
+        "problems": {split: hash_problems(some) for split, some in problems.items()},
+    }
     with ExitStack() as opened:
         opened.enter_context(dist.session(cfg))
         cfg = scoring.with_free_name(cfg)
@@ -214,10 +229,23 @@ def run_evaluation(
             for path in paths[1:]:
                 checkpoint.check(path)
         run = opened.enter_context(
-            Run.create(cfg.run_name, cfg, kind=kind, parent=parent, overwrite=cfg.overwrite)
+            Run.create(
+                cfg.run_name,
+                cfg,
+                kind=kind,
+                parent=parent,
+                resume=cfg.resume,
+                overwrite=cfg.overwrite,
+            )
         )
-        evaluation = _Evaluation(cfg, run, task, problems, search, constrain, judge)
-        rows = [evaluation.evaluate(load_subject(cfg, source)) for source in sources]
+        kept = _answered(run, cfg, inputs) if dist.is_main() else {}
+        answered = dist.gather(kept)[0]
+        evaluation = _Evaluation(cfg, run, task, problems, search, constrain, judge, answered)
+        try:
+            rows = [evaluation.evaluate(load_subject(cfg, source)) for source in sources]
+        except KeyboardInterrupt:
+            command = f"codechat {kind} --config {run.path}/config.json --resume"
+            raise KeyboardInterrupt(f"{command} goes on") from None
         summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
         if cfg.all_checkpoints and dist.is_main():
             summary = {"best": _choose_best(paths, rows, max(cfg.ks))}
@@ -228,6 +256,45 @@ def run_evaluation(
         if dist.is_main():
             print(f"the results lie in {run.path}")
     return run
+
+
+class Cell(NamedTuple):
+    """What has a set of answers."""
+
+    checkpoint: str
+    split: str
+    sampling: str
+
+
+def _answered(
+    run: Run, cfg: EvaluateConfig, inputs: Mapping[str, Any]
+) -> dict[Cell, dict[str, list[results.Row]]]:
+    """The completions that a run which was cut off has kept, by problem, where it has all of a
+    problem; none of other weights or problems than it is to have. Its other rows go: they follow
+    from these."""
+    written = run.path / INPUTS
+    rows = list(read_rows(run.path / EXAMPLES))
+    if rows and (not written.exists() or read_json(written) != inputs):
+        gone = f"{len(rows)} completions of other weights or problems are dropped"
+        print(f"run {run.name}: {gone}, and drawn again", file=sys.stderr)
+        rows = []
+    found: dict[Cell, dict[str, list[results.Row]]] = {}
+    for row in rows:
+        cell = Cell(*(row.pop(name) for name in Cell._fields))
+        found.setdefault(cell, {}).setdefault(row["problem"], []).append(row)
+    counts = {sampling.name: sampling.n for sampling in samplings(cfg)}
+    whole: dict[Cell, dict[str, list[results.Row]]] = {}
+    kept: list[results.Row] = []
+    for cell, answers in found.items():
+        n = counts[cell.sampling]
+        whole[cell] = {id: some for id, some in answers.items() if len(some) == n}
+        for some in whole[cell].values():
+            kept += [cell._asdict() | row for row in some]
+    for name in ("eval.jsonl", "per_problem.jsonl", "samples.jsonl"):
+        (run.path / name).unlink(missing_ok=True)
+    write_atomic(run.path / EXAMPLES, json_lines(kept))
+    write_json(written, inputs)
+    return whole
 
 
 @dataclass
@@ -241,6 +308,7 @@ class _Evaluation:
     search: Search | None
     constrain: scoring.Constrain | None
     judge: Judge | None
+    answered: Mapping[Cell, Mapping[str, list[results.Row]]]
     searched: dict[str, SearchReport] = field(default_factory=dict)  # by lineage
 
     def evaluate(self, subject: Subject) -> dict[str, results.Row]:
@@ -251,8 +319,9 @@ class _Evaluation:
         exposed = self.find_exposed(subject)
         rows: dict[str, results.Row] = {}
         for split, sampling in itertools.product(self.problems, samplings(self.cfg)):
-            which = dict(checkpoint=subject.name, split=split, sampling=sampling.name)
-            result = self.sample(subject, split, sampling)
+            cell = Cell(subject.name, split, sampling.name)
+            which = cell._asdict()
+            result = self.sample(subject, cell, sampling)
             row: results.Row = result.row() | dict(sampling=sampling.name)
             self.record(subject, result, which)
             if split not in rows:  # what does not depend on the sampling is measured once
@@ -265,7 +334,6 @@ class _Evaluation:
                     row |= self.probe_behaviour(subject.checkpoint, self.cfg.data_dir, split)
                 rows[split] = row
             self.run.log_eval(subject.step, row | which | dict(task=self.cfg.task))
-            self.run.keep()  # a row is there: what --overwrite replaces may go
         return rows
 
     def find_exposed(self, subject: Subject) -> Exposed | None:
@@ -284,9 +352,15 @@ class _Evaluation:
         _say(report)
         return report.how
 
-    def sample(self, subject: Subject, split: str, sampling: Sampling) -> results.TaskResult:
-        """The subject's completions of a split, with their scores."""
+    def sample(self, subject: Subject, cell: Cell, sampling: Sampling) -> results.TaskResult:
+        """The subject's completions of a split, with their scores, kept as they come."""
         cfg = self.cfg
+
+        def keep(rows: Sequence[results.Row]) -> None:
+            if dist.is_main():
+                append_rows(self.run.path / EXAMPLES, (cell._asdict() | row for row in rows))
+                self.run.keep()  # what --overwrite replaces may go
+
         loaded = subject.checkpoint
         begin = (
             chat.layout(loaded.tokenizer, loaded.tags).call
@@ -298,7 +372,7 @@ class _Evaluation:
             loaded.tokenizer if loaded else None,
             loaded.tags if loaded else None,
             self.task,
-            self.problems[split],
+            self.problems[cell.split],
             n=sampling.n,
             temperature=sampling.temperature,
             top_k=cfg.top_k,
@@ -307,20 +381,21 @@ class _Evaluation:
             seed=cfg.seed,
             begin=begin,
             constrain=self.constrain if sampling.constrain else None,
-            progress=f"{subject.name} on {split}",
+            progress=f"{subject.name} on {cell.split}",
             collect=partial(subject.collect, way=sampling.name)
             if cfg.score == "loglik"
             else subject.collect,
+            known=self.answered.get(cell),
+            keep=keep,
         )
 
     def record(self, subject: Subject, result: results.TaskResult, which: dict[str, str]) -> None:
-        """Print the result, and keep its counts and completions."""
+        """Print the result, and keep its counts."""
         way = which["sampling"]
         variant = f", {way}" if "," in way else ""  # of plain ones the report shows the temperature
         _say(result.report(f"{subject.name} on {self.cfg.task} {which['split']}{variant}"))
         if dist.is_main():
             append_rows(self.run.path / "per_problem.jsonl", (which | row for row in result.counts))
-            append_rows(self.run.path / "examples.jsonl", (which | row for row in result.examples))
         self.run.log_samples(subject.step, [sample | which for sample in result.samples])
 
     def held_out_losses(

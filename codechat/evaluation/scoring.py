@@ -38,8 +38,9 @@ if TYPE_CHECKING:  # the help of the command loads no torch
 
 def with_free_name(cfg: S) -> S:
     """The settings of a measurement, whose default run name gets a number where it is in use: a
-    repetition replaces nothing. A chosen name stays. A collective."""
-    if cfg.overwrite or cfg.run_name != type(cfg).run_name:
+    repetition replaces nothing. A chosen name stays, and that of a run that goes on. A collective."""
+    goes_on = cfg.overwrite or getattr(cfg, "resume", False)
+    if goes_on or cfg.run_name != type(cfg).run_name:
         return cfg
     return replace(cfg, run_name=dist.gather(paths.free_name(cfg.run_name))[0])
 
@@ -61,6 +62,8 @@ def evaluate_task(
     constrain: Constrain | None = None,
     progress: str | None = None,
     collect: Collect | None = None,
+    known: Mapping[str, Sequence[Row]] | None = None,
+    keep: Callable[[Sequence[Row]], None] | None = None,
 ) -> TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`. A
     collective.
@@ -68,56 +71,81 @@ def evaluate_task(
     begin: ids with which every completion begins, such as the call tag. constrain: makes the
     grammar that a prompt's completions follow. A prompt that fills the model's block counts as
     failed. model, tokenizer and tags are None for a `collect` that needs none of them; the
-    default is `rollout.collect`."""
-    draw: Collect = collect or rollout.collect
+    default is `rollout.collect`. known: rows of an earlier call by problem; a problem with n of
+    them is not sampled again. keep: takes new rows as they come, on every rank."""
     if constrain and episodes.has_environment(task):
         raise ConfigError(
             f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain"
         )
     _check_problems(task, problems)
-    mine = problems[dist.rank() :: dist.world_size()]
-    per_chunk = max(1, CHUNK_ROWS // n)
-    my_rows: list[Row] = []
+    done: dict[str, Sequence[Row]] = {}
+    for problem in problems:
+        rows = (known or {}).get(problem.id, ())
+        if len(rows) == n:
+            done[problem.id] = rows
+    missing = [problem for problem in problems if problem.id not in done]
+    ranks = dist.world_size()
+    per_chunk = max(1, CHUNK_ROWS // n) * ranks
+    draw: Collect = collect or rollout.collect
+
+    def rows_of(some: Sequence[Problem]) -> list[Row]:
+        grammars = None
+        if constrain:
+            assert tokenizer is not None and tags is not None, (
+                "only a checkpoint's completions can be constrained"
+            )
+            grammars = [constrain(task.prompt(problem), tokenizer, tags) for problem in some]
+        with numerics.autocast(model.wte.weight.device) if model else nullcontext():
+            batch = draw(
+                model,
+                task,
+                some,
+                tokenizer,
+                tags,
+                keys=[problem.id for problem in some],
+                group_size=n,
+                temperature=temperature,
+                top_k=top_k,
+                max_new_tokens=max_new_tokens,
+                seed=seed,
+                sampler=partial(_sample_after, list(begin), grammars),
+            )
+        return _rows(batch, task, tokenizer, tags)
+
     with (
         generate.weights_stay(model) if model else nullcontext(),
         tqdm(
-            total=len(mine),
+            total=len(problems),
+            initial=len(done),
             desc=progress,
             unit="problem",
             disable=not (progress and dist.is_main()),
         ) as bar,
     ):
-        for at in range(0, len(mine), per_chunk):
-            chunk = mine[at : at + per_chunk]
-            grammars = None
-            if constrain:
-                assert tokenizer is not None and tags is not None, (
-                    "only a checkpoint's completions can be constrained"
-                )
-                grammars = [constrain(task.prompt(problem), tokenizer, tags) for problem in chunk]
-            with numerics.autocast(model.wte.weight.device) if model else nullcontext():
-                batch = draw(
-                    model,
-                    task,
-                    chunk,
-                    tokenizer,
-                    tags,
-                    keys=[problem.id for problem in chunk],
-                    group_size=n,
-                    temperature=temperature,
-                    top_k=top_k,
-                    max_new_tokens=max_new_tokens,
-                    seed=seed,
-                    sampler=partial(_sample_after, list(begin), grammars),
-                )
-            rows = [_example(task, batch, i) for i in range(len(batch.completions))]
-            if tokenizer is not None and tags is not None and not batch.turns:
-                for row, completion in zip(rows, batch.completions):
-                    row["surface"] = chat.form_of_calls(completion.ids, tokenizer, tags)
-            my_rows += rows
+        for at in range(0, len(missing), per_chunk):
+            chunk = missing[at : at + per_chunk]
+            mine = chunk[dist.rank() :: ranks]
+            parts = dist.gather(rows_of(mine) if mine else [])
+            found = _in_order(parts, len(chunk), n)
+            for i, problem in enumerate(chunk):
+                done[problem.id] = found[i * n : (i + 1) * n]
+            if keep:
+                keep(found)
             bar.update(len(chunk))
-    rows = _in_order(dist.gather(my_rows), len(problems), n)
+    rows = [row for problem in problems for row in done[problem.id]]
     return TaskResult(task, problems, rows, n, temperature, ks, seed)
+
+
+def _rows(
+    batch: rollout.RolloutBatch, task: Task, tokenizer: Tokenizer | None, tags: str | None
+) -> list[Row]:
+    """The rows of examples.jsonl of all completions; with how a call is written, where an imported
+    model has its own words for them."""
+    rows = [_example(task, batch, i) for i in range(len(batch.completions))]
+    if tokenizer is not None and tags is not None and not batch.turns:
+        for row, completion in zip(rows, batch.completions):
+            row["surface"] = chat.form_of_calls(completion.ids, tokenizer, tags)
+    return rows
 
 
 def problems_once(task: Task, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:

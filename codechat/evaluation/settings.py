@@ -11,6 +11,7 @@ from codechat.core.errors import ConfigError
 from codechat.tasks.settings import TaskChoice
 
 MIN_GROUPS = 64
+EXAMPLES = "examples.jsonl"  # in a run: every completion with its score, as they come
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,9 @@ class TaskSettings(SamplingSettings, TaskChoice):
 class EvaluateConfig(TaskSettings):
     """What to evaluate, and how many samples to draw."""
 
+    resume: bool = opt(
+        False, "go on behind the answers of the run of this name, which was cut off", identity=False
+    )
     ckpt: tuple[str, ...] = opt(
         (), "checkpoints: run name, run@best, run@STEP, run directory or checkpoint", reads="run"
     )

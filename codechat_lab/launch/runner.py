@@ -11,8 +11,8 @@
     codechat recipes nano                  its stages, without running them
 
 The ledger `runs/NAME/stages.json` holds a hash of each finished stage, over its settings and
-the hashes of the stages that it needs. A killed stage resumes from its checkpoint if its
-settings are the same. A stage without input files (such as GRPO after a filter that kept no
+the hashes of the stages that it needs. A killed stage resumes from its checkpoint, or
+behind its answers, if its settings are the same. A stage without input files (such as GRPO after a filter that kept no
 problem) is skipped with a message.
 
 At a larger scale torchrun launches the GPU stages, detached, and the recipe follows them.
@@ -33,6 +33,7 @@ from codechat.core import config, processes
 from codechat.core.atomic_files import read_json, write_json
 from codechat.core.config import SEEDS, opt
 from codechat.core.errors import ConfigError, MissingFile, RunError, check_choice
+from codechat.evaluation.settings import EXAMPLES
 from codechat.runs import paths
 from codechat.runs.run import Run
 from codechat_lab.instruments.plan_settings import PLANNED_LOOPS
@@ -50,6 +51,8 @@ from codechat_lab.launch.sheets import SheetConfig, show_recipes
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+AGAIN = "run the recipe again to go on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,10 +237,13 @@ def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) 
         if ranks:
             launch_stage(settings, ranks)
         else:
-            b.action(settings)
+            try:
+                b.action(settings)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(f"in stage {b.name}; {AGAIN}") from None
     if not b.done:
         reason = Run.open(b.run_name).status.get("reason") if b.run_name else "no output"
-        raise RunError(f"stage {b.name} did not finish: {reason}; run the recipe again to continue")
+        raise RunError(f"stage {b.name} did not finish: {reason}; {AGAIN}")
     seconds = time.perf_counter() - began
     row = {
         "hash": b.hash,
@@ -246,13 +252,13 @@ def run_stage(b: Bound, ledger: Path, ranks: int, again: bool, overwrite: bool) 
     }
     note(ledger, b.name, row)
     if processes.stop.is_set():
-        raise KeyboardInterrupt(f"stage {b.name} is finished; run the recipe again to go on")
+        raise KeyboardInterrupt(f"stage {b.name} is finished; {AGAIN}")
     return seconds
 
 
 def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
     """The configuration to run the stage with. An unfinished run resumes where it has a
-    checkpoint of the same settings, and is written again where it has none.
+    checkpoint or answers of the same settings, and is written again where it has none.
 
     A finished run is deleted with `overwrite`, and moved to NAME.1, NAME.2, ... with `again`;
     otherwise ConfigError."""
@@ -261,7 +267,8 @@ def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
     old = Run.open(b.run_name)
     changes = _changes(old.config, config.identity(b.cfg))
     if old.status["status"] != "finished":
-        if hasattr(b.cfg, "resume") and old.checkpoints() and not changes:
+        kept = old.checkpoints() or (old.path / EXAMPLES).exists()
+        if hasattr(b.cfg, "resume") and kept and not changes:
             return replace(b.cfg, resume=True)
         return replace(b.cfg, overwrite=True)
     if overwrite:

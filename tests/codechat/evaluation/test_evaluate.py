@@ -1,6 +1,7 @@
 """Scores that can be believed: unbiased pass@k, intervals, paired differences, choosing a
 checkpoint."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from shapes import toy as toy_shape
 
 from codechat import tasks
 from codechat.core import registry
-from codechat.core.atomic_files import read_rows
+from codechat.core.atomic_files import read_json, read_rows, write_json
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError, RunError, UserError
 from codechat.core.registry import COMMANDS
@@ -550,3 +551,82 @@ def test_a_checkpoint_that_is_named_twice_is_evaluated_once(
     evaluated = COMMANDS["evaluate"].run([*words.split(), "--run-name", "named-twice"])
     assert evaluated.evals()["checkpoint"].tolist() == ["toy@2", "toy@1"]
     assert "names twice" in capsys.readouterr().err
+
+
+def _cut_off(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Ctrl-C once so many chunks of two problems are drawn."""
+    drawn = []
+    collect = rollout.collect
+
+    def interrupted(model: Any, task: Any, problems: Any, *args: Any, **settings: Any) -> Any:
+        drawn.append(problems)
+        if len(drawn) > after:
+            raise KeyboardInterrupt
+        return collect(model, task, problems, *args, **settings)
+
+    monkeypatch.setattr(scoring, "CHUNK_ROWS", 8)
+    monkeypatch.setattr(rollout, "collect", interrupted)
+
+
+def _drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the problems that are drawn from now on."""
+    ids: list[str] = []
+    collect = rollout.collect
+
+    def noted(model: Any, task: Any, problems: Any, *args: Any, **settings: Any) -> Any:
+        ids.extend(problem.id for problem in problems)
+        return collect(model, task, problems, *args, **settings)
+
+    monkeypatch.setattr(rollout, "collect", noted)
+    return ids
+
+
+def _rows_of(run: Run, file: str) -> list[str]:
+    rows = [{**row, "time": 0} for row in read_rows(run.path / file)]
+    return sorted(json.dumps(row) for row in rows)
+
+
+def test_an_evaluation_that_was_cut_off_goes_on_behind_its_answers(
+    toy_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*TOY, "--ckpt", "toy@1", "toy@2", "--temperatures", "0", "--run-name"]
+    whole = COMMANDS["evaluate"].run([*words, "whole"])
+    with monkeypatch.context() as patched:
+        # of toy@1 four chunks, and a greedy one of all 8 problems; then one of toy@2
+        _cut_off(patched, after=6)
+        with pytest.raises(KeyboardInterrupt, match="--resume"):
+            COMMANDS["evaluate"].run([*words, "cut"])
+    cut = Run.open("cut")
+    assert cut.status["status"] == "stopped"
+    rows = (cut.path / "examples.jsonl").read_text().splitlines(keepends=True)
+    assert len(rows) == 4 * 8 + 8 + 4 * 2, "both samplings of toy@1, two problems of toy@2"
+    # a row that the disk has half, and a problem that lacks one of its four
+    (cut.path / "examples.jsonl").write_text("".join(rows[:-1]) + rows[-1][:20])
+    again = _drawn(monkeypatch)
+    COMMANDS["evaluate"].run([*words, "cut", "--resume"])
+    assert len(again) == 7 + 8, "toy@2 lacks seven problems, and all of the greedy ones"
+    for file in ("eval.jsonl", "per_problem.jsonl", "examples.jsonl", "samples.jsonl"):
+        assert _rows_of(cut, file) == _rows_of(whole, file), file
+    assert cut.status["summary"] == whole.status["summary"]
+    again.clear()
+    COMMANDS["evaluate"].run([*words, "cut", "--resume"])
+    assert not again, "nothing is drawn where all is there"
+    assert _rows_of(cut, "eval.jsonl") == _rows_of(whole, "eval.jsonl")
+    assert "dropped" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["weights", "problems"])
+def test_answers_of_other_weights_or_problems_are_drawn_again(
+    what: str, toy_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*TOY, "--ckpt", "toy@1", "--run-name", f"other-{what}"]
+    run = COMMANDS["evaluate"].run(words)
+    before = _rows_of(run, "examples.jsonl")
+    inputs = read_json(run.path / "inputs.json")
+    inputs[what] = dict.fromkeys(inputs[what], "another hash")
+    write_json(run.path / "inputs.json", inputs)
+    again = _drawn(monkeypatch)
+    COMMANDS["evaluate"].run([*words, "--resume"])
+    assert len(again) == 8
+    assert _rows_of(run, "examples.jsonl") == before
+    assert "32 completions of other weights or problems are dropped" in capsys.readouterr().err

@@ -30,6 +30,8 @@ from codechat.core.atomic_files import write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError, UserError
 from codechat.core.registry import COMMANDS
 from codechat.data import corpus
+from codechat.evaluation import scoring
+from codechat.rl import rollout
 from codechat.runs import paths
 from codechat.runs.run import Run
 from codechat_lab.instruments import planner
@@ -145,6 +147,41 @@ def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(
     assert ran() == ["first", "second"]
     assert load.call_count == 1
     assert list(Run.open("tiny/first").metrics()["step"]) == [4]
+
+
+def test_an_evaluation_that_was_interrupted_goes_on_behind_its_answers(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.write_text(
+        """about = "a test"
+        [stage.judged]
+        about = "judge"
+        kind = "evaluate"
+        ckpt = ["released/nano"]
+        task = "toy"
+        n = 1
+        ks = [1]
+        max_new_tokens = 4
+        limit = 6
+        """
+    )
+    drawn: list[str] = []
+    collect = rollout.collect
+
+    def interrupted(model: Any, task: Any, problems: Any, *args: Any, **settings: Any) -> Any:
+        drawn.extend(problem.id for problem in problems)
+        if len(drawn) == 6:
+            raise KeyboardInterrupt
+        return collect(model, task, problems, *args, **settings)
+
+    monkeypatch.setattr(scoring, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(rollout, "collect", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="stage judged; run the recipe again"):
+        ran()
+    assert ran() == ["judged"]
+    assert len(drawn) == 6 + 2
+    assert drawn[6:] == drawn[4:6], "the other four were answered"
+    assert Run.open("tiny/judged").evals()["n_problems"].tolist() == [6]
 
 
 def test_an_interrupted_stage_stops_the_recipe(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
