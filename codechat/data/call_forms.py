@@ -1,6 +1,7 @@
 """How public sets write calls into the text of an answer.
 
     <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen; one or several values in each tag
+    <functioncall> {"name": ..., "arguments": {...}}             glaive, and our own
     <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>     Nemotron, When2Call
     [get_weather(city="Oslo"), get_time(zone="UTC")]             ToolACE, the Berkeley leaderboard, Llama 3.2
     {"name": "get_weather", "parameters": {"city": "Oslo"}}      Llama 3.1, also a list, also in a fence
@@ -22,6 +23,7 @@ from codechat.text.native_calls import Found, python_calls
 from codechat.text.tool_calls import Call, Unreadable, after_space
 
 _OPENS = re.compile(r"<(tool_call|TOOLCALL)>")
+_OUR_TAG = re.compile(rf"{tool_calls.CALL_TAG}(?=\s*[\[{{])")
 # A result may quote the closing tag, so only one that ends the text or precedes another result
 # counts.
 _RESULT = re.compile(
@@ -58,7 +60,9 @@ def read_answer(text: str, offered: Collection[str], marked: bool = False) -> An
     tags mark calls, and what is nothing but calls needs none. Unreadable for calls that cannot
     be read, for text after a call, and for an unknown form of calls."""
     said = without_thought(text)
-    answer = _read_said(said, offered, marked)
+    # without tools on offer, messages in our own form stay as they are
+    known = _OUR_TAG.sub("<tool_call>", said) if offered or marked else said
+    answer = _read_said(known, offered, marked)
     thought = text[: len(text) - len(said)]
     return Answer((thought + answer.prose).strip(), answer.calls) if thought else answer
 

@@ -27,7 +27,6 @@ _GLAIVE_ROLES = {
     "ASSISTANT": "assistant",
     "A": "assistant",
 }
-_GLAIVE_CALL = re.compile(r"<functioncall>(?=\s*[\[{])")
 # calls in the turns of tool sets
 _FENCED = re.compile(r'\A\s*```(?:json)?\s*([\[{].*"name".*[\]}])\s*```\s*\Z', re.DOTALL)
 # Seal-Tools: the result of an earlier call of the same answer, which nobody can run
@@ -54,9 +53,6 @@ def glaive(row: Row, where: str) -> Row:
     system = row.get("system")
     if not isinstance(system, str):
         raise Unreadable("unreadable_tools")
-    for turn in turns:
-        if turn["role"] == "assistant":
-            turn["content"] = _GLAIVE_CALL.sub("<tool_call>", turn["content"])
     # glaive's text around the schemas is always the same; a text without schemas is the row's own.
     tools = schemas(system)
     return {
