@@ -14,10 +14,11 @@ what is read:
     instructions  {instruction, input, output}, {prompt, completion}, {question, answer}, ..., with system and history
 
 Tools are listed after the row's own system text, as the server lists them. Several calls at
-once are one answer, and their results follow in the order of the calls. An answer marked
-`weight: 0` or `train: false` gets "weight": 0 and carries no loss. Reasoning beside an answer
-comes before it between <think> and </think>, as Qwen's, DeepSeek's and minimind's templates
-write it. Where a set says that no call is right (`answers: []`), the answer is `NO_CALL`.
+once are one answer, and their results follow in the order of the calls: by ids, or else by the
+names of the functions. An answer marked `weight: 0` or `train: false` gets "weight": 0 and
+carries no loss. Reasoning beside an answer comes before it between <think> and </think>, as
+Qwen's, DeepSeek's and minimind's templates write it. Where a set says that no call is right
+(`answers: []`), the answer is `NO_CALL`.
 
 A row or a message with anything in another form is lost, with a reason: no part of it is
 guessed, and no turn is left empty."""

@@ -23,6 +23,8 @@ CALL_ROLES = ("function_call", "function-call", "tool_call")  # turns that hold 
 # Where a message has what its author thought: DeepSeek, Qwen, minimind; OpenRouter, vLLM;
 # gpt-oss, Ollama.
 REASONING = ("reasoning_content", "reasoning", "thinking")
+CALL_OF_RESULT = ("tool_call_id", "call_id")  # the second: OpenAI's Responses
+FUNCTION_OF_RESULT = ("name", "tool_name")  # the second: Ollama
 OFFERED = ("tools", "functions")
 AVAILABLE = ("available_tools",)
 TOOL_COLUMNS = (*OFFERED, *AVAILABLE)
@@ -179,8 +181,21 @@ def read_turn(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Itera
     tagged = call_forms.results_in(text) if role in ("function", "user") else []
     if tagged:
         yield from (Turn("function", result) for result in tagged)
+    elif role == "function":
+        yield Turn(
+            role,
+            text,
+            result_of=_first(raw, CALL_OF_RESULT),
+            own_id=_first(raw, ("id",)),
+            function=_first(raw, FUNCTION_OF_RESULT),
+        )
     else:
-        yield Turn(role, text, result_of=raw.get("tool_call_id") if role == "function" else None)
+        yield Turn(role, text)
+
+
+def _first(turn: Row, names: Sequence[str]) -> str | None:
+    """What the turn holds under the first of the names that it has, as text; None for none."""
+    return next((str(turn[name]) for name in names if turn.get(name) is not None), None)
 
 
 def _reject_unread_keys(raw: Row) -> None:

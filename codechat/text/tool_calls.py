@@ -12,6 +12,7 @@ import json
 import math
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -473,6 +474,8 @@ class Turn:
     ids: list[str] = field(default_factory=list)  # one per call, or none
     result_of: str | None = None  # id of the call that a function's result answers
     weight: int = 1  # 0 = an answer that carries no loss
+    own_id: str | None = None  # of a result; some sets give it that of its call
+    function: str | None = None  # the name of the function that gave a result
 
     def message(self) -> dict[str, Any]:
         """Prose, then calls, one per line."""
@@ -535,6 +538,39 @@ def _in_call_order(turn: Turn, results: list[Turn], goes_on: bool) -> list[Turn]
                 raise Unreadable("result_without_call", result)
             left.remove(result.result_of)
         results.sort(key=lambda result: turn.ids.index(str(result.result_of)))
+    else:
+        results = _matched(turn, results)
     if len(results) < len(turn.ids) and (results or goes_on):
         raise Unreadable("call_without_result", turn)
     return results
+
+
+def _matched(turn: Turn, results: list[Turn]) -> list[Turn]:
+    """Results that name no call, in the order of the calls with their ids or, if they have none
+    of these, with their functions; else as they are. Unreadable where a result stands in the
+    place of another function's."""
+    ids = [one.own_id for one in results]
+    if Counter(ids) == Counter(turn.ids):
+        return _placed(results, ids, turn.ids)
+    functions = [one.function for one in results]
+    if not results or not all(functions):
+        return results
+    called = [call.name for text in turn.calls for call in parse_calls(text)]
+    if Counter(functions) == Counter(called):
+        return _placed(results, functions, called)
+    differ = any(one != other for one, other in zip(functions, called))
+    if differ and set(functions) <= set(called):
+        raise Unreadable("call_without_result", turn)
+    return results
+
+
+def _placed(
+    results: Sequence[Turn], marks: Sequence[str | None], order: Sequence[str | None]
+) -> list[Turn]:
+    """The results in the order of their marks; those with the same mark stay in theirs."""
+    left = list(zip(marks, results))
+    placed = []
+    for mark in order:
+        at = next(i for i, (own, _) in enumerate(left) if own == mark)
+        placed.append(left.pop(at)[1])
+    return placed
