@@ -1,8 +1,8 @@
 """Turns of public chat sets, in OpenAI's or ShareGPT's keys -> `Turn` of `text.tool_calls`.
 
 A turn is {role or from, content or value}; an answer may also have tool_calls or function_call,
-reasoning, and a mark
-of its loss: `weight: 0`, `train: false` or `loss: false`. Content may be Anthropic's parts."""
+reasoning, and a mark of its loss: `weight: 0`, `train: false`, `loss: false` or `loss_mask: 0`.
+Content may be Anthropic's parts."""
 
 import json
 import re
@@ -28,7 +28,12 @@ FUNCTION_OF_RESULT = ("name", "tool_name")  # the second: Ollama
 OFFERED = ("tools", "functions")
 AVAILABLE = ("available_tools",)
 TOOL_COLUMNS = (*OFFERED, *AVAILABLE)
-_LOSS_MARKS = ("weight", "train", "loss")
+# the last two: verl, slime
+_LOSS_MARKS = ("weight", "train", "loss", "loss_mask", "step_loss_mask")
+# Other projects weigh or leave out an answer under keys with these words.
+_WEIGHS = re.compile(
+    r"(?:\A|_)(?:loss|masked|mask|weights?|training|trainable|train)(?:_|\Z)", re.IGNORECASE
+)
 _TEXT_PARTS = ("text", "input_text", "output_text")
 MESSAGE_KEYS = (
     *"role from content value tool_calls function_call tool_call_id".split(),
@@ -264,7 +269,10 @@ def _with_reasoning(text: str, raw: Row) -> str:
 
 
 def _weight(raw: Row, where: str) -> int:
-    """0 for an answer that is marked as carrying no loss, else 1."""
+    """0 for an answer that is marked as carrying no loss, else 1. Unreadable for another mark."""
+    for key, value in raw.items():
+        if key not in _LOSS_MARKS and value not in (None, "", [], {}) and _WEIGHS.search(key):
+            raise Unreadable(f"message_has ({key})")
     marks = {name: raw[name] for name in _LOSS_MARKS if raw.get(name) is not None}
     if any(isinstance(mark, str) or mark not in (0, 1) for mark in marks.values()):
         raise Malformed(
