@@ -23,7 +23,7 @@ Qwen's, DeepSeek's and minimind's templates write it. Where a set says that no c
 A row or a message with anything in another form is lost, with a reason: no part of it is
 guessed, and no turn is left empty."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from codechat.data import row_readers as read
@@ -39,6 +39,7 @@ from codechat.data.chat_turns import (
     read_turn,
     role_of,
     text_of,
+    texts_in,
     turns_in,
 )
 from codechat.data.offered_tools import schemas, without_list
@@ -167,15 +168,6 @@ def _raw_turns(row: Row, where: str) -> list[Any]:
         raise Unreadable("no_turns")
     read.reject_inputs(row, list(texts_in(turns)))
     return list(turns)
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """All texts in a value, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from texts_in(each)
 
 
 def _system_text(row: Row, first: Any, where: str) -> str:

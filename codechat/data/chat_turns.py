@@ -23,6 +23,11 @@ CALL_ROLES = ("function_call", "function-call", "tool_call")  # turns that hold 
 # Where a message has what its author thought: DeepSeek, Qwen, minimind; OpenRouter, vLLM;
 # gpt-oss, Ollama.
 REASONING = ("reasoning_content", "reasoning", "thinking")
+# Where OpenRouter and SWE-agent repeat it. Not read: what stands there must also stand in one of
+# the fields above or, as text, in the content.
+_THOUGHTS = re.compile(
+    r"(?:reasoning|thinking|thoughts?)(?:_(?:blocks|details|items|steps|text))?\Z"
+)
 CALL_OF_RESULT = ("tool_call_id", "call_id")  # the second: OpenAI's Responses
 FUNCTION_OF_RESULT = ("name", "tool_name")  # the second: Ollama
 OFFERED = ("tools", "functions")
@@ -34,6 +39,8 @@ _LOSS_MARKS = ("weight", "train", "loss", "loss_mask", "step_loss_mask")
 _WEIGHS = re.compile(
     r"(?:\A|_)(?:loss|masked|mask|weights?|training|trainable|train)(?:_|\Z)", re.IGNORECASE
 )
+# recipients that are no function
+_EVERYONE = (None, "", "all", "user", "assistant")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 MESSAGE_KEYS = (
     *"role from content value tool_calls function_call tool_call_id".split(),
@@ -210,6 +217,23 @@ def _reject_unread_keys(raw: Row) -> None:
             continue
         if _HOLDS.search(key) and not _SAYS_ABOUT.search(key):
             raise Unreadable(f"message_has ({key})")
+        if _THOUGHTS.match(key) and not any(raw.get(name) for name in REASONING):
+            if not isinstance(value, str) or value not in texts_in(content_of(raw)):
+                raise Unreadable(f"message_has ({key})")
+    # harmony: reasoning, and calls whose function is the recipient
+    if raw.get("channel") == "analysis":
+        raise Unreadable("message_has (channel)")
+    if raw.get("recipient") not in _EVERYONE and not raw.get("tool_calls"):
+        raise Unreadable("message_has (recipient)")
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts in a value, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(each)
 
 
 def _split_parts(raw: Row, kinds: Sequence[str]) -> tuple[Row, list[Row]]:
@@ -249,6 +273,9 @@ def _with_fields_of_parts(raw: Row) -> Row:
     if not all(isinstance(thought, str) for thought in thoughts):
         raise Unreadable("reasoning_not_text")
     if thoughts:
+        kinds = [part.get("type") for part in raw["content"]]
+        if "thinking" in kinds[len(thoughts) :]:  # in tags it would come before the rest
+            raise Unreadable("reasoning_after_answer")
         fields["thinking"] = "\n".join(map(str, thoughts))
     return dict(rest) | fields
 
@@ -263,7 +290,8 @@ def _with_reasoning(text: str, raw: Row) -> str:
     if len(thoughts) > 1:
         raise Unreadable(f"two_reasonings ({', '.join(given)})")
     thought = next(iter(thoughts), "")
-    if thought in text:  # none, or the text holds it already
+    answer = call_forms.without_thought(text)
+    if thought in text[: len(text) - len(answer)]:  # none, or the text begins with it already
         return text
     return f"<think>\n{thought}\n</think>\n\n{text}".rstrip()
 

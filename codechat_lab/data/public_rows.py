@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError
-from codechat.data import call_forms, chat_formats, preference_rows, sources
+from codechat.data import call_forms, chat_formats, chat_turns, preference_rows, sources
 from codechat.data.chat_turns import Malformed
 from codechat.data.conversations import DOMAINS
 from codechat.data.sources import Ledger, Row, digest
@@ -70,7 +70,7 @@ def _is_bfcl(row: Row, name: str) -> bool:
 
 def texts_in(value: Any) -> Iterator[str]:
     """All texts of a row, at any depth, also those in JSON text."""
-    for text in chat_formats.texts_in(value):
+    for text in chat_turns.texts_in(value):
         yield text
         if text.lstrip().startswith(("[{", "{")):
             try:
