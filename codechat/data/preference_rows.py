@@ -1,13 +1,15 @@
 """Rows of preferences -> the messages before the answers, the answers, and which of them is liked.
 
     pairs     {prompt, chosen, rejected}; When2Call's {messages, chosen_response, rejected_response};
-              ms-swift's {messages, rejected_response}, whose messages end with the chosen answer
+              ms-swift's {messages, rejected_response}, whose messages end with the chosen answer;
+              OpenAI's {input: {messages, tools}, preferred_output, non_preferred_output}
     labels    {prompt, completion, label} or {messages, label}
 
 The prompt is text, messages, or the columns of an instruction. An answer is text, a message, or
 messages that end with the assistant's and begin after the prompt, or with it. Tools and calls
 may have any form of `chat_formats`."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError
@@ -19,6 +21,7 @@ PAIRS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
 PROMPTS = ("prompt", "conversations", "messages")
 BESIDE = (*row_readers.INPUTS, "history")  # columns that belong to a prompt of text
 SWIFT = ("messages", "rejected_response")
+OPENAI = ("input", "preferred_output", "non_preferred_output")
 LABELLED = ("completion", "messages", "conversations")
 EQUAL = "with equal answers"
 # Unreadable calls are a reason to reject an answer, so a rejected answer with them is kept as text.
@@ -44,7 +47,7 @@ class Judged(NamedTuple):
 def preference_of(row: Row, where: str) -> Preference | str:
     """The preference of a row, or why it teaches nothing. DataError, beginning with `where`,
     for a row that is none."""
-    row = _with_both_sides(row)
+    row = _with_both_sides(_without_input(row))
     judged = _judged(row, where)
     sides = [_conversation(row, each, where) for each in judged]
     before = sides[0][:-1]
@@ -60,6 +63,17 @@ def preference_of(row: Row, where: str) -> Preference | str:
         answers=[side[-1]["content"] for side in sides],
         rewards=[each.reward for each in judged],
     )
+
+
+def _without_input(row: Row) -> Row:
+    """A row of OpenAI's fine-tuning with its messages, tools and answers in columns; any other
+    row unchanged."""
+    asked, liked, other = (row.get(name) for name in OPENAI)
+    if not isinstance(asked, Mapping) or liked is None or other is None:
+        return row
+    kept = {name: value for name, value in row.items() if name not in OPENAI}
+    given = {"prompt": asked.get("messages"), "tools": asked.get("tools")}
+    return {**kept, **given, "chosen": liked, "rejected": other}
 
 
 def _with_both_sides(row: Row) -> Row:
