@@ -238,7 +238,7 @@ def turns_before(row: Row, where: str) -> list[Message]:
 
 def system_text(row: Row, where: str) -> str:
     """The text of the system columns. Malformed for a value that is no text, and for two texts."""
-    given = {name: row[name] for name in SYSTEM_COLUMNS if row.get(name)}
+    given = {name: _without_parts(row[name]) for name in SYSTEM_COLUMNS if row.get(name)}
     texts = {value for value in given.values() if isinstance(value, str) and value.strip()}
     if len(texts) > 1 or not all(isinstance(value, str) for value in given.values()):
         shown = " and ".join(f"{name} {str(value)[:40]!r}" for name, value in given.items())
@@ -247,6 +247,15 @@ def system_text(row: Row, where: str) -> str:
             reason, f"{where} has {shown}; expected one text; correct it, or leave a column out"
         )
     return next(iter(texts), "")
+
+
+def _without_parts(value: Any) -> Any:
+    """The text of a list of Anthropic's parts of text; any other value unchanged."""
+    parts = value if isinstance(value, list) else [value]
+    if not all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
+        return value
+    texts = [part.get("text") for part in parts]
+    return "\n".join(texts) if all(isinstance(text, str) for text in texts) else value
 
 
 def cleaned(text: str) -> str:
