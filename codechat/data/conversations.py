@@ -25,7 +25,16 @@ import numpy as np
 from codechat.core import config, processes
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import chat_formats
-from codechat.data.sources import IGNORE, MANIFEST, Ledger, Row, hash_rows, read_jsonl
+from codechat.data.sources import (
+    IGNORE,
+    MANIFEST,
+    PACKED_ENDINGS,
+    ROW_ENDINGS,
+    Ledger,
+    Row,
+    hash_rows,
+    read_jsonl,
+)
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
@@ -186,12 +195,22 @@ def domain_files(directory: Path | str, split: str) -> list[Path]:
         )
     paths = [*directory.glob(f"*.{split}.jsonl"), *directory.glob(f"{split}.jsonl")]
     files = [path for path in sorted(paths) if _holds_conversations(path)]
+    _name_unread(directory, split)
     if not files:
         make = f"make them with codechat data sft (and calls) --out {directory}"
         raise MissingFile(
             f"{directory} holds no conversations of split {split!r} (DOMAIN.{split}.jsonl); {make}"
         )
     return files
+
+
+def _name_unread(directory: Path, split: str) -> None:
+    """Print to stderr the files of a split in other formats, or compressed."""
+    endings = {*ROW_ENDINGS, *PACKED_ENDINGS} - {".jsonl"}
+    found = [*directory.glob(f"*.{split}.*"), *directory.glob(f"{split}.*")]
+    names = sorted(path.name for path in found if path.suffix in endings)
+    if names:
+        print(f"{directory}: not read: {', '.join(names)}", file=sys.stderr)
 
 
 def _holds_conversations(path: Path) -> bool:

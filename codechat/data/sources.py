@@ -291,7 +291,13 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
         if line.strip():
             empty = False
             where = f"{path}:{number}"
-            (row,) = _objects([_decoded(line, where)], where)
+            value = _decoded(line, where)
+            if isinstance(value, list):
+                raise DataError(
+                    f"{where} is a list; expected one object a line; a file that is "
+                    "one list has the ending .json, which `codechat data` reads"
+                )
+            (row,) = _objects([value], where)
             yield number, row
     if empty:
         raise DataError(f"{path} is empty; expected one JSON object per line; make the file again")

@@ -164,6 +164,14 @@ def test_rows_in_the_place_of_prepared_data_come_with_the_command_that_prepares_
         conversations.domain_files(tmp_path / "rows.jsonl", "train")
 
 
+def test_files_of_the_split_that_are_not_read_are_named(folder, capsys):
+    for name in ("more.train.jsonl.gz", "more.train.parquet", "train.json", "more.select.jsonl.gz"):
+        (folder / name).write_bytes(b"")
+    load(folder)
+    said = "not read: more.train.jsonl.gz, more.train.parquet, train.json\n"
+    assert said in capsys.readouterr().err
+
+
 def test_an_unknown_domain_is_named_with_those_that_there_are(folder):
     with pytest.raises(DataError, match="(?=.*cdoe)(?=.*calls)(?=.*code)"):
         load(folder, wanted={"cdoe": 1.0, "code": 1.0})

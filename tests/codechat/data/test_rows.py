@@ -446,3 +446,10 @@ def test_a_folder_of_arrow_files_is_told_how_to_become_rows(tmp_path: Path) -> N
     (tmp_path / "dataset_dict.json").write_text("{}")
     with pytest.raises(DataError, match="no rows in .*to_parquet"):
         list(sources.local_rows(tmp_path))
+
+
+def test_a_list_in_a_jsonl_file_is_told_where_it_belongs(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(OPENAI))
+    with pytest.raises(DataError, match=r"rows.jsonl:1 is a list;.*one object a line.*\.json"):
+        list(sources.local_rows(path))
