@@ -568,9 +568,11 @@ def _placed(
     results: Sequence[Turn], marks: Sequence[str | None], order: Sequence[str | None]
 ) -> list[Turn]:
     """The results in the order of their marks; those with the same mark stay in theirs."""
-    left = list(zip(marks, results))
+    results = list(results)
+    marks = list(marks)
     placed = []
     for mark in order:
-        at = next(i for i, (own, _) in enumerate(left) if own == mark)
-        placed.append(left.pop(at)[1])
+        at = marks.index(mark)
+        del marks[at]
+        placed.append(results.pop(at))
     return placed
