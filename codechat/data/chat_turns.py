@@ -218,7 +218,7 @@ def _reject_unread_keys(raw: Row) -> None:
         if _HOLDS.search(key) and not _SAYS_ABOUT.search(key):
             raise Unreadable(f"message_has ({key})")
         read = any(raw.get(name) for name in REASONING)
-        if _THOUGHTS.match(key) and not read and value not in texts_in(content_of(raw)):
+        if _THOUGHTS.match(key) and not read and str(value) not in texts_in(content_of(raw)):
             raise Unreadable(f"message_has ({key})")
     # harmony: reasoning, and calls whose function is the recipient
     if raw.get("channel") == "analysis":
