@@ -193,6 +193,7 @@ def domain_files(directory: Path | str, split: str) -> list[Path]:
             f"{directory} is a file; expected a directory that a command has prepared: "
             f"codechat data calls --source {directory} --out data/mine"
         )
+    _reject_unfinished(directory)
     paths = [*directory.glob(f"*.{split}.jsonl"), *directory.glob(f"{split}.jsonl")]
     files = [path for path in sorted(paths) if _holds_conversations(path)]
     _name_unread(directory, split)
@@ -202,6 +203,21 @@ def domain_files(directory: Path | str, split: str) -> list[Path]:
             f"{directory} holds no conversations of split {split!r} (DOMAIN.{split}.jsonl); {make}"
         )
     return files
+
+
+def _manifest_of(directory: Path | str) -> Row:
+    path = Path(directory) / MANIFEST
+    return config.read_json(path) if path.exists() else {}
+
+
+def _reject_unfinished(directory: Path) -> None:
+    """DataError for a directory in which a command has replaced only some of its files."""
+    unfinished = _manifest_of(directory).get("unfinished")
+    if unfinished:
+        raise DataError(
+            f"{directory} holds files of two sources: codechat {unfinished[0]} was cut "
+            "short; run it again"
+        )
 
 
 def _name_unread(directory: Path, split: str) -> None:
@@ -223,8 +239,7 @@ def _holds_conversations(path: Path) -> bool:
 def tools_style(directory: Path | str) -> str:
     """How the system prompts of a prepared directory list tools; compact unless its manifest
     says otherwise."""
-    path = Path(directory) / MANIFEST
-    files = config.read_json(path).get("files", {}) if path.exists() else {}
+    files = _manifest_of(directory).get("files", {})
     return max((file.get("tools_style", "") for file in files.values()), default="") or "compact"
 
 

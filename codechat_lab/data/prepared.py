@@ -2,7 +2,9 @@
 
 Several commands may write into one directory, one after the other: the second waits. Each
 replaces its own files and entries of the manifest, and removes those that it does not write
-again. It never replaces a file of another command. The manifest is written last."""
+again. It never replaces a file of another command. The manifest is written last; before, it
+names the command under `unfinished`, so that nothing is trained on a folder whose files are
+of two sources (`conversations.domain_files`)."""
 
 import json
 import os
@@ -55,12 +57,14 @@ def write(
         counted = _supervised(named, tok)
         manifest["domains"] |= counted
         manifest |= measured
+        command = _command_of(cfg)
+        others = [other for other in manifest.pop("unfinished", ()) if other != command]
+        if others:
+            manifest["unfinished"] = others
         for ledger in ledgers:
             counts = dict(kept=ledger.kept, dropped=dict(ledger.lost), skipped=dict(ledger.skipped))
             manifest["sources"][ledger.source] = counts
-        write_atomic(
-            path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-        )
+        _write_manifest(out, manifest)
         _print_files(manifest["files"], counted, cfg.tokenizer)
     return manifest
 
@@ -101,6 +105,8 @@ def _replace_files(
                 f"{flag} {text} is a file that this command writes; choose another --out"
             )
     # From here on the directory changes.
+    unfinished = {*manifest.get("unfinished", ()), command}
+    _write_manifest(out, manifest | {"unfinished": sorted(unfinished)})
     for name in earlier:
         del entries[name]
         manifest["domains"].pop(name.partition(".")[0], None)
@@ -112,6 +118,11 @@ def _replace_files(
             entries[name]["tools_style"] = style
     for name in earlier - entries.keys():
         (out / name).unlink(missing_ok=True)
+
+
+def _write_manifest(out: Path, manifest: Row) -> None:
+    text = json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True)
+    write_atomic(out / MANIFEST, text + "\n")
 
 
 def _preview(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer, limit: int) -> None:

@@ -25,6 +25,7 @@ from codechat.data.conversations import tools_style
 from codechat.data.sources import Ledger
 from codechat.data.splits import SPLITS
 from codechat.text import chat, tokenizer
+from codechat_lab.data import prepared as prepared_files
 from codechat_lab.data import public_rows, synthetic
 from codechat_lab.instruments.behaviour_probes import CELLS, cell_of
 from codechat_lab.tasks.coding.prepare import CodeConfig, program_of
@@ -158,6 +159,36 @@ def test_preparing_again_in_another_order_gives_the_same_bytes(
     run("sft", tmp_path / "x", "--max-examples", 400)
     for file in [*(tmp_path / "x").glob("*.jsonl"), tmp_path / "x" / "manifest.json"]:
         assert file.read_bytes() == (prepared / file.name).read_bytes()
+
+
+def test_a_folder_whose_preparation_was_cut_short_is_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the training rows of one source would stand beside the held-out ones of another."""
+    first, second = (
+        write(
+            tmp_path / f"{name}.jsonl",
+            [{"prompt": f"{name} {i}", "completion": f"{i}."} for i in range(40)],
+        )
+        for name in ("old", "new")
+    )
+    out = tmp_path / "out"
+    run("sft", out, "--source", first)
+    whole = prepared_files.write_atomic
+
+    def cut(path: Path, text: str) -> None:
+        if path.name == "chat.train.jsonl":
+            raise KeyboardInterrupt
+        whole(path, text)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(prepared_files, "write_atomic", cut)
+        run("sft", out, "--source", second)
+    with pytest.raises(DataError, match="out.*data sft.*again"):
+        conversations.load_domains(out, "train", BYTES, "reserved", 4096)
+    run("sft", out, "--source", second)
+    assert conversations.load_domains(out, "train", BYTES, "reserved", 4096)
+    assert "unfinished" not in manifest_of(out)
 
 
 FEW = "--max-examples 5 --problems 5 --eval-examples 5 --probes 0 --copies".split()
