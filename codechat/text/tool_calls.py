@@ -38,7 +38,7 @@ READABLE = (
 FORMS = (*READABLE, "bad_arguments", "no_name", "bad_json")
 DECLINED = "None of my functions can do that."
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
-DEEPEST = 64  # open brackets in a value that is no strict JSON
+DEEPEST = 64  # open brackets in a value; what compares or checks values may call itself at each
 _TAG_START = re.compile("<(?=" + "|".join(re.escape(tag.removeprefix("<")) for tag in TAGS) + ")")
 _SPACE = re.compile(r"\s*")
 # a mark, a string, or a number or word; the string's kind of quote ends it, as in Python
@@ -173,7 +173,7 @@ def value_at(text: str, start: int) -> tuple[Any, int] | None:
 def read_call(item: Any, form: str = "object") -> Call:
     """The call of an object, as data sets hold it in fields; parse_calls reads the same from
     text."""
-    if not isinstance(item, Mapping):
+    if not isinstance(item, Mapping) or _is_too_deep(item):
         return Call(None, None, "bad_json")
     arguments, form = _arguments_of(item, form)
     name = item.get("name")
@@ -213,8 +213,22 @@ def _object(value: Any) -> dict[str, Any] | None:
         return dict(value) if isinstance(value, Mapping) else None
     text = value.strip()
     read = _strict(text) or _literal(text, 0, len(text), quoted=False)
-    whole = read is not None and read.end == len(text)
-    return read.value if read and whole and isinstance(read.value, dict) else None
+    if read is None or read.end < len(text) or _is_too_deep(read.value):
+        return None
+    return read.value if isinstance(read.value, dict) else None
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Whether a value nests more than DEEPEST lists and objects."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        inner = [each for each in level if isinstance(each, list | dict)]
+        if not inner:
+            return False
+        level = []
+        for each in inner:
+            level += each.values() if isinstance(each, dict) else each
+    return True
 
 
 def _holds_object(value: Any, empty: bool = False) -> bool:

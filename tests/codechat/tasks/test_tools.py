@@ -183,6 +183,15 @@ def test_a_function_that_depends_on_the_clock_is_said_once(
 # ---- bad input
 
 
+@pytest.mark.parametrize("depth", [60, 600, 900])
+def test_arguments_of_any_depth_end_no_run(tmp_path: Path, depth: int) -> None:
+    deep = depth * "[" + depth * "]"
+    text = f'<functioncall> {{"name": "price", "arguments": {{"item": {deep}}}}}'
+    score, (said,) = played(made(tmp_path, {"calls": [TEA]}), text)
+    assert score.reward <= 0.25
+    assert "error" in said
+
+
 @pytest.mark.parametrize("trust", [True, False], ids=["trusted", "sandboxed"])
 def test_a_function_that_raises_hangs_or_prints_gives_a_result_and_the_run_goes_on(
     tmp_path: Path, trust: bool, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -312,6 +312,20 @@ def test_hostile_text_takes_linear_time(start: str, quick: Callable[..., Any]) -
         quick(0.5, parse_calls, start + unit * (50_000 // len(unit)))
 
 
+@pytest.mark.parametrize("depth", [65, 600, 990])
+def test_a_call_that_nests_too_deeply_is_not_readable(depth: int) -> None:
+    """What compares arguments, or checks them against a schema, calls itself at each bracket."""
+    deep = depth * "[" + depth * "]"
+    for arguments in (
+        f'{{"x": {deep}}}',
+        f'"{{\\"x\\": {deep}}}"',
+        f'{{"x": {deep}}}, "parameters": {{"x": {deep}}}',
+    ):
+        (call,) = parse_calls(f'{TAG}{{"name": "f", "arguments": {arguments}}}')
+        assert call.arguments is None, arguments
+        assert call.form in ("bad_json", "bad_arguments")
+
+
 def test_a_number_that_python_does_not_read_is_no_json() -> None:
     text = '{"name": "f", "arguments": {"a": ' + "9" * 50_000 + "}}"
     assert parse_calls(TAG + text)[0].form == "bad_json"
