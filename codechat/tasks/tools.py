@@ -3,7 +3,7 @@
     codechat grpo --init-from released/nano --tools examples/my_tools.py --data-dir examples/my_requests.jsonl
     codechat evaluate --ckpt released/nano --tools examples/my_tools.py --data-dir examples/my_requests.jsonl
 
-A row has a "prompt" and what is right:
+A row has a "prompt" and what is right ("calls" may be JSON text, as in a csv file):
 
     {"prompt": "What is tea?", "calls": [{"name": "price", "arguments": {"item": "tea"}}]}
     {"prompt": "What are two cups?", "answer": 12.0}
@@ -18,10 +18,11 @@ without a call. It ends earlier at the limits of calls and answers, and where a 
 alone has as many as it expects. Each episode has a world of its own (`text.tool_functions`).
 
     calls    the share of expected calls that were made, among those made or expected, whichever
-             are more; the right function with other arguments counts a quarter
+             are more; the right function with other arguments, or refused, counts a quarter
     answer   1 where the last message ends with the text, or its last number is equal
     both     the mean"""
 
+import contextlib
 import copy
 import json
 import math
@@ -35,13 +36,15 @@ from codechat.data.sources import digest
 from codechat.tasks.base import Message, Problem, Score, play
 from codechat.tasks.custom import OwnRows, Row
 from codechat.text import tool_calls
-from codechat.text.tool_functions import misfit, read_tools
+from codechat.text.tool_functions import FORMATS, Schema, given, misfit, read_tools
 from codechat.text.tool_lists import tools_prompt
 from codechat.text.tool_worlds import whole
 
 NAME_CREDIT = 0.25  # of a call with the right function and other arguments
+TIMES: dict[Any, Any] = {format: kind for kind, format in FORMATS.items()}
 TOLERANCE = 1e-6  # numbers match within this, relative above 1 and absolute below
-_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?")
+# a minus behind a word or a number is a dash, as in 10-30 and 2026-01-31
+_NUMBER = re.compile(r"(?:(?<!\w)[-\u2212])?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
 
 class Judged(NamedTuple):
@@ -101,7 +104,7 @@ class ToolsTask(OwnRows):
         """What is wrong with the calls and the answer of a row; empty for nothing."""
         if not has_answer(row):
             return "expected calls or answer; add one, or define reward(messages, row) in the file"
-        answer = row.get("answer")
+        answer = expected_answer(row)
         if answer is not None and not _is_answer(answer):
             return f"got the answer {str(answer)[:40]!r}; expected a text or a number"
         calls = expected_calls(row)
@@ -121,13 +124,14 @@ class ToolsTask(OwnRows):
                 return f"expected calls of {', '.join(self.kit.names)}"
             if call.arguments is None:
                 return f"expected an object of arguments for {call.name}"
-            problem = misfit(call.arguments, self.kit.schemas[call.name]["parameters"])
+            parameters = self.kit.schemas[call.name]["parameters"]
+            problem = misfit(call.arguments, parameters) or _unknown(call.arguments, parameters)
             if problem:
                 return f"expected arguments that fit {call.name}: {problem}"
         return ""
 
     def answer_of(self, row: Row) -> Any:
-        return {"calls": expected_calls(row), "answer": row.get("answer"), "tools": self.content}
+        return {"calls": expected_calls(row), "answer": expected_answer(row), "tools": self.content}
 
     def prompt(self, problem: Problem) -> list[Message]:
         """The messages of the row behind a system message that lists the functions."""
@@ -169,8 +173,16 @@ class ToolsTask(OwnRows):
         self.told = True
 
 
+def _unknown(arguments: Mapping[str, Any], parameters: Schema) -> str:
+    """The first argument that a function does not have; empty for none."""
+    properties = parameters.get("properties") or {}
+    if parameters.get("additionalProperties"):
+        return ""
+    return next((f"{name} is no argument" for name in arguments if name not in properties), "")
+
+
 def has_answer(row: Row) -> bool:
-    return row.get("calls") is not None or row.get("answer") is not None
+    return expected_calls(row) is not None or expected_answer(row) is not None
 
 
 def _is_answer(answer: Any) -> bool:
@@ -179,12 +191,28 @@ def _is_answer(answer: Any) -> bool:
         return bool(_plain(answer))
     if isinstance(answer, bool) or not isinstance(answer, int | float):
         return False
-    return math.isfinite(answer)
+    # also an integer for which there is no float
+    return abs(answer) <= sys.float_info.max
+
+
+def expected_answer(row: Row) -> Any:
+    """The expected answer. None where none is given: an empty one beside calls is the empty cell
+    of a csv file."""
+    answer = row.get("answer")
+    return None if answer == "" and "calls" in row else answer
 
 
 def expected_calls(row: Row) -> Any:
-    """The expected calls, a list; one may stand without it. None where none are given."""
+    """The expected calls, a list; one may stand without it, and both may be JSON text, as in a
+    csv file. None where none are given."""
     calls = row.get("calls")
+    if isinstance(calls, str):
+        if not calls.strip():
+            return None
+        try:
+            calls = json.loads(calls)
+        except (ValueError, RecursionError):
+            return calls
     if isinstance(calls, Mapping):
         calls = [calls]
     return list(map(_within_function, calls)) if isinstance(calls, list) else calls
@@ -287,15 +315,14 @@ class ToolsEnvironment:
         return sum(credits) / len(credits)
 
     def _call_credit(self, expected: Sequence[Any]) -> float:
-        """See the module docstring. A call that leaves out an argument with a default equals one
-        that gives it."""
+        """See the module docstring."""
         if not expected:
             return float(not self.calls)
-        left = [(call.name, self._filled(call)) for call in self.calls]
+        left = [(call.name, self._settled(call)) for call in self.calls]
         wanted = [tool_calls.read_call(one) for one in expected]
         missed = []
         for call in wanted:
-            one = (call.name, self._filled(call))
+            one = (call.name, self._settled(call))
             if one in left:
                 left.remove(one)
             else:
@@ -308,14 +335,16 @@ class ToolsEnvironment:
                 credit += NAME_CREDIT
         return credit / max(len(wanted), len(self.calls))
 
-    def _filled(self, call: tool_calls.Call) -> Any:
-        """The arguments with the defaults of those that are left out."""
-        schema = self.task.kit.schemas.get(call.name or "", {})
-        defaults = {}
-        for name, about in schema.get("parameters", {}).get("properties", {}).items():
-            if "default" in about:
-                defaults[name] = about["default"]
-        return whole(defaults | (call.arguments or {}))
+    def _settled(self, call: tool_calls.Call) -> str:
+        """The arguments as text, the same for all that mean the same; empty for those that no
+        function got."""
+        schema = self.task.kit.schemas.get(call.name or "")
+        if schema is None or call.arguments is None:
+            return ""
+        parameters = schema["parameters"]
+        if misfit(call.arguments, parameters):
+            return ""
+        return _as_text(settled(given(call.arguments, parameters), parameters, parameters))
 
     def _last_text(self) -> str:
         """What the last answer says behind its calls."""
@@ -326,6 +355,45 @@ class ToolsEnvironment:
         return calls[-1].after if calls else texts[-1]
 
 
+def settled(value: Any, schema: Any, root: Schema) -> Any:
+    """A value that fits a schema, in one form of those that mean the same: with the default of
+    what is left out, at any depth, sets in one order, and whole times. root: the schema that has
+    the classes."""
+    from codechat.text import json_schemas  # a tenth of a second, which no --help needs
+
+    if not isinstance(schema, Mapping):
+        return whole(value)
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return settled(value, (root.get("$defs") or {}).get(name), root)
+    for one in schema.get("anyOf") or ():
+        if json_schemas.fits(value, {"$defs": root.get("$defs") or {}, **one}):
+            return settled(value, one, root)
+    if isinstance(value, dict):
+        kinds = schema.get("properties") or {}
+        rest = schema.get("additionalProperties")
+        filled = dict(value)
+        for name, kind in kinds.items():
+            if isinstance(kind, Mapping) and "default" in kind:
+                filled.setdefault(name, kind["default"])
+        return {name: settled(item, kinds.get(name, rest), root) for name, item in filled.items()}
+    if isinstance(value, list):
+        items = [settled(item, schema.get("items"), root) for item in value]
+        if schema.get("uniqueItems"):
+            items.sort(key=_as_text)
+        return items
+    kind = TIMES.get(schema.get("format", ""))
+    if kind and isinstance(value, str):
+        with contextlib.suppress(ValueError):  # the function then gets an error, too
+            return kind.fromisoformat(value).isoformat()
+    return whole(value)
+
+
+def _as_text(value: Any) -> str:
+    """JSON by which values are compared: for Python True equals 1."""
+    return json.dumps(value, sort_keys=True)
+
+
 def answers(text: str, expected: Any) -> bool:
     """Whether a text ends with an expected text, blanks, case and the last full stop aside, or
     has the expected number as its last number."""
@@ -333,7 +401,7 @@ def answers(text: str, expected: Any) -> bool:
         found = _NUMBER.findall(text)
         if not found:
             return False
-        number = float(found[-1].replace(",", ""))
+        number = float(found[-1].replace(",", "").replace("\u2212", "-"))
         return math.isclose(number, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
     said = _plain(text)
     wanted = _plain(str(expected))

@@ -186,8 +186,9 @@ class Workbench:
         name = (call.name or "").strip()
         if name not in self.kit.schemas:
             return as_json("error", f"there is no function {name[:60]!r}")
-        arguments = call.arguments or {}
-        problem = misfit(arguments, self.kit.schemas[name].get("parameters") or {})
+        parameters = self.kit.schemas[name].get("parameters") or {}
+        arguments = given(call.arguments or {}, parameters)
+        problem = misfit(arguments, parameters)
         if problem:
             return as_json("error", problem)
         file = self.kit.file
@@ -343,16 +344,29 @@ def read_schemas(path: Path) -> dict[str, Schema]:
     return schemas
 
 
+def given(arguments: Mapping[str, Any], parameters: Schema) -> dict[str, Any]:
+    """The arguments without None of an optional parameter that takes none: it counts as left
+    out, so that the function has its default."""
+    from codechat.text import json_schemas
+
+    required = parameters.get("required") or ()
+    properties = parameters.get("properties") or {}
+    kept = {}
+    for name, value in arguments.items():
+        if value is None and name in properties and name not in required:
+            one = {"type": "object", "properties": {name: properties[name]}}
+            if not json_schemas.fits({name: None}, parameters | one | {"required": []}):
+                continue
+        kept[name] = value
+    return kept
+
+
 def misfit(arguments: Mapping[str, Any], parameters: Schema) -> str:
     """Where the arguments break their JSON schema, or "". None of an optional parameter counts
     as left out."""
     from codechat.text import json_schemas
 
-    required = parameters.get("required") or ()
-    given = {
-        name: value for name, value in arguments.items() if value is not None or name in required
-    }
-    error = json_schemas.error_of(given, parameters)
+    error = json_schemas.error_of(given(arguments, parameters), parameters)
     if error is None:
         return ""
     return f"{'.'.join(map(str, error.path)) or 'arguments'}: {error.message}"[:300]

@@ -14,6 +14,8 @@ from codechat.text import chat
 from codechat.training.rl_settings import RLSettings
 
 SHOP = '''
+import dataclasses
+import datetime
 import time
 STOCK = {"tea": 3}
 def price(item: str) -> float:
@@ -31,10 +33,26 @@ def shout() -> str:
     """Shout."""
     print("loud")
     return "quiet"
+@dataclasses.dataclass
+class Parcel:
+    item: str
+    count: int = 1
+def send(parcels: list[Parcel], tags: set[str], when: datetime.datetime | None = None) -> int:
+    """Send parcels."""
+    return len(parcels)
 '''
 TEA = {"name": "price", "arguments": {"item": "tea"}}
 OPENAI = {"type": "function", "function": {**TEA, "arguments": json.dumps(TEA["arguments"])}}
 CUP = {"name": "price", "arguments": {"item": "cup"}}
+ORDER = {"name": "order", "arguments": {"item": "tea"}}
+SEND = {
+    "name": "send",
+    "arguments": {
+        "parcels": [{"item": "tea"}],
+        "tags": ["a", "b"],
+        "when": "2026-01-02T10:00:00",
+    },
+}
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -74,11 +92,26 @@ def played(task: ToolsTask, *answers: str) -> Any:
         ({"calls": [TEA]}, "It costs 2.5.", 0.0),
         ({"calls": [TEA, CUP]}, call("price", item="cup") + call("price", item="tea"), 1.0),
         ({"calls": [TEA]}, call("price", item="tea") + call("price", item="cup"), 0.5),
+        ({"calls": [ORDER]}, call("order", item="tea", count=1), 1.0),
+        ({"calls": [ORDER]}, call("order", item="tea", count=None), 1.0),
+        ({"calls": [ORDER]}, call("order", item="tea", count=True), 0.25),
         (
-            {"calls": [{"name": "order", "arguments": {"item": "tea"}}]},
-            call("order", item="tea", count=1),
+            {"calls": [{"name": "shout"}]},
+            '<functioncall> {"name": "shout", "arguments": "loud"}',
+            0.25,
+        ),
+        (
+            {"calls": [SEND]},
+            call(
+                "send",
+                parcels=[{"count": 1.0, "item": "tea"}],
+                tags=["b", "a"],
+                when="2026-01-02T10:00",
+            ),
             1.0,
         ),
+        ({"calls": [SEND]}, call("send", parcels=[], tags=["b", "a"]), 0.25),
+        ({"calls": json.dumps([TEA]), "answer": ""}, call("price", item="tea"), 1.0),
         ({"calls": []}, "I cannot sing.", 1.0),
         ({"calls": []}, call("price", item="tea"), 0.0),
         ({"answer": 5}, "2 + 3 makes 5.0!", 1.0),
@@ -102,6 +135,10 @@ def test_an_answer_is_no_part_of_a_word() -> None:
     assert not answers("an unclear sky", "clear sky")
     assert not answers("2,500", 500)
     assert answers("1,500 euros", 1500)
+    assert answers("It is .5", 0.5)
+    assert not answers("It is .5", 5)
+    assert answers("from 10-30", 30)
+    assert answers("It is \u22125 degrees", -5)
 
 
 def test_reference_solutions_of_rows_score_the_maximum(tmp_path: Path) -> None:
@@ -233,12 +270,18 @@ def test_a_reward_that_is_no_number_from_0_to_1_counts_as_error_and_is_said_once
         ({"calls": [{"name": "cost", "arguments": {}}]}, "expected calls of price, order"),
         ({"calls": [{"name": "price", "arguments": {"item": 3}}]}, "fit price: item"),
         ({"calls": [{"name": "price", "arguments": {}}]}, "fit price: .*item"),
+        (
+            {"calls": [{"name": "price", "arguments": {"item": "tea", "unit": "kg"}}]},
+            "fit price: unit is no argument",
+        ),
+        ({"calls": "price(tea)"}, "got the calls 'price.tea.'; expected a list"),
         ({"calls": [{"name": "shout", "arguments": "loud"}]}, "an object of arguments for shout"),
         ({"calls": 5}, "got the calls '5'; expected a list"),
         ({"calls": 9 * [TEA]}, "expected at most 8 calls; raise max_calls"),
         ({"answer": [1, 2]}, "expected a text or a number"),
         ({"answer": True}, "expected a text or a number"),
         ({"answer": float("nan")}, "expected a text or a number"),
+        ({"answer": 10**400}, "expected a text or a number"),
         ({"answer": " !"}, "expected a text or a number"),
         ({"answer": 1, "prompt": ["hello"]}, "messages with a role"),
         ({"answer": 1, "prompt": [{"role": "boss", "content": "hello"}]}, "messages with a role"),
@@ -260,6 +303,28 @@ def test_hints_and_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         made(tmp_path, {"answer": 1}, more="def stir(x: 'int['): ...\n")
     with pytest.raises(DataError, match="shop.py: EXECUTORS is .1.; expected a dict"):
         made(tmp_path, {"answer": 1}, more="EXECUTORS = [1]\n")
+
+
+def test_a_csv_file_holds_calls_as_json(tmp_path: Path) -> None:
+    made(tmp_path, {"answer": 1})
+    rows = tmp_path / "rows.csv"
+    rows.write_text(
+        'prompt,calls,answer,split\np,"[{""name"": ""shout""}]",,train\nq,,quiet,train\n'
+    )
+    task = ToolsTask(str(tmp_path / "shop.py"), str(rows), trust=True)
+    golds = {problem.messages[0]["content"]: problem.gold for problem in task.problems("train")}
+    assert golds["p"]["calls"] == [{"name": "shout"}]
+    assert golds["p"]["answer"] is None
+    assert (golds["q"]["calls"], golds["q"]["answer"]) == (None, "quiet")
+
+
+def test_none_of_an_optional_argument_gives_the_function_its_default(tmp_path: Path) -> None:
+    more = """
+def show(a: str = "x", b: int | None = 3) -> list:
+    return [a, b]
+"""
+    (said,) = played(made(tmp_path, {"answer": 1}, more=more), call("show", a=None, b=None))[1]
+    assert said == {"result": ["x", None]}
 
 
 def test_a_reward_may_read_calls_and_answer_as_it_likes(tmp_path: Path) -> None:
