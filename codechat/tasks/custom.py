@@ -125,7 +125,9 @@ class OwnRows(BaseTask):
         if not lacks and not (known_split and listed):
             lacks = f"expected prompt, split one of {SPLITS} or none"
         if not lacks and not all(map(_is_message, listed)):
-            lacks = f"expected messages with a role of {', '.join(_roles())} and a text as content"
+            listed, lacks = _read_messages(listed)
+        if not lacks and listed[-1]["role"] == "assistant":
+            lacks = "its prompt ends with an answer; expected a request or a result as the last message"
         if lacks:
             raise DataError(f"task {self.name}, row {number} is {str(dict(row))[:80]}; {lacks}")
         return listed
@@ -153,8 +155,25 @@ def _roles() -> tuple[str, ...]:
 
 
 def _is_message(message: Any) -> bool:
+    """Whether it is a message as conversations hold it, whose calls stand in its text."""
     known = isinstance(message, Mapping) and message.get("role") in _roles()
-    return known and isinstance(message.get("content"), str)
+    called = known and (message.get("tool_calls") or message.get("function_call"))
+    return known and not called and isinstance(message.get("content"), str)
+
+
+def _read_messages(messages: list[Any]) -> tuple[list[dict[str, str]], str]:
+    """Messages that other projects write, such as OpenAI's `tool_calls` and their results; what
+    is wrong with them, empty for nothing."""
+    # imported late, as in _roles
+    from codechat.data.chat_formats import messages_of
+
+    try:
+        read = messages_of({"messages": messages}, "prompt")
+    except DataError as error:
+        read = str(error)
+    if isinstance(read, str):
+        return [], f"expected messages with a role and a text, or OpenAI's ({read})"
+    return read, ""
 
 
 class RowsTask(OwnRows):

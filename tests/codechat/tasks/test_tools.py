@@ -44,6 +44,7 @@ def send(parcels: list[Parcel], tags: set[str], when: datetime.datetime | None =
 TEA = {"name": "price", "arguments": {"item": "tea"}}
 OPENAI = {"type": "function", "function": {**TEA, "arguments": json.dumps(TEA["arguments"])}}
 CUP = {"name": "price", "arguments": {"item": "cup"}}
+ASKED = [{"role": "user", "content": "What is tea?"}]
 ORDER = {"name": "order", "arguments": {"item": "tea"}}
 SEND = {
     "name": "send",
@@ -139,6 +140,30 @@ def test_an_answer_is_no_part_of_a_word() -> None:
     assert not answers("It is .5", 5)
     assert answers("from 10-30", 30)
     assert answers("It is \u22125 degrees", -5)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_prompt_may_hold_calls_and_results_in_openais_form(
+    tmp_path: Path, content: str | None
+) -> None:
+    prompt = [
+        {"role": "system", "content": "Be brief."},
+        *ASKED,
+        {"role": "assistant", "content": content, "tool_calls": [OPENAI | {"id": "a"}]},
+        {"role": "tool", "content": "2.5", "tool_call_id": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "And a cup?"}]},
+    ]
+    task = made(tmp_path, {"calls": [CUP], "prompt": prompt})
+    (problem,) = task.problems("train")
+    system, *told = task.prompt(problem)
+    assert system["content"].startswith("Be brief.")
+    assert [message["content"] for message in told] == [
+        "What is tea?",
+        call("price", item="tea"),
+        "2.5",
+        "And a cup?",
+    ]
+    assert played(task, call("price", item="cup"))[0].correct
 
 
 def test_reference_solutions_of_rows_score_the_maximum(tmp_path: Path) -> None:
@@ -286,6 +311,14 @@ def test_a_reward_that_is_no_number_from_0_to_1_counts_as_error_and_is_said_once
         ({"answer": 1, "prompt": ["hello"]}, "messages with a role"),
         ({"answer": 1, "prompt": [{"role": "boss", "content": "hello"}]}, "messages with a role"),
         ({"answer": 1, "prompt": [{"role": "user"}]}, "messages with a role"),
+        (
+            {"answer": 1, "prompt": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+            "result_without_call",
+        ),
+        (
+            {"answer": 1, "prompt": [*ASKED, {"role": "assistant", "content": "x"}]},
+            "ends with an answer; expected a request or a result",
+        ),
     ],
 )
 def test_a_row_without_what_is_right_is_named(tmp_path: Path, row: dict, named: str) -> None:
