@@ -127,7 +127,7 @@ class OwnRows(BaseTask):
         if not lacks and not all(map(_is_message, listed)):
             listed, lacks = _read_messages(listed)
         if not lacks and listed[-1]["role"] == "assistant":
-            lacks = "its prompt ends with an answer; expected a request or a result as the last message"
+            lacks = "its prompt ends with an answer; expected a request or a result at its end"
         if lacks:
             raise DataError(f"task {self.name}, row {number} is {str(dict(row))[:80]}; {lacks}")
         return listed

@@ -118,8 +118,8 @@ class ToolsTask(OwnRows):
 
     def _wrong_calls(self, calls: Sequence[Any]) -> str:
         """What is wrong with expected calls; empty for nothing."""
-        for given in calls:
-            call = tool_calls.read_call(given)
+        for one in calls:
+            call = tool_calls.read_call(one)
             if call.name is None or call.name not in self.kit.schemas:
                 return f"expected calls of {', '.join(self.kit.names)}"
             if call.arguments is None:

@@ -111,7 +111,7 @@ class ToolFile:
         self.path = path
         self.source = path.read_bytes()
         self.tools = _tools_of(module, path, listed)
-        self.judged = callable(getattr(module, REWARD, None))
+        self.judged = _has_reward(module, path)
         self.new_world: Callable[[], Runner] = self._world_here
         if not trust:
             remedy = "set --trust: the calls then run in this process"
@@ -121,6 +121,32 @@ class ToolFile:
     def _world_here(self) -> Runner:
         with redirect_stdout(io.StringIO()):  # it was printed when the file was read
             return TimedWorld.of(_executed(self.source, "tools", self.path))
+
+
+def _has_reward(module: types.ModuleType, path: Path) -> bool:
+    """Whether a file judges conversations. DataError for a reward that none could call."""
+    reward = getattr(module, REWARD, None)
+    if reward is None:
+        return False
+    needed = f"expected a plain function {REWARD}(messages, row)"
+    if not callable(reward):
+        raise DataError(
+            f"{path}: {REWARD} is {str(reward)[:60]}; {needed}; rename it, or write one"
+        )
+    try:
+        inspect.signature(reward).bind([], {})
+    except TypeError:
+        taken = inspect.signature(reward)
+        raise DataError(f"{path}: {REWARD} takes {taken}; {needed}; correct it") from None
+    if not _is_plain(reward):
+        raise DataError(f"{path}: {REWARD} is async or yields; {needed}; write def and return")
+    return True
+
+
+def _is_plain(function: Callable[..., Any]) -> bool:
+    """Whether a call of a function gives its result."""
+    waits = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    return not waits and not inspect.isgeneratorfunction(function)
 
 
 class OutOfTime(BaseException):
@@ -376,12 +402,14 @@ def schema_of(function: Callable[..., Any], name: str) -> Schema:
     """{"name", "description", "parameters"} from type hints and docstring. Equal to what the
     packages mcp, openai-agents and pydantic-ai make of the function, without their titles;
     arguments are described as in the latter two. DataError for a parameter without a known type."""
-    code = getattr(function, "__code__", None)  # a class or a partial has none
+    written = inspect.unwrap(function)
+    code = getattr(written, "__code__", None)  # a class or a partial has none
     where = f"{code.co_filename} line {code.co_firstlineno}: {name}" if code else name
-    if inspect.iscoroutinefunction(function):
-        raise DataError(f"{where}: got an async function; expected a plain one; write def")
+    if not _is_plain(written):
+        raise DataError(f"{where}: it is async or yields; write a plain def, and return the result")
     try:
         hints = typing.get_type_hints(function)
+        noted = typing.get_type_hints(function, include_extras=True)
     except NameError as error:
         raise DataError(f"{where}: unknown type in its hints ({error}); import it") from None
     except Exception as error:  # hints in quotes are the user's code and may raise anything
@@ -398,13 +426,22 @@ def schema_of(function: Callable[..., Any], name: str) -> Schema:
             )
         if p.name not in hints:
             remedy = (
-                f"write {p.name}: str, int, list[...] ..., or give schemas in a .json of --tools"
+                f"write {p.name}: str, int, list[...] ..., or give schemas in a .json of --tools; "
+                f"if {name} is no tool, call it _{name}"
             )
             raise DataError(f"{where}: parameter {p.name} has no type hint; {remedy}")
         properties[p.name] = classes.schema(hints[p.name], f"{where}: parameter {p.name}")
         properties[p.name] |= _default(p.default)
-        if p.name in doc.arguments:
-            properties[p.name]["description"] = doc.arguments[p.name]
+        notes = getattr(noted[p.name], "__metadata__", ())  # of Annotated
+        unread = [note for note in notes if not isinstance(note, str)]
+        if unread:
+            raise DataError(
+                f"{where}: parameter {p.name} is annotated with {str(unread[0])[:60]}, which is not "
+                "read; write a text, or give schemas in a .json of --tools"
+            )
+        said = doc.arguments.get(p.name) or "\n".join(notes)
+        if said:
+            properties[p.name]["description"] = said
     required = [p.name for p in parameters.values() if p.default is p.empty]
     shape = {"type": "object", "properties": properties, "required": required}
     if classes.schemas:
@@ -427,9 +464,10 @@ _SECTION = re.compile(
 
 
 def _read_doc(text: str, names: Iterable[str]) -> Doc:
-    """Lines `name: text` or `name (type): text`, as in Google's style, or reST's `:param name:
-    text`; deeper lines go on."""
+    """Lines `name: text` or `name (type): text`, as in Google's style, reST's `:param name:
+    text`, or NumPy's `name : type` before its text; deeper lines go on."""
     lines = text.splitlines()
+    underlined = any(re.fullmatch(r"\s*-{3,}\s*", line) for line in lines)  # NumPy's headings
     arguments: dict[str, str] = {}
     first = next(
         (i for i, line in enumerate(lines) if _SECTION.fullmatch(line.strip())), len(lines)
@@ -438,11 +476,13 @@ def _read_doc(text: str, names: Iterable[str]) -> Doc:
         begins = re.compile(
             rf"(\s*)(?::(?:param|arg)\b[^:]*?)?\b{re.escape(name)}(?: *\([^)]*\))?: +(\S.*)"
         )
+        if underlined:
+            begins = re.compile(rf"(\s*){re.escape(name)}(?: *:.*)?()")
         for i, line in enumerate(lines):
             found = begins.fullmatch(line)
-            if not found:
+            if not found or (underlined and i < first):
                 continue
-            said = [found[2].strip()]
+            said = [found[2].strip()] if found[2] else []
             for more in lines[i + 1 :]:
                 if not more.startswith(found[1] + " ") or not more.strip():
                     break
@@ -480,9 +520,15 @@ class _Classes:
         if kind is type(None):
             return {"type": "null"}
         if kind in (typing.Union, types.UnionType):
+            several = len(args) > 2 or type(None) not in args
+            if several and any(map(_is_converted, args)):
+                raise DataError(
+                    f"{where} has type {hint}; the function would get what JSON has, not "
+                    "an object of one of these types; write one type, or one and None"
+                )
             return {"anyOf": [self.schema(one, where) for one in args]}
         if kind is Literal:
-            return _values(args)
+            return _values(args, where)
         if kind is tuple and args and args[-1] is not ...:
             items = [self.schema(one, where) for one in args]
             n = len(items)
@@ -496,6 +542,10 @@ class _Classes:
             return out
         if kind is dict:
             inner: Schema = {}
+            if args and args[0] not in (str, Any):
+                raise DataError(
+                    f"{where} has type {hint}; keys in JSON are texts; write dict[str, ...]"
+                )
             if args:
                 inner = self.schema(args[1], where)
             return {"type": "object", "additionalProperties": inner or True}
@@ -522,7 +572,7 @@ class _Classes:
     def object(self, kind: type, where: str) -> Schema:
         """The schema of an Enum, a dataclass or a TypedDict."""
         if issubclass(kind, enum.Enum):
-            return _values([one.value for one in kind])
+            return _values([one.value for one in kind], where)
         hints = typing.get_type_hints(kind)
         properties = {name: self.schema(hint, where) for name, hint in hints.items()}
         required = sorted(getattr(kind, "__required_keys__", ()), key=list(hints).index)
@@ -550,8 +600,22 @@ def _is_class(kind: Any) -> bool:
     return isinstance(kind, type) and (known or issubclass(kind, enum.Enum))
 
 
-def _values(values: Sequence[Any]) -> Schema:
-    """The schema of a choice among values."""
+def _is_converted(hint: Any) -> bool:
+    """Whether a function gets something else for this type than what JSON has."""
+    kind = typing.get_origin(hint) or hint
+    if kind is Literal:
+        return False
+    known = kind in FORMATS or kind in (set, frozenset, tuple) or dataclasses.is_dataclass(kind)
+    enumerated = isinstance(kind, type) and issubclass(kind, enum.Enum)
+    return known or enumerated or any(map(_is_converted, typing.get_args(hint)))
+
+
+def _values(values: Sequence[Any], where: str) -> Schema:
+    """The schema of a choice among values. DataError for what JSON does not hold."""
+    odd = [value for value in values if value is not None and type(value) not in TYPES]
+    if odd or not values:
+        got = f"the choice {str(odd[0])[:60]}" if odd else "no choice"
+        raise DataError(f"{where} has {got}; expected text, numbers, true or false; correct them")
     kinds = {TYPES.get(type(value)) for value in values}
     out: Schema = {"enum": list(values)}
     if len(values) == 1:

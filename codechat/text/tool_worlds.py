@@ -8,9 +8,11 @@ import contextlib
 import dataclasses
 import datetime
 import enum
+import functools
 import inspect
 import io
 import json
+import re
 import sys
 import traceback
 import types
@@ -108,7 +110,8 @@ def functions_of(module: types.ModuleType) -> dict[str, Callable[..., Any]]:
         return dict(table)
     found = {}
     for name, function in vars(module).items():
-        own = inspect.isfunction(function) and function.__module__ == module.__name__
+        written = inspect.isfunction(function) or isinstance(function, functools._lru_cache_wrapper)
+        own = written and function.__module__ == module.__name__
         if own and function.__name__ == name and name[0] != "_" and name != REWARD:
             found[name] = function
     return found
@@ -161,6 +164,9 @@ def value_of(hint: Any, value: Any) -> Any:
         return kind(value)
     if dataclasses.is_dataclass(kind) or hasattr(kind, "__required_keys__"):
         hints = typing.get_type_hints(kind)
+        unknown = [name for name in value if name not in hints]
+        if unknown:
+            raise TypeError(f"{kind.__name__} has no {unknown[0]!r}; it has {', '.join(hints)}")
         fields = {name: value_of(hints[name], item) for name, item in value.items()}
         return kind(**fields)
     return value
@@ -184,4 +190,9 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, set | frozenset):
         return sorted(value, key=str)
-    return str(value)
+    text = str(value)
+    # such as a generator, whose text is another one each time
+    if re.search(" at 0x[0-9a-fA-F]+>", text):
+        kind = type(value).__name__
+        raise TypeError(f"got a result of type {kind}; return a text, numbers, lists or dicts")
+    return text

@@ -6,7 +6,7 @@ import enum
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 
@@ -135,6 +135,127 @@ def test_a_schema_is_the_one_that_other_packages_make_of_the_function() -> None:
     expected = json.loads(Path(__file__).with_name("function_schemas.json").read_text())
     made = {name: tool.schema for name, tool in tools_of([order, weather]).items()}
     assert made == expected
+
+
+def area(width: float, height: float = 1.0) -> float:
+    """Area of a rectangle.
+
+    Parameters
+    ----------
+    width : float
+        From left to right,
+        in metres.
+    height : float, optional
+        From the floor.
+
+    Returns
+    -------
+    float
+        In square metres.
+    """
+
+
+def test_numpys_docstrings_describe_parameters() -> None:
+    schema = tools_of([area])["area"].schema
+    assert schema["description"] == "Area of a rectangle."
+    said = [about["description"] for about in schema["parameters"]["properties"].values()]
+    assert said == ["From left to right,\nin metres.", "From the floor."]
+
+
+class Range(enum.Enum):
+    LOW = (1, 2)
+
+
+class Nothing(enum.Enum):
+    pass
+
+
+@pytest.mark.parametrize(
+    "hint, named",
+    [
+        (Range, "x, Range has the choice .1, 2."),
+        (Nothing, "x, Nothing has no choice"),
+        (Literal[b"a"], "has the choice b'a'"),
+        (datetime.date | str, "write one type, or one and None"),
+        (Item | list[Item] | None, "write one type, or one and None"),
+        (dict[int, str], "keys in JSON are texts; write dict.str"),
+        (Annotated[int, range(3)], "annotated with range.0, 3., which is not read"),
+    ],
+    ids=str,
+)
+def test_hints_of_which_a_function_would_get_something_else_are_named(
+    hint: Any, named: str
+) -> None:
+    def show(x):
+        return repr(x)
+
+    show.__annotations__["x"] = hint
+    with pytest.raises(DataError, match=f"show: parameter .*{named}"):
+        tools_of([show])
+
+
+def test_a_text_of_annotated_describes_its_parameter() -> None:
+    def show(x: Annotated[int, "how many"]) -> int:
+        return x
+
+    (about,) = tools_of([show])["show"].schema["parameters"]["properties"].values()
+    assert about == {"type": "integer", "description": "how many"}
+
+
+@pytest.mark.parametrize(
+    "kind", ["async def f() -> int:\n    yield 1\n", "def f():\n    yield 1\n"]
+)
+def test_a_function_whose_call_gives_no_result_is_named(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(kind)
+    with pytest.raises(DataError, match="own.py line 1: f: .* write a plain def"):
+        read_tools([str(file)], trust=True)
+
+
+def test_a_function_with_a_cache_is_offered(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import functools\n@functools.cache\ndef half(x: float) -> str:\n    return repr(x / 2)\n"
+    )
+    kit = read_tools([str(file)], trust=True)
+    (call,) = chat.parse_calls(chat.format_call("half", {"x": 4}))
+    assert json.loads(kit.open().respond(call)) == {"result": "2.0"}
+
+
+def test_a_result_that_is_only_an_address_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def f() -> object:\n    return (x for x in [1])\n")
+    (call,) = chat.parse_calls(chat.format_call("f", {}))
+    said = json.loads(read_tools([str(file)], trust=True).open().respond(call))
+    assert "a result of type generator; return" in said["error"]
+
+
+def test_a_field_that_a_class_does_not_have_is_named() -> None:
+    def show(x: Item) -> str:
+        return repr(x)
+
+    kit = Toolkit({"show": tools_of([show])["show"].schema}, World({"show": show}))
+    given = {"name": "tea", "sizes": [], "colour": "red"}
+    (call,) = chat.parse_calls(chat.format_call("show", {"x": given}))
+    said = json.loads(kit.open().respond(call))
+    assert said == {"error": "TypeError: Item has no 'colour'; it has name, sizes, count"}
+
+
+@pytest.mark.parametrize(
+    "reward, named",
+    [
+        ("reward = 3\n", "reward is 3; expected a plain function reward.messages, row."),
+        ("def reward(messages): ...\n", "reward takes .messages.; expected"),
+        ("async def reward(messages, row): ...\n", "reward is async or yields; expected"),
+    ],
+)
+def test_a_reward_that_could_judge_nothing_is_named(
+    tmp_path: Path, reward: str, named: str
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def f() -> int:\n    return 1\n" + reward)
+    with pytest.raises(DataError, match=named):
+        read_tools([str(file)], trust=True)
 
 
 ORIGINAL = Path(__file__).with_name("own_functions.txt").read_text()
