@@ -178,7 +178,10 @@ def _unknown(arguments: Mapping[str, Any], parameters: Schema) -> str:
     properties = parameters.get("properties") or {}
     if parameters.get("additionalProperties"):
         return ""
-    return next((f"{name} is no argument" for name in arguments if name not in properties), "")
+    for name in arguments:
+        if name not in properties:
+            return f"{name} is no argument"
+    return ""
 
 
 def has_answer(row: Row) -> bool:
@@ -363,11 +366,14 @@ def settled(value: Any, schema: Any, root: Schema) -> Any:
 
     if not isinstance(schema, Mapping):
         return whole(value)
+    classes = root.get("$defs") or {}
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return settled(value, (root.get("$defs") or {}).get(name), root)
-    for one in schema.get("anyOf") or ():
-        if json_schemas.fits(value, {"$defs": root.get("$defs") or {}, **one}):
+        return settled(value, classes.get(name), root)
+    for one in filter(_is_object, schema.get("anyOf") or ()):
+        # what it refers to stands in the root, under one of these
+        shared = {key: root[key] for key in ("$defs", "definitions", "properties") if key in root}
+        if json_schemas.fits(value, shared | one):
             return settled(value, one, root)
     if isinstance(value, dict):
         kinds = schema.get("properties") or {}
@@ -376,7 +382,9 @@ def settled(value: Any, schema: Any, root: Schema) -> Any:
         for name, kind in kinds.items():
             if isinstance(kind, Mapping) and "default" in kind:
                 filled.setdefault(name, kind["default"])
-        return {name: settled(item, kinds.get(name, rest), root) for name, item in filled.items()}
+        for name, item in filled.items():
+            filled[name] = settled(item, kinds.get(name, rest), root)
+        return filled
     if isinstance(value, list):
         items = [settled(item, schema.get("items"), root) for item in value]
         if schema.get("uniqueItems"):
@@ -387,6 +395,11 @@ def settled(value: Any, schema: Any, root: Schema) -> Any:
         with contextlib.suppress(ValueError):  # the function then gets an error, too
             return kind.fromisoformat(value).isoformat()
     return whole(value)
+
+
+def _is_object(schema: Any) -> bool:
+    """Whether a schema is more than true or false."""
+    return isinstance(schema, Mapping)
 
 
 def _as_text(value: Any) -> str:

@@ -133,10 +133,10 @@ def _has_reward(module: types.ModuleType, path: Path) -> bool:
         raise DataError(
             f"{path}: {REWARD} is {str(reward)[:60]}; {needed}; rename it, or write one"
         )
+    taken = inspect.signature(reward)
     try:
-        inspect.signature(reward).bind([], {})
+        taken.bind([], {})
     except TypeError:
-        taken = inspect.signature(reward)
         raise DataError(f"{path}: {REWARD} takes {taken}; {needed}; correct it") from None
     if not _is_plain(reward):
         raise DataError(f"{path}: {REWARD} is async or yields; {needed}; write def and return")
@@ -145,8 +145,12 @@ def _has_reward(module: types.ModuleType, path: Path) -> bool:
 
 def _is_plain(function: Callable[..., Any]) -> bool:
     """Whether a call of a function gives its result."""
-    waits = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-    return not waits and not inspect.isgeneratorfunction(function)
+    kinds = (
+        inspect.iscoroutinefunction,
+        inspect.isasyncgenfunction,
+        inspect.isgeneratorfunction,
+    )
+    return not any(kind(function) for kind in kinds)
 
 
 class OutOfTime(BaseException):
@@ -379,9 +383,10 @@ def given(arguments: Mapping[str, Any], parameters: Schema) -> dict[str, Any]:
     properties = parameters.get("properties") or {}
     kept = {}
     for name, value in arguments.items():
-        if value is None and name in properties and name not in required:
-            one = {"type": "object", "properties": {name: properties[name]}}
-            if not json_schemas.fits({name: None}, parameters | one | {"required": []}):
+        optional = name in properties and name not in required
+        if value is None and optional:
+            alone = parameters | {"required": []}
+            if not json_schemas.fits({name: None}, alone):
                 continue
         kept[name] = value
     return kept
@@ -433,12 +438,12 @@ def schema_of(function: Callable[..., Any], name: str) -> Schema:
         properties[p.name] = classes.schema(hints[p.name], f"{where}: parameter {p.name}")
         properties[p.name] |= _default(p.default)
         notes = getattr(noted[p.name], "__metadata__", ())  # of Annotated
-        unread = [note for note in notes if not isinstance(note, str)]
-        if unread:
-            raise DataError(
-                f"{where}: parameter {p.name} is annotated with {str(unread[0])[:60]}, which is not "
-                "read; write a text, or give schemas in a .json of --tools"
-            )
+        for note in notes:
+            if not isinstance(note, str):
+                raise DataError(
+                    f"{where}: parameter {p.name} is annotated with {str(note)[:60]}, which is "
+                    "not read; write a text, or give schemas in a .json of --tools"
+                )
         said = doc.arguments.get(p.name) or "\n".join(notes)
         if said:
             properties[p.name]["description"] = said
@@ -605,17 +610,23 @@ def _is_converted(hint: Any) -> bool:
     kind = typing.get_origin(hint) or hint
     if kind is Literal:
         return False
-    known = kind in FORMATS or kind in (set, frozenset, tuple) or dataclasses.is_dataclass(kind)
-    enumerated = isinstance(kind, type) and issubclass(kind, enum.Enum)
-    return known or enumerated or any(map(_is_converted, typing.get_args(hint)))
+    if kind in FORMATS or kind in (set, frozenset, tuple):
+        return True
+    if dataclasses.is_dataclass(kind):
+        return True
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return True
+    return any(map(_is_converted, typing.get_args(hint)))
 
 
 def _values(values: Sequence[Any], where: str) -> Schema:
     """The schema of a choice among values. DataError for what JSON does not hold."""
-    odd = [value for value in values if value is not None and type(value) not in TYPES]
-    if odd or not values:
-        got = f"the choice {str(odd[0])[:60]}" if odd else "no choice"
-        raise DataError(f"{where} has {got}; expected text, numbers, true or false; correct them")
+    expected = "expected text, numbers, true or false; correct them"
+    if not values:
+        raise DataError(f"{where} has no choice; {expected}")
+    for value in values:
+        if value is not None and type(value) not in TYPES:
+            raise DataError(f"{where} has the choice {str(value)[:60]}; {expected}")
     kinds = {TYPES.get(type(value)) for value in values}
     out: Schema = {"enum": list(values)}
     if len(values) == 1:

@@ -164,9 +164,9 @@ def value_of(hint: Any, value: Any) -> Any:
         return kind(value)
     if dataclasses.is_dataclass(kind) or hasattr(kind, "__required_keys__"):
         hints = typing.get_type_hints(kind)
-        unknown = [name for name in value if name not in hints]
-        if unknown:
-            raise TypeError(f"{kind.__name__} has no {unknown[0]!r}; it has {', '.join(hints)}")
+        for name in value:
+            if name not in hints:
+                raise TypeError(f"{kind.__name__} has no {name!r}; it has {', '.join(hints)}")
         fields = {name: value_of(hints[name], item) for name, item in value.items()}
         return kind(**fields)
     return value

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import pytest
 
 from codechat.core.errors import DataError
+from codechat.tasks.tools import settled
 from codechat.text import chat
 from codechat.text.tool_functions import Toolkit, read_tools, tools_of
 from codechat.text.tool_worlds import World
@@ -228,6 +229,24 @@ def test_a_result_that_is_only_an_address_is_an_error(tmp_path: Path) -> None:
     (call,) = chat.parse_calls(chat.format_call("f", {}))
     said = json.loads(read_tools([str(file)], trust=True).open().respond(call))
     assert "a result of type generator; return" in said["error"]
+
+
+def test_none_is_left_out_where_a_schema_of_ones_own_takes_none() -> None:
+    """Its classes may stand under `definitions`, as in older drafts."""
+
+    def show(x: Any = 1, y: Any = 2) -> list:
+        return [x, y]
+
+    unit = {"$ref": "#/definitions/Unit"}
+    parameters = {
+        "type": "object",
+        "properties": {"x": unit, "y": {"anyOf": [unit, {"type": "null"}]}},
+        "definitions": {"Unit": {"enum": ["kg"]}},
+    }
+    kit = Toolkit({"show": {"name": "show", "parameters": parameters}}, World({"show": show}))
+    (call,) = chat.parse_calls(chat.format_call("show", {"x": None, "y": None}))
+    assert json.loads(kit.open().respond(call)) == {"result": [1, None]}
+    assert settled({"y": "kg"}, parameters, parameters) == {"y": "kg"}
 
 
 def test_a_field_that_a_class_does_not_have_is_named() -> None:
