@@ -314,8 +314,9 @@ class ChatTemplate:
                 **self.tokenizer.saved["special"],
             )
         except Exception as error:  # a template is the model's own program and may raise anything
+            said = " ".join(str(error).split())
             raise self._fault(
-                f"cannot render the conversation ({error}); use --tags text"
+                f"cannot render the conversation ({said[:200]}); use --tags text"
             ) from None
 
     def _fault(self, fault: str) -> DataError:

@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import native_calls, tool_calls
-from codechat.text.chat_template import USER, ChatTemplate, Message, TurnIds, TurnTexts
+from codechat.text.chat_template import (
+    USER,
+    ChatTemplate,
+    Message,
+    TurnIds,
+    TurnTexts,
+    template_of,
+)
 from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 from codechat.text.tool_lists import NO_TOOLS, split_offer
 
@@ -56,9 +63,18 @@ class Unproven(ConfigError):
     def __init__(self, tokenizer: Tokenizer, reason: str) -> None:
         super().__init__(
             f"tags native with {tokenizer.spec}: its chat template {reason}; "
-            "use tags template, which lists tools in the system message"
+            f"use tags {_other_tags(tokenizer)}, which lists tools in the system message"
         )
         self.reason = reason
+
+
+def _other_tags(tokenizer: Tokenizer) -> str:
+    """The tags to use instead: text where the template cannot be trained without tools either."""
+    try:
+        template_of(tokenizer).answer("y")
+    except DataError:
+        return "text"
+    return "template"
 
 
 class Wording(NamedTuple):
@@ -265,10 +281,16 @@ class NativeTemplate(ChatTemplate):
         calls = tool_calls.parse_calls(content)
         if not calls:
             return super()._answer(tool_calls.in_words(content))
+        return self._checked(self._written(content, len(calls)), content)
+
+    def _written(self, content: str, n_calls: int) -> str:
+        """What the template writes for an answer with calls, up to its closing. DataError where
+        it writes them elsewhere than they are sampled."""
         form = self.form
         message = {"role": "assistant", "content": content}
         stop = self.tokenizer.decode_inside([form.stop])
-        results = [{"role": "function", "content": "done"} for _ in calls]
+        next_turn = self.specials.match(form.before)
+        results = [{"role": "function", "content": "done"}] * n_calls
         followers: tuple[tuple[list[dict[str, str]], bool], ...] = (
             (results, True),
             ([USER], True),
@@ -279,12 +301,16 @@ class NativeTemplate(ChatTemplate):
             try:
                 text = self._fill([USER, message, *following], prompt=prompt)
             except DataError as error:
-                fault = fault or str(error)
+                fault = fault or self._what(error)
+                continue
+            if not text.startswith(form.asked):
+                fault = fault or f"writes a call elsewhere than it is sampled: {content[:80]!r}"
                 continue
             written, ended, _ = text.removeprefix(form.asked).partition(stop)
-            if text.startswith(form.asked) and ended:
-                return self._checked(written.removesuffix(form.closing.removesuffix(stop)), content)
-        raise self._fault(fault or f"writes a call elsewhere than it is sampled: {content[:80]!r}")
+            if ended and not (next_turn and next_turn[0] in written):
+                return written.removesuffix(form.closing.removesuffix(stop))
+            fault = fault or f"ends a call without {stop}, with which its other answers end"
+        raise self._fault(fault)
 
     def _checked(self, written: str, content: str) -> TurnTexts:
         """The texts of an answer, if it is read back as what it was."""

@@ -209,6 +209,34 @@ def test_a_template_that_cannot_be_proven_is_refused_with_the_reason(reason: str
     assert "\n" not in str(error.value)
 
 
+def test_a_template_that_needs_text_turns_without_tools_too_says_so() -> None:
+    asked = "{{ '<|im_start|>assistant\\n' }}"
+    assert asked in source("hermes")
+    thinking = source("hermes").replace(asked, asked.replace("\\n", "\\n<think>\\n"))
+    tok, _ = both("bytes", thinking)
+    with pytest.raises(ConfigError, match="behind its generation prompt") as error:
+        chat.stop_sequences(tok, "native")
+    assert "use tags text" in str(error.value)
+    assert "template" not in str(error.value).partition("; ")[2]
+
+
+def test_a_call_that_ends_with_another_token_is_refused_by_that() -> None:
+    calls_end = "endfor %}{{ '<|im_end|>\\n' }}\n{%- elif not"
+    assert calls_end in source("hermes")
+    ending = source("hermes").replace(calls_end, calls_end.replace("im_end", "observation"))
+    with pytest.raises(ConfigError, match=r"ends a call without <\|im_end\|>"):
+        chat.stop_sequences(both("bytes", ending)[0], "native")
+
+
+def test_what_a_template_raises_is_told_once_and_on_one_line() -> None:
+    raising = source("llama").replace("one call at a time", "one call\\nat a time")
+    tok, _ = both("bytes", raising)
+    with pytest.raises(DataError, match="one call at a time") as error:
+        chat.completion_ids(f"{call(city='Oslo')}\n{call('now')}", tok, "native")
+    assert str(error.value).count("the chat template of") == 1
+    assert "\n" not in str(error.value)
+
+
 def test_public_templates_are_proven_or_refused_by_name(shared_data: Path) -> None:
     ends = dict(phi3="<|endoftext|>", deepseekv3="<｜end▁of▁sentence｜>")
     proven = set()
