@@ -109,8 +109,10 @@ def _template(tokenizer: Tokenizer, tags: str) -> ChatTemplate:
 
 def _template_layout(template: ChatTemplate) -> Layout:
     form = template.form
-    mark = template.mark if isinstance(template, NativeTemplate) else CALL_TAG
-    call, _ = template.tokenizer.encode_behind(form.before, form.opening + mark)
+    begins = form.opening + CALL_TAG
+    if isinstance(template, NativeTemplate):
+        begins = template.beginning
+    call, _ = template.tokenizer.encode_behind(form.before, begins)
     closing = form.closing.removesuffix(decode([form.stop], template.tokenizer))
     return Layout(form.blank + form.opening, closing, (form.stop,), call, {})
 

@@ -19,6 +19,7 @@ arguments. Nothing here raises: a model is rewarded for what it writes.
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from codechat.text import tool_calls
@@ -43,9 +44,6 @@ MARKS = {
     "<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>",
     "<|tool_calls_section_begin|>": "<|tool_calls_section_end|>",
 }
-_OPENS = re.compile("|".join(map(re.escape, (*MARKS, "<function="))))
-# where the next call may begin: no pattern looks further, so that reading takes linear time
-_NEXT = re.compile(f"{_OPENS.pattern}|<｜tool▁call▁begin｜>|" + re.escape("<|tool_call_begin|>"))
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>\s*", re.DOTALL)
 _FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:\n?[ \t]*```|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
@@ -71,6 +69,28 @@ _BEGUN = re.compile(r"(?:`{1,2}|```\w*[ \t]*|\{\s*[\"']?\w*[\"']?\s*)\Z")
 
 _NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
 _KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
+
+
+class Marks(NamedTuple):
+    """The pairs of marks that a reader knows."""
+
+    closing: Mapping[str, str]  # of each opening one
+    opens: re.Pattern[str]
+    # where the next call may begin: no pattern looks further, so that reading takes linear time
+    next: re.Pattern[str]
+
+
+Own = tuple[str, str] | None  # the pair of marks of a template that MARKS lacks
+
+
+@lru_cache(maxsize=16)
+def marks_with(own: Own = None) -> Marks:
+    """MARKS, and those of a template."""
+    pairs = MARKS | ({own[0]: own[1]} if own else {})
+    longest_first = sorted((*pairs, "<function="), key=len, reverse=True)
+    opens = "|".join(map(re.escape, longest_first))
+    further = map(re.escape, ("<｜tool▁call▁begin｜>", "<|tool_call_begin|>"))
+    return Marks(pairs, re.compile(opens), re.compile("|".join((opens, *further))))
 
 
 class Written(NamedTuple):
@@ -105,8 +125,9 @@ class Placed(NamedTuple):
     found: Found
 
 
-def read(text: str) -> Written:
-    """The prose and the calls of an answer in any of the forms above."""
+def read(text: str, own: Own = None) -> Written:
+    """The prose and the calls of an answer in any of the forms above. own: further marks."""
+    marks = marks_with(own)
     thought = _THOUGHT.match(text)
     begin = thought.end() if thought else 0
     # first those whose arguments may spell a mark
@@ -114,18 +135,24 @@ def read(text: str) -> Written:
     if whole:
         return Written(text[:begin].rstrip(), whole.calls, "bare", whole.layout)
     fences = _fences(text, begin)
-    mark = _mark_outside(text, begin, fences)
+    mark = _mark_outside(text, begin, fences, marks)
     if mark >= 0:
-        return _tagged(text, mark)
+        return _tagged(text, mark, marks)
     if fences:
         return _among(text, fences, "fenced")
     return _among(text, _objects(text, begin), "bare")
 
 
-def canonical(text: str) -> str:
+def after_mark(text: str, own: Own = None) -> int:
+    """The place behind the mark with which a text begins; its beginning where there is none."""
+    opens = marks_with(own).opens.match(text, after_space(text, 0))
+    return opens.end() if opens else 0
+
+
+def canonical(text: str, own: Own = None) -> str:
     """An answer in our chat format: what it says, then each call behind our tag. An answer
     without a call is unchanged; a call that cannot be read stays as it is, behind our tag."""
-    written = read(text)
+    written = read(text, own)
     if written.surface == "none":
         return text
     lines = [written.prose] if written.prose else []
@@ -139,28 +166,29 @@ def canonical(text: str) -> str:
     return "\n".join(lines)
 
 
-def settled(text: str) -> str:
+def settled(text: str, own: Own = None) -> str:
     """The beginning of an unfinished answer that stays as it is whatever follows: all before a
     mark, an object or a fence that may hold calls, or the beginning of such. `canonical` of the
     finished answer begins with it."""
+    marks = marks_with(own)
     thought = _THOUGHT.match(text)
     begin = thought.end() if thought else 0
     if not text[begin:].strip() or text[begin:].lstrip().startswith(("{", "[")):
         return text[:begin].rstrip()
-    ends = [len(text) - _begun(text)]
+    ends = [len(text) - _begun(text, marks)]
     ends += [
         found.start()
-        for found in (_OPENS.search(text, begin), _OBJECT.search(text, begin))
+        for found in (marks.opens.search(text, begin), _OBJECT.search(text, begin))
         if found
     ]
     ends += [fence.start() for fence in _FENCE.finditer(text, begin) if _may_call(fence)]
     return text[: min(ends)].rstrip()
 
 
-def _begun(text: str) -> int:
+def _begun(text: str, marks: Marks) -> int:
     """How many characters at the end of a text may be the beginning of a mark, a fence or an
     object."""
-    starts = (*MARKS, "<function=")
+    starts = (*marks.closing, "<function=")
     mark = 0
     for n in range(1, min(max(map(len, starts)), len(text)) + 1):
         if any(start.startswith(text[-n:]) for start in starts):
@@ -179,25 +207,25 @@ def _may_call(fence: re.Match[str]) -> bool:
     return not body or body.startswith(("{", "["))
 
 
-def _tagged(text: str, begin: int) -> Written:
+def _tagged(text: str, begin: int, marks: Marks) -> Written:
     """The answer whose first mark stands at `begin`."""
     prose = [text[:begin].rstrip()]
     calls: list[Call] = []
     layout = ""
     at = begin
     while at < len(text):
-        opens = _OPENS.match(text, at)
+        opens = marks.opens.match(text, at)
         if opens is None:
-            further = _OPENS.search(text, at)
+            further = marks.opens.search(text, at)
             end = further.start() if further else len(text)
             prose.append(text[at:end].strip())
             at = end
             continue
-        closing = MARKS.get(opens[0], "")
+        closing = marks.closing.get(opens[0], "")
         inside = at if opens[0] == "<function=" else opens.end()
-        found = _inside(text, inside, closing)
+        found = _inside(text, inside, closing, marks)
         if found is None:
-            stop = _end_of(text, inside, closing)
+            stop = _end_of(text, inside, closing, marks)
             calls.append(Call(None, None, "bad_json", text[inside:stop].strip()))
             at = _after(text, stop, closing)
         else:
@@ -208,17 +236,17 @@ def _tagged(text: str, begin: int) -> Written:
     return Written(said, calls, "tagged", layout or "json")
 
 
-def _end_of(text: str, at: int, closing: str) -> int:
+def _end_of(text: str, at: int, closing: str, marks: Marks) -> int:
     """Where the closing mark, the next opening one, or the text ends what begins at `at`."""
-    further = _OPENS.search(text, at + 1)
+    further = marks.opens.search(text, at + 1)
     end = further.start() if further else len(text)
     closed = text.find(closing, at, end) if closing else -1
     return closed if closed >= 0 else end
 
 
-def _next_call(text: str, at: int) -> int:
+def _next_call(text: str, at: int, marks: Marks) -> int:
     """Where another call may begin, behind the one that begins at `at` or behind white space."""
-    further = _NEXT.search(text, after_space(text, at) + 1)
+    further = marks.next.search(text, after_space(text, at) + 1)
     return further.start() if further else len(text)
 
 
@@ -230,9 +258,9 @@ def _after(text: str, at: int, closing: str) -> int:
     return at
 
 
-def _inside(text: str, at: int, closing: str) -> Found | None:
+def _inside(text: str, at: int, closing: str, marks: Marks) -> Found | None:
     """The calls behind a mark; None for what is no call."""
-    readers: tuple[Callable[[str, int, str], Found | None], ...] = (
+    readers: tuple[Callable[[str, int, str, Marks], Found | None], ...] = (
         _json_values,
         _functions,
         _glm,
@@ -242,13 +270,13 @@ def _inside(text: str, at: int, closing: str) -> Found | None:
         _python,
     )
     for reader in readers:
-        found = reader(text, at, closing)
+        found = reader(text, at, closing, marks)
         if found is not None and found.calls:
             return found
     return None
 
 
-def _json_values(text: str, at: int, closing: str) -> Found | None:
+def _json_values(text: str, at: int, closing: str, marks: Marks) -> Found | None:
     """Objects or lists of them, one after the other, with or without commas, up to the first
     that is no call."""
     calls: list[Call] = []
@@ -275,11 +303,11 @@ def _skipped(text: str, at: int) -> int:
     return at
 
 
-def _functions(text: str, at: int, closing: str) -> Found | None:
+def _functions(text: str, at: int, closing: str, marks: Marks) -> Found | None:
     """`<function=NAME>` with a parameter in each tag, or with JSON."""
     calls: list[Call] = []
     while True:
-        found = _FUNCTION.match(text, at, _next_call(text, at))
+        found = _FUNCTION.match(text, at, _next_call(text, at, marks))
         if found is None:
             return Found(calls, at, "xml") if calls else None
         body = found[2].strip()
@@ -303,9 +331,9 @@ def _parameters(body: str) -> dict[str, Any] | None:
     return arguments
 
 
-def _glm(text: str, at: int, closing: str) -> Found | None:
+def _glm(text: str, at: int, closing: str, marks: Marks) -> Found | None:
     """A name, then a pair of tags for each argument."""
-    end = _end_of(text, at, closing)
+    end = _end_of(text, at, closing, marks)
     name = _GLM_NAME.match(text, at, end)
     if name is None:
         return None
@@ -326,7 +354,7 @@ def _glm(text: str, at: int, closing: str) -> Found | None:
     return Found([call], at, "xml")
 
 
-def _mistral(text: str, at: int, closing: str) -> Found | None:
+def _mistral(text: str, at: int, closing: str, marks: Marks) -> Found | None:
     """A name, a mark, then the arguments as JSON."""
     name = _MISTRAL.match(text, at)
     value = tool_calls.value_at(text, name.end()) if name else None
@@ -336,20 +364,22 @@ def _mistral(text: str, at: int, closing: str) -> Found | None:
     return Found([call], value[1], "marks")
 
 
-def _deepseek(text: str, at: int, closing: str) -> Found | None:
+def _deepseek(text: str, at: int, closing: str, marks: Marks) -> Found | None:
     """Marks around each call, its name and its arguments."""
-    return _marked_pairs(_DEEPSEEK, text, at)
+    return _marked_pairs(_DEEPSEEK, text, at, marks)
 
 
-def _kimi(text: str, at: int, closing: str) -> Found | None:
+def _kimi(text: str, at: int, closing: str, marks: Marks) -> Found | None:
     """Marks around each call; its name carries a number."""
-    return _marked_pairs(_KIMI, text, at)
+    return _marked_pairs(_KIMI, text, at, marks)
 
 
-def _marked_pairs(pattern: re.Pattern[str], text: str, at: int) -> Found | None:
+def _marked_pairs(
+    pattern: re.Pattern[str], text: str, at: int, marks: Marks
+) -> Found | None:
     calls: list[Call] = []
     while True:
-        found = pattern.match(text, at, _next_call(text, at))
+        found = pattern.match(text, at, _next_call(text, at, marks))
         if found is None:
             return Found(calls, at, "marks") if calls else None
         name, body = [group for group in found.groups() if group is not None]
@@ -360,7 +390,7 @@ def _marked_pairs(pattern: re.Pattern[str], text: str, at: int) -> Found | None:
         at = found.end()
 
 
-def _python(text: str, at: int, closing: str) -> Found | None:
+def _python(text: str, at: int, closing: str, marks: Marks) -> Found | None:
     """`[f(a=1), g()]`, where the names are those of functions in Python."""
     at = after_space(text, at)
     found = python_calls(text, at, ()) if text.startswith("[", at) else None
@@ -448,7 +478,7 @@ def _whole(text: str) -> Found | None:
     if not text.startswith(("{", "[")):
         return None
     for reader in (_json_values, _python):
-        found = reader(text, 0, "")
+        found = reader(text, 0, "", marks_with())
         if found is not None and not text[found.end :].strip():
             return found
     return None
@@ -464,15 +494,15 @@ def _fences(text: str, begin: int) -> list[Placed]:
     return placed
 
 
-def _mark_outside(text: str, begin: int, fences: Sequence[Placed]) -> int:
+def _mark_outside(text: str, begin: int, fences: Sequence[Placed], marks: Marks) -> int:
     """Where the first mark stands that no fence of calls holds; -1 for none."""
     at = begin
     for fence in fences:
-        opens = _OPENS.search(text, at, fence.start)
+        opens = marks.opens.search(text, at, fence.start)
         if opens:
             return opens.start()
         at = fence.end
-    opens = _OPENS.search(text, at)
+    opens = marks.opens.search(text, at)
     return opens.start() if opens else -1
 
 
@@ -481,7 +511,7 @@ def _objects(text: str, begin: int) -> list[Placed]:
     placed: list[Placed] = []
     end = begin
     for opens in _OBJECT.finditer(text, begin):
-        found = _json_values(text, opens.start(), "") if opens.start() >= end else None
+        found = _json_values(text, opens.start(), "", marks_with()) if opens.start() >= end else None
         if found is not None:
             end = found.end
             placed.append(Placed(opens.start(), end, found))

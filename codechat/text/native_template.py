@@ -172,7 +172,7 @@ class NativeTemplate(ChatTemplate):
     @cached_property
     def call_form(self) -> CallForm:
         """Where a call in JSON begins and ends, for masks that allow valid calls only."""
-        written = self._answer(tool_calls.format_call(NAME, {"place": "Oslo"})).body
+        written = self._one_call.body
         at = written.find("{")
         value = tool_calls.value_at(written, at) if at >= 0 else None
         if value is None or value[0].get("name") != NAME:
@@ -184,9 +184,19 @@ class NativeTemplate(ChatTemplate):
     @cached_property
     def mark(self) -> str:
         """The text with which a call begins, such as "<tool_call>\\n"; empty where it is bare."""
-        written = self._answer(tool_calls.format_call(NAME, {"place": "Oslo"})).body
-        opens = re.search(rf"[{{\[]|{NAME}", written)
+        written = self._one_call.body
+        opens = re.compile(rf"[{{\[]|{NAME}").search(written, native_calls.after_mark(written))
         return written[: opens.start()] if opens else ""
+
+    @property
+    def beginning(self) -> str:
+        """The text with which an answer begins that is a call: an empty thought where the
+        template writes one, then the mark."""
+        return self._one_call.opening + self.mark
+
+    @cached_property
+    def _one_call(self) -> TurnTexts:
+        return self._answer(tool_calls.format_call(NAME, {"place": "Oslo"}))
 
     def messages(
         self, messages: Sequence[Message]
@@ -323,7 +333,9 @@ class NativeTemplate(ChatTemplate):
             raise self._fault(
                 f"writes {content[:200]!r} as {written[:200]!r}, which reads back otherwise"
             )
-        return TurnTexts("", "", written, self.form.closing, self.form.after)
+        opening = self.form.opening if written.startswith(self.form.opening) else ""
+        body = written.removeprefix(opening)
+        return TurnTexts("", opening, body, self.form.closing, self.form.after)
 
 
 def _said(prose: str) -> str:

@@ -41,6 +41,14 @@ def ours(name: str, kind: str = "bytes") -> ImportedTokenizer:
     return both(kind, source(name))[0]
 
 
+def thoughtful() -> str:
+    """Hermes with an empty thought before each answer, as templates for training write it."""
+    thought = "<think>\\n\\n</think>\\n"
+    whole = source("hermes").replace("'<|im_start|>assistant' }}", f"'<|im_start|>assistant\\n{thought}' }}}}")
+    said = f"(m.role == 'assistant') * '{thought}\\n' + m.content"
+    return whole.replace("m.role + '\\n' + m.content", f"m.role + '\\n' + {said}")
+
+
 def call(name: str = "get_weather", /, **arguments: Any) -> str:
     return (
         f"<functioncall> {json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}"
@@ -170,6 +178,24 @@ def test_a_conversation_goes_on_behind_a_call_that_cannot_be_read() -> None:
     messages += talk(chat.completion_text(cut, tok, "native"), "Again?", roles="au")
     shown = tok.decode_inside(chat.prompt(messages, tok, "native"))
     assert '<|im_start|>assistant\n<tool_call> {"name": "get_weather", "arg<|im_end|>' in shown
+
+
+@pytest.mark.parametrize("name", [*NAMES, "thoughtful"])
+def test_a_call_begins_with_its_mark(name: str) -> None:
+    tok = both("bytes", thoughtful())[0] if name == "thoughtful" else ours(name)
+    mark = tok.decode_inside(chat.layout(tok, "native").call)
+    answer = tok.decode_inside(chat.completion_ids(call(city="Oslo"), tok, "native"))
+    assert answer.startswith(mark)
+    assert bool(mark.strip()) is (name != "llama")
+
+
+def test_a_call_of_mistral_that_cannot_be_read_keeps_its_mark() -> None:
+    tok = ours("mistral")
+    cut = tok.encode_behind("", '[TOOL_CALLS] [{"name": "get_weather", "arg')[0]
+    messages = [*talk(OFFER, "Weather?", roles="su")]
+    messages += talk(chat.completion_text(cut, tok, "native"), "Again?", roles="au")
+    shown = tok.decode_inside(chat.prompt(messages, tok, "native"))
+    assert '[TOOL_CALLS] [{"name": "get_weather", "arg' in shown
 
 
 def test_a_conversation_without_tools_is_that_of_the_template() -> None:
