@@ -142,7 +142,9 @@ class NativeTemplate(ChatTemplate):
         faults = [self._first_fault(wording) for wording in WORDINGS]
         if all(faults):
             raise Unproven(self.tokenizer, str(faults[0]))
-        self.wording = WORDINGS[faults.index(None)]
+        proven = [wording for wording, fault in zip(WORDINGS, faults) if fault is None]
+        # a template that wants JSON text writes an object as Python does, which is read too
+        self.wording = next(filter(self._writes_json, proven), proven[0])
         self.several = self._writes(TWO_CALLS) is None
 
     def _first_fault(self, wording: Wording) -> str | None:
@@ -153,6 +155,18 @@ class NativeTemplate(ChatTemplate):
             if fault is not None:
                 return fault
         return None
+
+    def _writes_json(self, wording: Wording) -> bool:
+        """Whether the arguments of a call are an object of JSON in a wording."""
+        self.wording = wording
+        written = self._answer(tool_calls.format_call(NAME, PROOFS[0][0])).body
+        at = max(written.find("{"), 0)
+        try:
+            value, _ = json.JSONDecoder().raw_decode(written, at)
+        except ValueError:
+            return False
+        keys = value.keys() & set(tool_calls.ARGUMENT_KEYS)
+        return all(isinstance(value[key], dict) for key in keys)
 
     def _writes(self, calls: Sequence[Mapping[str, Any]]) -> str | None:
         """None where an answer with these arguments comes back from the template; else what is

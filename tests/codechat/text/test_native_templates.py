@@ -166,6 +166,12 @@ def test_an_answer_that_declines_is_written_in_words() -> None:
     assert chat.completion_text(ids, tok, "native") == chat.DECLINED
 
 
+def test_a_template_that_takes_json_as_text_writes_json() -> None:
+    tok, _ = both("bytes", source("hermes").replace("arguments | tojson", "arguments ~ ''"))
+    written = tok.decode_inside(chat.completion_ids(call(city="Oslo"), tok, "native"))
+    assert '"arguments": {"city": "Oslo"}}' in written
+
+
 def test_a_call_that_cannot_be_read_is_not_trained() -> None:
     with pytest.raises(DataError, match="readable calls"):
         chat.completion_ids('<functioncall> {"name": "f"', ours("hermes"), "native")
