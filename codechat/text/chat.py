@@ -224,7 +224,17 @@ def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reser
     """Content of a sampled completion: its `transcript`; in native mode, calls are rewritten in
     our form."""
     text = transcript(ids, tokenizer, tags)
-    return native_calls.canonical(text) if tags == NATIVE else text
+    return canonical(text, tokenizer) if tags == NATIVE else text
+
+
+def canonical(text: str, tokenizer: Tokenizer) -> str:
+    """What a model wrote in its own words, its calls in our form."""
+    return native_calls.canonical(text, native_template_of(tokenizer).own)
+
+
+def settled(text: str, tokenizer: Tokenizer) -> str:
+    """The beginning of an unfinished answer in a model's own words that stays as it is."""
+    return native_calls.settled(text, native_template_of(tokenizer).own)
 
 
 def form_of_calls(ids: Sequence[int], tokenizer: Tokenizer, tags: str) -> str | None:
@@ -232,7 +242,8 @@ def form_of_calls(ids: Sequence[int], tokenizer: Tokenizer, tags: str) -> str | 
     they can only be ours."""
     if tags != NATIVE:
         return None
-    return native_calls.read(transcript(ids, tokenizer, tags)).form
+    own = native_template_of(tokenizer).own
+    return native_calls.read(transcript(ids, tokenizer, tags), own).form
 
 
 def transcript(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:

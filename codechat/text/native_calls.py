@@ -12,7 +12,8 @@
 A model also writes calls that its template does not ask for: in Markdown fences, or bare, one
 object, a list of objects, or an object on each line. `read` takes all of these and says which
 it was. Reasoning in tags before the answer is prose. What follows the last call, or stands
-between two, is kept as text. A call in tags of which a part cannot be read is no call with fewer
+between two, is kept as text. Where a template writes JSON, lists of Python or `<function=` between
+marks of its own, `native_template` finds these and `read` takes them too. A call in tags of which a part cannot be read is no call with fewer
 arguments. Nothing here raises: a model is rewarded for what it writes.
 `settled` is what a stream may show before the end is known."""
 
@@ -64,6 +65,7 @@ _KIMI = re.compile(
 )
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.]*")
 _OBJECT = re.compile(r"\{\s*[\"'](?:name|function|type)[\"']\s*:")
+_PAYLOAD = re.compile(r"[{\[]|<function=")
 # the beginning of a fence or of an object at the end of a text
 _BEGUN = re.compile(r"(?:`{1,2}|```\w*[ \t]*|\{\s*[\"']?\w*[\"']?\s*)\Z")
 
@@ -147,6 +149,18 @@ def after_mark(text: str, own: Own = None) -> int:
     """The place behind the mark with which a text begins; its beginning where there is none."""
     opens = marks_with(own).opens.match(text, after_space(text, 0))
     return opens.end() if opens else 0
+
+
+def around_call(text: str) -> tuple[str, str] | None:
+    """What stands before a call and behind it, if nothing else does; None without a call."""
+    marks = marks_with()
+    for opens in _PAYLOAD.finditer(text):
+        at = opens.start()
+        for reader in (_json_values, _functions, _python):
+            found = reader(text, at, "", marks)
+            if found is not None:
+                return text[:at].strip(), text[found.end :].strip()
+    return None
 
 
 def canonical(text: str, own: Own = None) -> str:
@@ -374,9 +388,7 @@ def _kimi(text: str, at: int, closing: str, marks: Marks) -> Found | None:
     return _marked_pairs(_KIMI, text, at, marks)
 
 
-def _marked_pairs(
-    pattern: re.Pattern[str], text: str, at: int, marks: Marks
-) -> Found | None:
+def _marked_pairs(pattern: re.Pattern[str], text: str, at: int, marks: Marks) -> Found | None:
     calls: list[Call] = []
     while True:
         found = pattern.match(text, at, _next_call(text, at, marks))
@@ -511,7 +523,9 @@ def _objects(text: str, begin: int) -> list[Placed]:
     placed: list[Placed] = []
     end = begin
     for opens in _OBJECT.finditer(text, begin):
-        found = _json_values(text, opens.start(), "", marks_with()) if opens.start() >= end else None
+        found = (
+            _json_values(text, opens.start(), "", marks_with()) if opens.start() >= end else None
+        )
         if found is not None:
             end = found.end
             placed.append(Placed(opens.start(), end, found))

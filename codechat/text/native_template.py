@@ -54,6 +54,7 @@ PROOFS: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"filter": {"tags": ["a", "b"], "owner": {"name": "Ann"}}, "ids": [1, 2]},),
     ({"place": "Zürich, 東京"},),
 )
+TAG = r"</?[\w.:-]+>|\[/?[A-Z_]+\]"  # what may be a mark without being a special token
 TWO_CALLS = ({"place": "Oslo"}, {"place": "Bergen"})
 
 
@@ -118,6 +119,7 @@ class NativeTemplate(ChatTemplate):
     """Renders conversations with tools by the template of an imported tokenizer."""
 
     wording = WORDINGS[0]
+    own: native_calls.Own = None  # the marks around its calls, where only this template has them
 
     def __init__(self, tokenizer: ImportedTokenizer) -> None:
         super().__init__(tokenizer)
@@ -150,11 +152,28 @@ class NativeTemplate(ChatTemplate):
     def _first_fault(self, wording: Wording) -> str | None:
         """What does not come back in a wording; None where all does."""
         self.wording = wording
+        try:
+            self.own = self._own_marks()
+        except DataError as error:
+            return self._what(error)
         for calls in PROOFS:
             fault = self._writes(calls)
             if fault is not None:
                 return fault
         return None
+
+    def _own_marks(self) -> native_calls.Own:
+        """The marks that the template writes around a call, where the reader has no such; none
+        where there are none, or where they are words."""
+        content = tool_calls.format_call(NAME, PROOFS[0][0])
+        written = self._written(content, 1).removeprefix(self.form.opening)
+        around = native_calls.around_call(written)
+        if around is None or native_calls.read(written).prose.strip() == "":
+            return None
+        marked = re.compile(rf"(?:{self.specials.pattern}|{TAG})+")
+        opening, closing = around
+        known = marked.fullmatch(opening) and (not closing or marked.fullmatch(closing))
+        return around if known else None
 
     def _writes_json(self, wording: Wording) -> bool:
         """Whether the arguments of a call are an object of JSON in a wording."""
@@ -199,7 +218,9 @@ class NativeTemplate(ChatTemplate):
     def mark(self) -> str:
         """The text with which a call begins, such as "<tool_call>\\n"; empty where it is bare."""
         written = self._one_call.body
-        opens = re.compile(rf"[{{\[]|{NAME}").search(written, native_calls.after_mark(written))
+        opens = re.compile(rf"[{{\[]|{NAME}").search(
+            written, native_calls.after_mark(written, self.own)
+        )
         return written[: opens.start()] if opens else ""
 
     @property
@@ -338,7 +359,7 @@ class NativeTemplate(ChatTemplate):
 
     def _checked(self, written: str, content: str) -> TurnTexts:
         """The texts of an answer, if it is read back as what it was."""
-        read = native_calls.read(written)
+        read = native_calls.read(written, self.own)
         wanted = tool_calls.parse_calls(content)
         prose = content.partition(tool_calls.CALL_TAG)[0]
         found = [(call.name, call.arguments) for call in read.calls]

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from codechat.text import chat, native_calls
+from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 
@@ -90,7 +90,8 @@ class Detokenizer:
         text = chat.transcript(ids, self.tokenizer, self.tags)
         if as_written or not self.calls:  # JSON that no tool asked for is text
             return text
-        return native_calls.settled(text) if growing else native_calls.canonical(text)
+        shown = chat.settled if growing else chat.canonical
+        return shown(text, self.tokenizer)
 
     @cached_property
     def _endings(self) -> list[str]:

@@ -29,11 +29,16 @@ TOOLS = [
 ]
 OFFER = tool_lists.tools_prompt(TOOLS, "json")
 CHATML = (Path(__file__).parent / "templates/chatml.jinja").read_text().removesuffix("\n")
-NAMES = ("hermes", "mistral", "llama", "python", "xml", "text")
+NAMES = ("hermes", "mistral", "llama", "python", "xml", "text", "own", "own_list")
 SINGLE = ("llama",)  # templates that write one call in an answer
 
 
 def source(name: str) -> str:
+    if name == "own":  # marks that no reader knows
+        return source("hermes").replace("tool_call>", "use_tool>")
+    if name == "own_list":
+        listed = source("python").replace("<|tool_call_start|>", "<|observation|>")
+        return listed.replace("<|tool_call_end|>", "[/CALLS]")
     return (Path(__file__).parent / f"templates/tools_{name}.jinja").read_text().removesuffix("\n")
 
 
@@ -44,7 +49,9 @@ def ours(name: str, kind: str = "bytes") -> ImportedTokenizer:
 def thoughtful() -> str:
     """Hermes with an empty thought before each answer, as templates for training write it."""
     thought = "<think>\\n\\n</think>\\n"
-    whole = source("hermes").replace("'<|im_start|>assistant' }}", f"'<|im_start|>assistant\\n{thought}' }}}}")
+    whole = source("hermes").replace(
+        "'<|im_start|>assistant' }}", f"'<|im_start|>assistant\\n{thought}' }}}}"
+    )
     said = f"(m.role == 'assistant') * '{thought}\\n' + m.content"
     return whole.replace("m.role + '\\n' + m.content", f"m.role + '\\n' + {said}")
 
@@ -227,7 +234,7 @@ UNUSABLE = {
         "if tools %}{{ '<|im_start|>system",
         "if tools and messages[0].role != 'system' %}{{ '<|im_start|>system",
     ),
-    "reads back otherwise": source("hermes").replace("'\\n<tool_call>\\n{", "'\\n<call>\\n{"),
+    "reads back otherwise": source("hermes").replace("'\\n<tool_call>\\n{", "'\\nI call:\\n{"),
     "lists no tools": source("hermes").replace("tool | tojson", "tool.wrong.key"),
 }
 

@@ -52,3 +52,17 @@ def test_a_stream_never_shows_what_becomes_a_call() -> None:
     shown = [detokenizer.growing(ids[:n]) for n in range(len(ids))]
     assert shown[-1] == "Let me see."
     assert all(later.startswith(part) for part, later in zip(shown, shown[1:]))
+
+
+def test_a_call_between_marks_of_the_template_alone_is_given_apart() -> None:
+    tok = both("bytes", TEMPLATE.replace("tool_call>", "use_tool>"))[0]
+    text = f"Let me see.\n<use_tool>\n{json.dumps(CALL)}\n</use_tool>"
+    ids = [*tok.encode_behind("", text)[0], *chat.stop_sequences(tok, "native")[0]]
+    detokenizer = Detokenizer(tok, "native", calls=True)
+    said, calls = detokenizer.split(ids)
+    assert said.strip() == "Let me see."
+    assert calls == [("get_weather", {"city": "Oslo"})]
+    shown = [detokenizer.growing(ids[:n]) for n in range(len(ids))]
+    assert shown[-1] == "Let me see."
+    assert all(later.startswith(part) for part, later in zip(shown, shown[1:]))
+    assert chat.form_of_calls(ids, tok, "native") == "tagged"
