@@ -13,8 +13,9 @@ A model also writes calls that its template does not ask for: in Markdown fences
 object, a list of objects, or an object on each line. `read` takes all of these and says which
 it was. Reasoning in tags before the answer is prose. What follows the last call, or stands
 between two, is kept as text. Where a template writes JSON, lists of Python or `<function=` between
-marks of its own, `native_template` finds these and `read` takes them too. A call in tags of which a part cannot be read is no call with fewer
-arguments. Nothing here raises: a model is rewarded for what it writes.
+marks of its own, `native_template` finds these and `read` takes them too. A call in tags of
+which a part cannot be read is no call with fewer arguments. Nothing here raises: a model is
+rewarded for what it writes.
 `settled` is what a stream may show before the end is known."""
 
 import json

@@ -89,13 +89,14 @@ WORDINGS = (Wording(False, ""), Wording(False, None), Wording(True, ""), Wording
 
 
 class CallForm(NamedTuple):
-    """What a template writes around one call in JSON; both empty where it writes calls
-    otherwise."""
+    """What a template writes around calls in JSON; all empty where it writes calls otherwise."""
 
-    opening: str
-    closing: str
-    arguments_key: str  # under which the arguments stand; "" where calls are not such objects
-    several: bool  # whether one answer may hold several calls
+    opening: str = ""  # before the first object
+    between: str = ""  # between two objects
+    closing: str = ""  # behind the last
+    arguments_key: str = ""  # under which the arguments stand; "" where calls are not such objects
+    several: bool = False  # whether one answer may hold several calls
+    spaced: bool = False  # whether its objects have other white space than ours
 
 
 @lru_cache(maxsize=16)
@@ -206,13 +207,35 @@ class NativeTemplate(ChatTemplate):
     def call_form(self) -> CallForm:
         """Where a call in JSON begins and ends, for masks that allow valid calls only."""
         written = self._one_call.body
-        at = written.find("{")
-        value = tool_calls.value_at(written, at) if at >= 0 else None
-        if value is None or value[0].get("name") != NAME:
-            return CallForm("", "", "", self.several)
-        key = next((key for key in tool_calls.ARGUMENT_KEYS if key in value[0]), "")
-        plain = len(value[0]) == 2 and list(value[0])[0] == "name"
-        return CallForm(written[:at], written[value[1] :], key if plain else "", self.several)
+        at = max(written.find("{"), 0)
+        try:
+            value, end = json.JSONDecoder().raw_decode(written, at)
+        except ValueError:
+            return CallForm()
+        key = next((key for key in tool_calls.ARGUMENT_KEYS if key in value), "")
+        if list(value) != ["name", key] or value["name"] != NAME:
+            return CallForm()
+        opening, closing = written[:at], written[end:]
+        between = self._between(opening, closing) if self.several else None
+        return CallForm(
+            opening=opening,
+            between=between or "",
+            closing=closing,
+            arguments_key=key,
+            several=between is not None,
+            spaced=written[at:end] != json.dumps(value, ensure_ascii=False),
+        )
+
+    def _between(self, opening: str, closing: str) -> str | None:
+        """What stands between the objects of two calls; None where it is not told apart."""
+        content = "\n".join(tool_calls.format_call(NAME, arguments) for arguments in TWO_CALLS)
+        written = self._answer(content).body
+        if not (written.startswith(opening) and written.endswith(closing)):
+            return None
+        objects = written[len(opening) : len(written) - len(closing)]
+        _, end = json.JSONDecoder().raw_decode(objects)
+        second = objects.find("{", end)
+        return objects[end:second] if second >= 0 else None
 
     @cached_property
     def mark(self) -> str:

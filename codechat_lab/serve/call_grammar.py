@@ -12,8 +12,8 @@ Arguments stand in the order of the schema. llguidance makes masks of it in micr
 token.
 
 A call that has begun ends in time: none begins that would not fit, and once the shortest way to
-end it would no longer fit, `take` replaces the sampled id by that way. (Where the tag is
-spelled in ordinary tokens, a call that is not required may still begin too late.)"""
+end it would no longer fit, `take` replaces the sampled id by that way, or by the end of the
+answer where no call need have begun."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 from codechat_lab.serve.call_schemas import LEVELS, calls_schema
 
 LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
-# Outside of a string, what ends a value: an object, a list, a string, a value before another; a
-# digit, since 0 may go on for ever.
-CLOSERS = (b"}", b"]", b'"', b",", b"1", b"0")
+# Outside of a string, what ends a value: an object, a list, a string, a value before another, a
+# key; a digit, since 0 may go on for ever.
+CLOSERS = (b"}", b"]", b'"', b",", b":", b"1", b"0")
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _QUOTE = re.compile(rb'(?<!\\)(?:\\\\)*"')
 
 
@@ -133,6 +134,7 @@ class CallGrammar:
                 level=level,
                 relaxed=self.relaxed,
                 arguments_key=self.vocabulary.call.arguments_key,
+                spaced=self.vocabulary.call.spaced,
             )
             grammar = _lark(self.vocabulary, json.dumps(calls, ensure_ascii=False), rules)
             matcher = llguidance.LLMatcher(self.vocabulary.table, grammar, log_level=0)
@@ -197,10 +199,10 @@ class GrammarState:
         if self.ended or room < 0:
             return token
         if not self._closing:
-            far = not self.inside or room >= self.grammar.near_end or self._endless
+            far = room >= self.grammar.near_end or self._endless
             before = self._text
             self._step(token)
-            if far:
+            if far or not self.inside:
                 return token
             closing = self._way_out()
             if closing is not None and len(closing) <= room:
@@ -208,7 +210,11 @@ class GrammarState:
             # too long: as if the token had not been sampled
             self.matcher.rollback(1)
             self._text = before
-            self._closing.extend(self._way_out() or ())
+            way = self._way_out()
+            if way == [] and closing is not None:
+                # it began a call that need not be: the answer ends instead
+                way = list(self.grammar.vocabulary.stop)
+            self._closing.extend(way or ())
             self._endless = not self._closing
         if self._closing:
             token = self._closing.popleft()
@@ -233,46 +239,79 @@ class CallText:
 
     mark: str  # before it, up to what never occurs in other text; empty for bare objects
     gap: str  # between the mark and the object
+    between: str | None  # between two objects behind one mark; None where each has its own
     closing: str  # behind the object
     arguments_key: str
     several: bool  # whether an answer may hold several calls
+    spaced: bool  # whether objects have other white space than ours
+    lead: str = ""  # white space before a mark
+    apart: str = "\n"  # white space between what ends a call and the mark of the next
 
 
-OURS = CallText(chat.CALL_TAG, " ", "", "arguments", True)
+OURS = CallText(chat.CALL_TAG, " ", None, "", "arguments", several=True, spaced=False)
 
 
 def _call_text(tokenizer: Tokenizer, tags: str) -> CallText:
     """How calls are written. ConfigError for a template whose calls are no JSON objects."""
     if tags != chat.NATIVE:
         return OURS
-    form = native_template_of(tokenizer).call_form
+    template = native_template_of(tokenizer)
+    form = template.call_form
     if not form.arguments_key:
         raise ConfigError(
             f"the chat template of {tokenizer.spec} writes calls "
             "that no mask knows; set --constrain off"
         )
-    mark = form.opening.rstrip()
-    return CallText(mark, form.opening[len(mark) :], form.closing, form.arguments_key, form.several)
+    mark = template.mark.strip()
+    lead, _, gap = form.opening.partition(mark) if mark else ("", "", form.opening)
+    # between two calls that have a mark each stand the end of one and the beginning of the next
+    ends = form.between.startswith(form.closing)
+    apart = form.between.removeprefix(form.closing).removesuffix(mark + gap)
+    repeats = bool(mark) and ends and form.between.endswith(mark + gap) and not apart.strip()
+    return CallText(
+        mark,
+        gap,
+        between=None if repeats else form.between,
+        closing=form.closing,
+        arguments_key=form.arguments_key,
+        several=form.several,
+        spaced=form.spaced,
+        lead=lead,
+        apart=apart or "\n" if repeats else "",
+    )
 
 
 def _lark(vocabulary: _Vocabulary, calls: str, rules: Rules) -> str:
     """The grammar in llguidance's dialect of Lark."""
     tag = vocabulary.call_tag
     closing = vocabulary.closing
-    several = vocabulary.call.several and not rules.one_call
-    more = f'("\\n"? {tag} call)*' if several else ""
+    written = vocabulary.call
+    several = written.several and not rules.one_call
+    listed = more = ""
+    if several and written.between is None:
+        more = f"({vocabulary.apart}? {tag} call)*"
+    elif several:
+        listed = f"({vocabulary.between} object)*"
     end = f"{vocabulary.end}?" if closing is None else f"({vocabulary.end}? {closing})?"
-    call = f"call: {vocabulary.gap} object {vocabulary.call_end}\nobject: %json {calls}\n"
+    call = f"call: {vocabulary.gap} object {listed} {vocabulary.call_end}\nobject: %json {calls}\n"
     if rules.required:
-        return f"start: first call {more} {end}\n{call}first: {vocabulary.opening} {tag}"
-    if not tag:  # bare objects: an answer that begins with a brace is a call
-        return f"start: TEXT | {vocabulary.opening} call {end}\n{call}TEXT: /([^{{](?s:.*))?/"
+        lead = f"{json.dumps(written.lead)}?" if written.lead else ""
+        return f"start: first call {more} {end}\n{call}first: {vocabulary.opening} {lead} {tag}"
+    if not tag:  # bare: an answer that begins as a call does is one
+        begins = r"{\[" if written.gap.startswith("[") else "{"
+        text = f"TEXT: /([^{begins}](?s:.*))?/"
+        return f"start: TEXT | {vocabulary.opening} call {more} {end}\n{call}{text}"
     # a text that may go on takes in all it can, so a tag of ordinary tokens must be said to end it
     first = (
         f"first: TEXT {tag} | {tag}" if tag.startswith("<[") else f"first[suffix={tag}]: /(?s:.*)/"
     )
-    text = f"TEXT: /(?s:.*)/ & ~/(?s:.*){re.escape(vocabulary.call.mark)}(?s:.*)/"
+    text = f"TEXT: /(?s:.*)/ & ~/(?s:.*){_literal(written.mark)}(?s:.*)/"
     return f"start: TEXT | first call {more} {end}\n{call}{first}\n{text}"
+
+
+def _literal(text: str) -> str:
+    """A text as a regular expression of the grammar, which slashes enclose."""
+    return re.escape(text).replace("/", r"\/")
 
 
 class _Vocabulary:
@@ -307,6 +346,10 @@ class _Vocabulary:
         self.end = json.dumps(layout.closing or "\n", ensure_ascii=False)
         self.call_tag = self._term(call) if call else ""
         self.gap = json.dumps(self.call.gap) if self.call.gap else ""
+        self.between = (
+            self._term(_marked(tokenizer, self.call.between)) if self.call.between else ""
+        )
+        self.apart = json.dumps(self.call.apart)
         self.call_end = (
             self._term(_marked(tokenizer, self.call.closing)) if self.call.closing else ""
         )
@@ -317,6 +360,7 @@ class _Vocabulary:
         else:
             self.closing = self._term(layout.stop)
             self.eos_token_id = tokenizer.eot_id
+        self.stop = layout.stop
         self.lengths = np.array([len(token) for token in self.tokens])
         self.lengths[self.special_token_ids] = 0
         # the end of an answer too: where its tag is text, it begins as that of another call does
@@ -413,8 +457,26 @@ class _Chooser:
         self.vocabulary = vocabulary
         self.visits: dict[bytes, _Visit] = {}  # by the mask of the state
 
+    def _behind_an_object(self, allowed: np.ndarray, text: bytes) -> int | None:
+        """The longest allowed piece of what ends a call, where its object has ended: another
+        object of a list may follow as well."""
+        bare = _STRING.sub(b"", text)
+        if b"}" not in bare or bare.count(b"{") != bare.count(b"}"):
+            return None
+        left = self.vocabulary.call.closing.encode()
+        written = bare.rpartition(b"}")[2]
+        if not left.startswith(written):
+            return None
+        left = left[len(written) :]
+        pieces = [i for i in np.flatnonzero(allowed) if left.startswith(self.vocabulary.tokens[i])]
+        fits = [i for i in pieces if self.vocabulary.tokens[i]]
+        return int(max(fits, key=lambda i: len(self.vocabulary.tokens[i]))) if fits else None
+
     def choose(self, allowed: np.ndarray, text: bytes) -> int:
         """One of the allowed ids (n,) after the text of the call."""
+        ending = self._behind_an_object(allowed, text)
+        if ending is not None:
+            return ending
         quotes = len(_QUOTE.findall(text))
         closers = self.vocabulary.text_closers if quotes % 2 else self.vocabulary.closers
         for closer in closers:

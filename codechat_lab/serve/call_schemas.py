@@ -28,6 +28,8 @@ CANONICAL = {
     "whitespace_flexible": False,
     "lenient": True,
 }
+# The spelling of templates that write objects on several lines, or without blanks.
+SPACED = CANONICAL | {"item_separator": ",", "key_separator": ":", "whitespace_flexible": True}
 # Bounds of numbers that have none: JSON readers reject 1e999 and very long digits; llguidance
 # has no larger range.
 LARGEST = 9 * 10**18
@@ -73,11 +75,13 @@ def calls_schema(
     level: int,
     relaxed: list[str],
     arguments_key: str = "arguments",
+    spaced: bool = False,
 ) -> Schema:
     """The schema of one call of any of the tools, of whose schemas the first `level` of LEVELS
     are skipped.
 
-    arguments_key: the key of the arguments, "parameters" in Llama's calls. relaxed: takes a
+    arguments_key: the key of the arguments, "parameters" in Llama's calls. spaced: any white
+    space between values. relaxed: takes a
     message for each part that is not enforced. strict: an unknown type raises ConfigError, as
     does a tool without a readable schema."""
     definitions: Schema = dict(ANY_VALUES)
@@ -92,7 +96,7 @@ def calls_schema(
         definitions[place] = _arguments_schema(read["name"], parameters, place, level, relaxed)
         properties = {"name": {"const": read["name"]}, arguments_key: {"$ref": f"#/$defs/{place}"}}
         calls.append(_closed_object(properties, list(properties)))
-    return {"anyOf": calls, "$defs": definitions, "x-guidance": CANONICAL}
+    return {"anyOf": calls, "$defs": definitions, "x-guidance": SPACED if spaced else CANONICAL}
 
 
 def _closed_object(properties: Schema, required: list[str]) -> Schema:
