@@ -29,7 +29,19 @@ TOOLS = [
 ]
 OFFER = tool_lists.tools_prompt(TOOLS, "json")
 CHATML = (Path(__file__).parent / "templates/chatml.jinja").read_text().removesuffix("\n")
-NAMES = ("hermes", "mistral", "llama", "python", "xml", "text", "list", "own", "own_list")
+NAMES = (
+    "hermes",
+    "mistral",
+    "llama",
+    "python",
+    "xml",
+    "text",
+    "list",
+    "thought",
+    "own",
+    "own_list",
+)
+BARE = ("llama", "list")  # templates that write calls without a mark
 SINGLE = ("llama",)  # templates that write one call in an answer
 
 
@@ -44,16 +56,6 @@ def source(name: str) -> str:
 
 def ours(name: str, kind: str = "bytes") -> ImportedTokenizer:
     return both(kind, source(name))[0]
-
-
-def thoughtful() -> str:
-    """Hermes with an empty thought before each answer, as templates for training write it."""
-    thought = "<think>\\n\\n</think>\\n"
-    whole = source("hermes").replace(
-        "'<|im_start|>assistant' }}", f"'<|im_start|>assistant\\n{thought}' }}}}"
-    )
-    said = f"(m.role == 'assistant') * '{thought}\\n' + m.content"
-    return whole.replace("m.role + '\\n' + m.content", f"m.role + '\\n' + {said}")
 
 
 def call(name: str = "get_weather", /, **arguments: Any) -> str:
@@ -193,13 +195,13 @@ def test_a_conversation_goes_on_behind_a_call_that_cannot_be_read() -> None:
     assert '<|im_start|>assistant\n<tool_call> {"name": "get_weather", "arg<|im_end|>' in shown
 
 
-@pytest.mark.parametrize("name", [*NAMES, "thoughtful"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_call_begins_with_its_mark(name: str) -> None:
-    tok = both("bytes", thoughtful())[0] if name == "thoughtful" else ours(name)
+    tok = ours(name)
     mark = tok.decode_inside(chat.layout(tok, "native").call)
     answer = tok.decode_inside(chat.completion_ids(call(city="Oslo"), tok, "native"))
     assert answer.startswith(mark)
-    assert bool(mark.strip()) is (name not in ("llama", "list"))  # which write bare JSON
+    assert bool(mark.strip()) is (name not in BARE)
 
 
 def test_a_call_of_mistral_that_cannot_be_read_keeps_its_mark() -> None:

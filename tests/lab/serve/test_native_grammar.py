@@ -32,16 +32,10 @@ TOOLS = [
 ]
 
 
-THOUGHT = "<think>\\n\\n</think>\\n"
 # What else templates write around calls in JSON, made of two of ours.
 VARIANTS = {
     "own": ("hermes", ("tool_call>", "use_tool>")),
     "lead": ("hermes", ("'\\n<tool_call>", "'\\n\\n<tool_call>")),
-    "thought": (
-        "hermes",
-        ("assistant' }}", f"assistant\\n{THOUGHT}' }}}}"),
-        ("+ m.content + '<|im", f"+ (m.role == 'assistant') * '{THOUGHT}\\n' + m.content + '<|im"),
-    ),
     "lines": (
         "list",
         ("| list | tojson", "| list | tojson(indent=4)"),
@@ -83,7 +77,16 @@ def sampled(name: str, seed: int, n: int = 200, **rules: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", ["hermes", "llama", "list", "lines", "thought"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hermes",
+        "llama",
+        "list",
+        "lines",
+        "thought",
+    ],
+)
 def test_a_required_call_is_one_of_the_offered_functions(name: str, seed: int) -> None:
     tok = tokenizer(name)
     written = native_calls.read(
@@ -98,7 +101,7 @@ def test_a_required_call_is_one_of_the_offered_functions(name: str, seed: int) -
 CITY = {"city": "Oslo", "unit": "c"}
 ONE = f"{chat.CALL_TAG} {json.dumps({'name': 'get_weather', 'arguments': CITY})}"
 TWO = f"{ONE}\n{chat.CALL_TAG} {json.dumps({'name': 'now', 'arguments': {}})}"
-FORMS = [(name, TWO) for name in ("hermes", "list", *VARIANTS)]
+FORMS = [(name, TWO) for name in ("hermes", "list", "thought", *VARIANTS)]
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -116,7 +119,16 @@ def test_the_calls_of_the_template_are_allowed_to_their_last_token(
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", ["hermes", "list", "lines", "beside", "thought"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hermes",
+        "list",
+        "lines",
+        "beside",
+        "thought",
+    ],
+)
 def test_no_further_call_begins_that_could_not_end(name: str, seed: int) -> None:
     tok = tokenizer(name)
     written = native_calls.read(
@@ -127,7 +139,16 @@ def test_no_further_call_begins_that_could_not_end(name: str, seed: int) -> None
     assert {call.name for call in written.calls} <= {"get_weather", "now"}
 
 
-@pytest.mark.parametrize("name", ["hermes", "list", "lines", "lead", "thought"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hermes",
+        "list",
+        "lines",
+        "lead",
+        "thought",
+    ],
+)
 def test_words_stay_possible_where_no_call_is_required(name: str) -> None:
     tok = tokenizer(name)
     state = call_grammar(tok, "native", TOOLS).begin()
