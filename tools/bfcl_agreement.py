@@ -54,7 +54,7 @@ config.MODEL_CONFIG_MAPPING = Plain()
 sys.modules[config.__name__] = config
 from bfcl_eval.constants.enums import Language
 from bfcl_eval.eval_checker.ast_eval.ast_checker import ast_checker
-from bfcl_eval.model_handler.utils import ast_parse
+from bfcl_eval.model_handler.utils import default_decode_ast_prompting
 
 LANGUAGES = {"python": Language.PYTHON, "java": Language.JAVA, "javascript": Language.JAVASCRIPT}
 
@@ -62,7 +62,7 @@ def verdict(row):
     calls = row["calls"]
     if calls is None:
         try:
-            calls = ast_parse(row["text"])
+            calls = default_decode_ast_prompting(row["text"])
         except Exception as error:
             calls = None
     if row["expect"] == "none":

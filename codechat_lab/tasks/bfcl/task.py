@@ -198,22 +198,25 @@ def _resolved(value: Any) -> Any:
 
 def calls_of(text: str) -> list[chat.Call]:
     """The calls of a completion, in our form or in Python's."""
-    return chat.parse_calls(text) if chat.CALL_TAG in text else _python_calls(text.strip())
+    return chat.parse_calls(text) if chat.CALL_TAG in text else _python_calls(text)
 
 
 def _python_calls(text: str) -> list[chat.Call]:
-    """Calls of a text that is a list of calls, in brackets or not, or one call with named
-    arguments. Empty for anything else, such as "Sorry (no tool)"."""
-    text = text.strip("'")
-    ends = (")", ")]", "),]", ")}")
-    tree = parsed(text) if text.endswith(ends) and len(text) <= LONGEST else None
+    """Calls of a text that is a list of calls with named arguments. As in the leaderboard's
+    reader, marks of a code block around it are no part of it, and either bracket may be missing.
+    Empty for anything else, such as "Sorry (no tool)"."""
+    text = text.strip("`\n ")
+    listed = text.startswith("[")
+    text = text if listed else f"[{text}"
+    text = text if text.endswith("]") else f"{text}]"
+    tree = parsed(text) if len(text) <= LONGEST else None
     match tree.body if tree else []:
-        case [ast.Expr(ast.List(nodes) | ast.Tuple(nodes) | ast.Set(nodes))]:
-            calls = [node for node in nodes if isinstance(node, ast.Call)]
-            return list(map(_python_call, calls)) if len(calls) == len(nodes) else []
-        case [ast.Expr(ast.Call() as node)]:
-            call = _python_call(node)
-            return [] if call == UNREADABLE else [call]  # a sentence may look like a call
+        case [ast.Expr(ast.List(nodes))]:
+            calls = [_python_call(node) for node in nodes if isinstance(node, ast.Call)]
+            if len(calls) < len(nodes):
+                return []
+            # a sentence may look like a call
+            return calls if listed or calls != [UNREADABLE] else []
     return []
 
 
