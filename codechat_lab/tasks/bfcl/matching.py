@@ -192,13 +192,16 @@ def _object_fits(value: Mapping[str, Any], way: Any) -> bool:
         or not value.keys() <= way.keys()
     ):
         return False
-    return all(
-        _is_acceptable(value[key], ways) if key in value else ABSENT in ways
-        for key, ways in way.items()
-    )
+    return all(_entry_fits(value, key, ways) for key, ways in way.items())
 
 
-def _is_acceptable(value: Any, ways: Any) -> bool:
+def _entry_fits(value: Mapping[str, Any], key: str, ways: Any) -> bool:
+    if not isinstance(ways, list):  # a damaged answer
+        return False
+    return _is_acceptable(value[key], ways) if key in value else ABSENT in ways
+
+
+def _is_acceptable(value: Any, ways: Sequence[Any]) -> bool:
     return any(same(value, way) for way in ways)
 
 

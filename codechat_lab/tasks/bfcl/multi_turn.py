@@ -21,7 +21,7 @@ import functools
 import importlib.util
 import json
 import marshal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -31,6 +31,7 @@ from codechat.data.offered_tools import schemas
 from codechat.data.sources import Ledger, local_rows
 from codechat.tasks.base import BaseTask, Message, Problem, Score, play
 from codechat.text import chat
+from codechat_lab.data.python_source import parsed
 from codechat_lab.sandbox.values import ProgramFailed, value_of
 from codechat_lab.tasks.appworld import without_tags
 from codechat_lab.tasks.bfcl import systems
@@ -38,7 +39,8 @@ from codechat_lab.tasks.bfcl.task import ANSWERS, calls_of, directory_of
 
 Row = dict[str, Any]
 Call = list[Any]  # name, positional, named
-CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
+LONG = "long_context"  # the category, and the module of its texts
+CATEGORIES = ("base", "miss_func", "miss_param", LONG)
 LEFT_OUT = ("web_search", "memory")
 TIERS = (
     "unfinished",
@@ -107,13 +109,15 @@ class MultiTurnTask(BaseTask):
         problems = (problem for name in chosen for problem in self._read(name, train_share))
         self.rows = list(self.ledger.counted(problems))
         self.ledger.check()
+        check_systems({name for one in self.rows for name in one.gold["classes"]}, self.data)
 
     def _read(self, category: str, train_share: float) -> list[Problem | str]:
         name = f"BFCL_v4_multi_turn_{category}.json"
         path = self.data / name
         if not path.exists():
             raise MissingFile(f"{path} does not exist; fetch it with `codechat download bfcl`")
-        truths = {row["id"]: row["ground_truth"] for row in local_rows(self.data / ANSWERS / name)}
+        answers = local_rows(self.data / ANSWERS / name)
+        truths = {row.get("id"): row.get("ground_truth") for row in answers}
         return [
             problem_of(row, truths.get(row.get("id")), category, self.data, train_share)
             for row in local_rows(path)
@@ -148,24 +152,33 @@ def problem_of(
         names_late = {name for names in late.values() for name in names}
         turns: list[Row] = [
             {
-                "messages": [{"role": m["role"], "content": m["content"]} for m in messages],
+                "messages": [_message(m) for m in messages],
                 "functions": [f for f in functions if f["name"] in late.get(str(place), ())],
                 "expected": [call_of(text) for text in truth[place]],
             }
             for place, messages in enumerate(row["question"])
         ]
+        config = {name: dict(state) for name, state in row["initial_config"].items()}
+        first = turns[0]["messages"]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, SyntaxError):
         return "bad_row"
     gold = {
         "classes": classes,
-        "config": row["initial_config"],
-        "long_context": category == "long_context",
+        "config": config,
+        "long_context": category == LONG,
         "functions": [f for f in functions if f["name"] not in names_late],
         "turns": turns,
     }
     meta = {"category": category, "scenario": str(number), "tools_present": True}
     split = split_of(number, train_share)
-    return Problem(row["id"], turns[0]["messages"], gold, split, meta)
+    return Problem(row["id"], first, gold, split, meta)
+
+
+def _message(given: Row) -> Message:
+    """The message of a row. ValueError unless it is a text of a known role."""
+    if given["role"] not in chat.ROLES or not isinstance(given["content"], str):
+        raise ValueError("no message")
+    return {"role": given["role"], "content": given["content"]}
 
 
 def split_of(number: int, train_share: float) -> str:
@@ -183,13 +196,36 @@ def module_of(name: str, data: Path) -> str:
             f"system {name} is unknown; expected one of {', '.join(FILES)}; "
             "fetch the data again with `codechat download bfcl`"
         )
-    path = data.parent / MODULES / f"{FILES[name][0]}.py"
-    if not path.exists():
-        raise MissingFile(
-            f"system {name} is missing: {path} does not exist; remove "
-            f"{data.parent.parent} and fetch it again with `codechat download bfcl`"
-        )
+    path = _file(FILES[name][0], data)
+    if not path.is_file():
+        raise MissingFile(f"system {name} is missing: {path} does not exist; {_again(data)}")
     return f"{PACKAGE}.{FILES[name][0]}"
+
+
+def check_systems(names: Collection[str], data: Path) -> None:
+    """MissingFile or DataError where a module of these classes, or what they import, is missing
+    or damaged: an episode would count that as a fault of the model. Nothing of them is run."""
+    for module, defined in [(LONG, None), *((FILES[name][0], name) for name in sorted(names))]:
+        path = _file(module, data)
+        if not path.is_file():
+            raise MissingFile(f"{path} does not exist; systems import it; {_again(data)}")
+        tree = parsed(path.read_text(encoding="utf-8", errors="replace"))
+        classes = (
+            {node.name for node in tree.body if isinstance(node, ast.ClassDef)} if tree else ()
+        )
+        if tree is None or (defined and defined not in classes):
+            expected = f"Python with class {defined}" if defined else "Python"
+            raise DataError(f"{path} is damaged; expected {expected}; {_again(data)}")
+
+
+def _file(module: str, data: Path) -> Path:
+    return data.parent / MODULES / f"{module}.py"
+
+
+def _again(data: Path) -> str:
+    if data.parent.name != "bfcl_eval":
+        return "give the folder that `codechat download bfcl` makes"
+    return f"remove {data.parent.parent} and fetch it again with `codechat download bfcl`"
 
 
 @functools.lru_cache(maxsize=64)
@@ -346,13 +382,11 @@ class MultiTurnEnvironment:
 def program(data: Path, modules: tuple[str, ...], with_mpmath: bool) -> str:
     """The sandbox's program: `systems` and the modules, compiled, since a process reads them anew
     at every step. Compiling runs nothing of them."""
-    folder = data.parent / MODULES
     sources = {"mpmath": ""}
-    for name in (*modules, f"{PACKAGE}.long_context"):
-        file = folder / f"{name.rpartition('.')[2]}.py"
-        sources[name] = file.read_text(encoding="utf-8")
+    for name in (*modules, f"{PACKAGE}.{LONG}"):
+        sources[name] = _file(name.rpartition(".")[2], data).read_text(encoding="utf-8")
     if not any("long_context import" in sources[name] for name in modules):
-        sources.pop(f"{PACKAGE}.long_context")
+        sources.pop(f"{PACKAGE}.{LONG}")
     if with_mpmath:
         sources |= mpmath_sources()
     own = Path(systems.__file__).read_text(encoding="utf-8")

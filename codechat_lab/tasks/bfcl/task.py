@@ -178,7 +178,7 @@ def _due(answer: Mapping[str, Any], tool: Mapping[str, Any]) -> Row:
 
 
 def _first(ways: Sequence[Any]) -> Any:
-    return _resolved(next(way for way in ways if way != ABSENT or ways == [ABSENT]))
+    return _resolved(next((way for way in ways if way != ABSENT), ABSENT))
 
 
 def _resolved(value: Any) -> Any:
@@ -404,8 +404,9 @@ def _answer(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unsolvable(answer: Mapping[str, Any], tool: Mapping[str, Any] | None) -> bool:
-    """True where the function is not on offer, a required argument has no answer, or an
-    answer's argument is unknown to the function or has no values."""
+    """True where the function is not on offer, a required argument has no answer, an
+    answer's argument is unknown to the function or has no values, or its own values do not
+    match it."""
     if tool is None or not set(tool["required"]) <= answer["arguments"].keys():
         return True
     known = tool["properties"]
@@ -416,7 +417,4 @@ def _unsolvable(answer: Mapping[str, Any], tool: Mapping[str, Any] | None) -> bo
         return True
     # the rules for texts of Java and JavaScript cannot read every value
     name = answer["name"]
-    return (
-        tool["language"] != literals.PYTHON
-        and fault_of_call(name, _due(answer, tool), answer, {name: tool}) is not None
-    )
+    return fault_of_call(name, _due(answer, tool), answer, {name: tool}) is not None

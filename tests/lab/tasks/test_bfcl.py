@@ -352,6 +352,7 @@ UNSOLVABLE = pytest.mark.parametrize(
         [{"area": {"height": [5]}}],
         [{"area": SIDES | {"depth": [3]}}],
         [{"area": SIDES | {"base": 10}}],
+        [{"area": SIDES | {"base": ["", ""]}}],
         [{"volume": SIDES}],
         [],
         "[",
@@ -366,6 +367,21 @@ UNSOLVABLE = pytest.mark.parametrize(
 def test_an_unsolvable_row_is_lost_and_counted(truth: Any, tmp_path: Path) -> None:
     rows = [GOOD | {"id": f"a{i}"} for i in range(30)]
     write(tmp_path / "rows.jsonl", [*rows, GOOD | {"ground_truth": truth}])
+    assert BfclTask(source=str(tmp_path)).ledger.lost.total() == 1
+
+
+@pytest.mark.parametrize("kind", ["dict", "array"])
+def test_an_object_whose_entries_list_no_values_makes_its_row_unsolvable(
+    kind: str, tmp_path: Path
+) -> None:
+    schema = {"type": kind, "items": {"type": "dict"}, "description": "d"}
+    parameters = {"type": "dict", "properties": {"base": schema}, "required": ["base"]}
+    function = {"name": "area", "description": "d", "parameters": parameters}
+    way = {"unit": "cm", "size": 5}
+    truth = [{"area": {"base": [way if kind == "dict" else [way]]}}]
+    bad = GOOD | {"functions": [function], "ground_truth": truth}
+    rows = [GOOD | {"id": f"a{i}"} for i in range(30)]
+    write(tmp_path / "rows.jsonl", [*rows, bad])
     assert BfclTask(source=str(tmp_path)).ledger.lost.total() == 1
 
 

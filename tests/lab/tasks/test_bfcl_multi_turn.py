@@ -257,6 +257,53 @@ def test_a_missing_system_is_named_with_the_command_that_fetches_it(wheel: Path)
         load(wheel)
 
 
+def test_data_without_its_wheel_is_no_reason_to_remove_the_folder_above(wheel: Path) -> None:
+    data = (wheel / "bfcl_eval" / "data").rename(wheel / "data")
+    with raising(MissingFile, "is missing") as raised:
+        load(data)
+    assert "remove" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text", [b"class MathAPI:\n    def (", b"\xff", b"", b"class Math:\n    pass"]
+)
+def test_a_damaged_system_is_named_before_an_episode(wheel: Path, text: bytes) -> None:
+    (wheel / "bfcl_eval" / multi_turn.MODULES / "math_api.py").write_bytes(text)
+    with raising(DataError, "math_api", "is damaged", "codechat download bfcl"):
+        load(wheel)
+
+
+def test_the_texts_of_long_context_belong_to_the_wheel(wheel: Path) -> None:
+    (wheel / "bfcl_eval" / multi_turn.MODULES / "long_context.py").unlink()
+    with raising(MissingFile, "long_context.py does not exist", "codechat download bfcl"):
+        load(wheel)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"initial_config": None},
+        {"initial_config": {"GorillaFileSystem": 5}},
+        {"question": []},
+        {"question": [user("a"), [{"role": "user", "content": None}]]},
+    ],
+)
+def test_a_damaged_row_is_lost_alone(wheel: Path, damage: dict[str, Any]) -> None:
+    path = wheel / "bfcl_eval" / "data" / "BFCL_v4_multi_turn_base.json"
+    rows = [entry("base", i) for i in range(20)]
+    write(path, [rows[0] | damage, *rows[1:]])
+    assert len(load(wheel).rows) == 19
+
+
+@pytest.mark.parametrize("missing", ["id", "ground_truth"])
+def test_an_answer_without_a_field_costs_its_row_alone(wheel: Path, missing: str) -> None:
+    path = wheel / "bfcl_eval" / "data" / "possible_answer" / "BFCL_v4_multi_turn_base.json"
+    answers = [{"id": f"multi_turn_base_{i}", "ground_truth": TRUTH} for i in range(20)]
+    del answers[0][missing]
+    write(path, answers)
+    assert len(load(wheel).rows) == 19
+
+
 def test_without_a_download_the_command_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
