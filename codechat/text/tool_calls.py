@@ -465,10 +465,14 @@ def answer_text(message: Mapping[str, Any]) -> str:
             str(part["text"]) for part in content if isinstance(part, Mapping) and part.get("text")
         )
     lines = [str(content)] if content else []
-    functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    calls = message.get("tool_calls") or []
+    calls = calls if isinstance(calls, list) else [calls]
+    functions = [call.get("function") if isinstance(call, Mapping) else None for call in calls]
     if not functions and message.get("function_call"):
         functions = [message["function_call"]]
-    for function in functions:
+    for given in functions:
+        # what is no function is a call that cannot be read: it has no name
+        function = given if isinstance(given, Mapping) else {}
         arguments = function.get("arguments") or "{}"
         written = (
             arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

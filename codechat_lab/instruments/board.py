@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codechat.core.atomic_files import append_rows, read_json, read_rows, write_json
+from codechat.core.atomic_files import append_rows, read_json, write_json
 from codechat.core.errors import ConfigError
 from codechat.core.processes import alone
 from codechat.distributed import dist
@@ -18,7 +18,7 @@ from codechat.evaluation.evaluate import Subject, label, load_subject
 from codechat.evaluation.settings import EvaluateConfig
 from codechat.runs.paths import find_checkpoint, fingerprint
 from codechat.tasks.base import Problem, hash_problems, shuffled
-from codechat_lab.instruments.board_settings import BoardConfig
+from codechat_lab.instruments.board_settings import BoardConfig, read_answers
 from codechat_lab.tasks.bfcl.task import BfclTask
 
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
 def measure(cfg: BoardConfig, folder: Path) -> None:
     """Append the answers that are missing to ROWS of the folder. ConfigError where its rows were
-    made with other settings."""
+    made with other settings, and for categories that silence alone solves."""
     evaluation = EvaluateConfig(
         ckpt=cfg.ckpt,
         endpoint=cfg.endpoint,
@@ -51,6 +51,11 @@ def measure(cfg: BoardConfig, folder: Path) -> None:
     )
     task = BfclTask(cfg.source, cfg.categories)
     problems = chosen(task, cfg.problems)
+    if not any(problem.meta["right_is"] == "call" for problem in problems):
+        raise ConfigError(
+            f"got --categories {cfg.categories}, where no call is right: a silent model would have "
+            "all of them; add a category where a call is right"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder / ".lock"), dist.session(evaluation):
         check_settings(cfg, folder, hash_problems(task.rows))
@@ -123,7 +128,7 @@ def check_weights(folder: Path, name: str, weights: str) -> None:
 def answered_in(path: Path) -> dict[Cell, set[str]]:
     """The problems that each cell has answered."""
     found: dict[Cell, set[str]] = {}
-    for row in read_rows(path):
+    for row in read_answers(path):
         found.setdefault(Cell(row["model"], row["wording"], row["seed"]), set()).add(row["id"])
     return found
 

@@ -1,11 +1,38 @@
-"""Settings of `codechat board`. Importing this loads no torch: `--help` reads the class."""
+"""Settings of `codechat board`, and the rows of its folder. Importing this loads no torch:
+`--help` reads the class."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from codechat.core.atomic_files import read_rows
 from codechat.core.config import Settings, opt
-from codechat.core.errors import ConfigError
+from codechat.core.errors import ConfigError, DataError
+
+# what every row has beside its completion
+FIELDS = {
+    "model": str,
+    "wording": str,
+    "seed": int,
+    "id": str,
+    "category": str,
+    "right_is": str,
+    "correct": bool,
+    "tier": str,
+}
+
+
+def read_answers(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a board. DataError for one that lacks a field, as those of other code may."""
+    for number, row in enumerate(read_rows(path), 1):
+        for name, kind in FIELDS.items():
+            if type(row.get(name)) is not kind:
+                raise DataError(
+                    f"{path} row {number} has {name} {row.get(name)!r}; expected {kind.__name__}; "
+                    "delete that line, or set another --out"
+                )
+        yield row
 
 
 @dataclass(frozen=True, kw_only=True)

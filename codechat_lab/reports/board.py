@@ -28,7 +28,7 @@ from codechat.evaluation.intervals import (
 )
 from codechat.evaluation.results import harmonic_mean
 from codechat.runs import paths
-from codechat_lab.instruments.board_settings import BoardConfig
+from codechat_lab.instruments.board_settings import FIELDS, BoardConfig, read_answers
 from codechat_lab.reports import build, run_frames
 from codechat_lab.reports.style import GREY, OKABE_ITO, Plot, new_figure, outer_legend
 
@@ -69,18 +69,19 @@ def write_board(cfg: BoardConfig) -> Path:
 
 def read(data: Path) -> pd.DataFrame:
     """The rows of a board, of the problems that every model has answered in every cell that it
-    has. MissingFile where there are none."""
+    has. MissingFile where there are none, or none where a call is right: of silence alone nothing
+    is shown."""
     path = data / "rows.jsonl"
     if not path.is_file():
         raise MissingFile(f"{path} does not exist; `codechat board` writes it")
-    rows = pd.read_json(path, lines=True, dtype={"id": str})
+    rows = pd.DataFrame(read_answers(path), columns=list(FIELDS))
     rows["correct"] = rows["correct"].astype(float)
     cells = rows.groupby(["model", "wording", "seed"])["id"].agg(set)
-    common = set.intersection(*cells)
+    common = set.intersection(*cells) if len(cells) else set()
     kept = rows[rows["id"].isin(common)]
-    if kept.empty:
+    if not (kept["right_is"] == CALLS).any():
         raise MissingFile(
-            f"{path} holds no problem that all models have answered; run the same `codechat board` "
+            f"{path} holds no problem with a right call that all models have answered; run the same `codechat board` "
             "again to its end"
         )
     return kept.drop_duplicates(["model", "wording", "seed", "id"])
@@ -102,6 +103,11 @@ def mean_of_parts(parts: Sequence[np.ndarray], seed: int = 0) -> Interval:
     rng = np.random.default_rng(seed)
     means = [rng.choice(part, (RESAMPLES, part.size)).mean(axis=1) for part in parts]
     lo, hi = np.percentile(np.mean(means, axis=0), (2.5, 97.5))
+    for part in parts:
+        if part.min() == part.max():  # a bootstrap gives it no width
+            value, low, high = equal_interval(float(part[0]), part.size, (0.0, 1.0))
+            lo -= (value - low) / len(parts)
+            hi += (high - value) / len(parts)
     return Interval(float(np.mean([part.mean() for part in parts])), float(lo), float(hi))
 
 
@@ -296,5 +302,6 @@ def silence_figure(table: Mapping[str, Mapping[str, Interval]]) -> Plot:
         xlabel="right where no call is right (%)",
         ylabel="right where a call is right (%)",
     )
-    ax.legend(fontsize=7, frameon=False)
+    if any(BOTH in scores for scores in table.values()):
+        ax.legend(fontsize=7, frameon=False)
     return fig

@@ -567,6 +567,15 @@ def test_every_call_of_the_real_rows_is_read(shared_data: Path) -> None:
             {"tool_calls": [{"type": "custom", "custom": {}}]},
             '<functioncall> {"name": null, "arguments": {}}',
         ),
+        (
+            {"tool_calls": [None, "f", {"function": "f"}]},
+            "\n".join(['<functioncall> {"name": null, "arguments": {}}'] * 3),
+        ),
+        ({"tool_calls": "f()"}, '<functioncall> {"name": null, "arguments": {}}'),
+        (
+            {"tool_calls": {"function": {"name": "f", "arguments": "{}"}}},
+            '<functioncall> {"name": "f", "arguments": {}}',
+        ),
     ],
 )
 def test_answers_of_other_servers_become_text(message: dict[str, Any], text: str) -> None:

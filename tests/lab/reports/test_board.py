@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from jsonl import write
@@ -11,7 +12,7 @@ from raising import raising
 
 from codechat import cli
 from codechat.core.atomic_files import read_rows
-from codechat.core.errors import ConfigError, MissingFile
+from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.evaluation.intervals import Interval
 from codechat.runs import paths
 from codechat_lab.instruments.board_settings import BoardConfig
@@ -71,6 +72,26 @@ def test_answers_of_other_weights_under_a_name_are_not_kept_as_its_own(
     capsys.readouterr()
     assert cli.main(WORDS) == 2
     assert "holds answers of new@1 with the weights new@1-" in capsys.readouterr().err
+
+
+def test_categories_that_silence_alone_solves_are_refused(
+    make_run: Any, built: list[str], capsys: Any
+) -> None:
+    make_run("new", block_size=256)
+    assert cli.main([*WORDS, "--categories", "irrelevance"]) == 2
+    assert "no call is right" in capsys.readouterr().err
+    assert not (paths.ROOT / ROWS).exists()
+
+
+def test_rows_of_other_code_are_one_line_and_stay(
+    make_run: Any, built: list[str], capsys: Any
+) -> None:
+    make_run("new", block_size=256)
+    (paths.ROOT / ROWS).parent.mkdir(parents=True)
+    write(paths.ROOT / ROWS, [{"model": "new@1", "id": "a"}])
+    assert cli.main(WORDS) == 2
+    assert "row 1 has wording None" in capsys.readouterr().err
+    assert len(rows()) == 1
 
 
 def test_a_wording_stands_behind_the_list_of_functions() -> None:
@@ -142,6 +163,33 @@ def test_no_common_problem_is_one_line(tmp_path: Path) -> None:
         board.read(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    "damage", [{"right_is": None}, {"correct": None}, {"seed": None}, {"model": 5}]
+)
+def test_a_row_without_a_field_is_one_line(tmp_path: Path, damage: dict[str, Any]) -> None:
+    good = answers("a", HALF)
+    with raising(DataError, "row 2", *damage):
+        load(tmp_path, [good[0], good[1] | damage, *good[2:]])
+
+
+def test_an_interrupted_last_row_is_left_out(tmp_path: Path) -> None:
+    load(tmp_path, answers("a", HALF))
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert len(board.read(tmp_path)) == len(HALF) - 1
+
+
+def test_problems_that_silence_solves_are_no_board(tmp_path: Path) -> None:
+    silence = {id: right for id, right in SILENT.items() if "irrelevance" in id}
+    with raising(MissingFile, "right call"):
+        load(tmp_path, answers("a", SILENT), answers("b", silence))
+
+
+def test_names_that_are_numbers_stay_apart(tmp_path: Path) -> None:
+    frame = load(tmp_path, answers("007", SILENT), answers("7", HALF))
+    assert set(board.table_of(frame)) == {"007", "7"}
+
+
 def test_differences_are_paired(tmp_path: Path) -> None:
     """Where both fail and pass on the same problems, the interval has hardly a width."""
     frame = load(tmp_path, answers("a", HALF), answers("b", HALF))
@@ -162,6 +210,15 @@ def test_simple_weighs_its_three_languages_alike(tmp_path: Path) -> None:
     languages = {f"simple-{i}": True for i in range(8)} | {"simple_java-0": False}
     frame = load(tmp_path, answers("a", languages))
     assert board.scores_of(frame)["simple"].value == pytest.approx(0.5)
+
+
+def test_parts_of_equal_answers_are_not_certain() -> None:
+    """A bootstrap of five right and five wrong answers, each part apart, has no width."""
+    alone = board.mean_of_parts([np.ones(5)])
+    both = board.mean_of_parts([np.ones(5), np.zeros(5)])
+    assert both.value == 0.5
+    assert both.lo == pytest.approx(0.5 - (1 - alone.lo) / 2)
+    assert both.hi == pytest.approx(0.5 + (1 - alone.lo) / 2)
 
 
 def test_the_interval_of_the_harmonic_mean_covers_both_shares() -> None:
