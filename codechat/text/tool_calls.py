@@ -466,11 +466,10 @@ def answer_text(message: Mapping[str, Any]) -> str:
         )
     lines = [str(content)] if content else []
     calls = message.get("tool_calls") or []
-    calls = calls if isinstance(calls, list) else [calls]
-    functions = [call.get("function") if isinstance(call, Mapping) else None for call in calls]
-    if not functions and message.get("function_call"):
-        functions = [message["function_call"]]
-    for given in functions:
+    if not calls and message.get("function_call"):
+        calls = {"function": message["function_call"]}
+    for call in calls if isinstance(calls, list) else [calls]:
+        given = isinstance(call, Mapping) and call.get("function")
         # what is no function is a call that cannot be read: it has no name
         function = given if isinstance(given, Mapping) else {}
         arguments = function.get("arguments") or "{}"

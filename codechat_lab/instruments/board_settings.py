@@ -29,8 +29,8 @@ def read_answers(path: Path) -> Iterator[dict[str, Any]]:
         for name, kind in FIELDS.items():
             if type(row.get(name)) is not kind:
                 raise DataError(
-                    f"{path} row {number} has {name} {row.get(name)!r}; expected {kind.__name__}; "
-                    "delete that line, or set another --out"
+                    f"{path} row {number} has {name} {row.get(name)!r}; expected rows of this "
+                    "`codechat board`; delete that line, or set another --out"
                 )
         yield row
 

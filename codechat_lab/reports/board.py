@@ -77,7 +77,7 @@ def read(data: Path) -> pd.DataFrame:
     rows = pd.DataFrame(read_answers(path), columns=list(FIELDS))
     rows["correct"] = rows["correct"].astype(float)
     cells = rows.groupby(["model", "wording", "seed"])["id"].agg(set)
-    common = set.intersection(*cells) if len(cells) else set()
+    common = set(rows["id"]).intersection(*cells)
     kept = rows[rows["id"].isin(common)]
     if not (kept["right_is"] == CALLS).any():
         raise MissingFile(
@@ -106,7 +106,7 @@ def mean_of_parts(parts: Sequence[np.ndarray], seed: int = 0) -> Interval:
     for part in parts:
         if part.min() == part.max():  # a bootstrap gives it no width
             value, low, high = equal_interval(float(part[0]), part.size, (0.0, 1.0))
-            lo -= (value - low) / len(parts)
+            lo += (low - value) / len(parts)
             hi += (high - value) / len(parts)
     return Interval(float(np.mean([part.mean() for part in parts])), float(lo), float(hi))
 
@@ -302,6 +302,6 @@ def silence_figure(table: Mapping[str, Mapping[str, Interval]]) -> Plot:
         xlabel="right where no call is right (%)",
         ylabel="right where a call is right (%)",
     )
-    if any(BOTH in scores for scores in table.values()):
+    if ax.containers:
         ax.legend(fontsize=7, frameon=False)
     return fig

@@ -205,17 +205,15 @@ def module_of(name: str, data: Path) -> str:
 def check_systems(names: Collection[str], data: Path) -> None:
     """MissingFile or DataError where a module of these classes, or what they import, is missing
     or damaged: an episode would count that as a fault of the model. Nothing of them is run."""
-    for module, defined in [(LONG, None), *((FILES[name][0], name) for name in sorted(names))]:
+    needed = {FILES[name][0]: f"class {name}" for name in sorted(names)}
+    needed[LONG] = ""
+    for module, words in needed.items():
         path = _file(module, data)
         if not path.is_file():
             raise MissingFile(f"{path} does not exist; systems import it; {_again(data)}")
-        tree = parsed(path.read_text(encoding="utf-8", errors="replace"))
-        classes = (
-            {node.name for node in tree.body if isinstance(node, ast.ClassDef)} if tree else ()
-        )
-        if tree is None or (defined and defined not in classes):
-            expected = f"Python with class {defined}" if defined else "Python"
-            raise DataError(f"{path} is damaged; expected {expected}; {_again(data)}")
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if words not in text or parsed(text) is None:
+            raise DataError(f"{path} is damaged; expected Python with {words!r}; {_again(data)}")
 
 
 def _file(module: str, data: Path) -> Path:

@@ -207,8 +207,7 @@ def _python_calls(text: str) -> list[chat.Call]:
     Empty for anything else, such as "Sorry (no tool)"."""
     text = text.strip("`\n ")
     listed = text.startswith("[")
-    text = text if listed else f"[{text}"
-    text = text if text.endswith("]") else f"{text}]"
+    text = f"[{text.removeprefix('[').removesuffix(']')}]"
     tree = parsed(text) if len(text) <= LONGEST else None
     match tree.body if tree else []:
         case [ast.Expr(ast.List(nodes))]:

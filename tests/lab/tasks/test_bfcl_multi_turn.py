@@ -9,6 +9,7 @@ from jsonl import write
 from raising import raising
 
 from codechat import tasks
+from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.rl import episodes
 from codechat.tasks.base import Problem
@@ -251,9 +252,16 @@ def test_a_system_that_hangs_or_ends_breaks_its_own_episode(
     assert world.score().correct
 
 
-def test_a_missing_system_is_named_with_the_command_that_fetches_it(wheel: Path) -> None:
-    (wheel / "bfcl_eval" / multi_turn.MODULES / "math_api.py").unlink()
-    with raising(MissingFile, "MathAPI is missing", "codechat download bfcl"):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "math_api.py",
+        "long_context.py",
+    ],
+)
+def test_a_missing_system_is_named_with_the_command_that_fetches_it(wheel: Path, name: str) -> None:
+    (wheel / "bfcl_eval" / multi_turn.MODULES / name).unlink()
+    with raising(MissingFile, name, "codechat download bfcl"):
         load(wheel)
 
 
@@ -264,43 +272,22 @@ def test_data_without_its_wheel_is_no_reason_to_remove_the_folder_above(wheel: P
     assert "remove" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "text", [b"class MathAPI:\n    def (", b"\xff", b"", b"class Math:\n    pass"]
-)
-def test_a_damaged_system_is_named_before_an_episode(wheel: Path, text: bytes) -> None:
-    (wheel / "bfcl_eval" / multi_turn.MODULES / "math_api.py").write_bytes(text)
+def test_a_damaged_system_is_named_before_an_episode(wheel: Path) -> None:
+    module = wheel / "bfcl_eval" / multi_turn.MODULES / "math_api.py"
+    module.write_bytes(b"class MathAPI:\n    def (\xff")
     with raising(DataError, "math_api", "is damaged", "codechat download bfcl"):
         load(wheel)
 
 
-def test_the_texts_of_long_context_belong_to_the_wheel(wheel: Path) -> None:
-    (wheel / "bfcl_eval" / multi_turn.MODULES / "long_context.py").unlink()
-    with raising(MissingFile, "long_context.py does not exist", "codechat download bfcl"):
-        load(wheel)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"initial_config": None},
-        {"initial_config": {"GorillaFileSystem": 5}},
-        {"question": []},
-        {"question": [user("a"), [{"role": "user", "content": None}]]},
-    ],
-)
-def test_a_damaged_row_is_lost_alone(wheel: Path, damage: dict[str, Any]) -> None:
+def test_damaged_rows_are_lost_alone(wheel: Path) -> None:
     path = wheel / "bfcl_eval" / "data" / "BFCL_v4_multi_turn_base.json"
-    rows = [entry("base", i) for i in range(20)]
-    write(path, [rows[0] | damage, *rows[1:]])
+    rows = list(read_rows(path))
+    rows[0]["initial_config"] = None
+    write(path, rows)
     assert len(load(wheel).rows) == 19
-
-
-@pytest.mark.parametrize("missing", ["id", "ground_truth"])
-def test_an_answer_without_a_field_costs_its_row_alone(wheel: Path, missing: str) -> None:
-    path = wheel / "bfcl_eval" / "data" / "possible_answer" / "BFCL_v4_multi_turn_base.json"
-    answers = [{"id": f"multi_turn_base_{i}", "ground_truth": TRUTH} for i in range(20)]
-    del answers[0][missing]
-    write(path, answers)
+    rows[0]["initial_config"] = {}
+    rows[0]["question"] = []
+    write(path, rows)
     assert len(load(wheel).rows) == 19
 
 
