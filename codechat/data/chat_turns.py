@@ -207,7 +207,10 @@ def read_turn(raw: Any, where: str, tools: Sequence[Row], marked: bool) -> Itera
 
 def _first(turn: Row, names: Sequence[str]) -> str | None:
     """What the turn holds under the first of the names that it has, as text; None for none."""
-    return next((str(turn[name]) for name in names if turn.get(name) is not None), None)
+    for name in names:
+        if turn.get(name) is not None:
+            return str(turn[name])
+    return None
 
 
 def _reject_unread_keys(raw: Row) -> None:
@@ -218,8 +221,10 @@ def _reject_unread_keys(raw: Row) -> None:
         if _HOLDS.search(key) and not _SAYS_ABOUT.search(key):
             raise Unreadable(f"message_has ({key})")
         read = any(raw.get(name) for name in REASONING)
-        if _THOUGHTS.match(key) and not read and str(value) not in texts_in(content_of(raw)):
-            raise Unreadable(f"message_has ({key})")
+        if _THOUGHTS.match(key) and not read:
+            said = texts_in(content_of(raw))
+            if str(value) not in said:
+                raise Unreadable(f"message_has ({key})")
     # harmony: reasoning, and calls whose function is the recipient
     if raw.get("channel") == "analysis":
         raise Unreadable("message_has (channel)")
@@ -291,7 +296,8 @@ def _with_reasoning(text: str, raw: Row) -> str:
         raise Unreadable(f"two_reasonings ({', '.join(given)})")
     thought = next(iter(thoughts), "")
     answer = call_forms.without_thought(text)
-    if thought in text[: len(text) - len(answer)]:  # none, or the text begins with it already
+    before = text[: len(text) - len(answer)]
+    if thought in before:  # none, or the text begins with it already
         return text
     return f"<think>\n{thought}\n</think>\n\n{text}".rstrip()
 
@@ -299,7 +305,8 @@ def _with_reasoning(text: str, raw: Row) -> str:
 def _weight(raw: Row, where: str) -> int:
     """0 for an answer that is marked as carrying no loss, else 1. Unreadable for another mark."""
     for key, value in raw.items():
-        if key not in _LOSS_MARKS and value not in (None, "", [], {}) and _WEIGHS.search(key):
+        given = value not in (None, "", [], {})
+        if given and key not in _LOSS_MARKS and _WEIGHS.search(key):
             raise Unreadable(f"message_has ({key})")
     marks = {name: raw[name] for name in _LOSS_MARKS if raw.get(name) is not None}
     if any(isinstance(mark, str) or mark not in (0, 1) for mark in marks.values()):

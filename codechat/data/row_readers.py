@@ -238,7 +238,10 @@ def turns_before(row: Row, where: str) -> list[Message]:
 
 def system_text(row: Row, where: str) -> str:
     """The text of the system columns. Malformed for a value that is no text, and for two texts."""
-    given = {name: _without_parts(row[name]) for name in SYSTEM_COLUMNS if row.get(name)}
+    given = {}
+    for name in SYSTEM_COLUMNS:
+        if row.get(name):
+            given[name] = _without_parts(row[name])
     texts = {value for value in given.values() if isinstance(value, str) and value.strip()}
     if len(texts) > 1 or not all(isinstance(value, str) for value in given.values()):
         shown = " and ".join(f"{name} {str(value)[:40]!r}" for name, value in given.items())

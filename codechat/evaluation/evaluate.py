@@ -242,7 +242,10 @@ def run_evaluation(
         answered = dist.gather(kept)[0]
         evaluation = _Evaluation(cfg, run, task, problems, search, constrain, judge, answered)
         try:
-            rows = [evaluation.evaluate(load_subject(cfg, source)) for source in sources]
+            rows = []
+            for source in sources:
+                subject = load_subject(cfg, source)
+                rows.append(evaluation.evaluate(subject))
         except KeyboardInterrupt:
             command = f"codechat {kind} --config {run.path}/config.json --resume"
             raise KeyboardInterrupt(f"{command} goes on") from None
@@ -358,7 +361,8 @@ class _Evaluation:
 
         def keep(rows: Sequence[results.Row]) -> None:
             if dist.is_main():
-                append_rows(self.run.path / EXAMPLES, (cell._asdict() | row for row in rows))
+                named = (cell._asdict() | row for row in rows)
+                append_rows(self.run.path / EXAMPLES, named)
                 self.run.keep()  # what --overwrite replaces may go
 
         loaded = subject.checkpoint

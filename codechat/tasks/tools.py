@@ -125,13 +125,19 @@ class ToolsTask(OwnRows):
             if call.arguments is None:
                 return f"expected an object of arguments for {call.name}"
             parameters = self.kit.schemas[call.name]["parameters"]
-            problem = misfit(call.arguments, parameters) or _unknown(call.arguments, parameters)
+            problem = misfit(call.arguments, parameters)
+            if not problem:
+                problem = _unknown(call.arguments, parameters)
             if problem:
                 return f"expected arguments that fit {call.name}: {problem}"
         return ""
 
     def answer_of(self, row: Row) -> Any:
-        return {"calls": expected_calls(row), "answer": expected_answer(row), "tools": self.content}
+        return {
+            "calls": expected_calls(row),
+            "answer": expected_answer(row),
+            "tools": self.content,
+        }
 
     def prompt(self, problem: Problem) -> list[Message]:
         """The messages of the row behind a system message that lists the functions."""
@@ -347,7 +353,8 @@ class ToolsEnvironment:
         parameters = schema["parameters"]
         if misfit(call.arguments, parameters):
             return ""
-        return _as_text(settled(given(call.arguments, parameters), parameters, parameters))
+        arguments = given(call.arguments, parameters)
+        return _as_text(settled(arguments, parameters, parameters))
 
     def _last_text(self) -> str:
         """What the last answer says behind its calls."""

@@ -468,9 +468,14 @@ class _Chooser:
         if not left.startswith(written):
             return None
         left = left[len(written) :]
-        pieces = [i for i in np.flatnonzero(allowed) if left.startswith(self.vocabulary.tokens[i])]
-        fits = [i for i in pieces if self.vocabulary.tokens[i]]
-        return int(max(fits, key=lambda i: len(self.vocabulary.tokens[i]))) if fits else None
+        longest = None
+        length = 0
+        for i in np.flatnonzero(allowed):
+            piece = self.vocabulary.tokens[i]
+            if len(piece) > length and left.startswith(piece):
+                longest = int(i)
+                length = len(piece)
+        return longest
 
     def choose(self, allowed: np.ndarray, text: bytes) -> int:
         """One of the allowed ids (n,) after the text of the call."""

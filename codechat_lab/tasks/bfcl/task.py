@@ -211,11 +211,14 @@ def _python_calls(text: str) -> list[chat.Call]:
     tree = parsed(text) if len(text) <= LONGEST else None
     match tree.body if tree else []:
         case [ast.Expr(ast.List(nodes))]:
-            calls = [_python_call(node) for node in nodes if isinstance(node, ast.Call)]
-            if len(calls) < len(nodes):
-                return []
+            calls = []
+            for node in nodes:
+                if not isinstance(node, ast.Call):
+                    return []
+                calls.append(_python_call(node))
             # a sentence may look like a call
-            return calls if listed or calls != [UNREADABLE] else []
+            if listed or calls != [UNREADABLE]:
+                return calls
     return []
 
 

@@ -259,9 +259,9 @@ def test_every_failure_of_a_call_is_text_for_the_model() -> None:
     assert respond(kit, "two", {"a": 7, "b": 2}) == {"result": 3}
     picked = read_tools([], functions=[pick])
     assert respond(picked, "pick", {"path": "/etc/passwd"})["error"].startswith("path")
-    assert respond(picked, "pick", {"path": "tmp.log", "times": None}) == {
-        "result": ["tmp.log", None]
-    }
+    # None of a parameter that takes none counts as left out
+    left_out = respond(picked, "pick", {"path": "tmp.log", "times": None})
+    assert left_out == {"result": ["tmp.log", 1]}
 
 
 @pytest.mark.parametrize("tags", chat.MODES)
