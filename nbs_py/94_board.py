@@ -61,7 +61,7 @@ shown
 # ## Calls and silence
 #
 # A model that never calls is right wherever no call is right. So no row shows that share alone: beside it stands the share of right calls where a call is right, and the one number is the
-# harmonic mean of both. Shares are in percent, means over wordings and seeds, with 95 % intervals over problems.
+# harmonic mean of both. Shares are in percent, means over the wordings that all models have and over seeds, with 95 % intervals over problems.
 
 # %% tags=["hide-input"]
 both = board.frame_of(table, [board.CALLS, board.SILENCE, board.BOTH])

@@ -87,6 +87,18 @@ def read(data: Path) -> pd.DataFrame:
     return kept.drop_duplicates(["model", "wording", "seed", "id"])
 
 
+def compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of wordings that every model has: a wording moves a model's shares, so models with
+    other wordings do not compare. MissingFile where there is none."""
+    wordings = [set(part) for _, part in rows.groupby("model")["wording"]]
+    shared = set.intersection(*wordings)
+    if not shared:
+        raise MissingFile(
+            "the models of this board share no wording; run `codechat board` with the same --wordings for all"
+        )
+    return rows[rows["wording"].isin(shared)]
+
+
 def per_problem(rows: pd.DataFrame) -> pd.DataFrame:
     """(model, problem) with the mean over wordings and seeds."""
     keys = ["model", "id", "category", "right_is"]
@@ -137,7 +149,8 @@ def scores_of(rows: pd.DataFrame) -> dict[str, Interval]:
 
 def table_of(rows: pd.DataFrame) -> dict[str, dict[str, Interval]]:
     """Model -> its scores, the best harmonic mean first."""
-    models = {model: scores_of(part) for model, part in rows.groupby("model", sort=False)}
+    by_model = compared(rows).groupby("model", sort=False)
+    models = {model: scores_of(part) for model, part in by_model}
     order = sorted(models, key=lambda model: -models[model].get(BOTH, Interval(0, 0, 0)).value)
     return {model: models[model] for model in order}
 
@@ -173,7 +186,7 @@ def turned(frame: pd.DataFrame, what: str) -> pd.DataFrame:
 def differences(rows: pd.DataFrame) -> pd.DataFrame:
     """Each model minus the best one of `table_of`, paired by problem, in points."""
     best, *others = table_of(rows)
-    problems = per_problem(rows)
+    problems = per_problem(compared(rows))
     found = []
     for model in others:
         line: dict[str, Any] = {"difference": f"{model} minus {best}"}

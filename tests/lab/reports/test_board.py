@@ -194,6 +194,19 @@ def test_wordings_are_averaged_and_their_spread_is_named(tmp_path: Path) -> None
     assert len(board.by_cell(frame)) == 2
 
 
+def test_models_are_compared_on_the_wordings_that_all_have(tmp_path: Path) -> None:
+    """A wording that only one model has moves nothing but its own row of cells."""
+    right = dict.fromkeys(SILENT, True)
+    frame = load(tmp_path, answers("a", HALF), answers("a", right, "short"), answers("b", HALF))
+    assert board.table_of(frame)["a"]["call"] == board.table_of(frame)["b"]["call"]
+    (line,) = board.differences(frame).to_dict("records")
+    assert line["call"].startswith("+0.0 [")
+    assert len(board.by_cell(frame)) == 3
+    apart = load(tmp_path, answers("a", HALF, "short"), answers("b", HALF))
+    with raising(MissingFile, "share no wording"):
+        board.table_of(apart)
+
+
 def test_simple_weighs_its_three_languages_alike(tmp_path: Path) -> None:
     languages = {f"simple-{i}": True for i in range(8)} | {"simple_java-0": False}
     frame = load(tmp_path, answers("a", languages))
