@@ -79,7 +79,7 @@ articles.table(board.differences(rows), {"difference": "", board.CALLS: "a call 
 # %% [markdown]
 # ## By category
 #
-# `simple` is the mean of Python, Java and JavaScript, each with the same weight, as on the published board.
+# `simple` is the mean of Python, Java and JavaScript, `irrelevance` that of both categories where no call is right, each with the same weight, as on the published board.
 
 # %% tags=["hide-input"]
 columns = [name for name in board.COLUMNS if counts[name]]

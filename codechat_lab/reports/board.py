@@ -48,7 +48,9 @@ COLUMNS = {
     "live_parallel": ("live_parallel",),
     "live_parallel_multiple": ("live_parallel_multiple",),
     "live_relevance": ("live_relevance",),
-    "irrelevance": ("irrelevance",),
+    # as in the published board's table of all; its table without live problems has the first alone
+    "irrelevance": ("irrelevance", "live_irrelevance"),
+    "not_live_irrelevance": ("irrelevance",),
     "live_irrelevance": ("live_irrelevance",),
 }
 CALLS, SILENCE = "call", "no call"
@@ -141,8 +143,9 @@ def scores_of(rows: pd.DataFrame) -> dict[str, Interval]:
         found[BOTH] = both_of(found[CALLS], found[SILENCE])
     by_category = {name: part["correct"].to_numpy() for name, part in problems.groupby("category")}
     for column, categories in COLUMNS.items():
-        parts = [by_category[name] for name in categories if name in by_category]
-        if parts:
+        # a mean of some of them would stand beside published means of all
+        if all(name in by_category for name in categories):
+            parts = [by_category[name] for name in categories]
             found[column] = mean_of_parts(parts)
     return found
 
@@ -159,8 +162,12 @@ def counts_of(rows: pd.DataFrame) -> dict[str, int]:
     """Column -> its number of problems."""
     problems = rows.drop_duplicates("id")
     found = {name: int((problems["right_is"] == name).sum()) for name in (CALLS, SILENCE)}
+    present = set(problems["category"])
     for column, categories in COLUMNS.items():
-        found[column] = int(problems["category"].isin(categories).sum())
+        found[column] = 0
+        if present.issuperset(categories):
+            some = problems["category"].isin(categories)
+            found[column] = int(some.sum())
     return found
 
 
@@ -239,10 +246,13 @@ def published() -> pd.DataFrame:
 
 
 def figure(table: Mapping[str, Mapping[str, Interval]], counts: Mapping[str, int]) -> Plot:
-    """A panel for each column that has a published figure: our models with intervals, published
-    ones hollow."""
+    """A panel for each column that has a published figure, or where the board has none, for each
+    column: our models with intervals, published ones hollow."""
     others = published()
-    columns = [name for name in COLUMNS if name in others and counts.get(name)]
+    shown = [name for name in COLUMNS if counts.get(name)]
+    columns = [name for name in shown if name in others]
+    if not columns:
+        columns = shown
     names = [*table, *others["model"]]
     size = (2.0 + 1.35 * len(columns), 1.5 + 0.26 * len(names))
     fig, axes = new_figure(
@@ -266,7 +276,7 @@ def figure(table: Mapping[str, Mapping[str, Interval]], counts: Mapping[str, int
                     label="measured here" if not place else None,
                 )
         ax.plot(
-            others[column],
+            others[column] if column in others else [np.nan] * len(others),
             np.arange(len(table), len(names)),
             "D",
             markersize=4.5,

@@ -210,7 +210,18 @@ def test_models_are_compared_on_the_wordings_that_all_have(tmp_path: Path) -> No
 def test_simple_weighs_its_three_languages_alike(tmp_path: Path) -> None:
     languages = {f"simple-{i}": True for i in range(8)} | {"simple_java-0": False}
     frame = load(tmp_path, answers("a", languages))
-    assert board.scores_of(frame)["simple"].value == pytest.approx(0.5)
+    assert "simple" not in board.scores_of(frame), "published means are of all three"
+    assert not board.counts_of(frame)["simple"]
+    frame = load(tmp_path, answers("a", languages | {"simple_javascript-0": False}))
+    assert board.scores_of(frame)["simple"].value == pytest.approx(1 / 3)
+    assert board.counts_of(frame)["simple"] == 10
+
+
+def test_irrelevance_is_the_mean_of_both_categories(tmp_path: Path) -> None:
+    silent = {f"irrelevance-{i}": True for i in range(8)} | {"live_irrelevance-0": False}
+    frame = load(tmp_path, answers("a", silent | {"simple-0": True}))
+    assert board.scores_of(frame)["irrelevance"].value == pytest.approx(0.5)
+    assert board.scores_of(frame)["not_live_irrelevance"].value == 1.0
 
 
 def test_parts_of_equal_answers_are_not_certain() -> None:
@@ -228,6 +239,7 @@ def test_the_interval_of_the_harmonic_mean_covers_both_shares() -> None:
 def test_figures_and_published_rows_are_apart(tmp_path: Path) -> None:
     frame = load(tmp_path, answers("a", HALF))
     table = board.table_of(frame)
+    assert not board.counts_of(frame)["simple"], "none of the columns has a published figure"
     drawn = board.figure(table, board.counts_of(frame))
     names = [tick.get_text() for tick in drawn.axes[0].get_yticklabels()]
     assert names[0] == "a"
