@@ -376,6 +376,12 @@ def test_numbers_of_the_larger_base_are_those_of_committed_results(name: str) ->
     (larger,) = frozen("pretrained_coder", benchmark="HumanEval")
     expected.append([larger["n"], small["sft"], larger["untuned"], larger["sft"]])
     assert [[int(cell) for cell in cells] for cells in told] == expected
+    behind = re.findall(r"\d+", text[head + len(table) :].strip().partition("\n\n")[0])
+    for right_is in ("a call is right", "no call is right"):
+        (found,) = frozen("pretrained_coder", benchmark=f"BFCL, {right_is}")
+        told = [str(found[name]) for name in ("untuned", "sft", "n")]
+        assert told == behind[:3]
+        behind = behind[3:]
     (unseen,) = frozen("pretrained", checkpoint=LARGER[-1], stratum="tool")
     assert f"{unseen['right']:.2f}" in text[head - 1200 : head]
 
