@@ -615,6 +615,21 @@ def test_an_evaluation_that_was_cut_off_goes_on_behind_its_answers(
     assert "dropped" not in capsys.readouterr().err
 
 
+def test_the_command_that_goes_on_works_behind_overwrite(
+    toy_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*TOY, "--ckpt", "toy@1", "--run-name", "replaced"]
+    COMMANDS["evaluate"].run(words)
+    with monkeypatch.context() as patched:
+        _cut_off(patched, after=2)
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            COMMANDS["evaluate"].run([*words, "--overwrite"])
+    _, name, *options = str(stopped.value).removesuffix(" goes on").split()
+    again = _drawn(monkeypatch)
+    COMMANDS[name].run(options)
+    assert len(again) == 4, "of eight problems two chunks of two were answered"
+
+
 @pytest.mark.parametrize("what", ["weights", "problems"])
 def test_answers_of_other_weights_or_problems_are_drawn_again(
     what: str, toy_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
