@@ -220,11 +220,11 @@ def _reject_unread_keys(raw: Row) -> None:
             continue
         if _HOLDS.search(key) and not _SAYS_ABOUT.search(key):
             raise Unreadable(f"message_has ({key})")
-        read = any(raw.get(name) for name in REASONING)
-        if _THOUGHTS.match(key) and not read:
-            said = texts_in(content_of(raw))
-            if str(value) not in said:
-                raise Unreadable(f"message_has ({key})")
+        thought = _THOUGHTS.match(key) and not any(raw.get(name) for name in REASONING)
+        if thought and str(value) not in texts_in(content_of(raw)):
+            raise Unreadable(f"message_has ({key})")
+    if role_of(raw) != "assistant":
+        return
     # harmony: reasoning, and calls whose function is the recipient
     if raw.get("channel") == "analysis":
         raise Unreadable("message_has (channel)")
@@ -305,8 +305,8 @@ def _with_reasoning(text: str, raw: Row) -> str:
 def _weight(raw: Row, where: str) -> int:
     """0 for an answer that is marked as carrying no loss, else 1. Unreadable for another mark."""
     for key, value in raw.items():
-        given = value not in (None, "", [], {})
-        if given and key not in _LOSS_MARKS and _WEIGHS.search(key):
+        given = value not in (None, "", [], {}) and key not in _LOSS_MARKS
+        if given and _WEIGHS.search(key) and not _SAYS_ABOUT.search(key):
             raise Unreadable(f"message_has ({key})")
     marks = {name: raw[name] for name in _LOSS_MARKS if raw.get(name) is not None}
     if any(isinstance(mark, str) or mark not in (0, 1) for mark in marks.values()):

@@ -570,14 +570,12 @@ def _matched(turn: Turn, results: list[Turn]) -> list[Turn]:
     if Counter(ids) == Counter(turn.ids):
         return _placed(results, ids, turn.ids)
     functions = [one.function for one in results]
-    if not results or not all(functions):
-        return results
     called = [call.name for text in turn.calls for call in parse_calls(text)]
     if Counter(functions) == Counter(called):
         return _placed(results, functions, called)
-    differ = any(one != other for one, other in zip(functions, called))
-    if differ and set(functions) <= set(called):
-        raise Unreadable("call_without_result", turn)
+    for function, name in zip(functions, called):
+        if function != name and function in called:
+            raise Unreadable("call_without_result", turn)
     return results
 
 
