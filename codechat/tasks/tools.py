@@ -24,6 +24,7 @@ alone has as many as it expects. Each episode has a world of its own (`text.tool
 
 import contextlib
 import copy
+import itertools
 import json
 import math
 import re
@@ -43,8 +44,9 @@ from codechat.text.tool_worlds import whole
 NAME_CREDIT = 0.25  # of a call with the right function and other arguments
 TIMES: dict[Any, Any] = {format: kind for kind, format in FORMATS.items()}
 TOLERANCE = 1e-6  # numbers match within this, relative above 1 and absolute below
-# a minus behind a word or a number is a dash, as in 10-30 and 2026-01-31
-_NUMBER = re.compile(r"(?:(?<!\w)[-\u2212])?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+# Behind a word or a number a minus is a dash, as in 10-30 and 2026-01-31, and a point is none of
+# the number, as in no.5 and 31.12.2026.
+_NUMBER = re.compile(r"(?:(?<!\w)[-\u2212])?(?:\d[\d,]*\.?\d*|(?<![\w.])\.\d+)(?:[eE][+-]?\d+)?")
 
 
 class Judged(NamedTuple):
@@ -125,9 +127,8 @@ class ToolsTask(OwnRows):
             if call.arguments is None:
                 return f"expected an object of arguments for {call.name}"
             parameters = self.kit.schemas[call.name]["parameters"]
-            problem = misfit(call.arguments, parameters)
-            if not problem:
-                problem = _unknown(call.arguments, parameters)
+            # stricter than for a model: an argument that the function does not have is an error
+            problem = misfit(call.arguments, {"unevaluatedProperties": False} | parameters)
             if problem:
                 return f"expected arguments that fit {call.name}: {problem}"
         return ""
@@ -177,17 +178,6 @@ class ToolsTask(OwnRows):
             asked = str(problem.messages[-1]["content"])[:60]
             print(f"task {self.name}, row {asked!r}: reward: {error}", file=sys.stderr)
         self.told = True
-
-
-def _unknown(arguments: Mapping[str, Any], parameters: Schema) -> str:
-    """The first argument that a function does not have; empty for none."""
-    properties = parameters.get("properties") or {}
-    if parameters.get("additionalProperties"):
-        return ""
-    for name in arguments:
-        if name not in properties:
-            return f"{name} is no argument"
-    return ""
 
 
 def has_answer(row: Row) -> bool:
@@ -373,14 +363,10 @@ def settled(value: Any, schema: Any, root: Schema) -> Any:
 
     if not isinstance(schema, Mapping):
         return whole(value)
-    classes = root.get("$defs") or {}
     if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        return settled(value, classes.get(name), root)
-    for one in filter(_is_object, schema.get("anyOf") or ()):
-        # what it refers to stands in the root, under one of these
-        shared = {key: root[key] for key in ("$defs", "definitions", "properties") if key in root}
-        if json_schemas.fits(value, shared | one):
+        return settled(value, _referred(schema["$ref"], root), root)
+    for one in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        if json_schemas.fits(value, one, root):
             return settled(value, one, root)
     if isinstance(value, dict):
         kinds = schema.get("properties") or {}
@@ -393,7 +379,10 @@ def settled(value: Any, schema: Any, root: Schema) -> Any:
             filled[name] = settled(item, kinds.get(name, rest), root)
         return filled
     if isinstance(value, list):
-        items = [settled(item, schema.get("items"), root) for item in value]
+        kinds = itertools.chain(
+            schema.get("prefixItems", ()), itertools.repeat(schema.get("items"))
+        )
+        items = [settled(item, kind, root) for item, kind in zip(value, kinds)]
         if schema.get("uniqueItems"):
             items.sort(key=_as_text)
         return items
@@ -404,9 +393,12 @@ def settled(value: Any, schema: Any, root: Schema) -> Any:
     return whole(value)
 
 
-def _is_object(schema: Any) -> bool:
-    """Whether a schema is more than true or false."""
-    return isinstance(schema, Mapping)
+def _referred(reference: str, root: Schema) -> Any:
+    """The part of a schema that `#/$defs/Item` names; None for a reference of another kind."""
+    part: Any = root
+    for name in reference.removeprefix("#/").split("/"):
+        part = part.get(name) if isinstance(part, Mapping) else None
+    return part
 
 
 def _as_text(value: Any) -> str:

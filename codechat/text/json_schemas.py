@@ -26,8 +26,11 @@ def check(schema: Mapping[str, Any]) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
 
 
-def fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    return jsonschema.Draft202012Validator(schema).is_valid(value)
+def fits(value: Any, schema: Any, root: Mapping[str, Any] | None = None) -> bool:
+    """Whether a value fits a schema, or a part of the schema `root`, to which its references
+    point."""
+    validator = jsonschema.Draft202012Validator(schema if root is None else root)
+    return validator.evolve(schema=schema).is_valid(value)
 
 
 def error_of(value: Any, schema: Mapping[str, Any]) -> jsonschema.ValidationError | None:

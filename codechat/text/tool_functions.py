@@ -133,11 +133,10 @@ def _has_reward(module: types.ModuleType, path: Path) -> bool:
         raise DataError(
             f"{path}: {REWARD} is {str(reward)[:60]}; {needed}; rename it, or write one"
         )
-    taken = inspect.signature(reward)
     try:
-        taken.bind([], {})
-    except TypeError:
-        raise DataError(f"{path}: {REWARD} takes {taken}; {needed}; correct it") from None
+        inspect.signature(reward).bind([], {})
+    except (TypeError, ValueError) as error:  # the second: a builtin such as max has none
+        raise DataError(f"{path}: {REWARD}: {error}; {needed}; correct it") from None
     if not _is_plain(reward):
         raise DataError(f"{path}: {REWARD} is async or yields; {needed}; write def and return")
     return True
@@ -379,16 +378,13 @@ def given(arguments: Mapping[str, Any], parameters: Schema) -> dict[str, Any]:
     out, so that the function has its default."""
     from codechat.text import json_schemas
 
-    required = parameters.get("required") or ()
     properties = parameters.get("properties") or {}
+    optional = properties.keys() - set(parameters.get("required") or ())
     kept = {}
     for name, value in arguments.items():
-        optional = name in properties and name not in required
-        if value is None and optional:
-            alone = parameters | {"required": []}
-            if not json_schemas.fits({name: None}, alone):
-                continue
-        kept[name] = value
+        left_out = value is None and name in optional
+        if not left_out or json_schemas.fits(None, properties[name], parameters):
+            kept[name] = value
     return kept
 
 
@@ -466,13 +462,14 @@ _SECTION = re.compile(
     r"(?:Args|Arguments|Parameters|Params|Returns|Return|Yields|Raises|Examples?|Notes?):?"
     r"|:\w+.*:.*|-{3,}"
 )
+_NUMPY = re.compile(r"^\s*(?:Other )?Parameters\s*\n\s*-{3,}\s*$", re.MULTILINE)
 
 
 def _read_doc(text: str, names: Iterable[str]) -> Doc:
     """Lines `name: text` or `name (type): text`, as in Google's style, reST's `:param name:
     text`, or NumPy's `name : type` before its text; deeper lines go on."""
     lines = text.splitlines()
-    underlined = any(re.fullmatch(r"\s*-{3,}\s*", line) for line in lines)  # NumPy's headings
+    underlined = _NUMPY.search(text)
     arguments: dict[str, str] = {}
     first = next(
         (i for i, line in enumerate(lines) if _SECTION.fullmatch(line.strip())), len(lines)

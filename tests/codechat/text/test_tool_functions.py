@@ -156,6 +156,20 @@ def area(width: float, height: float = 1.0) -> float:
     """
 
 
+def test_a_rule_in_a_docstring_is_no_heading_of_numpys() -> None:
+    def show(x: int) -> int:
+        """Show it.
+
+        ---
+        Args:
+            x: how many
+        """
+        return x
+
+    (about,) = tools_of([show])["show"].schema["parameters"]["properties"].values()
+    assert about["description"] == "how many"
+
+
 def test_numpys_docstrings_describe_parameters() -> None:
     schema = tools_of([area])["area"].schema
     assert schema["description"] == "Area of a rectangle."
@@ -249,6 +263,22 @@ def test_none_is_left_out_where_a_schema_of_ones_own_takes_none() -> None:
     assert settled({"y": "kg"}, parameters, parameters) == {"y": "kg"}
 
 
+@pytest.mark.parametrize(
+    "kind, value, as_got",
+    [
+        ({"$ref": "#/definitions/Size"}, {}, {"width": 1}),
+        ({"oneOf": [{"$ref": "#/definitions/Size"}, {"type": "null"}]}, {}, {"width": 1}),
+        ({"prefixItems": [{"format": "date"}]}, ["20260102"], ["2026-01-02"]),
+    ],
+)
+def test_values_in_any_part_of_a_schema_compare_as_the_function_gets_them(
+    kind: Any, value: Any, as_got: Any
+) -> None:
+    size = {"type": "object", "properties": {"width": {"default": 1}}}
+    root = {"properties": {"x": kind}, "definitions": {"Size": size}}
+    assert settled({"x": value}, root, root) == {"x": as_got}
+
+
 def test_a_field_that_a_class_does_not_have_is_named() -> None:
     def show(x: Item) -> str:
         return repr(x)
@@ -264,7 +294,8 @@ def test_a_field_that_a_class_does_not_have_is_named() -> None:
     "reward, named",
     [
         ("reward = 3\n", "reward is 3; expected a plain function reward.messages, row."),
-        ("def reward(messages): ...\n", "reward takes .messages.; expected"),
+        ("def reward(messages): ...\n", "reward: too many positional arguments; expected"),
+        ("reward = max\n", "reward: no signature found .*; expected"),
         ("async def reward(messages, row): ...\n", "reward is async or yields; expected"),
     ],
 )
