@@ -147,14 +147,19 @@ class NativeTemplate(ChatTemplate):
             raise Unproven(self.tokenizer, str(faults[0]))
         proven = [wording for wording, fault in zip(WORDINGS, faults) if fault is None]
         # a template that wants JSON text writes an object as Python does, which is read too
-        self.wording = next(filter(self._writes_json, proven), proven[0])
+        self._use(next(filter(self._writes_json, proven), proven[0]))
         self.several = self._writes(TWO_CALLS) is None
+
+    def _use(self, wording: Wording) -> None:
+        """Write in a wording from now on, with the marks that it gives. DataError for one in which
+        a call has no place."""
+        self.wording = wording
+        self.own = self._own_marks()
 
     def _first_fault(self, wording: Wording) -> str | None:
         """What does not come back in a wording; None where all does."""
-        self.wording = wording
         try:
-            self.own = self._own_marks()
+            self._use(wording)
         except DataError as error:
             return self._what(error)
         for calls in PROOFS:
@@ -178,7 +183,7 @@ class NativeTemplate(ChatTemplate):
 
     def _writes_json(self, wording: Wording) -> bool:
         """Whether the arguments of a call are an object of JSON in a wording."""
-        self.wording = wording
+        self._use(wording)
         written = self._answer(tool_calls.format_call(NAME, PROOFS[0][0])).body
         at = max(written.find("{"), 0)
         try:

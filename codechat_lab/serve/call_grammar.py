@@ -346,13 +346,9 @@ class _Vocabulary:
         self.end = json.dumps(layout.closing or "\n", ensure_ascii=False)
         self.call_tag = self._term(call) if call else ""
         self.gap = json.dumps(self.call.gap) if self.call.gap else ""
-        self.between = (
-            self._term(_marked(tokenizer, self.call.between)) if self.call.between else ""
-        )
+        self.between = self._marked_term(self.call.between)
         self.apart = json.dumps(self.call.apart)
-        self.call_end = (
-            self._term(_marked(tokenizer, self.call.closing)) if self.call.closing else ""
-        )
+        self.call_end = self._marked_term(self.call.closing)
         self.tag_id = call[0] if len(call) == 1 else None
         if len(layout.stop) == 1:
             self.closing = None  # one id ends an answer
@@ -390,6 +386,9 @@ class _Vocabulary:
         if any(i in self.special_token_ids for i in ids):
             return " ".join(f"<[{i}]>" for i in ids)
         return json.dumps(chat.decode(ids, self.tokenizer), ensure_ascii=False)
+
+    def _marked_term(self, text: str | None) -> str:
+        return self._term(_marked(self.tokenizer, text)) if text else ""
 
 
 def _marked(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -46,8 +46,10 @@ SINGLE = ("llama",)  # templates that write one call in an answer
 
 
 def source(name: str) -> str:
-    if name == "own":  # marks that no reader knows
-        return source("hermes").replace("tool_call>", "use_tool>")
+    if name == "own":  # marks that no reader knows; content None would be written as a word
+        said = "{% if m.content %}{{ '\\n' + m.content }}{% endif %}"
+        plain = source("hermes").replace(said, "{{ '\\n' }}{{ m.content }}")
+        return plain.replace("tool_call>", "use_tool>")
     if name == "own_list":
         listed = source("python").replace("<|tool_call_start|>", "<|observation|>")
         return listed.replace("<|tool_call_end|>", "[/CALLS]")
