@@ -391,7 +391,7 @@ class _Evaluation:
             collect=partial(subject.collect, way=sampling.name)
             if cfg.score == "loglik"
             else subject.collect,
-            known=self.answered.get(cell),
+            known=self.answered.get(cell, {}),
             keep=keep,
         )
 

@@ -62,7 +62,7 @@ def evaluate_task(
     constrain: Constrain | None = None,
     progress: str | None = None,
     collect: Collect | None = None,
-    known: Mapping[str, Sequence[Row]] | None = None,
+    known: Mapping[str, Sequence[Row]] = {},
     keep: Callable[[Sequence[Row]], None] | None = None,
 ) -> TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`. A
@@ -71,18 +71,14 @@ def evaluate_task(
     begin: ids with which every completion begins, such as the call tag. constrain: makes the
     grammar that a prompt's completions follow. A prompt that fills the model's block counts as
     failed. model, tokenizer and tags are None for a `collect` that needs none of them; the
-    default is `rollout.collect`. known: rows of an earlier call by problem; a problem with n of
-    them is not sampled again. keep: takes new rows as they come, on every rank."""
+    default is `rollout.collect`. known: the n rows of each problem
+    that an earlier call has sampled. keep: takes new rows as they come, on every rank."""
     if constrain and episodes.has_environment(task):
         raise ConfigError(
             f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain"
         )
     _check_problems(task, problems)
-    done: dict[str, Sequence[Row]] = {}
-    for problem in problems:
-        rows = (known or {}).get(problem.id, ())
-        if len(rows) == n:
-            done[problem.id] = rows
+    done = dict(known)
     missing = [problem for problem in problems if problem.id not in done]
     ranks = dist.world_size()
     per_chunk = max(1, CHUNK_ROWS // n) * ranks

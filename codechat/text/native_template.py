@@ -56,6 +56,7 @@ PROOFS: tuple[tuple[dict[str, Any], ...], ...] = (
 )
 TAG = r"</?[\w.:-]+>|\[/?[A-Z_]+\]"  # what may be a mark without being a special token
 TWO_CALLS = ({"place": "Oslo"}, {"place": "Bergen"})
+ONE_CALL = tool_calls.format_call(NAME, TWO_CALLS[0])
 
 
 class Unproven(ConfigError):
@@ -171,8 +172,7 @@ class NativeTemplate(ChatTemplate):
     def _own_marks(self) -> native_calls.Own:
         """The marks that the template writes around a call, where the reader has no such; none
         where there are none, or where they are words."""
-        content = tool_calls.format_call(NAME, PROOFS[0][0])
-        written = self._written(content, 1).removeprefix(self.form.opening)
+        written = self._written(ONE_CALL, 1).removeprefix(self.form.opening)
         around = native_calls.around_call(written)
         if around is None or native_calls.read(written).prose.strip() == "":
             return None
@@ -184,14 +184,11 @@ class NativeTemplate(ChatTemplate):
     def _writes_json(self, wording: Wording) -> bool:
         """Whether the arguments of a call are an object of JSON in a wording."""
         self._use(wording)
-        written = self._answer(tool_calls.format_call(NAME, PROOFS[0][0])).body
-        at = max(written.find("{"), 0)
-        try:
-            value, _ = json.JSONDecoder().raw_decode(written, at)
-        except ValueError:
+        written = _object_in(self._answer(ONE_CALL).body)
+        if written is None:
             return False
-        keys = value.keys() & set(tool_calls.ARGUMENT_KEYS)
-        return all(isinstance(value[key], dict) for key in keys)
+        keys = written.value.keys() & set(tool_calls.ARGUMENT_KEYS)
+        return all(isinstance(written.value[key], dict) for key in keys)
 
     def _writes(self, calls: Sequence[Mapping[str, Any]]) -> str | None:
         """None where an answer with these arguments comes back from the template; else what is
@@ -212,11 +209,10 @@ class NativeTemplate(ChatTemplate):
     def call_form(self) -> CallForm:
         """Where a call in JSON begins and ends, for masks that allow valid calls only."""
         written = self._one_call.body
-        at = max(written.find("{"), 0)
-        try:
-            value, end = json.JSONDecoder().raw_decode(written, at)
-        except ValueError:
+        found = _object_in(written)
+        if found is None:
             return CallForm()
+        at, value, end = found
         key = next((key for key in tool_calls.ARGUMENT_KEYS if key in value), "")
         if list(value) != ["name", key] or value["name"] != NAME:
             return CallForm()
@@ -259,7 +255,7 @@ class NativeTemplate(ChatTemplate):
 
     @cached_property
     def _one_call(self) -> TurnTexts:
-        return self._answer(tool_calls.format_call(NAME, {"place": "Oslo"}))
+        return self._answer(ONE_CALL)
 
     def messages(
         self, messages: Sequence[Message]
@@ -399,6 +395,23 @@ class NativeTemplate(ChatTemplate):
         opening = self.form.opening if written.startswith(self.form.opening) else ""
         body = written.removeprefix(opening)
         return TurnTexts("", opening, body, self.form.closing, self.form.after)
+
+
+class _Object(NamedTuple):
+    """An object of JSON in a text, and where it begins and ends."""
+
+    at: int
+    value: dict[str, Any]
+    end: int
+
+
+def _object_in(text: str) -> _Object | None:
+    """What begins with the first brace of a text; None unless it is JSON."""
+    at = max(text.find("{"), 0)
+    try:
+        return _Object(at, *json.JSONDecoder().raw_decode(text, at))
+    except ValueError:
+        return None
 
 
 def _said(prose: str) -> str:

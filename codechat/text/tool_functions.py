@@ -129,13 +129,10 @@ def _has_reward(module: types.ModuleType, path: Path) -> bool:
     if reward is None:
         return False
     needed = f"expected a plain function {REWARD}(messages, row)"
-    if not callable(reward):
-        raise DataError(
-            f"{path}: {REWARD} is {str(reward)[:60]}; {needed}; rename it, or write one"
-        )
     try:
         inspect.signature(reward).bind([], {})
-    except (TypeError, ValueError) as error:  # the second: a builtin such as max has none
+    # TypeError also for what is no function; ValueError for a builtin such as max
+    except (TypeError, ValueError) as error:
         raise DataError(f"{path}: {REWARD}: {error}; {needed}; correct it") from None
     if not _is_plain(reward):
         raise DataError(f"{path}: {REWARD} is async or yields; {needed}; write def and return")
@@ -609,10 +606,8 @@ def _is_converted(hint: Any) -> bool:
         return False
     if kind in FORMATS or kind in (set, frozenset, tuple):
         return True
-    if dataclasses.is_dataclass(kind):
-        return True
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return True
+    if _is_class(kind):
+        return not hasattr(kind, "__required_keys__")  # a TypedDict is a dict
     return any(map(_is_converted, typing.get_args(hint)))
 
 

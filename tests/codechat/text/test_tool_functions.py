@@ -293,7 +293,7 @@ def test_a_field_that_a_class_does_not_have_is_named() -> None:
 @pytest.mark.parametrize(
     "reward, named",
     [
-        ("reward = 3\n", "reward is 3; expected a plain function reward.messages, row."),
+        ("reward = 3\n", "reward: 3 is not .*; expected a plain function reward.messages, row."),
         ("def reward(messages): ...\n", "reward: too many positional arguments; expected"),
         ("reward = max\n", "reward: no signature found .*; expected"),
         ("async def reward(messages, row): ...\n", "reward is async or yields; expected"),
