@@ -34,14 +34,13 @@ from typing import Any, NamedTuple, Protocol
 from codechat import tasks
 from codechat.core import registry
 from codechat.core.atomic_files import (
-    append_rows,
     json_lines,
     read_json,
     read_rows,
     write_atomic,
     write_json,
 )
-from codechat.core.errors import ConfigError
+from codechat.core.errors import ConfigError, RunError
 from codechat.data import conversations
 from codechat.distributed import dist, hardware
 from codechat.evaluation import held_out, loglik, results, scoring
@@ -49,7 +48,7 @@ from codechat.evaluation.endpoint import Endpoint
 from codechat.evaluation.settings import EXAMPLES, EvaluateConfig
 from codechat.models import loading
 from codechat.rl import rollout
-from codechat.runs import checkpoint
+from codechat.runs import checkpoint, paths
 from codechat.runs.paths import STEP, checkpoint_paths, find_checkpoint, find_run, is_run, name_of
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, hash_problems
@@ -211,22 +210,27 @@ def run_evaluation(
         registry.instrument("call_grammar", "leave out --constrain") if cfg.constrain else None
     )
     problems, left_out = _load_problems(cfg, task)
-    paths = _checkpoints(cfg)
-    sources: list[Path | Endpoint] = [*paths]
-    if cfg.endpoint:
-        sources.append(Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file))
-    parent = str(paths[0]) if paths else None
-    inputs = {
-        "weights": {
-            label(path): checkpoint.fingerprint(checkpoint.read_meta(path)) for path in paths
-        },
-        "problems": {split: hash_problems(some) for split, some in problems.items()},
+    checkpoints = _checkpoints(cfg)
+    weights = {
+        label(path): checkpoint.fingerprint(checkpoint.read_meta(path)) for path in checkpoints
     }
+    sources: list[Path | Endpoint] = [*checkpoints]
+    if cfg.endpoint:
+        served = Endpoint(cfg.endpoint, cfg.model, cfg.api_key_file)
+        sources.append(served)
+        weights[served.name] = cfg.endpoint
+    parent = str(checkpoints[0]) if checkpoints else None
+    inputs: Inputs = {"code": {cfg.task: tasks.hash_code(task)}, "weights": weights}
+    for split, some in problems.items():
+        inputs[split] = {problem.id: hash_problems([problem]) for problem in some}
     with ExitStack() as opened:
         opened.enter_context(dist.session(cfg))
         cfg = scoring.with_free_name(cfg)
+        finished = _finished(cfg, inputs)
+        if finished:
+            return finished
         if cfg.overwrite:  # the first one is loaded before the former run goes
-            for path in paths[1:]:
+            for path in checkpoints[1:]:
                 checkpoint.check(path)
         run = opened.enter_context(
             Run.create(
@@ -238,7 +242,10 @@ def run_evaluation(
                 overwrite=cfg.overwrite,
             )
         )
-        kept = _answered(run, cfg, inputs) if dist.is_main() else {}
+        kept = {}
+        with dist.together():
+            if dist.is_main():
+                kept = _answered(run, cfg, inputs)
         answered = dist.gather(kept)[0]
         evaluation = _Evaluation(cfg, run, task, problems, search, constrain, judge, answered)
         try:
@@ -253,7 +260,7 @@ def run_evaluation(
             raise KeyboardInterrupt(f"{command} goes on") from None
         summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
         if cfg.all_checkpoints and dist.is_main():
-            summary = {"best": _choose_best(paths, rows, max(cfg.ks))}
+            summary = {"best": _choose_best(checkpoints, rows, max(cfg.ks))}
         summary |= {key: row[key] for row in rows[-1].values() for key in VERDICTS if key in row}
         if left_out:
             summary["left_out"] = left_out
@@ -271,22 +278,57 @@ class Cell(NamedTuple):
     sampling: str
 
 
+# part -> name in it -> hash: the task's code, the weights by checkpoint, the problems of each
+# split by id
+Inputs = dict[str, dict[str, str]]
+
+
+def _written(run: Run) -> Inputs:
+    """What the answers of a run were drawn from; nothing in one of an older version."""
+    file = run.path / INPUTS
+    return read_json(file) if file.exists() else {}
+
+
+def _finished(cfg: EvaluateConfig, inputs: Inputs) -> Run | None:
+    """The run that is to go on, where it is finished: it stays as it is. RunError where it is
+    one of other settings or inputs."""
+    if not cfg.resume or not paths.exists(cfg.run_name):
+        return None
+    run = Run.open(cfg.run_name)
+    if run.status["status"] != "finished":
+        return None
+    paths.check_same(cfg.run_name, cfg)
+    if _written(run) != inputs:
+        raise RunError(
+            f"run {run.name} is finished, with other weights, problems or code of the task; "
+            "set --overwrite to replace it, or another --run-name"
+        )
+    _say(f"run {run.name} is finished; the results lie in {run.path}")
+    return run
+
+
 def _answered(
-    run: Run, cfg: EvaluateConfig, inputs: Mapping[str, Any]
+    run: Run, cfg: EvaluateConfig, inputs: Inputs
 ) -> dict[Cell, dict[str, list[results.Row]]]:
     """The completions that a run which was cut off has kept, by problem, where it has all of a
-    problem; none of other weights or problems than it is to have. Its other rows go: they follow
-    from these."""
-    written = run.path / INPUTS
-    rows = list(read_rows(run.path / EXAMPLES))
-    if rows and (not written.exists() or read_json(written) != inputs):
-        gone = f"{len(rows)} completions of other weights or problems are dropped"
-        print(f"run {run.name}: {gone}, and drawn again", file=sys.stderr)
-        rows = []
+    problem; none of other weights, problems or code than it is to have. Its other rows go: they
+    follow from these."""
+    written = _written(run)
     found: dict[Cell, dict[str, list[results.Row]]] = {}
-    for row in rows:
-        cell = Cell(*(row.pop(name) for name in Cell._fields))
-        found.setdefault(cell, {}).setdefault(row["problem"], []).append(row)
+    gone = 0
+    for row in read_rows(run.path / EXAMPLES):
+        cell = Cell(*(row.pop(name, "") for name in Cell._fields))
+        id = row.get("problem", "")
+        places = (("code", cfg.task), ("weights", cell.checkpoint), (cell.split, id))
+        now = [inputs.get(part, {}).get(name) for part, name in places]
+        then = [written.get(part, {}).get(name) for part, name in places]
+        if now == then and None not in now:
+            found.setdefault(cell, {}).setdefault(id, []).append(row)
+        else:
+            gone += 1
+    if gone:
+        what = f"{gone} completions of other weights, problems or code of the task are dropped"
+        print(f"run {run.name}: {what}, and drawn again", file=sys.stderr)
     counts = {sampling.name: sampling.n for sampling in samplings(cfg)}
     whole: dict[Cell, dict[str, list[results.Row]]] = {}
     kept: list[results.Row] = []
@@ -298,7 +340,7 @@ def _answered(
     for name in ("eval.jsonl", "per_problem.jsonl", "samples.jsonl"):
         (run.path / name).unlink(missing_ok=True)
     write_atomic(run.path / EXAMPLES, json_lines(kept))
-    write_json(written, inputs)
+    write_json(run.path / INPUTS, inputs)
     return whole
 
 
@@ -364,7 +406,7 @@ class _Evaluation:
         def keep(rows: Sequence[results.Row]) -> None:
             if dist.is_main():
                 named = (cell._asdict() | row for row in rows)
-                append_rows(self.run.path / EXAMPLES, named)
+                self.run.append(EXAMPLES, named)
                 self.run.keep()  # what --overwrite replaces may go
 
         loaded = subject.checkpoint
@@ -401,7 +443,7 @@ class _Evaluation:
         variant = f", {way}" if "," in way else ""  # of plain ones the report shows the temperature
         _say(result.report(f"{subject.name} on {self.cfg.task} {which['split']}{variant}"))
         if dist.is_main():
-            append_rows(self.run.path / "per_problem.jsonl", (which | row for row in result.counts))
+            self.run.append("per_problem.jsonl", (which | row for row in result.counts))
         self.run.log_samples(subject.step, [sample | which for sample in result.samples])
 
     def held_out_losses(

@@ -261,7 +261,7 @@ class Run:
         for name in row.keys() - {"step", "time"}:
             unit_of(name)
         if _ranks().is_main():
-            self._append("metrics.jsonl", [row])
+            self.append("metrics.jsonl", [row])
             self.keep()
             self._show(row)
 
@@ -270,7 +270,7 @@ class Run:
         were measured on (n, split, ...)."""
         row = plain_row(step, values)
         if _ranks().is_main():
-            self._append("eval.jsonl", [row])
+            self.append("eval.jsonl", [row])
             shown = {k: v for k, v in row.items() if k in ("step", "time", "split") or declared(k)}
             self._show(shown, self._curve(row))
 
@@ -296,7 +296,7 @@ class Run:
         """Append rollouts or samples for people to read."""
         if _ranks().is_main():
             shown = [plain_row(step, row) for row in rows]
-            self._append("samples.jsonl", shown)
+            self.append("samples.jsonl", shown)
             if self._tracked:
                 self._tracked.log_table(int(step), shown)
 
@@ -339,7 +339,8 @@ class Run:
             "free space, then continue with --resume"
         )
 
-    def _append(self, file: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def append(self, file: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows to a file of the run; for the first rank. RunError where the disk is full."""
         try:
             # at the first row, not on opening: a resumed run that fails at once has lost nothing
             if self._rewind and self._begins is not None:

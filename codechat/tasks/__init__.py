@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from codechat.core.atomic_files import file_record
 from codechat.core.errors import ConfigError, DataError, UserError, check_choice
 from codechat.tasks.base import (
     SPLITS as SPLITS,
@@ -147,6 +148,14 @@ def load(name: str, *, source: Any = None, **options: Any) -> Task:
         raise ConfigError(
             f"task {name!r} does not accept {options} ({error}); its options: {known}"
         ) from None
+
+
+def hash_code(task: Task) -> str:
+    """Of the file that defines the task; "" where there is none, as in a notebook."""
+    try:
+        return str(file_record(Path(inspect.getfile(type(task))))["sha256"])
+    except (TypeError, OSError):
+        return ""
 
 
 def name_of(task: str | Task | type) -> str:

@@ -1,7 +1,9 @@
 """Scores that can be believed: unbiased pass@k, intervals, paired differences, choosing a
 checkpoint."""
 
+import errno
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -608,10 +610,6 @@ def test_an_evaluation_that_was_cut_off_goes_on_behind_its_answers(
     for file in ("eval.jsonl", "per_problem.jsonl", "examples.jsonl", "samples.jsonl"):
         assert _rows_of(cut, file) == _rows_of(whole, file), file
     assert cut.status["summary"] == whole.status["summary"]
-    again.clear()
-    COMMANDS["evaluate"].run([*words, "cut", "--resume"])
-    assert not again, "nothing is drawn where all is there"
-    assert _rows_of(cut, "eval.jsonl") == _rows_of(whole, "eval.jsonl")
     assert "dropped" not in capsys.readouterr().err
 
 
@@ -630,18 +628,84 @@ def test_the_command_that_goes_on_works_behind_overwrite(
     assert len(again) == 4, "of eight problems two chunks of two were answered"
 
 
-@pytest.mark.parametrize("what", ["weights", "problems"])
-def test_answers_of_other_weights_or_problems_are_drawn_again(
-    what: str, toy_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def _cut_and_resumed(words: list[str], name: str, change: Callable[[Run], object]) -> Run:
+    """A run of half its answers that goes on after a change."""
+    with pytest.MonkeyPatch.context() as patched:
+        _cut_off(patched, after=2)
+        with pytest.raises(KeyboardInterrupt):
+            COMMANDS["evaluate"].run([*words, "--run-name", name])
+    change(Run.open(name))
+    return COMMANDS["evaluate"].run([*words, "--run-name", name, "--resume"])
+
+
+@pytest.mark.parametrize(("what", "answered"), [("weights", 0), ("code", 0), ("test", 3)])
+def test_answers_of_other_weights_code_or_problems_are_drawn_again(
+    what: str,
+    answered: int,
+    toy_run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = [*TOY, "--ckpt", "toy@1", "--run-name", f"other-{what}"]
-    run = COMMANDS["evaluate"].run(words)
-    before = _rows_of(run, "examples.jsonl")
-    inputs = read_json(run.path / "inputs.json")
-    inputs[what] = dict.fromkeys(inputs[what], "another hash")
-    write_json(run.path / "inputs.json", inputs)
+    words = [*TOY, "--ckpt", "toy@1"]
+    whole = COMMANDS["evaluate"].run([*words, "--run-name", f"whole-{what}"])
+
+    def other(run: Run) -> None:
+        inputs = read_json(run.path / "inputs.json")
+        inputs[what][next(iter(inputs[what]))] = "another hash"
+        write_json(run.path / "inputs.json", inputs)
+
     again = _drawn(monkeypatch)
-    COMMANDS["evaluate"].run([*words, "--resume"])
-    assert len(again) == 8
-    assert _rows_of(run, "examples.jsonl") == before
-    assert "32 completions of other weights or problems are dropped" in capsys.readouterr().err
+    run = _cut_and_resumed(words, f"other-{what}", other)
+    assert len(again) == 4 + 8 - answered, "of four that were answered"
+    assert _rows_of(run, "examples.jsonl") == _rows_of(whole, "examples.jsonl")
+    assert f"{4 * (4 - answered)} completions of other weights" in capsys.readouterr().err
+
+
+def test_answers_under_a_task_that_was_changed_are_scored_by_the_new_one(
+    toy_run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from codechat.tasks.base import Score\n"
+        "from codechat.tasks.toy import ToyTask\n"
+        "class Mine(ToyTask):\n"
+        "    def score(self, problem, text):\n"
+        "        right = False or text == self.gold(problem)\n"
+        "        return Score(float(right), 'all' if right else 'none', {}, right)\n"
+    )
+    words = ["--task", f"{file}:Mine", "--n", "4", "--ks", "1", *FEW, "--ckpt", "toy@1"]
+    better = file.read_text().replace("False", "True")
+    run = _cut_and_resumed(words, "mine", lambda _: file.write_text(better))
+    assert run.evals()["pass@1"].tolist() == [1.0]
+
+
+def test_a_finished_evaluation_stays_as_it_is(
+    toy_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*TOY, "--ckpt", "toy@1", "--run-name", "stays", "--resume"]
+    run = COMMANDS["evaluate"].run(words[:-1])
+    before = {file: file.read_bytes() for file in run.path.glob("*.json*")}
+    COMMANDS["evaluate"].run(words)
+    assert "run stays is finished" in capsys.readouterr().out
+    with raising(RunError, "other settings", "seed"):
+        COMMANDS["evaluate"].run([*words, "--seed", "1"])
+    inputs = read_json(run.path / "inputs.json")
+    write_json(run.path / "inputs.json", inputs | {"weights": {}})
+    with raising(RunError, "other weights", "--overwrite"):
+        COMMANDS["evaluate"].run(words)
+    write_json(run.path / "inputs.json", inputs)
+    assert {file: file.read_bytes() for file in run.path.glob("*.json*")} == before
+
+
+def test_a_disk_that_is_full_ends_an_evaluation_with_the_way_on(
+    toy_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    words = [*TOY, "--ckpt", "toy@1", "--run-name", "full"]
+    with monkeypatch.context() as patched:
+        patched.setattr("codechat.runs.run.append_rows", full)
+        with raising(RunError, "examples.jsonl", "No space left", "--resume"):
+            COMMANDS["evaluate"].run(words)
+    assert COMMANDS["evaluate"].run([*words, "--resume"]).status["status"] == "finished"
