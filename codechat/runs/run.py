@@ -237,6 +237,15 @@ class Run:
         finished, stopped, failed or killed."""
         return self._ended or paths.read_status(self.path)
 
+    def require_finished(self) -> None:
+        """RunError for a run whose rows may be a part of what it is to have."""
+        status = self.status
+        if status["status"] != "finished":
+            reason = status.get("reason", "no end yet")
+            raise RunError(
+                f"run {self.name} is {status['status']} ({reason}); wait, or use --resume"
+            )
+
     def checkpoints(self) -> list[int]:
         """Steps that have a checkpoint, ascending."""
         return list(paths.checkpoint_paths(self.path))

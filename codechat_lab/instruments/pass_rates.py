@@ -134,6 +134,7 @@ def choose(rows: Sequence[Mapping[str, Any]], window: tuple[float, ...]) -> tupl
 def filter_problems(cfg: FilterConfig) -> dict[str, int]:
     """Write the directory; rows of each file."""
     run = Run.open(cfg.rates)
+    run.require_finished()
     tried = run.config
     rows = read_per_problem(run)
     if {row["split"] for row in rows} != {"train"}:

@@ -66,13 +66,9 @@ def check(runs: Sequence[Run]) -> None:
     checkpoint was chosen on a test split or trained again since."""
     first: dict[tuple[str, bool], Run] = {}
     for run in runs:
+        run.require_finished()
         status = run.status
         kind = status["kind"]
-        if status["status"] != "finished":
-            reason = status.get("reason", "no end yet")
-            raise RunError(
-                f"run {run.name} is {status['status']} ({reason}); wait, or use --resume"
-            )
         if kind in EVALUATIONS:
             # the scores of a run that was deleted still hold
             for name in filter(paths.exists, _trained(run)):

@@ -68,6 +68,7 @@ def prepare_solved(cfg: SolvedConfig) -> Row:
     """Write conversations. Returns the manifest of the directory. ConfigError for an evaluation
     of another split: its problems are for judging."""
     run = Run.open(cfg.rates)
+    run.require_finished()
     tried = run.config
     if list(tried.get("split", ())) != ["train"]:
         raise ConfigError(

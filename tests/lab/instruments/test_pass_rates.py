@@ -7,7 +7,7 @@ import pytest
 
 from codechat import tasks
 from codechat.core.atomic_files import json_lines, read_rows
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
 from codechat.core.registry import COMMANDS
 from codechat.evaluation import diagnose, results
 from codechat.runs.run import Run
@@ -123,6 +123,9 @@ def test_the_commands_end_to_end(passk: Callable[..., None], tmp_path: Path, cap
             COMMANDS["filter"].run(words)
     with pytest.raises(MissingFile):
         COMMANDS["filter"].run(["--rates", "base", "--out", str(target)])
+    run.stop("interrupted")
+    with pytest.raises(RunError, match="rates is stopped"):
+        COMMANDS["filter"].run(words)
     for wrong, says in (
         (["--n", "1", "--task", "micro"], "--n is 1"),
         (["--temperature", "0", "--task", "micro"], "all samples are the same"),

@@ -9,7 +9,7 @@ from raising import raising
 
 from codechat import tasks
 from codechat.core.atomic_files import append_rows, read_json, read_rows
-from codechat.core.errors import ConfigError, DataError
+from codechat.core.errors import ConfigError, DataError, RunError
 from codechat.core.registry import PREPARATIONS
 from codechat.data import conversations
 from codechat.runs.run import Run
@@ -146,6 +146,13 @@ def test_an_answer_that_was_cut_off_is_none(home: Path, stop: str) -> None:
     (row,) = read_rows(path)
     append_rows(path, [row | {"completion": "cut", "stop": stop}])
     assert [row["messages"][-1]["content"] for row in prepared(home)] == ["whole"]
+
+
+def test_a_part_of_the_answers_is_not_taken_for_all(home: Path) -> None:
+    tried(home, [(0, "right", True)])
+    Run.open("rates").stop("interrupted")
+    with raising(RunError, "rates", "interrupted", "--resume"):
+        prepared(home)
 
 
 SHARED = "Write a function to find the shared elements from the given two lists."
