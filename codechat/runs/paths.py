@@ -670,8 +670,13 @@ def prepare(
             check_same(name, config)
             _continue(path, here, status)
             return path
+        settings = configs.plain(config)
+        if settings.get(
+            "overwrite"
+        ):  # of this command: --config goes on with the run, and keeps it
+            settings["overwrite"] = False
         files = {
-            "config.json": configs.plain(config),
+            "config.json": settings,
             "env.json": here | {"parent": origin},
             "status.json": status,
         }
