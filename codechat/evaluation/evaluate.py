@@ -255,8 +255,6 @@ def run_evaluation(
                 rows.append(evaluation.evaluate(subject))
         except KeyboardInterrupt:
             command = f"codechat {kind} --config {run.path}/config.json --resume"
-            if cfg.overwrite:  # which config.json says, too
-                command += " --overwrite false"
             raise KeyboardInterrupt(f"{command} goes on") from None
         summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
         if cfg.all_checkpoints and dist.is_main():

@@ -671,9 +671,8 @@ def prepare(
             _continue(path, here, status)
             return path
         settings = configs.plain(config)
-        if settings.get(
-            "overwrite"
-        ):  # of this command: --config goes on with the run, and keeps it
+        # of this command alone: --config goes on with the run, and keeps it
+        if settings.get("overwrite"):
             settings["overwrite"] = False
         files = {
             "config.json": settings,
