@@ -242,7 +242,7 @@ def run_evaluation(
                 overwrite=cfg.overwrite,
             )
         )
-        kept = {}
+        kept: Answers = {}
         with dist.together():
             if dist.is_main():
                 kept = _answered(run, cfg, inputs)
@@ -276,6 +276,8 @@ class Cell(NamedTuple):
     sampling: str
 
 
+Answers = dict[Cell, dict[str, list[results.Row]]]  # by problem
+
 # part -> name in it -> hash: the task's code, the weights by checkpoint, the problems of each
 # split by id
 Inputs = dict[str, dict[str, str]]
@@ -305,14 +307,12 @@ def _finished(cfg: EvaluateConfig, inputs: Inputs) -> Run | None:
     return run
 
 
-def _answered(
-    run: Run, cfg: EvaluateConfig, inputs: Inputs
-) -> dict[Cell, dict[str, list[results.Row]]]:
+def _answered(run: Run, cfg: EvaluateConfig, inputs: Inputs) -> Answers:
     """The completions that a run which was cut off has kept, by problem, where it has all of a
     problem; none of other weights, problems or code than it is to have. Its other rows go: they
     follow from these."""
     written = _written(run)
-    found: dict[Cell, dict[str, list[results.Row]]] = {}
+    found: Answers = {}
     gone = 0
     for row in read_rows(run.path / EXAMPLES):
         cell = Cell(*(row.pop(name, "") for name in Cell._fields))
@@ -328,7 +328,7 @@ def _answered(
         what = f"{gone} completions of other weights, problems or code of the task are dropped"
         print(f"run {run.name}: {what}, and drawn again", file=sys.stderr)
     counts = {sampling.name: sampling.n for sampling in samplings(cfg)}
-    whole: dict[Cell, dict[str, list[results.Row]]] = {}
+    whole: Answers = {}
     kept: list[results.Row] = []
     for cell, answers in found.items():
         n = counts[cell.sampling]
