@@ -40,7 +40,7 @@ from codechat.core.atomic_files import (
     write_atomic,
     write_json,
 )
-from codechat.core.errors import ConfigError, RunError
+from codechat.core.errors import ConfigError, EngineLost, RunError
 from codechat.data import conversations
 from codechat.distributed import dist, hardware
 from codechat.evaluation import held_out, loglik, results, scoring
@@ -253,9 +253,10 @@ def run_evaluation(
             for source in sources:
                 subject = load_subject(cfg, source)
                 rows.append(evaluation.evaluate(subject))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, EngineLost) as stopped:
             command = f"codechat {kind} --config {run.path}/config.json --resume"
-            raise KeyboardInterrupt(f"{command} goes on") from None
+            reason = f"{stopped}; " if str(stopped) else ""
+            raise type(stopped)(f"{reason}{command} goes on") from None
         summary = _paired_summary(run, cfg) if len(rows) > 1 and dist.is_main() else {}
         if cfg.all_checkpoints and dist.is_main():
             summary = {"best": _choose_best(checkpoints, rows, max(cfg.ks))}

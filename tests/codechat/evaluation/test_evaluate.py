@@ -22,7 +22,7 @@ from codechat import tasks
 from codechat.core import registry
 from codechat.core.atomic_files import read_json, read_rows, write_json
 from codechat.core.config import parse
-from codechat.core.errors import ConfigError, DataError, RunError, UserError
+from codechat.core.errors import ConfigError, DataError, EngineLost, RunError, UserError
 from codechat.core.registry import COMMANDS
 from codechat.data import conversations
 from codechat.evaluation import evaluate, held_out, results, scoring
@@ -611,6 +611,18 @@ def test_an_evaluation_that_was_cut_off_goes_on_behind_its_answers(
         assert _rows_of(cut, file) == _rows_of(whole, file), file
     assert cut.status["summary"] == whole.status["summary"]
     assert "dropped" not in capsys.readouterr().err
+
+
+def test_an_evaluation_whose_server_is_lost_says_how_to_go_on(
+    toy_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*args: Any, **settings: Any) -> Any:
+        raise EngineLost("no server answers")
+
+    monkeypatch.setattr(rollout, "collect", lost)
+    with raising(EngineLost, "no server answers", "codechat evaluate --config", "--resume goes on"):
+        COMMANDS["evaluate"].run([*TOY, "--ckpt", "toy@1", "--run-name", "lost"])
+    assert "--resume" in Run.open("lost").status["reason"]
 
 
 def test_the_command_that_goes_on_works_behind_overwrite(
