@@ -49,6 +49,7 @@ FURTHER = "..."  # the name under which an object's further keys stand
 NESTED = 4  # levels of objects whose keys are described
 
 # The quantifiers *+ and ++ are possessive, so that no list makes a pattern backtrack.
+_BLANK = re.compile(r"\s*")
 _LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
 _KEY = rf"(?:{_STRING}|[^\s,:\"(){{}}?][^\s,:\"{{}}]*?)\??: "
@@ -309,8 +310,7 @@ def split_offer(prompt: str) -> tuple[str, list[Schema]]:
     """A system text without its list of functions, and `offered_schemas`."""
     listed = _LISTED.search(prompt)
     if not listed:
-        schemas = list(_json_schemas(prompt))
-        return prompt.partition(WITH_TOOLS)[0].rstrip("\n") if schemas else prompt, schemas
+        return _split_objects(prompt)
     lines, rest = _split_list(prompt, listed)
     turned = NOTHING_FITS in lines
     tools: list[Schema] = []
@@ -324,6 +324,28 @@ def split_offer(prompt: str) -> tuple[str, list[Schema]]:
                 dict(name=read.name, description=read.description, parameters=read.parameters)
             )
     return prompt[: listed.start()] + rest, tools
+
+
+def _split_objects(prompt: str) -> tuple[str, list[Schema]]:
+    """`split_offer` of a list of JSON objects. Text behind the list stays. Where none stands
+    behind the header, the tools are all objects of the text, and none is cut out."""
+    before, _, behind = prompt.partition(WITH_TOOLS)
+    end = 0
+    decoder = json.JSONDecoder(strict=False)
+    while True:
+        place = _BLANK.match(behind, end)
+        assert place is not None
+        if not behind.startswith("{", place.end()):
+            break
+        try:
+            _, end = decoder.raw_decode(behind, place.end())
+        except (ValueError, RecursionError):
+            break
+    schemas = list(_json_schemas(behind[:end]))
+    if not schemas:
+        return prompt, list(_json_schemas(prompt))
+    texts = (before.rstrip("\n"), behind[end:].strip("\n"))
+    return "\n\n".join(filter(None, texts)), schemas
 
 
 def _read_about(line: str, parameters: Schema) -> bool:

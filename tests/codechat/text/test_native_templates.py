@@ -221,8 +221,8 @@ def test_a_conversation_without_tools_is_that_of_the_template() -> None:
     assert chat.render(messages, tok, "native") == chat.render(messages, tok, "template")
 
 
-def test_a_system_text_keeps_its_own_words_beside_the_tools() -> None:
-    text = "Be brief.\n" + OFFER
+@pytest.mark.parametrize("text", [f"Be brief.\n{OFFER}", f"{OFFER}\n\nBe brief."])
+def test_a_system_text_keeps_its_own_words_beside_the_tools(text: str) -> None:
     tok = ours("hermes")
     shown = tok.decode_inside(chat.prompt(talk(text, "hi", roles="su"), tok, "native"))
     assert shown.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")

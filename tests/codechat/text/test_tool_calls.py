@@ -16,7 +16,8 @@ from jsonl import rows_of
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import chat
 from codechat.text.chat import Call, format_call, parse_calls, read_call, tools_prompt
-from codechat.text.tool_calls import FORMS, READABLE, answer_text
+from codechat.text.tool_calls import FORMS, READABLE, answer_text, as_openai
+from codechat.text.tool_lists import split_offer
 from codechat_lab.tasks.toolbox.catalogue import TOOLS
 
 TAG = "<functioncall> "
@@ -370,6 +371,19 @@ def test_the_offered_types_are_read_back_from_the_list(style: str) -> None:
                 assert set(schema["enum"]) <= set(found["enum"])
             else:
                 assert found.get("type") == schema.get("type")
+
+
+@EVERY_STYLE
+def test_what_stands_around_the_list_stays(style: str) -> None:
+    """Text behind the list too, and an object in it is no tool."""
+    behind = 'Answer in French, never as {"name": "Ann"}.'
+    text, tools = split_offer(f"{listed(style)}\n\n{behind}")
+    assert text.split("\n\n") == ["Be brief.", behind]
+    assert [tool["name"] for tool in tools] == [tool["name"] for tool in OFFERED]
+    system = {"role": "system", "content": f"{listed(style)}\n\n{behind}"}
+    (said,), offered = as_openai([system])
+    assert said["content"] == text
+    assert len(offered) == len(OFFERED)
 
 
 def test_a_list_in_json_gives_the_schemas_whole() -> None:
