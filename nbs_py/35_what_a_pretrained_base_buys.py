@@ -240,7 +240,7 @@ for stage, name in {"untuned": untuned, "sft": coder}.items():
 articles.table(larger, {"benchmark": "benchmark", "n": "problems", untuned: untuned, coder: coder})
 
 # %% [markdown]
-# SFT on calls costs no programs and no sums that these intervals show. On the leaderboard it teaches silence where no call is right (355 to 983 of 1,124) and few right calls (955 to 1,059
+# SFT on calls costs no programs and no sums that these intervals show. On the leaderboard it teaches silence where no call is right (360 to 982 of 1,124) and few right calls (955 to 1,057
 # of 2,510): it is silent too often as well.
 # GSM8K needs the model's own form, a boxed answer. Asked for five tags it reasons and forgets them, after SFT on calls more than before (50 and 9 right of 1,319); asked as in
 # r1_zero it answers at once.
@@ -276,7 +276,7 @@ print(means.round(1).to_string(), f"\nsilent where a call is right: {tiers[untun
 # %% [markdown]
 # The means are those of the published board (the four kinds of calls, the live problems, both categories where no call is right). There Hammer2.1-0.5b, a model of the same size that reads far
 # more rows of calls, has 66.0, 54.6 and 80.8, without intervals and with a prompt of its own. This one is silent better and calls worse. Several calls at once were 1 and are 91 of 440.
-# Where one call of a live request is right, SFT costs right answers (126 to 102 of 256): of 3,634 answers 742 have no call where one is right (untuned 100), and 141 a needless one (769).
+# Where one call of a live request is right, SFT costs right answers (127 to 101 of 256): of 3,634 answers 746 have no call where one is right (untuned 106), and 142 a needless one (764).
 
 # %% [markdown]
 # ## Is it the base, or the parameters?

@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
+from tqdm import tqdm
+
 from codechat.core.errors import ConfigError, check_choice
 from codechat.data.sources import digest, fraction
 from codechat.tasks.base import BaseTask, Problem, Score, check_split
@@ -32,6 +34,7 @@ GARBAGE = "qzx 7 lorem"  # an answer to no question
 PROBED = 8  # problems on which it may not earn the full reward
 NO_NUMBER = re.compile(r"[+-]?(?:nan|inf(?:inity)?)(?:[+-].*)?[ij]?", re.IGNORECASE)
 SHOWN = 200  # characters of an error
+SLOW_S = 5.0  # seconds before a bar shows that questions are being made
 
 
 class Judged(NamedTuple):
@@ -106,7 +109,9 @@ class ReasoningGymTask(BaseTask):
     def _generate(self) -> None:
         """All problems, each question once. ConfigError where any text earns the full reward."""
         self.rows = []
-        for i in range(self.made.size):  # indices from `size` on give further items, no IndexError
+        # indices from `size` on give further items, no IndexError; some tasks take a minute for one
+        asked = f"questions of {self.dataset}"
+        for i in tqdm(range(self.made.size), desc=asked, unit="question", delay=SLOW_S):
             try:
                 entry = self.made[i]
             except Exception as error:  # the package's code, on options of the user
@@ -191,5 +196,7 @@ def _of_level(factory: Any, dataset: str, level: int) -> dict[str, Any]:
     for step in range(level):
         if not curriculum.increment_global_level():
             raise ConfigError(f"got level {level}; reasoning_gym:{dataset} ends at {step}")
-    given = dataclasses.asdict(curriculum.generate_configuration())
-    return {name: value for name, value in given.items() if name not in ("size", "seed")}
+    made = curriculum.generate_configuration()
+    # not `asdict`: a configuration may hold others, which the package wants as they are
+    names = [one.name for one in dataclasses.fields(made) if one.name not in ("size", "seed")]
+    return {name: getattr(made, name) for name in names}

@@ -19,15 +19,19 @@ class Config:
     size: int = 500
     seed: int = 0
     terms: int = 2
+    inner: "Config | None" = None
 
 
 class Dataset:
     """Item i depends on seed + i alone, as in reasoning-gym."""
 
-    def __init__(self, name: str, size: int, seed: int, terms: int = 2) -> None:
+    def __init__(
+        self, name: str, size: int, seed: int, terms: int = 2, inner: Config | None = None
+    ) -> None:
         if terms < 1:
             raise AssertionError("terms must be positive")
         self.name, self.size, self.seed, self.terms = name, size, seed, terms
+        self.inner = inner
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         if self.name == "breaks":
@@ -51,7 +55,7 @@ class Curriculum:
         return self.level <= 2
 
     def generate_configuration(self) -> Config:
-        return Config(terms=10 + self.level)
+        return Config(terms=10 + self.level, inner=Config())
 
 
 @pytest.fixture
@@ -89,7 +93,9 @@ def test_no_question_is_in_two_splits_whatever_the_seed(gym: None) -> None:
 
 def test_options_and_levels_of_a_curriculum_reach_the_dataset(gym: None) -> None:
     assert loaded("sums,terms=5").made.terms == 5
-    assert loaded("sums,level=0").made.terms == 10
+    made = loaded("sums,level=0").made
+    assert made.terms == 10
+    assert made.inner == Config(), "a configuration in it stays one"
     assert loaded("sums,level=2").made.terms == 12
 
 
