@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -71,17 +71,14 @@ def evaluate_task(
     begin: ids with which every completion begins, such as the call tag. constrain: makes the
     grammar that a prompt's completions follow. A prompt that fills the model's block counts as
     failed. model, tokenizer and tags are None for a `collect` that needs none of them; the
-    default is `rollout.collect`. known: the n rows of each problem
-    that an earlier call has sampled. keep: takes new rows as they come, on every rank."""
+    default is `rollout.collect`. known: the n rows of each problem that an earlier call has
+    sampled. keep: takes new rows as they come, on every rank."""
     if constrain and episodes.has_environment(task):
         raise ConfigError(
             f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain"
         )
     _check_problems(task, problems)
-    done = dict(known)
-    missing = [problem for problem in problems if problem.id not in done]
-    ranks = dist.world_size()
-    per_chunk = max(1, CHUNK_ROWS // n) * ranks
+    missing = [problem for problem in problems if problem.id not in known]
     draw: Collect = collect or rollout.collect
 
     def rows_of(some: Sequence[Problem]) -> list[Row]:
@@ -112,17 +109,14 @@ def evaluate_task(
         generate.weights_stay(model) if model else nullcontext(),
         tqdm(
             total=len(problems),
-            initial=len(done),
+            initial=len(problems) - len(missing),
             desc=progress,
             unit="problem",
             disable=not (progress and dist.is_main()),
         ) as bar,
     ):
-        for at in range(0, len(missing), per_chunk):
-            chunk = missing[at : at + per_chunk]
-            mine = chunk[dist.rank() :: ranks]
-            parts = dist.gather(rows_of(mine) if mine else [])
-            found = _in_order(parts, len(chunk), n)
+        done = dict(known)
+        for chunk, found in _shared_out(missing, n, rows_of):
             for i, problem in enumerate(chunk):
                 done[problem.id] = found[i * n : (i + 1) * n]
             if keep:
@@ -130,6 +124,19 @@ def evaluate_task(
             bar.update(len(chunk))
     rows = [row for problem in problems for row in done[problem.id]]
     return TaskResult(task, problems, rows, n, temperature, ks, seed)
+
+
+def _shared_out(
+    problems: Sequence[Problem], n: int, rows_of: Callable[[Sequence[Problem]], list[Row]]
+) -> Iterator[tuple[Sequence[Problem], list[Row]]]:
+    """Some problems at a time with their n rows each, which the ranks share. A collective."""
+    ranks = dist.world_size()
+    per_chunk = max(1, CHUNK_ROWS // n) * ranks
+    for at in range(0, len(problems), per_chunk):
+        chunk = problems[at : at + per_chunk]
+        mine = chunk[dist.rank() :: ranks]
+        parts = dist.gather(rows_of(mine) if mine else [])
+        yield chunk, _in_order(parts, len(chunk), n)
 
 
 def _rows(
