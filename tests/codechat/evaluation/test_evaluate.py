@@ -650,21 +650,6 @@ def _cut_and_resumed(words: list[str], name: str, change: Callable[[Run], object
     return COMMANDS["evaluate"].run([*words, "--run-name", name, "--resume"])
 
 
-def test_the_command_that_an_interrupted_evaluation_ends_with_goes_on(
-    toy_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [*TOY, "--ckpt", "toy@1", "--run-name", "told"]
-    COMMANDS["evaluate"].run(words)
-    with monkeypatch.context() as patched:
-        _cut_off(patched, after=2)
-        with pytest.raises(KeyboardInterrupt) as cut:
-            COMMANDS["evaluate"].run([*words, "--overwrite"])
-    told = str(cut.value).split()
-    again = _drawn(monkeypatch)
-    COMMANDS["evaluate"].run(told[2 : told.index("--resume") + 1])
-    assert len(again) == 4
-
-
 @pytest.mark.parametrize(("what", "answered"), [("weights", 0), ("code", 0), ("test", 3)])
 def test_answers_of_other_weights_code_or_problems_are_drawn_again(
     what: str,
