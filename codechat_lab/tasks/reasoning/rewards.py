@@ -130,13 +130,14 @@ def _same(answer: str | None, gold: str | None, kind: str) -> bool:
     return answers.choice_letter(f"answer is {answer}") == gold.upper()
 
 
-def written(reward: str, steps: str, answer: str) -> str:
-    """A worked solution in the grader's layout: the target of SFT and the reference solution."""
+def written(reward: str, steps: str, answer: str, ends: str) -> str:
+    """A worked solution in the grader's layout: the target of SFT and the reference solution.
+    ends: its last line where the grader has no layout."""
     if reward == "xml":
         return f"<reasoning>\n{steps}\n</reasoning>\n<answer>\n{answer}\n</answer>"
     if reward == "r1_zero":
         return f"{steps} </think> <answer> {answer} </answer>"
-    return f"{steps}\nThe answer is {answer}."
+    return f"{steps}\n{ends}"
 
 
 def r1_zero_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:

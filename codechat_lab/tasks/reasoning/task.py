@@ -39,12 +39,14 @@ _NOTE = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator notes
 
 class Template(NamedTuple):
     """grader: of `rewards`. user: the request. system: before it, by the kind of the answer
-    ("number" or "letter")."""
+    ("number" or "letter"). ends: the last line of a worked solution, where the grader has no
+    layout of its own."""
 
     grader: str
     user: str = "{question}"
     system: dict[str, str] = {}
     stop_texts: Sequence[str] = ()
+    ends: str = "The answer is {answer}."
 
     def messages(self, question: str, kind: str) -> list[Message]:
         """The prompt of a question whose answer is of this kind."""
@@ -109,7 +111,9 @@ class AnswerTask(BaseTask):
         return rewards.grade(self.reward, completion, problem.gold["answer"], self.kind)
 
     def gold(self, problem: Problem) -> str:
-        return rewards.written(self.reward, problem.gold["steps"], problem.gold["answer"])
+        answer = problem.gold["answer"]
+        ends = self.template.ends.replace("{answer}", answer)
+        return rewards.written(self.reward, problem.gold["steps"], answer, ends)
 
     def conversation(self, problem: Problem) -> Row:
         """The prompt and the solution, in the layout of the template and the grader."""
@@ -279,7 +283,7 @@ class ReasoningConfig(preparation.GeneratedConfig, preparation.ColumnsConfig):
         reads="path",
     )
     out: str = "data/reasoning"
-    template: Literal["xml", "r1_zero", "question_only", "alpaca", "zero_shot"] = opt(
+    template: Literal["xml", "r1_zero", "question_only", "boxed", "alpaca", "zero_shot"] = opt(
         "xml", "prompt, and layout of a worked solution"
     )
     max_examples: int = 4000
