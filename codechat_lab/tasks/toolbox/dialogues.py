@@ -10,7 +10,7 @@ from typing import Any
 
 from codechat.tasks.base import Message
 from codechat.text import chat
-from codechat_lab.tasks.toolbox import forms, turns
+from codechat_lab.tasks.toolbox import forms, surroundings, turns
 from codechat_lab.tasks.toolbox.catalogue import PHRASES, WORDINGS, Tool, draw_others, tools_of
 from codechat_lab.tasks.toolbox.mixes import KINDS, Mix
 from codechat_lab.tasks.toolbox.sampler import (
@@ -33,8 +33,15 @@ def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[s
     sampler = Sampler(random.Random(f"reading {split} {seed}"), split, mix)
     drawn = (each for _ in count() for each in _conversations(sampler))
     for i, (messages, meta) in enumerate(islice(drawn, n)):
-        if meta["asked"] == "tool" and meta["tools_present"] and sampler.happens(mix.talk_first):
+        for_tools = meta["asked"] == "tool" and meta["tools_present"]
+        if for_tools and sampler.happens(mix.wordy):
+            text = surroundings.wordy(sampler.rng, split, messages[1]["content"])
+            messages[1] = message("user", text)
+        if for_tools and sampler.happens(mix.talk_first):
             messages[1:1] = sampler.small_talk()
+        if meta["tools_present"] and sampler.happens(mix.instructed):
+            text = surroundings.instructed(sampler.rng, split, messages[0]["content"])
+            messages[0] = message("system", text)
         yield {
             "id": f"reading-{split}-{seed}-{i}",
             "messages": messages,
@@ -51,7 +58,7 @@ def _conversations(sampler: Sampler) -> list[Drawn]:
     if kind == "series":
         return [_series(sampler)]
     if kind == "forms":
-        return forms.conversations(rng, sampler.split)
+        return forms.conversations(rng, sampler.split, sampler.mix.in_steps)
     if kind == "turns":
         return [turns.conversation(sampler)]
     if kind == "chained":

@@ -25,6 +25,7 @@ from typing import Any
 
 from codechat.tasks.base import Message, Problem
 from codechat.text import chat
+from codechat_lab.tasks.toolbox import surroundings
 from codechat_lab.tasks.toolbox.catalogue import PHRASES
 from codechat_lab.tasks.toolbox.values import allowed, invent, slot, whole
 
@@ -409,10 +410,12 @@ def _dotted(name: str) -> str:
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws the requests of one split. offered: the asked services first."""
+    """Draws the requests of one split. in_steps: share of the requests for several services that
+    are written as steps."""
 
     rng: random.Random
     split: str
+    in_steps: float = 0.0
 
     def scene(self, stratum: str) -> Scene:
         keys = self._keys(stratum)
@@ -436,12 +439,15 @@ class Draws:
         rng = self.rng
         keys = keys_of(self.split)
         asked = rng.choice(keys)
-        group = [
-            key
-            for key in keys
-            if SERVICES[key]["group"] == SERVICES[asked]["group"] and key != asked
-        ]
-        others = [key for key in keys if key != asked and key not in group]
+        group = []
+        others = []
+        for key in keys:
+            if key == asked:
+                continue
+            if SERVICES[key]["group"] == SERVICES[asked]["group"]:
+                group.append(key)
+            else:
+                others.append(key)
         long = rng.random() < LONG_LISTS
         least = 2 if stratum in ("at_once_mixed", "near_miss") else 1
         size = rng.randint(MOST_OFFERED + 1, CROWDED) if long else rng.randint(least, MOST_OFFERED)
@@ -453,9 +459,12 @@ class Draws:
         """Values of a call that only this split makes: of the required arguments and of some
         others. No two are said alike."""
         while True:
-            spoken = {one.name: one.form.draw(self.rng, self.split) for one in self._named(service)}
+            spoken = {}
+            for one in self._named(service):
+                spoken[one.name] = one.form.draw(self.rng, self.split)
             said = [one.said for one in spoken.values() if one.said]
-            if len(set(said)) == len(said) and self._is_of_split(service, spoken):
+            alike = len(set(said)) < len(said)
+            if not alike and self._is_of_split(service, spoken):
                 return spoken
 
     def _is_of_split(self, service: Service, spoken: Mapping[str, Spoken]) -> bool:
@@ -535,11 +544,12 @@ class Draws:
                 text, made = self._single(service)
             texts.append(text)
             parts += made
+        if self.in_steps > 0 and self.rng.random() < self.in_steps:
+            return surroundings.in_steps(self.rng, texts), parts
         whole_text = texts[0]
         for text in texts[1:]:
             join = self.rng.choice(PHRASED["joins"])
-            begins = join.isspace() or text.startswith("I ")
-            whole_text += join + (text if begins else text[0].lower() + text[1:])
+            whole_text += join + (text if join.isspace() else surroundings.lowered(text))
         return whole_text, parts
 
     def _lacking(self, service: Service, offered: Sequence[Service]) -> Scene:
@@ -584,10 +594,12 @@ def _texts(spoken: Mapping[str, Spoken]) -> dict[str, str]:
 # ---- conversations and problems
 
 
-def conversations(rng: random.Random, split: str) -> list[tuple[list[Message], dict[str, Any]]]:
-    """A conversation of a stratum drawn by SHARES: its messages and meta. A near miss is followed
+def conversations(
+    rng: random.Random, split: str, in_steps: float = 0.0
+) -> list[tuple[list[Message], dict[str, Any]]]:
+    """A conversation of a stratum drawn by SHARES: its messages and meta. in_steps: of `Draws`. A near miss is followed
     by its twin, the same request with its service on offer too."""
-    scene = Draws(rng, split).scene(rng.choices(list(SHARES), list(SHARES.values()))[0])
+    scene = Draws(rng, split, in_steps).scene(rng.choices(list(SHARES), list(SHARES.values()))[0])
     if scene.stratum == "near_miss":
         fitting = replace(scene, stratum="form", offered=[scene.asked, *scene.offered])
         declined = [*scene.messages(rng), _message("assistant", rng.choice(PHRASES["no_function"]))]

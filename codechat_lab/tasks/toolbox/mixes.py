@@ -89,6 +89,11 @@ class Mix(Settings):
     informal: float = _share(0.0, "the requests in chat style")
     services: float = _share(0.0, "requests for everyday services")
     talk_first: float = _share(0.0, "the conversations with tools that begin with small talk")
+    wordy: float = _share(0.0, "the requests for tools among sentences that nothing needs")
+    in_steps: float = _share(0.0, "the requests for several calls that are written as steps")
+    instructed: float = _share(
+        0.0, "the lists of tools with instructions beside them, some of which speak of declining"
+    )
     wordings: float = _share(
         0.0,
         "requests for the catalogue's tools in additional "

@@ -155,8 +155,11 @@ def _listed(row: Row, style: str) -> Row:
     for m in row["messages"]:
         rest, schemas = tool_lists.split_offer(m["content"]) if m["role"] == "system" else ("", [])
         if schemas:
-            listed = [rest.strip(), chat.tools_prompt(schemas, style)]
-            m = m | {"content": "\n".join(filter(None, listed))}
+            own = rest.strip()
+            parts = [own, chat.tools_prompt(schemas, style)]
+            if not m["content"].startswith(own):  # instructions behind the list stay there
+                parts.reverse()
+            m = m | {"content": "\n\n".join(filter(None, parts))}
         turns.append(m)
     return row | {"messages": turns}
 

@@ -13,7 +13,7 @@ from typing import Any
 from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat_lab.data import synthetic
-from codechat_lab.tasks.toolbox import catalogue
+from codechat_lab.tasks.toolbox import catalogue, surroundings
 from codechat_lab.tasks.toolbox.catalogue import (
     HELD_OUT,
     PHRASES,
@@ -266,13 +266,20 @@ class Sampler:
             else:
                 tools = draw_others(self.rng, self.split, [first.tool], more)
             requests = _unlike([first, *(self.asked(tool) for tool in tools)])
-        text = requests[0].text
-        for request in requests[1:]:
-            text += self.rng.choice(PHRASES["together"]) + request.text
+        text = self.joined([request.text for request in requests])
         asked = list({request.tool.name: request.tool for request in requests}.values())
         count = self.rng.randint(0, MAX_TOOLS - len(asked))
         others = draw_others(self.rng, self.split, asked, count)
         return self.named([replace(requests[0], text=text), *requests[1:]], [*asked, *others])
+
+    def joined(self, texts: Sequence[str]) -> str:
+        """Several requests as one message."""
+        if len(texts) <= surroundings.MOST_STEPS and self.happens(self.mix.in_steps):
+            return surroundings.in_steps(self.rng, texts)
+        text = texts[0]
+        for further in texts[1:]:
+            text += self.rng.choice(PHRASES["together"]) + further
+        return text
 
     def several(self, count: int, hard: str | None = None) -> list[Request]:
         """So many different requests, for one tool or each for another one. hard: of the first,

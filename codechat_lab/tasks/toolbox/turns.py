@@ -185,7 +185,7 @@ def _of_tools(sampler: Sampler, stratum: str) -> Talk | None:
     further = _further(sampler, requests, at) if follows else None
     if follows and further is None:
         return None
-    text = _joined(rng, [one.text for one in requests])
+    text = sampler.joined([one.text for one in requests])
     if further:
         text = rng.choice(PHRASES["goes_on"]).format(first=text, second=further.text)
     asked = [*requests, further] if further else requests
@@ -245,13 +245,6 @@ def _tells_apart(words: str, text: str) -> bool:
     return 0 < len(words) <= LONGEST_NAME and len(found) == 1
 
 
-def _joined(rng: random.Random, texts: Sequence[str]) -> str:
-    text = texts[0]
-    for further in texts[1:]:
-        text += rng.choice(PHRASES["together"]) + further
-    return text
-
-
 def _error(sampler: Sampler) -> str:
     """An error that a call gives back; in test_hard a held-out one."""
     held_out = sampler.split == "test_hard"
@@ -265,7 +258,7 @@ def _of_services(sampler: Sampler, stratum: str) -> Talk | None:
     """A talk with services; None where the words of the request do not tell its calls apart."""
     rng = sampler.rng
     kind = rng.choice(("at_once", "at_once_mixed"))
-    scene = forms.Draws(rng, sampler.split).scene(kind)
+    scene = forms.Draws(rng, sampler.split, sampler.mix.in_steps).scene(kind)
     names = [_name(part, scene) for part in scene.parts]
     if not all(names) or len(names) < 2:
         return None

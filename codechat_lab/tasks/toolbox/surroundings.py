@@ -1,0 +1,80 @@
+"""What stands around a request: instructions beside the list of tools, and sentences that nothing
+needs.
+
+Neither says what is right. Each is drawn without a look at the request, so a text that speaks of
+declining stands over requests that a tool serves too, and a long request is no sign of either."""
+
+import random
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from codechat_lab.tasks.toolbox.values import invent
+
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+# of the instructions: how many of them have a sentence of this kind
+INSTRUCTIONS = {"roles": 0.6, "calling": 0.6, "declining": 0.6, "manner": 0.4}
+BEHIND = 0.5  # share of the instructions that stand behind the list
+MOST_STEPS = min(map(len, TEXTS["steps"]))
+
+
+def texts_of(kind: str, split: str) -> list[str]:
+    """The texts of a kind that a split may use."""
+    known = TEXTS[kind]
+    return known[:-1] if split == "train" else known[-1:]
+
+
+def instructed(rng: random.Random, split: str, system: str) -> str:
+    """A system text that offers tools, with instructions before or behind the list."""
+    kinds = []
+    for kind, share in INSTRUCTIONS.items():
+        if rng.random() < share:
+            kinds.append(kind)
+    if not kinds:
+        kinds = ["roles"]
+    first, *rules = kinds
+    rng.shuffle(rules)
+    sentences = []
+    for kind in [first, *rules]:
+        sentences.append(rng.choice(texts_of(kind, split)))
+    parts = [" ".join(sentences), system]
+    if rng.random() < BEHIND:
+        parts.reverse()
+    return "\n\n".join(parts)
+
+
+def wordy(rng: random.Random, split: str, request: str) -> str:
+    """A request among one to five sentences that nothing needs."""
+    before = rng.randint(0, 3)
+    after = rng.randint(0 if before else 1, 2)
+    sentences = [
+        *_drawn(rng, texts_of("before", split), before),
+        request,
+        *_drawn(rng, texts_of("after", split), after),
+    ]
+    return " ".join(sentences)
+
+
+def _drawn(rng: random.Random, texts: Sequence[str], count: int) -> list[str]:
+    name = invent(rng).capitalize()
+    number = rng.randint(2, 9)
+    drawn = rng.sample(texts, min(count, len(texts)))
+    return [text.format(name=name, n=number) for text in drawn]
+
+
+def in_steps(rng: random.Random, texts: Sequence[str]) -> str:
+    """Up to MOST_STEPS requests as a list of steps, in a line or each in one of its own."""
+    marks = rng.choice(TEXTS["steps"])
+    between = rng.choice(("\n", " "))
+    steps = []
+    for mark, text in zip(marks, texts):
+        # "First, find flights"; "1. Find flights"
+        steps.append(mark + (lowered(text) if mark.endswith(", ") else text))
+    return between.join(steps)
+
+
+def lowered(text: str) -> str:
+    """A sentence as it goes on behind a word."""
+    if text.startswith("I "):
+        return text
+    return text[0].lower() + text[1:]
