@@ -87,6 +87,12 @@ class ToolsTask(OwnRows):
                 f"--tools has no implementation of {min(self.kit.missing)}; "
                 "define it in the Python file"
             )
+        for name, schema in self.kit.schemas.items():
+            if _is_endless(schema["parameters"]):
+                raise ConfigError(
+                    f"the schema of {name} refers to itself in a default, without an end; leave "
+                    "that default out"
+                )
         file = self.kit.file
         self.content = digest(repr((file and file.source, self.kit.schemas)))
         self.judged = bool(file and file.judged)  # by the file's reward
@@ -391,6 +397,17 @@ def settled(value: Any, schema: Any, root: Schema) -> Any:
         with contextlib.suppress(ValueError):  # the function then gets an error, too
             return kind.fromisoformat(value).isoformat()
     return whole(value)
+
+
+def _is_endless(parameters: Schema) -> bool:
+    """Whether what is left out could be filled with defaults for ever."""
+    classes = [*parameters.get("$defs", {}).values(), *parameters.get("definitions", {}).values()]
+    try:
+        for part in (parameters, *classes):
+            settled({}, part, parameters)
+    except RecursionError:
+        return True
+    return False
 
 
 def _referred(reference: str, root: Schema) -> Any:

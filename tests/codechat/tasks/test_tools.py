@@ -356,6 +356,23 @@ def test_a_row_may_give_what_any_part_of_a_schema_has(tmp_path: Path, schema: An
     assert played(task, call("price", item="tea"))[0].correct
 
 
+@pytest.mark.parametrize("key", ["$defs", "definitions"])
+def test_a_schema_whose_default_holds_itself_is_named_before_the_run(
+    tmp_path: Path, key: str
+) -> None:
+    made(tmp_path, {"calls": [TEA]})
+    node = {"$ref": f"#/{key}/Node"}
+    schema = {
+        "properties": {"item": {"type": "string"}, "node": node},
+        key: {"Node": {"type": "object", "properties": {"next": node | {"default": {}}}}},
+    }
+    tools = tmp_path / "shop.json"
+    tools.write_text(json.dumps([{"name": "price", "description": "", "parameters": schema}]))
+    files = [str(tmp_path / "shop.py"), str(tools)]
+    with pytest.raises(ConfigError, match="schema of price refers to itself in a default"):
+        ToolsTask(files, str(tmp_path / "rows.jsonl"), trust=True)
+
+
 def test_a_csv_file_holds_calls_as_json(tmp_path: Path) -> None:
     made(tmp_path, {"answer": 1})
     rows = tmp_path / "rows.csv"
