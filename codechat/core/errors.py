@@ -42,11 +42,17 @@ def nearest(key: str, valid: Iterable[str], listed: bool = False) -> str:
     last = [n for n in names if n.rpartition(".")[2] == key.removeprefix("--")]
     # the dashes of flags are no likeness
     bare = {name.removeprefix("--"): name for name in names}
-    close = difflib.get_close_matches(key.removeprefix("--"), bare, n=1, cutoff=0.5)
+    given = key.removeprefix("--")
+    close = difflib.get_close_matches(given, bare, n=1, cutoff=0.6)
+    begun = []
+    for name in bare:
+        if len(name) > 3 and given.startswith(name):
+            begun.append(name)
+    likely = close or begun
     if last:
         return f"; did you mean {last[0]!r}?"
-    if close:
-        return f"; did you mean {bare[close[0]]!r}?"
+    if likely:
+        return f"; did you mean {bare[likely[0]]!r}?"
     if listed:
         return ""
     return f"; valid: {', '.join(names[:40])}" + (", ..." if len(names) > 40 else "")

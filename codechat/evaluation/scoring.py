@@ -78,7 +78,7 @@ def evaluate_task(
             f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain"
         )
     _check_problems(task, problems)
-    missing = [problem for problem in problems if problem.id not in known]
+    missing = sum(problem.id not in known for problem in problems)
     draw: Collect = collect or rollout.collect
 
     def rows_of(some: Sequence[Problem]) -> list[Row]:
@@ -109,34 +109,56 @@ def evaluate_task(
         generate.weights_stay(model) if model else nullcontext(),
         tqdm(
             total=len(problems),
-            initial=len(problems) - len(missing),
+            initial=len(problems) - missing,
             desc=progress,
             unit="problem",
             disable=not (progress and dist.is_main()),
         ) as bar,
     ):
         done = dict(known)
-        for chunk, found in _shared_out(missing, n, rows_of):
-            for i, problem in enumerate(chunk):
-                done[problem.id] = found[i * n : (i + 1) * n]
+        ordered = _alike_together(task, problems) if model else problems
+        for chunk in _chunks(ordered, n):
+            new = [problem for problem in chunk if problem.id not in known]
+            if not new:
+                continue
+            # a model draws all of it: what is kept decides no bit of what is missing
+            asked = chunk if model else new
+            found = _shared_out(asked, n, rows_of)
+            for i, problem in enumerate(asked):
+                done.setdefault(problem.id, found[i * n : (i + 1) * n])
             if keep:
-                keep(found)
-            bar.update(len(chunk))
+                keep([row for problem in new for row in done[problem.id]])
+            bar.update(len(new))
     rows = [row for problem in problems for row in done[problem.id]]
     return TaskResult(task, problems, rows, n, temperature, ks, seed)
 
 
+def _alike_together(task: Task, problems: Sequence[Problem]) -> list[Problem]:
+    """The problems in the order of their prompts: those that begin alike, such as requests to the
+    same tools, are sampled together. Episodes stay as they are."""
+    if episodes.has_environment(task):
+        return list(problems)
+
+    def texts(problem: Problem) -> list[str]:
+        return [message["content"] for message in task.prompt(problem)]
+
+    return sorted(problems, key=texts)
+
+
+def _chunks(problems: Sequence[Problem], n: int) -> Iterator[Sequence[Problem]]:
+    """Some problems at a time, as many as all ranks take with n completions each."""
+    size = max(1, CHUNK_ROWS // n) * dist.world_size()
+    for at in range(0, len(problems), size):
+        yield problems[at : at + size]
+
+
 def _shared_out(
-    problems: Sequence[Problem], n: int, rows_of: Callable[[Sequence[Problem]], list[Row]]
-) -> Iterator[tuple[Sequence[Problem], list[Row]]]:
-    """Some problems at a time with their n rows each, which the ranks share. A collective."""
-    ranks = dist.world_size()
-    per_chunk = max(1, CHUNK_ROWS // n) * ranks
-    for at in range(0, len(problems), per_chunk):
-        chunk = problems[at : at + per_chunk]
-        mine = chunk[dist.rank() :: ranks]
-        parts = dist.gather(rows_of(mine) if mine else [])
-        yield chunk, _in_order(parts, len(chunk), n)
+    chunk: Sequence[Problem], n: int, rows_of: Callable[[Sequence[Problem]], list[Row]]
+) -> list[Row]:
+    """The n rows of each problem, which the ranks share. A collective."""
+    mine = chunk[dist.rank() :: dist.world_size()]
+    parts = dist.gather(rows_of(mine) if mine else [])
+    return _in_order(parts, len(chunk), n)
 
 
 def _rows(
@@ -202,9 +224,12 @@ def _sample_after(
     sampling["on_overflow"] = (
         "empty"  # such a prompt is counted as failed instead of ending the evaluation
     )
+    prompts = [[*ids, *begin] for ids in prompts]
+    if sampling.get("samples_per_prompt", 1) == 1 and "prefix_tokens" not in sampling:
+        sampling["prefix_tokens"] = generate.shared_beginnings(model, prompts)
     sampled = generate.sample(
         model,
-        [[*ids, *begin] for ids in prompts],
+        prompts,
         max_new_tokens=max(1, max_new_tokens - len(begin)),
         grammars=grammars,
         **sampling,

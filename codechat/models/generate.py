@@ -37,10 +37,10 @@ from codechat.models.draws import (
     take_allowed,
     uniform,
 )
-from codechat.models.fast import decode_graph, memory
-from codechat.models.fast.device import compute_dtype, copies_stay
+from codechat.models.fast import decode_graph, memory, one_token
+from codechat.models.fast.device import compute_dtype, copies_stay, on_cpu
 from codechat.models.fast.reader import SHORT_PROMPT, Reader, cache_dtype, reader_of
-from codechat.models.fast.shared_prefix import SharedCache
+from codechat.models.fast.shared_prefix import SharedCache, shared_lengths
 from codechat.models.gpt import GPT
 
 # share of unfinished rows under which copying the cache costs less than idle rows
@@ -118,7 +118,7 @@ def sample(
     on the other prompts.
     Default: the index, so equal prompts differ; equal keys give equal samples.
     prefix_tokens: one per prompt; prompts that share this many first tokens run them once
-    (speed only).
+    (speed only; `shared_beginnings` finds them).
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with
     reason "context"; "empty": the same, and a prompt that is longer itself has an empty
     completion.
@@ -167,6 +167,16 @@ def sample(
         for row, end in zip(some, _decode(reader, batch)):
             done[row] = _completion(end, max_new_tokens)
     return [done[row] for row in rows]
+
+
+def shared_beginnings(model: GPT, prompts: Sequence[Sequence[int]]) -> list[int] | None:
+    """`prefix_tokens` of `sample` for prompts that have one sample each, such as many requests to
+    the same tools; none where whole prompts are as fast, which is off the CPU and without row.c."""
+    weight = model.wte.weight
+    in_c = one_token.decodes_in_c(model.cfg, compute_dtype(weight))
+    if not (in_c and on_cpu(weight.device)):
+        return None
+    return shared_lengths(prompts, SHORT_PROMPT)
 
 
 # of models inside `weights_stay`: readers by `graph` and the dtype of products
@@ -337,7 +347,9 @@ def prefill(reader: Reader, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     shared = SharedCache(cache, owner, max(map(len, rest)) + room)
     if any(rest):
         ids, lengths = pad_right(rest, last.device)
-        last = last_real(reader.prompts(ids, shared, lengths), lengths)
+        states = reader.prompts(ids, shared, lengths)
+        goes_on = lengths[:, None] > 0
+        last = last_real(states, lengths).where(goes_on, last)
     return shared, last
 
 

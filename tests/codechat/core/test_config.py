@@ -184,6 +184,8 @@ def test_a_checkpoint_without_its_flag_comes_with_it() -> None:
 def test_dashes_alone_make_no_flag_like_another() -> None:
     assert nearest("--executors", ["--tools", "--trust"]).startswith("; valid:")
     assert nearest("--max-step", ["--max-steps", "--trust"]) == "; did you mean '--max-steps'?"
+    assert nearest("expert_iteration", ["pretrain", "expert"]) == "; did you mean 'expert'?"
+    assert nearest("foo", ["tools", "expert"]).startswith("; valid:")
 
 
 @pytest.mark.parametrize(

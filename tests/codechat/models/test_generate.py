@@ -24,7 +24,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.draws import Batch
 from codechat.models.fast import decode_graph, device, memory, reader
 from codechat.models.fast.reader import Reader, reader_of
-from codechat.models.fast.shared_prefix import SharedCache
+from codechat.models.fast.shared_prefix import SharedCache, shared_lengths
 from codechat.models.generate import Completion, Truncation, sample, stream
 from codechat.models.gpt import GPT
 from codechat.text import chat, tokenizer
@@ -950,11 +950,21 @@ BEGINNINGS = [
     [9, *range(40)],
 ]
 PREFIXES = [8, 8, 3, 8, 63, 62, 1]  # tokens of each that others may share
+WHOLE_AND_PARTS = [9, 8, 4, 8, 64, 62, 41]  # nothing stands behind some of them
 complete = partial(sample, max_new_tokens=50, seed=1, stop=STOPS, on_overflow="stop")
 
 
 @pytest.mark.parametrize(
-    "graph, prefixes", [(True, None), (True, PREFIXES), (None, PREFIXES)], ids=str
+    "graph, prefixes",
+    [
+        # of static shapes
+        (True, None),
+        (True, PREFIXES),
+        (None, PREFIXES),
+        (True, WHOLE_AND_PARTS),
+        (None, WHOLE_AND_PARTS),
+    ],
+    ids=str,
 )
 def test_shared_beginnings_and_full_blocks_draw_the_same(
     graph: bool | None, prefixes: list[int] | None
@@ -962,6 +972,32 @@ def test_shared_beginnings_and_full_blocks_draw_the_same(
     model = random_model()
     found = complete(model, BEGINNINGS, graph=graph, prefix_tokens=prefixes)
     assert_same(found, complete(model, BEGINNINGS))
+
+
+def test_prompts_share_the_beginning_behind_which_little_stands() -> None:
+    tools = list(range(70))
+    prompts = [
+        [*tools, 1, 2],
+        [*tools, 3, 3, 3],
+        [*tools, *[4] * 11],  # too much behind it
+        [5, 5],
+        [6, *range(65)],
+        [6, *range(63), 9],
+        [7, *range(62), 1],  # only 63 are shared
+        [7, *range(62), 2],
+    ]
+    lengths = shared_lengths(prompts, longest_rest=10)
+    assert lengths[:2] == [70, 70]
+    assert lengths[2:4] == [81, 2]
+    assert lengths[4:6] == [64, 64]
+    assert lengths[6:] == [64, 64], "whole"
+
+
+def test_an_equal_prompt_is_shared_whole() -> None:
+    prompt = list(range(80))
+    other = [1]
+    lengths = shared_lengths([prompt, other, prompt], longest_rest=10)
+    assert lengths == [80, 1, 80]
 
 
 def test_shared_beginnings_run_once(monkeypatch: pytest.MonkeyPatch) -> None:

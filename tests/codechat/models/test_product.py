@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from compiled import compiled
 from random_models import randomise
 
+from codechat.models import generate
 from codechat.models.attention import KVCache, Place
 from codechat.models.config import GPTConfig
 from codechat.models.fast import one_token, product
@@ -379,3 +381,36 @@ def test_long_prompts_and_a_cache_in_float32_take_the_model(
         reader.prompts(torch.arange(length)[None], cache)
         assert cache.extent == length
     assert calls == [6, 4]
+
+
+def test_requests_behind_the_same_tools_draw_what_they_draw_alone(
+    built: None, bfloat16: None
+) -> None:
+    model = randomise(GPT(replace(GROUPS, block_size=128)), 0.2).eval()
+    tools = [i % 90 for i in range(70)]
+    prompts = [
+        [*tools, 1, 2],
+        [5, 6, 7],
+        [*tools, 3],
+        tools,
+        [*tools, 4, 4, 4],
+    ]
+    shared = generate.shared_beginnings(model, prompts)
+    assert shared == [70, 3, 70, 70, 70]
+    draw = partial(generate.sample, model, max_new_tokens=3, temperature=0)
+    together = draw(prompts, prefix_tokens=shared)
+    apart = draw(prompts)
+    for alone, found in zip(apart, together, strict=True):
+        first = alone.logprobs[0]
+        assert abs(first - found.logprobs[0]) < 0.05
+    # the same bits, whatever other requests stand beside
+    some = [prompts[0], prompts[2]]
+    fewer = draw(some, prefix_tokens=[70, 70])
+    assert fewer[0] == together[0]
+    assert fewer[1] == together[2]
+
+
+def test_whole_prompts_are_run_where_nothing_is_in_c(bfloat16: None) -> None:
+    model = randomise(GPT(replace(SHAPE, mlp="gelu", block_size=128)), 0.2).eval()
+    prompt = list(range(70))
+    assert generate.shared_beginnings(model, [prompt, [*prompt, 1]]) is None
