@@ -23,7 +23,6 @@ from codechat_lab.tasks.bfcl.task import BfclTask
 
 Row = dict[str, Any]
 ROWS = "rows.jsonl"
-CHUNK = 64  # problems between two writes
 
 
 class Cell(NamedTuple):
@@ -75,7 +74,8 @@ def measure(cfg: BoardConfig, folder: Path) -> None:
             if any(missing.values()):
                 subject = load_subject(evaluation, source)
                 for cell, some in missing.items():
-                    answer(cfg, task, subject, cell, some, folder / ROWS)
+                    if some:
+                        answer(cfg, task, subject, cell, some, folder / ROWS)
 
 
 def name_of(source: Path | Endpoint, cfg: BoardConfig) -> str:
@@ -141,26 +141,30 @@ def answer(
     problems: Sequence[Problem],
     path: Path,
 ) -> None:
-    """Append the cell's answers to these problems, a chunk at a time."""
+    """Append the cell's answers to these problems as they come."""
     task.tools_style = subject.tools_style
     task.wording = cell.wording
     loaded = subject.checkpoint
-    for at in range(0, len(problems), CHUNK):
-        part = problems[at : at + CHUNK]
-        result = scoring.evaluate_task(
-            loaded.model if loaded else None,
-            loaded.tokenizer if loaded else None,
-            loaded.tags if loaded else None,
-            task,
-            part,
-            n=1,
-            temperature=cfg.temperature,
-            max_new_tokens=cfg.max_new_tokens,
-            seed=cell.seed,
-            progress=f"{cell.model}, {cell.wording}, {at} of {len(problems)}",
-            collect=subject.collect,
-        )
-        append_rows(path, rows_of(cell, part, result.examples))
+    asked = {problem.id: problem for problem in problems}
+
+    def keep(examples: Sequence[Row]) -> None:
+        some = [asked[example["problem"]] for example in examples]
+        append_rows(path, rows_of(cell, some, examples))
+
+    scoring.evaluate_task(
+        loaded.model if loaded else None,
+        loaded.tokenizer if loaded else None,
+        loaded.tags if loaded else None,
+        task,
+        problems,
+        n=1,
+        temperature=cfg.temperature,
+        max_new_tokens=cfg.max_new_tokens,
+        seed=cell.seed,
+        progress=f"{cell.model}, {cell.wording}",
+        collect=subject.collect,
+        keep=keep,
+    )
 
 
 def rows_of(cell: Cell, problems: Sequence[Problem], examples: Sequence[Row]) -> Iterator[Row]:
