@@ -39,11 +39,14 @@ def nearest(key: str, valid: Iterable[str], listed: bool = False) -> str:
     """The end of an error message: "; did you mean 'x'?", or the valid names where none is near.
     listed: the message has named them already."""
     names = list(valid)
-    last = [n for n in names if n.rpartition(".")[2] == key.removeprefix("--")]
+    given = key.removeprefix("--")
+    last = [n for n in names if n.rpartition(".")[2] == given]
     # the dashes of flags are no likeness
     bare = {name.removeprefix("--"): name for name in names}
-    given = key.removeprefix("--")
+    # two letters of four in another order are half a likeness
+    same_size = [name for name in bare if len(name) == len(given)]
     close = difflib.get_close_matches(given, bare, n=1, cutoff=0.6)
+    close = close or difflib.get_close_matches(given, same_size, n=1, cutoff=0.5)
     begun = []
     for name in bare:
         if len(name) > 3 and given.startswith(name):
@@ -55,7 +58,8 @@ def nearest(key: str, valid: Iterable[str], listed: bool = False) -> str:
         return f"; did you mean {bare[likely[0]]!r}?"
     if listed:
         return ""
-    return f"; valid: {', '.join(names[:40])}" + (", ..." if len(names) > 40 else "")
+    more = ", ..." if len(names) > 40 else ""
+    return f"; valid: {', '.join(names[:40])}{more}"
 
 
 def check_choice(what: str, value: str, choices: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ launch v6` runs a recipe detached: its process id and recipe.log are in runs/nan
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -63,6 +63,7 @@ class RecipeConfig(config.Settings):
     from_stage: str | None = opt(None, "run this stage and every stage after it again (--from)")
     force: tuple[str, ...] = opt((), "run these stages again, and the stages that need them")
     until: str | None = opt(None, "stop after this stage")
+    only: tuple[str, ...] = opt((), "run these stages and those that they need, and no others")
     base: str | None = opt(
         None, "begin at SFT, from this run or checkpoint in place of its pretraining", reads="run"
     )
@@ -130,12 +131,11 @@ def pending(cfg: RecipeConfig) -> Pending:
     """The stages to run: unfinished ones, forced ones, and every stage that needs one of those."""
     rows = read_ledger(cfg.ledger)
     names = [b.stage.name for b in cfg.bound]
-    requested = {name for name in (cfg.from_stage, cfg.until, *cfg.force) if name is not None}
-    for name in requested:
+    flags = (cfg.from_stage, cfg.until, *cfg.force, *cfg.only)
+    named_by_flags = {name for name in flags if name is not None}
+    for name in named_by_flags:
         check_choice("stage", name, names)
-    for b in reversed(cfg.bound):
-        if b.stage.name in requested:
-            requested |= set(b.stage.needs)
+    requested = with_needs(cfg.bound, named_by_flags)
     again = set(cfg.force)
     if cfg.from_stage:
         again |= set(names[names.index(cfg.from_stage) :])
@@ -151,7 +151,18 @@ def pending(cfg: RecipeConfig) -> Pending:
             todo.add(name)
     if cfg.until:
         todo &= set(names[: names.index(cfg.until) + 1])
+    if cfg.only:
+        todo &= with_needs(cfg.bound, cfg.only)
     return Pending(todo, again)
+
+
+def with_needs(bound: Sequence[Bound], names: Iterable[str]) -> set[str]:
+    """The stages of these names, and every stage that one of them needs."""
+    found = set(names)
+    for b in reversed(bound):
+        if b.stage.name in found:
+            found |= set(b.stage.needs)
+    return found
 
 
 def run_recipe(cfg: RecipeConfig) -> list[Bound]:

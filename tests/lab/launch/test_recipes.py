@@ -426,6 +426,20 @@ def test_each_seed_and_scale_has_a_log(home: Path, words: str, where: str) -> No
     assert config.parse(RecipeLaunch, words.split()).where == home / "runs" / where
 
 
+def test_a_stage_may_run_alone_with_what_it_needs() -> None:
+    everything = runner.pending(RecipeConfig(recipe="coder")).todo
+    some = RecipeConfig(recipe="coder", only=("tried", "toolbox"))
+    todo = runner.pending(some).todo
+    assert todo == {"download", "pretrained", "mbpp", "tried", "code", "toolbox"}
+    assert todo < everything
+    asked = runner.pending(RecipeConfig(recipe="nano", only=("natural",))).todo
+    assert "natural" in asked
+    assert "full-evaluation" not in asked
+    mistyped = RecipeConfig(recipe="nano", only=("natrual",))
+    with raising(ConfigError, "stage 'natrual'", "'natural'"):
+        runner.pending(mistyped)
+
+
 @pytest.mark.parametrize(
     ("cfg", "expected"),
     [
