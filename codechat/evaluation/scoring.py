@@ -29,6 +29,7 @@ from codechat.text.tokenizer import Tokenizer
 S = TypeVar("S", bound=SamplingSettings)
 
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
+ASKED_ROWS = 64  # the same of a server, whose answers may have a price: an interruption loses these
 
 if TYPE_CHECKING:  # the help of the command loads no torch
     Collect = Callable[..., rollout.RolloutBatch]  # takes what `rollout.collect` takes
@@ -116,8 +117,12 @@ def evaluate_task(
         ) as bar,
     ):
         done = dict(known)
-        ordered = _alike_together(task, problems) if model else problems
-        for chunk in _chunks(ordered, n):
+        ordered: Sequence[Problem] = problems
+        rows_at_once = ASKED_ROWS
+        if model:
+            ordered = _alike_together(task, problems)
+            rows_at_once = CHUNK_ROWS
+        for chunk in _chunks(ordered, n, rows_at_once):
             new = [problem for problem in chunk if problem.id not in known]
             if not new:
                 continue
@@ -145,9 +150,9 @@ def _alike_together(task: Task, problems: Sequence[Problem]) -> list[Problem]:
     return sorted(problems, key=texts)
 
 
-def _chunks(problems: Sequence[Problem], n: int) -> Iterator[Sequence[Problem]]:
-    """Some problems at a time, as many as all ranks take with n completions each."""
-    size = max(1, CHUNK_ROWS // n) * dist.world_size()
+def _chunks(problems: Sequence[Problem], n: int, rows: int) -> Iterator[Sequence[Problem]]:
+    """Some problems at a time: with n completions each, so many rows for every rank."""
+    size = max(1, rows // n) * dist.world_size()
     for at in range(0, len(problems), size):
         yield problems[at : at + size]
 

@@ -189,6 +189,38 @@ def native_result(texts: list[str]) -> results.TaskResult:
     return scoring.evaluate_task(None, tok, "native", task, some, n=1, collect=collect)
 
 
+def test_a_server_is_asked_few_problems_between_two_writes() -> None:
+    task = ToyTask()
+    some = task.problems("select", limit=130)
+    asked = []
+    kept: list[int] = []
+
+    def collect(_: Any, task: Any, problems: list[Any], *__: Any, **how: Any) -> Any:
+        count = len(problems)
+        asked.append(count)
+        answers = [generate.Completion([1], [], "stop")] * count
+        texts = ["a"] * count
+        prompts = [[]] * count
+        batch = rollout.RolloutBatch(problems, prompts, answers, texts, [], 1)
+        return rollout.judged(task, batch)
+
+    def keep(rows: Any) -> None:
+        kept.append(len(rows))
+
+    scoring.evaluate_task(
+        None,
+        None,
+        None,
+        task,
+        some,
+        n=1,
+        collect=collect,
+        keep=keep,
+    )
+    assert asked == [64, 64, 2]
+    assert kept == asked
+
+
 CALL = '{"name": "f", "arguments": {}}'
 
 
