@@ -64,10 +64,15 @@ def _drawn(rng: random.Random, texts: Sequence[str], count: int) -> list[str]:
 
 def in_steps(rng: random.Random, texts: Sequence[str]) -> str:
     """Up to MOST_STEPS requests as a list of steps, in a line or each in one of its own."""
-    marks = rng.choice(TEXTS["steps"])
+    ways = TEXTS["steps"]
+    if any(text[0].isdigit() for text in texts):
+        ways = [marks for marks in ways if marks[0] != "- "]  # "- 3 Celsius" reads as -3
+    marks = rng.choice(ways)
     between = rng.choice(("\n", " "))
+    if any(text[-1].isalnum() for text in texts):
+        between = "\n"  # "the sum: 3 and 4 2. Find ..." has a number more
     steps = []
-    for mark, text in zip(marks, texts):
+    for mark, text in zip(marks[: len(texts)], texts, strict=True):
         # "First, find flights"; "1. Find flights"
         steps.append(mark + (lowered(text) if mark.endswith(", ") else text))
     return between.join(steps)
@@ -75,6 +80,6 @@ def in_steps(rng: random.Random, texts: Sequence[str]) -> str:
 
 def lowered(text: str) -> str:
     """A sentence as it goes on behind a word."""
-    if text.startswith("I "):
+    if text.startswith("I ") or not text[:2].istitle():  # URL stays
         return text
     return text[0].lower() + text[1:]

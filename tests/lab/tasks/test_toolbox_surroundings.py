@@ -118,6 +118,28 @@ def test_steps_hold_each_request_in_order() -> None:
         assert "i need a cab" not in text
 
 
+def test_marks_of_steps_join_no_number_of_a_request() -> None:
+    rng = random.Random(0)
+    texts = ["Compute the sum: 3 and 4", "6 kelvin to Celsius?"]
+    for _ in range(200):
+        text = surroundings.in_steps(rng, texts)
+        assert "- 6" not in text
+        assert text.splitlines()[0].endswith("3 and 4")
+
+
+def test_a_step_begins_small_but_for_names_in_capitals() -> None:
+    assert surroundings.lowered("Order tea.") == "order tea."
+    assert surroundings.lowered("A circle has radius 8.") == "a circle has radius 8."
+    for text in ("URL encode this.", "I need a cab.", "RGB of #879?"):
+        assert surroundings.lowered(text) == text
+
+
+def test_no_request_is_lost_where_there_are_more_than_steps() -> None:
+    texts = ["Order tea."] * (surroundings.MOST_STEPS + 1)
+    with pytest.raises(ValueError):
+        surroundings.in_steps(random.Random(0), texts)
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_requests_for_several_services_are_steps_in_their_share(share: float) -> None:
     # a dash may stand in any text
