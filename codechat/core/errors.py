@@ -49,9 +49,11 @@ def nearest(key: str, valid: Iterable[str], listed: bool = False) -> str:
     close = close or difflib.get_close_matches(given, same_size, n=1, cutoff=0.5)
     begun = []
     for name in bare:
-        if len(name) > 3 and given.startswith(name):
+        longer = len(name) > 3 and given.startswith(name)
+        shorter = len(given) > 1 and name.startswith(given)  # --temp
+        if longer or shorter:
             begun.append(name)
-    likely = close or begun
+    likely = close or sorted(begun, key=lambda name: abs(len(name) - len(given)))
     if last:
         return f"; did you mean {last[0]!r}?"
     if likely:

@@ -29,7 +29,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from codechat.core.errors import ConfigError
@@ -401,13 +401,30 @@ def settled(value: Any, schema: Any, root: Schema) -> Any:
 
 def _is_endless(parameters: Schema) -> bool:
     """Whether what is left out could be filled with defaults for ever."""
-    classes = [*parameters.get("$defs", {}).values(), *parameters.get("definitions", {}).values()]
+    from codechat.text import json_schemas  # a tenth of a second, which no --help needs
+
     try:
-        for part in (parameters, *classes):
-            settled({}, part, parameters)
+        for part in _parts(parameters):
+            # a reference to nothing is no matter until a row gives such a value
+            with contextlib.suppress(json_schemas.Unresolvable):
+                settled({}, part, parameters)
     except RecursionError:
         return True
     return False
+
+
+def _parts(schema: Any) -> Iterator[Schema]:
+    """A schema and those in it at any depth: each may be what a row gives a value of."""
+    if not isinstance(schema, Mapping):
+        return
+    yield dict(schema)
+    inner = [schema.get("items"), schema.get("additionalProperties")]
+    for named in ("properties", "$defs", "definitions"):
+        inner += (schema.get(named) or {}).values()
+    for listed in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        inner += schema.get(listed) or ()
+    for part in inner:
+        yield from _parts(part)
 
 
 def _referred(reference: str, root: Schema) -> Any:

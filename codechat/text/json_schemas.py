@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import referencing.exceptions  # jsonschema's own
+
 UNNEEDED = "rfc3987_syntax"
 
 if UNNEEDED in sys.modules or "jsonschema" in sys.modules:
@@ -19,6 +21,7 @@ else:
         del sys.modules[UNNEEDED]
 
 SchemaError = jsonschema.SchemaError
+Unresolvable = referencing.exceptions.Unresolvable  # a reference to nothing
 
 
 def check(schema: Mapping[str, Any]) -> None:

@@ -186,6 +186,11 @@ def test_dashes_alone_make_no_flag_like_another() -> None:
     assert nearest("--max-step", ["--max-steps", "--trust"]) == "; did you mean '--max-steps'?"
     assert nearest("expert_iteration", ["pretrain", "expert"]) == "; did you mean 'expert'?"
     assert nearest("foo", ["tools", "expert"]).startswith("; valid:")
+    for given, meant in (("temp", "temperature"), ("warm", "warmup-steps"), ("run", "run-name")):
+        flags = ["--trust", f"--{meant}"]
+        assert nearest(f"--{given}", flags) == f"; did you mean '--{meant}'?"
+    longest = nearest("evaluation_of_my_run", ["eval", "evaluation"])
+    assert longest == "; did you mean 'evaluation'?"
 
 
 @pytest.mark.parametrize(

@@ -373,6 +373,31 @@ def test_a_schema_whose_default_holds_itself_is_named_before_the_run(
         ToolsTask(files, str(tmp_path / "rows.jsonl"), trust=True)
 
 
+def test_a_schema_that_holds_itself_below_an_argument_is_named_too(tmp_path: Path) -> None:
+    made(tmp_path, {"calls": [TEA]})
+    child = {"$ref": "#/properties/tree", "default": {}}
+    tree = {"type": "object", "properties": {"child": child}}
+    schema = {"properties": {"item": {"type": "string"}, "tree": tree}}
+    tools = tmp_path / "shop.json"
+    tools.write_text(json.dumps([{"name": "price", "description": "", "parameters": schema}]))
+    files = [str(tmp_path / "shop.py"), str(tools)]
+    with pytest.raises(ConfigError, match="schema of price refers to itself in a default"):
+        ToolsTask(files, str(tmp_path / "rows.jsonl"), trust=True)
+
+
+def test_a_class_that_refers_to_nothing_ends_no_run_that_does_not_need_it(tmp_path: Path) -> None:
+    made(tmp_path, {"calls": [TEA]})
+    schema = {
+        "properties": {"item": {"type": "string"}},
+        "$defs": {"Unused": {"anyOf": [{"$ref": "#/$defs/Gone"}, {"type": "null"}]}},
+    }
+    tools = tmp_path / "shop.json"
+    tools.write_text(json.dumps([{"name": "price", "description": "", "parameters": schema}]))
+    files = [str(tmp_path / "shop.py"), str(tools)]
+    task = ToolsTask(files, str(tmp_path / "rows.jsonl"), trust=True)
+    assert task.kit.schemas["price"]["parameters"]["$defs"] == schema["$defs"]
+
+
 def test_a_csv_file_holds_calls_as_json(tmp_path: Path) -> None:
     made(tmp_path, {"answer": 1})
     rows = tmp_path / "rows.csv"
