@@ -144,7 +144,9 @@ def sample(
         key=lambda row: (prefixes[row[0]], len(prompts[row[0]]), row),
     )
 
-    lengths = [len(prompts[i]) for i, _ in order]
+    # each row has room for the longest rest behind a shared beginning
+    rest = max((len(prompts[i]) - prefixes[i] for i, _ in order), default=0)
+    lengths = [prefixes[i] + rest for i, _ in order]
     new_tokens = max(budgets, default=0)
     # before weights are copied: that takes memory
     weight = model.wte.weight

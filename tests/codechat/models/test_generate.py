@@ -1000,6 +1000,39 @@ def test_an_equal_prompt_is_shared_whole() -> None:
     assert lengths == [80, 1, 80]
 
 
+def test_room_behind_shared_beginnings_is_within_the_memory_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = random_model()
+    kept = []
+    made = KVCache.__init__
+
+    def noted(self: KVCache, *args: Any, **settings: Any) -> None:
+        made(self, *args, **settings)
+        kept.append(self.kv.nbytes)
+
+    longest = model.cfg.block_size - 2
+    alone = [[i, *range(longest - 1)] for i in range(20)]
+    pair = [[40, *[i] * (longest - 1)] for i in range(2)]
+    prefixes = [longest] * 20 + [1, 1]
+    one = 4 * model.cfg.depth * model.cfg.cache_width * (longest + 2)
+    most = 20 * (one + 16 * model.cfg.padded_vocab)
+    monkeypatch.setattr(memory, "CACHE_BYTES", most)
+    monkeypatch.setattr(KVCache, "__init__", noted)
+    batches = []
+    prefill = generate.prefill
+
+    def watched(*args: Any) -> Any:
+        kept.clear()
+        found = prefill(*args)
+        batches.append(sum(kept))
+        return found
+
+    monkeypatch.setattr(generate, "prefill", watched)
+    sample(model, [*alone, *pair], max_new_tokens=2, temperature=0, prefix_tokens=prefixes)
+    assert max(batches) <= most
+
+
 def test_shared_beginnings_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     hidden = GPT.hidden
