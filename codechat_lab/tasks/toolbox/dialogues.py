@@ -31,13 +31,9 @@ def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[s
     or "chat"), tools (names on offer), level, hard, kind, tool, renamed. An unfitting
     conversation is followed by its twin: the same request with a list that fits."""
     sampler = Sampler(random.Random(f"reading {split} {seed}"), split, mix)
-    drawn = (each for _ in count() for each in _conversations(sampler))
+    drawn = (each for _ in count() for each in _surrounded(sampler, _conversations(sampler)))
     for i, (messages, meta) in enumerate(islice(drawn, n)):
-        for_tools = meta["asked"] == "tool" and meta["tools_present"]
-        if for_tools and sampler.happens(mix.wordy):
-            text = surroundings.wordy(sampler.rng, split, messages[1]["content"])
-            messages[1] = message("user", text)
-        if for_tools and sampler.happens(mix.talk_first):
+        if _for_tools(meta) and sampler.happens(mix.talk_first):
             messages[1:1] = sampler.small_talk()
         if meta["tools_present"] and sampler.happens(mix.instructed):
             text = surroundings.instructed(sampler.rng, split, messages[0]["content"])
@@ -48,6 +44,21 @@ def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[s
             "domain": "calls",
             "meta": meta,
         }
+
+
+def _for_tools(meta: dict[str, Any]) -> bool:
+    return bool(meta["asked"] == "tool" and meta["tools_present"])
+
+
+def _surrounded(sampler: Sampler, drawn: list[Drawn]) -> list[Drawn]:
+    """A conversation, and its twin if any, in a share of the draws with a wordy request, which is
+    the same in both: only the list of tools tells them apart."""
+    messages, meta = drawn[0]
+    if _for_tools(meta) and sampler.happens(sampler.mix.wordy):
+        text = surroundings.wordy(sampler.rng, sampler.split, messages[1]["content"])
+        for messages, _ in drawn:
+            messages[1] = message("user", text)
+    return drawn
 
 
 def _conversations(sampler: Sampler) -> list[Drawn]:

@@ -107,6 +107,16 @@ def test_length_tells_nothing_of_what_is_declined() -> None:
     assert abs(long["call"] - long["unsuitable"]) < 0.08
 
 
+def test_twins_have_the_same_wordy_request() -> None:
+    rows = rows_of(600, wordy=0.5, forms=0.2, unfitting=0.3, series=0.0)
+    pairs = 0
+    for row, twin in zip(rows, rows[1:]):
+        if row["meta"]["kind"] in ("unsuitable", "near_miss"):
+            pairs += 1
+            assert row["messages"][1] == twin["messages"][1]
+    assert pairs > 50
+
+
 def test_steps_hold_each_request_in_order() -> None:
     rng = random.Random(0)
     texts = ["Order tea.", "I need a cab.", "What is 3 times 4?"]
