@@ -151,7 +151,7 @@ def _right(
     """A conversation for each right answer that is kept."""
     seen: set[str] = set()
     kept = Counter[str]()
-    for example in read_rows(run.path / "examples.jsonl"):
+    for example in _examples(run, by_id):
         id = example["problem"]
         name = digest(f"{id}\0{example['completion']}")
         problem = _known(by_id, id, run)
@@ -178,12 +178,20 @@ def _references(
 ) -> Iterator[Row]:
     """A conversation for each problem that was tried: a problem whose reference solution fails was
     left out there."""
-    tried = dict.fromkeys(row["problem"] for row in read_rows(run.path / "examples.jsonl"))
+    tried = dict.fromkeys(row["problem"] for row in _examples(run, by_id))
     for id in tried:
         problem = _known(by_id, id, run)
         solution = task.gold(problem)
         ledger.kept += 1
         yield _conversation(cfg, task, problem, solution, digest(f"{id}\0{solution}"))
+
+
+def _examples(run: Run, by_id: dict[str, Problem]) -> list[Row]:
+    """The answers in the order of the problems, which a seed has shuffled: an evaluation keeps them
+    in the order of their prompts, and the first rows of a split are those that are judged by."""
+    place = {id: number for number, id in enumerate(by_id)}
+    rows = read_rows(run.path / "examples.jsonl")
+    return sorted(rows, key=lambda row: place.get(row["problem"], 0))
 
 
 def _known(by_id: dict[str, Problem], id: str, run: Run) -> Problem:

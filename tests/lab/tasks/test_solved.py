@@ -46,6 +46,16 @@ def test_right_answers_follow_the_prompt_of_their_problem(home: Path) -> None:
     assert row["messages"] == [*task.prompt(problem), {"role": "assistant", "content": "right"}]
 
 
+@pytest.mark.parametrize("answers", ["own", "reference"])
+def test_rows_are_in_the_order_of_the_problems(home: Path, answers: str) -> None:
+    tried(home, [(i, f"{i}", True) for i in reversed(range(20))])
+    prepared(home, answers=answers)
+    ids = [problem.id for problem in tasks.load("micro").problems("train", limit=20, seed=0)]
+    for file in (home / "mine").glob("solved.*.jsonl"):
+        places = [ids.index(row["meta"]["problem"]) for row in read_rows(file)]
+        assert places == sorted(places)
+
+
 def test_at_most_so_many_different_answers_of_a_problem_are_kept(home: Path) -> None:
     tried(home, [(0, text, True) for text in ("a", "a", "b", "c", "d")] + [(1, "e", True)])
     rows = prepared(home, per_problem=3)
