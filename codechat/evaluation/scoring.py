@@ -79,8 +79,10 @@ def evaluate_task(
             f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain"
         )
     _check_problems(task, problems)
-    missing = sum(problem.id not in known for problem in problems)
     draw: Collect = collect or rollout.collect
+    ends: Sequence[int] = ()
+    if tokenizer is not None and tags is not None:
+        ends = chat.layout(tokenizer, tags).stop
 
     def rows_of(some: Sequence[Problem]) -> list[Row]:
         grammars = None
@@ -102,7 +104,7 @@ def evaluate_task(
                 top_k=top_k,
                 max_new_tokens=max_new_tokens,
                 seed=seed,
-                sampler=partial(_sample_after, list(begin), grammars),
+                sampler=partial(_sample_after, list(begin), grammars, ends),
             )
         return _rows(batch, task, tokenizer, tags)
 
@@ -110,7 +112,7 @@ def evaluate_task(
         generate.weights_stay(model) if model else nullcontext(),
         tqdm(
             total=len(problems),
-            initial=len(problems) - missing,
+            initial=sum(problem.id in known for problem in problems),
             desc=progress,
             unit="problem",
             disable=not (progress and dist.is_main()),
@@ -122,18 +124,14 @@ def evaluate_task(
         if model:
             ordered = _alike_together(task, problems)
             rows_at_once = CHUNK_ROWS
-        for chunk in _chunks(ordered, n, rows_at_once):
-            new = [problem for problem in chunk if problem.id not in known]
-            if not new:
-                continue
-            # a model draws all of it: what is kept decides no bit of what is missing
-            asked = chunk if model else new
-            found = _shared_out(asked, n, rows_of)
-            for i, problem in enumerate(asked):
-                done.setdefault(problem.id, found[i * n : (i + 1) * n])
+        missing = [problem for problem in ordered if problem.id not in known]
+        for chunk in _chunks(missing, n, rows_at_once):
+            found = _shared_out(chunk, n, rows_of)
+            for i, problem in enumerate(chunk):
+                done[problem.id] = found[i * n : (i + 1) * n]
             if keep:
-                keep([row for problem in new for row in done[problem.id]])
-            bar.update(len(new))
+                keep(found)
+            bar.update(len(chunk))
     rows = [row for problem in problems for row in done[problem.id]]
     return TaskResult(task, problems, rows, n, temperature, ks, seed)
 
@@ -218,6 +216,7 @@ def _check_problems(task: Task, problems: Sequence[Problem]) -> None:
 def _sample_after(
     begin: list[int],
     grammars: Sequence[generate.Grammar | None] | None,
+    ends: Sequence[int],
     model: gpt.GPT,
     prompts: Sequence[Sequence[int]],
     *,
@@ -225,13 +224,13 @@ def _sample_after(
     **sampling: Any,
 ) -> list[generate.Completion]:
     """Completions that start with `begin`, empty for a prompt that leaves no room in the block.
-    sampling: further settings of `generate.sample`."""
+    ends: of a turn. sampling: further settings of `generate.sample`."""
     sampling["on_overflow"] = (
         "empty"  # such a prompt is counted as failed instead of ending the evaluation
     )
     prompts = [[*ids, *begin] for ids in prompts]
     if sampling.get("samples_per_prompt", 1) == 1 and "prefix_tokens" not in sampling:
-        sampling["prefix_tokens"] = generate.shared_beginnings(model, prompts)
+        sampling["prefix_tokens"] = generate.first_turns(model, prompts, ends)
     sampled = generate.sample(
         model,
         prompts,

@@ -40,7 +40,7 @@ from codechat.models.draws import (
 from codechat.models.fast import decode_graph, memory, one_token
 from codechat.models.fast.device import compute_dtype, copies_stay, on_cpu
 from codechat.models.fast.reader import SHORT_PROMPT, Reader, cache_dtype, reader_of
-from codechat.models.fast.shared_prefix import SharedCache, shared_lengths
+from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.gpt import GPT
 
 # share of unfinished rows under which copying the cache costs less than idle rows
@@ -118,7 +118,7 @@ def sample(
     on the other prompts.
     Default: the index, so equal prompts differ; equal keys give equal samples.
     prefix_tokens: one per prompt; prompts that share this many first tokens run them once
-    (speed only; `shared_beginnings` finds them).
+    (speed only; `first_turns` finds some).
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with
     reason "context"; "empty": the same, and a prompt that is longer itself has an empty
     completion.
@@ -171,14 +171,36 @@ def sample(
     return [done[row] for row in rows]
 
 
-def shared_beginnings(model: GPT, prompts: Sequence[Sequence[int]]) -> list[int] | None:
-    """`prefix_tokens` of `sample` for prompts that have one sample each, such as many requests to
-    the same tools; none where whole prompts are as fast, which is off the CPU and without row.c."""
+LEAST_SHARED = 64  # tokens: a shorter beginning saves less than running it apart costs
+
+
+def first_turns(
+    model: GPT, prompts: Sequence[Sequence[int]], ends: Sequence[int]
+) -> list[int] | None:
+    """`prefix_tokens` of `sample` for prompts with one sample each: the first turn of each, which
+    a list of tools makes long and several requests share; the whole prompt where little is to be
+    saved. ends: what stands at the end of a turn.
+
+    It is a matter of the prompt alone, and with row.c so are the bits of what is drawn. None
+    without row.c, where a beginning that is run apart is not faster."""
     weight = model.wte.weight
     in_c = one_token.decodes_in_c(model.cfg, compute_dtype(weight))
     if not (in_c and on_cpu(weight.device)):
         return None
-    return shared_lengths(prompts, SHORT_PROMPT)
+    return [_first_turn(prompt, list(ends)) for prompt in prompts]
+
+
+def _first_turn(prompt: Sequence[int], ends: list[int]) -> int:
+    whole = len(prompt)
+    size = len(ends)
+    for end in range(size, whole):
+        turn_ends = list(prompt[end - size : end]) == ends
+        if not turn_ends:
+            continue
+        if end < LEAST_SHARED or whole - end > SHORT_PROMPT:
+            return whole
+        return end
+    return whole
 
 
 # of models inside `weights_stay`: readers by `graph` and the dtype of products
@@ -336,7 +358,11 @@ def prefill(reader: Reader, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     with room for more tokens (0 = the caller keeps them elsewhere), and last states (B, D)."""
     model = reader.model
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.prefix_lengths)]
-    if len(set(heads)) == len(heads):  # nothing is shared
+    sizes = [len(p) - len(head) for p, head in zip(batch.prompts, heads)]
+    longest = max(sizes)
+    nothing_shared = len(set(heads)) == len(heads)
+    # in C a rest is run apart in any case: the bits of a row then depend on no other
+    if nothing_shared and not (longest and reader.takes_rests(longest)):
         heads = [tuple(p) for p in batch.prompts]
         if room:
             return _prefill_distinct(reader, heads, room, reader.cache_dtype)
@@ -348,11 +374,28 @@ def prefill(reader: Reader, batch: Batch, room: int) -> tuple[KVCache, Tensor]:
     rest = [p[len(head) :] for p, head in zip(batch.prompts, heads)]
     shared = SharedCache(cache, owner, max(map(len, rest)) + room)
     if any(rest):
-        ids, lengths = pad_right(rest, last.device)
-        states = reader.prompts(ids, shared, lengths)
-        goes_on = lengths[:, None] > 0
-        last = last_real(states, lengths).where(goes_on, last)
+        last = _run_rests(reader, shared, rest, last)
     return shared, last
+
+
+def _run_rests(
+    reader: Reader, shared: SharedCache, rests: Sequence[Sequence[int]], last: Tensor
+) -> Tensor:
+    """Run what stands behind the prefixes, a few rows at a time; the last states of all rows."""
+    ids, lengths = pad_right(rests, last.device)
+    sizes = [len(rest) for rest in rests]
+    states = []
+    for some in _few_tokens(sizes, memory.prefill_tokens(last.device)):
+        longest = max(sizes[some])
+        if not longest:
+            states.append(last[some])
+            continue
+        n = lengths[some]
+        hidden = reader.prompts(ids[some, :longest], shared.part(some), n)
+        # a row without a rest keeps its state
+        states.append(last_real(hidden, n).where(n[:, None] > 0, last[some]))
+    shared.advance(max(sizes), lengths)
+    return torch.cat(states)
 
 
 def _prefill_distinct(

@@ -418,7 +418,10 @@ def _parts(schema: Any) -> Iterator[Schema]:
     if not isinstance(schema, Mapping):
         return
     yield dict(schema)
-    inner = [schema.get("items"), schema.get("additionalProperties")]
+    inner = [
+        schema.get("items"),
+        schema.get("additionalProperties"),
+    ]
     for named in ("properties", "$defs", "definitions"):
         inner += (schema.get(named) or {}).values()
     for listed in ("anyOf", "oneOf", "allOf", "prefixItems"):

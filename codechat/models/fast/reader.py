@@ -51,6 +51,11 @@ class Reader:
         weight = self.model.wte.weight
         return cache_dtype(self.model.cfg, weight.device, compute_dtype(weight))
 
+    def takes_rests(self, longest: int) -> bool:
+        """Whether so many tokens behind a prefix are run in C."""
+        in_c = isinstance(self.short, RowsInC) and self.cache_dtype == torch.bfloat16
+        return in_c and longest <= SHORT_PROMPT
+
     def prompts(self, ids: Tensor, cache: KVCache, n_new: Tensor | None = None) -> Tensor:
         """(B, T) ids behind what the cache keeps, n_new (B,) of each row real, none = all -> their
         states (B, T, D). In C each token is a row of its own."""

@@ -6,8 +6,6 @@ its group.
 Shapes: B rows, T new tokens, P prefixes, W most rows of a prefix, S kept tokens, H heads, K
 key-value heads, E head width."""
 
-from collections.abc import Sequence
-from itertools import takewhile
 from typing import NamedTuple, Self
 
 import torch
@@ -16,41 +14,6 @@ from torch import Tensor
 
 from codechat.models.attention import Before, KVCache, Place, keys_and_values
 from codechat.models.fast.attention import by_key_head, partial_attention
-
-LEAST_SHARED = 64  # tokens: a shorter beginning saves less than running it apart costs
-
-
-def shared_lengths(prompts: Sequence[Sequence[int]], longest_rest: int) -> list[int]:
-    """For each prompt how many of its first tokens it shares with others, all of it where it
-    shares none. Behind them stand at most longest_rest tokens.
-
-    Neighbours in sorted order form a group while each rest is short enough."""
-    lengths = [len(prompt) for prompt in prompts]
-    numbers = range(len(prompts))
-    order = sorted(numbers, key=lambda i: list(prompts[i]))
-    group: list[int] = []
-    shared = 0
-    longest = 0
-    for i in order:
-        longest = max(longest, len(prompts[i]))
-        now = _alike(prompts[group[0]], prompts[i], shared) if group else 0
-        if now < LEAST_SHARED or longest - now > longest_rest:
-            group = [i]
-            shared = len(prompts[i])
-            longest = shared
-            continue
-        group.append(i)
-        shared = now
-        for member in group:
-            lengths[member] = shared
-    return lengths
-
-
-def _alike(a: Sequence[int], b: Sequence[int], most: int) -> int:
-    """How many first tokens are the same, at most `most`."""
-    pairs = zip(a[:most], b)
-    same = takewhile(lambda pair: pair[0] == pair[1], pairs)
-    return len(list(same))
 
 
 class Grid(NamedTuple):
@@ -117,6 +80,14 @@ class SharedCache(KVCache):
         )
         k, v = self.store(layer, k, v)
         return attend_shared(q, k, v, mask, Prefix(keys, values, self.prefix_mask), self.grid)
+
+    def part(self, rows: slice) -> Self:
+        """A view of some rows, which must be filled before this cache advances; all prefixes
+        stay."""
+        out = super().select(rows)
+        out.owner = self.owner[rows]
+        out.grid = group_members(out.owner, len(self.prefix.lengths))
+        return out
 
     def select(self, rows: Tensor | slice) -> Self:
         """The cache of `rows`, and of the prefixes that they still need."""

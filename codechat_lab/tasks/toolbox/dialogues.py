@@ -5,7 +5,7 @@ many are drawn."""
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 from codechat.tasks.base import Message
@@ -15,6 +15,7 @@ from codechat_lab.tasks.toolbox.catalogue import PHRASES, WORDINGS, Tool, draw_o
 from codechat_lab.tasks.toolbox.mixes import KINDS, Mix
 from codechat_lab.tasks.toolbox.sampler import (
     LEVELS,
+    MAX_TOOLS,
     Request,
     Sampler,
     Scene,
@@ -23,6 +24,7 @@ from codechat_lab.tasks.toolbox.sampler import (
     neutral_system,
 )
 
+STEPS_UNSERVED = 0.75  # of the share of steps: so many unfitting requests are for several things
 Drawn = tuple[list[Message], dict[str, Any]]  # messages and meta
 
 
@@ -31,12 +33,14 @@ def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[s
     or "chat"), tools (names on offer), level, hard, kind, tool, renamed. An unfitting
     conversation is followed by its twin: the same request with a list that fits."""
     sampler = Sampler(random.Random(f"reading {split} {seed}"), split, mix)
-    drawn = (each for _ in count() for each in _surrounded(sampler, _conversations(sampler)))
-    for i, (messages, meta) in enumerate(islice(drawn, n)):
-        if _for_tools(meta) and sampler.happens(mix.talk_first):
+    for i, (messages, meta) in enumerate(islice(_drawn(sampler), n)):
+        talk = not _for_tools(meta)
+        if not talk and sampler.happens(mix.talk_first):
             messages[1:1] = sampler.small_talk()
+            talk = True
         if meta["tools_present"] and sampler.happens(mix.instructed):
-            text = surroundings.instructed(sampler.rng, split, messages[0]["content"])
+            listed = messages[0]["content"]
+            text = surroundings.instructed(sampler.rng, split, listed, talk)
             messages[0] = message("system", text)
         yield {
             "id": f"reading-{split}-{seed}-{i}",
@@ -44,6 +48,12 @@ def draw(split: str, n: int, seed: int = 0, mix: Mix = Mix()) -> Iterator[dict[s
             "domain": "calls",
             "meta": meta,
         }
+
+
+def _drawn(sampler: Sampler) -> Iterator[Drawn]:
+    while True:
+        some = _conversations(sampler)
+        yield from _surrounded(sampler, some)
 
 
 def _for_tools(meta: dict[str, Any]) -> bool:
@@ -72,6 +82,8 @@ def _conversations(sampler: Sampler) -> list[Drawn]:
         return forms.conversations(rng, sampler.split, sampler.mix.in_steps)
     if kind == "turns":
         return [turns.conversation(sampler)]
+    if kind == "unfitting" and sampler.happens(sampler.mix.in_steps * STEPS_UNSERVED):
+        return _steps_declined_and_twin(sampler)
     if kind == "chained":
         scene = sampler.chain()
     elif kind == "parallel":
@@ -82,8 +94,7 @@ def _conversations(sampler: Sampler) -> list[Drawn]:
     if kind in ("chained", "multi_turn"):
         return [(sampler.served(scene, user), scene.meta(kind))]
     if kind == "parallel":
-        calls = "\n".join(chat.format_call(**call) for call in scene.calls())
-        return [([scene.system(rng), user, message("assistant", calls)], scene.meta(kind))]
+        return [_at_once(rng, scene, user)]
     if kind == "call":
         return [_single(rng, scene, user)]
     if kind == "small_talk":
@@ -98,6 +109,45 @@ def _conversations(sampler: Sampler) -> list[Drawn]:
         ]
         return [(messages, scene.meta("absent") | {"tools_present": False, "tools": []})]
     return _declined_and_twin(rng, scene, user)
+
+
+def _steps_declined_and_twin(sampler: Sampler) -> list[Drawn]:
+    """Requests in steps, for tools that are not on the list; then the same with a list that has
+    them."""
+    rng = sampler.rng
+    requests = sampler.several(rng.randint(2, 3))
+    named = {}
+    texts = []
+    for request in requests:
+        named[request.tool.name] = request.tool
+        texts.append(request.text)
+    tools = list(named.values())
+    others = draw_others(rng, sampler.split, tools, rng.randint(1, MAX_TOOLS - 1))
+    scene = sampler.named(requests, [*tools, *others])
+    user = message("user", surroundings.in_steps(rng, texts))
+    unserved = replace(scene, offered=scene.offered[len(tools) :])
+    declined = [
+        unserved.system(rng),
+        user,
+        message("assistant", rng.choice(PHRASES["no_function"])),
+    ]
+    return [
+        (declined, unserved.meta("unsuitable")),
+        _at_once(rng, scene, user),
+    ]
+
+
+def _at_once(rng: random.Random, scene: Scene, user: Message) -> Drawn:
+    """A request for several things, and its calls."""
+    calls = []
+    for call in scene.calls():
+        calls.append(chat.format_call(**call))
+    messages = [
+        scene.system(rng),
+        user,
+        message("assistant", "\n".join(calls)),
+    ]
+    return messages, scene.meta("parallel")
 
 
 def _single(rng: random.Random, scene: Scene, user: Message) -> Drawn:

@@ -24,14 +24,15 @@ def texts_of(kind: str, split: str) -> list[str]:
     return known[:-1] if split == "train" else known[-1:]
 
 
-def instructed(rng: random.Random, split: str, system: str) -> str:
-    """A system text that offers tools, with instructions before or behind the list."""
+def instructed(rng: random.Random, split: str, system: str, talk: bool = False) -> str:
+    """A system text that offers tools, with instructions before or behind the list. talk: somebody
+    asks who the assistant is, so no role says otherwise."""
     kinds = []
     for kind, share in INSTRUCTIONS.items():
-        if rng.random() < share:
+        if rng.random() < share and not (talk and kind == "roles"):
             kinds.append(kind)
     if not kinds:
-        kinds = ["roles"]
+        kinds = ["manner"]
     first, *rules = kinds
     rng.shuffle(rules)
     sentences = []
@@ -56,10 +57,10 @@ def wordy(rng: random.Random, split: str, request: str) -> str:
 
 
 def _drawn(rng: random.Random, texts: Sequence[str], count: int) -> list[str]:
+    """So many texts. No number is among them: it could be an argument."""
     name = invent(rng).capitalize()
-    number = rng.randint(2, 9)
     drawn = rng.sample(texts, min(count, len(texts)))
-    return [text.format(name=name, n=number) for text in drawn]
+    return [text.format(name=name) for text in drawn]
 
 
 def in_steps(rng: random.Random, texts: Sequence[str]) -> str:

@@ -603,9 +603,8 @@ def _cut_off(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
 
 
 def _drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ids of the problems that are drawn from now on, two at a time."""
+    """Ids of the problems that are drawn from now on."""
     ids: list[str] = []
-    monkeypatch.setattr(scoring, "CHUNK_ROWS", 8)
     collect = rollout.collect
 
     def noted(model: Any, task: Any, problems: Any, *args: Any, **settings: Any) -> Any:
@@ -639,7 +638,7 @@ def test_an_evaluation_that_was_cut_off_goes_on_behind_its_answers(
     (cut.path / "examples.jsonl").write_text("".join(rows[:-1]) + rows[-1][:20])
     again = _drawn(monkeypatch)
     COMMANDS["evaluate"].run([*words, "cut", "--resume"])
-    assert len(again) == 8 + 8, "a chunk that lacks one of its two problems is drawn whole"
+    assert len(again) == 7 + 8, "toy@2 lacks seven problems, and all of the greedy ones"
     for file in ("eval.jsonl", "per_problem.jsonl", "examples.jsonl", "samples.jsonl"):
         assert _rows_of(cut, file) == _rows_of(whole, file), file
     assert cut.status["summary"] == whole.status["summary"]
@@ -701,8 +700,7 @@ def test_answers_of_other_weights_code_or_problems_are_drawn_again(
 
     again = _drawn(monkeypatch)
     run = _cut_and_resumed(words, f"other-{what}", other)
-    whole_chunks = answered // 2
-    assert len(again) == 4 + 8 - 2 * whole_chunks, "of four that were answered"
+    assert len(again) == 4 + 8 - answered, "of four that were answered"
     assert _rows_of(run, "examples.jsonl") == _rows_of(whole, "examples.jsonl")
     assert f"{4 * (4 - answered)} completions of other weights" in capsys.readouterr().err
 

@@ -24,7 +24,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.draws import Batch
 from codechat.models.fast import decode_graph, device, memory, reader
 from codechat.models.fast.reader import Reader, reader_of
-from codechat.models.fast.shared_prefix import SharedCache, shared_lengths
+from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.generate import Completion, Truncation, sample, stream
 from codechat.models.gpt import GPT
 from codechat.text import chat, tokenizer
@@ -972,65 +972,6 @@ def test_shared_beginnings_and_full_blocks_draw_the_same(
     model = random_model()
     found = complete(model, BEGINNINGS, graph=graph, prefix_tokens=prefixes)
     assert_same(found, complete(model, BEGINNINGS))
-
-
-def test_prompts_share_the_beginning_behind_which_little_stands() -> None:
-    tools = list(range(70))
-    prompts = [
-        [*tools, 1, 2],
-        [*tools, 3, 3, 3],
-        [*tools, *[4] * 11],  # too much behind it
-        [5, 5],
-        [6, *range(65)],
-        [6, *range(63), 9],
-        [7, *range(62), 1],  # only 63 are shared
-        [7, *range(62), 2],
-    ]
-    lengths = shared_lengths(prompts, longest_rest=10)
-    assert lengths[:2] == [70, 70]
-    assert lengths[2:4] == [81, 2]
-    assert lengths[4:6] == [64, 64]
-    assert lengths[6:] == [64, 64], "whole"
-
-
-def test_an_equal_prompt_is_shared_whole() -> None:
-    prompt = list(range(80))
-    other = [1]
-    lengths = shared_lengths([prompt, other, prompt], longest_rest=10)
-    assert lengths == [80, 1, 80]
-
-
-def test_room_behind_shared_beginnings_is_within_the_memory_of_a_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = random_model()
-    kept = []
-    made = KVCache.__init__
-
-    def noted(self: KVCache, *args: Any, **settings: Any) -> None:
-        made(self, *args, **settings)
-        kept.append(self.kv.nbytes)
-
-    longest = model.cfg.block_size - 2
-    alone = [[i, *range(longest - 1)] for i in range(20)]
-    pair = [[40, *[i] * (longest - 1)] for i in range(2)]
-    prefixes = [longest] * 20 + [1, 1]
-    one = 4 * model.cfg.depth * model.cfg.cache_width * (longest + 2)
-    most = 20 * (one + 16 * model.cfg.padded_vocab)
-    monkeypatch.setattr(memory, "CACHE_BYTES", most)
-    monkeypatch.setattr(KVCache, "__init__", noted)
-    batches = []
-    prefill = generate.prefill
-
-    def watched(*args: Any) -> Any:
-        kept.clear()
-        found = prefill(*args)
-        batches.append(sum(kept))
-        return found
-
-    monkeypatch.setattr(generate, "prefill", watched)
-    sample(model, [*alone, *pair], max_new_tokens=2, temperature=0, prefix_tokens=prefixes)
-    assert max(batches) <= most
 
 
 def test_shared_beginnings_run_once(monkeypatch: pytest.MonkeyPatch) -> None:

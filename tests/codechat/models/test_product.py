@@ -383,34 +383,63 @@ def test_long_prompts_and_a_cache_in_float32_take_the_model(
     assert calls == [6, 4]
 
 
-def test_requests_behind_the_same_tools_draw_what_they_draw_alone(
-    built: None, bfloat16: None
-) -> None:
-    model = randomise(GPT(replace(GROUPS, block_size=128)), 0.2).eval()
-    tools = [i % 90 for i in range(70)]
-    prompts = [
-        [*tools, 1, 2],
-        [5, 6, 7],
-        [*tools, 3],
-        tools,
-        [*tools, 4, 4, 4],
+# a turn, which END ends; whole prompts of this length are run in tiles
+TOOLS = [i % 80 for i in range(270)]
+END = [88, 89]
+REQUESTS = [
+    [*TOOLS, *END, 1, 2],
+    [5, 6, 7],
+    [*TOOLS, *END, 3],
+    [*TOOLS, *END],
+    [*TOOLS, *END, 4, *END, 4],
+    [*TOOLS, 9, *END, 4],
+]
+
+
+@pytest.fixture
+def in_c(built: None, bfloat16: None) -> GPT:
+    shape = replace(GROUPS, block_size=640)
+    return randomise(GPT(shape), 0.2).eval()
+
+
+def test_the_first_turn_of_a_prompt_is_run_apart_where_it_is_long(in_c: GPT) -> None:
+    few = [1, *END, 2]
+    lengths = generate.first_turns(in_c, [*REQUESTS, few], END)
+    assert lengths == [272, 3, 272, 272, 272, 273, 4]
+    long_rest = [
+        *TOOLS,
+        *END,
+        *[3] * 300,
     ]
-    shared = generate.shared_beginnings(model, prompts)
-    assert shared == [70, 3, 70, 70, 70]
-    draw = partial(generate.sample, model, max_new_tokens=3, temperature=0)
-    together = draw(prompts, prefix_tokens=shared)
-    apart = draw(prompts)
-    for alone, found in zip(apart, together, strict=True):
-        first = alone.logprobs[0]
-        assert abs(first - found.logprobs[0]) < 0.05
-    # the same bits, whatever other requests stand beside
-    some = [prompts[0], prompts[2]]
-    fewer = draw(some, prefix_tokens=[70, 70])
-    assert fewer[0] == together[0]
-    assert fewer[1] == together[2]
+    assert generate.first_turns(in_c, [long_rest], END) == [len(long_rest)]
+    assert generate.first_turns(in_c, [TOOLS], [99]) == [270]
+
+
+def test_behind_the_same_tools_a_request_has_the_bits_of_that_request_alone(in_c: GPT) -> None:
+    lengths = generate.first_turns(in_c, REQUESTS, END)
+    assert lengths
+    draw = partial(
+        generate.sample,
+        in_c,
+        max_new_tokens=3,
+        temperature=0,
+    )
+    together = draw(REQUESTS, prefix_tokens=lengths)
+    every = zip(
+        REQUESTS,
+        lengths,
+        together,
+        strict=True,
+    )
+    for prompt, length, found in every:
+        (alone,) = draw([prompt], prefix_tokens=[length])
+        assert alone == found
+        (whole,) = draw([prompt])
+        difference = whole.logprobs[0] - found.logprobs[0]
+        assert abs(difference) < 0.05
 
 
 def test_whole_prompts_are_run_where_nothing_is_in_c(bfloat16: None) -> None:
-    model = randomise(GPT(replace(SHAPE, mlp="gelu", block_size=128)), 0.2).eval()
-    prompt = list(range(70))
-    assert generate.shared_beginnings(model, [prompt, [*prompt, 1]]) is None
+    shape = replace(SHAPE, mlp="gelu", block_size=640)
+    model = randomise(GPT(shape), 0.2).eval()
+    assert generate.first_turns(model, REQUESTS, END) is None

@@ -3,6 +3,7 @@ what is right."""
 
 import random
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -150,16 +151,47 @@ def test_no_request_is_lost_where_there_are_more_than_steps() -> None:
         surroundings.in_steps(random.Random(0), texts)
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_requests_for_several_services_are_steps_in_their_share(share: float) -> None:
+def test_steps_tell_nothing_of_what_is_declined() -> None:
+    answers = Counter[bool]()
+    for row in rows_of(3000, in_steps=0.5, series=0.0):
+        *_, request, answer = row["messages"]
+        if is_in_steps(request["content"]):
+            calls = chat.parse_calls(answer["content"])
+            answers[bool(calls)] += 1
+    assert answers[True] > 50
+    assert answers[False] > 50
+
+
+def test_what_is_declined_in_steps_is_served_where_its_tools_are_on_the_list() -> None:
+    rows = rows_of(600, in_steps=1.0, unfitting=0.5, parallel=0.0, series=0.0)
+    pairs = 0
+    for row, twin in pairwise(rows):
+        request = row["messages"][1]
+        if row["meta"]["kind"] != "unsuitable" or not is_in_steps(request["content"]):
+            continue
+        pairs += 1
+        assert twin["messages"][1] == request
+        calls = chat.parse_calls(twin["messages"][2]["content"])
+        assert len(calls) > 1
+        called = {call.name for call in calls}
+        assert not called & set(row["meta"]["tools"])
+    assert pairs > 50
+
+
+def is_in_steps(text: str) -> bool:
     # a dash may stand in any text
     pairs = [marks[:2] for marks in TEXTS["steps"] if marks[0] != "- "]
+    return any(all(mark in text for mark in pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_requests_for_several_services_are_steps_in_their_share(share: float) -> None:
     stepped = 0
     for number in range(80):
         draws = forms.Draws(random.Random(number), "train", share)
         scene = draws.scene("at_once_mixed")
         assert len(scene.calls) > 1
-        stepped += any(all(mark in scene.text for mark in pair) for pair in pairs)
+        stepped += is_in_steps(scene.text)
     assert stepped > 50 if share else stepped == 0
 
 
