@@ -35,7 +35,7 @@ IMPORTED_AS = {
 }
 IMPORTED_AS |= {"pytest-xdist": "xdist"}
 # Brought by the packages that pyproject names, in step with them.
-BROUGHT_ALONG = {"grimp", "jupyter_client", "markdown_it", "markupsafe"}
+BROUGHT_ALONG = {"grimp", "jupyter_client", "markdown_it", "markupsafe", "referencing"}
 TEXT = set(".py .md .toml .yml .yaml .ipynb .json .jsonl .csv .sh .txt .cfg .html".split()) | {""}
 
 

@@ -37,9 +37,15 @@ from codechat.models.draws import (
     take_allowed,
     uniform,
 )
-from codechat.models.fast import decode_graph, memory, one_token
-from codechat.models.fast.device import compute_dtype, copies_stay, on_cpu
-from codechat.models.fast.reader import SHORT_PROMPT, Reader, cache_dtype, reader_of
+from codechat.models.fast import decode_graph, memory
+from codechat.models.fast.device import compute_dtype, copies_stay
+from codechat.models.fast.reader import (
+    SHORT_PROMPT,
+    Reader,
+    cache_dtype,
+    reader_of,
+    runs_rests_in_c,
+)
 from codechat.models.fast.shared_prefix import SharedCache
 from codechat.models.gpt import GPT
 
@@ -183,9 +189,7 @@ def first_turns(
 
     It is a matter of the prompt alone, and with row.c so are the bits of what is drawn. None
     without row.c, where a beginning that is run apart is not faster."""
-    weight = model.wte.weight
-    in_c = one_token.decodes_in_c(model.cfg, compute_dtype(weight))
-    if not (in_c and on_cpu(weight.device)):
+    if not runs_rests_in_c(model):
         return None
     return [_first_turn(prompt, list(ends)) for prompt in prompts]
 

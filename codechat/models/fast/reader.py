@@ -95,6 +95,13 @@ def cache_dtype(cfg: GPTConfig, device: torch.device, compute: torch.dtype) -> t
     return torch.float32
 
 
+def runs_rests_in_c(model: GPT) -> bool:
+    """Whether a reader of this model runs tokens behind a prefix in C (`Reader.takes_rests`)."""
+    weight = model.wte.weight
+    in_c = one_token.decodes_in_c(model.cfg, compute_dtype(weight))
+    return in_c and on_cpu(weight.device)
+
+
 def reader_of(
     model: GPT,
     graph: bool | None = None,
