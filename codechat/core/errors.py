@@ -43,17 +43,18 @@ def nearest(key: str, valid: Iterable[str], listed: bool = False) -> str:
     last = [n for n in names if n.rpartition(".")[2] == given]
     # the dashes of flags are no likeness
     bare = {name.removeprefix("--"): name for name in names}
-    # two letters of four in another order are half a likeness
-    same_size = [name for name in bare if len(name) == len(given)]
     close = difflib.get_close_matches(given, bare, n=1, cutoff=0.6)
-    close = close or difflib.get_close_matches(given, same_size, n=1, cutoff=0.5)
     begun = []
     for name in bare:
         longer = len(name) > 3 and given.startswith(name)
         shorter = len(given) > 1 and name.startswith(given)  # --temp
         if longer or shorter:
             begun.append(name)
-    likely = close or sorted(begun, key=lambda name: abs(len(name) - len(given)))
+    begun.sort(key=lambda name: abs(len(name) - len(given)))
+    # two letters of four in another order are half a likeness
+    same_size = [name for name in bare if len(name) == len(given)]
+    turned = difflib.get_close_matches(given, same_size, n=1, cutoff=0.5)
+    likely = close or begun or turned
     if last:
         return f"; did you mean {last[0]!r}?"
     if likely:

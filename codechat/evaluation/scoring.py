@@ -74,22 +74,15 @@ def evaluate_task(
     failed. model, tokenizer and tags are None for a `collect` that needs none of them; the
     default is `rollout.collect`. known: the n rows of each problem that an earlier call has
     sampled. keep: takes new rows as they come, on every rank."""
-    if constrain and episodes.has_environment(task):
-        raise ConfigError(
-            f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain"
-        )
+    _check_constrainable(task, constrain)
     _check_problems(task, problems)
     draw: Collect = collect or rollout.collect
-    ends: Sequence[int] = ()
-    if tokenizer is not None and tags is not None:
-        ends = chat.layout(tokenizer, tags).stop
+    ends = _turn_end(tokenizer, tags)
 
     def rows_of(some: Sequence[Problem]) -> list[Row]:
         grammars = None
         if constrain:
-            assert tokenizer is not None and tags is not None, (
-                "only a checkpoint's completions can be constrained"
-            )
+            assert tokenizer and tags, "only a checkpoint's completions can be constrained"
             grammars = [constrain(task.prompt(problem), tokenizer, tags) for problem in some]
         with numerics.autocast(model.wte.weight.device) if model else nullcontext():
             batch = draw(
@@ -119,13 +112,10 @@ def evaluate_task(
         ) as bar,
     ):
         done = dict(known)
-        ordered: Sequence[Problem] = problems
-        rows_at_once = ASKED_ROWS
+        missing = [problem for problem in problems if problem.id not in known]
         if model:
-            ordered = _alike_together(task, problems)
-            rows_at_once = CHUNK_ROWS
-        missing = [problem for problem in ordered if problem.id not in known]
-        for chunk in _chunks(missing, n, rows_at_once):
+            missing = _alike_together(task, missing)
+        for chunk in _chunks(missing, n, CHUNK_ROWS if model else ASKED_ROWS):
             found = _shared_out(chunk, n, rows_of)
             for i, problem in enumerate(chunk):
                 done[problem.id] = found[i * n : (i + 1) * n]
@@ -134,6 +124,13 @@ def evaluate_task(
             bar.update(len(chunk))
     rows = [row for problem in problems for row in done[problem.id]]
     return TaskResult(task, problems, rows, n, temperature, ks, seed)
+
+
+def _turn_end(tokenizer: Tokenizer | None, tags: str | None) -> Sequence[int]:
+    """The ids at the end of a turn; none where the caller knows no tokens."""
+    if tokenizer is None or tags is None:
+        return ()
+    return chat.layout(tokenizer, tags).stop
 
 
 def _alike_together(task: Task, problems: Sequence[Problem]) -> list[Problem]:
@@ -197,6 +194,14 @@ def problems_once(task: Task, split: str, limit: int | None = None, seed: int = 
         count = f"{repeated.total()} problems are repeated, such as {such!r}"
         print(f"task {task.name}, split {split}: {count}; each counts once", file=sys.stderr)
     return list(found.values())
+
+
+def _check_constrainable(task: Task, constrain: Constrain | None) -> None:
+    """ConfigError for a grammar of a task with episodes."""
+    if constrain and episodes.has_environment(task):
+        raise ConfigError(
+            f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain"
+        )
 
 
 def _check_problems(task: Task, problems: Sequence[Problem]) -> None:

@@ -150,15 +150,9 @@ def sample(
         key=lambda row: (prefixes[row[0]], len(prompts[row[0]]), row),
     )
 
-    # each row has room for the longest rest behind a shared beginning
-    rest = max((len(prompts[i]) - prefixes[i] for i, _ in order), default=0)
-    lengths = [prefixes[i] + rest for i, _ in order]
-    new_tokens = max(budgets, default=0)
+    lengths = [(prefixes[i], len(prompts[i])) for i, _ in order]
     # before weights are copied: that takes memory
-    weight = model.wte.weight
-    products = compute_dtype(weight)
-    size = cache_dtype(model.cfg, weight.device, products).itemsize
-    parts = [*memory.batches(model, lengths, new_tokens, samples_per_prompt, n_kept, size)]
+    parts = _parts(model, lengths, max(budgets, default=0), samples_per_prompt, n_kept)
     reader = _reader(model, graph if grammars is None else False)
     for part in parts:
         some = order[part]
@@ -175,6 +169,20 @@ def sample(
         for row, end in zip(some, _decode(reader, batch)):
             done[row] = _completion(end, max_new_tokens)
     return [done[row] for row in rows]
+
+
+def _parts(
+    model: GPT, lengths: Sequence[tuple[int, int]], new_tokens: int, samples: int, n_kept: int
+) -> list[slice]:
+    """Rows that fit into memory together. lengths: tokens of each row's shared beginning and of its
+    whole prompt."""
+    # each row has room for the longest rest
+    rest = max((whole - shared for shared, whole in lengths), default=0)
+    longest = [shared + rest for shared, _ in lengths]
+    weight = model.wte.weight
+    products = compute_dtype(weight)
+    size = cache_dtype(model.cfg, weight.device, products).itemsize
+    return [*memory.batches(model, longest, new_tokens, samples, n_kept, size)]
 
 
 LEAST_SHARED = 64  # tokens: a shorter beginning saves less than running it apart costs

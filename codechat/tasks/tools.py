@@ -90,8 +90,8 @@ class ToolsTask(OwnRows):
         for name, schema in self.kit.schemas.items():
             if _is_endless(schema["parameters"]):
                 raise ConfigError(
-                    f"the schema of {name} refers to itself in a default, without an end; leave "
-                    "that default out"
+                    f"the schema of {name} refers to itself, by a default or alone, without an end; "
+                    "leave that default or reference out"
                 )
         file = self.kit.file
         self.content = digest(repr((file and file.source, self.kit.schemas)))

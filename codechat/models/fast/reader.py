@@ -53,8 +53,7 @@ class Reader:
 
     def takes_rests(self, longest: int) -> bool:
         """Whether so many tokens behind a prefix are run in C."""
-        in_c = isinstance(self.short, RowsInC) and self.cache_dtype == torch.bfloat16
-        return in_c and longest <= SHORT_PROMPT
+        return isinstance(self.short, RowsInC) and longest <= SHORT_PROMPT
 
     def prompts(self, ids: Tensor, cache: KVCache, n_new: Tensor | None = None) -> Tensor:
         """(B, T) ids behind what the cache keeps, n_new (B,) of each row real, none = all -> their

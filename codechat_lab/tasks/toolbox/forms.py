@@ -597,8 +597,8 @@ def _texts(spoken: Mapping[str, Spoken]) -> dict[str, str]:
 def conversations(
     rng: random.Random, split: str, in_steps: float = 0.0
 ) -> list[tuple[list[Message], dict[str, Any]]]:
-    """A conversation of a stratum drawn by SHARES: its messages and meta. in_steps: of `Draws`. A near miss is followed
-    by its twin, the same request with its service on offer too."""
+    """A conversation of a stratum drawn by SHARES: its messages and meta. A near miss is followed
+    by its twin, the same request with its service on offer too. in_steps: as in `Draws`."""
     scene = Draws(rng, split, in_steps).scene(rng.choices(list(SHARES), list(SHARES.values()))[0])
     if scene.stratum == "near_miss":
         fitting = replace(scene, stratum="form", offered=[scene.asked, *scene.offered])

@@ -348,53 +348,38 @@ def test_hints_and_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_may_give_what_any_part_of_a_schema_has(tmp_path: Path, schema: Any) -> None:
-    made(tmp_path, {"calls": [TEA]})
-    tools = tmp_path / "shop.json"
-    tools.write_text(json.dumps([{"name": "price", "description": "", "parameters": schema}]))
-    files = [str(tmp_path / "shop.py"), str(tools)]
-    task = ToolsTask(files, str(tmp_path / "rows.jsonl"), trust=True)
+    task = offered(tmp_path, schema)
     assert played(task, call("price", item="tea"))[0].correct
 
 
-@pytest.mark.parametrize("key", ["$defs", "definitions"])
+def offered(tmp_path: Path, schema: Any) -> ToolsTask:
+    """A task whose function `price` has this schema of its parameters."""
+    made(tmp_path, {"calls": [TEA]})
+    tools = tmp_path / "shop.json"
+    tools.write_text(json.dumps([{"name": "price", "description": "", "parameters": schema}]))
+    files = [str(tmp_path / "shop.py"), str(tools)]
+    return ToolsTask(files, str(tmp_path / "rows.jsonl"), trust=True)
+
+
+@pytest.mark.parametrize("path", ["$defs/Node", "definitions/Node", "properties/node"])
 def test_a_schema_whose_default_holds_itself_is_named_before_the_run(
-    tmp_path: Path, key: str
+    tmp_path: Path, path: str
 ) -> None:
-    made(tmp_path, {"calls": [TEA]})
-    node = {"$ref": f"#/{key}/Node"}
-    schema = {
-        "properties": {"item": {"type": "string"}, "node": node},
-        key: {"Node": {"type": "object", "properties": {"next": node | {"default": {}}}}},
-    }
-    tools = tmp_path / "shop.json"
-    tools.write_text(json.dumps([{"name": "price", "description": "", "parameters": schema}]))
-    files = [str(tmp_path / "shop.py"), str(tools)]
-    with pytest.raises(ConfigError, match="schema of price refers to itself in a default"):
-        ToolsTask(files, str(tmp_path / "rows.jsonl"), trust=True)
-
-
-def test_a_schema_that_holds_itself_below_an_argument_is_named_too(tmp_path: Path) -> None:
-    made(tmp_path, {"calls": [TEA]})
-    child = {"$ref": "#/properties/tree", "default": {}}
-    tree = {"type": "object", "properties": {"child": child}}
-    schema = {"properties": {"item": {"type": "string"}, "tree": tree}}
-    tools = tmp_path / "shop.json"
-    tools.write_text(json.dumps([{"name": "price", "description": "", "parameters": schema}]))
-    files = [str(tmp_path / "shop.py"), str(tools)]
-    with pytest.raises(ConfigError, match="schema of price refers to itself in a default"):
-        ToolsTask(files, str(tmp_path / "rows.jsonl"), trust=True)
+    key, name = path.split("/")
+    again = {"$ref": f"#/{path}", "default": {}}
+    node = {"type": "object", "properties": {"next": again}}
+    schema: dict[str, Any] = {"properties": {"item": {"type": "string"}}}
+    schema.setdefault(key, {})[name] = node
+    with pytest.raises(ConfigError, match="schema of price refers to itself"):
+        offered(tmp_path, schema)
 
 
 def test_a_class_that_refers_to_nothing_ends_no_run_that_does_not_need_it(tmp_path: Path) -> None:
-    made(tmp_path, {"calls": [TEA]})
     schema = {
         "properties": {"item": {"type": "string"}},
         "$defs": {"Unused": {"anyOf": [{"$ref": "#/$defs/Gone"}, {"type": "null"}]}},
     }
-    tools = tmp_path / "shop.json"
-    tools.write_text(json.dumps([{"name": "price", "description": "", "parameters": schema}]))
-    files = [str(tmp_path / "shop.py"), str(tools)]
-    task = ToolsTask(files, str(tmp_path / "rows.jsonl"), trust=True)
+    task = offered(tmp_path, schema)
     assert task.kit.schemas["price"]["parameters"]["$defs"] == schema["$defs"]
 
 
