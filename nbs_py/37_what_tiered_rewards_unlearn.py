@@ -167,7 +167,7 @@ print(f"constant {constant:.2f}, wrong program {wrong:.2f}: honest programs pay 
 # %% [markdown]
 # ## The same reward on a base that programs
 #
-# `released/coder-tools`, of half a billion parameters, trains on the problems of MBPP that it solves in one to three of four tries ([notebook 39](39_when_rl_pays.ipynb)).
+# Qwen2.5-Coder-0.5B-Instruct, after SFT on calls, trains on the problems of MBPP that it solves in one to three of four tries ([notebook 39](39_when_rl_pays.ipynb)).
 # Before you look: on which side of that share does it begin, and which curve rises?
 
 # %%

@@ -62,7 +62,7 @@ BLUE, ORANGE, GREEN = (OKABE_ITO[c] for c in ("blue", "orange", "green"))
 # below 0.05, else LIVE. The tiered reward pays something for a program that runs; groups with variance are those whose eight rewards differ.
 
 # %%
-MODELS = {"nano": "nano", "released/smollm2-tools": "SmolLM2 after SFT", "released/coder-tools": "0.5 B after SFT"}
+MODELS = {"nano": "nano", "released/smollm2-tools": "SmolLM2 after SFT", "coder/sft": "0.5 B after SFT"}
 tried = pd.DataFrame(read_rows(frozen / "mbpp" / "pretrained.jsonl"))
 nano = pd.DataFrame(read_rows(frozen / "mbpp" / "per_problem.jsonl")).assign(checkpoint="nano")
 tried = pd.concat([nano, tried]).groupby("checkpoint")
@@ -82,8 +82,8 @@ pd.DataFrame(verdicts).T
 # SmolLM2's rows are those of [notebook 37](37_what_tiered_rewards_unlearn.ipynb): all weights on a GPU, 257 test problems of MBPP sanitized, controls SFT on the reference solutions. nano has
 # no row: its groups have no gradient, and a loop on a DEAD task does not start.
 #
-# The 0.5 B by recipe `coder-rl`, from `released/coder-tools` in new adapters: 136 of 374 training problems are solved in one to three of four tries. From these GRPO draws 20 steps of 8 problems x 8
-# completions; rejection sampling draws as many and learns the right ones; SFT on the reference solutions is the cheapest. Judged greedily on the 500 test problems
+# The 0.5 B by recipe `coder-rl`, in new adapters: here and below it begins from the fifth SFT on calls, which was `released/coder-tools` then. 136 of 374 training problems are
+# solved in one to three of four tries. From these GRPO draws 20 steps of 8 problems x 8 completions; rejection sampling draws as many and learns the right ones; SFT on the reference solutions is the cheapest. Judged greedily on the 500 test problems
 # of MBPP. The comparison was written down before the run ([the setting](../docs/experiments/pretrained.md)).
 
 # %%
@@ -137,7 +137,7 @@ lengths.rename(columns={"tokens": "tokens of an answer", "cut_off": "answers cut
 # %% [markdown]
 # ## A form that the model does not know: GSM8K
 #
-# `released/coder-tools` reckons in its own form and fails in the form of the five rewards: reasoning and answer in tags. Recipe `coder-rl-gsm8k` gives GRPO these
+# After SFT on calls the 0.5 B reckons in its own form and fails in the form of the five rewards: reasoning and answer in tags. Recipe `coder-rl-gsm8k` gives GRPO these
 # rewards (2 for the right number, 2 more for its form), 20 steps of 8 training problems x 8 completions. Rejection sampling draws as many and learns the right ones. SFT on
 # 60 batches of worked solutions in that form is the cheapest. Judged greedily on 256 of the 1,319 test problems; the [setting](../docs/experiments/pretrained.md) was written before. In
 # the form r1_zero the model is DEAD, so no loop was started on it. Before you look: what does GRPO learn first, and what does it cost?
@@ -182,7 +182,7 @@ table.rename(columns={"tokens": "tokens of an answer", "cut_off": "cut off", "in
 # %% [markdown]
 # ## The model's own form
 #
-# With a boxed answer a quarter is right from the start, and nothing of the reward is for a form. GRPO, 32 steps at temperature 0.7, and rejection sampling on as many draws, both from `released/coder-tools`;
+# With a boxed answer a quarter is right from the start, and nothing of the reward is for a form. GRPO, 32 steps at temperature 0.7, and rejection sampling on as many draws, both from that SFT on calls;
 # SFT on the worked solutions with their answer boxed. Judged greedily on all 1,319 test problems, and written down before (48 steps then; stopped at 32). Before you look: which
 # of the three makes answers shorter, and which makes them right?
 
