@@ -265,6 +265,7 @@ def points(row, start):
     return f"{100 * found.value:+.1f} [{100 * found.lo:+.1f}, {100 * found.hi:+.1f}]"
 
 
+# %%
 table = pd.DataFrame({"category": whole["category"].str.replace("_", " "), "N": whole["n"]} | {name: whole[stage] / whole["n"] for stage, name in STEPS.items()})
 for start in ("untuned", "fifth"):
     table[start] = [points(row, start) for _, row in whole.iterrows()]

@@ -201,8 +201,10 @@ def _write_adapter(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written
             if not name.startswith("blocks.") or not hf_format.holds(tensor, cfg.dtype):
                 wider.append(name)
     if wider:
-        reason = "of the embedding and the head, and those whose numbers float8 does not hold"
-        about += f"; {len(wider)} of {len(tensors)} tensors in bfloat16: {reason}"
+        about += (
+            f"; {len(wider)} of {len(tensors)} tensors in bfloat16: "
+            "of the embedding and the head, and those whose numbers float8 does not hold"
+        )
     path = _checkpoint_path(folder, ckpt, checkpoint.ADAPTER)
     size = hf_format.save(path, tensors, cfg.dtype, wider)
     _describe_run(folder, ckpt, path, adapter)

@@ -359,9 +359,11 @@ def test_tokens_that_training_changed_are_not_rounded_to_float8(
     """Their rows are logits: in float8 the call tag of a model lost half a nat, and it declined."""
     tuned = copy.deepcopy(base.model)
     with torch.no_grad():
-        tuned.wte.weight[[5, 7]] += torch.randn(2, tuned.wte.weight.shape[1])
+        rows = tuned.wte.weight
+        width = rows.shape[1]
+        rows[[5, 7]] += torch.randn(2, width)
         matrix = tuned.blocks[1].mlp.up.weight
-        matrix += torch.randn(len(matrix), 2) @ torch.randn(2, matrix.shape[1])
+        matrix += torch.randn(len(matrix), 2) @ torch.randn(2, width)
     save_tuned(tuned, base)
     export_adapter(tmp_path / "eight", "tools/sft", "float8_e4m3fn", "--rank", "2")
     bases.fetch("smollm2", "eight")
