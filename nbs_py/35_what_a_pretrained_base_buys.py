@@ -65,7 +65,7 @@ SMALL, LARGE = [nano, mini, base, stages, short, ours], [ours, untuned, fifth, c
 # %%
 kept = run_frames.frozen_dir()
 rows = pd.DataFrame(read_rows(kept / "pretrained.jsonl")).assign(model=lambda d: d["checkpoint"].map(MODELS))
-asked = [*read_rows(kept / "pretrained_natural.jsonl"), *read_rows(paths.SHIPPED / "reports/natural/natural.jsonl")]
+asked = [*read_rows(kept / "everyday" / "pretrained.jsonl"), *read_rows(paths.SHIPPED / "reports/natural/natural.jsonl")]
 natural = pd.DataFrame(asked).assign(model=lambda d: d["checkpoint"].map(lambda name: MODELS.get(name) or MODELS[name.partition("@")[0]]))
 
 # %% [markdown]

@@ -227,6 +227,8 @@ for draw, arms_of in programs.items():
             if arm in arms_of:
                 found_gain = paired_bootstrap(arms_of[control], arms_of[arm], seed=seed)
                 print("seed {}: {} minus {}: {:+.3f} [{:+.3f}, {:+.3f}] of {}".format(draw, ARMS[arm], ARMS[control], *found_gain, len(arms_of[arm])))
+
+# %%
 both = {}
 for control in ("solutions", "rejection"):
     apart = [np.subtract(arms_of["tiered"], arms_of[control]) for arms_of in programs.values()]

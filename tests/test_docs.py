@@ -379,7 +379,7 @@ def test_numbers_of_the_larger_base_are_those_of_committed_results(name: str) ->
         cells = []
         for model in LARGER:
             found = [
-                row["verdict"] for row in frozen("pretrained_natural", kind=kind, checkpoint=model)
+                row["verdict"] for row in frozen("everyday/pretrained", kind=kind, checkpoint=model)
             ]
             cells.append(found.count(verdict))
         expected.append([len(found), *cells])

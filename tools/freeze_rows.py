@@ -85,7 +85,7 @@ def freeze_strata(names: list[str]) -> tuple[int, int]:
             for stratum in STRATA
             if row.get(f"{stratum}/n", 0) > 0  # the other split has it
         ]
-    for name, rows in (("pretrained", strata), ("pretrained_natural", natural)):
+    for name, rows in (("pretrained", strata), ("everyday/pretrained", natural)):
         write_atomic(paths.ROOT / "reports" / "frozen" / f"{name}.jsonl", json_lines(rows))
     return len(strata), len(natural)
 
