@@ -189,7 +189,7 @@ def _write_adapter(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written
             "adapter is made from; choose another --out"
         )
     tensors, lost = lora.low_rank(base.model_state, ckpt.model_state, cfg.rank)
-    about = f"rank {cfg.rank} of {_parameters(ckpt)}; the rank leaves out {lost:.2%} of the squared change"
+    about = f"rank {cfg.rank} of {_parameters(ckpt)} leaves out {lost:.2%} of the squared change"
     adapter = dict(base=pretrained, rank=cfg.rank, lost=round(lost, 4), dtype=cfg.dtype)
     wider = []
     if cfg.dtype == FLOAT8:
@@ -203,7 +203,7 @@ def _write_adapter(cfg: ExportConfig, ckpt: Checkpoint, folder: Path) -> Written
     if wider:
         about += (
             f"; {len(wider)} of {len(tensors)} tensors in bfloat16: "
-            "of the embedding and the head, and those whose numbers float8 does not hold"
+            "those outside the blocks, and those whose numbers float8 does not hold"
         )
     path = _checkpoint_path(folder, ckpt, checkpoint.ADAPTER)
     size = hf_format.save(path, tensors, cfg.dtype, wider)
