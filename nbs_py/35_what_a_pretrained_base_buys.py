@@ -304,13 +304,13 @@ for right_is, row in tags.items():
 # %% [markdown]
 # So half of the sixth's gain over the fifth was the rounding, and half is training.
 #
-# What its answers get wrong: a wrong answer counts once, under the first fault that is found in it. Many of the arguments left out are optional ones that the request
-# states; other optional ones are filled with a guess, or with the value of another argument. The toolbox, whose conversations are half of what it read, hardly ever offers an
+# What its answers get wrong, as `parts.fault` of `codechat evaluate --task bfcl` names it: a wrong answer counts once, under its first fault. Many of the arguments left out are optional ones that
+# the request states; other optional ones are filled with a guess, or with the value of another argument. The toolbox, whose conversations are half of what it read, hardly ever offers an
 # optional argument.
 
 # %%
 kinds = pd.DataFrame(read_rows(kept / "bfcl" / "kinds.jsonl"))
-articles.table(kinds, {"kind": "answers", "fifth": fifth, "sft": coder})
+articles.table(kinds, {"kind": "answers", "untuned": untuned, "fifth": fifth, "sft": coder})
 
 # %% [markdown]
 # ## Is it the base, or the parameters?

@@ -129,7 +129,11 @@ def read(path: Path, pre: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             pair=[*first, "$A", "$B", *last],
             special_tokens=[(special[key], ids[key]) for key in around],
         )
+    for_tools = fields.get(f"tokenizer.chat_template.{tokenizer_files.FOR_TOOLS}")
     template = fields.get("tokenizer.chat_template")
+    if template and for_tools:
+        named = {"default": template, tokenizer_files.FOR_TOOLS: for_tools}
+        template = tokenizer_files.joined_template(named)
     return dict(spec=f"hf:{path.stem}", json=made.to_str(), special=special, template=template)
 
 

@@ -74,7 +74,8 @@ class Episode:
         self.name = name
         self.tokenizer = tokenizer
         self.tags = tags
-        self.prompt = chat.prompt(self.world.reset(problem, seed), tokenizer, tags)
+        self.asked = self.world.reset(problem, seed)
+        self.prompt = chat.prompt(self.asked, tokenizer, tags)
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.mask: list[bool] = []
@@ -101,7 +102,12 @@ class Episode:
         goes on."""
         start = len(self.ids)
         self._append(answer.ids, answer.logprobs, True, answer.kept)
-        text = chat.completion_text(answer.ids, self.tokenizer, self.tags)
+        text = chat.completion_text(
+            answer.ids,
+            self.tokenizer,
+            self.tags,
+            asked=self.asked,
+        )
         replies, reward, done = self.world.step({"role": "assistant", "content": text})
         self.turns.append(
             Turn(start, len(self.ids), text, reward, replies, self.world.state_diff())

@@ -241,7 +241,8 @@ def draw(
             group_size=group_size,
             turns=[episode.turns for episode in played],
         )
-    prompts = [chat.prompt(task.prompt(p), tokenizer, tags) for p in problems]
+    asked = [task.prompt(problem) for problem in problems]
+    prompts = [chat.prompt(messages, tokenizer, tags) for messages in asked]
     completions = sampler(
         policy,
         prompts,
@@ -252,14 +253,15 @@ def draw(
     )
     stops = episodes.stop_texts(task, tags)
     batch = RolloutBatch(list(problems), prompts, [], [], [], group_size)
-    for completion in completions:
+    for number, completion in enumerate(completions):
         # the sampler stops at the likeliest spellings of a stop text; other tokens may spell it too
         cut = chat.cut_after(completion.ids, stops, tokenizer) if stops else None
         if cut:
             length, text = cut
             completion = _beginning(completion, length)
         else:
-            text = chat.completion_text(completion.ids, tokenizer, tags)
+            messages = asked[number // group_size]
+            text = chat.completion_text(completion.ids, tokenizer, tags, messages)
         batch.completions.append(completion)
         batch.texts.append(text)
     return batch

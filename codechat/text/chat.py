@@ -47,6 +47,7 @@ from codechat.text.tool_lists import (  # noqa: F401 (offered here too)
     offered_schemas,
     tools_prompt,
 )
+from codechat.text.tool_schemas import Schema
 
 MODES = ("reserved", "text")
 TEMPLATE = "template"
@@ -174,7 +175,9 @@ def between_turns(
     `messages` in between.
 
     `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is
-    tokenised again. answer: what was sampled; its calls matter in native mode, where a template
+    tokenised again; but a template may write earlier turns anew (Qwen 3 drops their thoughts,
+    Mistral's moves the tools to the last request), and then a policy continues what it wrote.
+    answer: what was sampled; its calls matter in native mode, where a template
     may write their names beside their results."""
     # a dummy exchange stands for the conversation: the ids after an answer depend on the names
     # of its calls, not on its words
@@ -220,16 +223,43 @@ def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
     return "".join(pieces)
 
 
-def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
+def completion_text(
+    ids: Sequence[int],
+    tokenizer: Tokenizer,
+    tags: str = "reserved",
+    asked: Sequence[Message] = (),
+) -> str:
     """Content of a sampled completion: its `transcript`; in native mode, calls are rewritten in
-    our form."""
+    our form. asked: the messages of its prompt, whose tools say which arguments are texts."""
     text = transcript(ids, tokenizer, tags)
-    return canonical(text, tokenizer) if tags == NATIVE else text
+    if tags != NATIVE:
+        return text
+    texts: native_calls.Texts = frozenset()
+    for message in asked:
+        if message["role"] == "system":
+            texts |= _texts_offered(message["content"])
+    return canonical(text, tokenizer, texts)
 
 
-def canonical(text: str, tokenizer: Tokenizer) -> str:
+def canonical(text: str, tokenizer: Tokenizer, texts: native_calls.Texts = frozenset()) -> str:
     """What a model wrote in its own words, its calls in our form."""
-    return native_calls.canonical(text, native_template_of(tokenizer).own)
+    return native_calls.canonical(text, native_template_of(tokenizer).own, texts)
+
+
+@lru_cache(maxsize=256)  # the answers of a group share their prompt
+def _texts_offered(prompt: str) -> native_calls.Texts:
+    return texts_of(offered_schemas(prompt))
+
+
+def texts_of(tools: Sequence[Schema]) -> native_calls.Texts:
+    """The names of tools, each with its arguments that are declared as texts."""
+    found: set[tuple[str, str]] = set()
+    for tool in tools:
+        properties = tool["parameters"].get("properties") or {}
+        for key, schema in properties.items():
+            if isinstance(schema, Mapping) and schema.get("type") == "string":
+                found.add((tool["name"], key))
+    return frozenset(found)
 
 
 def settled(text: str, tokenizer: Tokenizer) -> str:

@@ -26,6 +26,7 @@ USER = {"role": "user", "content": "\ue0000\ue001"}
 ANSWER = {"role": "assistant", "content": "\ue0001\ue001"}
 # transformers' marks around what an answer holds, for loss masks; they write nothing
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
+CANNOT = "cannot render the conversation"
 _CHANGED = (
     "changes contents of this conversation; remove what it treats specially, such as reasoning"
 )
@@ -174,11 +175,22 @@ class ChatTemplate:
         for message in messages:
             ways: tuple[str, ...] = _ways(self._shown(message))
             if message["role"] == "assistant":
-                ways = (self._answer(message["content"]).body,)
+                ways = self._ways_of_answer(message["content"])
             if not any(way in text for way in ways):
-                raise self._fault(_CHANGED)
+                raise self._fault(f"changes the content of a message ({message['role']})")
         (ids,) = self._encoded([text], "")
         return ids
+
+    def _ways_of_answer(self, content: str) -> tuple[str, ...]:
+        """An earlier answer as the template writes it: whole, or without its thought."""
+        said = content.rpartition("</think>")[2].strip()
+        try:
+            body = self._answer(content).body
+        except DataError:
+            if said == content.strip() or not said:
+                raise
+            return (self._answer(said).body,)
+        return (body, said) if said else (body,)
 
     def answer(self, content: str) -> TurnIds:
         """The ids of an answer behind its generation prompt."""
@@ -271,7 +283,7 @@ class ChatTemplate:
                 last, form.asked + form.opening, form.closing + form.after, content
             )
         if written is None:
-            raise self._fault(_CHANGED)
+            raise Misplaced(str(self._fault(_CHANGED)))
         return TurnTexts("", form.opening, written, form.closing, form.after)
 
     @cached_property
@@ -315,9 +327,7 @@ class ChatTemplate:
             )
         except Exception as error:  # a template is the model's own program and may raise anything
             said = " ".join(str(error).split())
-            raise self._fault(
-                f"cannot render the conversation ({said[:200]}); use --tags text"
-            ) from None
+            raise self._fault(f"{CANNOT} ({said[:200]}); use --tags text") from None
 
     def _fault(self, fault: str) -> DataError:
         return DataError(f"the chat template of {self.tokenizer.spec} {fault}")

@@ -65,6 +65,7 @@ _KIMI = re.compile(
     re.DOTALL,
 )
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.]*")
+_MARKED_NAME = re.compile(r"[A-Za-z_][\w.-]*")  # behind a mark, where no text can be meant
 _OBJECT = re.compile(r"\{\s*[\"'](?:name|function|type)[\"']\s*:")
 _PAYLOAD = re.compile(r"[{\[]|<function=")
 # the beginning of a fence or of an object at the end of a text
@@ -74,26 +75,30 @@ _NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
 _KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
 
 
+Texts = frozenset[tuple[str, str]]  # functions and their arguments that are declared as texts
+
+
 class Marks(NamedTuple):
-    """The pairs of marks that a reader knows."""
+    """What a reader knows: the pairs of marks, and which values between tags are texts."""
 
     closing: Mapping[str, str]  # of each opening one
     opens: re.Pattern[str]
     # where the next call may begin: no pattern looks further, so that reading takes linear time
     next: re.Pattern[str]
+    texts: Texts
 
 
 Own = tuple[str, str] | None  # the pair of marks of a template that MARKS lacks
 
 
 @lru_cache(maxsize=16)
-def marks_with(own: Own = None) -> Marks:
+def marks_with(own: Own = None, texts: Texts = frozenset()) -> Marks:
     """MARKS, and those of a template."""
     pairs = MARKS | ({own[0]: own[1]} if own else {})
     longest_first = sorted((*pairs, "<function="), key=len, reverse=True)
     opens = "|".join(map(re.escape, longest_first))
     further = map(re.escape, ("<｜tool▁call▁begin｜>", "<|tool_call_begin|>"))
-    return Marks(pairs, re.compile(opens), re.compile("|".join((opens, *further))))
+    return Marks(pairs, re.compile(opens), re.compile("|".join((opens, *further))), texts)
 
 
 class Written(NamedTuple):
@@ -128,9 +133,10 @@ class Placed(NamedTuple):
     found: Found
 
 
-def read(text: str, own: Own = None) -> Written:
-    """The prose and the calls of an answer in any of the forms above. own: further marks."""
-    marks = marks_with(own)
+def read(text: str, own: Own = None, texts: Texts = frozenset()) -> Written:
+    """The prose and the calls of an answer in any of the forms above. own: further marks. texts:
+    where a value between tags stays as it is written, even if it could be JSON: `10115`."""
+    marks = marks_with(own, texts)
     thought = _THOUGHT.match(text)
     begin = thought.end() if thought else 0
     # first those whose arguments may spell a mark
@@ -164,10 +170,10 @@ def around_call(text: str) -> tuple[str, str] | None:
     return None
 
 
-def canonical(text: str, own: Own = None) -> str:
+def canonical(text: str, own: Own = None, texts: Texts = frozenset()) -> str:
     """An answer in our chat format: what it says, then each call behind our tag. An answer
     without a call is unchanged; a call that cannot be read stays as it is, behind our tag."""
-    written = read(text, own)
+    written = read(text, own, texts)
     if written.surface == "none":
         return text
     lines = [written.prose] if written.prose else []
@@ -325,15 +331,16 @@ def _functions(text: str, at: int, closing: str, marks: Marks) -> Found | None:
         found = _FUNCTION.match(text, at, _next_call(text, at, marks))
         if found is None:
             return Found(calls, at, "xml") if calls else None
+        name = found[1].strip()
         body = found[2].strip()
-        arguments = _object(body) if body.startswith("{") else _parameters(body)
+        arguments = _object(body) if body.startswith("{") else _parameters(body, name, marks.texts)
         if arguments is None:
             return Found(calls, at, "xml") if calls else None
-        calls.append(Call(found[1].strip(), arguments, "object"))
+        calls.append(Call(name, arguments, "object"))
         at = found.end()
 
 
-def _parameters(body: str) -> dict[str, Any] | None:
+def _parameters(body: str, name: str, texts: Texts) -> dict[str, Any] | None:
     """A parameter in each tag; None for anything else beside them, and for one given twice."""
     arguments: dict[str, Any] = {}
     at = 0
@@ -341,7 +348,8 @@ def _parameters(body: str) -> dict[str, Any] | None:
         pair = _PARAMETER.match(body, at)
         if pair is None or pair[1] in arguments:
             return None
-        arguments[pair[1]] = _value(pair[2])
+        is_text = (name, pair[1]) in texts
+        arguments[pair[1]] = pair[2] if is_text else _value(pair[2])
         at = pair.end()
     return arguments
 
@@ -361,7 +369,8 @@ def _glm(text: str, at: int, closing: str, marks: Marks) -> Found | None:
         key = pair[1].strip()
         if key in arguments:
             return None
-        arguments[key] = _value(pair[2])
+        is_text = (name[1], key) in marks.texts
+        arguments[key] = pair[2] if is_text else _value(pair[2])
         at = pair.end()
     if text[at:end].strip():
         return None
@@ -404,10 +413,12 @@ def _marked_pairs(pattern: re.Pattern[str], text: str, at: int, marks: Marks) ->
 
 
 def _python(text: str, at: int, closing: str, marks: Marks) -> Found | None:
-    """`[f(a=1), g()]`, where the names are those of functions in Python."""
+    """`[f(a=1), g()]`, where the names are those of functions in Python; between marks also
+    with dashes."""
     at = after_space(text, at)
     found = python_calls(text, at, ()) if text.startswith("[", at) else None
-    if found is None or not all(_FUNCTION_NAME.fullmatch(str(call.name)) for call in found.calls):
+    naming = _MARKED_NAME if closing else _FUNCTION_NAME
+    if found is None or not all(naming.fullmatch(str(call.name)) for call in found.calls):
         return None
     return found
 
@@ -581,8 +592,8 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _value(text: str) -> Any:
-    """An argument between tags: JSON if it is a number, a word of JSON or Python, a list or an
-    object; else its text."""
+    """An argument between tags whose type is not declared: JSON if it is a number, a word of JSON
+    or Python, a list or an object; else its text."""
     if text in _PYTHON_WORDS:
         return _PYTHON_WORDS[text]
     try:

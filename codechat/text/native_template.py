@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import native_calls, tool_calls
 from codechat.text.chat_template import (
+    ANSWER,
+    CANNOT,
     USER,
     ChatTemplate,
     Message,
@@ -54,7 +56,9 @@ PROOFS: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"filter": {"tags": ["a", "b"], "owner": {"name": "Ann"}}, "ids": [1, 2]},),
     ({"place": "Zürich, 東京"},),
 )
-TAG = r"</?[\w.:-]+>|\[/?[A-Z_]+\]"  # what may be a mark without being a special token
+TAG = (
+    r"</?[\w.:-]+>|<\|[\w.:-]+\|>|\[/?[A-Z_]+\]"  # what may be a mark without being a special token
+)
 TWO_CALLS = ({"place": "Oslo"}, {"place": "Bergen"})
 ONE_CALL = tool_calls.format_call(NAME, TWO_CALLS[0])
 
@@ -107,9 +111,18 @@ def native_template_of(tokenizer: Tokenizer) -> "NativeTemplate":
         raise ConfigError(
             f'tags "native" with {tokenizer.spec}, which has no chat template; use tags "text"'
         )
-    template = NativeTemplate(tokenizer)
-    template.prove()
-    return template
+    first = None
+    # with a tool on offer where answers are otherwise written by another template
+    for assumed in ([], [TOOL]):
+        template = NativeTemplate(tokenizer, assumed)
+        try:
+            template.prove()
+        except Unproven as fault:
+            first = first or fault
+        else:
+            return template
+    assert first is not None
+    raise first
 
 
 def knows_tools(template: str) -> bool:
@@ -123,8 +136,12 @@ class NativeTemplate(ChatTemplate):
     wording = WORDINGS[0]
     own: native_calls.Own = None  # the marks around its calls, where only this template has them
 
-    def __init__(self, tokenizer: ImportedTokenizer) -> None:
+    def __init__(
+        self, tokenizer: ImportedTokenizer, assumed: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """assumed: on offer where the form of an answer is found."""
         super().__init__(tokenizer)
+        self.assumed = [dict(tool) for tool in assumed]
         self.several = True
 
     def prove(self) -> None:
@@ -145,11 +162,25 @@ class NativeTemplate(ChatTemplate):
                 raise Unproven(self.tokenizer, "does not list tools beside a system text")
         faults = [self._first_fault(wording) for wording in WORDINGS]
         if all(faults):
-            raise Unproven(self.tokenizer, str(faults[0]))
+            # a template cannot render what is not in its own wording
+            reasons = [str(fault) for fault in faults]
+            told = [reason for reason in reasons if not reason.startswith(CANNOT)]
+            raise Unproven(self.tokenizer, (told or reasons)[0])
         proven = [wording for wording, fault in zip(WORDINGS, faults) if fault is None]
         # a template that wants JSON text writes an object as Python does, which is read too
         self._use(next(filter(self._writes_json, proven), proven[0]))
         self.several = self._writes(TWO_CALLS) is None
+        if self.assumed and not self._answers_alike():
+            raise Unproven(self.tokenizer, "writes answers otherwise where no tools are on offer")
+
+    def _answers_alike(self) -> bool:
+        """An answer has the same text around it without tools."""
+        try:
+            written = self._render([USER, ANSWER, USER], None, prompt=True)
+        except DataError:
+            return False
+        form = self.form
+        return form.before + form.opening + ANSWER["content"] + form.next in written
 
     def _use(self, wording: Wording) -> None:
         """Write in a wording from now on, with the marks that it gives. DataError for one in which
@@ -269,7 +300,7 @@ class NativeTemplate(ChatTemplate):
             role = message["role"]
             content = message["content"]
             if role == "system":
-                _, offered = split_offer(content)
+                _, offered = split_offer(content, as_given=True)
                 tools += [{"type": "function", "function": schema} for schema in offered]
                 if self._shown(message):
                     said.append({"role": role, "content": self._shown(message)})
@@ -342,6 +373,8 @@ class NativeTemplate(ChatTemplate):
 
     def _fill(self, messages: Sequence[Message], prompt: bool) -> str:
         said, tools = self.messages(messages)
+        if messages[0] is USER:
+            tools = tools or self.assumed
         return self._render(said, tools or None, prompt)
 
     def _answer(self, content: str) -> TurnTexts:
@@ -376,6 +409,9 @@ class NativeTemplate(ChatTemplate):
                 fault = fault or f"writes a call elsewhere than it is sampled: {content[:80]!r}"
                 continue
             written, ended, _ = text.removeprefix(form.asked).partition(stop)
+            if ended and not written:
+                fault = fault or f"writes a call behind {stop}, with which its other answers end"
+                continue
             if ended and not (next_turn and next_turn[0] in written):
                 return written.removesuffix(form.closing.removesuffix(stop))
             fault = fault or f"ends a call without {stop}, with which its other answers end"
@@ -383,8 +419,13 @@ class NativeTemplate(ChatTemplate):
 
     def _checked(self, written: str, content: str) -> TurnTexts:
         """The texts of an answer, if it is read back as what it was."""
-        read = native_calls.read(written, self.own)
         wanted = tool_calls.parse_calls(content)
+        texts: set[tuple[str, str]] = set()
+        for call in wanted:
+            for key, value in (call.arguments or {}).items():
+                if isinstance(value, str):
+                    texts.add((str(call.name), key))
+        read = native_calls.read(written, self.own, frozenset(texts))
         prose = content.partition(tool_calls.CALL_TAG)[0]
         found = [(call.name, call.arguments) for call in read.calls]
         same = found == [(call.name, call.arguments) for call in wanted]

@@ -12,6 +12,7 @@ from codechat.core.errors import DataError, MissingFile
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 EXTRA = ("additional_special_tokens", "extra_special_tokens")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+FOR_TOOLS = "tool_use"  # the name of a chat template for requests with tools
 ADVICE = "use the files that came with the weights"
 
 
@@ -90,12 +91,28 @@ def read(place: Path) -> dict[str, Any]:
 
 
 def _template(path: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template, of several the one that is called default."""
+    """The chat template; of several, see `joined_template`."""
     jinja = path.with_name("chat_template.jinja")
     template = jinja.read_text(encoding="utf-8") if jinja.is_file() else config.get("chat_template")
     if isinstance(template, list):
-        return {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+        return joined_template({entry["name"]: entry["template"] for entry in template})
+    for_tools = path.parent / "additional_chat_templates" / f"{FOR_TOOLS}.jinja"
+    if not template or not for_tools.is_file():
+        return template
+    text = for_tools.read_text(encoding="utf-8")
+    return joined_template({"default": template, FOR_TOOLS: text})
+
+
+def joined_template(named: Mapping[str, str]) -> str | None:
+    """One chat template of several with names: requests with tools take tool_use, others default,
+    as in transformers' get_chat_template."""
+    default, for_tools = named.get("default"), named.get(FOR_TOOLS)
+    if default is None or for_tools is None:
+        return default
+    # jinja drops the newline at the end of a template; + keeps blanks beside our own marks
+    first = for_tools.removesuffix("\n")
+    second = default.removesuffix("\n")
+    return f"{{% if tools +%}}{first}{{%+ else +%}}{second}{{%+ endif %}}"
 
 
 def _optional(path: Path) -> dict[str, Any]:

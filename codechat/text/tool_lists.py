@@ -306,11 +306,12 @@ def offered_schemas(prompt: str) -> list[Schema]:
     return split_offer(prompt)[1]
 
 
-def split_offer(prompt: str) -> tuple[str, list[Schema]]:
-    """A system text without its list of functions, and `offered_schemas`."""
+def split_offer(prompt: str, as_given: bool = False) -> tuple[str, list[Schema]]:
+    """A system text without its list of functions, and `offered_schemas`. as_given: JSON objects
+    as they stand, without the keys that they lack."""
     listed = _LISTED.search(prompt)
     if not listed:
-        return _split_objects(prompt)
+        return _split_objects(prompt, as_given)
     lines, rest = _split_list(prompt, listed)
     turned = NOTHING_FITS in lines
     tools: list[Schema] = []
@@ -326,7 +327,7 @@ def split_offer(prompt: str) -> tuple[str, list[Schema]]:
     return prompt[: listed.start()] + rest, tools
 
 
-def _split_objects(prompt: str) -> tuple[str, list[Schema]]:
+def _split_objects(prompt: str, as_given: bool) -> tuple[str, list[Schema]]:
     """`split_offer` of a list of JSON objects. Text behind the list stays. Where none stands
     behind the header, the tools are all objects of the text, and none is cut out."""
     before, _, behind = prompt.partition(WITH_TOOLS)
@@ -341,9 +342,9 @@ def _split_objects(prompt: str) -> tuple[str, list[Schema]]:
             _, end = decoder.raw_decode(behind, place.end())
         except (ValueError, RecursionError):
             break
-    schemas = list(_json_schemas(behind[:end]))
+    schemas = list(_json_schemas(behind[:end], as_given))
     if not schemas:
-        return prompt, list(_json_schemas(prompt))
+        return prompt, list(_json_schemas(prompt, as_given))
     texts = (before.rstrip("\n"), behind[end:].strip("\n"))
     return "\n\n".join(filter(None, texts)), schemas
 
@@ -368,7 +369,7 @@ def _at(parameters: Schema, path: Sequence[str]) -> Schema | None:
     return found
 
 
-def _json_schemas(prompt: str) -> Iterable[Schema]:
+def _json_schemas(prompt: str, as_given: bool) -> Iterable[Schema]:
     """The tools among the JSON objects of a text; parameters that cannot be read are left open."""
     decoder = json.JSONDecoder(strict=False)
     at = prompt.find("{")
@@ -380,7 +381,8 @@ def _json_schemas(prompt: str) -> Iterable[Schema]:
             end = at + 1
         if isinstance(item, dict) and isinstance(item.get("name"), str):
             try:
-                yield tool_schema(item, unknown=[])
+                tool = tool_schema(item, unknown=[])
+                yield item if as_given else tool
             except DataError:
                 yield item | {"parameters": {"type": "object", "additionalProperties": True}}
         at = prompt.find("{", end)

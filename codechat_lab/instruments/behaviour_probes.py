@@ -130,7 +130,10 @@ def answers(
     stop = chat.stop_sequences(tokenizer, tags)
     with numerics.autocast(model.wte.weight.device):
         completions = generate.sample(model, prompts, stop=stop, on_overflow="stop", **sampling)
-    return [chat.completion_text(c.ids, tokenizer, tags) for c in completions]
+    return [
+        chat.completion_text(completion.ids, tokenizer, tags, messages)
+        for completion, messages in zip(completions, conversations, strict=True)
+    ]
 
 
 def read_probes(path: Path, per_cell: int) -> Probes:

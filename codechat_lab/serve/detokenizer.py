@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from codechat.text import chat
+from codechat.text import chat, native_calls
 from codechat.text.tokenizer import Tokenizer
 
 
@@ -31,6 +31,7 @@ class Detokenizer:
     tags: str | None
     stops: tuple[str, ...] = ()
     calls: bool = False
+    texts: native_calls.Texts = frozenset()  # arguments of the tools that are declared as texts
 
     def text(self, ids: Sequence[int]) -> str:
         """The whole text, up to the first stop string. Declining by a call becomes words."""
@@ -90,8 +91,9 @@ class Detokenizer:
         text = chat.transcript(ids, self.tokenizer, self.tags)
         if as_written or not self.calls:  # JSON that no tool asked for is text
             return text
-        shown = chat.settled if growing else chat.canonical
-        return shown(text, self.tokenizer)
+        if growing:
+            return chat.settled(text, self.tokenizer)
+        return chat.canonical(text, self.tokenizer, self.texts)
 
     @cached_property
     def _endings(self) -> list[str]:

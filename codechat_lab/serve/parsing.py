@@ -52,14 +52,16 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> Sampled:
     """A chat completion: n requests. ApiError names the field."""
     loaded = served.loaded
     tools, grammar = tools_of(body, loaded)
-    detokenizer = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
+    schemas = [tool.schema_ for tool in tools]
+    detokenizer = Detokenizer(
+        loaded.tokenizer,
+        loaded.tags,
+        body.stops,
+        calls=bool(tools),
+        texts=chat.texts_of(schemas),
+    )
     request = replace(
-        request_of(
-            body,
-            prompt_of(body.messages, [tool.schema_ for tool in tools], loaded),
-            served,
-            detokenizer,
-        ),
+        request_of(body, prompt_of(body.messages, schemas, loaded), served, detokenizer),
         stop=chat.stop_sequences(loaded.tokenizer, loaded.tags),
         grammar=grammar,
         top=(body.top_logprobs or 0) if body.logprobs else None,

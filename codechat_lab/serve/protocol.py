@@ -144,7 +144,10 @@ class Function(Part, extra="allow"):
         except DataError as error:
             raise ApiError(400, str(error), "tools") from None
         tool_schemas.say_unknown(unknown)
-        return {key: tool[key] for key in ("name", "description", "parameters")}
+        keys = ["name", "parameters"]
+        if self.description is not None:  # else a chat template would list an empty one
+            keys.insert(1, "description")
+        return {key: tool[key] for key in keys}
 
 
 class Tool(Part):

@@ -97,7 +97,7 @@ class LocalModel:
             stop=chat.stop_sequences(self.tokenizer, self.tags),
             grammar=grammar,
         )
-        return chat.completion_text(ids, self.tokenizer, self.tags)
+        return chat.completion_text(ids, self.tokenizer, self.tags, messages)
 
     def complete(self, text: str) -> None:
         """Show the continuation of a plain text."""

@@ -22,7 +22,7 @@ number inside objects and lists either; strings in nested lists are compared lik
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from codechat_lab.tasks.bfcl.literals import PYTHON, value_of
 
@@ -60,6 +60,15 @@ KINDS: dict[str, type] = {
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 
 
+class Missed(NamedTuple):
+    """An answer that no call gives: the places of the answer and of the nearest call, and that
+    call's fault."""
+
+    answer: int
+    call: int
+    fault: str
+
+
 def fault_of_calls(
     calls: Sequence[tuple[str, Row]], answers: Sequence[Row], tools: Tools
 ) -> str | None:
@@ -67,14 +76,26 @@ def fault_of_calls(
     FAULTS that prevents it."""
     if len(calls) != len(answers):
         return "wrong_count"
+    missed = missed_answer(calls, answers, tools)
+    return missed.fault if missed else None
+
+
+def missed_answer(
+    calls: Sequence[tuple[str, Row]], answers: Sequence[Row], tools: Tools
+) -> Missed | None:
+    """The first answer without a call, beside the best of the calls that are left, which tells
+    what is wrong. None if calls and answers match one to one. As many calls as answers."""
     faults = [_faults_of(calls, answer, tools) for answer in answers]
     matched: dict[int, int] = {}  # call -> answer
     alone = [i for i in range(len(answers)) if not _match(i, faults, matched, set())]
     if not alone:
         return None
-    # Of the first answer without a call: the best of the calls that are left tells what is wrong.
-    left = [fault for call, fault in enumerate(faults[alone[0]]) if fault and call not in matched]
-    return max(left, key=FAULTS.index)
+    left = [
+        Missed(alone[0], call, fault)
+        for call, fault in enumerate(faults[alone[0]])
+        if fault and call not in matched
+    ]
+    return max(left, key=lambda missed: FAULTS.index(missed.fault))
 
 
 def _faults_of(calls: Sequence[tuple[str, Row]], answer: Row, tools: Tools) -> list[str | None]:
@@ -105,22 +126,29 @@ def fault_of_call(name: str, arguments: Row, answer: Mapping[str, Any], tools: T
         return "wrong_name"
     tool = tools.get(name, {})
     ways_of = answer["arguments"]
-    properties = tool.get("properties") or {}
-    language = tool.get("language", PYTHON)
     if any(key not in arguments for key in tool.get("required") or ()):
         return "missing_argument"
     for key, value in arguments.items():
-        if key not in properties or key not in ways_of:
-            return "unexpected_argument"
-        if language != PYTHON:
-            if not isinstance(value, str):
-                return "wrong_type"
-            value = value_of(value, properties[key], language)
-        fault = fault_of_value(value, ways_of[key], properties[key])
+        fault = fault_of_argument(key, value, ways_of, tool)
         if fault:
             return fault
     omitted = [ways for key, ways in ways_of.items() if key not in arguments]
     return "missing_argument" if any(ABSENT not in ways for ways in omitted) else None
+
+
+def fault_of_argument(
+    key: str, value: Any, ways_of: Mapping[str, Any], tool: Mapping[str, Any]
+) -> str | None:
+    """One of the last three of FAULTS, or None. ways_of: the acceptable values of each argument."""
+    properties = tool.get("properties") or {}
+    language = tool.get("language", PYTHON)
+    if key not in properties or key not in ways_of:
+        return "unexpected_argument"
+    if language != PYTHON:
+        if not isinstance(value, str):
+            return "wrong_type"
+        value = value_of(value, properties[key], language)
+    return fault_of_value(value, ways_of[key], properties[key])
 
 
 def fault_of_value(value: Any, ways: Sequence[Any], schema: Mapping[str, Any]) -> str | None:

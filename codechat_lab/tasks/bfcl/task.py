@@ -10,7 +10,8 @@ which arguments, and when none is.
     any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values as JSON or as JSON
                                           text
 
-The reward is 1 or 0, and the tier names the fault (`matching.py`). Where no function fits, any
+The reward is 1 or 0. The tier names the fault (`matching.py`) and parts["fault"] its kind
+(`kinds.py`). Where no function fits, any
 attempted call is wrong, even an unreadable one; in live_relevance any readable call of an
 offered function is correct. A row that no call can satisfy is lost. Calls are `<functioncall>
 {json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text: literals by name, a bare name is
@@ -32,6 +33,7 @@ from codechat.tasks.base import BaseTask, Message, Problem, Score
 from codechat.text import chat
 from codechat_lab.data.python_source import parsed
 from codechat_lab.tasks.bfcl import literals
+from codechat_lab.tasks.bfcl.kinds import kind_of_fault
 from codechat_lab.tasks.bfcl.matching import ABSENT, FAULTS, fault_of_call, fault_of_calls
 
 Row = dict[str, Any]
@@ -130,6 +132,8 @@ class BfclTask(BaseTask):
         calls = calls_of(completion)
         tier = tier_of(calls, problem.gold)
         parts = {"calls": len(calls), "form": calls[0].form if calls else None}
+        if tier != "full":
+            parts["fault"] = kind_of_fault(tier, calls, problem)
         return Score(float(tier == "full"), tier, parts, tier == "full")
 
     def gold(self, problem: Problem) -> str:

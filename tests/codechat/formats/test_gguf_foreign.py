@@ -5,13 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import pytest
 import torch
 from test_hf_format import imported
 
 from codechat.core.errors import CheckpointError, ConfigError, UserError
-from codechat.formats import exchange, exported_tokenizer, gguf_format
+from codechat.formats import exchange, exported_tokenizer, gguf_format, gguf_tokenizer
 from codechat.models import loading
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
@@ -69,10 +70,11 @@ def file(
     ids: dict[str, int] | None = None,
     flags: dict[str, bool] | None = None,
     tokens: list[str] | None = None,
+    templates: list[dict[str, str]] | None = None,
 ) -> Path:
     """A model of one layer as llama.cpp's converter would write it. tensors: {name: array,
     (type, bytes) or None} over random ones; keys of the architecture; ids of special tokens;
-    flags of the tokenizer."""
+    flags of the tokenizer; chat templates with names."""
     writer = gguf.GGUFWriter(path, arch)
     made = json.loads(bpe().to_str())
     sizes = dict(
@@ -103,6 +105,8 @@ def file(
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", i)
     for name, on in (flags or {}).items():
         writer.add_bool(f"tokenizer.ggml.{name}", on)
+    if templates:
+        writer.add_chat_template(templates)
     square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     names = {f"blk.0.{name}.weight": numbers(i, WIDTH, WIDTH) for i, name in enumerate(square)}
     names |= {
@@ -450,6 +454,17 @@ def test_a_text_begins_with_the_bos_token_where_the_file_or_its_kind_says_so(
     }
     assert fields["tokenizer.ggml.add_bos_token"] is begins
     assert loaded(again / "model.gguf", "again").tokenizer.beginning == model.tokenizer.beginning
+
+
+def test_of_two_templates_the_one_for_tools_is_read_too(tmp_path: Path) -> None:
+    texts = {"default": "{{ 'plain' }}\n", "tool_use": "{{ 'tools' }}\n"}
+    named = [{"name": name, "template": text} for name, text in texts.items()]
+    reader = gguf.GGUFReader(file(tmp_path / "x.gguf", templates=named))
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    saved = gguf_tokenizer.read(tmp_path / "x.gguf", "gpt-2", fields)
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    read = environment.from_string(saved["template"])
+    assert (read.render(tools=None), read.render(tools=[{}])) == ("plain", "tools")
 
 
 def test_a_beginning_without_its_token_is_refused(tmp_path: Path) -> None:

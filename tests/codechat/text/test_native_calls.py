@@ -246,6 +246,29 @@ HOSTILE += [
 ]
 
 
+def test_a_name_with_a_dash_is_read_behind_a_mark_alone() -> None:
+    marked = native_calls.read('<|tool_call_start|>[get-weather(city="Oslo")]<|tool_call_end|>')
+    assert [call.name for call in marked.calls] == ["get-weather"]
+    assert not native_calls.read('[get-weather(city="Oslo")]').calls
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call><function=f><parameter=a>\n10\n</parameter></function></tool_call>",
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>10</arg_value></tool_call>",
+    ],
+)
+def test_a_value_in_tags_is_text_where_its_argument_is_declared_so(text: str) -> None:
+    def value(*texts: tuple[str, str]) -> Any:
+        (call,) = native_calls.read(text, None, frozenset(texts)).calls
+        return (call.arguments or {})["a"]
+
+    assert value() == 10
+    assert value(("f", "a")) == "10"
+    assert value(("g", "a")) == 10  # of another function
+
+
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_reading_hostile_text_takes_time_that_grows_with_its_length(piece: str) -> None:
     began = time.process_time()

@@ -9,7 +9,7 @@ import pytest
 from imported import both, talk
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.text import chat, native_template, tool_lists
+from codechat.text import chat, native_template, tokenizer, tokenizer_files, tool_lists
 from codechat.text.tokenizer import ImportedTokenizer
 
 TOOLS = [
@@ -106,12 +106,103 @@ def test_a_prompt_with_tools_equals_the_one_of_transformers(name: str) -> None:
         assert chat.prompt(ours_said[: n + 1], tok, "native") == ids
 
 
+FOR_CHAT = "\n{{ '' }} " + CHATML + "\n"
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("name", ["hermes", "xml", "python"])
+def test_of_two_templates_a_request_with_tools_takes_the_one_for_them(
+    name: str, in_files: bool, tmp_path: Path
+) -> None:
+    """As transformers, which saves them in the configuration or as files of their own."""
+    _, theirs = both("bytes", "")
+    theirs.chat_template = {"default": FOR_CHAT, "tool_use": f"  {source(name)}\n"}
+    theirs.save_pretrained(tmp_path, save_jinja_files=in_files)
+    tok = tokenizer.load(f"hf:{tmp_path}")
+    asked = [{"role": "user", "content": "Weather?"}]
+    tools = [{"type": "function", "function": tool} for tool in TOOLS]
+    for given, messages in ((None, asked), (tools, conversation()[:2])):
+        prompted = theirs.apply_chat_template(
+            asked, tools=given, add_generation_prompt=True, tokenize=False
+        )
+        ids = theirs(prompted, add_special_tokens=False)["input_ids"]
+        assert chat.prompt(messages[-2 if given else -1 :], tok, "native") == ids
+
+
+def test_two_templates_that_write_answers_otherwise_are_refused() -> None:
+    """What is trained in one conversation would not be what is sampled in another."""
+    other = CHATML.replace("<|im_end|>", "<|observation|>")
+    named = {"default": other, "tool_use": source("hermes")}
+    tok, _ = both("bytes", str(tokenizer_files.joined_template(named)))
+    with pytest.raises(ConfigError, match="tags native"):
+        native_template.native_template_of(tok)
+
+
+THOUGHT = "<think>\nwhy?\n</think>\n\nyes"
+
+
+@pytest.mark.parametrize("tags", ["template", "native"])
+def test_a_prompt_behind_an_answer_with_a_thought_is_that_of_transformers(
+    tags: str, shared_data: Path
+) -> None:
+    """Which drops the thought; an answer is trained only where it stays."""
+    template = (shared_data / "chat_templates" / "qwen3.jinja").read_text()
+    tok, theirs = both("bytes", template, eos_token="<|im_end|>")
+    messages = talk("hi", THOUGHT, "and?", roles="uau")
+    written = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert "why" not in written
+    assert tok.decode_inside(chat.prompt(messages, tok, tags)) == written
+    with pytest.raises(DataError):
+        chat.render([*messages, *talk("no", roles="a")], tok, tags)
+
+
+def test_a_tool_is_listed_without_the_keys_that_it_lacks() -> None:
+    tok, theirs = both("bytes", source("hermes"))
+    bare = {"name": "now"}
+    written = theirs.apply_chat_template(
+        talk("Time?", roles="u"),
+        tools=[{"type": "function", "function": bare}],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    messages = talk(tool_lists.tools_prompt([bare], "json"), "Time?", roles="su")
+    assert tok.decode_inside(chat.prompt(messages, tok, "native")) == written
+
+
+ZIP = {
+    "name": "find",
+    "parameters": {
+        "type": "object",
+        "properties": {"zip": {"type": "string"}, "most": {"type": "integer"}},
+    },
+}
+
+
+@pytest.mark.parametrize("text", ["10115", "true", "null", "None", "[1]", "1e3", "007"])
+def test_a_value_between_tags_is_text_where_the_tool_says_so(text: str) -> None:
+    tok = ours("xml")
+    asked = talk(tool_lists.tools_prompt([ZIP], "json"), "Where?", roles="su")
+    content = call("find", zip=text, most=3)
+    ids = chat.completion_ids(content, tok, "native")
+    assert chat.completion_text(ids, tok, "native", asked) == content
+
+
+def test_a_call_behind_the_end_of_an_answer_is_refused_by_that() -> None:
+    called = "<|im_start|>assistant' }}{% if m.content %}"
+    assert called in source("hermes")
+    behind = source("hermes").replace(
+        called, called.replace("assistant'", "assistant\\n<|im_end|>'")
+    )
+    with pytest.raises(ConfigError, match=r"writes a call behind <\|im_end\|>"):
+        chat.stop_sequences(both("bytes", behind)[0], "native")
+
+
 def test_a_content_that_the_template_drops_is_refused_wherever_it_stands() -> None:
     dropping = source("mistral").replace("if m == last and system", "if loop.first and system")
     tok, _ = both("bytes", dropping)
     messages = conversation(call(city="Oslo"))
     messages[0]["content"] = "Be brief.\n" + OFFER
-    with pytest.raises(DataError, match="changes contents"):
+    with pytest.raises(DataError, match="content of a message .system"):
         chat.prompt(messages, tok, "native")
 
 
