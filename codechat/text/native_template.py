@@ -111,18 +111,19 @@ def native_template_of(tokenizer: Tokenizer) -> "NativeTemplate":
         raise ConfigError(
             f'tags "native" with {tokenizer.spec}, which has no chat template; use tags "text"'
         )
-    first = None
+    fault = None
     # with a tool on offer where answers are otherwise written by another template
     for assumed in ([], [TOOL]):
         template = NativeTemplate(tokenizer, assumed)
         try:
             template.prove()
-        except Unproven as fault:
-            first = first or fault
+        except Unproven as unproven:
+            if fault is None or template.calls_come_back:
+                fault = unproven
         else:
             return template
-    assert first is not None
-    raise first
+    assert fault is not None
+    raise fault
 
 
 def knows_tools(template: str) -> bool:
@@ -142,6 +143,7 @@ class NativeTemplate(ChatTemplate):
         """assumed: on offer where the form of an answer is found."""
         super().__init__(tokenizer)
         self.assumed = [dict(tool) for tool in assumed]
+        self.calls_come_back = False
         self.several = True
 
     def prove(self) -> None:
@@ -170,17 +172,21 @@ class NativeTemplate(ChatTemplate):
         # a template that wants JSON text writes an object as Python does, which is read too
         self._use(next(filter(self._writes_json, proven), proven[0]))
         self.several = self._writes(TWO_CALLS) is None
-        if self.assumed and not self._answers_alike():
-            raise Unproven(self.tokenizer, "writes answers otherwise where no tools are on offer")
+        self.calls_come_back = True
+        reason = self._fault_without_tools() if self.assumed else None
+        if reason is not None:
+            raise Unproven(self.tokenizer, reason)
 
-    def _answers_alike(self) -> bool:
-        """An answer has the same text around it without tools."""
+    def _fault_without_tools(self) -> str | None:
+        """None if an answer has the same text around it where no tools are on offer."""
         try:
             written = self._render([USER, ANSWER, USER], None, prompt=True)
         except DataError:
-            return False
+            return "cannot render a conversation without tools"
         form = self.form
-        return form.before + form.opening + ANSWER["content"] + form.next in written
+        if form.before + form.opening + ANSWER["content"] + form.next in written:
+            return None
+        return "writes answers otherwise where no tools are on offer"
 
     def _use(self, wording: Wording) -> None:
         """Write in a wording from now on, with the marks that it gives. DataError for one in which

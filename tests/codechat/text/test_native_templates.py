@@ -134,7 +134,13 @@ def test_two_templates_that_write_answers_otherwise_are_refused() -> None:
     other = CHATML.replace("<|im_end|>", "<|observation|>")
     named = {"default": other, "tool_use": source("hermes")}
     tok, _ = both("bytes", str(tokenizer_files.joined_template(named)))
-    with pytest.raises(ConfigError, match="tags native"):
+    with pytest.raises(ConfigError, match="otherwise where no tools are on offer"):
+        native_template.native_template_of(tok)
+    needs_tools = source("hermes").replace(
+        "{%- if tools %}", "{% for t in tools %}{% endfor %}{% if true %}"
+    )
+    tok, _ = both("bytes", needs_tools)
+    with pytest.raises(ConfigError, match="cannot render a conversation without tools"):
         native_template.native_template_of(tok)
 
 
