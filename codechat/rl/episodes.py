@@ -74,7 +74,7 @@ class Episode:
         self.name = name
         self.tokenizer = tokenizer
         self.tags = tags
-        self.asked = self.world.reset(problem, seed)
+        self.asked = [*self.world.reset(problem, seed)]
         self.prompt = chat.prompt(self.asked, tokenizer, tags)
         self.ids: list[int] = []
         self.logprobs: list[float] = []
@@ -109,6 +109,7 @@ class Episode:
             asked=self.asked,
         )
         replies, reward, done = self.world.step({"role": "assistant", "content": text})
+        self.asked += replies
         self.turns.append(
             Turn(start, len(self.ids), text, reward, replies, self.world.state_diff())
         )

@@ -22,7 +22,14 @@ from typing import NamedTuple
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import native_calls
-from codechat.text.chat_template import ChatTemplate, Message, Misplaced, TurnIds, template_of
+from codechat.text.chat_template import (
+    USER,
+    ChatTemplate,
+    Message,
+    Misplaced,
+    TurnIds,
+    template_of,
+)
 from codechat.text.native_template import NativeTemplate, native_template_of
 from codechat.text.tokenizer import Tokenizer
 from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
@@ -43,17 +50,19 @@ from codechat.text.tool_lists import (  # noqa: F401 (offered here too)
     NOTHING_FITS,
     STYLES,
     described,
+    listed_parameters,
     offered_names,
     offered_schemas,
     tools_prompt,
 )
-from codechat.text.tool_schemas import Schema
+from codechat.text.tool_schemas import Schema, kinds_of
 
 MODES = ("reserved", "text")
 TEMPLATE = "template"
 NATIVE = "native"
 TEMPLATES = (TEMPLATE, NATIVE)
 RAW = "raw"
+_KIND_OF = {str: "string", type(None): "null"}
 N_TAGS = len(TAGS)
 ROLES = ("system", "user", "assistant", "function")
 TAG_OF = dict(zip(ROLES, TAGS))
@@ -185,7 +194,7 @@ def between_turns(
         [call for call in parse_calls(answer) if call.form in READABLE] if tags == NATIVE else []
     )
     called = "\n".join(format_call(call.name, call.arguments) for call in readable)
-    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": called or "y"}]
+    talk = [USER, {"role": "assistant", "content": called or "y"}]
     turns, tail = _turns([*talk, *messages], tokenizer, tags, prompt=True)
     return turns[1].after + _joined(turns[2:]) + tail
 
@@ -230,18 +239,20 @@ def completion_text(
     asked: Sequence[Message] = (),
 ) -> str:
     """Content of a sampled completion: its `transcript`; in native mode, calls are rewritten in
-    our form. asked: the messages of its prompt, whose tools say which arguments are texts."""
+    our form. asked: the messages before it, whose tools say which arguments are texts."""
     text = transcript(ids, tokenizer, tags)
     if tags != NATIVE:
         return text
-    texts: native_calls.Texts = frozenset()
+    texts: dict[tuple[str, str], bool] = {}
     for message in asked:
-        if message["role"] == "system":
+        if message["role"] in ("system", "user"):
             texts |= _texts_offered(message["content"])
     return canonical(text, tokenizer, texts)
 
 
-def canonical(text: str, tokenizer: Tokenizer, texts: native_calls.Texts = frozenset()) -> str:
+def canonical(
+    text: str, tokenizer: Tokenizer, texts: native_calls.Texts = native_calls.NO_TEXTS
+) -> str:
     """What a model wrote in its own words, its calls in our form."""
     return native_calls.canonical(text, native_template_of(tokenizer).own, texts)
 
@@ -253,13 +264,16 @@ def _texts_offered(prompt: str) -> native_calls.Texts:
 
 def texts_of(tools: Sequence[Schema]) -> native_calls.Texts:
     """The names of tools, each with its arguments that are declared as texts."""
-    found: set[tuple[str, str]] = set()
+    found: dict[tuple[str, str], bool] = {}
     for tool in tools:
-        properties = tool["parameters"].get("properties") or {}
+        properties = listed_parameters(tool["parameters"])["properties"]
         for key, schema in properties.items():
-            if isinstance(schema, Mapping) and schema.get("type") == "string":
-                found.add((tool["name"], key))
-    return frozenset(found)
+            kinds = set(kinds_of(schema))
+            if "enum" in schema:
+                kinds = {_KIND_OF.get(type(value), "other") for value in schema["enum"]}
+            if "string" in kinds and kinds <= {"string", "null"}:
+                found[tool["name"], key] = "null" in kinds
+    return found
 
 
 def settled(text: str, tokenizer: Tokenizer) -> str:

@@ -187,10 +187,10 @@ class ChatTemplate:
         try:
             body = self._answer(content).body
         except DataError:
-            if said == content.strip() or not said:
+            if said == content.strip():
                 raise
-            return (self._answer(said).body,)
-        return (body, said) if said else (body,)
+            return (self._answer(said).body if said else "",)
+        return body, self._answer(said).body if said else ""
 
     def answer(self, content: str) -> TurnIds:
         """The ids of an answer behind its generation prompt."""

@@ -75,7 +75,9 @@ _NAME = re.compile(r"[^\s()\[\]{}\"'=,;][^()\[\]{}\"'=,;\n]*?(?=\s*\()")
 _KEY = re.compile(r"\s*([^\s()\"'=,][^()\"'=,\n]*?)\s*=(?!=)\s*")
 
 
-Texts = frozenset[tuple[str, str]]  # functions and their arguments that are declared as texts
+# functions and their arguments that are declared as texts; whether null is allowed too
+Texts = Mapping[tuple[str, str], bool]
+NO_TEXTS: Texts = {}
 
 
 class Marks(NamedTuple):
@@ -85,20 +87,20 @@ class Marks(NamedTuple):
     opens: re.Pattern[str]
     # where the next call may begin: no pattern looks further, so that reading takes linear time
     next: re.Pattern[str]
-    texts: Texts
+    texts: Texts = NO_TEXTS
 
 
 Own = tuple[str, str] | None  # the pair of marks of a template that MARKS lacks
 
 
 @lru_cache(maxsize=16)
-def marks_with(own: Own = None, texts: Texts = frozenset()) -> Marks:
+def marks_with(own: Own = None) -> Marks:
     """MARKS, and those of a template."""
     pairs = MARKS | ({own[0]: own[1]} if own else {})
     longest_first = sorted((*pairs, "<function="), key=len, reverse=True)
     opens = "|".join(map(re.escape, longest_first))
     further = map(re.escape, ("<｜tool▁call▁begin｜>", "<|tool_call_begin|>"))
-    return Marks(pairs, re.compile(opens), re.compile("|".join((opens, *further))), texts)
+    return Marks(pairs, re.compile(opens), re.compile("|".join((opens, *further))))
 
 
 class Written(NamedTuple):
@@ -133,10 +135,10 @@ class Placed(NamedTuple):
     found: Found
 
 
-def read(text: str, own: Own = None, texts: Texts = frozenset()) -> Written:
+def read(text: str, own: Own = None, texts: Texts = NO_TEXTS) -> Written:
     """The prose and the calls of an answer in any of the forms above. own: further marks. texts:
     where a value between tags stays as it is written, even if it could be JSON: `10115`."""
-    marks = marks_with(own, texts)
+    marks = marks_with(own)._replace(texts=texts)
     thought = _THOUGHT.match(text)
     begin = thought.end() if thought else 0
     # first those whose arguments may spell a mark
@@ -170,7 +172,7 @@ def around_call(text: str) -> tuple[str, str] | None:
     return None
 
 
-def canonical(text: str, own: Own = None, texts: Texts = frozenset()) -> str:
+def canonical(text: str, own: Own = None, texts: Texts = NO_TEXTS) -> str:
     """An answer in our chat format: what it says, then each call behind our tag. An answer
     without a call is unchanged; a call that cannot be read stays as it is, behind our tag."""
     written = read(text, own, texts)
@@ -288,7 +290,7 @@ def _inside(text: str, at: int, closing: str, marks: Marks) -> Found | None:
         _mistral,
         _deepseek,
         _kimi,
-        _python,
+        _marked_python,
     )
     for reader in readers:
         found = reader(text, at, closing, marks)
@@ -348,8 +350,7 @@ def _parameters(body: str, name: str, texts: Texts) -> dict[str, Any] | None:
         pair = _PARAMETER.match(body, at)
         if pair is None or pair[1] in arguments:
             return None
-        is_text = (name, pair[1]) in texts
-        arguments[pair[1]] = pair[2] if is_text else _value(pair[2])
+        arguments[pair[1]] = _value(pair[2], texts.get((name, pair[1])))
         at = pair.end()
     return arguments
 
@@ -369,8 +370,7 @@ def _glm(text: str, at: int, closing: str, marks: Marks) -> Found | None:
         key = pair[1].strip()
         if key in arguments:
             return None
-        is_text = (name[1], key) in marks.texts
-        arguments[key] = pair[2] if is_text else _value(pair[2])
+        arguments[key] = _value(pair[2], marks.texts.get((name[1], key)))
         at = pair.end()
     if text[at:end].strip():
         return None
@@ -413,11 +413,18 @@ def _marked_pairs(pattern: re.Pattern[str], text: str, at: int, marks: Marks) ->
 
 
 def _python(text: str, at: int, closing: str, marks: Marks) -> Found | None:
-    """`[f(a=1), g()]`, where the names are those of functions in Python; between marks also
-    with dashes."""
+    """`[f(a=1), g()]`, where the names are those of functions in Python."""
+    return _python_named(text, at, _FUNCTION_NAME)
+
+
+def _marked_python(text: str, at: int, closing: str, marks: Marks) -> Found | None:
+    """The same behind a mark, where names may have dashes."""
+    return _python_named(text, at, _MARKED_NAME)
+
+
+def _python_named(text: str, at: int, naming: re.Pattern[str]) -> Found | None:
     at = after_space(text, at)
     found = python_calls(text, at, ()) if text.startswith("[", at) else None
-    naming = _MARKED_NAME if closing else _FUNCTION_NAME
     if found is None or not all(naming.fullmatch(str(call.name)) for call in found.calls):
         return None
     return found
@@ -591,9 +598,12 @@ def _object(text: str) -> dict[str, Any] | None:
     )
 
 
-def _value(text: str) -> Any:
-    """An argument between tags whose type is not declared: JSON if it is a number, a word of JSON
-    or Python, a list or an object; else its text."""
+def _value(text: str, nullable: bool | None) -> Any:
+    """An argument between tags. nullable: of one that is declared as a text; None for another,
+    which is JSON if it is a number, a word of JSON or Python, a list or an object, else its
+    text."""
+    if nullable is not None:
+        return None if nullable and text in ("null", "None") else text
     if text in _PYTHON_WORDS:
         return _PYTHON_WORDS[text]
     try:

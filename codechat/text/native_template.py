@@ -45,6 +45,7 @@ TOOL = {
         },
     },
 }
+UNDESCRIBED = {"type": "function", "function": {"name": NAME, "parameters": {}}}
 # What every template must write and give back: no call, one, several; quotes, line ends,
 # nesting, other types.
 PROOFS: tuple[tuple[dict[str, Any], ...], ...] = (
@@ -144,6 +145,7 @@ class NativeTemplate(ChatTemplate):
         super().__init__(tokenizer)
         self.assumed = [dict(tool) for tool in assumed]
         self.calls_come_back = False
+        self.wants_description = False
         self.several = True
 
     def prove(self) -> None:
@@ -159,6 +161,10 @@ class NativeTemplate(ChatTemplate):
             raise Unproven(self.tokenizer, f"lists no tools: it {self._what(error)}") from None
         if NAME not in listed or "Where to." not in listed:
             raise Unproven(self.tokenizer, "does not list the tools that it is given")
+        try:
+            self._render([USER], [UNDESCRIBED], prompt=True)
+        except DataError:
+            self.wants_description = True
         with suppress(DataError):  # a template that takes no system text says so each time
             if NAME not in self._render([SYSTEM, USER], [TOOL], prompt=True):
                 raise Unproven(self.tokenizer, "does not list tools beside a system text")
@@ -307,7 +313,9 @@ class NativeTemplate(ChatTemplate):
             content = message["content"]
             if role == "system":
                 _, offered = split_offer(content, as_given=True)
-                tools += [{"type": "function", "function": schema} for schema in offered]
+                for schema in offered:
+                    described = {"description": ""} | schema if self.wants_description else schema
+                    tools.append({"type": "function", "function": described})
                 if self._shown(message):
                     said.append({"role": role, "content": self._shown(message)})
             elif role == "function":
@@ -426,12 +434,12 @@ class NativeTemplate(ChatTemplate):
     def _checked(self, written: str, content: str) -> TurnTexts:
         """The texts of an answer, if it is read back as what it was."""
         wanted = tool_calls.parse_calls(content)
-        texts: set[tuple[str, str]] = set()
+        texts: dict[tuple[str, str], bool] = {}  # what is written, whatever a tool declares
         for call in wanted:
             for key, value in (call.arguments or {}).items():
                 if isinstance(value, str):
-                    texts.add((str(call.name), key))
-        read = native_calls.read(written, self.own, frozenset(texts))
+                    texts[str(call.name), key] = False
+        read = native_calls.read(written, self.own, texts)
         prose = content.partition(tool_calls.CALL_TAG)[0]
         found = [(call.name, call.arguments) for call in read.calls]
         same = found == [(call.name, call.arguments) for call in wanted]

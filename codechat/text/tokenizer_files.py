@@ -2,6 +2,7 @@
 reads with it."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,15 @@ def joined_template(named: Mapping[str, str]) -> str | None:
     default, for_tools = named.get("default"), named.get(FOR_TOOLS)
     if default is None or for_tools is None:
         return default
-    # jinja drops the newline at the end of a template; + keeps blanks beside our own marks
-    first = for_tools.removesuffix("\n")
-    second = default.removesuffix("\n")
-    return f"{{% if tools +%}}{first}{{%+ else +%}}{second}{{%+ endif %}}"
+    return "{% if tools %}" + _inside(for_tools) + "{% else %}" + _inside(default) + "{% endif %}"
+
+
+def _inside(template: str) -> str:
+    """A template as it stands in another one: jinja takes away a line end at its end and blanks
+    before a block at its beginning; empty outputs keep the rest apart from our own blocks."""
+    text = re.sub(r"\r\n|\r", "\n", template).removesuffix("\n")
+    text = re.sub(r"\A[ \t]+(?=\{[%#](?!\+))", "", text)
+    return "{{ '' }}" + text + "{{ '' }}"
 
 
 def _optional(path: Path) -> dict[str, Any]:

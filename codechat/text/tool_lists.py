@@ -113,8 +113,13 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
 
 def _json_text(given: Mapping[str, Any], tool: Schema) -> str:
     """The tool as it was given where that says the same."""
-    same = {"description": "", **given, "parameters": given.get("parameters") or {}} == tool
-    return json.dumps(given if same else tool, indent=4, ensure_ascii=False)
+    told = given if _says_the_same(given, tool) else tool
+    return json.dumps(told, indent=4, ensure_ascii=False)
+
+
+def _says_the_same(given: Mapping[str, Any], tool: Schema) -> bool:
+    """But for keys that it lacks."""
+    return {"description": "", **given, "parameters": given.get("parameters") or {}} == tool
 
 
 def tool_line(tool: Mapping[str, Any], style: str) -> str:
@@ -307,8 +312,8 @@ def offered_schemas(prompt: str) -> list[Schema]:
 
 
 def split_offer(prompt: str, as_given: bool = False) -> tuple[str, list[Schema]]:
-    """A system text without its list of functions, and `offered_schemas`. as_given: JSON objects
-    as they stand, without the keys that they lack."""
+    """A system text without its list of functions, and `offered_schemas`. as_given: of JSON
+    objects without the keys that they lack."""
     listed = _LISTED.search(prompt)
     if not listed:
         return _split_objects(prompt, as_given)
@@ -382,7 +387,7 @@ def _json_schemas(prompt: str, as_given: bool) -> Iterable[Schema]:
         if isinstance(item, dict) and isinstance(item.get("name"), str):
             try:
                 tool = tool_schema(item, unknown=[])
-                yield item if as_given else tool
+                yield item if as_given and _says_the_same(item, tool) else tool
             except DataError:
                 yield item | {"parameters": {"type": "object", "additionalProperties": True}}
         at = prompt.find("{", end)

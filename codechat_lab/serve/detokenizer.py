@@ -1,7 +1,7 @@
 """What the ids of a completion say: its text as it grows, stop strings, function calls."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -31,7 +31,7 @@ class Detokenizer:
     tags: str | None
     stops: tuple[str, ...] = ()
     calls: bool = False
-    texts: native_calls.Texts = frozenset()  # arguments of the tools that are declared as texts
+    texts: native_calls.Texts = field(default_factory=dict)  # arguments that are declared so
 
     def text(self, ids: Sequence[int]) -> str:
         """The whole text, up to the first stop string. Declining by a call becomes words."""

@@ -261,7 +261,7 @@ def test_a_name_with_a_dash_is_read_behind_a_mark_alone() -> None:
 )
 def test_a_value_in_tags_is_text_where_its_argument_is_declared_so(text: str) -> None:
     def value(*texts: tuple[str, str]) -> Any:
-        (call,) = native_calls.read(text, None, frozenset(texts)).calls
+        (call,) = native_calls.read(text, None, dict.fromkeys(texts, False)).calls
         return (call.arguments or {})["a"]
 
     assert value() == 10

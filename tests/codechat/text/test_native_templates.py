@@ -10,6 +10,7 @@ from imported import both, talk
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import chat, native_template, tokenizer, tokenizer_files, tool_lists
+from codechat.text.chat_template import ChatTemplate
 from codechat.text.tokenizer import ImportedTokenizer
 
 TOOLS = [
@@ -129,6 +130,41 @@ def test_of_two_templates_a_request_with_tools_takes_the_one_for_them(
         assert chat.prompt(messages[-2 if given else -1 :], tok, "native") == ids
 
 
+def joined(default: str, for_tools: str) -> tuple[ImportedTokenizer, Any]:
+    """Ours has them in one; theirs by name."""
+    named = {"default": default, "tool_use": for_tools}
+    tok, theirs = both("bytes", str(tokenizer_files.joined_template(named)))
+    theirs.chat_template = named
+    return tok, theirs
+
+
+@pytest.mark.parametrize(
+    "for_tools",
+    [
+        "  {% for m in messages %}[{{ m.content }}]{% endfor %}",
+        "\n  {%- for m in messages %}[{{ m.content }}]{%- endfor -%}  ",
+        "{% macro f(x) %}[{{ x }}]{% endmacro %}{% set ns = namespace(n=1) %}\n{{ f(ns.n) }}\r\n",
+        "{# a remark #}\n  {{ messages[0].content }}\t",
+    ],
+)
+def test_two_templates_in_one_write_what_each_writes_alone(for_tools: str) -> None:
+    tok, theirs = joined(FOR_CHAT, for_tools)
+    asked = talk("hi", roles="u")
+    tool = {"type": "function", "function": TOOLS[0]}
+    for tools in (None, [tool]):
+        written = theirs.apply_chat_template(asked, tools=tools, tokenize=False)
+        assert ChatTemplate(tok)._render(asked, tools, prompt=False) == written
+
+
+def test_an_episode_goes_on_where_calls_have_a_template_of_their_own() -> None:
+    tok, _ = joined(CHATML, source("hermes"))
+    messages = conversation(call(city="Oslo"))
+    prompt = chat.prompt(messages[:2], tok, "native")
+    answer = chat.completion_ids(messages[2]["content"], tok, "native")
+    onwards = chat.between_turns(messages[3:], tok, "native", messages[2]["content"])
+    assert prompt + answer + onwards == chat.prompt(messages, tok, "native")
+
+
 def test_two_templates_that_write_answers_otherwise_are_refused() -> None:
     """What is trained in one conversation would not be what is sampled in another."""
     other = CHATML.replace("<|im_end|>", "<|observation|>")
@@ -148,18 +184,48 @@ THOUGHT = "<think>\nwhy?\n</think>\n\nyes"
 
 
 @pytest.mark.parametrize("tags", ["template", "native"])
+@pytest.mark.parametrize(
+    "answer", [THOUGHT, "<think>\nwhy?\n</think>", "<think>\nwhy?\n</think>\n\n"]
+)
 def test_a_prompt_behind_an_answer_with_a_thought_is_that_of_transformers(
-    tags: str, shared_data: Path
+    answer: str, tags: str, shared_data: Path
 ) -> None:
     """Which drops the thought; an answer is trained only where it stays."""
     template = (shared_data / "chat_templates" / "qwen3.jinja").read_text()
     tok, theirs = both("bytes", template, eos_token="<|im_end|>")
-    messages = talk("hi", THOUGHT, "and?", roles="uau")
+    messages = talk("hi", answer, "and?", roles="uau")
     written = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert "why" not in written
     assert tok.decode_inside(chat.prompt(messages, tok, tags)) == written
     with pytest.raises(DataError):
         chat.render([*messages, *talk("no", roles="a")], tok, tags)
+
+
+def test_a_conversation_goes_on_behind_a_thought_with_a_call(shared_data: Path) -> None:
+    template = (shared_data / "chat_templates" / "qwen3.jinja").read_text()
+    tok, _ = both("bytes", template, eos_token="<|im_end|>")
+    thought = "<think>\nI should look.\n</think>\n\n" + call(city="Oslo")
+    messages = conversation(thought) + talk("It is 3.", "And now?", roles="au")
+    shown = tok.decode_inside(chat.prompt(messages, tok, "native"))
+    assert "I should look" not in shown
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}' in shown
+
+
+@pytest.mark.parametrize("name", ["hermes", "xml"])
+def test_a_tool_in_another_form_is_listed_in_openais(name: str) -> None:
+    tok = ours(name)
+    given = {"name": "find", "description": "d", "parameters": {"place": {"type": "str"}}}
+    text = tool_lists.WITH_TOOLS + "\n" + json.dumps(given)
+    shown = tok.decode_inside(chat.prompt(talk(text, "Where?", roles="su"), tok, "native"))
+    assert '"properties": {"place": {"type": "string"' in shown
+
+
+def test_a_tool_without_description_is_listed_where_a_template_reads_one() -> None:
+    bare = {"name": "now", "parameters": {"type": "object", "properties": {}}}
+    messages = talk(tool_lists.tools_prompt([bare], "json"), "Time?", roles="su")
+    tok = ours("xml")
+    shown = tok.decode_inside(chat.prompt(messages, tok, "native"))
+    assert "<name>now</name><description></description>" in shown
 
 
 def test_a_tool_is_listed_without_the_keys_that_it_lacks() -> None:
@@ -191,6 +257,39 @@ def test_a_value_between_tags_is_text_where_the_tool_says_so(text: str) -> None:
     content = call("find", zip=text, most=3)
     ids = chat.completion_ids(content, tok, "native")
     assert chat.completion_text(ids, tok, "native", asked) == content
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"type": "string"}, ["10", "null"]),
+        ({"type": ["string", "null"]}, ["10", None]),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["10", None]),
+        ({"enum": ["10", "null", "x"]}, ["10", "null"]),
+        ({"$ref": "#/$defs/code"}, ["10", "null"]),
+        ({"type": ["string", "integer"]}, [10, None]),
+        ({}, [10, None]),
+    ],
+)
+@pytest.mark.parametrize("style", ["json", "compact"])
+def test_what_a_tool_declares_decides_whether_a_value_is_text(
+    schema: dict[str, Any], values: list[Any], style: str
+) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": schema},
+        "$defs": {"code": {"type": "string"}},
+    }
+    offer = tool_lists.tools_prompt([{"name": "f", "parameters": parameters}], style)
+    tok = ours("xml")
+    written = (
+        "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+    )
+    for text, value in zip(("10", "null"), values, strict=True):
+        ids, _ = tok.encode_behind("", written.format(text))
+        assert chat.completion_text(ids, tok, "native", talk(offer, roles="s")) == call(
+            "f", a=value
+        )
 
 
 def test_a_call_behind_the_end_of_an_answer_is_refused_by_that() -> None:
