@@ -151,9 +151,14 @@ def test_two_templates_in_one_write_what_each_writes_alone(for_tools: str) -> No
     tok, theirs = joined(FOR_CHAT, for_tools)
     asked = talk("hi", roles="u")
     tool = {"type": "function", "function": TOOLS[0]}
+    ours_in_one = ChatTemplate(tok)
     for tools in (None, [tool]):
-        written = theirs.apply_chat_template(asked, tools=tools, tokenize=False)
-        assert ChatTemplate(tok)._render(asked, tools, prompt=False) == written
+        written = theirs.apply_chat_template(
+            asked,
+            tools=tools,
+            tokenize=False,
+        )
+        assert ours_in_one._render(asked, tools, prompt=False) == written
 
 
 def test_an_episode_goes_on_where_calls_have_a_template_of_their_own() -> None:
@@ -287,9 +292,9 @@ def test_what_a_tool_declares_decides_whether_a_value_is_text(
     )
     for text, value in zip(("10", "null"), values, strict=True):
         ids, _ = tok.encode_behind("", written.format(text))
-        assert chat.completion_text(ids, tok, "native", talk(offer, roles="s")) == call(
-            "f", a=value
-        )
+        asked = talk(offer, roles="s")
+        read = chat.completion_text(ids, tok, "native", asked)
+        assert read == call("f", a=value)
 
 
 def test_a_call_behind_the_end_of_an_answer_is_refused_by_that() -> None:
