@@ -48,8 +48,10 @@ def problem_of(category: str) -> Any:
 
 def called(name: str = "films.find", **changed: Any) -> str:
     """The right call, with other arguments; None leaves one out."""
-    arguments = {key: value for key, value in (RIGHT | changed).items() if value is not None}
-    return "<functioncall> " + json.dumps({"name": name, "arguments": arguments})
+    arguments = RIGHT | changed
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    call = {"name": name, "arguments": arguments}
+    return "<functioncall> " + json.dumps(call)
 
 
 CASES = [
@@ -101,7 +103,8 @@ def test_a_right_answer_has_no_fault() -> None:
 
 def test_a_value_that_the_request_states_is_no_guess() -> None:
     """Though its argument may be left out: it says 2019 or 2020."""
-    score = bfcl.BfclTask("embedded").score(problem_of("simple"), called(years=[2020, 2019]))
+    text = called(years=[2020, 2019])
+    score = bfcl.BfclTask("embedded").score(problem_of("simple"), text)
     assert score.parts["fault"] == "another list or object"
 
 
