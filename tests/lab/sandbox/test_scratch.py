@@ -140,6 +140,18 @@ def folders() -> list[Path]:
     ]
 
 
+def left_behind() -> set[Path]:
+    """Those that no process holds locked."""
+    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    held = {lock[5].rpartition(":")[2] for lock in locks}
+    found = set()
+    for path in folders():
+        with contextlib.suppress(FileNotFoundError):
+            if str(path.stat().st_ino) not in held:
+                found.add(path)
+    return found
+
+
 def own_folders() -> set[Path]:
     """Those that this process's pools hold locked; other tests have pools beside it."""
     mine = {str(child.pid) for child in psutil.Process().children(recursive=True)}
@@ -296,13 +308,15 @@ def test_a_pool_leaves_no_folder(pool: Pool) -> None:
 
 
 def test_a_judge_that_hangs_leaves_no_folder(pool: Pool) -> None:
+    own = own_folders()
     before = set(folders())
     with Pool(1) as one:
         honest = judged(
             one, "open('x', 'w')\nreturn range(10**12)", "assert sum(f()) == 0", timeout_s=0.3
         )
         assert honest.stage == "judge"
-        assert set(folders()) <= before
+        assert own_folders() <= own
+        assert not left_behind() - before  # other programs have theirs, and lock them
 
 
 def test_what_a_killed_trainer_left_is_removed_by_the_next(pool: Pool) -> None:
