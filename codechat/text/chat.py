@@ -50,19 +50,17 @@ from codechat.text.tool_lists import (  # noqa: F401 (offered here too)
     NOTHING_FITS,
     STYLES,
     described,
-    listed_parameters,
     offered_names,
     offered_schemas,
+    texts_of,
     tools_prompt,
 )
-from codechat.text.tool_schemas import Schema, kinds_of
 
 MODES = ("reserved", "text")
 TEMPLATE = "template"
 NATIVE = "native"
 TEMPLATES = (TEMPLATE, NATIVE)
 RAW = "raw"
-_KIND_OF = {str: "string", type(None): "null"}
 N_TAGS = len(TAGS)
 ROLES = ("system", "user", "assistant", "function")
 TAG_OF = dict(zip(ROLES, TAGS))
@@ -260,20 +258,6 @@ def canonical(
 @lru_cache(maxsize=256)  # the answers of a group share their prompt
 def _texts_offered(prompt: str) -> native_calls.Texts:
     return texts_of(offered_schemas(prompt))
-
-
-def texts_of(tools: Sequence[Schema]) -> native_calls.Texts:
-    """The names of tools, each with its arguments that are declared as texts."""
-    found: dict[tuple[str, str], bool] = {}
-    for tool in tools:
-        properties = listed_parameters(tool["parameters"])["properties"]
-        for key, schema in properties.items():
-            kinds = set(kinds_of(schema))
-            if "enum" in schema:
-                kinds = {_KIND_OF.get(type(value), "other") for value in schema["enum"]}
-            if "string" in kinds and kinds <= {"string", "null"}:
-                found[tool["name"], key] = "null" in kinds
-    return found
 
 
 def settled(text: str, tokenizer: Tokenizer) -> str:

@@ -183,7 +183,7 @@ class ChatTemplate:
 
     def _ways_of_answer(self, content: str) -> tuple[str, ...]:
         """An earlier answer as the template writes it: whole, or without its thought."""
-        said = content.rpartition("</think>")[2].strip()
+        said = without_thought(content)
         try:
             body = self._answer(content).body
         except DataError:
@@ -331,6 +331,11 @@ class ChatTemplate:
 
     def _fault(self, fault: str) -> DataError:
         return DataError(f"the chat template of {self.tokenizer.spec} {fault}")
+
+
+def without_thought(content: str) -> str:
+    """What an answer says behind its reasoning, which a template may add or drop."""
+    return content.rpartition("</think>")[2].strip()
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:

@@ -27,6 +27,7 @@ from codechat.text.chat_template import (
     TurnIds,
     TurnTexts,
     template_of,
+    without_thought,
 )
 from codechat.text.tokenizer import ImportedTokenizer, Tokenizer
 from codechat.text.tool_lists import NO_TOOLS, split_offer
@@ -443,7 +444,7 @@ class NativeTemplate(ChatTemplate):
         prose = content.partition(tool_calls.CALL_TAG)[0]
         found = [(call.name, call.arguments) for call in read.calls]
         same = found == [(call.name, call.arguments) for call in wanted]
-        if not same or _said(read.prose) != _said(prose):
+        if not same or without_thought(read.prose) != without_thought(prose):
             raise self._fault(
                 f"writes {content[:200]!r} as {written[:200]!r}, which reads back otherwise"
             )
@@ -467,11 +468,6 @@ def _object_in(text: str) -> _Object | None:
         return _Object(at, *json.JSONDecoder().raw_decode(text, at))
     except ValueError:
         return None
-
-
-def _said(prose: str) -> str:
-    """What an answer says behind its reasoning, which a template may add or drop."""
-    return prose.rpartition("</think>")[2].strip()
 
 
 def _result(content: str, waiting: list[dict[str, Any]]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def parsed(spec: str, text: str) -> Any:
 
     try:
         made = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the package raises nothing more precise
+    except Exception as error:  # the package raises bare Exception for any fault of the file
         raise DataError(
             f"{spec}: the package tokenizers cannot read tokenizer.json ({error})"
         ) from None
@@ -106,7 +106,7 @@ def _template(path: Path, config: Mapping[str, Any]) -> str | None:
 
 def joined_template(named: Mapping[str, str]) -> str | None:
     """One chat template of several with names: requests with tools take tool_use, others default,
-    as in transformers' get_chat_template."""
+    as in transformers' get_chat_template; but an empty list offers nothing, so it takes default."""
     default, for_tools = named.get("default"), named.get(FOR_TOOLS)
     if default is None or for_tools is None:
         return default

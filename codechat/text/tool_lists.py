@@ -68,6 +68,7 @@ _STEP = rf"(?:{_STRING}|[^\s,:\"(){{}}?.]+)"
 _STEPS = re.compile(_STEP)
 _ABOUT = re.compile(rf"  (?P<path>{_STEP}(?:\.{_STEP})*+): (?P<text>\S.*)")
 _BEFORE_NAME = re.compile(rf"(?:\A|: )(?=(?:{_STRING}|[^\s\"(][^\s(]*)\()")
+_KIND_OF = {str: "string", type(None): "null"}
 
 
 class Line(NamedTuple):
@@ -582,6 +583,21 @@ def listed_parameters(parameters: Mapping[str, Any]) -> Schema:
         # no property is named and further keys are asked for: the tool takes any object
         further = [{}]
     return _object_of(properties, due, (union(further) or True) if further else None)
+
+
+def texts_of(tools: Sequence[Schema]) -> dict[tuple[str, str], bool]:
+    """(name of a tool, argument) -> whether null is allowed too, of the arguments of
+    `offered_schemas` that are declared as texts: by type, union, reference or enumeration."""
+    found: dict[tuple[str, str], bool] = {}
+    for tool in tools:
+        properties = listed_parameters(tool["parameters"])["properties"]
+        for key, schema in properties.items():
+            kinds = set(kinds_of(schema))
+            if "enum" in schema:
+                kinds = {_KIND_OF.get(type(value), "other") for value in schema["enum"]}
+            if "string" in kinds and kinds <= {"string", "null"}:
+                found[tool["name"], key] = "null" in kinds
+    return found
 
 
 class _Place(NamedTuple):

@@ -144,10 +144,10 @@ class Function(Part, extra="allow"):
         except DataError as error:
             raise ApiError(400, str(error), "tools") from None
         tool_schemas.say_unknown(unknown)
-        keys = ["name", "parameters"]
-        if self.description is not None:  # else a chat template would list an empty one
-            keys.insert(1, "description")
-        return {key: tool[key] for key in keys}
+        schema = {key: tool[key] for key in ("name", "description", "parameters")}
+        if self.description is None:  # a chat template would list an empty one
+            del schema["description"]
+        return schema
 
 
 class Tool(Part):

@@ -27,7 +27,8 @@ OF_TIERS = {
     "unexpected_argument": "an argument that the function does not have",
     "wrong_type": "a value of another type",
 }
-OF_COUNTS = ("fewer calls than asked for", "more calls than asked for")
+FEWER = "fewer calls than asked for"
+MORE = "more calls than asked for"
 OF_ANOTHER = "another argument's value"
 GUESS = "an optional argument filled with a guess"
 NUMBER = "another number"
@@ -36,7 +37,7 @@ PART = "part of a text, or more than it"
 CHOICE = "another choice of a list"
 TEXT = "another text"
 OF_VALUES = (OF_ANOTHER, GUESS, NUMBER, COMPOUND, PART, CHOICE, TEXT)
-KINDS = (*OF_TIERS.values(), *OF_COUNTS, *OF_VALUES)
+KINDS = (*OF_TIERS.values(), FEWER, MORE, *OF_VALUES)
 
 
 def kind_of_fault(tier: str, calls: Sequence[chat.Call], problem: Problem) -> str:
@@ -45,7 +46,7 @@ def kind_of_fault(tier: str, calls: Sequence[chat.Call], problem: Problem) -> st
         return OF_TIERS[tier]
     gold = problem.gold
     if tier == "wrong_count":
-        return OF_COUNTS[len(calls) > len(gold["answers"])]
+        return FEWER if len(calls) < len(gold["answers"]) else MORE
     read = [(str(call.name), call.arguments or {}) for call in calls]
     missed = missed_answer(read, gold["answers"], gold["tools"])
     assert missed is not None  # the tier says so
