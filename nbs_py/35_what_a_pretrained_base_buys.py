@@ -237,14 +237,16 @@ articles.table(both, {"requests": "requests"} | {name: name for name in LARGE})
 # %%
 larger = pd.DataFrame(read_rows(kept / "pretrained_coder.jsonl"))
 STEPS = {"untuned": untuned, "fifth": fifth, "sft": coder}
-for stage, name in STEPS.items():
+JUDGED = STEPS | {"rl": "0.5 B, SFT, RL"}
+for stage, name in JUDGED.items():
     found = [None if pd.isna(right) else intervals.wilson_interval(int(right), n) for right, n in zip(larger[stage], larger["n"])]
     larger[name] = ["-" if f is None else f"{f.value:.3f} [{f.lo:.3f}, {f.hi:.3f}]" for f in found]
-articles.table(larger, {"benchmark": "benchmark", "n": "problems"} | {name: name for name in STEPS.values()})
+articles.table(larger, {"benchmark": "benchmark", "n": "problems"} | {name: name for name in JUDGED.values()})
 
 # %% [markdown]
-# SFT on calls costs no programs and no sums that these intervals show. GSM8K needs the model's own form, a boxed answer. Asked for five tags it reasons and forgets them, after
-# the fifth SFT more than before; asked as in r1_zero it answers at once. The sixth was not asked these two ways.
+# SFT on calls costs no programs and no sums that these intervals show. GSM8K needs the model's own form, a boxed answer. Asked for five tags it reasons and forgets most of them: the
+# fifth SFT cost it what little it had, the sixth did not. Asked as in r1_zero it answers at once. GSM8K of the sixth is that before its adapter was rounded to eight bits. RL is the
+# recipe's, ten steps of GRPO on MBPP's training problems: nothing here is its control ([notebook 39](39_when_rl_pays.ipynb) has some).
 #
 # The leaderboard by category: all problems that an answer can pass (`codechat run coder --only whole-bfcl`), greedily, paired, in points. The sixth's answers are those before its
 # adapter was rounded to eight bits.
@@ -340,4 +342,6 @@ for _, run in rl[rl["task"] == "toolbox"].groupby("seed"):
 assert [counts[name, "declined where no tool serves"][0] for name in (nano, mini, stages, ours)] == [13, 14, 12, 14]
 assert all(intervals.paired_bootstrap([int(d) for d in tags["call"][a]], [int(d) for d in tags["call"][b]]).lo > 0 for a, b in (("rounded", "mended"), ("mended", "sixth")))
 assert whole["n"].sum() == kinds["fifth"].sum() == kinds["sft"].sum() == 3634 and moved(by_category.loc["live_irrelevance"], "fifth").hi < 0
+gsm8k = larger.set_index("benchmark").loc[["GSM8K, the answer boxed", "GSM8K, five rewards", "GSM8K, r1_zero"], list(JUDGED)]
+assert gsm8k.astype(int).to_numpy().tolist() == [[314, 330, 326, 352], [50, 9, 59, 97], [0, 0, 0, 0]]
 assert all(moved(by_category.loc[kind], "fifth").lo > 0 for kind in ("live_simple", "live_multiple", "parallel", "parallel_multiple"))
