@@ -42,7 +42,7 @@ endif
 .PHONY: help lab test test-all torture notebooks site jupyter cpp venv clean FORCE
 
 lab: venv  ## set up, train the nano model through every stage, write notebooks and report
-	@$(if $(KERNELS),$(MAKE) -s $(KERNELS) || echo "the C kernels were not built: torch alone takes a sixth longer")
+	@$(if $(KERNELS),$(MAKE) -s $(KERNELS) || echo "the C kernels were not built: torch alone takes up to twice as long")
 	.venv/bin/codechat run nano $(ARGS)
 
 test: venv  ## what the library guarantees, five to ten minutes on two cores; ARGS="-n 0" for one process

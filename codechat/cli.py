@@ -101,6 +101,11 @@ def _dispatch(words: list[str]) -> Any:
     if words[0] == "--version":
         print(f"codechat {__version__}")
         return 0
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"codechat runs on Linux, this is {sys.platform}; on Windows use WSL2, on a Mac a Linux "
+            "virtual machine"
+        )
     name = words[0]
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}{nearest(name, COMMANDS)}")

@@ -1,10 +1,10 @@
 """Train at modal.com: one loop under torchrun on one machine there; runs are kept on the volume `codechat-runs`.
 
 modal run --detach examples/modal_train.py --words "pretrain --preset d20 --run-name mine"
-GPU=H100:2 modal run --detach examples/modal_train.py --words "grpo --init-from base --run-name mine --wandb"
+GPU=H100:2 modal run --detach examples/modal_train.py --words "grpo --init-from base --task funcall --run-name mine --track wandb"
 
 The image holds the checkout around this file with its prepared data/, whichever folder `modal` is called from. Started again with --resume in its
-words, a run continues. --wandb takes its key from a secret of that name, with WANDB=1 before `modal run`.
+words, a run continues. `--track wandb` takes its key from a secret of that name, with WANDB=1 before `modal run`.
 """
 
 import os

@@ -323,7 +323,7 @@ check_cases(next_domain, (([0.7, 0.3], [70, 20]), 1), (([0.5, 0.3, 0.2], [400, 3
 # | change | question | outcome |
 # |---|---|---|
 # | remove `"name.py"` from the three files that are written in latin-1 | is the corpus written now? | <details><summary>outcome</summary>no: 2 of 22 usable files are lost, 9 %, and the limit is 5 %. The last cell then names the count that changed</details> |
-# | `requested["chat"] = 0.25`, the other shares divided by 1.27 | small talk has the fewest conversations; what happens to its epochs? | <details><summary>outcome</summary>its share of the supervised tokens is still met (0.251), by repetition: 33 epochs in 120 batches in place of 6.3, where calls have 3.4. So much repetition should memorize it; that was not tried</details> |
+# | `requested["chat"] = 0.25`, the other shares divided by 1.27 | small talk has the fewest conversations; what happens to its epochs? | <details><summary>outcome</summary>its share of the supervised tokens is still met (0.251), by repetition: 33 epochs in 120 batches in place of 6, where calls have 3.4. So much repetition should memorize it; that was not tried</details> |
 #
 # The last cell asserts the Result.
 

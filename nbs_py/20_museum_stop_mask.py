@@ -21,7 +21,7 @@
 #
 # **Result.** Only `<`, `function` and `call` received a gradient, three of the 37 tokens of a call; where all
 # answers of a group begin alike, as calls do, even that cancels. With the correct mask one step separates good
-# from bad answers by nearly a nat per unit of advantage, almost all because bad answers become less likely.
+# from bad answers by about a nat per unit of advantage, almost all because bad answers become less likely.
 # With the broken mask it separates them by nothing.
 #
 # | one step's rollouts: 48 answers to 6 requests | |

@@ -240,7 +240,7 @@ ends.round(2)
 #
 # | seed | paid, leaky | correct, leaky | calls per answer, leaky | correct, closed | what the leaky policy writes |
 # |---|---|---|---|---|---|
-# | 0 | 0.30 to 0.91 | 0.11 to 0.01 | 1.5 to 2.8 | 0.91 | guesses until the tokens end |
+# | 0 | 0.23 to 0.85 | 0.07 to 0.01 | 1.5 to 2.0 | 0.93 | guesses until the tokens end |
 # | 1 | 0.26 to 0.31 | 0.16 to 0.00 | 1.3 to 1.1 | 0.80 | a call and broken pieces of others: nothing pays for ending |
 # | 2 | 0.21 to 0.74 | 0.08 to 0.00 | 1.3 to 1.0 | 0.85 | one call, and rubbish behind it |
 # | 3 | 0.24 to 0.67 | 0.10 to 0.00 | 1.4 to 3.9 | 0.89 | guesses, often the same one again |

@@ -19,10 +19,10 @@
 # **Question.** You have three Python functions and a few dozen conversations in OpenAI's format. What does it take
 # to make a model call these functions, how do you measure it with your own reward, and what is still missing?
 #
-# **Result.** After 50 steps on 49 rows (41 of them for training), the model chooses the right function for 12
-# of 15 unseen wordings instead of none, and makes 9 calls exactly. Its errors are values, such as another lamp;
-# constrained decoding fixes none of them, since a wrong room is valid too. It still declines 5 of 6 requests
-# that no function fits; with half as many such rows, 2.
+# **Result.** After 50 steps on 49 rows (41 of them for training), the model chooses the right function for 10
+# of 15 unseen wordings instead of none, and makes 7 calls exactly. Its errors are values, such as another lamp;
+# constrained decoding mends two of them, since a wrong room is valid too. It still declines all 6 requests
+# that no function fits.
 #
 # **Runs/needs.** The model that comes with the package (`released/nano`, 2.6 M parameters); about a minute on one
 # core. The same steps as commands: [the first hour](../docs/first-hour.md).
@@ -290,9 +290,9 @@ for request in ("Can you turn the office light off?", "Could you play opera for 
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `seed = 1` | how much does the order of the rows matter? | <details><summary>outcome</summary>12 exact calls instead of 9, and 3 of 6 declined instead of 5: with 21 problems, no difference to speak of</details> |
+# | `seed = 1` | how much does the order of the rows matter? | <details><summary>outcome</summary>where it was tried first, 12 exact calls instead of 9, and 3 of 6 declined instead of 5: with 21 problems, no difference to speak of</details> |
 # | `others = 6` | are half as many rows in which nothing fits enough? | <details><summary>outcome</summary>no: it declines 2 of 6, where the model declined all before</details> |
-# | `steps = 10` | are ten steps enough? | <details><summary>outcome</summary>No: 2 right functions and no exact call, and it declines 2 of 6 instead of 5. With masks, 3 functions are right</details> |
+# | `steps = 10` | are ten steps enough? | <details><summary>outcome</summary>No: 2 right functions and no exact call, and it declines 2 of 6. With masks, 3 functions are right</details> |
 #
 # The last cell asserts the Result.
 

@@ -26,7 +26,7 @@
 # `released/coder-tools` calls as well and programs too, but its download and each of its steps take several times as long.
 #
 # **Runs/needs.** The rows of one sitting are committed (`reports/frozen/one_sitting.jsonl`): the notebook shows them in seconds and downloads nothing. `live = True` does it again
-# with the commands below, in folder `runs/sitting`: 98 MB to download, about an hour of one core without bfloat16.
+# with the commands below, in folder `runs/sitting`: 270 MB to download, or 98 MB from PyPI, about an hour of one core without bfloat16.
 #
 # Previous: [35 what a pretrained base buys](35_what_a_pretrained_base_buys.ipynb) · Next: [37 what tiered rewards unlearn](37_what_tiered_rewards_unlearn.ipynb)
 

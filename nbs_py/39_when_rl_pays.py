@@ -61,7 +61,7 @@ BLUE, ORANGE, GREEN = (OKABE_ITO[c] for c in ("blue", "orange", "green"))
 # %% [markdown]
 # ## The verdict, before any training
 #
-# 64 training problems of MBPP, eight completions each at temperature 1, at most 128 tokens ([notebook 12](12_why_mbpp_died.ipynb)). By pass@1 a problem set is DEAD below 0.01, WEAK
+# 64 training problems of MBPP, eight completions each at temperature 1, at most 128 tokens ([notebook 12](12_why_mbpp_died.ipynb)). The 0.5 B is the fifth SFT here, and the sixth there. By pass@1 a problem set is DEAD below 0.01, WEAK
 # below 0.05, else LIVE. The tiered reward pays something for a program that runs; groups with variance are those whose eight rewards differ.
 
 # %%
@@ -269,7 +269,7 @@ for control, found_gain in kept.items():
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `codechat run coder-rl-boxed --seed 1` | is +0.024 over the start more than the problems' chance? | not tried |
+# | `codechat run coder-rl-boxed --seed 1` | is +0.024 over the start more than the problems' chance? It begins from the sixth SFT now: judge that start too | not tried |
 # | `max_steps = 50` in a copy of the recipe | do more steps part GRPO from rejection sampling? | not tried |
 #
 # The last cell asserts the Result.

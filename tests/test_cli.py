@@ -150,6 +150,17 @@ def test_polls_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 
+def test_another_system_than_linux_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert main(["runs"]) == 2
+    assert capsys.readouterr().err == (
+        "error: codechat runs on Linux, this is darwin; on Windows use WSL2, on a Mac a Linux "
+        "virtual machine\n"
+    )
+
+
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     for word, near in (("cht", "chat"), ("eval", "evaluate"), ("renforce", "reinforce")):
         assert main([word]) == 2

@@ -25,6 +25,7 @@ from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
+from codechat_lab.instruments.markdown import table_lines, with_interval
 from codechat_lab.reports.run_frames import STRATA
 
 NATURAL = {
@@ -95,11 +96,6 @@ class CardConfig:
     natural: str = opt(REQUIRED, "run of `codechat natural` of it")
 
 
-def share(row: pd.Series, name: str) -> str:
-    """A share with its 95 % interval, in words of a table."""
-    return f"{row[name]:.2f} [{row[f'{name}/lo']:.2f}, {row[f'{name}/hi']:.2f}]"
-
-
 def of_strata(evals: pd.DataFrame) -> dict[str, dict[str, pd.Series]]:
     """{stratum: {sampling: row}} of the strata that the evaluation has, in the order of STRATA."""
     return {
@@ -109,10 +105,6 @@ def of_strata(evals: pd.DataFrame) -> dict[str, dict[str, pd.Series]]:
     }
 
 
-def _table(head: list[str], rows: list[list[Any]]) -> list[str]:
-    return [f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows)]
-
-
 def _calls(evals: pd.DataFrame) -> list[str]:
     found = of_strata(evals)
     samplings = list(dict.fromkeys(evals["sampling"]))
@@ -120,11 +112,11 @@ def _calls(evals: pd.DataFrame) -> list[str]:
         [
             STRATA[k],
             f"{next(iter(by.values()))[f'{k}/n']:.0f}",
-            *(share(by[s], f"{k}/pass@1") for s in samplings),
+            *(with_interval(by[s], f"{k}/pass@1") for s in samplings),
         ]
         for k, by in found.items()
     ]
-    return _table(["requests", "N", *samplings], rows)
+    return table_lines(["requests", "N", *samplings], rows)
 
 
 def _lineage(meta: dict[str, Any]) -> list[str]:
@@ -137,7 +129,7 @@ def _lineage(meta: dict[str, Any]) -> list[str]:
         ]
         for entry in meta["lineage"]
     ]
-    return _table(["run", "loop", "steps", "data"], rows)
+    return table_lines(["run", "loop", "steps", "data"], rows)
 
 
 def _lacks(evals: pd.DataFrame, natural: pd.Series, lacks: str) -> list[str]:
@@ -158,7 +150,7 @@ def _whole(ckpt: str, meta: dict[str, Any], size: float) -> list[str]:
     """What a model from scratch is, and how it is used."""
     shape = meta["model_config"]
     return [
-        f"A language model of code and tool calls, trained from scratch on two CPU cores by recipe `{meta['run'].partition('/')[0]}` of CodeChat: "
+        f"A language model of code and tool calls, trained from scratch on two CPU cores by recipe `{meta['run'].partition('/')[0]}` of CodeChat, as it was at the commit below: "
         f"{shape['depth']} layers of width {shape['n_embd']}, context {shape['block_size']}, tokenizer `{meta['tokenizer']['spec']}`, "
         f"weights in bfloat16 ({size:.1f} MB). Pretraining read the Python of the standard library and of installed packages, SFT the "
         "conversations that the recipe makes.",
@@ -251,10 +243,10 @@ def card(cfg: CardConfig) -> str:
         "",
         "120 requests in words that no template has, greedy:",
         "",
-        *_table(
+        *table_lines(
             ["requests", "N", "share"],
             [
-                [words, f"{natural[n]:.0f}", share(natural, name)]
+                [words, f"{natural[n]:.0f}", with_interval(natural, name)]
                 for name, (words, n) in NATURAL.items()
             ],
         ),

@@ -234,8 +234,6 @@ POLLS_SHARED = "100"
 
 def others_compute() -> bool:
     """Whether other processes now keep cores busy that this process's threads want."""
-    if sys.platform != "linux":
-        return False
     # of "0.52 0.58 0.59 3/612 4242"
     running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
     others = int(running) - 1
@@ -245,5 +243,4 @@ def others_compute() -> bool:
 def set_polls(*, shared: bool) -> None:
     """Set GOMP_SPINCOUNT for this process and its children, unless the user did. No effect once
     torch is loaded."""
-    if sys.platform == "linux":
-        os.environ.setdefault("GOMP_SPINCOUNT", POLLS_SHARED if shared else POLLS_ALONE)
+    os.environ.setdefault("GOMP_SPINCOUNT", POLLS_SHARED if shared else POLLS_ALONE)

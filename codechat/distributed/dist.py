@@ -42,7 +42,7 @@ class World:
 
 
 def _grouped() -> bool:
-    return td.is_available() and td.is_initialized()
+    return td.is_initialized()
 
 
 def rank() -> int:

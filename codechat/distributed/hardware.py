@@ -48,8 +48,6 @@ def keep_freed_memory(device: torch.device) -> None:
 def prefer_large_pages(n_bytes: int) -> None:
     """Let so much memory that is allocated next lie in pages of 2 MB, where Linux has them and
     freed memory is kept: what every token reads whole then waits less for the page table."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     block = libc.malloc(ctypes.c_size_t(n_bytes))

@@ -22,10 +22,8 @@ from codechat.distributed import dist, hardware
 
 def _cpu_has_bf16() -> bool:
     """avx512_bf16 or amx_bf16 on x86, bf16 on ARM; emulated bf16 is slower than float32."""
-    about = Path("/proc/cpuinfo")  # of Linux
-    return about.exists() and bool(
-        {"avx512_bf16", "amx_bf16", "bf16"} & set(about.read_text(errors="replace").split())
-    )
+    words = set(Path("/proc/cpuinfo").read_text(errors="replace").split())
+    return not words.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 @cache

@@ -26,7 +26,6 @@ import os
 import pickle
 import random
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
@@ -354,8 +353,7 @@ def _read_file(path: Path, mmap: bool = False) -> Any:
 def _low_priority() -> None:
     """Linux sets the priority of a thread: hashing must not take a core from the steps of a CPU
     run."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
+    os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
 
 
 _writer = futures.ThreadPoolExecutor(1, "checkpoint", _low_priority)

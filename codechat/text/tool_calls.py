@@ -100,6 +100,11 @@ def escape_tags(text: str) -> str:
     return _TAG_START.sub(r"\\u003c", escape_surrogates(text))
 
 
+def without_tags(text: Any) -> str:
+    """A world's text that spells no tag, so it opens no turn."""
+    return _TAG_START.sub("< ", str(text))
+
+
 def escape_surrogates(text: str) -> str:
     """JSON with halves of characters escaped, which no encoding can hold; it reads as the same
     value."""

@@ -9,7 +9,7 @@ separately."""
 
 import html
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from codechat.evaluation.results import TaskResult
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem
 from codechat.text import chat
+from codechat_lab.instruments.markdown import table_lines
 from codechat_lab.instruments.natural_settings import NaturalConfig
 from codechat_lab.tasks.coding.rewards import PARSEABLE
 from codechat_lab.tasks.natural import KINDS, SHORTCUT
@@ -97,7 +98,7 @@ def summary_lines(answers: Mapping[str, Sequence[Row]]) -> list[str]:
     lines = []
     for title, by_checkpoint in cells.items():
         lines.append([title, *(by_checkpoint.get(checkpoint, "") for checkpoint in answers)])
-    return _table(["requests", *answers], lines)
+    return table_lines(["requests", *answers], lines)
 
 
 def markdown(answers: Mapping[str, Sequence[Row]], how: str) -> str:
@@ -118,7 +119,9 @@ def markdown(answers: Mapping[str, Sequence[Row]], how: str) -> str:
                 lines.append([*about, *map(_judged, same)])
         parts += [
             f"## {kind}",
-            "\n".join(_table(["id", "request", "tools on offer", "expected", *answers], lines)),
+            "\n".join(
+                table_lines(["id", "request", "tools on offer", "expected", *answers], lines)
+            ),
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -126,10 +129,6 @@ def markdown(answers: Mapping[str, Sequence[Row]], how: str) -> str:
 def _judged(row: Row) -> str:
     trained = ", trained on" if row["trained"] else ""
     return f"{_as_code(row['answer'])}<br>**{row['verdict']}{trained}**"
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines)]
 
 
 def _escape(text: str) -> str:

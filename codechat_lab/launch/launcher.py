@@ -79,10 +79,6 @@ class Machines(config.Settings):
     )
     gpu: str | None = opt(None, "GPU to plan for, such as a800-80gb")
     max_restarts: int = opt(0, "how often torchrun restarts all ranks after one died", least=0)
-    slurm: bool = opt(
-        False,
-        "write job.slurm for one machine too; options of sbatch itself replace those in the file",
-    )
     overwrite: bool = opt(False, "replace a run of this name that has begun")
 
 
@@ -146,7 +142,7 @@ def write(cfg: Any, machines: Machines = Machines()) -> Written:
         verdict = planner.make(planner.from_settings(cfg, gpus=gpus, gpu=machines.gpu)).verdict
     texts = {"launch.sh": launch_sh(cfg, entry.command, machines)}
     submit = f"codechat launch {name} start"
-    if machines.slurm or machines.nodes > 1:
+    if machines.nodes > 1:
         texts["job.slurm"] = job_slurm(name, machines)
         submit = f"sbatch runs/{name}/job.slurm"
     path = paths.prepare(name, cfg, entry.id, overwrite=machines.overwrite, plan=texts)

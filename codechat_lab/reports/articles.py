@@ -14,6 +14,8 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
+from codechat_lab.instruments.markdown import table_lines
+
 VERBATIM = "verbatim"  # format of a column that shows what a model wrote
 
 
@@ -38,14 +40,10 @@ def table(frame: pd.DataFrame, columns: Mapping[str, str | tuple[str, str]]) -> 
         column: (about, "") if isinstance(about, str) else about
         for column, about in columns.items()
     }
-    lines = [_line(words for words, _ in shown.values()), _line(["---"] * len(shown))]
+    rows = []
     for row in frame.to_dict("records"):
-        lines.append(_line(_cell(row.get(column), how) for column, (_, how) in shown.items()))
-    return Markdown("\n".join(lines))
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+        rows.append([_cell(row.get(column), how) for column, (_, how) in shown.items()])
+    return Markdown("\n".join(table_lines([words for words, _ in shown.values()], rows)))
 
 
 def _cell(value: Any, how: str) -> str:

@@ -107,14 +107,14 @@ def per_problem(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.groupby(keys, sort=False, as_index=False)["correct"].mean()
 
 
-def mean_of_parts(parts: Sequence[np.ndarray], seed: int = 0) -> Interval:
+def mean_of_parts(parts: Sequence[np.ndarray]) -> Interval:
     """Mean of the parts' means, with the percentile interval of a bootstrap within each part."""
     if len(parts) == 1:
-        return bootstrap_interval(parts[0], seed=seed)
+        return bootstrap_interval(parts[0])
     every = np.concatenate(parts)
     if every.min() == every.max():
         return equal_interval(float(every[0]), every.size, (0.0, 1.0))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     means = [rng.choice(part, (RESAMPLES, part.size)).mean(axis=1) for part in parts]
     lo, hi = np.percentile(np.mean(means, axis=0), (2.5, 97.5))
     for part in parts:

@@ -128,7 +128,7 @@ def collect(runs: Sequence[str | Path], samples: int | None = SAMPLES_PER_RUN) -
     check(opened)
     return {
         "runs": pd.DataFrame([_describe(run) for run in opened]),
-        "metrics": _stack(opened, lambda run: _thinned(run.metrics(), CURVE_ROWS)),
+        "metrics": _stack(opened, lambda run: _thinned(run.metrics())),
         "evals": _stack(opened, Run.evals),
         "per_problem": _stack(
             opened, lambda run: pd.DataFrame(read_rows(run.path / "per_problem.jsonl"))
@@ -165,12 +165,12 @@ def _stack(runs: Sequence[Run], read: Callable[[Run], pd.DataFrame]) -> pd.DataF
     return whole[["run", *whole.columns.drop("run")]]
 
 
-def _thinned(rows: pd.DataFrame, count: int) -> pd.DataFrame:
-    """At most `count` rows, each the last values of as many neighbours: no column is lost that is
+def _thinned(rows: pd.DataFrame) -> pd.DataFrame:
+    """At most CURVE_ROWS rows, each the last values of as many neighbours: no column is lost that is
     logged now and then."""
-    if len(rows) <= count:
+    if len(rows) <= CURVE_ROWS:
         return rows
-    return rows.groupby(np.arange(len(rows)) * count // len(rows)).last()
+    return rows.groupby(np.arange(len(rows)) * CURVE_ROWS // len(rows)).last()
 
 
 def _spread(rows: Sequence[Any], count: int | None) -> Sequence[Any]:

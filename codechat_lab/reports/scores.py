@@ -1,6 +1,6 @@
 """`codechat scores`: evaluations side by side, a checkpoint a column.
 
-    codechat scores coder/before-humaneval coder/humaneval coder/natural --out runs/coder/report
+    codechat scores coder/before-humaneval coder/after-humaneval --out runs/coder/report
 
 Tables of Markdown: pass@1 by stratum with 95 % intervals, what later checkpoints gain over the
 first one on the same problems (paired), how calls are written, how long completions are. The
@@ -15,6 +15,7 @@ from codechat.core.atomic_files import read_rows, write_atomic
 from codechat.core.errors import ConfigError, DataError
 from codechat.evaluation.results import paired_difference
 from codechat.runs.run import Run
+from codechat_lab.instruments.markdown import table_lines, with_interval
 from codechat_lab.reports.settings import ScoresConfig
 
 Row = dict[str, Any]
@@ -38,10 +39,10 @@ class Table:
         """The lines of the table; none where it is empty."""
         if not self.lines:
             return []
-        rows = [["", *checkpoints], ["---"] * (len(checkpoints) + 1)]
+        rows = []
         for name, cells in self.lines.items():
             rows.append([name, *(cells.get(checkpoint, "") for checkpoint in checkpoints)])
-        return [f"## {self.title}", "", *(f"| {' | '.join(row)} |" for row in rows), ""]
+        return [f"## {self.title}", "", *table_lines(["", *checkpoints], rows), ""]
 
 
 def write_scores(cfg: ScoresConfig) -> None:
@@ -103,17 +104,13 @@ def _scores(row: Row) -> Iterator[tuple[str, str]]:
         if name.startswith(NATURAL) and f"{name}/lo" in row:
             _, kind, what = name.split("/")
             n = row[f"{NATURAL}{kind}/n"]
-            yield f"{benchmark}: {kind}, {what.replace('_', ' ')} (N={n})", _interval(row, name)
+            yield f"{benchmark}: {kind}, {what.replace('_', ' ')} (N={n})", with_interval(row, name)
         elif name == SCORE and not strata and not any(key.startswith(NATURAL) for key in row):
-            yield f"{benchmark} (N={row['n_problems']})", _interval(row, name)
+            yield f"{benchmark} (N={row['n_problems']})", with_interval(row, name)
         elif name.endswith(f"/{SCORE}"):
             stratum = name.removesuffix(f"/{SCORE}")
             n = f" (N={row[f'{stratum}/n']})" if f"{stratum}/n" in row else ""
-            yield f"{benchmark}: {stratum}{n}", _interval(row, name)
-
-
-def _interval(row: Row, name: str) -> str:
-    return f"{row[name]:.2f} [{row[f'{name}/lo']:.2f}, {row[f'{name}/hi']:.2f}]"
+            yield f"{benchmark}: {stratum}{n}", with_interval(row, name)
 
 
 def _gains(runs: Sequence[Run]) -> Table:

@@ -175,7 +175,6 @@ def draw_published(
     y: Iterable[float],
     label: str,
     marker: str = "x",
-    line: str = "",
 ) -> None:
     """Published figures, in a style that measured ones never have: hollow black marks,
     "(published)" in the label."""
@@ -184,7 +183,7 @@ def draw_published(
         list(y),
         label=f"{label} (published)",
         marker=marker,
-        linestyle=line or "none",
+        linestyle="none",
         color="black",
         markerfacecolor="none",
         markersize=5.5,
@@ -265,12 +264,12 @@ def add_note(ax: Axes, text: str) -> None:
 
 
 def outer_legend(
-    fig: Figure, ax: Axes, loc: Any, *, reverse: bool = False, fontsize: float = 8, **options: Any
+    fig: Figure, ax: Axes, loc: Any, *, reverse: bool = False, **options: Any
 ) -> Legend:
     """A legend of the labels of `ax` outside all axes; reverse: as in a stack, the top first."""
     handles, labels = ax.get_legend_handles_labels()
     return fig.legend(
-        handles, labels, loc=loc, reverse=reverse, fontsize=fontsize, frameon=False, **options
+        handles, labels, loc=loc, reverse=reverse, fontsize=8, frameon=False, **options
     )
 
 

@@ -76,13 +76,7 @@ def _shared() -> Processes:
     return Processes()
 
 
-def value_of(
-    code: str,
-    function: str,
-    text: str,
-    timeout_s: float = TIMEOUT_S,
-    memory_mb: int = MEMORY_MB,
-) -> str:
+def value_of(code: str, function: str, text: str, timeout_s: float = TIMEOUT_S) -> str:
     """What a function of the program, which is defined by `code`, returns for a text.
 
     ProgramFailed; SandboxUnavailable where the machine does not isolate programs."""
@@ -91,7 +85,7 @@ def value_of(
     channel.settimeout(timeout_s)
     session = Session(channel, LONGEST)
     try:
-        defined = session.request("load", code, [function], "", memory_mb, timeout_s)
+        defined = session.request("load", code, [function], "", MEMORY_MB, timeout_s)
         answer = dict(defined)[function](text)
     except Lost as error:
         raise ProgramFailed(f"the program was lost: {error}") from None

@@ -33,6 +33,7 @@ from codechat_lab.serve.conversations import (
     NEUTRAL,
     drop_oldest,
     goes_on,
+    has_seen_conversations,
     mixes_requests,
     room_for_an_answer,
     tools_for,
@@ -322,12 +323,6 @@ def _shape(loaded: loading.LoadedModel) -> tuple[Any, ...]:
 # ---- what the page needs beside OpenAI's API
 
 
-def _has_seen_conversations(loaded: loading.LoadedModel) -> bool:
-    """Whether the model was trained further than on plain text, as far as is known."""
-    kinds = {entry.get("kind") for entry in loaded.meta.get("lineage", ())}
-    return not kinds or not kinds <= {"pretrain", "chars"}
-
-
 def add_page(router: APIRouter, served: ServedModel, own: OwnFunctions | None) -> None:
     """/page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a
     function: the user's where one has this name, else of the toolbox)."""
@@ -349,7 +344,7 @@ def add_page(router: APIRouter, served: ServedModel, own: OwnFunctions | None) -
             "alone": mixes_requests(loaded.model),
             "parameters": sum(weights.numel() for weights in loaded.model.parameters()),
             "context": loaded.model.cfg.block_size,
-            "talks": _has_seen_conversations(loaded),
+            "talks": has_seen_conversations(loaded),
         }
 
     @router.post("/page/prepare")

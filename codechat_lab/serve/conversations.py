@@ -4,9 +4,12 @@ model still sees, and which functions fit a request."""
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TextIO
 
+from codechat.distributed import hardware
+from codechat.models import loading
 from codechat.models.gpt import GPT
+from codechat.runs import paths
 from codechat_lab.serve.settings import DEFAULT_TOKENS
 from codechat_lab.tasks.toolbox.catalogue import TOOLS, family
 
@@ -23,6 +26,23 @@ ASKING = frozenset("write show give tell make find please program function code"
 GOES_ON = re.compile(r"\s*(and|also|or|now|then|(what|how) about)\b", re.IGNORECASE)
 POINTS_BACK = re.compile(r"\b(it|its|them|again)\b", re.IGNORECASE)
 STEM = 5  # letters of a word that count: "squared" finds "square"
+
+
+def load_checkpoint(ref: str, to: TextIO) -> tuple[loading.LoadedModel, str]:
+    """The model of a checkpoint, ready to decode, and what a reference such as `latest` means,
+    which is also printed to `to`."""
+    path, meaning = paths.chosen_checkpoint(ref)
+    if meaning:
+        print(f"[{meaning}]", file=to, flush=True)
+    device = hardware.device()
+    hardware.keep_freed_memory(device)
+    return loading.load_model(path, device, decodes=True), meaning
+
+
+def has_seen_conversations(loaded: loading.LoadedModel) -> bool:
+    """Whether the model was trained further than on plain text, as far as is known."""
+    kinds = {entry.get("kind") for entry in loaded.meta.get("lineage", ())}
+    return not kinds or not kinds <= {"pretrain", "chars"}
 
 
 def room_for_an_answer(block_size: int, longest: int | None) -> int:

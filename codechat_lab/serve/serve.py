@@ -27,6 +27,7 @@ from codechat.models import loading
 from codechat.models.fast.reader import cache_dtype
 from codechat.runs import paths
 from codechat.text.tool_functions import read_tools
+from codechat_lab.serve.conversations import load_checkpoint
 from codechat_lab.serve.settings import LOCAL, ServeConfig
 
 if TYPE_CHECKING:
@@ -80,11 +81,7 @@ def serve(
     own = _own_functions(cfg)
     meaning = ""
     if loaded is None:
-        path, meaning = paths.chosen_checkpoint(cfg.ckpt)
-        if meaning:
-            print(f"[{meaning}]", flush=True)
-        hardware.keep_freed_memory(hardware.device())
-        loaded = loading.load_model(path, hardware.device(), decodes=True)
+        loaded, meaning = load_checkpoint(cfg.ckpt, sys.stdout)
     room = _room(cfg, loaded.model.cfg)
     served = ServedModel(
         loaded=loaded,

@@ -25,8 +25,7 @@ from typing import Any
 from codechat.core.errors import UserError
 from codechat.core.http_client import UNCUT, Link
 from codechat.distributed import hardware, numerics
-from codechat.models import generate, loading
-from codechat.runs import paths
+from codechat.models import generate
 from codechat.text import chat, tool_calls
 from codechat.text.tool_functions import Tool, read_tools
 from codechat_lab.instruments import token_view
@@ -35,6 +34,8 @@ from codechat_lab.serve.conversations import (
     NEUTRAL,
     drop_oldest,
     goes_on,
+    has_seen_conversations,
+    load_checkpoint,
     mixes_requests,
     room_for_an_answer,
     tools_for,
@@ -58,18 +59,13 @@ class LocalModel:
     def __init__(self, cfg: ChatConfig) -> None:
         self.cfg = cfg
         self.answers = 0
-        path, meaning = paths.chosen_checkpoint(cfg.ckpt)
-        if meaning:
-            print(f"[{meaning}]", file=sys.stderr)
-        hardware.keep_freed_memory(hardware.device())
-        self.loaded = loading.load_model(path, hardware.device(), decodes=True)
+        self.loaded, _ = load_checkpoint(cfg.ckpt, sys.stderr)
         self.tokenizer = self.loaded.tokenizer
         self.tags = self.loaded.tags
         self.block = self.loaded.model.cfg.block_size
         # weights are read while somebody types
         self.reading = ThreadPoolExecutor(1).submit(self._read)
-        kinds = {entry.get("kind") for entry in self.loaded.meta.get("lineage", ())}
-        if kinds and kinds <= {"pretrain", "chars"} and not cfg.complete:
+        if not has_seen_conversations(self.loaded) and not cfg.complete:
             advice = "take a checkpoint after SFT, or continue a text with --complete"
             print(
                 f"[{cfg.ckpt} was only pretrained and never saw a conversation: {advice}]",

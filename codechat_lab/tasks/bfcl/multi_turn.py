@@ -31,9 +31,9 @@ from codechat.data.offered_tools import schemas
 from codechat.data.sources import Ledger, local_rows
 from codechat.tasks.base import BaseTask, Message, Problem, Score, play
 from codechat.text import chat
+from codechat.text.tool_calls import without_tags
 from codechat_lab.data.python_source import parsed
 from codechat_lab.sandbox.values import ProgramFailed, value_of
-from codechat_lab.tasks.appworld import without_tags
 from codechat_lab.tasks.bfcl import systems
 from codechat_lab.tasks.bfcl.task import ANSWERS, calls_of, directory_of
 
