@@ -530,10 +530,6 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     mine = ranks[dist.rank() if same else 0]
     extra = mine["extra"]
     rng = mine["rng"] if same else None
-    # of checkpoints before adapters had a file
-    for name, tensor in extra.pop("lora", {}).items():
-        layer, _, factor = name.rpartition(".")
-        adapters[f"{layer}.weight.{factor}"] = tensor
     return Checkpoint(path, step, meta, state, optim, extra, rng, adapters)
 
 
@@ -628,9 +624,7 @@ def restore_optimizers(
     if len(names) != len(optimizers):
         held = f"{ckpt.path} holds {len(names)} optimizer states, {len(optimizers)} are required"
         raise CheckpointError(f"{held}; use the same --optimizer")
-    # before adapters had a file, their states were numbered like those of other modules
-    numbered = ckpt.adapters and ADAPTER not in ckpt.meta["files"]
-    params = _parameters(nn.Module() if numbered else model, optimizers)
+    params = _parameters(model, optimizers)
     saved = ckpt.optim_state
     assert saved is not None, "read with optimizer=True"
     targets = {}
