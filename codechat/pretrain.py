@@ -141,7 +141,6 @@ def train(cfg: PretrainConfig) -> Run:
         cfg, parent, tok = load_parent(cfg, tok=tokenizer.load(manifest["tokenizer"]))
         windows = corpus.WindowLoader(
             cfg.data_dir,
-            "train",
             batch=cfg.device_batch_size,
             T=cfg.length,
             seed=cfg.seed,
