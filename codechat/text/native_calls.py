@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from codechat.text import tool_calls
-from codechat.text.tool_calls import CALL_TAG, Call, after_space, finite
+from codechat.text.tool_calls import CALL_TAG, Call, after_space, after_thought, finite
 
 # Where calls were written, "none" if no call was found, and in which layout: objects in JSON, a list
 # of them, calls of Python, parameters in tags, or a name and marks before JSON.
@@ -46,7 +46,6 @@ MARKS = {
     "<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>",
     "<|tool_calls_section_begin|>": "<|tool_calls_section_end|>",
 }
-_THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>\s*", re.DOTALL)
 _FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:\n?[ \t]*```|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
@@ -139,8 +138,7 @@ def read(text: str, own: Own = None, texts: Texts = NO_TEXTS) -> Written:
     """The prose and the calls of an answer in any of the forms above. own: further marks. texts:
     where a value between tags stays as it is written, even if it could be JSON: `10115`."""
     marks = marks_with(own)._replace(texts=texts)
-    thought = _THOUGHT.match(text)
-    begin = thought.end() if thought else 0
+    begin = after_thought(text)
     # first those whose arguments may spell a mark
     whole = _whole(text[begin:])
     if whole:
@@ -194,8 +192,7 @@ def settled(text: str, own: Own = None) -> str:
     mark, an object or a fence that may hold calls, or the beginning of such. `canonical` of the
     finished answer begins with it."""
     marks = marks_with(own)
-    thought = _THOUGHT.match(text)
-    begin = thought.end() if thought else 0
+    begin = after_thought(text)
     if not text[begin:].strip() or text[begin:].lstrip().startswith(("{", "[")):
         return text[:begin].rstrip()
     ends = [len(text) - _begun(text, marks)]

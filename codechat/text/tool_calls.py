@@ -41,6 +41,7 @@ ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 DEEPEST = 64  # open brackets in a value; what compares or checks values may call itself at each
 _TAG_START = re.compile("<(?=" + "|".join(re.escape(tag.removeprefix("<")) for tag in TAGS) + ")")
 _SPACE = re.compile(r"\s*")
+_THOUGHT = re.compile(r"\A\s*<(think|thinking|reasoning|scratch_pad)>.*?</\1>\s*", re.DOTALL)
 # a mark, a string, or a number or word; the string's kind of quote ends it, as in Python
 # possessive (*+, ++), so that no text of a model makes it backtrack
 _TOKEN = re.compile(
@@ -387,6 +388,13 @@ def _escaped(match: re.Match[str]) -> str:
     if number in range(0xD800, 0xE000):  # half a character
         raise ValueError(code)
     return chr(number)
+
+
+def after_thought(text: str) -> int:
+    """The place behind the reasoning in tags with which an answer begins, and the space after
+    it."""
+    thought = _THOUGHT.match(text)
+    return thought.end() if thought else 0
 
 
 def after_space(text: str, start: int) -> int:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError
-from codechat.data import call_forms, chat_formats, chat_turns, preference_rows, sources
+from codechat.data import chat_formats, chat_turns, preference_rows, sources
 from codechat.data.chat_turns import Malformed
 from codechat.data.conversations import DOMAINS
 from codechat.data.sources import Ledger, Row, digest
 from codechat.data.splits import split_of
-from codechat.text import chat, tool_lists
+from codechat.text import chat, tool_calls, tool_lists
 from codechat.text.tool_functions import misfit
 from codechat_lab.data.python_source import parsed
 
@@ -208,7 +208,7 @@ def _named_domain(row: Row) -> str:
 def domain_of(answer: str) -> str:
     """ "code" for Python, fenced or bare; "other" for what looks like another language; else
     "chat". Reasoning in tags before the answer does not count."""
-    answer = call_forms.without_thought(answer)
+    answer = answer[tool_calls.after_thought(answer) :]
     fenced = _FENCE.findall(answer)
     code = "\n".join(fenced) or answer
     if fenced or _PYTHON.search(code):
