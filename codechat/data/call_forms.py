@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from codechat.core.errors import DataError
 from codechat.text import tool_calls
 from codechat.text.native_calls import Found, python_calls
-from codechat.text.tool_calls import Call, Unreadable, after_space, after_thought
+from codechat.text.tool_calls import Call, Unreadable, after_space, after_thought, function_of
 
 _OPENS = re.compile(r"<(tool_call|TOOLCALL)>")
 _OUR_TAG = re.compile(rf"{tool_calls.CALL_TAG}(?=\s*[\[{{])")
@@ -273,7 +273,7 @@ def _whole_json(text: str) -> list[Any]:
         return []
     value, end = found
     return (
-        [] if body[end:].strip() else [_function_of(item) for item in _listed(_calls_within(value))]
+        [] if body[end:].strip() else [function_of(item) for item in _listed(_calls_within(value))]
     )
 
 
@@ -285,12 +285,6 @@ def _calls_within(value: Any) -> Any:
     if not value["tool_calls"] or any(other for key, other in value.items() if key != "tool_calls"):
         raise Unreadable("unknown_call_form")
     return value["tool_calls"]
-
-
-def _function_of(item: Any) -> Any:
-    """What OpenAI's {"type": "function", "function": {...}} holds; any other value unchanged."""
-    inner = item.get("function") if isinstance(item, Mapping) else None
-    return inner if isinstance(inner, Mapping) else item
 
 
 def _is_call(item: Any, offered: Collection[str]) -> bool:

@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from codechat.text import tool_calls
-from codechat.text.tool_calls import CALL_TAG, Call, after_space, after_thought, finite
+from codechat.text.tool_calls import CALL_TAG, Call, after_space, after_thought, finite, function_of
 
 # Where calls were written, "none" if no call was found, and in which layout: objects in JSON, a list
 # of them, calls of Python, parameters in tags, or a name and marks before JSON.
@@ -574,11 +574,9 @@ def _calls_of(value: Any) -> list[Call]:
 
 
 def _call_of(item: Any) -> Call | None:
+    item = function_of(item)
     if not isinstance(item, Mapping):
         return None
-    inner = item.get("function")
-    if isinstance(inner, Mapping):  # {"type": "function", "function": {...}}
-        item = inner
     keys = set(item) - {"id", "type"}
     arguments = keys & set(tool_calls.ARGUMENT_KEYS)
     name = next((item[key] for key in NAME_KEYS if isinstance(item.get(key), str)), None)

@@ -171,6 +171,12 @@ def value_at(text: str, start: int) -> tuple[Any, int] | None:
     return (read.value[0], token.end()) if read else None
 
 
+def function_of(item: Any) -> Any:
+    """What OpenAI's {"type": "function", "function": {...}} holds; any other value unchanged."""
+    inner = item.get("function") if isinstance(item, Mapping) else None
+    return inner if isinstance(inner, Mapping) else item
+
+
 def read_call(item: Any, form: str = "object") -> Call:
     """The call of an object, as data sets hold it in fields; parse_calls reads the same from
     text."""
