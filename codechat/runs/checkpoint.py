@@ -663,12 +663,8 @@ def check_fit(ckpt: Checkpoint, model: nn.Module) -> None:
         )
 
 
-def restore(
-    ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
-) -> None:
-    """Put the saved state into `model`; with optimizers, also into them and the global random
-    states. CheckpointError, with both shapes, where they do not fit."""
+def restore(ckpt: Checkpoint, model: nn.Module) -> None:
+    """Put the saved weights into `model`. CheckpointError, with both shapes, where they do not
+    fit."""
     check_fit(ckpt, model)
     _fill(model.state_dict(), ckpt.model_state)
-    if optimizers:
-        restore_optimizers(ckpt, model, optimizers)

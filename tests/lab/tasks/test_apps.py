@@ -317,7 +317,7 @@ def lookup() -> Problem:
 def replayed(lookup: Problem) -> episodes.Episode:
     """The episode in which a policy says what the expert says."""
     steps = apps.gold_steps(lookup)
-    return episodes.replay(load("apps:levels=[2]"), lookup, steps, SMALL, block_size=512)
+    return episodes.replay(load("apps:levels=[2]"), lookup, steps, SMALL)
 
 
 def test_sft_supervises_the_tokens_that_the_policy_writes_in_the_same_episode(

@@ -152,9 +152,7 @@ RIGHT = (call("mkdir", name="a") + call("ls"), "Done.", call("add", a=1, b=2), "
 @pytest.mark.parametrize("category", ["base", "miss_func", "long_context"])
 def test_the_reference_calls_of_an_episode_are_correct(wheel: Path, category: str) -> None:
     task = load(wheel, category)
-    played = episodes.replay(
-        task, task.rows[0], gold_steps(task.rows[0]), tokenizer.load("bytes"), block_size=8192
-    )
+    played = episodes.replay(task, task.rows[0], gold_steps(task.rows[0]), tokenizer.load("bytes"))
     assert played.score.correct
     assert sum(turn.reward for turn in played.turns) == pytest.approx(1.0)
 
