@@ -27,10 +27,6 @@ from typing import Any, NamedTuple
 from codechat.text import tool_calls
 from codechat.text.tool_calls import CALL_TAG, Call, after_space, after_thought, finite, function_of
 
-# Where calls were written, "none" if no call was found, and in which layout: objects in JSON, a list
-# of them, calls of Python, parameters in tags, or a name and marks before JSON.
-SURFACES = ("tagged", "fenced", "bare", "none")
-LAYOUTS = ("json", "list", "python", "xml", "marks")
 NAME_KEYS = ("name", "function")
 # how Qwen3-Coder's template writes them between tags
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
@@ -107,8 +103,10 @@ class Written(NamedTuple):
 
     prose: str  # what it says beside its calls
     calls: list[Call]
-    surface: str  # one of SURFACES
-    layout: str = "json"  # one of LAYOUTS, of the first call
+    surface: str  # where calls were written: tagged, fenced, bare; none: no call was found
+    # of the first call: json (objects), list (of these), python, xml (parameters in tags), or
+    # marks (a name and marks before JSON)
+    layout: str = "json"
 
     @property
     def form(self) -> str:
@@ -119,7 +117,7 @@ class Written(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Calls in a text, where they end, and one of LAYOUTS."""
+    """Calls in a text, where they end, and their layout (`Written`)."""
 
     calls: list[Call]
     end: int

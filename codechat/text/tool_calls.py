@@ -2,7 +2,7 @@
 tools are listed.
 
 Calls are written in one form (`format_call`) and read in all that real data and half-trained
-models write (`parse_calls`); each names its form (`FORMS`). Reading never raises and takes time
+models write (`parse_calls`); each names its form (`Call`). Reading never raises and takes time
 linear in the text, since a model is
 rewarded for that text: strict JSON first, then a tolerant reader that never looks past the next
 tag. JSON that was cut off or holds unescaped quotes is not repaired (`bad_json`): a reward must
@@ -35,7 +35,6 @@ READABLE = (
     "parameters",  # the object stands under "parameters", "args" or "input"
     "object",  # canonical
 )
-FORMS = (*READABLE, "bad_arguments", "no_name", "bad_json")
 DECLINED = "None of my functions can do that."
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 DEEPEST = 64  # open brackets in a value; what compares or checks values may call itself at each
@@ -60,7 +59,7 @@ class Call(NamedTuple):
 
     name: str | None  # None in "no_name" and "bad_json"
     arguments: dict[str, Any] | None  # may be None in these and in "bad_arguments"
-    form: str  # one of FORMS
+    form: str  # one of READABLE, or "bad_arguments", "no_name", "bad_json"
     # the text between its end and the next tag, stripped; "" in "bad_json", which has no end
     after: str = ""
 
@@ -70,7 +69,7 @@ class Read(NamedTuple):
 
     value: Any
     end: int
-    form: str  # of its JSON, one of FORMS
+    form: str  # of its JSON, as that of a call
 
 
 def format_call(name: str | None, arguments: Mapping[str, Any] | None) -> str:
