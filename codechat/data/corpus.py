@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codechat.core import config
-from codechat.core.atomic_files import file_record
+from codechat.core.atomic_files import file_record, read_json
 from codechat.core.errors import DataError, MissingFile
 from codechat.data.sources import IGNORE, MANIFEST, digest
 from codechat.text import tokenizer as tokenizers
@@ -48,7 +47,7 @@ def read_manifest(directory: Path | str) -> dict[str, Any]:
     path = Path(directory) / MANIFEST
     if not path.exists():
         return _foreign_manifest(Path(directory))
-    manifest = config.read_json(path)
+    manifest = read_json(path)
     if not {"files", "tokenizer", "train_tokens"} <= manifest.keys():
         raise DataError(
             f"{path} is not the manifest of a corpus; codechat data corpus --out DIR makes one"

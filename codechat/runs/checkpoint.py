@@ -61,12 +61,12 @@ from codechat.runs.paths import (
     exists,
     find_base,
     find_checkpoint,
+    fingerprint,
     imported_sha256,
     name_of,
     needed_steps,
     pointed_step,
 )
-from codechat.runs.paths import fingerprint as fingerprint
 
 FORMAT = 1
 RELEASED_WEIGHTS = "model.safetensors"

@@ -20,7 +20,7 @@ from typing import Any
 from codechat.core.errors import ConfigError, MissingFile, RunError, UserError
 from codechat.core.http_client import Link
 from codechat.tasks.base import BaseTask, Message, Problem, Score, play
-from codechat.text import chat
+from codechat.text import tool_calls
 
 LONGEST = 4000  # characters of an observation; the middle of a longer one is omitted
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -37,7 +37,7 @@ SETUP = (
 SYSTEM = Path(__file__).with_name("appworld_system.txt").read_text(encoding="utf-8")
 NO_CODE = "No code was found. Write one block of Python between ```python and ```."
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
-_TAG = re.compile(f"<(?={'|'.join(re.escape(tag[1:]) for tag in chat.TAGS)})")
+_TAG = re.compile(f"<(?={'|'.join(re.escape(tag[1:]) for tag in tool_calls.TAGS)})")
 
 
 def code_of(text: str) -> str | None:

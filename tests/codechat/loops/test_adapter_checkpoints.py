@@ -52,7 +52,7 @@ def test_a_checkpoint_holds_adapters_and_names_its_base(tuned: Run) -> None:
     assert "optim.pt" in checkpoint.read_meta("tuned@2")["files"], "for --resume"
     assert meta["base"] == {
         "checkpoint": "base@7",
-        "fingerprint": checkpoint.fingerprint(checkpoint.read_meta("base")),
+        "fingerprint": paths.fingerprint(checkpoint.read_meta("base")),
         "scale": 8.0,
         "sha256": "",
     }
